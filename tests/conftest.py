@@ -20,7 +20,7 @@ from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.plan.grid import OwnCode
 from harness.plan.inventory import Inventory, Node
-from harness.system.code_version import CodeVersion
+from harness.system.user_code import CodeVersion
 
 
 @atexit.register

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from harness.measure.links import Meter, measure_links
-from harness.measure.transfers import operations_of
+from harness.measure.links import Meter, measure_links, operations_of
 from harness.train.ranks import Ranks
 from tests.worlds import rank_main
 

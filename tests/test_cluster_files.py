@@ -25,7 +25,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from harness.cli.commands import app
 from harness.config.experiment import parse_experiment
-from harness.system.signals import INTERRUPTED, UNSETTLED
+from harness.system.process import INTERRUPTED, UNSETTLED
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments/clusters"

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import harness
+from harness.system.process import UNSETTLED
 from harness.system.scratch import PREFIX, shared_memory
-from harness.system.signals import UNSETTLED
 from tests.processes import Command
 
 pytestmark = pytest.mark.slow
@@ -201,7 +201,7 @@ SIGTERM_TO_GROUP = """
 import os, signal, sys, time
 import ray
 from harness.launch.ray import cluster
-from harness.system.signals import handle_signals
+from harness.system.process import handle_signals
 
 def interrupted_by(send, *to):
     try:

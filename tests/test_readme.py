@@ -13,9 +13,8 @@ import pytest
 
 from harness.analysis.results import load
 from harness.config import experiment as config
-from harness.config.sections import Checkpoint, Convergence, Grid, Limits, Throughput
+from harness.config.sections import Checkpoint, Convergence, Grid, Limits, Loader, Throughput, TrainingOptions
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.config.training_options import Loader, TrainingOptions
 from harness.config.yaml_source import parse_mapping
 from harness.launch.inline import InlineLauncher
 from harness.plan.grid import device_counts
@@ -26,7 +25,7 @@ from harness.report.html import write_report
 from harness.report.tables.text import NO_BREAK
 from harness.report.verdict import make_verdict
 from harness.run.execution import Execution
-from harness.run.validation import check_optimizers, check_workloads
+from harness.run.prepare import check_optimizers, check_workloads
 from harness.train.workloads import load_class
 from tests.conftest import laptop
 

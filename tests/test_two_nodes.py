@@ -231,7 +231,7 @@ def test_nothing_of_a_run_is_left_on_the_cluster(
     seen = json.loads(done.stdout.splitlines()[-1])
     ever = set(seen.pop("seen"))
     assert {"RayTrainWorker", "TrainController", "NodeAgent"} <= ever
-    assert not {"DatasetManager", "PlacementGroupCleaner"} & ever  # which harness.launch.ray.trainer leaves out
+    assert not {"DatasetManager", "PlacementGroupCleaner"} & ever  # which harness.launch.ray.launcher leaves out
     assert set(seen.pop("living")) <= {"_AutoscalingCoordinatorActor"}  # Ray Train's own, one a cluster
     assert seen == {"free": True, "placement groups": ["REMOVED"]}
     pids = {rank["pid"] for group in results.environment["groups"] for rank in group["ranks"]}

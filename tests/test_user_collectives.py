@@ -15,7 +15,7 @@ from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.launch.worker import run_scenario
 from harness.measure.scenarios import TrialContext
-from harness.plan.placement import Placement
+from harness.plan.cell import Placement
 from harness.plan.planner import make_plan
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.train.ranks import Ranks

@@ -1,24 +1,22 @@
-"""Several runs -> what changed from the first to each later one, cell by cell."""
+"""Several runs -> what changed from the first to each later one, and the verdict of --fail-if on each cell."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 import pandas as pd
 
-from harness.analysis.common import Row, order
-from harness.analysis.condition import Condition
-from harness.analysis.environments import Fact, side_by_side
-from harness.analysis.gate import ALPHA, gate
-from harness.analysis.matching import axis_value, matches
+from harness.analysis.common import Row, Values, axis_value, is_no_claim, matches, order
+from harness.analysis.history import History, read_history
 from harness.analysis.results import Results
-from harness.analysis.run_cells import git_commit, is_finished, started_at
-from harness.analysis.run_noise import History, read_history
+from harness.analysis.run_cells import Fact, git_commit, is_finished, side_by_side, started_at
 from harness.analysis.run_pairs import (
     Lost,
     Pair,
@@ -31,10 +29,95 @@ from harness.analysis.run_pairs import (
     match,
     no_shared_cell,
 )
-from harness.analysis.stats import holm, mean_interval
+from harness.analysis.stats import LEVEL, holm, mean_interval
 from harness.errors import ComparisonError
 from harness.record.frames import records
-from harness.record.schema import AXES, COMPARED_CONVERGENCE, COMPARISON, RUNS, UNMATCHED
+from harness.record.schema import AXES, COMPARED_CONVERGENCE, COMPARISON, GATE, RUNS, UNMATCHED
+
+METRICS = ("throughput", "speedup")
+_GRAMMAR = re.compile(r"\s*([a-z_]+)\s*([<>])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition under which a cell fails: the ratio of ``metric`` is below, or above, the threshold."""
+
+    metric: Literal["throughput", "speedup"]
+    below: bool
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'<' if self.below else '>'} {self.threshold:g}"
+
+    def holds(self, ratio: float) -> bool:
+        """Return whether a ratio lies on the failing side."""
+        return ratio < self.threshold if self.below else ratio > self.threshold
+
+
+def parse_condition(text: str) -> Condition:
+    """Return the condition of 'throughput < 0.95' or 'speedup < 95 %'; raise ValueError."""
+    match = _GRAMMAR.fullmatch(text)
+    if not match or match[1] not in METRICS or float(match[3]) == 0:
+        raise ValueError(
+            f"got {text!r}; allowed: METRIC < NUMBER or METRIC > NUMBER, such as 'throughput < 0.95'; METRIC is "
+            f"{' or '.join(METRICS)}, as a ratio of the later run to the first; NUMBER is positive"
+        )
+    metric: Literal["throughput", "speedup"] = "throughput" if match[1] == "throughput" else "speedup"
+    return Condition(metric, match[2] == "<", float(match[3]) / (100 if match[4] else 1))
+
+
+ALPHA = 1 - LEVEL
+FAILS, PASSES, UNDECIDED = "fails", "passes", "undecided"
+NONE_FAILS, A_CELL_FAILS, NOT_DECIDED = 0, 3, 4
+"""Exit codes."""
+
+
+def gate(pairs: Sequence[Pair], lost: Sequence[Lost], conditions: Sequence[Condition]) -> pd.DataFrame:
+    """Return the verdict of each condition on each cell that both runs measured, and on those that one of them lost.
+
+    A verdict needs a Holm-adjusted p-value of at most 0.05 for the ratio being the threshold: the cell fails if the
+    ratio is on the failing side, and passes on the other. A planned cell without a measurement is undecided.
+    Rehearsals (see ``is_no_claim``) have no row, since their speed is no claim, nor has the base's speedup.
+    """
+    rows: list[Values] = []
+    tested: list[tuple[Values, float]] = []
+    for pair, condition in product(pairs, conditions):
+        if not (pair.rehearsal or (condition.metric == "speedup" and pair.is_base)):
+            row, p_value = _verdict(pair, condition)
+            rows.append(row)
+            tested += [(row, p_value)] if p_value is not None else []
+    for (row, _), adjusted in zip(tested, holm([p_value for _, p_value in tested]), strict=True):
+        row["p_adjusted"] = adjusted
+        if adjusted > ALPHA:
+            row |= {"verdict": UNDECIDED, "reason": "the interval, Holm-adjusted, holds the threshold"}
+    planned = [each for each in lost if each.planned and not is_no_claim(each.row)]
+    rows += [
+        {**_axes(each.run, each.row), "condition": str(condition), "verdict": UNDECIDED, "reason": each.reason}
+        for each, condition in product(planned, conditions)
+    ]
+    return GATE.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
+
+
+def exit_code(verdicts: pd.DataFrame) -> int:
+    """Return 3 if a cell fails, else 4 if one is undecided or there is none, else 0."""
+    found = set(verdicts["verdict"])
+    return A_CELL_FAILS if FAILS in found else NONE_FAILS if found == {PASSES} else NOT_DECIDED
+
+
+def _verdict(pair: Pair, condition: Condition) -> tuple[Values, float | None]:
+    """Return the row of a condition on a cell as if its p-value were small, and the p-value, not adjusted, if any."""
+    ratio = pair.throughput if condition.metric == "throughput" else pair.speedup
+    row = {**_axes(pair.run, pair.later.first), "condition": str(condition), "ratio": ratio.ratio if ratio else None}
+    if pair.no_claim or ratio is None or ratio.noise is None:
+        reason = pair.no_claim or (ratio.reason if ratio else f"no {condition.metric} in both runs")
+        return {**row, "verdict": UNDECIDED, "reason": reason}, None
+    verdict = FAILS if condition.holds(ratio.ratio) else PASSES
+    return {**row, "verdict": verdict}, ratio.noise.p_value(ratio.ratio, condition.threshold)
+
+
+def _axes(run: str, row: Row) -> Values:
+    return {"run": run, **{name: row.get(name) for name in ("cell_id", *AXES)}}
+
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SLOWER, FASTER, WITHIN_NOISE = "slower", "faster", "within noise"

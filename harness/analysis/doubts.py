@@ -1,10 +1,11 @@
-"""Doubts about a number: the name of each, its threshold, its meaning and the function that tests for it."""
+"""Doubts about a number: name, threshold, meaning and test of each, and which of them are a run's usual state."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -254,3 +255,44 @@ def tally(rows: Rows, role: str = "") -> tuple[CountedDoubt, ...]:
     """Return each doubt of a cell's trials with its number of trials."""
     counts = Counter(name for row in rows for name in row["doubts"])
     return tuple(CountedDoubt(name, count, len(rows), role) for name, count in counts.items())
+
+
+USUAL = 0.5
+"""A doubt is usual if more than this share of the run's timed trials have it: it says little about any one cell."""
+CLEARLY = 0.05
+"""A cell has clearly more of a usual doubt if chance gives it as many trials with a smaller probability than this."""
+Share = tuple[int, int]
+"""(trials with the doubt, timed trials)."""
+
+
+def timed(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the timed trials, among which doubts are counted."""
+    return trials[trials["throughput_per_s"].notna() & (trials["outcome"] == "ok")]
+
+
+def usual_doubts(trials: pd.DataFrame) -> dict[str, Share]:
+    """Return the usual doubts of a run by name, without ranks; the most frequent first."""
+    counted = timed(trials)
+    counts = Counter(kind for names in counted["doubts"] for kind in {*map(kind_of, names)})
+    return {
+        kind: (count, len(counted))
+        for kind, count in counts.most_common()
+        if count > USUAL * len(counted) and kind not in LOUD
+    }
+
+
+def unusual(doubts: Sequence[CountedDoubt], usual: Mapping[str, Share]) -> tuple[CountedDoubt, ...]:
+    """Return those of a cell's doubts that are not usual, or that clearly more of its trials have than usual."""
+    return tuple(doubt for doubt in doubts if not _is_usual(doubt, usual.get(kind_of(doubt.name))))
+
+
+def _is_usual(doubt: CountedDoubt, share: Share | None) -> bool:
+    if share is None:
+        return False
+    count, trials = share
+    return tail(doubt.count, doubt.trials, count / trials) >= CLEARLY
+
+
+def tail(count: int, trials: int, share: float) -> float:
+    """Return the probability of ``count`` or more of ``trials`` if each has it with probability ``share``."""
+    return sum(comb(trials, k) * share**k * (1 - share) ** (trials - k) for k in range(count, trials + 1))

@@ -12,10 +12,10 @@ import pandas as pd
 
 from harness.analysis.common import Row, Rows
 from harness.analysis.steps import StepTimes
+from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.thresholds import HELD_BY_POWER, POWER_CAP
 from harness.record.frames import records
-from harness.system.units import GIB
 
 SLOW_RANK = 1.20
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")

@@ -1,19 +1,21 @@
-"""Doctor trials -> their findings, one row each."""
+"""Doctor trials -> their findings, one row each, and the cells that are measured despite an error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from harness.analysis.common import Lines
 from harness.analysis.trials import label_columns
+from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
-from harness.plan.checks import batches, links, network, versions
+from harness.plan.checks import batches, nodes
+from harness.plan.comparison import options_of
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import Labels
-from harness.plan.rows import FindingRow
+from harness.plan.rows import FindingRow, RecordedTrial
 from harness.record.schema import DESCRIPTION, FINDINGS
 
 FAILED = {
@@ -110,9 +112,9 @@ def static_findings(plan: Mapping[str, Any], environment: RunEnvironment, labels
     of_nodes = [  # of the nodes of a worker group; each finding counts once
         finding
         for group in environment.get("groups", ())
-        for finding in [*versions.judge(group["nodes"]), *links.judge(group["nodes"])]
+        for finding in [*nodes.judge_versions(group["nodes"]), *nodes.judge_links(group["nodes"])]
     ]
-    of_nodes += network.judge(_widest_group(environment))
+    of_nodes += nodes.judge_network(_widest_group(environment))
     return FINDINGS.frame([*rows, *(finding.row() for finding in dict.fromkeys(of_nodes))])
 
 
@@ -120,3 +122,29 @@ def _widest_group(environment: RunEnvironment) -> list[NodeEnvironment]:
     """Return the nodes of the last worker group on the most nodes: counters differ between groups."""
     groups = [group["nodes"] for group in environment.get("groups", ())]
     return max(reversed(groups), key=len, default=[])
+
+
+def with_faulty(lines: Sequence[RecordedTrial], allow: Collection[str]) -> list[RecordedTrial]:
+    """Return the lines with the flag ``faulty``; without it if the file allows no check and there is no such error.
+
+    An error of the doctor concerns every cell of the examined kind: see ``Cell.workload_key``. The latest examination
+    of a kind counts.
+    """
+    names = allowed_findings(allow)
+    latest = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor" and "findings" in line["facts"]}
+    kinds = {_kind(line) for line in latest.values() if _has_error(line, names)}
+    if not (kinds or allow):
+        return list(lines)
+    return [{**line, "faulty": _kind(line) in kinds} for line in lines]
+
+
+def _has_error(line: RecordedTrial, names: Collection[str]) -> bool:
+    errors = (finding for finding in line["facts"].get("findings", ()) if finding["severity"] == "error")
+    return any(finding["check"] in names or not finding.get("stops", True) for finding in errors)
+
+
+def _kind(line: Mapping[str, object]) -> tuple[str, ...]:
+    """Return what cells of one kind share, as ``Cell.workload_key`` does."""
+    options = {name: value for name, value in options_of(line).items() if name.startswith("workload.")}
+    axes = ("strategy", "data", "model", "device_ids", "variant")
+    return (*(str(line.get(axis)) for axis in axes), repr(sorted(options.items())))

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, last_of_blocks
-from harness.analysis.matching import matches
+from harness.analysis.common import Row, Rows, last_of_blocks, matches
 from harness.config.published import METRICS, RATE, UNITS, Level, Published
 from harness.plan.environment import RunEnvironment
 from harness.record.frames import records

@@ -1,20 +1,130 @@
-"""The measured cells of one run, as they enter comparisons between runs."""
+"""The measured cells of one run as they enter comparisons between runs, and the environment they were measured in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
 
 from harness.analysis.common import Row, Rows, bases_of, by_cell, measured, rows_by_cell
 from harness.analysis.doubts import tally
-from harness.analysis.environments import Conditions, conditions_of
 from harness.analysis.equivalence import NOT_RUN, Verdict, Verdicts
+from harness.analysis.evidence import PLACEMENT_VARIABLES, group_environments
 from harness.analysis.ratios import paired
 from harness.analysis.results import Results
 from harness.analysis.trials import trial_row
+from harness.config.values import GIB
+from harness.plan.environment import Invocation, NodeEnvironment
 from harness.plan.labels import TAGS
+
+MACHINE = ("cpu", "cores", "memory_gib", "threads", "niceness")
+BLOCK_OPTIONS = frozenset({"blocks", "twin", "explain", "links_seconds"})
+"""Options of ``throughput`` that do not change how a trial is timed."""
+COMMIT = 12
+"""The number of digits that name a commit."""
+SEVERAL = " + "
+"""Joins the values of a fact that changed within a run."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The circumstances in which a run measured a cell, as text for comparison.
+
+    ``machine``: hardware, threads and niceness; ``rest``: versions, variables, and how trials are timed.
+    """
+
+    machine: str
+    rest: str
+
+
+def conditions_of(results: Results, group: Rows) -> Conditions | None:
+    """Return the conditions of a cell's trials, given their rows; None if they are unknown for one of them."""
+    found = group_environments(results.environment)
+    groups = [found.get((row["group_id"], row["invocation"])) for row in group]
+    if not groups or any(each is None for each in groups):
+        return None
+    models = sorted({str(row["device_model"]) for row in group})
+    machines = sorted({_text(node, MACHINE) for nodes in groups for node in nodes or ()})
+    rest = sorted(
+        {_text(node, [key for key in node if key not in MACHINE]) for nodes in groups for node in nodes or ()}
+    )
+    return Conditions(json.dumps([machines, models]), json.dumps([rest, _timing(results)]))
+
+
+def _text(node: Mapping[str, object], keys: Iterable[str]) -> str:
+    return json.dumps({key: node[key] for key in keys}, sort_keys=True)
+
+
+def _timing(results: Results) -> dict[str, object]:
+    timed = results.experiment.throughput
+    return {} if timed is None else timed.model_dump(mode="json", exclude=set(BLOCK_OPTIONS))
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact of several runs, in their order; None if a run did not record it."""
+
+    name: str
+    values: tuple[str | None, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether two runs recorded different values."""
+        return len({value for value in self.values if value is not None}) > 1
+
+
+def side_by_side(runs: Sequence[Results]) -> list[Fact]:
+    """Return every fact that a run recorded on its code, versions, hardware and settings, with that of each run."""
+    found = [facts_of(results) for results in runs]
+    names = dict.fromkeys(name for facts in found for name in facts)
+    return [Fact(name, tuple(facts.get(name) for facts in found)) for name in names]
+
+
+def facts_of(results: Results) -> dict[str, str]:
+    """Return the recorded facts of a run by name; several values if they changed within it."""
+    environment = results.environment
+    values: dict[str, dict[str, None]] = {}
+    pairs = [pair for invocation in environment.get("invocations", []) for pair in _of_invocation(invocation)]
+    nodes = [node for group in environment.get("groups", []) for node in group["nodes"]]
+    pairs += [pair for node in nodes for pair in _of_node(node)]
+    pairs += [(f"throughput.{name}", _word(value)) for name, value in _timing(results).items()]
+    for name, value in pairs:
+        values.setdefault(name, {})[value] = None
+    return {name: SEVERAL.join(sorted(each)) for name, each in values.items()}
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the facts that differ, such as 'torch 2.14.0 -> 2.15.0'; facts that one of both lacks are equal."""
+    return tuple(
+        f"{name} {before[name]} -> {now[name]}" for name in now if name in before and before[name] != now[name]
+    )
+
+
+def _of_invocation(invocation: Invocation) -> Iterator[tuple[str, str]]:
+    for key, name in (("git_commit", "git commit"), ("harness", "harness"), ("workload_code", "workload's code")):
+        if (value := invocation.get(key)) is not None:
+            yield name, str(value)[:COMMIT] if key == "git_commit" else str(value)
+
+
+def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:
+    yield "host", node["host"]
+    yield "processor", f"{node['cpu']}, {node['cores']} cores"
+    yield "memory", f"{node['memory_bytes'] / GIB:.0f} GiB"
+    yield "GPUs", ", ".join(device["model"] for device in node["devices"] if device["kind"] == "cuda") or "none used"
+    yield "system", node["system"]
+    yield "Python", node["python"]
+    yield from ((name, version) for name, version in node["packages"].items() if name != "harness")
+    for key, name in (("cuda", "CUDA"), ("driver", "GPU driver"), ("nccl", "NCCL"), ("niceness", "niceness")):
+        if (value := node.get(key)) is not None:
+            yield name, str(value)
+    yield "threads per device", str(node["threads"])
+    yield from ((name, value) for name, value in node["variables"].items() if name not in PLACEMENT_VARIABLES)
+
+
+def _word(value: object) -> str:
+    return "default" if value is None else str(value)
 
 
 @dataclass(frozen=True)

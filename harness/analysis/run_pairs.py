@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from harness.analysis.common import Row
-from harness.analysis.matching import axis_value, content_key, differing_axes, matches
-from harness.analysis.results import Results
-from harness.analysis.run_cells import RunCell, run_cells, started_at
-from harness.analysis.run_noise import (
+from harness.analysis.common import Row, axis_value, content_key, differing_axes, matches
+from harness.analysis.history import (
     EarlierRun,
     History,
     Measure,
@@ -22,6 +19,8 @@ from harness.analysis.run_noise import (
     speedups,
     throughputs,
 )
+from harness.analysis.results import Results
+from harness.analysis.run_cells import RunCell, run_cells, started_at
 from harness.analysis.stats import geometric_mean
 from harness.config.values import PlainValue
 from harness.errors import ComparisonError

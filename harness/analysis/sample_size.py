@@ -9,10 +9,11 @@ from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
 from harness.analysis.trials import throughput
 from harness.config.sections import BlockRule
-from harness.plan.axis_pairs import SIZES, axis_pairs
 from harness.plan.cell import Cell
 from harness.plan.comparison import (
+    SIZES,
     axes_of,
+    axis_pairs,
     base_cell,
     comparable,
     other_launcher_cells,

@@ -19,6 +19,8 @@ from harness.record.schema import DESCRIPTION, STALLS
 
 MOSTLY = 0.5
 """The fraction of a stalled step from which on its wait for data is the cause."""
+
+
 Key = tuple[str, int]
 
 

@@ -11,13 +11,10 @@ import typer
 
 from harness.cli.common import show
 from harness.cli.compare import compare_command, history_command
-from harness.cli.evaluate import evaluate_command
 from harness.cli.experiment import doctor_command, plan_command, run_command
-from harness.cli.export import export_command
 from harness.cli.init import init_command
 from harness.cli.listing import list_command
-from harness.cli.predict import predict_command
-from harness.cli.report import report_command
+from harness.cli.results import evaluate_command, export_command, predict_command, report_command
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "init": init_command,
@@ -40,7 +37,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_
 
 def _print_versions(wanted: bool) -> None:
     if wanted:
-        from harness.cli.versions import versions
+        from harness.cli.common import versions
 
         show(versions())
         raise typer.Exit

@@ -1,9 +1,11 @@
-"""What commands share: their exit codes, their arguments, and one message for an error."""
+"""What commands share: their exit codes, their arguments, versions, and one message for an error."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager, chdir
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -12,8 +14,8 @@ from rich.console import Console
 from harness.errors import HarnessError, InternalError, WriteError
 from harness.system import sanitize
 from harness.system.files import PACKAGE_FOLDER
+from harness.system.process import INTERRUPTED, handle_signals
 from harness.system.sanitize import escape_control
-from harness.system.signals import INTERRUPTED, handle_signals
 
 FAILED, BAD_INPUT = 1, 2
 
@@ -57,3 +59,16 @@ def show(text: str) -> None:
 def away_from_current_folder() -> AbstractContextManager[None]:
     """Leave the current folder, in which Ray's workers look for modules and matplotlib for its settings."""
     return chdir(PACKAGE_FOLDER.parent)
+
+
+def versions() -> str:
+    """Return the versions of the harness, Python, torch and ray; imports none of them."""
+    parts = [f"Python {platform.python_version()}", *(f"{name} {_version(name)}" for name in ("torch", "ray"))]
+    return f"harness {_version('harness')} ({', '.join(parts)})"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

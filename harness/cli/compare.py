@@ -86,8 +86,7 @@ def compare_command(
         for mistake in _mistakes(run_folders, history, both=markdown and json):
             found.add(mistake)
         found.raise_all()
-        from harness.analysis.compare import compare
-        from harness.analysis.gate import exit_code
+        from harness.analysis.compare import compare, exit_code
         from harness.analysis.results import load
         from harness.analysis.run_pairs import Question
 
@@ -122,7 +121,7 @@ def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | 
         return
     page = output or default_page(comparison)
     write_page(comparison, page)
-    from harness.report.compare_summary import sentences
+    from harness.report.compare import sentences
     from harness.report.tables.compare import cell_tables, convergence_table, run_lines
 
     for line in run_lines(comparison):

@@ -14,7 +14,7 @@ import typer
 from harness.cli.common import NoUserCode, away_from_current_folder, exit_code_of
 from harness.cli.values import parse_assumed, parse_only
 from harness.errors import Collected, ExperimentError, HarnessError
-from harness.system.signals import INTERRUPTED, UNSETTLED
+from harness.system.process import INTERRUPTED, UNSETTLED
 
 if TYPE_CHECKING:
     from harness.config.experiment import Experiment
@@ -156,7 +156,7 @@ def _recorded_file(run_folder: Path | None) -> Path:
         problem = "is missing; give an experiment file (harness init writes one), or --resume RUN_FOLDER (no URI) alone"
         raise ExperimentError("FILE", [problem])
     from harness.record.folder import RunFolder
-    from harness.run.recorded_file import file_to_resume
+    from harness.run.provenance import file_to_resume
 
     return file_to_resume(run_folder, RunFolder.open(run_folder).environment().get("invocations", []), sys.path)
 

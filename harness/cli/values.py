@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import ComparisonError, ExperimentError, PredictionError
 
 if TYPE_CHECKING:
-    from harness.analysis.condition import Condition
+    from harness.analysis.compare import Condition
     from harness.plan.inventory import Inventory
 
 
 def parse_assumed(text: str) -> Inventory:
     """Return the inventory of '2x8' or '2x8:H100-80GB', two nodes of eight GPUs; raises ExperimentError."""
-    from harness.plan.devices import device_named
-    from harness.plan.inventory import Inventory
+    from harness.plan.inventory import Inventory, device_named
 
     size, colon, name = text.partition(":")
     match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,3})", size)
@@ -68,7 +67,7 @@ def parse_axes(texts: Iterable[str]) -> tuple[str, ...]:
 
 def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
     """Return the conditions of --fail-if, each once; raises ComparisonError."""
-    from harness.analysis.condition import parse_condition
+    from harness.analysis.compare import parse_condition
 
     try:
         return tuple(dict.fromkeys(map(parse_condition, texts)))

@@ -1,4 +1,4 @@
-"""The doctor's checks, a row each, known without importing torch. ``allow`` names the files of those of ranks."""
+"""The doctor's checks, a row each, known without importing torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from harness.errors import nearest
 class DoctorCheck(NamedTuple):
     """A check that ranks make.
 
-    ``place``: its constant in a file of harness/doctor; ``name``: unique; ``shared``: the name of its findings, if it
-    is that of another check's.
+    ``key``: its name in ``allow``; ``place``: its constant in a module of harness/doctor; ``name``: unique; ``shared``:
+    the name of its findings, if it is that of another check's.
     """
 
+    key: str
     place: str
     name: str
     looks_at: str
     shared: str = ""
-
-    @property
-    def file(self) -> str:
-        return self.place.partition(".")[0]
 
     @property
     def findings(self) -> str:
@@ -32,75 +29,114 @@ class DoctorCheck(NamedTuple):
 
 DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
     DoctorCheck(
-        "transfer.CHECK",
+        "transfer",
+        "devices.TRANSFER_CHECK",
         "batch transfer",
         "a batch of the workload's own type can be moved to a device, with all of its tensors",
     ),
-    DoctorCheck("devices.CHECK", "device placement", "every tensor of the forward pass is on the device of the input"),
-    DoctorCheck("randomness.CHECK", "randomness", "equal initial parameters on all ranks"),
     DoctorCheck(
-        "loss_parameters.CHECK",
+        "devices", "devices.CHECK", "device placement", "every tensor of the forward pass is on the device of the input"
+    ),
+    DoctorCheck("randomness", "state.RANDOMNESS_CHECK", "randomness", "equal initial parameters on all ranks"),
+    DoctorCheck(
+        "loss_parameters",
+        "parameters.LOSS_PARAMETERS_CHECK",
         "loss parameters",
         "every nn.Parameter that the loss depends on belongs to the model",
         "parameter updates",
     ),
     DoctorCheck(
+        "state",
         "state.CHECK",
         "state in forward",
         "values that a forward pass writes into its module, which DataParallel's replicas lose",
     ),
-    DoctorCheck("shapes.CHECK", "output shapes", "the outputs of DataParallel's replicas can be gathered"),
-    DoctorCheck("data.CHECK", "data sharding", "the same data on every rank, and no second sharding in the data set"),
+    DoctorCheck("shapes", "shapes.CHECK", "output shapes", "the outputs of DataParallel's replicas can be gathered"),
     DoctorCheck(
-        "validation.CHECK", "validation set", "a validation set that is not empty, and no part of the training set"
+        "data", "data.CHECK", "data sharding", "the same data on every rank, and no second sharding in the data set"
     ),
-    DoctorCheck("memory.CHECK", "memory", "the estimated peak against the memory of a device and of a node"),
     DoctorCheck(
+        "validation",
+        "validation.CHECK",
+        "validation set",
+        "a validation set that is not empty, and no part of the training set",
+    ),
+    DoctorCheck("memory", "memory.CHECK", "memory", "the estimated peak against the memory of a device and of a node"),
+    DoctorCheck(
+        "batches",
         "batches.CHECK",
         "batch divisibility",
         "the samples of each device in every global batch, and in the last one of an epoch",
     ),
     DoctorCheck(
-        "copies.CHECK", "GPU copies", "copies between GPUs, directly and through the host, are identical bit for bit"
+        "copies",
+        "copies.CHECK",
+        "GPU copies",
+        "copies between GPUs, directly and through the host, are identical bit for bit",
     ),
     # judged after the real steps:
     DoctorCheck(
-        "loss_weight.CHECK",
+        "loss_weight",
+        "batches.LOSS_WEIGHT_CHECK",
         "loss weight",
         "the weight that loss() returns is the number of the batch's samples or tokens",
     ),
     DoctorCheck(
-        "padding.CHECK", "padding", "the share of real tokens in padded batches, and padding that is counted as tokens"
+        "padding",
+        "batches.PADDING_CHECK",
+        "padding",
+        "the share of real tokens in padded batches, and padding that is counted as tokens",
     ),
-    DoctorCheck("wrapper.CHECK", "wrapper use", "on several devices every step calls the strategy's wrapper"),
     DoctorCheck(
+        "wrapper",
+        "parameters.WRAPPER_CHECK",
+        "wrapper use",
+        "on several devices every step calls the strategy's wrapper",
+    ),
+    DoctorCheck(
+        "parameters",
         "parameters.CHECK",
         "parameter updates",
         "after a few steps every trainable parameter has changed, and equally on every rank",
     ),
     DoctorCheck(
-        "train_mode.CHECK",
+        "train_mode",
+        "state.TRAIN_MODE_CHECK",
         "train mode",
         "training steps in train mode, with more than one sample a device for batch statistics",
     ),
     DoctorCheck(
-        "rank_state.CHECK",
+        "rank_state",
+        "state.RANK_STATE_CHECK",
         "state on ranks",
         "what forward remembers of its own batches, which other ranks do not",
         "state in forward",
     ),
-    DoctorCheck("memory_growth.CHECK", "memory growth", "what the steps keep, step by step"),
-    DoctorCheck("slow_rank.CHECK", "slow rank", "the same step on each rank, without the others"),
-    DoctorCheck("randomness.STREAMS", "random streams", "different dropout masks on different ranks", "randomness"),
-    DoctorCheck("threads.CHECK", "threads", "computing threads and loader workers of a node against its processors"),
-    DoctorCheck("divergence.CHECK", "divergence", "losses of the first steps that are not finite, or that grow"),
+    DoctorCheck("memory_growth", "memory.MEMORY_GROWTH_CHECK", "memory growth", "what the steps keep, step by step"),
+    DoctorCheck("slow_rank", "speed.SLOW_RANK_CHECK", "slow rank", "the same step on each rank, without the others"),
     DoctorCheck(
+        "randomness", "state.STREAMS", "random streams", "different dropout masks on different ranks", "randomness"
+    ),
+    DoctorCheck(
+        "threads", "threads.CHECK", "threads", "computing threads and loader workers of a node against its processors"
+    ),
+    DoctorCheck(
+        "divergence",
+        "gradients.DIVERGENCE_CHECK",
+        "divergence",
+        "losses of the first steps that are not finite, or that grow",
+    ),
+    DoctorCheck(
+        "gradients",
         "gradients.CHECK",
         "gradient scaling",
         "the gradient of a strategy against that of one device at the same global batch",
     ),
-    DoctorCheck("loader.CHECK", "loader throughput", "samples/s of the loader alone against those of the model alone"),
     DoctorCheck(
+        "loader", "speed.CHECK", "loader throughput", "samples/s of the loader alone against those of the model alone"
+    ),
+    DoctorCheck(
+        "collectives",
         "collectives.CHECK",
         "collectives",
         "results of all-reduce and broadcast, and their speed at the sizes of the model",
@@ -114,8 +150,8 @@ WITHOUT_RANKS: Mapping[str, str] = {
 }
 """Checks of harness/plan/checks that need no rank, with what each looks at."""
 LOOKS_AT: Mapping[str, str] = {**{check.name: check.looks_at for check in DOCTOR_CHECKS}, **WITHOUT_RANKS}
-FINDINGS_OF: Mapping[str, str] = {check.file: check.findings for check in DOCTOR_CHECKS}
-"""The name of the findings of each file."""
+FINDINGS_OF: Mapping[str, str] = {check.key: check.findings for check in DOCTOR_CHECKS}
+"""The name of the findings of each check, by its name in ``allow``."""
 
 
 def check_allowed(value: object) -> object:

@@ -19,24 +19,23 @@ from pydantic import (
 from harness.config import yaml_source
 from harness.config.axes import Filter
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
-from harness.config.conflicts import Conflict, raise_conflicts
-from harness.config.cost import Cost
 from harness.config.doctor_checks import check_allowed
-from harness.config.passes import validate
-from harness.config.problems import describe_errors
+from harness.config.problems import Conflict, describe_errors, raise_conflicts, validate
 from harness.config.published import Published
 from harness.config.sections import (
     Checkpoint,
     Convergence,
+    Cost,
     Grid,
     GrowingCluster,
     LauncherName,
     Limits,
+    Loader,
     StrategyOptions,
     Throughput,
+    TrainingOptions,
 )
 from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
-from harness.config.training_options import Loader, TrainingOptions
 from harness.config.values import (
     USER_CLASS,
     Axis,

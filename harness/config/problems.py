@@ -1,17 +1,40 @@
-"""Validation errors of pydantic as lines for the user: path in the file, value got, values allowed."""
+"""Validation that reports every problem of a file at once: its path in the file, the value got, what is allowed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from typing import get_args
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import NamedTuple, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from harness.config.axes import BATCHES, OPTION_SECTIONS, batch_note
-from harness.config.conflicts import Conflicts
 from harness.errors import closest, nearest
+
+
+class Conflict(NamedTuple):
+    """A rule about several keys of a section. ``keys``: without one of these, or with a wrong one, nothing is known."""
+
+    broken: bool
+    text: str
+    keys: tuple[str, ...]
+
+
+class Conflicts(ValueError):
+    """The broken rules of one section, raised by its validator."""
+
+    def __init__(self, broken: Sequence[Conflict]) -> None:
+        self.broken = tuple(broken)
+        super().__init__("; ".join(conflict.text for conflict in broken))
+
+
+def raise_conflicts(*rules: Conflict) -> None:
+    """Raise Conflicts if some of these rules are broken."""
+    if broken := [rule for rule in rules if rule.broken]:
+        raise Conflicts(broken)
+
 
 Place = tuple[int | str, ...]
 """The path of a value in the file: keys, and positions in lists."""
@@ -155,3 +178,70 @@ def _cut(text: str, most: int = 80) -> str:
 
 def _lower_first(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+MOST_PASSES = 6
+STAND_INS = {"name": "x"}
+"""Values of keys at the top that a file must have, while the rest is checked."""
+ABSENT = object()
+
+
+def validate(
+    model: type[Model], content: Mapping[str, object], context: Mapping[str, object]
+) -> tuple[Model | None, list[str]]:
+    """Return the validated content, or None and one line a problem."""
+    given: Mapping[str, object] = dict(content)
+    problems: dict[str, None] = {}
+    removed: set[Place] = set()
+    for _ in range(MOST_PASSES):
+        try:
+            found = model.model_validate(given, context=dict(context))
+            return (None if problems else found), list(problems)
+        except ValidationError as error:
+            problems.update(dict.fromkeys(describe_errors(error, model, removed)))
+            if error.error_count() > MOST:
+                break
+            given, now = _without(given, places_of(error))
+            if now <= removed:
+                break
+            removed |= now
+    return None, list(problems)
+
+
+def _without(content: Mapping[str, object], places: list[Place]) -> tuple[Mapping[str, object], set[Place]]:
+    """Return a copy without the innermost keys that hold these places, and the places of these keys."""
+    kept = deepcopy(dict(content))
+    keys = {key for place in places if (key := _innermost_key(kept, place))}
+    for *above, last in keys:
+        section: object = kept
+        for part in above:
+            section = _child(section, part)
+        if isinstance(section, dict):
+            section.pop(last, None)
+    kept |= {name: value for name, value in STAND_INS.items() if name not in kept}
+    return kept, keys | {(name,) for name in STAND_INS if name not in content}
+
+
+def _innermost_key(content: Mapping[str, object], place: Place) -> Place:
+    """Return the path of the innermost key along a place; a place has parts that the file lacks, as of one value."""
+    found: Place = ()
+    path: Place = ()
+    node: object = content
+    for part in place:
+        child = _child(node, part)
+        if child is ABSENT:
+            continue
+        node, path = child, (*path, part)
+        if isinstance(part, str):
+            found = path
+    return found
+
+
+def _child(node: object, part: int | str) -> object:
+    """Return the value of a mapping at a key, or of a list at a position; ABSENT if it has none there."""
+    if isinstance(node, Mapping):
+        return node.get(part, ABSENT)
+    if isinstance(node, list | tuple) and isinstance(part, int) and part < len(node):
+        return node[part]
+    return ABSENT

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from harness.config.axes import Filter
-from harness.config.conflicts import Conflict, raise_conflicts
+from harness.config.problems import Conflict, raise_conflicts
 from harness.config.strategy_traits import Strict
 from harness.config.values import Text, as_tuple
 from harness.errors import nearest

@@ -142,3 +142,5 @@ Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
 DeviceIds = Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_DEVICES)], ...], AfterValidator(_distinct)]
 DeviceIdAxis = Annotated[tuple[DeviceIds, ...], BeforeValidator(_id_lists)]
 Options = Annotated[dict[str, OptionValue], Field(max_length=MAX_OPTIONS)]
+MIB = 2**20
+GIB = 2**30

@@ -12,7 +12,7 @@ from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
-from harness.plan.memory_rows import MemoryFacts
+from harness.plan.rows import MemoryFacts
 
 T = TypeVar("T")
 PACKAGE, LIBRARY = str(Path(__file__).parents[1]), "/lib/python"

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.config.values import MIB
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell, int_option
 from harness.plan.checks.finding import Finding
-from harness.system.units import MIB
 
 NAME = "collectives"
 REPEATS, ROUNDS = 5, 8

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from harness.config.doctor_checks import allowed_findings, how_to_allow
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
-from harness.plan.memory_rows import MemoryFacts
-from harness.plan.rows import FindingRow, TrialFacts
+from harness.plan.rows import FindingRow, MemoryFacts, TrialFacts
 from harness.plan.trial import SkipReason, TrialResult
 
 DIVERGENCE = "divergence"

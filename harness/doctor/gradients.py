@@ -1,24 +1,69 @@
-"""Gradient scaling: the gradient of a strategy against that of one device at the same global batch."""
+"""Gradients and losses of a strategy against those of one device at the same global batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from harness.doctor import divergence
 from harness.doctor.check import Case, Check, any_error, describe_error
-from harness.doctor.process_group import group_of_one
+from harness.doctor.gate import DIVERGENCE, diverges
+from harness.doctor.steps import Steps, group_of_one, mean_losses
 from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why_random
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
-from harness.train.token_weights import whole_tensor
+from harness.train.loss import whole_tensor
 from harness.train.training import Training
+
+DIVERGENCE = DIVERGENCE
+
+
+def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    cell, losses, alone = case.cell, mean_losses(seen), seen[0].single_device_losses
+    if not diverges(losses):
+        return []
+    stops = not all(map(math.isfinite, losses))
+    here = (
+        f"losses of {cell.strategy} on {cell.devices} device{'s' * (cell.devices > 1)} at a learning rate of "
+        f"{seen[0].lr:g}: {_format_losses(losses)}"
+    )
+    if alone and not diverges(alone):
+        return [
+            Finding(
+                DIVERGENCE,
+                "error",
+                f"{here}; on one device, same batches: {_format_losses(alone)}",
+                "the strategy is not equivalent to one device; the learning rate is not the cause",
+                "see the other findings; on pairs of GPUs without NVLink, check the copies between them (nccl-tests)",
+                stops=stops,
+            )
+        ]
+    also = f"; on one device, same batches: {_format_losses(alone)}" if alone else ""
+    return [
+        Finding(
+            DIVERGENCE,
+            "error" if stops else "warning",
+            here + also,
+            f"divergence in the first steps{', on one device too' if alone else ''}: such cells are "
+            + ("not measured" if stops else "tried once, and not in further blocks if they diverge there too"),
+            "use a smaller learning rate, or a learning-rate warm-up (training.warmup_epochs)",
+            stops=stops,
+        )
+    ]
+
+
+def _format_losses(losses: Sequence[float]) -> str:
+    return ", ".join(f"{loss:.3g}" for loss in losses)
+
+
+DIVERGENCE_CHECK = Check(DIVERGENCE, None, judge_divergence, redundant=any_error, about=("loss", "forward"))
+
 
 NAME = "gradient scaling"
 ALIKE = 0.005
@@ -171,7 +216,7 @@ def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str
 
 def _redundant(findings: Sequence[Finding]) -> bool:
     """Return whether there is an error, except of divergence, which wrong gradients would explain."""
-    return any_error([finding for finding in findings if finding.check != divergence.NAME])
+    return any_error([finding for finding in findings if finding.check != DIVERGENCE])
 
 
 CHECK = Check(

@@ -1,4 +1,4 @@
-"""Memory: sizes of the model, and the tensors that two small batches keep for backward."""
+"""Memory: sizes of the model, tensors kept for backward, and what the steps keep, step by step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from harness.config.experiment import Experiment
+from harness.config.values import GIB, MIB
 from harness.doctor.check import Case, Check
+from harness.doctor.facts import LEAST, least_growth
+from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
 from harness.measure.memory import of_model
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
 from harness.plan.checks.finding import Finding
 from harness.plan.comparison import base_cell, single_device_cell
-from harness.plan.memory_rows import ActivationBytes, MemoryFacts
-from harness.system.units import GIB
+from harness.plan.rows import ActivationBytes, MemoryFacts
 from harness.train.precision import REDUCED, Precision
 
 FEW, MORE = 2, 4
@@ -209,3 +211,28 @@ def _storage(tensor: Tensor) -> int:
 
 
 CHECK = Check(memory.NAME, observe, judge, stops=True, about=("forward",))
+
+
+MEMORY_GROWTH = "memory growth"
+
+
+def judge_memory_growth(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    for rank, steps in enumerate(seen):
+        growth = least_growth(steps.kept_bytes)
+        if growth >= LEAST:
+            return [
+                Finding(
+                    MEMORY_GROWTH,
+                    "warning",
+                    f"tensors that steps keep on rank {rank}: {growth / MIB:.3g} MiB more after each one, a "
+                    "graph counted as 1 MiB",
+                    "memory grows until none is left; each graph keeps the activations of its step",
+                    "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while",
+                )
+            ]
+    return []
+
+
+MEMORY_GROWTH_CHECK = Check(
+    MEMORY_GROWTH, None, judge_memory_growth, about=("loss", "forward"), clue=r"\.append\(|\+= |\.extend\("
+)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from harness.doctor.check import Case, Check, describe_error
 from harness.doctor.subject import SMALL, Subject
 from harness.plan.checks.finding import Finding
-from harness.train.strategies.cpu_replicas import ReplicatedModule, scatter
+from harness.train.strategies.dp import ReplicatedModule, scatter
 
 NAME = "output shapes"
 Shapes = list[tuple[int, ...]]

@@ -1,9 +1,10 @@
-"""State in forward: values that a forward pass writes into its module, which DataParallel's replicas lose."""
+"""State: what a forward pass writes into its module, random numbers, and the mode of its layers."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 
 from harness.doctor import parameters
 from harness.doctor.check import Case, Check
+from harness.doctor.facts import OWN
+from harness.doctor.steps import Steps
 from harness.doctor.subject import SMALL, Subject
-from harness.doctor.unregistered import OWN
 from harness.measure.equivalence import NORMS
 from harness.plan.checks.finding import Finding, join_names
+from harness.train.digests import value_digest
 
 NAME = "state in forward"
 
@@ -99,3 +102,139 @@ CHECK = Check(
     about=("forward",),
     clue=r"self\.[\w.]+ [-+*/]?= |self\.[\w.]+\.(append|update|add_|sub_|mul_|div_|copy_|lerp_|fill_|zero_)\(",
 )
+
+
+ALIKE = 1e-5
+"""Largest relative difference of the losses of one batch on models that are the same."""
+
+
+def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss.
+
+    A buffer that rank 0 does not change always matters under ddp, which overwrites what others write. Losses that are
+    not finite are a matter of the check for divergence, and say nothing of the
+    """
+    overwrites = not case.cell.traits.shards_parameters and case.cell.own_traits is None
+    if overwrites and (lost := sorted({name for rank in seen for name in rank.buffers} - seen[0].state.keys())):
+        ranks = ", ".join(str(number) for number, rank in enumerate(seen) if rank.state.keys() & lost)
+        return [
+            Finding(
+                NAME,
+                "warning",
+                f"buffers that forward changes on rank {ranks} of {len(seen)}, and not on rank 0: {join_names(lost)}",
+                "ddp sends rank 0's buffers to all before each forward: what other ranks write is lost",
+                "change the buffer alike on every rank, from values that are exchanged (dist.all_reduce) before",
+            )
+        ]
+    names = sorted({n for rank in seen for n in rank.state if len({other.state.get(n) for other in seen}) > 1})
+    losses = [rank.same_batch_loss for rank in seen]
+    known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    if not names or len(known) < len(losses) or max(known) - min(known) <= ALIKE * max(map(abs, known)):
+        return []
+    return [
+        Finding(
+            NAME,
+            "warning",
+            f"state that forward changes differently on each of {len(seen)} ranks: {join_names(names)}; loss of the "
+            f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.4g}' for loss in known[:4])}",
+            "each rank trains with a state of its own batches: "
+            + (
+                "nothing synchronises it"
+                if case.cell.traits.shards_parameters
+                else "ddp sends rank 0's buffers to all, and nothing synchronises attributes"
+            ),
+            "exchange the state between the ranks (dist.all_reduce) before it is used, or compute it from the whole "
+            "batch",
+        )
+    ]
+
+
+RANK_STATE_CHECK = Check("state on ranks", None, judge_rank_state)
+
+
+TRAIN_MODE = "train mode"
+
+
+def judge_train_mode(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    return [*_evaluating(seen), *_one_sample(seen, case)]
+
+
+def _evaluating(seen: Sequence[Steps]) -> Iterator[Finding]:
+    layers = seen[0].mode_layers
+    if layers and any(rank.evaluates for rank in seen):
+        yield Finding(
+            TRAIN_MODE,
+            "warning",
+            f"forward passes of training steps in eval mode; layers that it changes: {join_names(layers)}",
+            "no dropout and no batch statistics: it is another training than the file says, and a cheaper step",
+            "remove model.eval() from build_model(), forward and loss(); the harness evaluates in eval mode itself",
+        )
+
+
+def _one_sample(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
+    cell, norms = case.cell, seen[0].batch_norms
+    if norms and cell.global_batch_size // cell.devices < 2:
+        yield Finding(
+            TRAIN_MODE,
+            "warning",
+            f"samples of a device in a step: {cell.global_batch_size // cell.devices}; layers with batch statistics: "
+            f"{join_names(norms)}",
+            "statistics of one sample: training is noise, and evaluation uses other statistics",
+            "use a larger per-device batch, sync_batch_norm under ddp or fsdp, or GroupNorm",
+        )
+
+
+TRAIN_MODE_CHECK = Check(TRAIN_MODE, None, judge_train_mode, about=("loss", "forward"), clue=r"\.eval\(|\.train\(")
+
+
+RANDOMNESS = "randomness"
+
+
+def observe_randomness(subject: Subject) -> dict[str, str]:
+    """Return a digest of each parameter as this rank builds it from the shared seed."""
+    model = subject.bare_model() if subject.whole_model_fits else subject.built_model()
+    return {name: value_digest(parameter) for name, parameter in model.named_parameters() if not parameter.is_meta}
+
+
+def judge_randomness(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:
+    """Compare the initial parameters of the ranks, before they are wrapped."""
+    names = [name for name in seen[0] if len({rank.get(name) for rank in seen}) > 1]
+    if not names:
+        return []
+    consequence = (
+        "fsdp shards the values of each rank: the model is assembled from different initializations"
+        if case.cell.traits.shards_parameters
+        else "ddp broadcasts rank 0's parameters; values that other ranks derived from their own are inconsistent"
+    )
+    return [
+        Finding(
+            RANDOMNESS,
+            "error",
+            f"initial values of {len(names)} of {len(seen[0])} parameters differ between the {len(seen)} ranks: "
+            f"{join_names(names)}",
+            consequence,
+            "in build_model(), draw from torch's default generator only, whose seed is the same on every rank; take no "
+            "seed from the rank, the time or the process",
+        )
+    ]
+
+
+def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    """Compare the random states of the ranks that draw random numbers in their steps."""
+    drawing = [rank.random_state for rank in seen if rank.draws]
+    if len(drawing) < 2 or len(set(drawing)) == len(drawing):
+        return []
+    return [
+        Finding(
+            RANDOMNESS,
+            "warning",
+            f"random states after the steps on {len(drawing)} ranks that draw random numbers: {len(set(drawing))} "
+            "distinct",
+            "equal dropout masks on several ranks: the draws of the ranks are not independent",
+            "remove torch.manual_seed from forward and loss; the harness seeds each rank differently",
+        )
+    ]
+
+
+RANDOMNESS_CHECK = Check(RANDOMNESS, observe_randomness, judge_randomness, about=("build_model",), clue=r"seed\(")
+STREAMS = Check("random streams", None, judge_streams)

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from harness.doctor.check import Case, Check
-from harness.doctor.process import ProcessState, processors
-from harness.doctor.subject import Subject
-from harness.plan.cell import int_option
+from harness.doctor.subject import ProcessState, Subject, processors
+from harness.plan.cell import int_option, place
 from harness.plan.checks.finding import Finding, join_names
-from harness.plan.placement import place
 from harness.train.process_settings import crowded, pinned
 
 NAME = "threads"

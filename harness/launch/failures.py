@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.launch.watchdog import Watchdog
+from harness.launch.supervision import Watchdog
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult
 

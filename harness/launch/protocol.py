@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from harness.config.experiment import Experiment
 from harness.plan.environment import GroupRank, NodeEnvironment
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.system.code_version import CodeVersion
+from harness.system.user_code import CodeVersion
 
 
 @dataclass(frozen=True)

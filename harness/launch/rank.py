@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from harness.launch.heartbeat import StepCounter
 from harness.launch.protocol import Job
 from harness.launch.startup import Received, Registration
+from harness.launch.supervision import StepCounter
 from harness.launch.worker import run_group
 from harness.plan.trial import WorkerGroup
 from harness.train.ranks import Ranks

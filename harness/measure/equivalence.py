@@ -22,13 +22,12 @@ from harness.plan.cell import Cell
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.digests import value_digest
 from harness.train.loader import Share, batches, endless_shares
-from harness.train.loss_value import as_loss
+from harness.train.loss import as_loss, whole_tensor
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
 from harness.train.phases import BACKWARD, Phase
 from harness.train.precision import REDUCED
 from harness.train.ranks import Ranks
-from harness.train.token_weights import whole_tensor
 from harness.train.training import Training
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset, Workload, collate_of

@@ -17,9 +17,8 @@ import torch
 from harness.measure.stepper import Stepper
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell
-from harness.plan.exchange_rows import Collective, ExchangeRow
-from harness.train.exchange_points import ExchangePoint
-from harness.train.phases import BACKWARD, CLEARED, Phase
+from harness.plan.rows import Collective, ExchangeRow
+from harness.train.phases import BACKWARD, CLEARED, ExchangePoint, Phase
 
 FIRST_STEPS, RECORDED_STEPS = 1, 4
 """Steps before those that are recorded, after which ddp has its final buckets and fsdp its gathered parameters."""

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from harness.plan.memory_rows import ModelBytes
-from harness.plan.rows import RankFacts
+from harness.plan.rows import ModelBytes, RankFacts
+from harness.train.loss import local_part
 from harness.train.strategies.base import default_units
-from harness.train.token_weights import local_part
 from harness.train.training import Training
 from harness.train.workloads import Workload
 

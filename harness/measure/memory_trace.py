@@ -7,35 +7,145 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from harness.measure import fake_tensors
 from harness.measure.memory import of_model
 from harness.plan.cell import Cell
 from harness.plan.comparison import single_device_cell
-from harness.plan.memory_rows import Examination, ModelBytes, TracedPeak
+from harness.plan.rows import Examination, ModelBytes, TracedPeak
 from harness.train import workloads
 from harness.train.loader import Batches, Share, endless_shares
 from harness.train.optimizers import find_class
 from harness.train.precision import Precision
 from harness.train.ranks import Ranks
-from harness.train.strategies.base import Strategy, WrapContext, default_units
+from harness.train.strategies.base import Single, Strategy, WrapContext, default_units
 from harness.train.strategies.fsdp import Fsdp
-from harness.train.strategies.single import Single
 from harness.train.training import Training
 from harness.train.workloads import SizedDataset, Workload, collate_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+TOTAL = "Total"
+"""The key of a snapshot's sum; the other keys are kinds of tensors."""
+GRADIENTS = ("Gradient", "Sharded Grad", "Unsharded Grad")
+
+
+class FakeMode(Protocol):
+    """A mode in which operators compute shapes, not values; tensors that it makes hold no memory."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: Any) -> object: ...
+
+    def from_tensor(self, tensor: Tensor) -> Tensor: ...
+
+
+class Tracker(Protocol):
+    """torch's MemTracker as far as it is used here."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *error: Any) -> object: ...
+
+    def get_tracker_snapshot(self) -> Mapping[torch.device, Mapping[str, int]]: ...
+
+    def track_external(self, *external: Any) -> None: ...
+
+
+def fake_mode() -> FakeMode:
+    """Return a new fake mode; real tensors that operators meet are taken as fake ones."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode: FakeMode = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode
+
+
+@contextmanager
+def fake_group(size: int) -> Iterator[None]:
+    """Make this process the first rank of a group of this size, whose collectives exchange nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def tracker_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, sharded: bool) -> Tracker:
+    """Return a tracker that knows the model and the optimizer; ``sharded``: by fully_shard."""
+    if sharded:
+        from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+
+        return FSDPMemTracker(model, optimizer)
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer)
+    return tracker
+
+
+def track_batch(tracker: Tracker, batch: object) -> None:
+    """Add the tensors of a batch to those that the tracker knows, until they are deleted."""
+    if (track_inputs := getattr(tracker, "track_inputs", None)) is not None:
+        track_inputs((batch,))
+    else:
+        tracker.track_external(*(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)))
+
+
+class AfterEachOperator(TorchDispatchMode):
+    """Calls a function after each operator inside; of a DTensor's after those on its local tensor, as the tracker."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._look = look
+
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: Sequence[type], args: tuple[object, ...] = (), kwargs: Any = None
+    ) -> object:
+        if DTensor in types:
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self._look()
+        return result
+
+
+def faked(model: nn.Module, mode: FakeMode) -> nn.Module:
+    """Replace parameters and buffers by fake ones of the same shapes on the CPU, shared ones by shared ones."""
+    new: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in new:
+            with mode:
+                made = torch.empty_like(tensor, device="cpu")
+            trains = tensor.requires_grad
+            new[id(tensor)] = nn.Parameter(made, trains) if isinstance(tensor, nn.Parameter) else made
+        return new[id(tensor)]
+
+    for module in model.modules():
+        for kept in (module._parameters, module._buffers):
+            tensors: dict[str, Any] = kept
+            tensors.update({name: fake(tensor) for name, tensor in tensors.items() if tensor is not None})
+    return model
+
+
+def faked_batch(batch: object, mode: FakeMode) -> object:
+    """Return the batch with fake tensors."""
+    return tree_map_only(Tensor, mode.from_tensor, batch)
+
 
 FIRST_BATCHES = 8
 """Batches of which the largest is traced if the workload collates them itself, as to pad sequences."""
@@ -178,13 +288,13 @@ def trace(cell: Cell, workload: Workload, model: nn.Module, load: Load) -> Trace
     device; its parameters and buffers are replaced. Raises whatever the workload raises on fake tensors.
     """
     sharded = cell.traits.shards_parameters
-    mode = fake_tensors.fake_mode()
-    with fake_tensors.fake_group(cell.devices) if sharded else nullcontext():
+    mode = fake_mode()
+    with fake_group(cell.devices) if sharded else nullcontext():
         strategy = _over_mesh(cell) if sharded else Unmoved()
         with mode:
-            built = Built(workload, fake_tensors.faked(model, mode))
+            built = Built(workload, faked(model, mode))
             training = Training(_with_defaults_of_device(cell), built, SEED, _first_rank(cell), strategy)
-            return _peak(training, load, lambda batch: fake_tensors.faked_batch(batch, mode), sharded=sharded)
+            return _peak(training, load, lambda batch: faked_batch(batch, mode), sharded=sharded)
 
 
 def _over_mesh(cell: Cell) -> Strategy:
@@ -198,23 +308,23 @@ def _peak(training: Training, load: Load, fake: Callable[[object], object], *, s
         training.step(batches if len(load.micro_batches) > 1 else next(batches), load.share)
 
     step(map(fake, load.micro_batches))
-    tracker = fake_tensors.tracker_of(training.model, training.optimizer, sharded=sharded)
+    tracker = tracker_of(training.model, training.optimizer, sharded=sharded)
     peak: TracedPeak = {"peak_bytes": 0, "without_gradients_bytes": 0}
 
     def look() -> None:
         for tensors in tracker.get_tracker_snapshot().values():
-            total = tensors[fake_tensors.TOTAL]
-            gradients = sum(tensors.get(kind, 0) for kind in fake_tensors.GRADIENTS)
+            total = tensors[TOTAL]
+            gradients = sum(tensors.get(kind, 0) for kind in GRADIENTS)
             peak["peak_bytes"] = max(peak["peak_bytes"], total)
             peak["without_gradients_bytes"] = max(peak["without_gradients_bytes"], total - gradients)
 
     def tracked() -> Iterator[object]:
         for batch in load.micro_batches:
             faked = fake(batch)
-            fake_tensors.track_batch(tracker, faked)
+            track_batch(tracker, faked)
             yield faked
 
-    with tracker, fake_tensors.AfterEachOperator(look):
+    with tracker, AfterEachOperator(look):
         step(tracked())
     return peak
 

@@ -13,13 +13,11 @@ import torch
 
 from harness.config.experiment import Experiment
 from harness.measure import memory
-from harness.measure.collectives import measure_collectives
-from harness.measure.convergence import Epochs
-from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
-from harness.measure.epoch_data import EpochData
+from harness.measure.convergence import EpochData, Epochs
 from harness.measure.equivalence import measure_by_precision
 from harness.measure.explain import Explanation, explain
-from harness.measure.loss_scale import ScaleDiverged
+from harness.measure.losses import Divergence, ScaleDiverged, earliest, first_in, outcome_columns
+from harness.measure.profiles import measure_collectives
 from harness.measure.stepper import (
     Stepper,
     TimedWindow,
@@ -36,7 +34,7 @@ from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager
 from harness.train.checkpoint.trained import trained_facts
-from harness.train.data_reuse import SharedData
+from harness.train.loader import SharedData
 from harness.train.process_settings import crowding, pinned
 from harness.train.ranks import Ranks
 from harness.train.training import Training

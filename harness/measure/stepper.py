@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import WorkloadError
-from harness.measure.phase_timers import marks_for
-from harness.measure.window import Window, measure_window, synchronize
+from harness.measure.window import Window, marks_for, measure_window, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial

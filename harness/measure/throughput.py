@@ -1,22 +1,106 @@
-"""Throughput: warm-up until steps are steady, then timed windows of full batches."""
+"""Throughput: warm-up until steps are steady, then timed windows of full batches, and the load around them."""
 
 from __future__ import annotations
 
 import math
 import os
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import psutil
+
 from harness.config.sections import Throughput
-from harness.measure import load, phase_timers
-from harness.measure.gpu_readings import summarise
-from harness.measure.loss_scale import rounds_until_unskipped, scale_columns
-from harness.measure.steady_state import is_steady
+from harness.measure.losses import rounds_until_unskipped, scale_columns
 from harness.measure.stepper import Stepper, TimedWindow
-from harness.measure.telemetry import open_telemetry
+from harness.measure.telemetry import open_telemetry, summarise
+from harness.measure.window import phases_are_cheap
 from harness.plan.planner import least_warmup_s
 from harness.plan.rows import RankFacts, TrialFacts
+from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
+
+
+@dataclass(frozen=True)
+class Load:
+    """One instant on one rank: seconds of CPU time used by this process with its children, and by the node."""
+
+    clock_s: float
+    own_cpu_s: float
+    node_cpu_s: float
+    swapped_bytes: int
+
+
+def read() -> Load:
+    """Return the counters of node and process now; takes about a millisecond."""
+    return Load(time.perf_counter(), _own_cpu_s(), _node_cpu_s(), _swapped_bytes())
+
+
+def load_between(before: Load, after: Load) -> RankFacts:
+    """Return a rank's columns: the time between two readings, and the CPU time and swap used in it."""
+    return {
+        "watched_s": after.clock_s - before.clock_s,
+        "own_cpu_s": after.own_cpu_s - before.own_cpu_s,
+        "node_cpu_s": after.node_cpu_s - before.node_cpu_s,
+        "swapped_bytes": after.swapped_bytes - before.swapped_bytes,
+    }
+
+
+def _own_cpu_s() -> float:
+    me = psutil.Process()
+    total = 0.0
+    for process in (me, *me.children(recursive=True)):  # loader workers work for us
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def _node_cpu_s() -> float:
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
+
+
+def _swapped_bytes() -> int:
+    swap = psutil.swap_memory()
+    return int(swap.sin + swap.sout)
+
+
+TREND_NOISE = 3.2
+"""Bound of 95 % of trends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
+STEADY_STEPS = 500
+"""Longer rounds are thinned to about this number of steps: the trend takes all pairs of them."""
+
+
+def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
+    """Return whether the last two rounds of step times are alike and the last shows no trend.
+
+    Alike: their medians differ by at most STEADY_CHANGE, or by no more than their noise, which is taken as the
+    notch 1.57 IQR / sqrt(n) of each (McGill, Tukey and Larsen 1978), up to STEADY_NOISE. No trend: the Theil-Sen
+    line (Sen 1968: the median of all pairs' slopes) changes by no more than that over the last round.
+    """
+    if len(rounds) < 2 or min(len(rounds[-1]), len(rounds[-2])) < 2:
+        return False
+    before, last = (np.asarray(steps, dtype=float)[:: 1 + len(steps) // STEADY_STEPS] for steps in rounds[-2:])
+    middle = float(np.median(last))
+
+    def allowed(noise: float) -> float:
+        return max(STEADY_CHANGE * middle, min(noise, STEADY_NOISE * middle))
+
+    if abs(float(np.median(before)) - middle) > allowed(_notch(before) + _notch(last)):
+        return False
+    first, second = np.triu_indices(len(last), 1)
+    slope = float(np.median((last[second] - last[first]) / (second - first)))
+    return abs(slope) * (len(last) - 1) <= allowed(TREND_NOISE * _notch(last))
+
+
+def _notch(values: np.ndarray) -> float:
+    low, high = np.percentile(values, (25, 75))
+    return 1.57 * float(high - low) / math.sqrt(len(values))
+
 
 PHASE_PART, LEAST_MARKED = 4, 3
 """A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
@@ -47,7 +131,7 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     rounds, steady = _warm_up(stepper, settings)
     rounds += rounds_until_unskipped(stepper, settings.warmup_steps, sum(each.window.steps for each in rounds))
     pace_s = _pace(rounds[-1].window.step_s)
-    detailed = phase_timers.phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
+    detailed = phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
     scale = stepper.training.loss_scale()
     monitor = LoadMonitor(stepper, shared)
@@ -67,13 +151,13 @@ class LoadMonitor:
         ranks = stepper.ranks
         self._shared = shared
         self._telemetry = open_telemetry(ranks.devices, own_pids=tuple(ranks.gather(os.getpid())))
-        self._load = load.read()
+        self._load = read()
         self._gpus = self._telemetry.read() if self._telemetry else ()
 
     def columns(self, timed: Sequence[TimedWindow]) -> RankFacts:
         """Return the rank's columns over these windows."""
         gpus = self._telemetry.read() if self._telemetry else ()
-        used = load.load_between(self._load, load.read())
+        used = load_between(self._load, read())
         if self._telemetry:
             samples = sum(window.weight for window in timed)
             used |= summarise(self._gpus, gpus, seconds=used["watched_s"], shared=self._shared, samples=samples)

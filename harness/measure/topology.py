@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 from pathlib import Path
 from typing import cast
 
-from harness.measure.nvml import Handle, Nvml, PciInfo
+from harness.measure.telemetry import Handle, Nvml, PciInfo
 from harness.plan.environment import Topology
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}

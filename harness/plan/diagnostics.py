@@ -8,9 +8,8 @@ from typing import TypeGuard
 
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
-from harness.plan.placement import Placement, place
 from harness.plan.trial import Trial
 
 GPU_LINKS_S, CPU_LINKS_S = 5.0, 1.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, place
 from harness.plan.inventory import Machine
-from harness.plan.placement import place
 from harness.plan.rows import SkipCode
 from harness.plan.trial import Impossible, SkipReason
 

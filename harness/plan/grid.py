@@ -1,4 +1,4 @@
-"""Expansion of an experiment into cells: products of axes, lists, exclusions, and the bases that ratios need."""
+"""Expansion of an experiment into cells: products of axes, lists, exclusions, bases, published cells."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
+from harness.config.published import Level, Published
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue, as_axis, leaves
@@ -17,8 +18,51 @@ from harness.errors import ExperimentError
 from harness.plan.cell import Cell, Options, Scaling, share_of, without_earlier
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
-from harness.plan.published import check_published
-from harness.system.code_version import CodeVersion
+from harness.system.user_code import CodeVersion
+
+NAMED = 3
+"""The most cells that an error names."""
+
+
+def check_published(experiment: Experiment, asked: Sequence[Cell]) -> None:
+    """Raise ExperimentError unless each published figure is of exactly one cell of the file that is to be measured."""
+    problems = [
+        problem for entry in enumerate(experiment.published) for problem in _problems(*entry, experiment, asked)
+    ]
+    if problems:
+        raise ExperimentError("published", problems)
+
+
+def _problems(number: int, entry: Published, experiment: Experiment, asked: Sequence[Cell]) -> Iterator[str]:
+    place = f"published[{number}]"
+    section = _section(entry.level)
+    if getattr(experiment, section) is None:
+        yield f"{place}.metric: {entry.metric} needs the section {section}, which is off"
+        return
+    cells = list(dict.fromkeys(_trained(experiment, asked) if section == "convergence" else asked))
+    found = [cell for cell in cells if cell.matches(entry.cell)]
+    if len(found) != 1:
+        named = "; ".join(f"{cell.strategy} x{cell.devices}, batch {cell.global_batch_size}" for cell in found[:NAMED])
+        some = f" ({named}{'; ...' if len(found) > NAMED else ''})" if found else ""
+        yield (
+            f"{place}.cell: got {entry.cell}, which {len(found)} of the {len(cells)} cells match{some}; allowed: axes "
+            "of the grid, with values that exactly one cell has"
+        )
+
+
+def _section(level: Level) -> str:
+    return "convergence" if level == "epochs" else "throughput"
+
+
+def _trained(experiment: Experiment, asked: Sequence[Cell]) -> Iterator[Cell]:
+    """Yield the cells from which trainings are chosen, at their batch; which of them train depends on the machine."""
+    settings = experiment.convergence
+    assert settings is not None
+    for cell in asked:
+        if cell.matches(settings.only):
+            batch = settings.global_batch_size
+            yield cell.at_global_batch_size(batch) if batch else cell
+
 
 TraitsByName = Mapping[str, StrategyTraits]
 NO_TRAITS: TraitsByName = MappingProxyType({})

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, place
 from harness.plan.inventory import Inventory, Machine, Node
-from harness.plan.placement import place
 from harness.plan.planner import Plan
 
 LACKING = "too_few_devices"

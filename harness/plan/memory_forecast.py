@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.config.values import PlainValue
+from harness.config.values import MIB, PlainValue
 from harness.plan.cell import Cell
 from harness.plan.checks.memory import REFUSE, WARN, State, counted, micro_batch, ranks_of_node, state
 from harness.plan.comparison import single_device_cell
-from harness.plan.devices import device_of_driver
-from harness.plan.inventory import Inventory, Node
-from harness.plan.memory_rows import Examination, MemoryFacts
-from harness.system.units import MIB
+from harness.plan.inventory import Inventory, Node, device_of_driver
+from harness.plan.rows import Examination, MemoryFacts
 
 Verdict = Literal["fits", "may not fit", "will not fit", "unknown"]
 How = Literal["traced", "counted", "unknown"]

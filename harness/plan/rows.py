@@ -12,9 +12,132 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from harness.config.values import PlainValue
-from harness.plan.exchange_rows import ExchangeRow, ExchangeSeconds
-from harness.plan.link_rows import LinkRow
-from harness.plan.memory_rows import MemoryFacts
+
+
+class ActivationBytes(TypedDict):
+    """Tensors that a forward pass keeps for backward, without parameters: a constant part, and one for each sample."""
+
+    fixed: int
+    per_sample: int
+
+
+class ModelBytes(TypedDict):
+    """The sizes of a model, in bytes.
+
+    ``unit_bytes``: parameters of the largest unit that fsdp shards; ``root_bytes``: of those in no unit. ``on_meta``:
+    the model is built without memory.
+    """
+
+    parameter_bytes: int
+    trainable_bytes: int
+    buffer_bytes: int
+    unit_bytes: int
+    root_bytes: int
+    on_meta: bool
+
+
+class MemoryFacts(ModelBytes):
+    """The sizes from which the peak memory of cells with one model is estimated, in bytes.
+
+    ``activations``: by precision, 'bf16', or 'bf16 compiled'. ``process_bytes``: resident memory of a rank without the
+    model. ``device_bytes``, ``host_bytes``: of the smallest device and node.
+    """
+
+    activations: dict[str, ActivationBytes]
+    process_bytes: int
+    device_bytes: int
+    host_bytes: int
+
+
+class TracedPeak(TypedDict):
+    """The traced peak of a step on one device, in bytes; ``without_gradients_bytes``: of all but gradients.
+
+    Both may be at different moments of the step.
+    """
+
+    peak_bytes: int
+    without_gradients_bytes: int
+
+
+class Examination(TypedDict):
+    """What the trace of a cell found. ``process_bytes``: resident memory of the process without the model.
+
+    ``sizes``: None if the model cannot be built; ``peak``: None if it cannot be traced. ``alone``: the peak is that of
+    one device, for the cell's strategy cannot be traced. ``reason``: why something is missing.
+    """
+
+    sizes: ModelBytes | None
+    process_bytes: int
+    peak: TracedPeak | None
+    alone: bool
+    reason: str
+
+
+LinkOperation = Literal["copy", "send_receive", "all_reduce", "all_gather", "reduce_scatter"]
+"""copy: between two GPUs of one process; send_receive: between two processes; the others are of all ranks."""
+LinkTier = Literal["inside a node", "between nodes"]
+
+
+class LinkRow(TypedDict):
+    """One size of one operation between two devices (copy, send_receive) or of all ranks (the collectives).
+
+    ``source``, ``target``: numbers of the devices in the placement, which are the ranks if each has one device; None
+    for a collective.
+    """
+
+    operation: LinkOperation
+    backend: str
+    tier: LinkTier
+    source: int | None
+    target: int | None
+    link: str | None
+    size_bytes: int
+    repetitions: int
+    calls: int
+    time_s: float
+    min_s: float
+    max_s: float
+
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+
+class ExchangeRow(TypedDict):
+    """One collective of a step on one rank, in the order in which they are called.
+
+    ``size_bytes``: of the whole tensor, as in LinkRow. ``ready_s``, ``needed_s``: seconds of computation from the start
+    of the forward pass, all waiting for exchanges excluded, until it can begin, and until what follows needs it.
+    """
+
+    position: int
+    operation: Collective
+    size_bytes: int
+    ready_s: float
+    needed_s: float
+
+
+class ExchangeSeconds(TypedDict, total=False):
+    """Seconds a step of the parts of an exchange, each known for one strategy; None if a profile did not show it."""
+
+    dp_replicate_s: float | None
+    dp_scatter_s: float | None
+    dp_gather_s: float | None
+    dp_reduce_s: float | None
+    fsdp_all_gather_s: float | None
+    fsdp_reduce_scatter_s: float | None
+    fsdp_shard_copy_s: float | None
+    dp_replicate_exposed_s: float | None
+    dp_scatter_exposed_s: float | None
+    dp_gather_exposed_s: float | None
+    dp_reduce_exposed_s: float | None
+    fsdp_all_gather_exposed_s: float | None
+    fsdp_reduce_scatter_exposed_s: float | None
+    fsdp_shard_copy_exposed_s: float | None
+    dp_threads_s: float
+    dp_side_by_side_s: float
+    ddp_communication_s: float
+    ddp_exposed_s: float
+
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "explain", "profile", "equivalence", "doctor", "links"]

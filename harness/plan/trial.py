@@ -10,11 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import HarnessError
-from harness.plan.cell import Cell
-from harness.plan.exchange_rows import ExchangeRow
-from harness.plan.link_rows import LinkRow
-from harness.plan.placement import Placement
-from harness.plan.rows import Kind, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
+from harness.plan.cell import Cell, Placement
+from harness.plan.rows import ExchangeRow, Kind, LinkRow, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
 
 
 @dataclass(frozen=True)

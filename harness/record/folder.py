@@ -22,12 +22,22 @@ from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import Trial, TrialResult
 from harness.record.frames import csv_bytes
-from harness.record.jsonl import for_file, read_lines, upgrade_environment, with_options
+from harness.record.lines import SCHEMA_VERSION, Record, merged, plan_content, raw_name
 from harness.record.parquet import gather, in_parquet, read_frame, write_frame
-from harness.record.reading import check_no_links, encode_json, naming_file, read_object, read_text
-from harness.record.rows import SCHEMA_VERSION, Record, merged, plan_content, raw_name
+from harness.record.reading import (
+    check_environment,
+    check_no_links,
+    check_plan,
+    encode_json,
+    for_file,
+    naming_file,
+    read_lines,
+    read_object,
+    read_text,
+    upgrade_environment,
+    with_options,
+)
 from harness.record.schema import CHECKS, EPOCHS, RAW, STEPS, TRAINING_STEPS, Table, table_of
-from harness.record.validation import check_environment, check_plan
 from harness.system import sanitize
 from harness.system.files import (
     PARTIAL,

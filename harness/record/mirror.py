@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from harness.errors import RunFolderError, StoreError
 from harness.record.folder import RunFolder
+from harness.record.lines import raw_name
 from harness.record.reading import check_no_links, object_of
-from harness.record.rows import raw_name
 from harness.record.schema import RAW
 from harness.record.store import Store, open_store
 from harness.system.files import replace_all, writing

@@ -1,18 +1,25 @@
-"""Readers of untrusted run folders: text and JSON. No content is executed; every error names its file."""
+"""Readers of a run folder: text, JSON, recorded trials. No content is executed; every error names its file."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import pyarrow as pa
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
+from typing_extensions import TypedDict
 
 from harness.errors import RunFolderError
+from harness.plan.comparison import options_text, set_ids
+from harness.plan.environment import NodeFacts, RunEnvironment
+from harness.plan.rows import RecordedTrial, SkipCode
 
 
 def check_no_links(folder: Path) -> None:
@@ -95,3 +102,189 @@ def decode_json(data: bytes) -> object:
     except ValueError:
         content = json.loads(data)
         return json.loads(json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+class _LaunchedGroup(TypedDict):
+    group_id: str
+    invocation: int
+    whole_s: float
+    nodes: list[NodeFacts]
+
+
+class _Environment(TypedDict, total=False):
+    groups: list[_LaunchedGroup]
+
+
+class _Group(TypedDict):
+    trials: list[str]
+    block: int
+
+
+class _CannotRun(TypedDict):
+    cell_id: str
+    strategy: str
+    devices: int
+    per_device_batch_size: int | None
+    global_batch_size: int
+
+
+class _Impossible(_CannotRun):
+    reason: str
+
+
+class _Plan(TypedDict):
+    groups: list[_Group]
+    skipped: list[_CannotRun]
+    impossible: list[_Impossible]
+
+
+_ENVIRONMENT = TypeAdapter(_Environment)
+_PLAN = TypeAdapter(_Plan)
+
+
+def check_environment(content: RunEnvironment) -> None:
+    """Raise ValueError if environment.json lacks what tables and report take from it."""
+    _check(_ENVIRONMENT, content)
+
+
+def check_plan(content: Mapping[str, object]) -> None:
+    """Raise ValueError if plan.json lacks what the tables take from it."""
+    _check(_PLAN, content)
+
+
+def _check(adapter: TypeAdapter[_Environment] | TypeAdapter[_Plan], content: object) -> None:
+    try:
+        adapter.validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+_HEADS = (b'{"trial_id":"', b'{"trial_id": "')
+"""First bytes of every line, in the current and older versions; they identify a line that a crash cut short."""
+_TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_LINES = TypeAdapter(list[RecordedTrial], config=ConfigDict(strict=True, extra="allow"))
+_ABSENT = {name: None for name, kind in get_type_hints(RecordedTrial).items() if NoneType in get_args(kind)}
+"""Columns that may be None; older schema versions lack some of them."""
+
+
+def read_lines(path: Path) -> list[RecordedTrial]:
+    """Return the recorded trials of a file, upgraded to the current schema version; raises RunFolderError.
+
+    Lines that a crash cut short are skipped: the bytes after the last newline, or a partial line that a later
+    invocation ended with a newline.
+    """
+    with naming_file(path):
+        *lines, rest = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        with naming_file(path, f"line {number} "):
+            try:
+                row = object_of(line)
+            except (ValueError, RecursionError):
+                if _torn(line):
+                    continue
+                raise
+            rows.append(_checked(_upgraded(row)))
+    if not _torn(rest):
+        raise RunFolderError(f"{path}: is damaged or incomplete (the last line is not a recorded trial)")
+    return rows
+
+
+def _torn(line: bytes) -> bool:
+    """Return whether a line is empty or only the beginning of a trial's; trailing zeros of some file systems aside."""
+    written = line.rstrip(b"\0")
+    return any(head.startswith(written[: len(head)]) for head in _HEADS)
+
+
+def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of an older schema version as one of the current version."""
+    if "sitting" in line:  # until version 2
+        line["invocation"] = line.pop("sitting")
+    if "purpose" not in line:
+        later = {"purpose": "", "check_id": None, "alone_id": None, "wrapped_id": None, "launcher": "ray"}
+        line = {**later, "facts": {}, "parts": {}, **line}
+        for window in line["windows"]:
+            window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
+    if "skip_code" not in line:  # until version 2
+        line["skip_code"] = _skip_code(line)
+    line = with_options(line)
+    if "family_id" not in line:  # until version 2
+        line |= set_ids(line)
+    return {**_ABSENT, **line}
+
+
+def with_options(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a file with its options as a mapping; in the file they are text, the JSON of an object."""
+    text = row.get("options")
+    return {**row, "options": object_of(text.encode())} if isinstance(text, str) else row
+
+
+def for_file(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's row as it stands in a file, with its options as text."""
+    return {**row, "options": options_text(row["options"])}
+
+
+_SKIP_CODES: Mapping[SkipCode, str] = {
+    "strategy_devices": r"\S+ trains on (one device|\d+ devices at most)",
+    "strategy_nodes": r"\S+ drives its devices from one process",
+    "launcher_nodes": "torchrun, the control, runs on one node",
+    "launcher_cluster": "torchrun, the control, runs on this machine alone",
+    "uneven_nodes": r"\d+ devices do not split evenly over \d+ nodes",
+    "device_ids_on_cpu": "device_ids names GPUs",
+    "device_ids_uneven": "a worker group with device_ids takes every GPU",
+    "too_few_devices": "too few devices:",
+    "batch_indivisible": r"global batch \d+ does not divide",
+    "micro_batch_indivisible": r"per-device batch \d+ does not divide",
+    "static_graph": "static_graph does not go with",
+    "strategy_compile": "compile does not apply to",
+    "no_compiler": r"compile needs a C\+\+ compiler",
+    "needs_cuda": "tf32 is a mode of CUDA|sync_batch_norm is a CUDA operator",
+    "too_few_samples": r"(the check's )?global batch \d+ exceeds",
+    "random_evaluation": "loss or model draw random numbers",
+    "doctor_memory": "preflight: memory:",
+    "doctor": "preflight",
+    "out_of_memory": r".* of the same cell ran out of memory \(limits\.prune_oom\)$",
+    "precise": "precise enough",
+    "time_up": r"time is up: limits\.wall",
+    "inline": "--inline runs one rank",
+}
+"""Patterns of the beginnings of skip reasons, for lines without a code (until version 2); the first match counts."""
+
+
+def _skip_code(line: Mapping[str, Any]) -> SkipCode | None:
+    """Return the skip code for a trial's reason; None if the trial was not skipped or no pattern matches."""
+    reason = str(line.get("reason", "")) if line.get("outcome") == "skipped" else None
+    codes = (code for code, text in _SKIP_CODES.items() if reason is not None and re.match(text, reason, re.DOTALL))
+    return next(codes, None)
+
+
+def upgrade_environment(content: dict[str, Any]) -> RunEnvironment:
+    """Return environment.json's content in the names of the current schema version."""
+    if "sittings" in content:  # until version 2
+        content["invocations"] = content.pop("sittings")
+    for group in content.get("groups", []):
+        if "sitting" in group:
+            group["invocation"] = group.pop("sitting")
+    environment: RunEnvironment = {"invocations": content.get("invocations", []), "groups": content.get("groups", [])}
+    return environment
+
+
+def _checked(line: dict[str, Any]) -> RecordedTrial:
+    """Return the line of a trial, its values validated against the types of their columns; raises ValueError."""
+    if not (isinstance(line.get("trial_id"), str) and _TRIAL_ID.fullmatch(line["trial_id"])):
+        raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}; allowed: {_TRIAL_ID.pattern}")
+    try:
+        (trial,) = _LINES.validate_python([line])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
+    for row in (trial, trial["facts"], *trial["windows"], *trial["ranks"], *(trial["links"] or ())):
+        _check_integers(row)
+    return trial
+
+
+def _check_integers(row: Mapping[str, object]) -> None:
+    for name, value in row.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{name}: got an integer of more than 64 bits")

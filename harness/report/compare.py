@@ -1,26 +1,147 @@
-"""A comparison of several runs as a page, as Markdown for a pull request, and as JSON for a program."""
+"""A comparison of several runs as sentences, as a page, as Markdown for a pull request, and as JSON."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.compare import Comparison
-from harness.analysis.gate import exit_code
+from harness.analysis.common import is_no_claim
+from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison, exit_code
 from harness.errors import ComparisonError, WriteError, cause_of
 from harness.record.frames import records
-from harness.report.compare_summary import sentences
-from harness.report.glossary import with_holm_explained
-from harness.report.markdown import plain
+from harness.report.labels import Row, is_true, number, plural, rows_of
 from harness.report.page import render
+from harness.report.sentence import with_holm_explained
 from harness.report.tables import compare as tables
-from harness.report.tables.text import NO_BREAK, TextTable
+from harness.report.tables.compare import labels_of, ratio_text, run_state
+from harness.report.tables.text import NO_BREAK, TextTable, words
+from harness.report.verdict import plain
 from harness.system.files import replace_all
+
+NAMED = 6
+"""The most cells, or facts, that a sentence names."""
+KEEP_RUNS = "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or state --run-noise."
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Return what the comparison found, most important first, a sentence each."""
+    found = [
+        *_changes(comparison),
+        *_noise(comparison),
+        *_gate(comparison),
+        *_unfinished(comparison),
+        *_differing(comparison),
+        *_unmatched(comparison),
+    ]
+    return with_holm_explained(found)
+
+
+def _changes(comparison: Comparison) -> Iterator[str]:
+    labels = labels_of(comparison)
+    for run in comparison.runs["run"].tolist()[1:]:
+        rows = [row for row in rows_of(comparison.cells) if row["run"] == run and not is_no_claim(row)]
+        for direction in (SLOWER, FASTER):
+            some = [row for row in rows if row["change"] == direction]
+            named = _joined([f"{labels.of(row)}: {ratio_text(row)}" for row in some[:NAMED]], len(some))
+            if some:
+                yield f"{run} is {direction} than A in {len(some)} of {plural(len(rows), 'cell')}: {named}."
+        within = sum(row["change"] == WITHIN_NOISE for row in rows)
+        if within == len(rows) and rows:
+            yield f"{run} against A: no change is claimed. Every difference is within the noise between runs."
+        elif within:
+            yield f"{run} against A: {within} of {plural(len(rows), 'cell')} within the noise between runs."
+        yield from _adjusted_away(comparison, rows)
+
+
+def _adjusted_away(comparison: Comparison, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield why cells are within noise though the intervals that are shown exclude 1."""
+    some = [row for row in rows if row["change"] == WITHIN_NOISE and not number(row["low"]) <= 1 <= number(row["high"])]
+    if some:
+        tested = int(comparison.cells["p_adjusted"].notna().sum())
+        yield (
+            f"Intervals of {len(some)} of them exclude 1 taken alone, but not after Holm's adjustment over "
+            f"{plural(tested, 'cell')}: of many cells some differ by chance. More earlier runs narrow them."
+        )
+
+
+def _noise(comparison: Comparison) -> Iterator[str]:
+    cells, question = comparison.cells, comparison.question
+    known = cells[cells["run_noise"].notna()]
+    if question.run_noise is not None:
+        stated = f"{100 * question.run_noise:g} %"
+        yield f"Run noise: {stated}, as stated with --run-noise; intervals are normal, or t by the blocks if wider."
+        more = cells[cells["change"].notna() & (cells["run_noise"] > question.run_noise)]
+        if len(more):
+            yield (
+                f"In {len(more)} of {plural(len(cells), 'cell')} the blocks of a run themselves spread by "
+                f"{_percents(more['run_noise'])}, which contradicts {stated}: that spread is used there."
+            )
+    elif len(known):
+        few, many = int(known["earlier_runs"].min()), int(known["earlier_runs"].max())
+        count = str(few) if few == many else f"{few} to {many}"
+        assert comparison.history is not None
+        yield (
+            f"Run noise: {_percents(known['run_noise'])} between runs (standard deviation of a cell's "
+            f"throughput over {count} earlier runs below {comparison.history.folder})."
+        )
+    without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_no_claim(row)]
+    reasons = list(dict.fromkeys(words(row["reason"]) for row in without))
+    if reasons:
+        yield (
+            f"Undecided, {len(without)} of {plural(len(cells), 'cell')}: {_joined(reasons[:2], len(reasons))}."
+            + f" {KEEP_RUNS}" * any("earlier run" in reason for reason in reasons)
+        )
+
+
+def _percents(values: pd.Series[float]) -> str:
+    """Return '1.2 %', or '1.2 % to 3 %'."""
+    return " to ".join(dict.fromkeys(f"{100 * value:.2g} %" for value in (values.min(), values.max())))
+
+
+def _gate(comparison: Comparison) -> Iterator[str]:
+    labels = labels_of(comparison)
+    rows = rows_of(comparison.gate)
+    for condition in map(str, comparison.conditions):
+        mine = [row for row in rows if row["condition"] == condition]
+        counts = {verdict: sum(row["verdict"] == verdict for row in mine) for verdict in (FAILS, PASSES, UNDECIDED)}
+        failing = [f"{row['run']}, {labels.of(row)}" for row in mine if row["verdict"] == FAILS]
+        named = f": {_joined(failing[:NAMED], len(failing))}" if failing else ""
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        yield f"--fail-if {condition}: {counted if mine else 'no cell'}{named}."
+
+
+def _unfinished(comparison: Comparison) -> Iterator[str]:
+    for run in rows_of(comparison.runs):
+        if not is_true(run["finished"]):
+            yield f"{run['run']} is {run_state(run)}: it is compared for what it has."
+
+
+def _differing(comparison: Comparison) -> Iterator[str]:
+    facts = [fact for fact in comparison.environment if fact.differs]
+    between = " -> " if len(comparison.runs) == 2 else " / "
+    named = [f"{each.name} {between.join(value or 'not recorded' for value in each.values)}" for each in facts[:NAMED]]
+    if facts:
+        yield f"The runs differ in {plural(len(facts), 'fact')} of code or environment: {_joined(named, len(facts))}."
+
+
+def _unmatched(comparison: Comparison) -> Iterator[str]:
+    labels = labels_of(comparison)
+    rows = rows_of(comparison.unmatched)
+    for run, letter in dict.fromkeys((str(row["run"]), str(row["measured_in"])) for row in rows):
+        mine = [row for row in rows if (row["run"], row["measured_in"]) == (run, letter)]
+        named = [f"{labels.of(row)} ({row['reason']})" for row in mine[:NAMED]]
+        other = run if letter != run else "A"
+        yield f"Measured in {letter}, not in {other}: {_joined(named, len(mine))}."
+
+
+def _joined(named: list[str], count: int) -> str:
+    return "; ".join(named) + ("; ..." if count > len(named) else "")
+
 
 JSON_VERSION = 1
 """Number of the layout of the JSON: raised if a key changes its meaning or goes."""

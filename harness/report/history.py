@@ -13,9 +13,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 
-from harness.analysis.common import order
+from harness.analysis.common import matches, order
 from harness.analysis.history import UNREAD, load_history
-from harness.analysis.matching import matches
 from harness.config.values import PlainValue
 from harness.errors import ComparisonError
 from harness.plan.labels import Labels
@@ -23,8 +22,7 @@ from harness.record.frames import records
 from harness.report.compare import write_output
 from harness.report.figures.axes import Limits, common_limits, draw_interval, linear_values
 from harness.report.figures.common import COLOURS, MARKERS, panels, style
-from harness.report.labels import rate_unit
-from harness.report.row import Row, is_missing, is_true, number, rows_of
+from harness.report.labels import Row, is_missing, is_true, number, rate_unit, rows_of
 from harness.report.tables.compare import start_text
 from harness.report.tables.ratios import ratio
 from harness.report.tables.text import Column, TextTable, flush_right, make_table, speed, with_ends, words

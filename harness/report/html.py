@@ -13,14 +13,12 @@ from harness.errors import HarnessError, InternalError, WriteError, cause_of
 from harness.record.folder import RunFolder
 from harness.record.schema import RAW, empty_table
 from harness.report import summary
-from harness.report.environment import NO_FACTS, facts
 from harness.report.figures import FIGURES, style
-from harness.report.next_step import NEXT_FILE
-from harness.report.page import render
-from harness.report.parts import Failure, Parts, failed
+from harness.report.page import Failure, Parts, failed, render
 from harness.report.pictures import KINDS, Picture, make_picture
 from harness.report.sections import DETAILS, SCALING, Page, make_pages
-from harness.report.verdict import NO_VERDICT, Verdict, make_verdict
+from harness.report.summary import NO_FACTS, facts
+from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
 
 

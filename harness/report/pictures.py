@@ -12,8 +12,8 @@ from PIL import Image
 
 from harness.analysis.results import Results
 from harness.report.figures import Drawing
-from harness.report.figures.chart import Area, Chart
-from harness.report.parts import Parts
+from harness.report.figures.common import Area, Chart
+from harness.report.page import Parts
 
 DPI, COLOURS = 144, 256
 KINDS = ("png", "svg")

@@ -8,8 +8,7 @@ from functools import partial
 
 from harness.analysis.results import Results
 from harness.report import summary
-from harness.report.parts import Parts
-from harness.report.preview_words import preview_words
+from harness.report.page import Parts
 from harness.report.tables.cost import (
     communication_table,
     compute_table,
@@ -18,23 +17,29 @@ from harness.report.tables.cost import (
     unexplained_table,
     waterfall_table,
 )
-from harness.report.tables.epochs import MOST_EPOCHS, epochs_table
 from harness.report.tables.evidence import (
     doubt_table,
     equivalence_table,
+    findings_table,
     ledger_table,
     memory_table,
     stalls_table,
     usual_words,
 )
-from harness.report.tables.findings import findings_table
-from harness.report.tables.leaders import leaders_table
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words, topology_table
 from harness.report.tables.prediction import prediction_table, prediction_words, refusals
-from harness.report.tables.preview import preview_table
+from harness.report.tables.preview import preview_table, preview_words
 from harness.report.tables.published import published_table, published_words
-from harness.report.tables.ratios import noise_table, parity_table, versus_table
-from harness.report.tables.scaling import convergence_table, failure_table, missing_table, outcome_table, scaling_table
+from harness.report.tables.ratios import leaders_table, noise_table, parity_table, versus_table
+from harness.report.tables.scaling import (
+    MOST_EPOCHS,
+    convergence_table,
+    epochs_table,
+    failure_table,
+    missing_table,
+    outcome_table,
+    scaling_table,
+)
 from harness.report.tables.text import TextTable, impossible_lines
 
 

@@ -2,22 +2,207 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.results import attempt
 from harness.analysis.verdict.choices import FASTER, SLOWER
-from harness.analysis.verdict.rules import EFFICIENT
+from harness.analysis.verdict.rules import EFFICIENT, ENOUGH
+from harness.analysis.verdict.trust import GOOD_BLOCKS, HALFWIDTH
 from harness.plan.labels import joined, strategy_text
 from harness.report.causes import why_not_better
-from harness.report.decision import base_words, on_fewer_devices, times, what_to_use
-from harness.report.labels import setting_without_batch
-from harness.report.row import Row, is_missing, number, rows_of, texts
-from harness.report.sentence import Context, Sentence
-from harness.report.tables.evidence import INTERVALS, imprecise
+from harness.report.labels import (
+    Row,
+    Scalar,
+    is_missing,
+    is_true,
+    number,
+    on_devices,
+    plural,
+    rate_unit,
+    rows_of,
+    setting_without_batch,
+    shown_strategy,
+    texts,
+)
+from harness.report.sentence import MOST, Context, Sentence
+from harness.report.tables.evidence import INTERVALS, imprecise, plain_doubt
 from harness.report.tables.ratios import pair_label, pair_setting
-from harness.report.tables.text import decimal, percent, plural, with_ends
-from harness.report.trust_words import how_sure
+from harness.report.tables.text import decimal, duration, percent, speed, with_ends
+
+times = decimal("{:.2f}")
+
+
+def what_to_use(row: Row, context: Context) -> Sentence:
+    """Return the sentence on the fastest setting, or on one device if that is clearly faster."""
+    ratio, name = context.ratio(row["cell_id"]), context.name(row["cell_id"])
+    if ratio and _difference(ratio) == "slower":
+        rate = f"{speed(ratio['base_throughput_per_s'])} {rate_unit(context.table('leaders'))}"
+        best = f"the fastest setting {on_devices(context.cells[str(row['cell_id'])])}, {name}"
+        text = f"{rate}; {best}, has only {_gain(ratio)} times its throughput."
+        return Sentence("fastest", context.name(ratio["base_id"]), text)
+    return Sentence(
+        "fastest", _decision_open(ratio, name), f"{_compared(row, ratio, context)}. {_rivals(row, context)}".strip()
+    )
+
+
+def _decision_open(ratio: Row | None, name: str) -> str:
+    """Return the name of the fastest setting, with its base before it if neither is known to be faster."""
+    if ratio is None or _difference(ratio) not in ("not clear", "unknown"):
+        return name
+    return f"Undecided: {plural(int(number(ratio['base_devices'])), 'device')}, or {name}"
+
+
+def on_fewer_devices(row: Row, context: Context) -> Sentence:
+    """Return the same of a smaller number of devices."""
+    compared = _compared(row, context.ratio(row["cell_id"]), context)
+    return Sentence("fewer", context.name(row["cell_id"]), f"{compared}. {_rivals(row, context)}".strip())
+
+
+def _compared(row: Row, ratio: Row | None, context: Context) -> str:
+    """Return a setting's speedup and what it is over, whether that is clear, and its throughput."""
+    blocks = f" over {plural(int(number(row['n'])), 'block')}" if not is_missing(row["n"]) else ""
+    rate = f"{with_ends(speed, row['value'], row['low'], row['high'])} {rate_unit(context.table('leaders'))}{blocks}"
+    if ratio is None:
+        alone = context.cells.get(str(row["cell_id"]), {}).get("devices") == 1
+        return rate if alone else f"{rate}; not compared with one device, which has no result beside it"
+    base, gain = base_words(ratio), _gain(ratio)
+    found = _difference(ratio)
+    if found == "not clear":
+        return f"no clear gain over {base}: {gain} times its throughput; {rate}"
+    if found == "unknown":
+        return f"not known to be faster than {base}: {gain} times its throughput, without an interval; {rate}"
+    return f"{gain} times the throughput of {base}{', slower' * (found == 'slower')}; {rate}"
+
+
+def base_words(ratio: Row) -> str:
+    """Return what a ratio is over: '1 device (strategy single, same batch per device)'."""
+    batch = "same global batch" if ratio["scaling"] == "strong" else "same batch per device"
+    devices = plural(int(number(ratio["base_devices"])), "device")
+    return f"{devices} (strategy {ratio['base_strategy']}, {batch})"
+
+
+def _gain(ratio: Row) -> str:
+    return with_ends(times, ratio["speedup"], ratio["low"], ratio["high"])
+
+
+def _difference(ratio: Row) -> str:
+    """Return whether a cell is faster or slower than its base, by the interval; unknown without one."""
+    if is_missing(ratio["low"]):
+        return "unknown"
+    if number(ratio["low"]) <= 1 <= number(ratio["high"]):
+        return "not clear"
+    return "faster" if number(ratio["speedup"]) > 1 else "slower"
+
+
+def _rivals(row: Row, context: Context) -> str:
+    """Return the sentences on the other settings on as many devices at the same batch, and on the choice of a batch."""
+    beside = [
+        one
+        for one in rows_of(context.table("leaders"))
+        if one["leader_id"] == row["cell_id"] and one["cell_id"] != row["cell_id"]
+    ]
+    tied, untested = texts(row["others"]), texts(row["reasons"])
+    beaten = [str(one["cell_id"]) for one in beside if one["cell_id"] not in (*tied, *untested)]
+    where = on_devices(context.cells[str(row["cell_id"])])
+    ratios = {str(one["cell_id"]): one for one in beside}
+    parts = [
+        f"Faster {where} at this batch than {_with_ratios(beaten, ratios, context)}." if beaten else "",
+        f"No clear difference from {_with_ratios(tied, ratios, context)}." if tied else "",
+        f"For lack of blocks not compared with {context.names_of(untested)}." if untested else "",
+    ]
+    if row["code"] == "smallest batch":
+        parts.append(f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput {where}.")
+    return " ".join(part for part in parts if part)
+
+
+def _with_ratios(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> str:
+    """Return settings with their ratio to the leader: 'fsdp (0.87 times its throughput, 0.80 to 0.94)'."""
+    names = _short_names(ids, ratios, context)
+    some = [f"{name}{_share(ratios.get(cell_id))}" for cell_id, name in zip(ids, names, strict=True)]
+    more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
+    return "; ".join(some[:MOST]) + more
+
+
+def _share(row: Row | None) -> str:
+    if row is None or is_missing(row["ratio"]):
+        return ""
+    if is_missing(row["low"]):
+        return f" ({times(row['ratio'])} times its throughput)"
+    by_chance = is_true(row["tied"]) and not number(row["low"]) <= 1 <= number(row["high"])
+    why = "; of so many comparisons one may differ as much by chance" if by_chance else ""
+    return f" ({times(row['ratio'])} times its throughput, {times(row['low'])} to {times(row['high'])}{why})"
+
+
+def _short_names(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> list[str]:
+    """Return the strategies of settings if these tell them apart, else the full names."""
+    strategies: list[Scalar] = [shown_strategy(ratios[one]) if one in ratios else None for one in ids]
+    known = {shown_strategy(row) for row in ratios.values()}
+    leading = {shown_strategy(row) for one, row in context.cells.items() if one in _leaders_of(ratios)}
+    if None not in strategies and len(known) == len(ratios) and not known & leading:
+        return [str(one) for one in strategies]
+    return [context.name(one) for one in ids]
+
+
+def _leaders_of(ratios: dict[str, Row]) -> set[str]:
+    return {str(row["leader_id"]) for row in ratios.values()}
+
+
+MOST_BLOCKS = 100
+"""The most further blocks that are proposed."""
+REASONS: Mapping[str, str] = {
+    "differs": "one setting measured twice differs from itself by more than chance (A/A test; 1 in 20 does by chance)",
+    "noise": "one setting measured twice may differ from itself by up to {reach} (A/A test)",
+    "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
+    "blocks": f"few blocks, {GOOD_BLOCKS} are better",
+    "equivalence": "it is not known whether it trains as one device does",
+}
+
+
+def how_sure(row: Row, context: Context) -> Sentence:
+    """Return the level of trust in one or several settings, with its reasons."""
+    level, reasons, others = str(row["code"]), texts(row["reasons"]), texts(row["others"])
+    lead = level.capitalize()
+    if (context.results.verdict["topic"] == "trust").sum() > 1:
+        lead = f"{lead} for {', '.join(map(context.short, (row['cell_id'], *others[: MOST - 1])))}"
+    doubts = dict.fromkeys(plain_doubt(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
+    words = [REASONS[reason].format(reach=percent(row["value"])) for reason in reasons if reason in REASONS]
+    words += doubts
+    quiet = "" if is_missing(row["value"]) else f"one setting measured twice differs by at most {percent(row['value'])}"
+    text = f"{'; '.join(words) or f'{quiet} (A/A test), no doubts'}. {_further_blocks(row, context)}"
+    return Sentence("trust", lead, text.strip(), code=level)
+
+
+def _further_blocks(row: Row, context: Context) -> str:
+    """Return a sentence on the blocks that would narrow the intervals; empty if none are needed."""
+    blocks = int(number(row["n"]))
+    if not blocks or context.results.experiment.throughput is None:
+        return ""
+    if blocks > MOST_BLOCKS:
+        why = f"More blocks alone will not help ({blocks:,} for intervals within {percent(HALFWIDTH)})"
+        closing = "close other programs, or " if context.has_doubt("foreign load") else ""
+        return f"{why}: {closing}measure longer: throughput.window_seconds."
+    trials = context.table("trials")
+    timed = trials[
+        (trials["cell_id"] == row["cell_id"]) & (trials["kind"] == "throughput") & (trials["outcome"] == "ok")
+    ]
+    if timed["block"].nunique() == 1:
+        return f"One block does not show the spread: {plural(blocks, 'more block')} do{cost(blocks, context)}."
+    return f"Intervals within {percent(HALFWIDTH)} need about {plural(blocks, 'more block')}{cost(blocks, context)}."
+
+
+def cost(blocks: int, context: Context) -> str:
+    """Return ' (about 25 min)': the wall time of so many blocks, by that of the run's own."""
+    ledger, trials = context.table("ledger"), context.table("trials")
+    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
+    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
+    return f" ({_about(spent / groups['block'].nunique() * blocks)})" if spent > 0 and len(groups) else ""
+
+
+def _about(seconds: float) -> str:
+    """Return 'about 54 min': whole minutes from one minute, no seconds."""
+    return f"about {duration(seconds) if seconds < 60 or seconds >= 3570 else f'{seconds / 60:.0f} min'}"
+
 
 seconds = decimal("{:.3g} s")
 ENDED: Mapping[str | None, str] = {

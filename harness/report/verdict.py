@@ -2,15 +2,238 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from harness.analysis.results import Results
-from harness.report.glossary import explained
-from harness.report.next_step import NOTHING_NEXT, next_step
-from harness.report.row import Row, rows_of
-from harness.report.sentence import MOST, TOPICS, Sentence, context_of
-from harness.report.sentences import PHRASES, further
+from harness.config.yaml_source import dump
+from harness.report.causes import Option, causes_of, name_of, next_experiment, options_of, smaller_causes, target
+from harness.report.labels import Row, is_missing, number, plural, rows_of, texts
+from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of, explained
+from harness.report.sentences import MOST_BLOCKS, PHRASES, cost, further
+from harness.report.tables.text import percent
+from harness.system.sanitize import escape_control, redact_text
+
+NEXT_FILE = "next.yaml"
+LONGER = 4
+"""The factor by which windows are made longer where noise hides what is to be seen."""
+SHORTEST = 0.25
+"""Seconds of a window that a number of steps alone set."""
+NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """The one command, why it is the one, and what ``next.yaml`` holds; ``others``: what else may be tried."""
+
+    why: str
+    command: str
+    file: str = NOTHING_NEXT
+    others: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> Sentence:
+        return Sentence("next", "", self.why, command=self.command)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An option to compare in one cell against a cause, and the experiment file that does."""
+
+    option: Option
+    cause: Row
+    file: str
+    noise: float | None
+    """How far a setting that is measured twice may differ from itself; None if that was not measured."""
+
+    @property
+    def share(self) -> float:
+        """The share of the step that the cause takes."""
+        return number(self.cause["value"])
+
+    @property
+    def stands_out(self) -> float:
+        """By how much the cause exceeds the noise: the lower end of its interval, if there is one."""
+        low = self.cause["low"]
+        return (self.share if is_missing(low) else number(low)) - (self.noise or 0.0)
+
+
+def next_step(statements: Sequence[Row], context: Context) -> NextStep:
+    """Return what to do next.
+
+    First what is missing; then an option against a cause that is larger than the run's noise, so that its effect can
+    be seen; then a better measurement. A run that leaves nothing to do is exported.
+    """
+    proposal = _proposal(statements, context)
+    blocks, results = _blocks(statements), context.results
+    if any(line["facts"].get("inline") for line in results.lines):
+        why = "These trials ran in the command's own process (--inline), for a debugger. To measure all of them:"
+        step = _run_file(why, _changed(results, "The same experiment.", {}), results)
+        blocks = None  # such a run is never resumed
+    elif unfinished := _unfinished(statements, context):
+        step = NextStep(*unfinished, proposal.file if proposal else NOTHING_NEXT)
+    elif proposal and proposal.stands_out > 0:
+        step = _try(proposal, context)
+    elif blocks and number(blocks["n"]) <= MOST_BLOCKS:
+        step = _more_blocks(blocks, proposal, context)
+    elif blocks:
+        step = _longer_windows(proposal, context)
+    elif _target_missed(statements):
+        step = _more_epochs(results)
+    else:
+        command = f"python -m harness export {folder_of(results)} --markdown"
+        step = NextStep("Nothing here calls for another measurement. To show the verdict to others:", command)
+    others = (*_other_blocks(blocks, step, context), *_others(statements, context))
+    return NextStep(step.why, step.command, step.file, others)
+
+
+def folder_of(results: Results) -> str:
+    """Return the run folder as a word of a shell."""
+    return shlex.quote(str(results.folder.path))
+
+
+def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] | None:
+    """Return why and how to resume a run that lacks trials, or in which nothing was measured."""
+    trials, resume = context.table("trials"), _resume(context.results)
+    codes = [row["code"] for row in statements if row["topic"] == "incomplete"]
+    if len(trials) and trials["purpose"].fillna("").eq("links").all():  # a run of the links alone is never resumed
+        return None
+    if "missing" in codes or "time_up" in codes:
+        return "The run is incomplete. To measure what is missing, and keep what is measured:", resume
+    if not context.has_measured:
+        return "Nothing was measured. Once the causes above are mended, what failed is measured again by:", resume
+    return None
+
+
+def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
+    """Return the first option to try against a cause of a leading cell, the one that stands out most from the noise."""
+    found = [_proposal_of(row, statements, context) for row in _one_each(statements)]
+    return max((one for one in found if one), key=lambda one: one.stands_out, default=None)
+
+
+def _proposal_of(row: Row, statements: Sequence[Row], context: Context) -> Proposal | None:
+    """Return the option to try against the largest cause of a cell that an option may change."""
+    cause = target(causes_of(row, context))
+    options = options_of(cause, context) if cause else []
+    if cause is None or not options:
+        return None
+    cell_id = str(cause["cell_id"])
+    text = next_experiment(context.results.experiment, context.cells[cell_id], context.options[cell_id], options[0])
+    head = f"# Compares {options[0].axis} in {context.label(cell_id)}.\n"
+    return Proposal(options[0], cause, f"{head}{text}", _noise(cell_id, statements))
+
+
+def _one_each(statements: Sequence[Row]) -> list[Row]:
+    """Return one cause of each cell that has any."""
+    return [*{row["cell_id"]: row for row in statements if row["topic"] == "loss"}.values()]
+
+
+def _noise(cell_id: str, statements: Sequence[Row]) -> float | None:
+    """Return how far the base of a leading cell may differ from itself, by its A/A test; None without one."""
+    trust = (row for row in statements if row["topic"] == "trust" and not is_missing(row["value"]))
+    return max(
+        (number(row["value"]) for row in trust if cell_id in (row["cell_id"], *texts(row["others"]))), default=None
+    )
+
+
+def _try(proposal: Proposal, context: Context) -> NextStep:
+    share, cause = percent(proposal.share), name_of(str(proposal.cause["subject"]))
+    noise = "" if proposal.noise is None else f", more than the noise of this run ({percent(proposal.noise)})"
+    where = context.name(proposal.cause["cell_id"])
+    why = f"{share} of the step is {cause}{noise}. Compare {proposal.option} for {where}, all else as here:"
+    return _run_file(why, proposal.file, context.results)
+
+
+def _run_file(why: str, file: str, results: Results) -> NextStep:
+    """Return the step that runs next.yaml: in the folder of the experiment file if it names the user's own code."""
+    path = shlex.quote(str(results.folder.path / NEXT_FILE))
+    if results.experiment.own_code:
+        why = f"{why.removesuffix(':')}, in the folder of your experiment file:"
+        return NextStep(why, f"cp {path} . && python -m harness.run {NEXT_FILE}", file)
+    return NextStep(why, f"python -m harness.run {path}", file)
+
+
+def _blocks(statements: Sequence[Row]) -> Row | None:
+    """Return the statement that asks for further blocks."""
+    asking = (row for row in statements if row["topic"] == "trust" and not is_missing(row["n"]))
+    return next((row for row in asking if number(row["n"]) > 0), None)
+
+
+def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextStep:
+    results, blocks = context.results, int(number(row["n"]))
+    more = f"{plural(blocks, 'more block')}{cost(blocks, context)}"
+    why = f"The measurement is the weakest point. {more} would narrow the intervals"
+    if row["subject"] == "fixed":
+        return NextStep(f"{why}:", _add_blocks(blocks, results), proposal.file if proposal else NOTHING_NEXT)
+    at_most = (results.experiment.throughput.most_blocks if results.experiment.throughput else 0) + blocks
+    file = _changed(results, f"With {more}.", {"throughput": {"blocks": {"at_most": at_most}}})
+    return _run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
+
+
+def _longer_windows(proposal: Proposal | None, context: Context) -> NextStep:
+    results = context.results
+    settings = results.experiment.throughput
+    longer = LONGER * ((settings and settings.window_seconds) or SHORTEST)
+    file = _changed(results, "With longer windows.", {"throughput": {"window_seconds": longer}})
+    again = "Close other programs, then measure again" if context.has_doubt("foreign load") else "Measure again"
+    hidden = "The noise of this run hides what an option could change."
+    wide = hidden if proposal else "The intervals of this run are too wide for a decision."
+    why = f"{wide} {again} with throughput.window_seconds: {longer:g}, all else as here:"
+    return _run_file(why, file, results)
+
+
+def _target_missed(statements: Sequence[Row]) -> bool:
+    training = [row["code"] for row in statements if row["topic"] == "training"]
+    return bool(training) and all(code == "missed" for code in training)
+
+
+def _more_epochs(results: Results) -> NextStep:
+    settings = results.experiment.convergence
+    epochs = 2 * (settings.epochs if settings else 1)
+    file = _changed(results, "With more epochs.", {"convergence": {"epochs": epochs}})
+    return _run_file(
+        f"No training reached the target. With convergence.epochs: {epochs}, all else as here:", file, results
+    )
+
+
+def _changed(results: Results, comment: str, change: Mapping[str, Mapping[str, object]]) -> str:
+    """Return the run's experiment file with some settings changed."""
+    content = results.experiment.model_dump(mode="json", exclude_defaults=True)
+    content["name"] = f"{results.experiment.name[:40]}-next"
+    for section, settings in change.items():
+        known = content.setdefault(section, {})
+        for name, value in settings.items():
+            known[name] = {**known.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return f"# {comment}\n{dump(content, flow=None, width=100)}"
+
+
+def _add_blocks(blocks: int, results: Results) -> str:
+    return f"{_resume(results)} --add-blocks {blocks}"
+
+
+def _resume(results: Results) -> str:
+    """Return the command that resumes the run, on the cluster that its last invocation named."""
+    invocations = results.environment.get("invocations", [])
+    words = [str(word) for word in (invocations[-1].get("command") or [])] if invocations else []
+    addresses = [after for word, after in pairwise(words) if word == "--address"]
+    addresses += [word.partition("=")[2] for word in words if word.startswith("--address=")]
+    address = f" --address {shlex.quote(addresses[-1])}" if addresses else ""
+    return f"python -m harness.run --resume {folder_of(results)}{address}"
+
+
+def _other_blocks(row: Row | None, step: NextStep, context: Context) -> Iterator[str]:
+    """Yield how to add blocks if that is not what to do next."""
+    feasible = row is not None and row["subject"] == "fixed" and number(row["n"]) <= MOST_BLOCKS
+    if row and feasible and "--add-blocks" not in step.command:
+        yield f"To narrow the intervals: {_add_blocks(int(number(row['n'])), context.results)}"
+
+
+def _others(statements: Sequence[Row], context: Context) -> Iterator[str]:
+    for row in _one_each(statements):
+        yield from smaller_causes(causes_of(row, context), context)
 
 
 @dataclass(frozen=True)
@@ -83,3 +306,25 @@ def _rows(topic: str, statements: Sequence[Row]) -> list[Row]:
     if topic != "loss":
         return rows
     return [row for at, row in enumerate(rows) if row["cell_id"] not in [one["cell_id"] for one in rows[:at]]]
+
+
+MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
+
+
+def plain(text: str) -> str:
+    """Return text in which nothing is markup: no link, image, mention, HTML or end of a cell."""
+    safe = " ".join(escape_control(redact_text(text)).split())
+    return MARKUP.sub(r"\\\1", safe).replace("@", "@\u200b")
+
+
+def verdict_lines(name: str, verdict: Verdict) -> Iterator[str]:
+    """Yield the lines of a verdict: its headings, sentences and commands."""
+    yield f"### {plain(name)}"
+    for heading, sentences in verdict.by_heading.items():
+        yield ""
+        yield f"**{heading}**"
+        for one in sentences:
+            lead = f"**{plain(one.lead)}**: " if one.lead else ""
+            yield f"- {lead}{plain(one.text)}"
+            if one.command:
+                yield f"  `{escape_control(one.command).replace('`', '')}`"

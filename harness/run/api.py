@@ -19,7 +19,7 @@ from harness.run.console import ConsoleSink, Lasting
 from harness.run.events import Event, RunStarted
 from harness.run.pipeline import run
 from harness.run.request import Request, places_of, read_experiment
-from harness.system.signals import INTERRUPTED, UNSETTLED, handle_signals
+from harness.system.process import INTERRUPTED, UNSETTLED, handle_signals
 
 IN_NO_FILE = "experiment (a dict)"
 """Stands for the file of an experiment that is given as a dict, in messages."""

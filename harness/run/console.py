@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
 
@@ -17,17 +18,25 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.plan.labels import Labels
+from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
 from harness.plan.trial import Columns, Trial
 from harness.record.folder import RunFolder
-from harness.report.parts import Parts
-from harness.report.tables.epochs import epoch_lines
-from harness.report.tables.evidence import belief_lines
+from harness.report.labels import plural
+from harness.report.page import Parts
+from harness.report.tables.evidence import (
+    belief_lines,
+    finding_location,
+    group_findings,
+    places_text,
+    seen_text,
+    summary_line,
+)
 from harness.report.tables.links import links_tables
 from harness.report.tables.preview import grade_line
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
-from harness.report.tables.scaling import scaling_by_setting
-from harness.report.tables.text import TextTable, counts, duration, plural
+from harness.report.tables.scaling import epoch_lines, scaling_by_setting
+from harness.report.tables.text import TextTable, counts, duration, speed
 from harness.report.verdict import Verdict
 from harness.run.events import (
     DoctorFinished,
@@ -45,12 +54,57 @@ from harness.run.events import (
     TrialStarting,
     Unsent,
 )
-from harness.run.finding_text import doctor_lines, finding_lines
-from harness.run.memory_text import memory_lines, memory_table
-from harness.run.plan_text import plan_lines, plan_table
+from harness.run.plan_text import memory_lines, memory_table, plan_lines, plan_table
 from harness.run.time_left import TimeLeft
-from harness.run.trial_text import trial_result
 from harness.system.sanitize import escape_control
+
+SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]], plan: Plan) -> list[Text]:
+    """Return the doctor's measurements and findings as text: observation, meaning, advice."""
+    labels = {trial.id: plan.labels.of_cell(trial.cell) for trial in plan.trials if trial.id in figures}
+    examined = sum(trial.purpose == "doctor" for trial in plan.trials)
+    lines = [Text("")]
+    for trial_id, values in figures.items():
+        measured = "; ".join(f"{name} {value}" for name, value in values.items())
+        lines.append(Text(f"{labels.get(trial_id, trial_id)}: {measured}", style="dim"))
+    return [*lines, *finding_lines(findings), Text(""), Text(summary_line(findings, examined), style="bold")]
+
+
+def finding_lines(findings: pd.DataFrame) -> list[Text]:
+    """Return findings as text, each after an empty line: where, place, observation, meaning, advice."""
+    lines = []
+    for group in group_findings(findings):
+        first = group.iloc[0]
+        head = Text.assemble(
+            (f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{escape_control(first['check'])}: "
+        )
+        lines += [Text(""), head.append(escape_control(finding_location(group)), style="bold")]
+        texts = {"place": places_text(group), "observed": seen_text(group)}
+        texts |= {"meaning": first["means"], "action": first["advice"]}
+        for title, text in texts.items():
+            if text:
+                lines.append(Text(f"  {title:<8}  {escape_control(str(text))}"))
+    return lines
+
+
+def trial_result(line: RecordedTrial) -> str:
+    """Return its throughput, what took how long, or the reason of a failure."""
+    from harness.analysis.trials import throughput
+
+    if line["outcome"] != "ok":
+        return str(line["reason"])
+    if done := {"equivalence": "checked", "links": "measured", "profile": "profiled"}.get(line["purpose"]):
+        return f"{done} in {line['steps_s']:.1f} s"
+    if line["purpose"] == "doctor":
+        found = line["facts"].get("findings", [])
+        return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
+    if line["kind"] != "convergence":
+        return f"{speed(throughput(line['windows']))} {line['unit']}/s"
+    samples = line["facts"].get("training_samples")
+    return f"trained{f' on {samples:,} samples' if samples else ''} in {line['steps_s']:.1f} s"
+
 
 LAST_RESULTS = 6
 COLOURS = {"ok": "green", "skipped": "yellow"}

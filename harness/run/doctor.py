@@ -14,13 +14,12 @@ from harness.analysis.findings import figures
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
-from harness.plan.checks import versions
+from harness.plan.checks import nodes
 from harness.plan.planner import Plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
 from harness.run.events import DoctorFinished, Emit, Note, RunStarted
-from harness.run.execution import Execution
-from harness.run.launchers import launcher_for, start_ray
+from harness.run.execution import Execution, launcher_for, start_ray
 from harness.run.pipeline import run
 from harness.run.prepare import check_paths, check_runnable, failing_imports, prepare
 from harness.run.request import Request
@@ -41,7 +40,7 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
         check_runnable(request, whole)
         plan = only_doctor_trials(whole)
         check_paths(plan, ray_cluster)
-        if failing := versions.cannot_import(failing_imports(plan, ray_cluster, home)):
+        if failing := nodes.cannot_import(failing_imports(plan, ray_cluster, home)):
             emit(
                 DoctorFinished(FINDINGS.frame([finding.row() for finding in failing]), {}, without_doctor_trials(whole))
             )

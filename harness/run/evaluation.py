@@ -9,8 +9,7 @@ import torch
 
 from harness.config.experiment import load_experiment
 from harness.errors import RunFolderError, WorkloadError, cause_of
-from harness.measure.convergence import Evaluator
-from harness.measure.epoch_data import EpochData
+from harness.measure.convergence import EpochData, Evaluator
 from harness.plan.cell import Cell
 from harness.run.prepare import import_path
 from harness.train import workloads

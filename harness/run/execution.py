@@ -3,21 +3,59 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 from harness.analysis.evidence import environment_id
 from harness.doctor.gate import memory_estimates
-from harness.launch.protocol import ChoosesNodes, GroupStarted, Launcher, TrialStarted
+from harness.launch.protocol import ByLauncher, ChoosesNodes, GroupStarted, Launcher, TrialStarted
+from harness.launch.ray import cluster
+from harness.launch.ray.cluster import Cluster
+from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan
-from harness.plan.rows import Circumstances, RecordedTrial
+from harness.plan.rows import Circumstances, Outcome, RecordedTrial
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
-from harness.run.attempts import Attempts
-from harness.run.events import Emit, GroupReady, GroupStarting, Repeating, TrialEnded, TrialStarting
+from harness.run.events import Emit, GroupReady, GroupStarting, Note, Repeating, TrialEnded, TrialStarting
 from harness.run.resume import attempts, on_other_hardware, out_of_memory, pending, spent_by
 from harness.run.skip_policy import SkipPolicy
-from harness.system.signals import deferred_interrupts
+from harness.run.variants import on_nodes, own_folder_on_nodes
+from harness.system.process import deferred_interrupts
+
+
+class Attempts:
+    """Counts attempts. Only a lost trial is tried again, at most ``most`` times in one invocation.
+
+    ``recorded``: the attempts of earlier invocations, which are numbered on but do not count against ``most``.
+    """
+
+    def __init__(self, recorded: Mapping[str, int], most: int) -> None:
+        self._recorded = dict(recorded)
+        self._most = most
+        self._lost: dict[str, int] = {}
+        self._settled: set[str] = set()
+
+    @property
+    def total(self) -> int:
+        """The number of attempts at all trials."""
+        return sum(self._recorded.values())
+
+    def next_number(self, trial_id: str) -> int:
+        """Return the number of the next attempt at a trial, from 1."""
+        return self._recorded.get(trial_id, 0) + 1
+
+    def add(self, trial_id: str, outcome: Outcome) -> None:
+        """Count an attempt with its outcome."""
+        self._recorded[trial_id] = self.next_number(trial_id)
+        self._lost[trial_id] = self._lost.get(trial_id, 0) + (outcome == "lost")
+        if outcome != "lost" or self._lost[trial_id] >= self._most:
+            self._settled.add(trial_id)
+
+    def is_settled(self, trial_id: str) -> bool:
+        """Return whether the trial needs no further attempt in this invocation."""
+        return trial_id in self._settled
 
 
 class Execution:
@@ -179,3 +217,43 @@ class Execution:
 
 def _without_result(trial: Trial) -> TrialResult:
     return TrialResult(trial.id, "error", "the worker group ended without a result and without an error")
+
+
+def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
+    """Return the connected cluster, or start an embedded one; None if no worker group of the plan needs Ray."""
+    if ray_cluster or all(group.launcher != "ray" for group in plan.groups):
+        return nullcontext(ray_cluster)
+    return cluster.start_embedded(plan.inventory)
+
+
+def inline_launcher(plan: Plan) -> Launcher:
+    """Run every worker group in this process, for a debugger."""
+    from harness.launch.inline import InlineLauncher  # and with it torch
+
+    return InlineLauncher(plan.experiment, plan.machine.threads_per_device, marked=True)
+
+
+def launcher_for(
+    plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack, emit: Emit, holds: bool = False
+) -> Launcher:
+    """Return the launcher of the plan's worker groups. Idle, Ray takes no part in groups that torchrun starts.
+
+    ``holds``: the next trial starts once the driver has handled the result of the last one; torchrun always does so.
+    """
+    own = str(home) if plan.experiment.own_code and not plan.variants else None
+    versions = {name: own.version for name, own in plan.variants.items()}
+    torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own, versions)
+    if ray_cluster is None:
+        return torchrun
+    from harness.launch.ray.launcher import RayLauncher  # and with it ray.train, which takes seconds
+
+    if not ray_cluster.embedded:
+        own, versions = own_folder_on_nodes(plan.experiment, home), on_nodes(plan.variants)
+    placements = [group.placement for group in plan.groups]
+
+    def say(text: str) -> None:
+        emit(Note(text))
+
+    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions, placements, holds, say)
+    ray = stack.enter_context(closing(launcher))
+    return ByLauncher({"ray": ray, "torchrun": torchrun})

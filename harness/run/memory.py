@@ -14,14 +14,14 @@ from typing import IO
 
 from harness.plan.cell import Cell
 from harness.plan.memory_forecast import Forecast, forecast, traced_cell
-from harness.plan.memory_rows import Examination
 from harness.plan.planner import Plan
+from harness.plan.rows import Examination
 from harness.run.child_process import child_process
 from harness.run.memory_process import ANSWERS, Job
 from harness.system import sanitize
-from harness.system.code_version import CodeVersion
 from harness.system.import_path import path_without
 from harness.system.scratch import Scratch
+from harness.system.user_code import CodeVersion
 
 LIMIT_S = 300.0
 """The longest time of one trace, the start of its process included."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.plan.cell import Cell
-from harness.system.code_version import CodeVersion
+from harness.system.user_code import CodeVersion
 
 ANSWERS = "answers"
 """The file beside the job that gets an Examination of each cell, one a line, as JSON."""

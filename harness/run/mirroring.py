@@ -29,10 +29,10 @@ from harness.errors import StoreError
 from harness.record.folder import RunFolder
 from harness.record.store import open_store
 from harness.record.writer import ClaimedError, SupersededError, Writer
-from harness.report.tables.text import plural
+from harness.report.labels import plural
 from harness.run.events import Emit, Event, GroupReady, GroupStarting, Note, TrialEnded, Unsent
 from harness.run.request import Request, resume_command
-from harness.system.signals import interrupted
+from harness.system.process import interrupted
 from harness.system.uri import below
 
 GAP_S, REQUEST_S = 5.0, 15.0

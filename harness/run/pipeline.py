@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from harness.analysis.graded import machine_devices, preview
+from harness.analysis.preview import machine_devices, preview
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError, RunFolderError, WriteError
@@ -22,21 +22,19 @@ from harness.record.estimate import read_estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.store import open_store
 from harness.report.html import IncompleteReport, write_report
-from harness.report.tables.text import plural
+from harness.report.labels import plural
 from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
-from harness.run.estimate import estimated
+from harness.run.dry_run import estimated
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
-from harness.run.execution import Execution
-from harness.run.launchers import inline_launcher, launcher_for, start_ray
+from harness.run.execution import Execution, inline_launcher, launcher_for, start_ray
 from harness.run.mirroring import mirrored
 from harness.run.prepare import check_imports, check_paths, check_runnable
-from harness.run.provenance import differences, invocation_facts
-from harness.run.recorded_file import source_facts
+from harness.run.provenance import differences, invocation_facts, source_facts
 from harness.run.request import AUTO, Request, check_output, program, resume_command
 from harness.run.resume import pending
+from harness.system.process import INTERRUPTED, UNSETTLED, deferred_interrupts
 from harness.system.scratch import sweep
-from harness.system.signals import INTERRUPTED, UNSETTLED, deferred_interrupts
 
 OK, FAILED = 0, 1
 SHOWN = ("trials", "scaling", "noise", "versus", "parity", "equivalence", "links", "collectives", "findings")

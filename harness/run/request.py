@@ -20,10 +20,10 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import parse_mapping, parse_value
 from harness.errors import Collected, ExperimentError, RunFolderError
-from harness.launch.ray.job import in_job, is_lost_with_job
+from harness.launch.ray.session import in_job, is_lost_with_job
 from harness.plan.inventory import Inventory
-from harness.system.code_version import module_file
 from harness.system.uri import below, is_uri, problem_of, run_in
+from harness.system.user_code import module_file
 
 AUTO = Path("auto")
 """The value of --resume that means the newest unfinished run of the file; a folder of this name is ./auto."""

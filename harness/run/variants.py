@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from harness.config.experiment import Experiment
+from harness.config.strategy_traits import NoOptions, StrategyTraits
 from harness.errors import Collected, ExperimentError, WorkloadError
-from harness.launch.ray.job import has_working_dir
+from harness.launch.ray.session import has_working_dir
 from harness.plan.grid import OwnCode, Variants
 from harness.plan.planner import Plan, only_variant
 from harness.run.child_process import child_process
-from harness.run.validation import all_traits
 from harness.run.variant_process import RESULT
 from harness.system import sanitize
-from harness.system.code_version import SHIPPED, CodeVersion
 from harness.system.files import code_hash
 from harness.system.import_path import path_without
 from harness.system.scratch import Scratch
+from harness.system.user_code import SHIPPED, CodeVersion
+from harness.train.strategies import load_strategy_class
 
 OUTPUT_BYTES = 2000
 Argument = TypeVar("Argument")
@@ -130,3 +131,24 @@ def _process(version: CodeVersion, function: Callable[[Argument], object], argum
         job.write_bytes(pickle.dumps((version, function, argument)))
         with child_process("harness.run.variant_process", job, path_without(*version.hidden), output) as process:
             yield _Child(process, output, folder / RESULT)
+
+
+def all_traits(experiment: Experiment) -> dict[str, StrategyTraits]:
+    """Return the traits of the user's own strategies; raises WorkloadError if one cannot be used."""
+    found = Collected()
+    traits = own_traits(experiment, found)
+    found.raise_all()
+    return traits
+
+
+def own_traits(experiment: Experiment, found: Collected) -> dict[str, StrategyTraits]:
+    """Import the user's own strategies and return their traits, for the planner.
+
+    Without the class of their options, which the processes that the plan is handed to need not be able to import.
+    ``found`` gets the WorkloadError of each that cannot be used; its place in the plan is then a stand-in's.
+    """
+    traits = dict.fromkeys(experiment.own_strategies, StrategyTraits())
+    for name in experiment.own_strategies:
+        with found.also():
+            traits[name] = replace(load_strategy_class(name).traits, options=NoOptions)
+    return traits

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
+from harness.config.values import GIB
 from harness.errors import WorkloadError
-from harness.system.units import GIB
 from harness.train.workloads import Workload
 
 InitWeights = Callable[[nn.Module], object]

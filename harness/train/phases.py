@@ -1,9 +1,11 @@
-"""The points of a training step between which its phases lie."""
+"""The points of a training step: between which its phases lie, and at which its exchanges begin or must be over."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 
 class Phase(IntEnum):
@@ -33,3 +35,23 @@ STEP = (START, FETCHED, COPIED, CLEARED, FORWARD, BACKWARD, OPTIMIZER)
 
 Mark = Callable[[Phase], None]
 """Records that a step has passed a point; called inside timed windows, so it neither waits nor allocates much."""
+
+
+@dataclass(frozen=True)
+class ExchangePoint:
+    """A point of a step.
+
+    ``kind``: "bucket": the gradients of a bucket are there, to be summed before the optimizer. Of a group of sharded
+    parameters: "forward" and "backward": its computation in that pass begins, "gradients": a gradient of it is there.
+    ``group``: its number; buckets have none. ``gather_bytes``: of its whole parameters, 0 where they are there already;
+    ``reduce_bytes``: of the gradients to exchange.
+    """
+
+    kind: Literal["bucket", "forward", "backward", "gradients"]
+    group: int = 0
+    gather_bytes: int = 0
+    reduce_bytes: int = 0
+
+
+Report = Callable[[ExchangePoint], None]
+"""Takes a point when a step reaches it, on the thread that computes."""

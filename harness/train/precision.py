@@ -1,13 +1,15 @@
-"""The arithmetic of a training: its dtypes, the autocast of forward passes, and TF32."""
+"""The arithmetic of a training: its dtypes, the autocast of forward passes, TF32, and the loss scale of fp16."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.utils._pytree import tree_map
 
 REDUCED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,3 +89,38 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _in_float32(output: object) -> object:
     return output.float() if isinstance(output, Tensor) and output.dtype in REDUCED.values() else output
+
+
+FEW_STEPS_SCALE = 1024.0
+"""A scale for checks of a few steps: at GradScaler's first, 65,536, updates are skipped until it has fallen."""
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The state of a GradScaler. ``unskipped``: updates in a row without a skip or a growth of the scale.
+
+    A step whose gradients are not finite is skipped and halves the scale; ``growth_interval`` updates double it.
+    """
+
+    scale: float
+    unskipped: int
+    growth_interval: int
+
+    @classmethod
+    def of(cls, scaler: GradScaler) -> LossScale:
+        """Read the state from the device: between windows, since the host waits for it."""
+        state = scaler.state_dict()
+        return cls(float(state["scale"]), int(state["_growth_tracker"]), int(state["growth_interval"]))
+
+    def skipped_since(self, earlier: LossScale, steps: int) -> int:
+        """Return how many of ``steps`` steps were skipped since: exact for none, else the least that explains it.
+
+        A scale that has fallen to 0 does not count its halvings: all steps but those since the last skip.
+        """
+        if not self.scale:
+            return max(0, steps - self.unskipped)
+        growths, unskipped = divmod(earlier.unskipped + steps, self.growth_interval)
+        doublings = round(math.log2(self.scale / earlier.scale))
+        if (doublings, self.unskipped) == (growths, unskipped):
+            return 0
+        return max(1, -doublings)

@@ -7,29 +7,48 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from harness.plan.cell import Cell
 from harness.plan.rows import TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.exchange_points import Report
 from harness.train.loader import Share
-from harness.train.loss_scale import FEW_STEPS_SCALE, LossScale
-from harness.train.loss_value import as_loss
+from harness.train.loss import TokenSum, as_loss, local_part, on_device, scale_gradients, tokens_per_sample
 from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
 from harness.train.optimizers import make_clip, scale_rate
-from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase
-from harness.train.precision import Precision, without_autocast
+from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase, Report
+from harness.train.precision import FEW_STEPS_SCALE, LossScale, Precision, without_autocast
 from harness.train.process_settings import ProcessSettings
 from harness.train.ranks import Ranks
-from harness.train.snapshot import Snapshot, copy_on_host
 from harness.train.strategies import make_strategy
 from harness.train.strategies.base import Strategy, Units, WrapContext, default_units
-from harness.train.token_weights import TokenSum, local_part, on_device, scale_gradients, tokens_per_sample
 from harness.train.workloads import Workload
+
+
+class Snapshot(TypedDict):
+    """The state of a training. ``optimizer``: its state dict, whose values differ by class.
+
+    ``scaler``: that of the loss scale; empty unless fp16.
+    """
+
+    model: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+
+
+def copy_on_host(state: Snapshot) -> Snapshot:
+    """Return a copy of the state whose tensors are on the host."""
+    copied: Snapshot = tree_map(_leaf_on_host, state)
+    return copied
+
+
+def _leaf_on_host(leaf: object) -> object:
+    return leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def no_mark(point: Phase) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from harness.analysis import trials as trial_tables
-from harness.analysis.peak_flops import peak_flops
+from harness.analysis.hardware import peak_flops
 from tests.records import line, steps_of
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -13,16 +13,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis.compare import Comparison, compare
-from harness.analysis.condition import parse_condition
-from harness.analysis.gate import exit_code
+from harness.analysis.compare import Comparison, compare, exit_code, parse_condition
 from harness.analysis.results import load
 from harness.analysis.run_pairs import Question
 from harness.config.experiment import Experiment
 from harness.errors import ComparisonError
 from harness.plan.cell import Cell
-from harness.report.compare import as_json
-from harness.report.compare_summary import sentences
+from harness.report.compare import as_json, sentences
 from tests.run_folders import NODE, make_run
 
 Make = Callable[..., Experiment]

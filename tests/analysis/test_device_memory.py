@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.analysis import trials as trial_tables
-from harness.analysis.device_memory import device_memory
+from harness.analysis.hardware import device_memory
 from harness.report.tables.cost import device_memory_table
 from tests.records import line, steps_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.earlier_run import earlier_run, newest_with
+from harness.analysis.durations import earlier_run, newest_with
 from harness.analysis.preview import estimate_of, total_seconds
 from harness.errors import RunFolderError
 from harness.plan.inventory import Inventory

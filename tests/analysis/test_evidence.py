@@ -10,14 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis import pairs, ratios
+from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.doubts import DOUBTS, CountedDoubt, Doubt, doubts, kind_of, meaning, tally
 from harness.analysis.equivalence import Verdict, equivalence, verdicts
 from harness.analysis.evidence import foreign_cores, slow_ranks
 from harness.record.folder import RunFolder
 from harness.record.schema import CHECKS, EQUIVALENCE, WINDOWS
-from harness.report.doubt_words import plain_doubt
+from harness.report.tables.evidence import plain_doubt
 from harness.report.tables.scaling import scaling_by_setting, scaling_table
 from tests.records import line, steps_of
 
@@ -35,7 +35,7 @@ def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
 def test_the_noise_floor_pairs_the_twin_with_its_base_by_block() -> None:
     lines = [line("single", block=b, rates=(100.0 * (b + 1),)) for b in range(3)]
     lines += [twin(b, 110.0 * (b + 1)) for b in range(3)]
-    noise = pairs.noise(trials_of(lines))
+    noise = ratios.noise(trials_of(lines))
     assert noise["ratio"].tolist() == pytest.approx([1.1])
     assert noise["blocks"].tolist() == [3]
     assert noise["excludes_one"].tolist() == [True]
@@ -43,8 +43,8 @@ def test_the_noise_floor_pairs_the_twin_with_its_base_by_block() -> None:
 
 def test_a_noise_floor_that_includes_one_is_no_finding_and_one_block_has_no_interval() -> None:
     lines = [line("single", block=b) for b in range(3)] + [twin(0, 99.0), twin(1, 101.0), twin(2, 100.0)]
-    assert pairs.noise(trials_of(lines))["excludes_one"].tolist() == [False]
-    assert pairs.noise(trials_of([lines[0], lines[3]]))["excludes_one"].isna().all()
+    assert ratios.noise(trials_of(lines))["excludes_one"].tolist() == [False]
+    assert ratios.noise(trials_of([lines[0], lines[3]]))["excludes_one"].isna().all()
 
 
 def test_a_twin_stays_out_of_the_headlines() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.analysis import pairs, ratios
+from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
-from harness.analysis.faulty import with_faulty
-from harness.analysis.leaders import leaders
+from harness.analysis.findings import with_faulty
+from harness.analysis.ratios import leaders
 from harness.report.tables.scaling import scaling_table
 from tests.records import line, steps_of, with_set_ids
 
@@ -65,7 +65,7 @@ def test_marked_cells_are_labelled_and_in_no_claim() -> None:
     }
     assert "dp (faulty) x2" in set(scaling["label"])
     assert {row.kind for row in scaling_table(scaling).rows if "dp (faulty)" in row.cells} == {"apart"}
-    assert pairs.versus(trials)["faulty"].tolist() == [True]
+    assert ratios.versus(trials)["faulty"].tolist() == [True]
     assert "dp2" not in set(leaders(trials)["cell_id"]) | set(leaders(trials)["leader_id"])
     plain = trial_tables.trials(study("GPU copies"), steps_of(study("GPU copies")))
     assert "dp2" in set(leaders(plain)["leader_id"]) and plain["faulty"].isna().all()

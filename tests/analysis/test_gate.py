@@ -7,11 +7,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from harness.analysis.condition import Condition, parse_condition
+from harness.analysis.compare import Condition, exit_code, gate, parse_condition
 from harness.analysis.equivalence import Verdict
-from harness.analysis.gate import exit_code, gate
+from harness.analysis.history import RunNoise
 from harness.analysis.run_cells import RunCell
-from harness.analysis.run_noise import RunNoise
 from harness.analysis.run_pairs import Lost, Pair, RunRatio
 from tests.records import line
 

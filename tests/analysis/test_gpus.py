@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.analysis import trials as trial_tables
-from harness.analysis.gpus import gpus
+from harness.analysis.hardware import gpus
 from harness.report.tables.cost import gpu_table
 from tests.records import line, steps_of
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.graded import machine_devices, preview
-from harness.analysis.time_use import time_use
-from harness.config.cost import Cost
+from harness.analysis.durations import time_use
+from harness.analysis.preview import machine_devices, preview
+from harness.config.sections import Cost
 from harness.record.estimate import Basis, Estimate, EstimatedPart
 from harness.record.frames import records
 from tests.records import line

@@ -9,7 +9,7 @@ import pytest
 
 from harness.analysis import trials as trial_tables
 from harness.analysis.equivalence import Verdict
-from harness.analysis.leaders import leaders
+from harness.analysis.ratios import leaders
 from tests.records import line, steps_of
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.links import bus_factor, collectives, links
+from harness.analysis.hardware import bus_factor, collectives, links
 from tests.records import link_row, links_line
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.matching import axis_value, content_key, differing_axes, matches
+from harness.analysis.common import axis_value, content_key, differing_axes, matches
 from harness.config.experiment import Experiment
 from harness.plan.comparison import axes_of, check_axis
 from harness.plan.planner import make_plan

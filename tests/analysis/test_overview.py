@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.analysis.overview import efficiency_table, option_columns
+from harness.analysis.results import efficiency_table, option_columns
 from harness.record.schema import SCALING, TRIALS
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"

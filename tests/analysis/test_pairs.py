@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis import pairs
+from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.equivalence import Verdict
@@ -33,7 +33,7 @@ def study(*blocks: float, **columns: Any) -> list[dict[str, Any]]:
 
 
 def test_each_strategy_is_paired_by_block_with_the_one_before_it_and_the_last_with_the_first() -> None:
-    found = pairs.versus(trials_of([line("single"), *study(1.0, 3.0, 0.5)]))
+    found = ratios.versus(trials_of([line("single"), *study(1.0, 3.0, 0.5)]))
     assert found["axis"].tolist() == ["strategy"] * 3
     assert found[["value", "other_value"]].to_numpy().tolist() == [["ddp", "dp"], ["fsdp", "ddp"], ["fsdp", "dp"]]
     assert found["other_strategy"].tolist() == ["dp", "ddp", "dp"]
@@ -55,7 +55,7 @@ def bucket_study(*sizes: int, blocks: int = 3) -> list[dict[str, Any]]:
 
 
 def test_an_option_is_an_axis_of_its_own() -> None:
-    found = pairs.versus(trials_of(bucket_study(25, 1, 100)))
+    found = ratios.versus(trials_of(bucket_study(25, 1, 100)))
     assert set(found["axis"]) == {"ddp.bucket_cap_mb"}
     assert found[["value", "other_value"]].to_numpy().tolist() == [["25", "1"], ["100", "25"], ["100", "1"]]
     assert found["ratio"].tolist() == pytest.approx([75 / 51, 150 / 75, 150 / 51])
@@ -75,7 +75,7 @@ def test_batches_are_compared_though_the_global_batch_follows() -> None:
         for block in range(3)
         for batch in (10, 20)
     ]
-    found = pairs.versus(trials_of(lines))
+    found = ratios.versus(trials_of(lines))
     assert found[["axis", "value", "other_value"]].to_numpy().tolist() == [["per_device_batch_size", "20", "10"]]
 
 
@@ -85,14 +85,14 @@ def test_devices_are_compared_in_their_order() -> None:
         for block in range(3)
         for n in (1, 4, 2)
     ]
-    found = pairs.versus(trials_of(lines))
+    found = ratios.versus(trials_of(lines))
     assert found["axis"].unique().tolist() == ["devices"]
     assert found[["value", "other_value"]].to_numpy().tolist() == [["2", "1"], ["4", "2"], ["4", "1"]]
     assert versus_table(found).rows[0].cells[0] == "ddp x2 / ddp x1"
 
 
 def test_a_file_is_about_its_options_then_its_strategies() -> None:
-    buckets, strategies = pairs.versus(trials_of(bucket_study(1, 25))), pairs.versus(trials_of(study(1.0)))
+    buckets, strategies = ratios.versus(trials_of(bucket_study(1, 25))), ratios.versus(trials_of(study(1.0)))
     both = pd.concat([buckets, strategies], ignore_index=True)
     assert set(main_axes(both)["axis"]) == {"ddp.bucket_cap_mb"}
     assert set(main_axes(strategies)["axis"]) == {"strategy"}
@@ -111,7 +111,7 @@ def test_pairs_of_gpus_are_compared_with_an_interval_against_one_common_pair() -
         for block, factor in enumerate((1.0, 3.0, 0.5))
         for ids, rate in rates.items()
     ]
-    found = pairs.versus(trials_of(list(map(with_set_ids, lines))), placements=("6,7", "5,6", "0,4"))
+    found = ratios.versus(trials_of(list(map(with_set_ids, lines))), placements=("6,7", "5,6", "0,4"))
     assert found[["axis", "value", "other_value"]].to_numpy().tolist() == [
         ["device_ids", "5,6", "6,7"],
         ["device_ids", "0,4", "6,7"],
@@ -125,7 +125,7 @@ def test_pairs_of_gpus_are_compared_with_an_interval_against_one_common_pair() -
 
 def test_if_a_strategy_is_missing_its_neighbours_meet() -> None:
     lines = [one for one in study(1.0) if one["strategy"] != "ddp"]
-    found = pairs.versus(trials_of(lines))
+    found = ratios.versus(trials_of(lines))
     assert found[["strategy", "other_strategy"]].to_numpy().tolist() == [["fsdp", "dp"]]
     assert found["low"].isna().all() and found["excludes_one"].isna().all()
 
@@ -135,24 +135,24 @@ def test_if_a_strategy_is_missing_its_neighbours_meet() -> None:
 )
 def test_cells_that_differ_in_more_are_not_paired(axis: str, value: Any) -> None:
     lines = [with_set_ids(one | {axis: value}) if one["strategy"] == "dp" else one for one in study(1.0)]
-    assert pairs.versus(trials_of(lines))["other_strategy"].tolist() == ["ddp"]
+    assert ratios.versus(trials_of(lines))["other_strategy"].tolist() == ["ddp"]
 
 
 def test_a_strategys_own_options_are_no_difference_others_are() -> None:
     own = {"ddp": {"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}, "dp": {"optimizer.lr": 0.1}}
     lines = [with_set_ids(one | {"options": own[one["strategy"]]}) for one in study(1.0) if one["strategy"] in own]
-    assert len(pairs.versus(trials_of(lines))) == 1
+    assert len(ratios.versus(trials_of(lines))) == 1
     lines = [
         with_set_ids(one | {"options": {"optimizer.lr": 0.2}}) if one["strategy"] == "dp" else one for one in lines
     ]
-    assert pairs.versus(trials_of(lines)).empty
+    assert ratios.versus(trials_of(lines)).empty
 
 
 def test_the_ratio_of_a_non_equivalent_cell_is_marked() -> None:
     differs = Verdict("not equivalent", "not equivalent to one device")
-    found = pairs.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": differs})
+    found = ratios.versus(trials_of(study(1.0, 1.0)), None, {"check-ddp2": differs})
     of_ddp = found[found["strategy"].eq("ddp") | found["other_strategy"].eq("ddp")]
-    alone = pairs.versus(trials_of(study(1.0, 1.0)))
+    alone = ratios.versus(trials_of(study(1.0, 1.0)))
     for column in ("ratio", "low", "high"):
         assert found[column].equals(alone[column])
     assert of_ddp["excluded"].tolist() == ["not equivalent to one device"] * 2
@@ -165,7 +165,7 @@ def test_the_ratio_of_a_non_equivalent_cell_is_marked() -> None:
 def test_doubts_of_the_other_are_named_as_its_own() -> None:
     trials = trials_of(study(1.0))
     doubts = trials["strategy"].map({"dp": ("wide spread",), "ddp": ("no steady state",), "fsdp": ()})
-    found = pairs.versus(trials.assign(doubts=doubts))
+    found = ratios.versus(trials.assign(doubts=doubts))
     assert VERSUS.as_text(found)["doubts"].tolist() == [
         "no steady state (1 of 1); dp: wide spread (1 of 1)",
         "ddp: no steady state (1 of 1)",
@@ -174,7 +174,7 @@ def test_doubts_of_the_other_are_named_as_its_own() -> None:
 
 
 def test_the_table_names_both_cells_and_marks_emulated_ones() -> None:
-    rows = versus_table(pairs.versus(trials_of(study(1.0, 1.0, 1.0)))).rows
+    rows = versus_table(ratios.versus(trials_of(study(1.0, 1.0, 1.0)))).rows
     assert [row.cells[0] for row in rows] == [
         "ddp x2 / dp (emulated) x2",
         "fsdp x2 / ddp x2",
@@ -193,7 +193,7 @@ def launched(ray: float, torchrun: float, block: int) -> list[dict[str, Any]]:
 
 def test_ray_is_paired_with_torchrun_by_block() -> None:
     lines = [*launched(95.0, 100.0, 0), *launched(190.0, 200.0, 1), *launched(9.5, 10.0, 2)]
-    found = pairs.parity(trials_of(lines))
+    found = ratios.parity(trials_of(lines))
     assert found[["cell_id", "control_id"]].to_numpy().tolist() == [["ddp2ray", "ddp2torchrun"]]
     assert found["ratio"].tolist() == pytest.approx([0.95])
     assert found["high"].tolist() == pytest.approx([0.95])
@@ -202,9 +202,9 @@ def test_ray_is_paired_with_torchrun_by_block() -> None:
 
 
 def test_without_a_control_or_a_common_block_there_is_no_parity() -> None:
-    assert pairs.parity(trials_of(study(1.0))).empty
+    assert ratios.parity(trials_of(study(1.0))).empty
     lines = [launched(95.0, 100.0, 0)[0], launched(95.0, 100.0, 1)[1]]
-    assert pairs.parity(trials_of(lines)).empty
+    assert ratios.parity(trials_of(lines)).empty
 
 
 def test_noise_and_parity_carry_the_doubts_of_both() -> None:
@@ -212,16 +212,16 @@ def test_noise_and_parity_carry_the_doubts_of_both() -> None:
     twin = line("single", purpose="twin", kind="diagnostic", trial_id="single-b0t") | {"windows": base["windows"]}
     lines = [base, twin]
     trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[("wide spread",), ("no steady state",)])
-    (result,) = NOISE.as_text(pairs.noise(trials))["doubts"]
+    (result,) = NOISE.as_text(ratios.noise(trials))["doubts"]
     assert result == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
     lines = [line(f"ddp2{name}", strategy="ddp", rates=(9.0, 9.0), launcher=name) for name in ("ray", "torchrun")]
     trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[(), ("slow rank 1",)])
-    (result,) = pairs.parity(trials)["doubts"]
+    (result,) = ratios.parity(trials)["doubts"]
     assert result == (CountedDoubt("slow rank 1", 1, 1, "torchrun"),)
 
 
 def test_parity_of_non_equivalent_cells_has_the_reason_that_it_is_no_claim() -> None:
-    found = pairs.parity(
+    found = ratios.parity(
         trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": Verdict("not equivalent", "why")}
     )
     assert found["ratio"].notna().all() and found["excluded"].tolist() == ["why"]
@@ -236,7 +236,7 @@ def on(model: str, *lines: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_cells_on_other_hardware_have_their_throughputs_side_by_side_and_no_ratio() -> None:
-    found = pairs.versus(trials_of([*on("A100", line("ddp2", rates=PAIR)), *on("H100", line("fsdp2", rates=PAIR))]))
+    found = ratios.versus(trials_of([*on("A100", line("ddp2", rates=PAIR)), *on("H100", line("fsdp2", rates=PAIR))]))
     (row,) = found.to_dict("records")
     assert pd.isna(row["ratio"]) and row["throughput_per_s"] > 0 and row["other_throughput_per_s"] > 0
     assert row["excluded"] == "other hardware: H100; what it is compared with ran on A100"
@@ -252,7 +252,7 @@ def test_only_blocks_on_the_same_hardware_count() -> None:
         *on("H100", line("fsdp2", block=1, rates=(900.0, 900.0))),
         *on("H100", line("ddp2", block=2, rates=(200.0, 200.0)), line("fsdp2", block=2, rates=(400.0, 400.0))),
     ]
-    (row,) = pairs.versus(trials_of(lines)).to_dict("records")
+    (row,) = ratios.versus(trials_of(lines)).to_dict("records")
     assert (row["ratio"], row["blocks"]) == (pytest.approx(2.0), 2) and pd.isna(row["excluded"])
 
 
@@ -261,7 +261,7 @@ def test_a_trial_over_nodes_of_two_types_is_on_neither() -> None:
     mixed["ranks"] = [{"rank": rank, "device_model": model} for rank, model in enumerate(("H100", "A100"))]
     frame = trials_of([mixed, *on("A100", line("fsdp2", rates=PAIR))])
     assert set(frame["device_model"]) == {"A100 + H100", "A100"}
-    assert pairs.versus(frame)["excluded"].tolist() == [
+    assert ratios.versus(frame)["excluded"].tolist() == [
         "other hardware: A100; what it is compared with ran on A100 + H100"
     ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis import peak_flops as peaks
-from harness.analysis.peak_flops import peak_flops
+from harness.analysis import hardware as peaks
+from harness.analysis.hardware import peak_flops
 
 TERA = 1e12
 

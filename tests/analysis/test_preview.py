@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.earlier_run import EarlierRun
+from harness.analysis.durations import EarlierRun, TrialKey, TrialTime, keys_of_trial
 from harness.analysis.preview import estimate_of, savings, total_seconds
-from harness.analysis.trial_time import TrialKey, TrialTime, keys_of_trial
 from harness.config.experiment import Experiment
 from harness.plan.inventory import Inventory
 from harness.plan.planner import GROUP_START_S, Plan, make_plan

@@ -14,7 +14,7 @@ from harness.analysis.stats import paired_ratio
 from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule
 from harness.plan.planner import Plan, make_plan
-from harness.record.rows import trial_columns
+from harness.record.lines import trial_columns
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]

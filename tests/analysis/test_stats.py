@@ -16,7 +16,6 @@ from harness.analysis.stats import (
     ratio_p_value,
     stein_blocks,
 )
-from harness.measure.steady_state import is_steady
 
 
 def test_two_values_have_a_range_and_no_interval() -> None:
@@ -163,25 +162,3 @@ def test_a_p_value_at_most_5_percent_is_an_interval_without_1(pilot: int | None)
 def test_the_normal_p_value_of_196_standard_errors_is_5_percent() -> None:
     assert p_value(0.0392, 0.02, None) == pytest.approx(0.05, abs=1e-4)
     assert p_value(0.0, 0.0, 4) == 1.0
-
-
-FLAT = [1.0, 1.01, 0.99, 1.0, 1.02, 0.98]
-
-
-@pytest.mark.parametrize(
-    ("rounds", "steady"),
-    [
-        ([], False),
-        ([FLAT], False),
-        ([FLAT, FLAT], True),
-        ([[9.0, 1.0, 1.0, 1.0, 1.0, 1.0], FLAT], True),  # one dear first step moves no median
-        ([[2.0, 1.9, 2.1, 2.0, 2.0, 2.0], FLAT], False),
-        ([[1.0 - 0.04, 1.0, 1.0, 1.0, 1.0, 1.04], [1.04, 1.04, 1.04, 1.04, 1.04, 1.04]], True),
-        ([FLAT, [1.3, 1.2, 1.1, 1.0, 0.9, 0.8]], False),  # a trend, though the medians nearly agree
-        ([[0.9, 1.1, 0.95, 1.05, 0.92, 1.08], [1.0, 1.2, 1.03, 1.17, 1.1, 1.06]], True),  # alike within their noise
-        ([[0.2, 3.0, 0.3, 2.9, 0.4, 2.8], [0.5, 9.0, 0.7, 8.0, 0.6, 8.5]], False),  # noise excuses 20 % at most
-        ([[1.0], [1.0]], False),
-    ],
-)
-def test_steady_state_is_distinguished_from_warm_up(rounds: list[list[float]], steady: bool) -> None:
-    assert is_steady(rounds) is steady

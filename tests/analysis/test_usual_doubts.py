@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.analysis import ratios
-from harness.analysis.doubts import CountedDoubt
+from harness.analysis.doubts import CountedDoubt, tail, unusual, usual_doubts
 from harness.analysis.trials import trials
-from harness.analysis.usual_doubts import tail, unusual, usual_doubts
 from harness.record.schema import TRIALS
 from tests.records import line, steps_of
 

@@ -11,8 +11,7 @@ import pytest
 from harness.analysis import phases as phase_tables
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
-from harness.analysis.exchange_time import ExchangeTime, exchange_times
-from harness.analysis.waterfall import waterfall
+from harness.analysis.waterfall import ExchangeTime, exchange_times, waterfall
 from harness.record.schema import COLLECTIVES, EXCHANGES
 from tests.records import line, steps_of
 

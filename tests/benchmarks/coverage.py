@@ -22,8 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.analysis.gate import ALPHA
-from harness.analysis.run_noise import RunNoise, noise_within
+from harness.analysis.compare import ALPHA
+from harness.analysis.history import RunNoise, noise_within
 from harness.analysis.stats import holm, paired_ratio, pooled_deviation, ratio_p_value, stein_blocks
 
 TRUTH = 1.7

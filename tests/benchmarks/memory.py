@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness.system.units import MIB
+from harness.config.values import MIB
 from tests.allocations import cells, estimated, measured
 from tests.worlds import run_ranks
 

@@ -35,9 +35,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.analysis.stats import Estimate, geometric_mean
-from harness.measure.phase_timers import phases_are_cheap
 from harness.measure.stepper import Stepper
-from harness.measure.window import synchronize
+from harness.measure.window import phases_are_cheap, synchronize
 from harness.plan.cell import Cell
 from harness.system.process import no_garbage_collection
 from harness.train.ranks import Ranks

@@ -17,7 +17,7 @@ from harness.config.experiment import load_experiment
 from harness.errors import ExperimentError
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
-from harness.run.recorded_file import source_facts
+from harness.run.provenance import source_facts
 from tests.conftest import laptop
 
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"

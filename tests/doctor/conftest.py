@@ -27,5 +27,5 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
 @pytest.fixture
 def no_timed_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence the checks that compare times: what else the machine does may make them speak of any workload."""
-    monkeypatch.setattr("harness.doctor.loader.MARGIN", math.inf)
-    monkeypatch.setattr("harness.doctor.slow_rank.SLOW", math.inf)
+    monkeypatch.setattr("harness.doctor.speed.MARGIN", math.inf)
+    monkeypatch.setattr("harness.doctor.speed.SLOW", math.inf)

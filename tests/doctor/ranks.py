@@ -14,10 +14,10 @@ import torch
 from harness.analysis.doubts import FOREIGN_CORES
 from harness.analysis.evidence import foreign_cores
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
-from harness.doctor import loader
+from harness.doctor import speed
 from harness.doctor.examine import DoctorTrialFailed, examine
 from harness.doctor.subject import Subject
-from harness.measure import load
+from harness.measure import throughput
 from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.ranks import Ranks
@@ -69,9 +69,9 @@ def examined_workload(workload: Any, cell: Cell, ranks: Ranks, planted: Set[str]
         subject = Subject(cell, workload, workload.datasets(), 0, ranks, epochs=getattr(workload, "epochs", False))
         found = examine(subject).facts
         if any(ranks.gather(bool(TIMED & {finding["check"] for finding in found["findings"]}))):
-            before = load.read()
+            before = throughput.read()
             found = examine(subject).facts
-            if foreign_cores(ranks.gather(load.load_between(before, load.read()))) > FOREIGN_CORES:
+            if foreign_cores(ranks.gather(throughput.load_between(before, throughput.read()))) > FOREIGN_CORES:
                 silent = TIMED - planted
                 found["findings"] = [each for each in found["findings"] if each["check"] not in silent]
     except DoctorTrialFailed as error:
@@ -92,7 +92,7 @@ def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size:
 
 def main(rank: int, world_size: int, out: Path) -> None:
     """Every workload whose strategy needs this many processes."""
-    loader.SECONDS = 0.15  # small nets: this is many batches
+    speed.SECONDS = 0.15  # small nets: this is many batches
     pairs: list[tuple[type[Any], str]] = [*HEALTHY, *(pair for pairs in FAULTS.values() for pair in pairs)]
     pairs += [*((script, script.strategy) for script in SCRIPTS), (NeedsMany, "ddp"), (NeedsMany, "single")]
     mine = [p for p in dict.fromkeys(pairs) if (p[1] in ("ddp", "fsdp")) == (world_size > 1)]

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.doctor import builds
-from harness.doctor.builds import FewBuilds
+from harness.doctor import subject
 from harness.doctor.examine import examine
-from harness.doctor.subject import Subject
+from harness.doctor.subject import FewBuilds, Subject
 from harness.train.ranks import Ranks
 from tests.doctor.healthy import Healthy, Net
 from tests.doctor.ranks import cell_for
@@ -37,9 +36,9 @@ class Counting(Healthy):
 def test_a_model_that_takes_long_is_built_twice_an_examination(
     monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int, room: bool
 ) -> None:
-    monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    monkeypatch.setattr(subject, "SLOW_S", 0.0)
     if not room:
-        monkeypatch.setattr(builds, "_fits_into_memory", lambda size: False)
+        monkeypatch.setattr(subject, "_fits_into_memory", lambda size: False)
     workload = Counting()
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * devices)
     found = examine(Subject(cell_for(strategy, devices), workload, workload.datasets(), 0, ranks))
@@ -48,8 +47,8 @@ def test_a_model_that_takes_long_is_built_twice_an_examination(
 
 @pytest.mark.parametrize("room", [True, False], ids=["in memory", "in a file"])
 def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.MonkeyPatch, room: bool) -> None:
-    monkeypatch.setattr(builds, "SLOW_S", 0.0)
-    monkeypatch.setattr(builds, "_fits_into_memory", lambda size: room)
+    monkeypatch.setattr(subject, "SLOW_S", 0.0)
+    monkeypatch.setattr(subject, "_fits_into_memory", lambda size: room)
     few = FewBuilds(Counting())
     first = few.build_model()
     with torch.no_grad():
@@ -65,13 +64,13 @@ def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.
 
 @pytest.mark.parametrize("fails", ["no room on the disk", "no pickle"])
 def test_without_any_copy_each_model_is_built(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    monkeypatch.setattr(builds, "SLOW_S", 0.0)
-    monkeypatch.setattr(builds, "_fits_into_memory", lambda size: False)
+    monkeypatch.setattr(subject, "SLOW_S", 0.0)
+    monkeypatch.setattr(subject, "_fits_into_memory", lambda size: False)
     few = FewBuilds(Counting())
     if fails == "no pickle":
         monkeypatch.setattr(Net, "__reduce_ex__", lambda self, protocol: 1 / 0)
     else:
-        monkeypatch.setattr(builds, "ROOM", 1e18)
+        monkeypatch.setattr(subject, "ROOM", 1e18)
     assert few.build_model() is not few.build_model() and len(few.inner.builds) == 2
     assert few.kept.file is None
 
@@ -103,13 +102,13 @@ class Keeping(Counting):
 def test_a_model_whose_parts_the_workload_keeps_elsewhere_is_built_each_time(
     keep: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    monkeypatch.setattr(subject, "SLOW_S", 0.0)
     few = FewBuilds(Keeping(keep))
     assert few.build_model() is not few.build_model() and len(few.inner.builds) == 2
 
 
 def test_what_a_workload_keeps_beside_its_model_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "SLOW_S", 0.0)
+    monkeypatch.setattr(subject, "SLOW_S", 0.0)
     few = FewBuilds(Keeping(lambda net: nn.Linear(1, 1)))
     assert few.build_model() is not few.build_model() and len(few.inner.builds) == 1
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from harness.doctor.epoch_samples import distinct_samples, drawn_samples
+from harness.doctor.data import distinct_samples, drawn_samples
 from harness.doctor.subject import Subject
 from harness.train.ranks import Ranks
 from tests.doctor.healthy import Healthy

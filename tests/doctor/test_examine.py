@@ -11,7 +11,7 @@ import torch
 
 from harness.doctor import copies
 from harness.doctor.check import Case
-from harness.plan.checks import batches, links, versions
+from harness.plan.checks import batches, nodes
 from harness.plan.checks.finding import Finding
 from tests.doctor import recipes
 from tests.doctor.conftest import Examined
@@ -31,12 +31,12 @@ OF_NO_WORKLOAD: dict[str, tuple[Callable[[], list[Finding]], Callable[[], list[F
         lambda: batches.uneven_batch("dp", 4, 12),
     ),
     "versions": (
-        lambda: versions.judge([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})]),
-        lambda: versions.judge([node("a"), node("b")]),
+        lambda: nodes.judge_versions([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})]),
+        lambda: nodes.judge_versions([node("a"), node("b")]),
     ),
     "links": (
-        lambda: links.judge([node("a", topology=topology("SYS", "SYS", "SYS"), iommu=True)]),
-        lambda: links.judge([node("a", topology=None)]),
+        lambda: nodes.judge_links([node("a", topology=topology("SYS", "SYS", "SYS"), iommu=True)]),
+        lambda: nodes.judge_links([node("a", topology=None)]),
     ),
     "GPU copies": (
         lambda: copies.judge([copied(moved_wrongly(("cpu", "cpu:0")))], Case(cell_for("dp", 2))),

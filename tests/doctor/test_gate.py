@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.config.values import GIB
 from harness.doctor.gate import memory_estimates, skip_reason, skip_rules
 from harness.plan.cell import Cell
-from harness.system.units import GIB
 from tests.plan.checks.test_memory import kept, sizes
 
 EXAMINED = Cell("w", "digits", "small", "dp", "cuda", 2, 1, "weak", 64, 128)

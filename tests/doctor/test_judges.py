@@ -13,31 +13,25 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.doctor import (
+    batches,
     collectives,
     copies,
     data,
-    divergence,
     gradients,
-    loader,
-    loss_weight,
-    memory_growth,
-    padding,
+    memory,
     parameters,
-    randomness,
-    rank_state,
-    slow_rank,
+    speed,
+    state,
     threads,
-    train_mode,
     validation,
-    wrapper,
 )
-from harness.doctor.batch_facts import Padded, padded_of, real_lengths
 from harness.doctor.check import Case, describe_error
-from harness.doctor.model_facts import moved_by_hand
+from harness.doctor.facts import Padded, moved_by_hand, padded_of, real_lengths
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
 from harness.plan.cell import Cell
-from harness.plan.checks import batches, links, versions
+from harness.plan.checks import batches as planned_batches
+from harness.plan.checks import nodes
 from harness.plan.checks.finding import join_names
 from harness.train.digests import value_digest
 from harness.train.ranks import Ranks
@@ -80,7 +74,7 @@ def test_a_few_of_many_names() -> None:
     ],
 )
 def test_the_sizes_each_replica_gets(strategy: str, batch: int, devices: int, sizes: list[int]) -> None:
-    assert batches.part_sizes(strategy, batch, devices) == sizes
+    assert planned_batches.part_sizes(strategy, batch, devices) == sizes
     assert sum(sizes) == batch
     if strategy == "dp":
         chunks = [len(chunk) for chunk in torch.zeros(batch).chunk(devices)]
@@ -88,20 +82,20 @@ def test_the_sizes_each_replica_gets(strategy: str, batch: int, devices: int, si
 
 
 def test_dp_leaves_devices_idle_if_chunks_run_out() -> None:
-    (finding,) = batches.uneven_batch("dp", 4, 5)
+    (finding,) = planned_batches.uneven_batch("dp", 4, 5)
     assert (finding.severity, "2, 2, 1, 0 (1 without samples)" in finding.seen) == ("warning", True)
-    (finding,) = batches.uneven_batch("ddp", 4, 3)
+    (finding,) = planned_batches.uneven_batch("ddp", 4, 3)
     assert finding.severity == "error" and "a global batch of 4" in finding.advice
-    assert batches.uneven_batch("ddp", 4, 64) == []
+    assert planned_batches.uneven_batch("ddp", 4, 64) == []
 
 
 def test_a_last_batch_that_idles_devices_is_reported_if_epochs_are_trained() -> None:
-    (finding,) = batches.judge(129, 64, cell("ddp", 4, 64), epochs=True)
+    (finding,) = planned_batches.judge(129, 64, cell("ddp", 4, 64), epochs=True)
     assert finding.severity == "note" and "last batch of an epoch: 1 of 64 samples" in finding.seen
-    assert batches.judge(129, 64, cell("ddp", 4, 64), epochs=False) == []
-    assert batches.judge(128, 64, cell("ddp", 4, 64), epochs=True) == []
-    assert batches.judge(128 + 4, 64, cell("ddp", 4, 64), epochs=True) == []
-    (finding,) = batches.judge(129, 128, cell("ddp", 4, 64), epochs=True)  # two micro-batches a step
+    assert planned_batches.judge(129, 64, cell("ddp", 4, 64), epochs=False) == []
+    assert planned_batches.judge(128, 64, cell("ddp", 4, 64), epochs=True) == []
+    assert planned_batches.judge(128 + 4, 64, cell("ddp", 4, 64), epochs=True) == []
+    (finding,) = planned_batches.judge(129, 128, cell("ddp", 4, 64), epochs=True)  # two micro-batches a step
     assert "1 of 128 samples" in finding.seen
 
 
@@ -109,13 +103,13 @@ def test_a_last_batch_that_idles_devices_is_reported_if_epochs_are_trained() -> 
 
 
 def test_an_uncalled_wrapper_is_named() -> None:
-    assert wrapper.judge([steps()] * 2, case()) == []
-    (finding,) = wrapper.judge([steps(calls=0)] * 2, case())
+    assert parameters.judge_wrapper([steps()] * 2, case()) == []
+    (finding,) = parameters.judge_wrapper([steps(calls=0)] * 2, case())
     assert ": 0; the model inside it 4" in finding.seen
-    assert wrapper.judge([steps(calls=0)], case("single", 1)) == []
-    (alone,) = wrapper.judge([steps(calls=0)], case("ddp", 1))
+    assert parameters.judge_wrapper([steps(calls=0)], case("single", 1)) == []
+    (alone,) = parameters.judge_wrapper([steps(calls=0)], case("ddp", 1))
     assert " in 4 steps on 1 device: 0; " in alone.seen and " in 4 steps on 2 devices: 0; " in finding.seen
-    (finding,) = wrapper.judge([steps(wrapped_by_itself="net: DataParallel")] * 2, case())
+    (finding,) = parameters.judge_wrapper([steps(wrapped_by_itself="net: DataParallel")] * 2, case())
     assert "net: DataParallel" in finding.seen
 
 
@@ -153,13 +147,13 @@ def test_parameters_that_differ_between_ranks_are_named() -> None:
 
 def test_ranks_that_draw_the_same_numbers() -> None:
     same = [steps(draws=True, random_state="a")] * 2
-    assert randomness.judge_streams(same, case())[0].severity == "warning"
-    assert randomness.judge_streams([same[0], steps(draws=True, random_state="b")], case()) == []
-    assert randomness.judge_streams([steps(draws=False, random_state="a")] * 2, case()) == []
+    assert state.judge_streams(same, case())[0].severity == "warning"
+    assert state.judge_streams([same[0], steps(draws=True, random_state="b")], case()) == []
+    assert state.judge_streams([steps(draws=False, random_state="a")] * 2, case()) == []
 
 
 def test_different_initial_weights_are_named() -> None:
-    (finding,) = randomness.judge([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))
+    (finding,) = state.judge_randomness([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))
     assert "1 of 2 parameters" in finding.seen and "fsdp shards" in finding.means
 
 
@@ -177,19 +171,21 @@ def test_different_initial_weights_are_named() -> None:
     ],
 )
 def test_divergence_criteria(losses: list[float], *, diverges: bool) -> None:
-    assert divergence.diverges(losses) is diverges
+    assert gradients.diverges(losses) is diverges
 
 
 def test_divergence_of_one_strategy_is_attributed_to_that_strategy() -> None:
     wild = steps(losses=[64.0, 640.0, 6400.0, 64000.0], lr=0.1)
-    (finding,) = divergence.judge([replace(wild, single_device_losses=[1.0, 0.9, 0.8, 0.7])] * 2, case())
+    (finding,) = gradients.judge_divergence([replace(wild, single_device_losses=[1.0, 0.9, 0.8, 0.7])] * 2, case())
     assert finding.severity == "error" and "learning rate is not the cause" in finding.means
-    (finding,) = divergence.judge([replace(wild, single_device_losses=[1.0, 10.0, 100.0, 1000.0])] * 2, case())
+    (finding,) = gradients.judge_divergence(
+        [replace(wild, single_device_losses=[1.0, 10.0, 100.0, 1000.0])] * 2, case()
+    )
     assert finding.severity == "warning" and "0.1" in finding.seen
     assert not finding.stops and "tried once" in finding.means
-    (finding,) = divergence.judge([replace(wild, losses=[64.0, math.nan])], case("single", 1))
+    (finding,) = gradients.judge_divergence([replace(wild, losses=[64.0, math.nan])], case("single", 1))
     assert finding.stops and finding.severity == "error" and finding.row()["stops"]
-    (finding,) = divergence.judge([wild], case("single", 1))
+    (finding,) = gradients.judge_divergence([wild], case("single", 1))
     assert finding.seen.startswith("losses of single on 1 device at a learning rate of 0.1: ")
 
 
@@ -256,22 +252,22 @@ def test_an_own_sampler_reports_unseen_samples() -> None:
 
 
 def test_a_limiting_loader_is_reported_with_both_rates() -> None:
-    two, rate = [steps(step_s=0.064), steps(step_s=0.032)], loader.Rate(0.01, processors=10)
-    (finding,) = loader.judge([rate] * 2, case(steps=two))
+    two, rate = [steps(step_s=0.064), steps(step_s=0.032)], speed.Rate(0.01, processors=10)
+    (finding,) = speed.judge([rate] * 2, case(steps=two))
     assert "workers a device: 100 samples/s" in finding.seen and "model alone: 1,000" in finding.seen
     assert finding.advice.startswith("set loader.workers to 10, ")
-    (finding,) = loader.judge([rate], case(loader={"workers": 4}, steps=[steps(step_s=0.064)]))
+    (finding,) = speed.judge([rate], case(loader={"workers": 4}, steps=[steps(step_s=0.064)]))
     assert finding.advice == (
         "make samples cheaper (40 workers a device, for which it has 10 processors), or measure with data: "
         "synthetic_device"
     )
-    (finding,) = loader.judge([loader.Rate(0.01, complete=False)], case(steps=[steps(step_s=0.064)]))
+    (finding,) = speed.judge([speed.Rate(0.01, complete=False)], case(steps=[steps(step_s=0.064)]))
     assert finding.severity == "note" and "at least 100 samples/s" in finding.seen and "perhaps" in finding.means
     assert "loader.workers" not in finding.advice
-    assert loader.judge([loader.Rate(0.0001)], case(steps=[steps(step_s=0.064)])) == []
-    assert loader.judge([loader.Rate(0.0012)], case(steps=[steps(step_s=0.064)])) == []  # a machine's speed varies
-    assert loader.judge([loader.Rate(0.0013)], case(steps=[steps(step_s=0.064)]))
-    assert loader.judge([None], case(steps=[steps(step_s=0.064)])) == []
+    assert speed.judge([speed.Rate(0.0001)], case(steps=[steps(step_s=0.064)])) == []
+    assert speed.judge([speed.Rate(0.0012)], case(steps=[steps(step_s=0.064)])) == []  # a machine's speed varies
+    assert speed.judge([speed.Rate(0.0013)], case(steps=[steps(step_s=0.064)]))
+    assert speed.judge([None], case(steps=[steps(step_s=0.064)])) == []
 
 
 def test_a_cell_is_examined_a_micro_batch_at_a_time_at_its_own_rate() -> None:
@@ -332,8 +328,8 @@ def test_changed_threads_and_what_the_workload_started_are_named() -> None:
 
 
 def test_a_weight_of_samples_is_their_number() -> None:
-    assert loss_weight.judge([steps(samples=[64])], case()) == []
-    (finding,) = loss_weight.judge([steps(samples=[64]), steps(samples=[32], weights=[1.0])], case())
+    assert batches.judge_loss_weight([steps(samples=[64])], case()) == []
+    (finding,) = batches.judge_loss_weight([steps(samples=[64]), steps(samples=[32], weights=[1.0])], case())
     assert finding.severity == "error" and "a batch of 32 samples: 1 (rank 1)" in finding.seen
 
 
@@ -341,7 +337,7 @@ def test_a_weight_of_samples_is_their_number() -> None:
     ("weight", "severity"), [(640.0, None), (63.0, "warning"), (64.5, "warning"), (0.0, "error"), (math.nan, "error")]
 )
 def test_a_weight_of_tokens_is_a_whole_number_of_at_least_one_a_sample(weight: float, severity: str | None) -> None:
-    found = loss_weight.judge([steps(samples=[64], weights=[weight], unit="tokens")], case())
+    found = batches.judge_loss_weight([steps(samples=[64], weights=[weight], unit="tokens")], case())
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
@@ -362,45 +358,47 @@ def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() ->
 
 
 def test_eval_mode_in_a_step_matters_if_a_layer_depends_on_it() -> None:
-    assert train_mode.judge([steps(evaluates=True)], case()) == []
-    (finding,) = train_mode.judge([steps(mode_layers=["drop"]), steps(evaluates=True)], case())
+    assert state.judge_train_mode([steps(evaluates=True)], case()) == []
+    (finding,) = state.judge_train_mode([steps(mode_layers=["drop"]), steps(evaluates=True)], case())
     assert "layers that it changes: drop" in finding.seen
 
 
 def test_batch_statistics_need_two_samples_a_device() -> None:
     norms = [steps(batch_norms=["norm"])] * 2
-    assert train_mode.judge(norms, case(batch=4)) == []
-    (finding,) = train_mode.judge(norms, case(batch=2))
+    assert state.judge_train_mode(norms, case(batch=4)) == []
+    (finding,) = state.judge_train_mode(norms, case(batch=2))
     assert "samples of a device in a step: 1" in finding.seen
 
 
 def test_state_of_one_rank_matters_if_the_same_batch_has_another_loss() -> None:
     ranks = [steps(state={"mean": "a", "n": "1"}, same_batch_loss=1.0)]
     ranks.append(steps(state={"mean": "b", "n": "1"}, same_batch_loss=1.1))
-    (finding,) = rank_state.judge(ranks, case())
+    (finding,) = state.judge_rank_state(ranks, case())
     assert finding.check == "state in forward" and "each of 2 ranks: mean;" in finding.seen
-    assert rank_state.judge([ranks[0], replace(ranks[1], same_batch_loss=1.0)], case()) == []  # it is only shown
-    assert rank_state.judge([ranks[0], replace(ranks[0], same_batch_loss=1.1)], case()) == []  # Python's own draws
+    assert state.judge_rank_state([ranks[0], replace(ranks[1], same_batch_loss=1.0)], case()) == []  # only shown
+    assert (
+        state.judge_rank_state([ranks[0], replace(ranks[0], same_batch_loss=1.1)], case()) == []
+    )  # Python's own draws
     for unknown in (None, math.nan, math.inf):
         for known, other in (ranks, ranks[::-1]):
-            assert rank_state.judge([replace(other, same_batch_loss=unknown), known], case()) == []
+            assert state.judge_rank_state([replace(other, same_batch_loss=unknown), known], case()) == []
 
 
 @pytest.mark.parametrize("of_rank_one", [{"shift": "a"}, {"shift": "a", "n": "1"}])
 def test_a_buffer_that_rank_0_does_not_change_is_lost_under_ddp(of_rank_one: dict[str, str]) -> None:
     same = {"n": "1"} if "n" in of_rank_one else {}
     ranks = [steps(state=state, buffers=[*state], same_batch_loss=1.0) for state in (same, of_rank_one)]
-    (finding,) = rank_state.judge(ranks, case())
+    (finding,) = state.judge_rank_state(ranks, case())
     assert finding.seen == "buffers that forward changes on rank 1 of 2, and not on rank 0: shift"
-    assert rank_state.judge(ranks, case("fsdp")) == []  # nothing overwrites it, and no loss depends on it
-    assert rank_state.judge([ranks[1], ranks[1]], case()) == []  # all ranks change it alike
-    assert rank_state.judge(ranks[::-1], case()) == []  # ddp sends what rank 0 writes to all
-    assert rank_state.judge([ranks[0], replace(ranks[1], buffers=[])], case()) == []  # an attribute of Python
+    assert state.judge_rank_state(ranks, case("fsdp")) == []  # nothing overwrites it, and no loss depends on it
+    assert state.judge_rank_state([ranks[1], ranks[1]], case()) == []  # all ranks change it alike
+    assert state.judge_rank_state(ranks[::-1], case()) == []  # ddp sends what rank 0 writes to all
+    assert state.judge_rank_state([ranks[0], replace(ranks[1], buffers=[])], case()) == []  # an attribute of Python
 
 
 def test_state_that_another_rank_alone_has_is_named_if_its_loss_differs() -> None:
     ranks = [steps(same_batch_loss=1.0), steps(state={"n": "1"}, same_batch_loss=1.1)]
-    assert "each of 2 ranks: n;" in rank_state.judge(ranks, case("fsdp"))[0].seen
+    assert "each of 2 ranks: n;" in state.judge_rank_state(ranks, case("fsdp"))[0].seen
 
 
 def test_reading_for_repeated_draws_leaves_every_generator_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,17 +410,17 @@ def test_reading_for_repeated_draws_leaves_every_generator_as_it_was(monkeypatch
 
 
 def test_memory_grows_if_every_step_keeps_more() -> None:
-    (finding,) = memory_growth.judge([steps(), steps(kept_bytes=[2**20, 3 * 2**20, 5 * 2**20])], case())
+    (finding,) = memory.judge_memory_growth([steps(), steps(kept_bytes=[2**20, 3 * 2**20, 5 * 2**20])], case())
     assert "on rank 1: 2 MiB more" in finding.seen
     for kept in ([], [100], [2**20, 2**21, 2**21], [10, 14, 18]):
-        assert memory_growth.judge([steps(kept_bytes=kept)], case()) == []
+        assert memory.judge_memory_growth([steps(kept_bytes=kept)], case()) == []
 
 
 def test_a_rank_whose_own_step_is_slow_is_named() -> None:
-    (finding,) = slow_rank.judge([0.01, 0.06], case())
+    (finding,) = speed.judge_slow_rank([0.01, 0.06], case())
     assert "10.0, 60.0 ms; slow: rank 1" in finding.seen
     for times in ([0.001, 0.004], [0.1, 0.2], [0.0, 0.0]):  # too short to know, as parts of a batch differ, not known
-        assert slow_rank.judge(times, case()) == []
+        assert speed.judge_slow_rank(times, case()) == []
 
 
 @pytest.mark.parametrize(
@@ -448,13 +446,13 @@ def test_a_number_pads_only_if_it_ends_the_rows_of_every_batch() -> None:
 
 def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> None:
     seen = Padded(places=100, real=60, counts_tokens=True)
-    (finding,) = padding.judge([steps(padded=seen, weights=[100.0])], case())
+    (finding,) = batches.judge_padding([steps(padded=seen, weights=[100.0])], case())
     assert "counts in a batch of rank 0: 100; places 100, of which 60" in finding.seen
-    assert padding.judge([steps(padded=seen, weights=[60.0])], case()) == []
-    assert padding.figures([steps(padded=seen)], case()) == {"real tokens in a padded batch": "60 %"}
-    (finding,) = padding.judge([steps(padded=replace(seen, real=20), weights=[20.0])], case())
+    assert batches.judge_padding([steps(padded=seen, weights=[60.0])], case()) == []
+    assert batches.padding_figures([steps(padded=seen)], case()) == {"real tokens in a padded batch": "60 %"}
+    (finding,) = batches.judge_padding([steps(padded=replace(seen, real=20), weights=[20.0])], case())
     assert finding.severity == "note" and "20 %" in finding.seen
-    assert padding.judge([steps()], case()) == []
+    assert batches.judge_padding([steps()], case()) == []
 
 
 def test_validation_sets() -> None:
@@ -546,12 +544,12 @@ def node(host: str, **more: Any) -> dict[str, Any]:
 
 
 def test_versions_that_differ_between_nodes() -> None:
-    assert versions.judge([node("a"), node("b")]) == []
-    (finding,) = versions.judge([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})])
+    assert nodes.judge_versions([node("a"), node("b")]) == []
+    (finding,) = nodes.judge_versions([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})])
     assert (finding.severity, finding.seen) == ("error", "torch: 2.15.0 on a, 2.11.0 on b")
-    (finding,) = versions.judge([node("a"), node("b", packages={"torch": "2.15.0"})])
+    (finding,) = nodes.judge_versions([node("a"), node("b", packages={"torch": "2.15.0"})])
     assert finding.seen == "harness: 0.1 on a, missing on b"
-    (finding,) = versions.judge([node("a", driver="550"), node("b", driver="560")])
+    (finding,) = nodes.judge_versions([node("a", driver="550"), node("b", driver="560")])
     assert finding.severity == "warning"
 
 
@@ -562,25 +560,25 @@ def topology(*links: str) -> dict[str, Any]:
 
 
 def test_links_of_a_node() -> None:
-    assert links.judge([node("a", topology=None), node("b", topology={"gpus": ["x"], "links": [["X"]]})]) == []
-    (finding,) = links.judge([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=False)])
+    assert nodes.judge_links([node("a", topology=None), node("b", topology={"gpus": ["x"], "links": [["X"]]})]) == []
+    (finding,) = nodes.judge_links([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=False)])
     assert finding.severity == "note" and "links NV12, SYS; IOMMU off" in finding.seen
-    (finding,) = links.judge([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=True)])
+    (finding,) = nodes.judge_links([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=True)])
     assert finding.severity == "warning" and "0-2 SYS, 1-2 SYS" in finding.seen
     apart = {**topology("SYS", "SYS", "SYS"), "apart": [[0, 2], [2, 0]]}
-    (finding,) = links.judge([node("a", topology=apart, iommu=False)])
+    (finding,) = nodes.judge_links([node("a", topology=apart, iommu=False)])
     assert (
         finding.severity == "warning" and "without peer access: 0 from 2, 2 from 0 of 6 ordered pairs" in finding.seen
     )
-    (finding,) = links.judge([node("a", topology=topology("NV12", "NV12", "NV12"), iommu=True)])
+    (finding,) = nodes.judge_links([node("a", topology=topology("NV12", "NV12", "NV12"), iommu=True)])
     assert finding.severity == "note"
 
 
 def test_the_nearest_numa_node_of_a_gpu_is_reported() -> None:
     two = {**topology("NV12", "SYS", "SYS"), "numa": [0, 0, 1]}
-    (finding,) = links.judge([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})])
+    (finding,) = nodes.judge_links([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})])
     assert "NUMA node 0 (processors 0-31): GPU 0, 1; NUMA node 1 (processors 32-63): GPU 2" in finding.seen
-    (finding,) = links.judge([node("a", topology={**two, "numa": [None, None, None]})])
+    (finding,) = nodes.judge_links([node("a", topology={**two, "numa": [None, None, None]})])
     assert "NUMA" not in finding.seen
 
 

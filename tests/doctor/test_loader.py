@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.doctor import loader
+from harness.doctor import speed
 
 
 class Deliveries:
@@ -30,24 +30,24 @@ class Deliveries:
 @pytest.mark.parametrize("workers", [0, 1, 2, 4, 8])
 def test_the_rate_of_bursts_is_that_of_all_workers(workers: int) -> None:
     deliveries = Deliveries(workers, batch_s=0.1)
-    batch_s, complete = loader.time_batches(iter(deliveries), workers, 2, deliveries.clock)
+    batch_s, complete = speed.time_batches(iter(deliveries), workers, 2, deliveries.clock)
     assert complete and batch_s == pytest.approx(0.1 / max(1, workers), rel=0.01)
     assert deliveries.taken >= 2 * workers + 2 * workers  # the queues, and two rounds
 
 
 def test_a_rate_is_a_bound_if_time_is_up() -> None:
     deliveries = Deliveries(8, batch_s=4.0)
-    batch_s, complete = loader.time_batches(iter(deliveries), 8, 2, deliveries.clock)
+    batch_s, complete = speed.time_batches(iter(deliveries), 8, 2, deliveries.clock)
     assert not complete and batch_s >= 4.0 / 8  # with the start of the workers
-    assert deliveries.now >= loader.LIMIT_S
+    assert deliveries.now >= speed.LIMIT_S
 
 
 def test_a_fast_loader_is_timed_for_a_while() -> None:
     deliveries = Deliveries(2, batch_s=0.001)
-    batch_s, _ = loader.time_batches(iter(deliveries), 2, 2, deliveries.clock)
-    assert batch_s == pytest.approx(0.0005, rel=0.01) and deliveries.taken * batch_s >= loader.SECONDS
+    batch_s, _ = speed.time_batches(iter(deliveries), 2, 2, deliveries.clock)
+    assert batch_s == pytest.approx(0.0005, rel=0.01) and deliveries.taken * batch_s >= speed.SECONDS
 
 
 def test_an_upper_bound_is_reported_as_at_least() -> None:
-    assert loader._format(loader.Rate(0.01)) == "100 samples/s"
-    assert loader._format(loader.Rate(0.01, complete=False)) == "at least 100 samples/s"
+    assert speed._format(speed.Rate(0.01)) == "100 samples/s"
+    assert speed._format(speed.Rate(0.01, complete=False)) == "at least 100 samples/s"

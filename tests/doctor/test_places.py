@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from harness.config.doctor_checks import LOOKS_AT
-from harness.doctor.builds import FewBuilds
-from harness.doctor.examine import examine
-from harness.doctor.places import ABOUT, CLUES, Method, methods_of, place_of
-from harness.doctor.subject import Subject
+from harness.doctor.examine import ABOUT, CLUES, Method, examine, methods_of, place_of
+from harness.doctor.subject import FewBuilds, Subject
 from harness.train import workloads
 from harness.train.ranks import Ranks
 from tests.doctor import faulty_steps

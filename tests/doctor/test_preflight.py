@@ -24,8 +24,7 @@ from harness.plan.labels import Labels
 from harness.plan.planner import Plan, make_plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
-from harness.report.tables.evidence import memory_table
-from harness.report.tables.findings import finding_location, findings_table
+from harness.report.tables.evidence import finding_location, findings_table, memory_table
 from harness.run import pipeline
 from harness.run.events import Event
 from harness.run.execution import Execution

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from harness.doctor.process_group import OtherRanksNeeded, group_of_one
+from harness.doctor.steps import OtherRanksNeeded, group_of_one
 from tests.worlds import fork_ranks
 
 
@@ -81,7 +81,7 @@ def test_the_collectives_of_a_gpu_are_nccl_s_since_gloo_lacks_some(
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         monkeypatch.setattr(dist, "new_group", new_group)
-        monkeypatch.setattr("harness.doctor.process_group.dist.get_world_size", lambda: 8)
+        monkeypatch.setattr("harness.doctor.steps.dist.get_world_size", lambda: 8)
         everyone = dist.group.WORLD
         with group_of_one(torch.device(device)):
             assert dist.group.WORLD is not everyone

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from harness.doctor import shared_values
-from harness.doctor.shared_values import NO_COPIES, Copies, copies_by_value
+from harness.doctor import validation as validation_check
+from harness.doctor.validation import NO_COPIES, Copies, copies_by_value
 
 ROWS = torch.arange(600.0).reshape(200, 3)
 
@@ -61,9 +61,9 @@ class Slow(Sequence[Any]):
 
 def test_a_slow_training_set_is_read_in_part_spread_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(shared_values.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(shared_values, "SECONDS", 50.0)
-    monkeypatch.setattr(shared_values, "MOST", 50)
+    monkeypatch.setattr(validation_check.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(validation_check, "SECONDS", 50.0)
+    monkeypatch.setattr(validation_check, "MOST", 50)
     train = Slow(ROWS[:100], clock)
     found = copies_by_value(train, list(ROWS[80:100].clone()), seed=0)  # type: ignore[arg-type]
     assert found == Copies(10, 20, 63) and sorted(train.read[:50]) == [*range(0, 100, 2)]
@@ -71,8 +71,8 @@ def test_a_slow_training_set_is_read_in_part_spread_over_it(monkeypatch: pytest.
 
 def test_slow_sets_are_read_in_part_within_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(shared_values.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(shared_values, "SECONDS", 40.0)
+    monkeypatch.setattr(validation_check.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(validation_check, "SECONDS", 40.0)
     train, validation = Slow(ROWS, clock), Slow(ROWS.clone(), clock)
     found = copies_by_value(train, validation, seed=0)
     assert (found.compared, found.read, clock[0]) == (31, 15, 46.0)  # 1, 2, 4, ... at once: at most twice the time

@@ -9,9 +9,9 @@ from weakref import ref
 import pytest
 import torch
 
-from harness.doctor.step_memory import LEAST, StepMemory, least_growth
+from harness.config.values import MIB
+from harness.doctor.facts import LEAST, StepMemory, least_growth
 from harness.system.process import no_garbage_collection
-from harness.system.units import MIB
 
 HELD: list[torch.Tensor] = []
 

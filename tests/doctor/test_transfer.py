@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.doctor import transfer
+from harness.doctor import devices
 from harness.doctor.check import Case
 from harness.doctor.subject import Subject
 from harness.train.ranks import Ranks
@@ -61,14 +61,14 @@ class Lengths:
         return self
 
 
-def observed(make: Any, device: str = "cpu") -> transfer.Moved:
+def observed(make: Any, device: str = "cpu") -> devices.Moved:
     class Workload(Healthy):
         def collate(self, samples: list[Any]) -> Any:
             return make(torch.stack([x for x, _ in samples]))
 
     workload = Workload()
     ranks = replace(RANKS, devices=(torch.device(device),))
-    return transfer.observe(Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks))
+    return devices.observe_transfer(Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def observed(make: Any, device: str = "cpu") -> transfer.Moved:
     ids=["tensor", "containers", "namedtuple", "UserDict", "PackedSequence", "dataclass", "without tensors"],
 )
 def test_batches_that_can_be_moved(make: Any) -> None:
-    assert observed(make) == transfer.Moved()
+    assert observed(make) == devices.Moved()
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_batches_that_can_be_moved(make: Any) -> None:
 def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
     seen = observed(make)
     assert text in seen.error + seen.left
-    (finding,) = transfer.judge([transfer.Moved(), seen], Case(cell_for("single", 1)))
+    (finding,) = devices.judge_transfer([devices.Moved(), seen], Case(cell_for("single", 1)))
     assert finding.severity == "warning" and "no effect on this machine" in finding.means
 
 
 def test_a_batch_that_cannot_be_moved_is_an_error_on_a_gpu() -> None:
     on_gpu = Case(replace(cell_for("single", 1), device="cuda"))
-    (finding,) = transfer.judge([transfer.Moved(left="y"), transfer.Moved(error="x")], on_gpu)
+    (finding,) = devices.judge_transfer([devices.Moved(left="y"), devices.Moved(error="x")], on_gpu)
     assert (finding.severity, finding.seen) == ("error", "x")
-    assert transfer.judge([transfer.Moved()] * 2, on_gpu) == []
+    assert devices.judge_transfer([devices.Moved()] * 2, on_gpu) == []
 
 
 def test_a_batch_that_keeps_a_tensor_on_the_host_of_a_gpu_is_a_warning() -> None:
@@ -115,7 +115,7 @@ def test_a_batch_that_keeps_a_tensor_on_the_host_of_a_gpu_is_a_warning() -> None
 
     seen = observed(make, "cuda:0")
     assert made[0].moved_to == ["cuda"] and not seen.error and "batch.lengths" in seen.left
-    (finding,) = transfer.judge([seen], Case(replace(cell_for("single", 1), device="cuda")))
+    (finding,) = devices.judge_transfer([seen], Case(replace(cell_for("single", 1), device="cuda")))
     assert finding.severity == "warning" and "unless they belong on the host" in finding.means
-    (finding,) = transfer.judge([observed(Lengths)], Case(cell_for("single", 1)))
+    (finding,) = devices.judge_transfer([observed(Lengths)], Case(cell_for("single", 1)))
     assert finding.severity == "warning" and "RuntimeError" in finding.seen

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from harness.doctor import devices, loss_parameters
+from harness.doctor import devices, parameters
 from harness.doctor.check import Case
+from harness.doctor.facts import hidden_tensors, name_of
 from harness.doctor.subject import Subject
-from harness.doctor.unregistered import hidden_tensors, name_of
 from harness.train.ranks import Ranks
 from tests.doctor.healthy import Healthy, Net
 from tests.doctor.ranks import CPU, cell_for
@@ -95,5 +95,5 @@ def test_a_parameter_outside_the_model_is_told_from_one_that_each_step_creates(
     one = workload()
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
     subject = Subject(cell_for("single", 1), one, one.datasets(), 0, ranks)
-    (finding,) = loss_parameters.judge([loss_parameters.observe(subject)], Case(subject.cell))
+    (finding,) = parameters.judge_loss_parameters([parameters.observe_loss_parameters(subject)], Case(subject.cell))
     assert finding.seen == f"parameters of the loss that are not in model.parameters(): 1 (shape (3,), {where})"

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from harness.measure.gpu_readings import ENERGY_LEAST_S
+from harness.measure.telemetry import ENERGY_LEAST_S
 from harness.measure.throughput import LoadMonitor
 from tests.gpu.setting import SMALL, cell_of, need_cuda, stepper_of, steps_for
 from tests.gpu.verdict import NotRun, Verdict, judged

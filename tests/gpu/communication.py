@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from harness.measure.collectives import measure_collectives
-from harness.measure.links import Meter, measure_links
-from harness.measure.transfers import operations_of
+from harness.measure.links import Meter, measure_links, operations_of
+from harness.measure.profiles import measure_collectives
 from harness.train.ranks import Ranks
 from tests.gpu.setting import SMALL, cell_of, need_cuda, pace_s, stepper_of, steps_for
 from tests.gpu.verdict import Verdict, judged

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_leaves
 from harness.doctor import copies, devices
 from harness.doctor.subject import Subject
 from harness.launch.rank import gpus_by_number
-from harness.measure.flops import count_flops
-from harness.measure.matmul_peak import measured_peak
+from harness.measure.flops import count_flops, measured_peak
 from harness.train import workloads
 from harness.train.transfer import to_device
 from harness.train.workloads.image_classification import ImageClassification

@@ -17,7 +17,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.launch import agent
 from harness.launch.ray import cluster
-from harness.launch.ray.job import JOB_VARIABLE
+from harness.launch.ray.session import JOB_VARIABLE
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
 from harness.run import prepare
@@ -197,17 +197,17 @@ class Agents:
 
 @pytest.mark.parametrize("dead_again", [False, True])
 def test_a_slow_agent_is_retried_and_a_dead_one_is_not(monkeypatch: pytest.MonkeyPatch, dead_again: bool) -> None:
-    from harness.launch.ray import agents
+    from harness.launch.ray import nodes
 
     answers = iter([({}, ["a", "gone"]), ({}, ["a"] if dead_again else [])])
-    monkeypatch.setattr(agents, "_answers", lambda *asked: next(answers))
+    monkeypatch.setattr(nodes, "_answers", lambda *asked: next(answers))
     cluster = Agents(dead_again)
-    assert agents.ask_agents(cluster, "alive", [("a", 1), ("gone", 2)]) == [None, None]  # type: ignore[arg-type]
+    assert nodes.ask_agents(cluster, "alive", [("a", 1), ("gone", 2)]) == [None, None]  # type: ignore[arg-type]
     assert list(cluster.agents) == ([] if dead_again else ["a"])
 
 
 def test_answers_return_in_the_order_of_the_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.launch.ray import agents
+    from harness.launch.ray import nodes
 
     asked: list[Any] = []
 
@@ -215,9 +215,9 @@ def test_answers_return_in_the_order_of_the_questions(monkeypatch: pytest.Monkey
         asked.append(by_node)
         return {"b": [20, 21], "a": [10, 11]}, []  # "silent" gives none
 
-    monkeypatch.setattr(agents, "_answers", answers)
+    monkeypatch.setattr(nodes, "_answers", answers)
     things = [("a", 0), ("b", 0), ("silent", 0), ("a", 1), ("b", 1)]
-    assert agents.ask_agents(Agents(False), "alive", things) == [10, 20, None, 11, 21]  # type: ignore[arg-type]
+    assert nodes.ask_agents(Agents(False), "alive", things) == [10, 20, None, 11, 21]  # type: ignore[arg-type]
     assert asked == [{"a": [0, 1], "b": [0, 1], "silent": [0]}]
 
 

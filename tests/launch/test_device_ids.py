@@ -18,14 +18,13 @@ from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables
 from harness.launch.rank import devices_of, gpus_by_number
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory, Machine, Node
-from harness.plan.placement import Placement, place
 from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.plan.trial import WorkerGroup
-from harness.record.jsonl import _skip_code
+from harness.record.reading import _skip_code
 from harness.report.labels import shown_devices
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line
@@ -174,7 +173,7 @@ def test_filters_and_exclusions_name_a_pair(make_experiment: Make) -> None:
 def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_named(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.launch.ray import launcher, node_choice
+    from harness.launch.ray import launcher
 
     nodes = tuple(Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 64, gpus) for i, gpus in enumerate((2, 8, 8)))
     machine = replace(EIGHT, devices_per_node=(2, 8, 8))
@@ -184,7 +183,7 @@ def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_name
     def answers(_cluster: Any, _question: str, things: Any) -> list[bool | None]:
         return [None if name in gone else True for name, _ in things]
 
-    monkeypatch.setattr(node_choice, "ask_agents", answers)
+    monkeypatch.setattr("harness.launch.ray.nodes.ask_agents", answers)
     with closing(launcher.RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
 
         def scaling(cell: Cell) -> Any:

@@ -24,7 +24,7 @@ from harness.launch.failures import (
 )
 from harness.launch.postmortem import ProcessOutput
 from harness.launch.startup import Registration
-from harness.launch.watchdog import Watchdog
+from harness.launch.supervision import Watchdog
 from harness.launch.worker import failure, outcome_of
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult

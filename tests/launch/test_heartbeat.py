@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.launch.heartbeat import StepCounter, read_counter
+from harness.launch.supervision import StepCounter, read_counter
 
 
 def test_another_process_sees_the_steps(tmp_path: Path) -> None:
@@ -15,7 +15,9 @@ def test_another_process_sees_the_steps(tmp_path: Path) -> None:
         assert read_counter(path) == 0
         for _ in range(5):
             counter.advance()
-        script = "import sys, pathlib, harness.launch.heartbeat as p; print(p.read_counter(pathlib.Path(sys.argv[1])))"
+        script = (
+            "import sys, pathlib, harness.launch.supervision as p; print(p.read_counter(pathlib.Path(sys.argv[1])))"
+        )
         done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "5"
     assert read_counter(path) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.ray import job
+from harness.launch.ray import session
 
 CACHED = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/results"
 
@@ -25,21 +25,21 @@ CACHED = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/resu
 def test_a_job_with_a_working_directory_is_recognised(
     config: object, ships: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(job.JOB_VARIABLE, json.dumps(config))
-    assert job.in_job()
-    assert job.has_working_dir() == ships
+    monkeypatch.setenv(session.JOB_VARIABLE, json.dumps(config))
+    assert session.in_job()
+    assert session.has_working_dir() == ships
 
 
 def test_a_process_outside_jobs_and_an_unknown_format_have_no_working_directory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(job.JOB_VARIABLE, raising=False)
-    assert not job.in_job() and not job.has_working_dir() and not job.is_lost_with_job(Path("results"))
-    monkeypatch.setenv(job.JOB_VARIABLE, "{not json")
-    assert job.in_job() and not job.has_working_dir()
+    monkeypatch.delenv(session.JOB_VARIABLE, raising=False)
+    assert not session.in_job() and not session.has_working_dir() and not session.is_lost_with_job(Path("results"))
+    monkeypatch.setenv(session.JOB_VARIABLE, "{not json")
+    assert session.in_job() and not session.has_working_dir()
 
 
 @pytest.mark.parametrize(("output", "lost"), [("results", True), (CACHED, True), ("/shared/results", False)])
 def test_a_relative_folder_of_a_job_is_lost(output: str, lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(job.JOB_VARIABLE, "{}")
-    assert job.is_lost_with_job(Path(output)) == lost
+    monkeypatch.setenv(session.JOB_VARIABLE, "{}")
+    assert session.is_lost_with_job(Path(output)) == lost

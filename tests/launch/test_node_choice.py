@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from harness.errors import ClusterError
-from harness.launch.ray import node_choice
-from harness.launch.ray.node_choice import POLL_S, NodeChoice, types_in_order
+from harness.launch.ray import nodes as ray_nodes
+from harness.launch.ray.nodes import POLL_S, NodeChoice, types_in_order
+from harness.plan.cell import Placement
 from harness.plan.inventory import Inventory, Machine, Node
-from harness.plan.placement import Placement
 from harness.plan.trial import WorkerGroup
 
 A = [Node(f"a{i}", f"10.0.0.{i}", f"a{i}", 32, 4, "A100") for i in range(3)]
@@ -47,7 +47,7 @@ def _agents_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(cluster: Cluster, question: str, things: Any) -> list[bool | None]:
         return [None if name in cluster.gone else True for name, _ in things]
 
-    monkeypatch.setattr(node_choice, "ask_agents", ask)
+    monkeypatch.setattr(ray_nodes, "ask_agents", ask)
 
 
 def choice(cluster: Cluster, *placements: Placement, **more: Any) -> NodeChoice:
@@ -63,7 +63,7 @@ def names(found: list[Node]) -> list[str]:
 @pytest.fixture
 def draining(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     ids: set[str] = set()
-    monkeypatch.setattr(node_choice.private, "draining_nodes", lambda: ids)
+    monkeypatch.setattr(ray_nodes.private, "draining_nodes", lambda: ids)
     return ids
 
 
@@ -125,7 +125,7 @@ def test_a_lost_node_is_replaced_by_one_of_its_shape_that_the_autoscaler_brings(
 def test_a_wait_in_vain_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, now = Cluster(*A[:2]), [0.0]
     cluster.request, cluster.gone = object(), {"a0"}
-    monkeypatch.setattr(node_choice.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ray_nodes.time, "monotonic", lambda: now[0])
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
@@ -139,8 +139,8 @@ def test_a_wait_in_vain_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_wait_for_nodes_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, now = Cluster(*A[:2]), [0.0]
     cluster.request, cluster.gone = object(), {"a0"}
-    monkeypatch.setattr(node_choice.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(node_choice.time, "time", lambda: 5000.0 + now[0])
+    monkeypatch.setattr(ray_nodes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(ray_nodes.time, "time", lambda: 5000.0 + now[0])
 
     def sleep(seconds: float) -> None:
         now[0] += seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.launch.ray.launcher import own_resources, resources_of_named_gpus, shared_resources
-from harness.plan.placement import Placement
+from harness.plan.cell import Placement
 
 
 def test_a_worker_of_its_own_has_all_of_its_devices() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
 from harness.launch.startup import Registration, StartupTimer
-from harness.launch.supervision import ENDING_S, TAKE_S, GroupEnd, Received, supervise
-from harness.launch.watchdog import Ending, Verdict, Watchdog
+from harness.launch.supervision import ENDING_S, TAKE_S, Ending, GroupEnd, Received, Verdict, Watchdog, supervise
 from harness.plan.trial import TrialResult
 
 FAILURE = TrialResult("b", "error", "ValueError on rank 0", error_rank=0)

@@ -28,15 +28,14 @@ from harness.launch.protocol import ByLauncher, GroupStarted, Job, Launcher, Mes
 from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
-from harness.launch.torchrun.launcher import TorchrunLauncher, ask_here
+from harness.launch.supervision import Ending, Verdict, Watchdog
+from harness.launch.torchrun.launcher import TorchrunLauncher, ask_here, command
 from harness.launch.torchrun.mailbox import SocketMailbox
-from harness.launch.torchrun.processes import command
-from harness.launch.watchdog import Ending, Verdict, Watchdog
+from harness.plan.cell import Placement
 from harness.plan.comparison import base_cell
-from harness.plan.placement import Placement
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.run.launchers import start_ray
+from harness.run.execution import start_ray
 from tests.conftest import gpu_cluster, laptop
 from tests.listening import outside, started_since
 

@@ -16,9 +16,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Convergence
-from harness.measure.convergence import COLLECT_STEPS, Epochs
-from harness.measure.epoch_data import EpochData
-from harness.measure.step_losses import MOST_STEPS, StepLosses
+from harness.measure.convergence import COLLECT_STEPS, EpochData, Epochs
+from harness.measure.losses import MOST_RECORDED, StepLosses
 from harness.plan.cell import Cell
 from harness.train.checkpoint import CheckpointManager, files
 from harness.train.ranks import Ranks
@@ -217,10 +216,10 @@ def test_the_steps_before_a_checkpoint_are_kept_in_it(tmp_path: Path) -> None:
 
 
 def test_of_a_long_training_every_second_or_third_step_is_kept() -> None:
-    long = StepLosses(2 * MOST_STEPS + 1)
+    long = StepLosses(2 * MOST_RECORDED + 1)
     long.add(1, 6, [[6.0, 2.0, 9.0], [2.0, 6.0, 9.0]], [[1.0, 1.0, 2.0], [3.0, 1.0, 4.0]], [0.3, 0.2, 0.1])
     assert (long.every, long.columns) == (3, {"epoch": [1], "step": [7], "loss": [2.0], "learning_rate": [0.3]})
-    short = StepLosses(MOST_STEPS)
+    short = StepLosses(MOST_RECORDED)
     short.add(2, 0, [[6.0, math.nan]], [[2.0, 1.0]], [0.3, 0.2])
     assert short.columns["loss"][0] == 3.0 and math.isnan(short.columns["loss"][1])
 

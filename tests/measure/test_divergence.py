@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from harness.measure.divergence import Divergence, earliest, first_in, outcome_columns
+from harness.measure.losses import Divergence, earliest, first_in, outcome_columns
 
 NAN, INF = math.nan, math.inf
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from harness.measure.epoch_data import EpochData
+from harness.measure.convergence import EpochData
 from harness.plan.cell import Cell
 from harness.train import loader
 from harness.train.loader import Share

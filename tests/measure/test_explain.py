@@ -14,10 +14,9 @@ from torch.utils.data import TensorDataset
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
-from harness.measure import collectives, throughput
 from harness.measure import explain as explaining
-from harness.measure.collectives import NO_KERNELS, measure_collectives, measure_communication
-from harness.measure.exposure import CollectiveTime, Event
+from harness.measure import profiles, throughput
+from harness.measure.profiles import NO_KERNELS, CollectiveTime, Event, measure_collectives, measure_communication
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
@@ -216,10 +215,10 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
         }
         for gather, scatter, copies in ((4.0, 4.0, 0.0), (5.0, 2.0, 3.0))
     ]
-    monkeypatch.setattr(collectives, "_profiled", lambda stepper: [])
+    monkeypatch.setattr(profiles, "_profiled", lambda stepper: [])
     stepper = stepper_for(CELL)
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: seen)
-    steps = collectives.PROFILED_STEPS
+    steps = profiles.PROFILED_STEPS
     assert measure_collectives(BUILTIN_TRAITS["fsdp"], stepper) == {
         "fsdp_all_gather_s": 9.0 / steps,
         "fsdp_all_gather_exposed_s": 5.0 / steps,
@@ -234,7 +233,7 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
 def test_a_profile_without_kernels_has_a_reason(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
     """As in a container that forbids CUPTI: the calls are seen, and collectives are unknown, not 0 ms."""
     events = [Event("Broadcast", (0, 9), thread=1, correlation=1), *([Event("sgemm", (0, 9), 0)] if kernels else [])]
-    monkeypatch.setattr(collectives, "_profiled", lambda stepper: events)
+    monkeypatch.setattr(profiles, "_profiled", lambda stepper: events)
     stepper = stepper_for(CELL)
     stepper.ranks = replace(stepper.ranks, devices=(torch.device("cuda", 0),))
     monkeypatch.setattr(Stepper, "step", lambda stepper: None)
@@ -246,7 +245,7 @@ def test_a_profile_without_kernels_has_a_reason(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize("cheap", [True, False])
 def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
-    monkeypatch.setattr(throughput.phase_timers, "phases_are_cheap", lambda *asked: cheap)
+    monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
     speed = measure_throughput(stepper_for(CELL), FAST)
     timed = [window.window for window in speed.windows if window.kind == "timed"]
     marked = [window.window for window in speed.windows if window.kind == "phases"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.measure.exposure import CollectiveTime, Event, Intervals, collective_times, minus, union
+from harness.measure.profiles import CollectiveTime, Event, Intervals, collective_times, minus, union
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 FSDP, DP = BUILTIN_TRAITS["fsdp"].profiled_parts, BUILTIN_TRAITS["dp"].profiled_parts

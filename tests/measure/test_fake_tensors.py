@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from harness.measure.fake_tensors import fake_mode, faked, faked_batch
+from harness.measure.memory_trace import fake_mode, faked, faked_batch
 
 
 class Tied(nn.Module):

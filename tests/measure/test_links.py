@@ -11,10 +11,18 @@ import torch
 import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 
-from harness.measure import links, transfers
-from harness.measure.links import FIRST_CONTACT, REPETITIONS, Meter, NotMeasuredError, measure_links, sweep
-from harness.measure.transfers import Device, Operation
-from harness.plan.link_rows import LinkRow
+from harness.measure import links
+from harness.measure.links import (
+    FIRST_CONTACT,
+    REPETITIONS,
+    Device,
+    Meter,
+    NotMeasuredError,
+    Operation,
+    measure_links,
+    sweep,
+)
+from harness.plan.rows import LinkRow
 from harness.train.ranks import Ranks
 
 T = TypeVar("T")
@@ -207,22 +215,22 @@ def test_collectives_are_called_on_the_whole_tensor_and_a_rank_s_part(
 
         monkeypatch.setattr(dist, name, call)
 
-    for name in ("all_reduce", transfers.ALL_GATHER, transfers.REDUCE_SCATTER):
+    for name in ("all_reduce", links.ALL_GATHER, links.REDUCE_SCATTER):
         recorded(name)
-    for (operation,) in transfers.collectives(eight, "gloo", devices(*"aaaabbbb")):
+    for (operation,) in links.collectives(eight, "gloo", devices(*"aaaabbbb")):
         assert operation.members == frozenset(range(8)) and operation.tier == "between nodes"
         assert operation.size(1100) == 1088
         operation.prepare(operation.size(KIB))()
     assert called == [
         ("all_reduce", [1024]),
-        (transfers.ALL_GATHER, [1024, 128]),
-        (transfers.REDUCE_SCATTER, [128, 1024]),
+        (links.ALL_GATHER, [1024, 128]),
+        (links.REDUCE_SCATTER, [128, 1024]),
     ]
 
 
 def test_every_pair_of_ranks_is_measured_once_neighbours_first() -> None:
     four = Ranks(1, 4, 1, 0, "a", "127.0.0.1", (CPU,))
-    found = transfers.pairs(four, "gloo", devices("a", "a", "b", "b"))
+    found = links.pairs(four, "gloo", devices("a", "a", "b", "b"))
     ends = [(pair.source, pair.target) for pair in found]
     assert ends == [(0, 1), (0, 3), (1, 2), (2, 3), (0, 2), (1, 3)]
     tiers = {ends: pair.tier for ends, pair in zip(ends, found, strict=True)}
@@ -234,7 +242,7 @@ def test_a_process_copies_between_its_gpus_in_both_directions() -> None:
     gpus = tuple(torch.device("cuda", index) for index in range(3))
     square: list[list[str | None]] = [["X", "NV12", "SYS"], ["NV12", "X", "SYS"], ["SYS", "SYS", "X"]]
     topology: Any = {"gpus": ["GPU-a", "GPU-b", "GPU-c"], "links": square}
-    found = transfers.copies(gpus, [Device("n", uuid, topology) for uuid in "abc"])
+    found = links.copies(gpus, [Device("n", uuid, topology) for uuid in "abc"])
     assert {(copy.source, copy.target): copy.link for copy in found} == {
         (0, 1): "NV12",
         (1, 0): "NV12",
@@ -253,9 +261,9 @@ def test_one_process_has_copies_and_several_have_collectives_and_pairs(monkeypat
     monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value] * ranks.world_size)
     one = replace(ALONE, devices=(torch.device("meta", 0), torch.device("meta", 1)))
-    assert [[op.name for op in kind] for kind in transfers.operations_of(one)] == [["copy", "copy"]]
+    assert [[op.name for op in kind] for kind in links.operations_of(one)] == [["copy", "copy"]]
     two = replace(ALONE, world_size=2)
-    found = transfers.operations_of(two)
+    found = links.operations_of(two)
     assert [[op.name for op in kind] for kind in found] == [
         ["all_reduce"],
         ["all_gather"],
@@ -263,4 +271,4 @@ def test_one_process_has_copies_and_several_have_collectives_and_pairs(monkeypat
         ["send_receive"],
     ]
     assert {op.backend for kind in found for op in kind} == {"gloo"}
-    assert transfers.backend_of("cuda") == "nccl"
+    assert links.backend_of("cuda") == "nccl"

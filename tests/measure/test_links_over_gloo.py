@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.links import bus_factor
+from harness.analysis.hardware import bus_factor
 from harness.measure.links import REPETITIONS, SMALLEST_BYTES
 from tests.link_ranks import PER_NODE, SECONDS
 from tests.worlds import run_ranks

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from harness.measure.loss_scale import ScaleDiverged, rounds_until_unskipped, scale_columns
+from harness.measure.losses import ScaleDiverged, rounds_until_unskipped, scale_columns
 from harness.measure.stepper import Stepper
-from harness.train.loss_scale import LossScale
+from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
 
 ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure import matmul_peak
-from harness.measure.matmul_peak import measured_peak
+from harness.measure import flops
+from harness.measure.flops import measured_peak
 
 CPU = torch.device("cpu")
 Settings = tuple[str, str, str, bool]
@@ -73,7 +73,7 @@ def test_matrices_grow_until_a_product_is_long(products: list[Any]) -> None:
 
 
 def test_matrix_sizes_are_bounded(products: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_peak, "MOST_ROWS", 512)
+    monkeypatch.setattr(flops, "MOST_ROWS", 512)
     measured_peak(CPU, "fp32", seconds=0.0, clock=clock_of(products, repeat(2**-10)))
     assert max(rows for rows, _, _ in products) == 512
 

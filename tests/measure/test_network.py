@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.measure import network
+from harness.measure import environment
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any], addresses: dict[str, Any]) -> None:
@@ -21,7 +21,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any], addresses: 
         "net_if_addrs": lambda: addresses,
         "net_io_counters": lambda pernic: {"eth0": counted},
     }
-    monkeypatch.setattr(network, "psutil", SimpleNamespace(**answers))
+    monkeypatch.setattr(environment, "psutil", SimpleNamespace(**answers))
 
 
 def state(up: bool = True, speed: int = 10_000, mtu: int = 1500, flags: str = "up") -> Any:
@@ -47,7 +47,7 @@ def test_interfaces_with_an_address_that_are_up(monkeypatch: pytest.MonkeyPatch)
         "gone": internet,
     }
     scripted(monkeypatch, stats, addresses)
-    assert network.interfaces() == [
+    assert environment.interfaces() == [
         {"name": "eth0", "mbit_per_s": 10_000, "mtu": 1500, "errors": 10},
         {"name": "ib0", "mbit_per_s": None, "mtu": 4092, "errors": None},
     ]
@@ -56,14 +56,14 @@ def test_interfaces_with_an_address_that_are_up(monkeypatch: pytest.MonkeyPatch)
 def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     soft = {resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda number: (soft[number], soft[number]))
-    assert network.limits() == {"open files": 1024, "locked memory": None}
+    assert environment.limits() == {"open files": 1024, "locked memory": None}
 
 
 def test_this_node_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(each["name"] != "lo" and each["mtu"] > 0 for each in network.interfaces())
-    assert (network.shared_memory_bytes() or 1) > 0
-    monkeypatch.setattr(network, "SHARED_MEMORY", "/no/such/folder")
-    assert network.shared_memory_bytes() is None
+    assert all(each["name"] != "lo" and each["mtu"] > 0 for each in environment.interfaces())
+    assert (environment.shared_memory_bytes() or 1) > 0
+    monkeypatch.setattr(environment, "SHARED_MEMORY", "/no/such/folder")
+    assert environment.shared_memory_bytes() is None
 
 
 def adapter(root: Path, name: str, number: int, *, state: str, layer: str, opened: bool = True) -> None:
@@ -78,12 +78,12 @@ def adapter(root: Path, name: str, number: int, *, state: str, layer: str, opene
 
 
 def test_adapters_are_active_and_can_be_opened(tmp_path: Path) -> None:
-    assert network.adapters(tmp_path) == []
+    assert environment.adapters(tmp_path) == []
     adapter(tmp_path, "mlx5_1", 0, state="4: ACTIVE", layer="Ethernet")
     adapter(tmp_path, "mlx5_0", 1, state="4: ACTIVE", layer="InfiniBand")
     adapter(tmp_path, "mlx5_2", 2, state="1: DOWN", layer="InfiniBand")
     adapter(tmp_path, "mlx5_3", 3, state="4: ACTIVE", layer="InfiniBand", opened=False)  # a container without it
-    assert network.adapters(tmp_path) == [
+    assert environment.adapters(tmp_path) == [
         {"name": "mlx5_0", "link_layer": "InfiniBand"},
         {"name": "mlx5_1", "link_layer": "Ethernet"},
     ]

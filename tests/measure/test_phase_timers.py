@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 import torch
 
-from harness.measure.phase_timers import (
+from harness.measure.window import (
     DEVICE,
     HOST,
     MAX_OVERHEAD,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.measure.replicas import ROUNDS, measure_replicas
+from harness.measure.explain import ROUNDS, measure_replicas
 from harness.plan.cell import Cell
 from tests.measure.test_explain import CELL, Net, stepper_for
 

@@ -12,7 +12,7 @@ import torch
 from harness.config.experiment import Experiment
 from harness.launch import worker
 from harness.launch.worker import run_scenario
-from harness.measure import environment, memory, phase_timers, scenarios
+from harness.measure import environment, memory, scenarios
 from harness.measure.explain import Explanation
 from harness.measure.scenarios import TrialContext
 from harness.plan.planner import make_plan
@@ -67,7 +67,7 @@ def test_every_timed_trial_has_the_phases_of_its_step(
     cheap: bool,
 ) -> None:
     """In windows of their own where marking them costs."""
-    monkeypatch.setattr(phase_timers, "phases_are_cheap", lambda *asked: cheap)
+    monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
     result = run_scenario_alone(purpose, explain=explain)
     marked = [window for window in result.windows if window.get("forward_s")]
     wanted = {"timed", "warmup"} if cheap else {"phases", "warmup"}
@@ -159,8 +159,8 @@ def test_fp16_warms_up_until_twenty_updates_and_records_its_loss_scale(run_fp16:
 
 
 def test_fp16_without_a_loss_scale_that_fits_is_diverged(run_fp16: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.measure.loss_scale.UNSKIPPED", 1000)
-    monkeypatch.setattr("harness.measure.loss_scale.MOST_STEPS", 9)
+    monkeypatch.setattr("harness.measure.losses.UNSKIPPED", 1000)
+    monkeypatch.setattr("harness.measure.losses.MOST_STEPS", 9)
     result, _ = run_fp16()
     assert result.outcome == "diverged" and not result.windows
     assert result.reason.startswith(

@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from harness.measure import telemetry
-from harness.measure.gpu_readings import ENERGY_LEAST_S, Reading, summarise
-from harness.measure.nvml import Nvml
-from harness.measure.telemetry import Telemetry, open_telemetry
+from harness.measure.telemetry import ENERGY_LEAST_S, Nvml, Reading, Telemetry, open_telemetry, summarise
 
 A, B, C = "GPU-aa11", "GPU-aa22", "GPU-bb33"
 SLICE = "MIG-cc44"

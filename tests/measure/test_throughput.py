@@ -10,7 +10,7 @@ import torch
 
 from harness.config.sections import Throughput
 from harness.measure.stepper import TimedWindow
-from harness.measure.throughput import _warm_up
+from harness.measure.throughput import _warm_up, is_steady
 from harness.measure.window import Window
 from harness.plan.rows import WindowKind
 from harness.train.ranks import Ranks
@@ -71,3 +71,25 @@ def test_a_warm_up_that_never_becomes_steady_ends_after_its_rounds() -> None:
 
     steps, steady = warmed_up(Slowing(ALONE, 0.005))
     assert steps == [20] * 4 and not steady
+
+
+FLAT = [1.0, 1.01, 0.99, 1.0, 1.02, 0.98]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "steady"),
+    [
+        ([], False),
+        ([FLAT], False),
+        ([FLAT, FLAT], True),
+        ([[9.0, 1.0, 1.0, 1.0, 1.0, 1.0], FLAT], True),  # one dear first step moves no median
+        ([[2.0, 1.9, 2.1, 2.0, 2.0, 2.0], FLAT], False),
+        ([[1.0 - 0.04, 1.0, 1.0, 1.0, 1.0, 1.04], [1.04, 1.04, 1.04, 1.04, 1.04, 1.04]], True),
+        ([FLAT, [1.3, 1.2, 1.1, 1.0, 0.9, 0.8]], False),  # a trend, though the medians nearly agree
+        ([[0.9, 1.1, 0.95, 1.05, 0.92, 1.08], [1.0, 1.2, 1.03, 1.17, 1.1, 1.06]], True),  # alike within their noise
+        ([[0.2, 3.0, 0.3, 2.9, 0.4, 2.8], [0.5, 9.0, 0.7, 8.0, 0.6, 8.5]], False),  # noise excuses 20 % at most
+        ([[1.0], [1.0]], False),
+    ],
+)
+def test_steady_state_is_distinguished_from_warm_up(rounds: list[list[float]], steady: bool) -> None:
+    assert is_steady(rounds) is steady

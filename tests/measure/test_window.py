@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from harness.config.sections import Throughput
-from harness.measure.phase_timers import HostTimer
 from harness.measure.throughput import _pace, window_length
-from harness.measure.window import measure_window
+from harness.measure.window import HostTimer, measure_window
 
 IDLE: dict[str, Any] = {"copy": lambda batch: batch, "synchronize": lambda: None, "advance": lambda: None}
 

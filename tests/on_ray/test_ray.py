@@ -140,7 +140,7 @@ def test_a_dead_agent_is_replaced_if_its_node_is_alive(
 ) -> None:
     import ray
 
-    from harness.launch.ray.agents import ask_agents
+    from harness.launch.ray.nodes import ask_agents
 
     monkeypatch.syspath_prepend(str(TESTS))
     launcher, group = small_group(make_experiment, ray_cluster)

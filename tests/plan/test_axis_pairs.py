@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.plan.axis_pairs import axis_pairs, natural, value_text, varying_axes
+from harness.plan.comparison import axis_pairs, natural, value_text, varying_axes
 
 CELL: dict[str, Any] = {
     "workload": "image_classification",

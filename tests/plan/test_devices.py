@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis.peak_flops import _TABLE
-from harness.plan.devices import KNOWN_DEVICES, device_named, device_of_driver
-from harness.plan.inventory import Inventory
+from harness.analysis.hardware import _TABLE
+from harness.plan.inventory import KNOWN_DEVICES, Inventory, device_named, device_of_driver
 
 
 def test_the_name_of_a_device_ends_with_its_memory_or_its_board() -> None:

@@ -11,7 +11,7 @@ from harness.plan.comparison import base_cell
 from harness.plan.diagnostics import seconds_of_links
 from harness.plan.inventory import Inventory
 from harness.plan.planner import filter_plan, make_plan
-from harness.record.rows import trial_columns
+from harness.record.lines import trial_columns
 from tests.conftest import gpu_cluster, laptop
 
 Make = Callable[..., Experiment]

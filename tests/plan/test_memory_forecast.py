@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from harness.config.strategy_traits import StrategyTraits
+from harness.config.values import GIB
 from harness.plan.cell import Cell
-from harness.plan.devices import KNOWN_DEVICES
-from harness.plan.inventory import Inventory, Node
+from harness.plan.inventory import KNOWN_DEVICES, Inventory, Node
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, available, forecast, traced_cell
-from harness.plan.memory_rows import Examination
-from harness.system.units import GIB
+from harness.plan.rows import Examination
 
 MOMENTUM = {"name": "SGD", "lr": 0.1, "momentum": 0.9}
 ADAMW = {"name": "AdamW", "lr": 0.1}

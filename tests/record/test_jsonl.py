@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.record.jsonl import _skip_code
+from harness.record.reading import _skip_code
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from harness.analysis.results import TABLES as ALL_TABLES
 from harness.cli.common import BAD_INPUT, exit_code_of
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
-from harness.record.rows import SCHEMA_VERSION
+from harness.record.lines import SCHEMA_VERSION
 from harness.report.figures.steps import step_times
 from harness.report.html import write_report
 

@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from harness.plan.link_rows import LinkRow
-from harness.plan.rows import FindingRow, RankRow, RecordedTrial, TrialFacts, WindowRow
+from harness.plan.rows import FindingRow, LinkRow, RankRow, RecordedTrial, TrialFacts, WindowRow
 from harness.record.schema import COLLECTIVES, FINDINGS, LINKS, RANKS, TRIAL_COLUMNS, TRIALS, WINDOWS, Table
 
 NESTED = {"facts", "parts", "ranks", "windows", "links", "exchanges", "findings", "figures", "memory", "estimates"}

@@ -12,7 +12,7 @@ from harness.config.experiment import Experiment, parse_experiment
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
-from harness.report.advice import ADVICE, BUCKETS, MACHINE, Option, next_experiment, options_to_try, varied_options
+from harness.report.causes import ADVICE, BUCKETS, MACHINE, Option, next_experiment, options_to_try, varied_options
 
 CELL: dict[str, Any] = {
     "data": "digits",

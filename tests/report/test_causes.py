@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.analysis.waterfall import PARTS
-from harness.report.advice import ADVICE
-from harness.report.causes import NAMES
+from harness.report.causes import ADVICE, NAMES
 from harness.report.tables.text import NO_BREAK
 from tests.report.test_decision import RATIO
 from tests.report.test_verdict import CELL, sentences_on, verdict_of

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis import trials as trial_tables
-from harness.report.tables.epochs import MOST_EPOCHS, epoch_lines, epochs_table
+from harness.report.tables.scaling import MOST_EPOCHS, epoch_lines, epochs_table
 from tests.records import epochs_of, line, steps_of
 
 

@@ -16,14 +16,13 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from harness.analysis import pairs, ratios
 from harness.analysis import phases as phase_tables
+from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
-from harness.analysis.device_memory import device_memory
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.equivalence import Verdict, Verdicts
-from harness.analysis.links import collectives, links
+from harness.analysis.hardware import collectives, device_memory, links
 from harness.analysis.results import Results
 from harness.analysis.waterfall import waterfall
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -32,9 +31,8 @@ from harness.record.schema import EPOCHS, PHASES, PREDICTION, TRAINING_STEPS, VE
 from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, style
 from harness.report.figures.axes import ARROWS
-from harness.report.figures.chart import Chart
-from harness.report.figures.common import COLOURS, MARKERS, TYPE_SIZE, ByStrategy, merge_single_rows
-from harness.report.figures.phases import step_phases
+from harness.report.figures.common import COLOURS, MARKERS, TYPE_SIZE, ByStrategy, Chart, merge_single_rows
+from harness.report.figures.steps import step_phases
 from harness.report.tables.ratios import versus_table
 from harness.report.tables.scaling import convergence_table, scaling_by_setting, scaling_table
 from harness.report.tables.text import NO_BREAK
@@ -65,9 +63,9 @@ def results_of(
         "windows": lambda: trial_tables.windows(lines),
         "cells": lambda: trial_tables.cells(trials, steps),
         "scaling": lambda: ratios.scaling(trials, None, checked),
-        "noise": lambda: pairs.noise(trials),
-        "versus": lambda: pairs.versus(trials, None, checked),
-        "parity": lambda: pairs.parity(trials, None, checked),
+        "noise": lambda: ratios.noise(trials),
+        "versus": lambda: ratios.versus(trials, None, checked),
+        "parity": lambda: ratios.parity(trials, None, checked),
         "waterfall": lambda: waterfall(trials, made.windows, ratios.scaling(trials)),
         "phases": lambda: phase_tables.phases(trials, made.windows),
         "convergence": lambda: convergence(trials, made.epochs, None, checked),

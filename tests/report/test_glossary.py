@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.results import load
-from harness.report.glossary import WORDS, explained, with_holm_explained
-from harness.report.sentence import Sentence
+from harness.report.sentence import WORDS, Sentence, explained, with_holm_explained
 from harness.report.verdict import make_verdict
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"

@@ -25,12 +25,12 @@ from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
 from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
-from harness.report import environment, html
+from harness.report import html, summary
 from harness.report import summary as content
 from harness.report.figures import Drawing
 from harness.report.figures.scaling import throughput_by_devices
 from harness.report.html import IncompleteReport, write_report
-from harness.report.parts import Parts
+from harness.report.page import Parts
 from harness.report.sections import DETAILS, Section, make_pages
 from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
@@ -577,11 +577,11 @@ def test_the_size_of_a_run_has_no_words_of_its_own(results: Results) -> None:
 
 
 def test_positive_nice_values_and_their_differences_are_reported() -> None:
-    assert not [fact for fact in environment.node_facts(NODE) if fact[0] == "niceness"]
-    assert ("niceness", "15: the ranks yield to other processes") in environment.node_facts(NODE | {"niceness": 15})
+    assert not [fact for fact in summary.node_facts(NODE) if fact[0] == "niceness"]
+    assert ("niceness", "15: the ranks yield to other processes") in summary.node_facts(NODE | {"niceness": 15})
     groups = [{"nodes": [NODE | {"niceness": nice}]} for nice in (0, 15)]
-    assert environment.difference({"groups": groups}).startswith("Worker groups saw different hardware or software on")
-    assert environment.difference({"groups": groups[:1] * 2}) == ""
+    assert summary.difference({"groups": groups}).startswith("Worker groups saw different hardware or software on")
+    assert summary.difference({"groups": groups[:1] * 2}) == ""
 
 
 def test_a_run_without_throughput_has_no_section_on_it(make_experiment: Make, tmp_path: Path) -> None:

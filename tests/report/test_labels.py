@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from harness.analysis.ratios import scaling
 from harness.analysis.trials import trials
-from harness.report.labels import batch_words, cell_label, check_label, settings, shown_strategy, spread_options
-from harness.report.row import rows_of
+from harness.report.labels import (
+    batch_words,
+    cell_label,
+    check_label,
+    rows_of,
+    settings,
+    shown_strategy,
+    spread_options,
+)
 from tests.records import line, steps_of
 
 LINES = [

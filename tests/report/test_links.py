@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis.links import collectives, links
+from harness.analysis.hardware import collectives, links
 from harness.report.figures import style
 from harness.report.figures.links import bus_bandwidth
 from harness.report.tables.links import (

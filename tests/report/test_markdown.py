@@ -7,9 +7,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from harness.cli.commands import app
-from harness.report.markdown import plain, verdict_lines
 from harness.report.sentence import Sentence
-from harness.report.verdict import Verdict
+from harness.report.verdict import Verdict, plain, verdict_lines
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis.results import load
 from harness.config.experiment import Experiment
-from harness.report.mlflow_runs import LONGEST_TAG, MlflowExport, MlflowRun, mlflow_export
+from harness.report.mlflow_export import LONGEST_TAG, MlflowExport, MlflowRun, mlflow_export
 from tests.run_folders import make_run
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from harness.analysis.prediction import Asked, Links, predictions
-from harness.analysis.prediction.observed import Size
-from harness.analysis.prediction.replay import Exchange
+from harness.analysis.prediction.observed import Exchange, Size
 from harness.analysis.results import Results
 from harness.report.figures.common import style
 from harness.report.figures.prediction import predicted_steps, write_prediction

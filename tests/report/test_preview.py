@@ -10,16 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis.earlier_run import EarlierRun
-from harness.analysis.graded import preview
-from harness.analysis.preview import Saving, estimate_of, savings
+from harness.analysis.durations import EarlierRun
+from harness.analysis.preview import Saving, estimate_of, preview, savings
 from harness.config.experiment import Experiment
-from harness.plan.devices import device_named
-from harness.plan.inventory import Inventory
+from harness.plan.inventory import Inventory, device_named
 from harness.plan.planner import Plan, make_plan
 from harness.record.schema import PREVIEW
-from harness.report.preview_words import preview_lines
-from harness.report.tables.preview import amount, grade_line, preview_table
+from harness.report.tables.preview import amount, grade_line, preview_lines, preview_table
 
 Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8, "precision": "bf16"}

@@ -9,15 +9,14 @@ from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import CountedDoubt
-from harness.analysis.pairs import noise, parity, versus
+from harness.analysis.ratios import noise, parity, versus
 from harness.config.sections import Target
 from harness.plan.comparison import LAUNCHERS
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.record.schema.table import floats
-from harness.report.row import Row
+from harness.report.labels import Row, plural
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
-from harness.report.tables.evidence import imprecise, memory_table
-from harness.report.tables.findings import findings_table
+from harness.report.tables.evidence import findings_table, imprecise, memory_table
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import (
     convergence_table,
@@ -26,7 +25,7 @@ from harness.report.tables.scaling import (
     scaling_by_setting,
     scaling_table,
 )
-from harness.report.tables.text import NO_BREAK, counts, duration, estimate, impossible_lines, percent, plural, speed
+from harness.report.tables.text import NO_BREAK, counts, duration, estimate, impossible_lines, percent, speed
 from tests.records import epochs_of, line, steps_of
 
 

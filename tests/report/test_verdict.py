@@ -14,9 +14,9 @@ from harness.analysis.verdict import READ
 from harness.config.experiment import parse_experiment
 from harness.plan.labels import TAGS
 from harness.record.schema import DERIVED, TRIALS, VERDICT
-from harness.report.doubt_words import DOUBTS as PLAIN
 from harness.report.sentence import MOST, TOPICS, Sentence
 from harness.report.sentences import PHRASES
+from harness.report.tables.evidence import DOUBTS as PLAIN
 from harness.report.tables.text import NO_BREAK
 from harness.report.verdict import Verdict, make_verdict
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.plan.rows import Outcome
-from harness.run.attempts import Attempts
+from harness.run.execution import Attempts
 
 
 def test_attempts_are_numbered_over_all_invocations() -> None:

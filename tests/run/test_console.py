@@ -11,18 +11,17 @@ import pytest
 from rich.console import Console
 
 from harness.analysis import trials as trial_tables
-from harness.analysis.pairs import noise, parity, versus
-from harness.analysis.ratios import scaling
+from harness.analysis.ratios import noise, parity, scaling, versus
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.record.schema import EQUIVALENCE, FINDINGS
+from harness.report.labels import plural
 from harness.report.sentence import Sentence
-from harness.report.tables.text import Heading, Line, TextTable, plural
+from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
-from harness.run.console import ConsoleSink, rich_table
+from harness.run.console import ConsoleSink, rich_table, trial_result
 from harness.run.events import GroupStarting, Note, Planned, Repeating, Reported, RunStarted, TrialEnded, TrialStarting
 from harness.run.plan_text import plan_table
-from harness.run.trial_text import trial_result
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line, steps_of
 

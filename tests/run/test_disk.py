@@ -18,7 +18,7 @@ import pytest
 import harness
 from harness.errors import ClusterLostError
 from harness.run.request import AUTO, Request
-from harness.system.signals import INTERRUPTED, UNSETTLED
+from harness.system.process import INTERRUPTED, UNSETTLED
 from tests.forks import start
 from tests.scripted import TEXT, command
 

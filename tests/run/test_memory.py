@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from harness.config.experiment import load_experiment
+from harness.config.values import GIB, MIB
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell
 from harness.plan.checks.memory import State
 from harness.plan.comparison import axes_of
-from harness.plan.devices import KNOWN_DEVICES
-from harness.plan.inventory import Inventory
+from harness.plan.inventory import KNOWN_DEVICES, Inventory
 from harness.plan.labels import Labels
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, Forecast
 from harness.plan.planner import make_plan
@@ -23,7 +23,6 @@ from harness.run.console import ConsoleSink
 from harness.run.events import MemoryForecast
 from harness.run.memory import forecasts
 from harness.run.request import Request, check_memory
-from harness.system.units import GIB, MIB
 from tests.conftest import laptop
 
 FILE = """

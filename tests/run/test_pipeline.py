@@ -19,9 +19,9 @@ from harness.record.folder import RunFolder
 from harness.report.html import IncompleteReport
 from harness.run import pipeline
 from harness.run.events import Event, Note, Reported, RunStarted
+from harness.run.prepare import check_target, data_paths, download_data, missing_data
 from harness.run.request import Request
-from harness.run.validation import check_target, data_paths, download_data, missing_data
-from harness.system.signals import INTERRUPTED
+from harness.system.process import INTERRUPTED
 from tests.conftest import laptop
 from tests.run.test_execution import ScriptedLauncher
 

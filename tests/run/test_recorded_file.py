@@ -12,7 +12,7 @@ import pytest
 
 from harness.config.experiment import load_experiment
 from harness.errors import RunFolderError
-from harness.run.recorded_file import file_to_resume, source_facts
+from harness.run.provenance import file_to_resume, source_facts
 
 OWN = (
     "name: x\nworkload: my_model:Net\ngrid: {strategy: [ddp, 'pkg.mine:Zero'], devices: 2, per_device_batch_size: 8}\n"

@@ -15,7 +15,7 @@ import pytest
 from harness.cli.values import parse_only
 from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
-from harness.launch.ray.job import JOB_VARIABLE
+from harness.launch.ray.session import JOB_VARIABLE
 from harness.plan.inventory import Inventory
 from harness.run.request import AUTO, Request, check_checkpoints, check_output, places_of, resume_command
 

@@ -14,7 +14,7 @@ from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import FindingRow, Outcome, TrialFacts
 from harness.plan.trial import Trial, TrialResult
-from harness.record.jsonl import _skip_code
+from harness.record.reading import _skip_code
 from harness.run.skip_policy import Lines, SkipPolicy, needs_no_less
 from tests.conftest import laptop
 

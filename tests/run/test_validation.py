@@ -9,7 +9,7 @@ import pytest
 from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
 from harness.plan.planner import make_plan
-from harness.run.validation import check_optimizers
+from harness.run.prepare import check_optimizers
 from tests.conftest import laptop
 
 

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 from harness.errors import WorkloadError
-from harness.system.code_version import CodeVersion, module_file
 from harness.system.files import PACKAGE_FOLDER, code_hash
 from harness.system.import_path import path_without
+from harness.system.user_code import CodeVersion, module_file
 
 
 @pytest.fixture

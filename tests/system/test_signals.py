@@ -14,12 +14,12 @@ import pytest
 
 from harness.cli.common import exit_code_of
 from harness.errors import HarnessError, WriteError
-from harness.system.signals import deferred_interrupts, handle_signals
+from harness.system.process import deferred_interrupts, handle_signals
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 STUBBORN = """
 import sys, time
-from harness.system.signals import handle_signals
+from harness.system.process import handle_signals
 with handle_signals():
     try:
         print("up", flush=True)
@@ -116,7 +116,7 @@ def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path:
 
 STUCK = """
 import hashlib
-from harness.system.signals import handle_signals
+from harness.system.process import handle_signals
 with handle_signals():
     print("up", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2_000_000_000)  # the main thread is in C for many minutes
@@ -139,7 +139,7 @@ def test_a_second_signal_is_handled_while_the_main_thread_is_in_c() -> None:
 
 ORDERLY = """
 import time
-from harness.system.signals import handle_signals
+from harness.system.process import handle_signals
 try:
     with handle_signals():
         print("up", flush=True)

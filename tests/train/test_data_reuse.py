@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from harness.train import data_reuse
-from harness.train.data_reuse import SharedData
+from harness.train import loader
 from harness.train.digests import pickle_digest
+from harness.train.loader import SharedData
 from harness.train.workloads import Workload
 from tests.doctor.ranks import cell_for
 
@@ -79,7 +79,7 @@ def test_torch_s_own_types_are_not_read_and_an_own_one_inside_them_is(wrap: Any)
 
 
 def test_a_new_workload_has_what_datasets_set_and_nothing_of_an_earlier_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_reuse.workloads, "build", lambda cell: Own(None))
+    monkeypatch.setattr(loader.workloads, "build", lambda cell: Own(None))
     found = shared(TensorDataset(torch.zeros(3)))
     first: Workload = found.new_workload(cell_for("single", 1))
     first.history.append(2)  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def held_by(values: list[int]) -> Any:
 def test_attributes_that_datasets_fills_in_place_are_kept(
     held: Any, reused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_reuse.workloads, "build", lambda cell: Filling(held))
+    monkeypatch.setattr(loader.workloads, "build", lambda cell: Filling(held))
     workload: Any = Filling(held)
     found = SharedData.of(cell_for("single", 1), workload)
     assert found.is_unchanged == reused

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.errors import WorkloadError
-from harness.train.loss_value import as_loss
+from harness.train.loss import as_loss
 
 
 @pytest.mark.parametrize("weight", [torch.tensor(4.0), 4, 4.0, torch.tensor([4])])

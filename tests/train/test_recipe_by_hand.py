@@ -14,8 +14,7 @@ from torchvision.datasets import CIFAR10
 
 from harness.config.experiment import load_experiment
 from harness.config.sections import Convergence
-from harness.measure.convergence import Epochs
-from harness.measure.epoch_data import EpochData
+from harness.measure.convergence import EpochData, Epochs
 from harness.plan.planner import make_plan
 from harness.train import workloads
 from harness.train.loader import epoch_order

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from harness.analysis.prediction.exchanges import recorded_exchanges
-from harness.analysis.prediction.further_links import read_links
-from harness.analysis.prediction.links import Links
+from harness.analysis.prediction.links import Links, read_links, recorded_exchanges
 from harness.analysis.prediction.observed import Size, families
 from harness.analysis.prediction.table import Asked, predictions
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from harness.analysis.prediction.grounds import reason_of_links
+from harness.analysis.common import Lines
+from harness.analysis.hardware import collectives
 from harness.analysis.prediction.observed import Size
-from harness.analysis.prediction.ring import RingFit, Timed, fit_ring
-from harness.plan.exchange_rows import Collective
-from harness.plan.link_rows import LinkTier
+from harness.analysis.prediction.ring import BEYOND, LEAST_POINTS, RingFit, Timed, fit_ring, near_times
+from harness.errors import PredictionError
+from harness.plan.rows import Collective, LinkTier
+from harness.record.folder import RunFolder
 from harness.record.frames import records
+from harness.record.schema import COLLECTIVES, DESCRIPTION, EXCHANGES
 
 SEED = 0
 Measured = Mapping[tuple[str, Collective, LinkTier], Sequence[tuple[Size, Timed]]]
@@ -79,3 +83,79 @@ def timed_collectives(collectives: pd.DataFrame) -> dict[tuple[str, Collective, 
         timed = Timed(size.devices, int(row["size_bytes"]), float(row["time_s"]))
         found.setdefault((str(row["backend"]), row["operation"], row["tier"]), []).append((size, timed))
     return found
+
+
+FORMATS = (".csv", ".parquet")
+
+
+def read_links(path: Path, own: pd.DataFrame) -> pd.DataFrame:
+    """Return the collectives in a run folder or a table's file.
+
+    Raises PredictionError if there are none, or if they are not of devices and a backend as the run's ``own``.
+    """
+    found = collectives(RunFolder.open(path).lines()) if path.is_dir() else _read_table(path)
+    if found.empty:
+        raise PredictionError(f"--links: {path} has no collectives; measure them: harness doctor FILE --links")
+    for name, what in (("device_model", "devices"), ("backend", "backend")):
+        here, there = ({*frame[name].dropna()} for frame in (own, found))
+        if here and there and not here & there:
+            raise PredictionError(
+                f"--links: the {what} of {path} are {_text(there)}, those of the run {_text(here)}; "
+                "give links of the same kind of machine"
+            )
+    return found
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    if path.suffix not in FORMATS or not path.is_file():
+        raise PredictionError(
+            f"--links: got {path}; allowed: a run folder, or its tables/collectives.csv or collectives.parquet"
+        )
+    try:
+        frame = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+        needed = ("operation", "tier", "devices", "nodes", "size_bytes", "time_s", "device_model", "backend")
+        if missing := [name for name in needed if name not in frame.columns]:
+            raise PredictionError(f"--links: {path} lacks the columns {', '.join(missing)}; give a table collectives")
+        return COLLECTIVES.typed(frame)
+    except (OSError, ValueError, TypeError) as error:
+        raise PredictionError(
+            f"--links: {path} cannot be read as a table: {' '.join(str(error).split())[:200]}"
+        ) from None
+
+
+def _text(values: set[str]) -> str:
+    return ", ".join(sorted(values))
+
+
+def recorded_exchanges(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
+    """Return one row a collective of each cell: those of the latest trial that recorded them."""
+    latest = {line["cell_id"]: line for line in lines if line.get("exchanges")}
+    if not latest:
+        return EXCHANGES.frame([])
+    described = trials[["cell_id", *DESCRIPTION]].drop_duplicates("cell_id")
+    cells = {row["cell_id"]: row for row in records(described)}
+    return EXCHANGES.frame(
+        {**cells[cell_id], "trial_id": line["trial_id"], **exchange}
+        for cell_id, line in latest.items()
+        for exchange in line["exchanges"]
+    )
+
+
+def reason_of_links(
+    operation: Collective, tier: LinkTier, where: str, known: Sequence[Timed], sizes: Sequence[int]
+) -> str:
+    """Return why the ``known`` times of a collective have no fit at the exchanged ``sizes`` (bytes)."""
+    further = "give --links (the run folder of harness doctor FILE --links)"
+    if not known:
+        nodes = ", or, if one node has that many devices, say so with --nodes" * (tier == "between nodes")
+        return (
+            f"not every collective of its step was measured {where}; measure a placement {tier}, with "
+            f"throughput.links_seconds above 0, or {further}{nodes}"
+        )
+    near, largest = near_times(known, sizes), max(t.size_bytes for t in known)
+    exchanged = " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
+    found = f"{len(near)} of the {LEAST_POINTS} times that a fit needs within a factor of {BEYOND:g} of the exchanged "
+    found += f"{exchanged} bytes were measured"
+    if len(near) >= LEAST_POINTS:
+        found = f"measured up to {largest:,} bytes, of {exchanged} that are exchanged"
+    return f"{operation.replace('_', '-')} {where}: {found}; raise throughput.links_seconds, or {further}"

@@ -1,4 +1,4 @@
-"""The model of a family's step: computation of the slowest rank, exposed exchange, optimizer, data, and the rest.
+"""The model of a family's step: computation, exposed exchange, optimizer, data, the rest; and simpler laws.
 
     step = E[max over ranks of own x jitter] + k x exposed(replay) + optimizer + rest, or the loader's time if longer
 
@@ -17,12 +17,38 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.analysis.prediction.observed import Family, Observed, Size
-from harness.analysis.prediction.replay import Exchange, exposed_s
+from harness.analysis.prediction.observed import Exchange, Family, Observed, Size
 from harness.analysis.prediction.ring import Array, Costs, RingCost, RingFit
 from harness.analysis.stats import deviation
-from harness.plan.exchange_rows import Collective
-from harness.plan.link_rows import LinkTier
+from harness.plan.rows import Collective, LinkTier
+
+LANES = {"gloo": 2}
+"""Collectives in flight at once: gloo's threads of a process group (torch's ProcessGroupGloo). Others have a stream."""
+
+
+def exposed_s(exchanges: Sequence[Exchange], costs: Costs, ranks: int, stretch: float, lanes: int) -> float:
+    """Return the seconds in which computation waits for exchanges in a step.
+
+    Computation takes ``stretch`` times as long as recorded. Exchanges begin in the order in which they are ready, on
+    the first free lane; the link carries one transfer at a time, so that lanes overlap latencies alone.
+    """
+    free = [0.0] * lanes
+    link_free, waited = 0.0, 0.0
+    pending: list[tuple[float, bool, float]] = []  # when it is needed, whether at once or later, when it ends
+    for exchange in exchanges:
+        ready = stretch * exchange.ready_s
+        pending.sort()
+        while pending and (pending[0][0] < ready or pending[0][:2] == (ready, False)):
+            needed, _, end = pending.pop(0)
+            waited = max(waited, end - needed)
+        latency, transfer = costs[exchange.operation].parts(exchange.operation, exchange.size_bytes, ranks)
+        lane = min(range(lanes), key=free.__getitem__)
+        begins = max(ready + waited, free[lane]) + latency
+        link_free = free[lane] = max(begins, link_free) + transfer
+        later = exchange.needed_s > exchange.ready_s  # else the call itself waits, before the next one begins
+        pending.append((stretch * exchange.needed_s, later, free[lane]))
+    return max([waited, *(end - needed for needed, _, end in pending)])
+
 
 DRAWS, STEPS, BLOCK_STEPS = 60, 240, 8
 """Draws of the unknown parts; steps of a draw; steps that are resampled together, as they depend on each other."""
@@ -255,3 +281,29 @@ def without_stalls(jitter: Array) -> Array:
 def _error_of_mean(values: Sequence[float]) -> float:
     """Return the standard error of the mean; 0 of one value."""
     return deviation(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+LAWS = ("ideal", "amdahl", "ring_line")
+
+
+def by_laws(steps: Mapping[int, float], devices: int, *, strong: bool) -> dict[str, float]:
+    """Return the step time by each law; ``steps``: measured seconds by number of devices. Empty without one device."""
+    if 1 not in steps:
+        return {}
+    from scipy.optimize import nnls  # its import takes half a second
+
+    one = steps[1]
+    several = [n for n in steps if n > 1]
+
+    def base(n: int) -> float:
+        return one / n if strong else one
+
+    found = {"ideal": base(devices)}
+    if several:
+        lost = np.array([steps[n] - base(n) for n in several])
+        (slope,), _ = nnls(np.array([[base(n) * (n - 1)] for n in several]), lost)
+        (ring, growing), _ = nnls(np.array([[one * (n - 1) / n, one * (n - 1)] for n in several]), lost)
+        found["amdahl"] = base(devices) * (1 + float(slope) * (devices - 1))
+        lost_s = one * (float(ring) / devices + float(growing)) * (devices - 1)
+        found["ring_line"] = base(devices) + lost_s
+    return found

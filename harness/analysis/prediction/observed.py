@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.common import Lines, Row, Rows
-from harness.analysis.prediction.replay import Exchange
+from harness.analysis.phases import Timing, timings
 from harness.analysis.prediction.ring import Array
-from harness.analysis.step_timing import Timing, timings
 from harness.analysis.steps import StepTimes
 from harness.plan.comparison import backend_of, options_of
-from harness.plan.link_rows import LinkTier
+from harness.plan.rows import Collective, LinkTier
 from harness.record.frames import records
 
 Key = tuple[str, int]
@@ -197,3 +196,13 @@ def _own(timing: Timing, devices: int) -> Sequence[float]:
     """Return each rank's seconds without exchange; of one device those of its step, if no such steps were measured."""
     alone = [timing.alone_s[rank] for rank in sorted(timing.alone_s)]
     return alone or ([timing.net_s] if devices == 1 else [])
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective of the step; ``ready_s``, ``needed_s``: as in ExchangeRow."""
+
+    operation: Collective
+    size_bytes: int
+    ready_s: float
+    needed_s: float

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harness.analysis.exchange_time import seconds_of
-from harness.plan.exchange_rows import Collective
+from harness.analysis.waterfall import seconds_of
+from harness.plan.rows import Collective
 
 Array = npt.NDArray[np.float64]
 HIDDEN = (0.0, 0.5)

@@ -1,4 +1,4 @@
-"""The table of predictions: each measured size from smaller ones, and sizes that were asked for."""
+"""The table of predictions: each measured size from smaller ones, sizes that were asked for, and why one is refused."""
 
 from __future__ import annotations
 
@@ -9,26 +9,98 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.common import Row, claim_tags
-from harness.analysis.prediction.grounds import (
-    FARTHEST,
-    NO_OWN,
-    refusal_by_grade,
-    refusal_of_distance,
-    refusal_of_family,
-    refusal_of_links,
-    refusal_of_parts,
-    refusal_of_sizes,
-)
-from harness.analysis.prediction.laws import by_laws
 from harness.analysis.prediction.links import SEED, Fits, Links
-from harness.analysis.prediction.model import DRAWS, Model, Predicted
+from harness.analysis.prediction.model import DRAWS, LANES, Model, Predicted, by_laws
 from harness.analysis.prediction.observed import Family, Observed, Size
-from harness.analysis.prediction.replay import LANES
+from harness.analysis.prediction.ring import RingFit
 from harness.analysis.stats import mean_interval
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import PredictionError
-from harness.plan.exchange_rows import Collective
-from harness.plan.link_rows import LinkTier
+from harness.plan.rows import Collective, LinkTier
 from harness.record.schema import DESCRIPTION, PREDICTION
+
+FARTHEST = 8
+"""Sizes beyond the largest measured one times this are predicted only with ``--far``."""
+MOST_MISS = 0.2
+"""The largest relative difference of a fit to a measured collective, and of a prediction to a held-out size."""
+
+NO_OWN = "no step without exchange was measured; set throughput.explain: true"
+
+
+def refusal_of_family(family: Family) -> str | None:
+    """Return why none of its sizes is predicted; None if they are."""
+    row = family.row
+    strategy = str(row["strategy"])
+    traits = BUILTIN_TRAITS.get(strategy)
+    if traits is None:
+        predicted = (name for name, known in BUILTIN_TRAITS.items() if not known.one_process)
+        return f"{strategy} is not predicted; strategies that are: {', '.join(predicted)}"
+    if traits.one_process:
+        return (
+            f"{strategy} is not predicted: one process drives all devices, and its threads are in no model of exchanges"
+        )
+    if row["oversubscribed"]:
+        return "its ranks share devices, so that no rank's own time is known; measure ranks with a device each"
+    if not family.exchanges:
+        return (
+            "the run recorded no exchanges; measure with this version, throughput.explain: true, and without a hybrid "
+            "mesh, static_graph, or torch.compile of fsdp"
+        )
+    if not any(seen.own_s for size, seen in family.sizes.items() if size.devices > 1):
+        return NO_OWN
+    return None
+
+
+def refusal_of_sizes(fitted: Sequence[Size]) -> str | None:
+    """Return why so few sizes predict none; None if they are enough."""
+    if len({size.devices for size in fitted}) < 2 or max(size.devices for size in fitted) < 2:
+        measured = ", ".join(map(str, fitted)) or "none"
+        return f"needs two numbers of devices, measured: {measured}; measure another"
+    return None
+
+
+def refusal_of_parts(fitted: Sequence[Size], unknown: Mapping[Size, str]) -> str | None:
+    """Return why the smaller sizes whose parts are all known predict none; None if they do.
+
+    ``unknown``: the other smaller sizes, with the reason.
+    """
+    if len({size.devices for size in fitted}) > 1:
+        return None
+    known = ", ".join(map(str, fitted)) or "none"
+    lacking = "; ".join(f"of {size.words}, {reason}" for size, reason in unknown.items())
+    return f"needs two numbers of devices whose parts are known, which are: {known}; {lacking}"
+
+
+def refusal_of_distance(size: Size, fitted: Sequence[Size], *, far: bool) -> str | None:
+    """Return why a size is too far from the measured ones; None if it is not, or ``far`` allows it."""
+    largest = max(each.devices for each in fitted)
+    if size.devices <= FARTHEST * largest or far:
+        return None
+    return (
+        f"more than {FARTHEST} times the largest measured size ({largest}); measure at least "
+        f"{-(-size.devices // FARTHEST)} devices, or allow it with --far"
+    )
+
+
+def refusal_of_links(tier: LinkTier, fits: Mapping[Collective, RingFit | str]) -> str | None:
+    """Return why the collectives of a tier give no times; None if they do."""
+    for operation, fit in fits.items():
+        if isinstance(fit, str):
+            return fit
+        if fit.miss > MOST_MISS:
+            return (
+                f"the time of {operation.replace('_', '-')} {tier} is not that of a ring: the fit misses the measured "
+                f"one by {fit.miss:.0%}; measure placements nearer to the asked one"
+            )
+    return None
+
+
+def refusal_by_grade(error: float | None, size: Size) -> str | None:
+    """Return why a family whose prediction of a held-out size was this wrong is not predicted further."""
+    if error is None or abs(error) <= MOST_MISS:
+        return None
+    return f"predicted from smaller sizes, {size.words} were {abs(error):.0%} off; measure larger sizes"
+
 
 FITTED, HELD_OUT, ASKED = "measured", "held out", "asked"
 DOUBLINGS = 3

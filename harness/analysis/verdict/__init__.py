@@ -9,8 +9,8 @@ import pandas as pd
 
 from harness.analysis.common import Row
 from harness.analysis.verdict import rules
-from harness.analysis.verdict.causes import causes
 from harness.analysis.verdict.choices import choices
+from harness.analysis.verdict.rules import causes
 from harness.analysis.verdict.statement import READ, Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import trust
 from harness.record.frames import records

@@ -9,7 +9,7 @@ import pandas as pd
 from harness.analysis.common import Row, is_no_claim
 from harness.analysis.stats import LEVEL, holm
 from harness.analysis.verdict.statement import Statement, Tables
-from harness.plan.axis_pairs import SIZES
+from harness.plan.comparison import SIZES
 from harness.record.frames import records
 
 NO_CHOICES = frozenset({*SIZES, "strategy"})

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ClusterError
-from harness.launch.agent import NodeAgent
-from harness.launch.host import describe_node
-from harness.launch.ray import job, private
+from harness.launch.agent import NodeAgent, describe_node
+from harness.launch.ray import private
 from harness.launch.ray.mailbox import Mailbox
 from harness.launch.ray.reaper import end_holders, reaper_for
-from harness.launch.ray.session import as_ray_reads, check_reachable, session
+from harness.launch.ray.session import as_ray_reads, check_reachable, has_working_dir, session
 from harness.plan.inventory import Inventory, Node
-from harness.system.code_version import CodeVersion
 from harness.system.files import PACKAGE_FOLDER, python_files
 from harness.system.scratch import Scratch
+from harness.system.user_code import CodeVersion
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -175,7 +174,7 @@ def connect(address: str, code: Mapping[str, Path]) -> Iterator[Cluster]:
     """
     with as_ray_reads(_QUIET), Scratch() as shipped:
         check_reachable(address)
-        environment = None if job.has_working_dir() else {"working_dir": _copies(code, shipped)}
+        environment = None if has_working_dir() else {"working_dir": _copies(code, shipped)}
         with session(address=address, runtime_env=environment):
             cluster = _connected(None, is_embedded=False)
             for agent in cluster.agents.values():

@@ -18,8 +18,7 @@ from ray.runtime_context import get_runtime_context
 from ray.train import get_context
 from ray.train.backend import Backend, BackendConfig
 
-from harness.launch.agent import lead_a_process_group
-from harness.launch.host import interface_of
+from harness.launch.agent import interface_of, lead_a_process_group
 from harness.launch.ray import private
 from harness.launch.startup import Registration, ResourcesRequested, register_process
 from harness.system.scratch import Scratch, shared_memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any
 import ray
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
+from ray.util import placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
@@ -28,20 +31,56 @@ from harness.launch.failures import (
 )
 from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.ray import private
-from harness.launch.ray.agents import ask_agents, patience
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, startup_callbacks
-from harness.launch.ray.node_choice import NodeChoice, silent
-from harness.launch.ray.trainer import UNUSED, Fit, free_devices
+from harness.launch.ray.nodes import NodeChoice, ask_agents, patience, silent
 from harness.launch.ray.worker import train
 from harness.launch.startup import Received, StartupTimer
-from harness.launch.supervision import GroupEnd, supervise
-from harness.launch.watchdog import Ending, Watchdog
+from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
+from harness.plan.cell import Placement
 from harness.plan.inventory import Machine, Node
-from harness.plan.placement import Placement
 from harness.plan.trial import TrialResult, WorkerGroup
-from harness.system.code_version import CodeVersion
 from harness.system.scratch import Scratch
+from harness.system.user_code import CodeVersion
+
+UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+"""Of Ray's own: a manager of Ray Data's datasets, of which there are none, and one that gives back a reservation whose
+controller died. That is done by Ray when the driver is gone, and by free_devices below while it lives."""
+
+
+class Fit:
+    """Runs trainer.fit() in a thread, so that the main thread can handle signals and messages."""
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        self.error: BaseException | None = None
+        self._trainer = trainer
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._trainer.fit()
+        except BaseException as error:  # SystemExit too, which Ray raises when it is stopped
+            self.error = error
+
+
+def free_devices() -> None:
+    """Free the resources that a failed fit() still holds: Ray keeps them if its own shutdown failed too.
+
+    Called while no fit() runs: every placement group of this driver's job is a leftover.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    for name, group in placement_group_table().items():
+        if name.endswith(job) and group["state"] != "REMOVED":  # an id ends with its job's
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))
+
 
 END_S = 60.0
 """Timeout of Ray to notice that the workers of a group were killed."""

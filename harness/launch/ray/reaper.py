@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from harness.system.files import PACKAGE_FOLDER
-from harness.system.signals import sigterm_blocked
+from harness.system.process import sigterm_blocked
 
 DONE = b"."
 """Sent by the driver when it has ended all processes itself."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell, Options
 from harness.plan.checks.finding import Finding
-from harness.plan.memory_rows import ActivationBytes, MemoryFacts
-from harness.plan.rows import Severity
-from harness.system.units import GIB, MIB
+from harness.plan.rows import ActivationBytes, MemoryFacts, Severity
 
 NAME = "memory"
 WARN, REFUSE = 0.9, 1.5

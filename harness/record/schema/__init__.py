@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.record.schema.cell import AXIS_COLUMNS, CELL_COLUMNS
 from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GATE, HISTORY, RUNS, UNMATCHED
 from harness.record.schema.conclusions import LEADERS, PUBLISHED, VERDICT
 from harness.record.schema.derived import (
@@ -37,7 +36,7 @@ from harness.record.schema.recorded import (
     TRIALS,
     WINDOWS,
 )
-from harness.record.schema.table import Column, Table
+from harness.record.schema.table import AXIS_COLUMNS, CELL_COLUMNS, Column, Table
 from harness.record.schema.training import CONVERGENCE, EQUIVALENCE
 
 __all__ = [

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from harness.record.schema.cell import AXIS_COLUMNS, CELL_ID
-from harness.record.schema.intervals import INTERVAL
-from harness.record.schema.recorded import REASON, UNIT
-from harness.record.schema.table import Table
+from harness.record.schema.recorded import REASON
+from harness.record.schema.table import AXIS_COLUMNS, CELL_ID, INTERVAL, UNIT, Table
 from harness.record.schema.table import column as _c
 
 _RUN = _c("run", "string", "letter of the later run, from B; A is the first run")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from harness.record.schema.cell import CELL_COLUMNS
-from harness.record.schema.intervals import INTERVAL, ends
-from harness.record.schema.recorded import UNIT
-from harness.record.schema.table import Table
+from harness.record.schema.table import CELL_COLUMNS, INTERVAL, UNIT, Table, ends
 from harness.record.schema.table import column as _c
 
 LEADERS = Table(

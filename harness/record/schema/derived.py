@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from harness.record.schema.cell import CELL_COLUMNS, CELL_ID
-from harness.record.schema.intervals import INTERVAL, PAIRED_THROUGHPUT, PRECISE, ends, paired
 from harness.record.schema.recorded import (
     ADDED,
     BLOCK,
@@ -16,11 +14,20 @@ from harness.record.schema.recorded import (
     RANK,
     REASON,
     TRIAL_COLUMNS,
-    UNIT,
     WAIT_FRACTION,
     WINDOW,
 )
-from harness.record.schema.table import Table
+from harness.record.schema.table import (
+    CELL_COLUMNS,
+    CELL_ID,
+    INTERVAL,
+    PAIRED_THROUGHPUT,
+    PRECISE,
+    UNIT,
+    Table,
+    ends,
+    paired,
+)
 from harness.record.schema.table import column as _c
 from harness.record.schema.training import CHECKED
 

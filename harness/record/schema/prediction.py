@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from harness.record.schema.cell import CELL_COLUMNS, CELL_ID
-from harness.record.schema.table import Table
+from harness.record.schema.table import CELL_COLUMNS, CELL_ID, Table
 from harness.record.schema.table import column as _c
 
 _DESCRIBED = tuple(column for column in CELL_COLUMNS if column.name != "label")

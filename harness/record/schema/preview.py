@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from harness.record.schema.cell import CELL_ID
-from harness.record.schema.table import Column, Table
+from harness.record.schema.table import CELL_ID, Column, Table
 from harness.record.schema.table import column as _c
 
 

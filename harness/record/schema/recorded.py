@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.record.schema.cell import CELL_COLUMNS, CELL_ID
-from harness.record.schema.table import Table
+from harness.record.schema.table import CELL_COLUMNS, CELL_ID, UNIT, Table
 from harness.record.schema.table import column as _c
 
 TRIAL_COLUMNS = (
@@ -12,7 +11,6 @@ TRIAL_COLUMNS = (
     _c("attempt", "Int64", "number of the attempt, from 1; a lost trial is retried"),
 )
 
-UNIT = _c("unit", "string", "unit of throughput: samples or tokens")
 SEED = _c("seed", "Int64", "random seed of the model and of the data order")
 PARAMETERS = _c("parameters", "Int64", "number of parameters of the model")
 CODE = _c("code", "string", "hash of the Python files of the variant")

@@ -114,3 +114,97 @@ _EMPTY: Mapping[DType, ExtensionArray] = {name: pd.Series(dtype=dtype).array for
 
 def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:
     return Column(name, dtype, unit, meaning)
+
+
+UNIT = column("unit", "string", "unit of throughput: samples or tokens")
+PRECISE = column(
+    "precise",
+    "boolean",
+    "true if the interval meets throughput.blocks.halfwidth; `<NA>` without a rule, and for the throughput of a cell "
+    "whose blocks follow from its ratios",
+)
+PAIRED_THROUGHPUT = column(
+    "throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s"
+)
+
+
+def ends(name: str = "", unit: str = "") -> tuple[Column, ...]:
+    """Return the columns of the interval and of the range over blocks, of the row's one value or of ``name``."""
+    prefix, of, of_block = (f"{name}_", f" of the {name}", name) if name else ("", "", "value")
+    interval = f"of the 95 % confidence interval{of} over blocks; `<NA>` below 3 blocks"
+    return (
+        column(f"{prefix}low", "Float64", f"lower end {interval}", unit),
+        column(f"{prefix}high", "Float64", f"upper end {interval}", unit),
+        column(f"{prefix}least", "Float64", f"smallest {of_block} of a block", unit),
+        column(f"{prefix}most", "Float64", f"largest {of_block} of a block", unit),
+    )
+
+
+INTERVAL = (column("blocks", "Int64", "number of blocks in the estimate (n)"), *ends())
+
+
+def paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
+    """Return the columns of a ratio of two cells: their throughputs, the ratio and its interval."""
+    return (
+        UNIT,
+        PAIRED_THROUGHPUT,
+        column(other_throughput, "Float64", f"throughput of {other}, geometric mean over blocks", "samples/s"),
+        column("ratio", "Float64", f"{ratio}, geometric mean over blocks"),
+        *INTERVAL,
+        column("excludes_one", "boolean", "true if the interval does not contain 1; of equal cells 1 in 20 by chance"),
+        column("p_value", "Float64", "two-sided t test of the mean log ratio, not adjusted; `<NA>` below 3 blocks"),
+        PRECISE,
+    )
+
+
+CELL_ID = column("cell_id", "string", "hash of the cell's resolved content")
+AXIS_COLUMNS = (
+    column("workload", "string", "built-in name or package.module:ClassName"),
+    column("data", "string", "data set"),
+    column("model", "string", "model size, by name"),
+    column("strategy", "string", "single, dp, ddp or fsdp"),
+    column("device", "string", "cpu or cuda"),
+    column("devices", "Int64", "number of GPUs, or of CPU slots"),
+    column("device_ids", "string", "GPU ids on the node, if the experiment file names them"),
+    column(
+        "link",
+        "string",
+        "links between its GPUs, as in nvidia-smi topo -m, best first: NV12, PIX, PXB, PHB, NODE, SYS",
+    ),
+    column("nodes", "Int64", "number of nodes (machines)"),
+    column("scaling", "string", "weak (per-device batch fixed) or strong (global batch fixed)"),
+    column("per_device_batch_size", "Int64", "batch size of one device", "samples"),
+    column("global_batch_size", "Int64", "batch size summed over all devices", "samples"),
+    column("precision", "string", "fp32 (TF32 off), tf32, bf16 or fp16 (with a loss scale)"),
+    column("compile", "boolean", "true if the model is compiled with torch.compile"),
+    column("launcher", "string", "launcher of the processes: ray, or torchrun as the control"),
+    column(
+        "oversubscribed", "boolean", "true if several ranks share a device: a functional test, no claim about speed"
+    ),
+    column(
+        "emulated",
+        "boolean",
+        "true for DataParallel on CPU slots, and with emulated_compute: a functional test, no claim about speed",
+    ),
+    column(
+        "faulty",
+        "boolean",
+        "true if such cells are measured despite an error of the doctor: no claim about speed; `<NA>` without one",
+    ),
+    column("emulated_compute", "boolean", "true if layers wait instead of computing (workload emulated_compute)"),
+    column("options", "mapping", "options of strategy, workload, optimizer, schedule, training and loader"),
+    column(
+        "variant", "string", "name of the version of the user's code; `<NA>` if the experiment file has no variants"
+    ),
+)
+
+LABEL_COLUMNS = (
+    column("label", "string", "label of the cell: strategy, devices, and the axes and options that vary in the run"),
+    column(
+        "setting", "string", "part of the label that cells of several strategies can share; empty if nothing varies"
+    ),
+    column(
+        "own_options", "string", "part of the label that only cells of its strategy can have; empty if nothing varies"
+    ),
+)
+CELL_COLUMNS = (*LABEL_COLUMNS, *AXIS_COLUMNS)

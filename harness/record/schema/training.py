@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from harness.record.schema.cell import CELL_COLUMNS, CELL_ID
 from harness.record.schema.recorded import EFFECTIVE_LR, SEED, TRIAL_COLUMNS
-from harness.record.schema.table import Table
+from harness.record.schema.table import CELL_COLUMNS, CELL_ID, Table
 from harness.record.schema.table import column as _c
 
 CHECKED = (

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from harness.analysis.results import Results
-from harness.report.figures.batches import batch_sizes
+from harness.report.figures.batches import batch_sizes, memory_by_gpu
 from harness.report.figures.common import Drawing, style
-from harness.report.figures.convergence import learning_curves
-from harness.report.figures.device_memory import memory_by_gpu
+from harness.report.figures.convergence import learning_curves, losses_by_step
 from harness.report.figures.links import bus_bandwidth
-from harness.report.figures.phases import step_phases
 from harness.report.figures.prediction import predicted_steps
-from harness.report.figures.ratios import paired_ratios
-from harness.report.figures.scaling import efficiency_by_devices, throughput_by_devices
-from harness.report.figures.steps import step_times
-from harness.report.figures.training_steps import losses_by_step
+from harness.report.figures.scaling import efficiency_by_devices, paired_ratios, throughput_by_devices
+from harness.report.figures.steps import step_phases, step_times
 from harness.report.figures.waterfall import efficiency_waterfall
 
 __all__ = ["FIGURES", "Drawing", "style"]

@@ -1,4 +1,4 @@
-"""Throughput of a device and memory against the batch size."""
+"""Throughput of a device and memory against the batch size; memory of each GPU."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from harness.analysis.results import Results
+from harness.config.values import GIB
 from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, common_limits, draw_interval, linear_values, log2_axis
-from harness.report.figures.chart import mark
 from harness.report.figures.common import (
     COLOURS,
     Drawing,
@@ -23,14 +24,14 @@ from harness.report.figures.common import (
     hatch_point,
     hide_repeated_labels,
     make_grid,
+    mark,
     not_equivalent_cells,
+    panels,
     strategy_legend,
     with_several_points,
 )
-from harness.report.labels import cell_label, rate_unit
-from harness.report.row import Row, is_missing, number, rows_of
+from harness.report.labels import Row, cell_label, is_missing, number, rate_unit, rows_of
 from harness.report.tables.text import speed, with_ends
-from harness.system.units import GIB
 
 BATCH = "per_device_batch_size"
 SPEED, MEMORY = "per_device_per_s", "peak_gib"
@@ -132,3 +133,36 @@ def _without_result(trials: pd.DataFrame) -> pd.DataFrame:
     bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
     skipped = trials["skip_code"].isin(["out_of_memory", "doctor_memory", "too_few_samples"])
     return trials[(trials["kind"] == "throughput") & (bad | skipped)]
+
+
+def memory_by_gpu(results: Results) -> Drawing:
+    """Draw the peak memory of each GPU of the cells on several, in the order of the cell's GPUs."""
+    title = "Peak memory of each GPU"
+    rows = results.device_memory
+    rows = rows[rows["devices"] > 1]
+    if rows.empty:
+        return Drawing(title, "Left out: no memory was measured on several GPUs.", None)
+    rows = rows.assign(gib=rows["allocated_bytes"] / GIB)
+    facets = facets_of(rows)
+    limits = (0.0, 1.1 * float(rows["gib"].max()))
+    figure = panels(facets, _draw, [limits] * len(facets), legend=strategy_legend(rows))
+    caption = (
+        "Memory allocated in the steps, largest over the blocks, of each GPU of a cell, in their order; lines join the "
+        "GPUs of one cell, whose number stands beside the last. Under dp, GPU 0 also holds the gathered outputs and "
+        f"gradients, and the optimizer's state.{captions.set_apart(rows)}{captions.cut(facets)}"
+    )
+    return Drawing(title, caption, figure)
+
+
+def _draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+    linear_values(axes, "y", ends)
+    draw_lines(axes, part, "gpu", "gib", ["cell_id"])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for row in rows_of(part):
+        place, value = number(row["gpu"]), number(row["gib"])
+        mark(axes, place, value, f"{cell_label(row)}, GPU {row['gpu']} ({row['name']}): {value:.3g} GiB")
+        if place == number(row["devices"]) - 1:
+            colour = COLOURS[str(row["strategy"])]
+            axes.annotate(str(row["devices"]), (place, value), xytext=(7, -3), textcoords="offset points", color=colour)
+    axes.set_xlabel("GPU of the cell")
+    axes.set_ylabel("peak memory (GiB)")

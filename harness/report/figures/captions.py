@@ -9,8 +9,7 @@ import pandas as pd
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.report.figures.axes import Limits
 from harness.report.figures.common import MOST_FACETS
-from harness.report.labels import rate_unit
-from harness.report.row import NOT_EQUIVALENT, is_unverified, rows_of
+from harness.report.labels import NOT_EQUIVALENT, is_unverified, rate_unit, rows_of
 
 
 def in_table(all_facets: Sequence[tuple[str, pd.DataFrame]], drawn: Sequence[tuple[str, pd.DataFrame]]) -> str:

@@ -15,9 +15,8 @@ from matplotlib.patches import Patch
 from harness.analysis.results import Results
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, common_limits, device_axis, draw_interval, log_limits, log_values
-from harness.report.figures.chart import mark
-from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, Facet, add_legend, panels, style
-from harness.report.row import Row, is_missing, number, rows_of
+from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, Facet, add_legend, mark, panels, style
+from harness.report.labels import Row, is_missing, number, rows_of
 from harness.report.tables.prediction import MILLISECONDS, family_label
 
 LAWS: Mapping[str, tuple[str, Literal["--", "-.", ":"]]] = {

@@ -14,9 +14,8 @@ from harness.analysis.waterfall import MOST_REST
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, draw_interval, linear_values
-from harness.report.figures.chart import mark
-from harness.report.figures.common import COLOURS, Colour, Drawing, panels
-from harness.report.row import Row, number, rows_of
+from harness.report.figures.common import COLOURS, Colour, Drawing, mark, panels
+from harness.report.labels import Row, number, rows_of
 from harness.report.tables.text import decimal, estimate
 
 MOST_CELLS = 6

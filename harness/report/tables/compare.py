@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 
 from harness.analysis.common import is_no_claim
-from harness.analysis.compare import FASTER, SLOWER, Comparison
-from harness.analysis.gate import FAILS
+from harness.analysis.compare import FAILS, FASTER, SLOWER, Comparison
 from harness.plan.labels import Labels, joined
-from harness.report.labels import rate_unit
-from harness.report.row import Row, Scalar, is_missing, is_true, number, rows_of
+from harness.report.labels import Row, Scalar, is_missing, is_true, number, plural, rate_unit, rows_of
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import METRICS
 from harness.report.tables.text import (
@@ -20,7 +18,6 @@ from harness.report.tables.text import (
     decimal,
     flush_right,
     make_table,
-    plural,
     speed,
     with_ends,
     words,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.report.labels import shown_devices, shown_strategy
-from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.labels import Row, Scalar, is_missing, number, rows_of, shown_devices, shown_strategy
 from harness.report.tables.text import (
     Column,
     TextTable,

@@ -1,4 +1,4 @@
-"""Text tables on the evidence: noise, ratios, equivalence, doubts, memory, time."""
+"""Text tables on the evidence: findings, noise, ratios, equivalence, doubts, memory, time."""
 
 from __future__ import annotations
 
@@ -7,26 +7,55 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from harness.analysis.doubts import kind_of, meaning
+from harness.analysis.doubts import kind_of, meaning, timed, usual_doubts
 from harness.analysis.stats import LEAST_BLOCKS
-from harness.analysis.usual_doubts import timed, usual_doubts
 from harness.plan.labels import joined
-from harness.report.doubt_words import plain_doubt
-from harness.report.labels import cell_label, check_label, settings, shown_strategy
-from harness.report.row import Row, is_missing, is_true, number, rows_of
+from harness.report.labels import (
+    Row,
+    cell_label,
+    check_label,
+    is_missing,
+    is_true,
+    number,
+    plural,
+    rows_of,
+    settings,
+    shown_strategy,
+)
 from harness.report.tables.ratios import pair_label, pair_setting, parity_label, ratio
 from harness.report.tables.scaling import DOUBTFUL, UNVERIFIED
-from harness.report.tables.text import (
-    Column,
-    TextTable,
-    decimal,
-    duration,
-    flush_right,
-    make_table,
-    size,
-    speed,
-    words,
-)
+from harness.report.tables.text import Column, TextTable, decimal, duration, flush_right, make_table, size, speed, words
+
+DOUBTS: Mapping[str, str] = {
+    "impossible efficiency": "a speedup that more devices cannot explain",
+    "waits for data": "most of the step is a wait for data",
+    "inline": "it ran in the command's own process",
+    "no steady state": "the speed had not settled after the warm-up",
+    "skipped updates": "fp16 skipped updates",
+    "wide spread": "the times of single steps vary widely",
+    "windows drift": "the speed changed during a measurement",
+    "stalled": "single steps took seconds",
+    "slow rank": "one device was slower than the others",
+    "settings of the process": "the process ran with settings that change its speed",
+    "foreign load": "other programs used the processor",
+    "memory swapped": "memory was swapped to disk",
+    "clocks throttled": "a GPU lowered its clock, for heat or a fault",
+    "other clock than the base's": "the GPUs' clock differs",
+    "foreign load on the GPU": "other programs used a GPU",
+    "threads differ from the base's": "the number of threads per device differs",
+    "other devices than the base's": "the devices are of another model",
+    "other hosts than the base's": "the machines are others",
+    "environment differs from the base's": "versions or settings differ",
+    "block cut in two": "an interruption lies between the trials of a ratio",
+}
+"""The doubts of a trial by name, in plain words; the section Doubts has their thresholds."""
+
+
+def plain_doubt(name: str) -> str:
+    """Return a trial's doubt in plain words, with what its name has after a colon: settings."""
+    words, (_, _, which) = DOUBTS[kind_of(name)], name.partition(": ")
+    return f"{words}: {which}" if which else words
+
 
 NAMED = 6
 """The most cells that a sentence names."""
@@ -216,3 +245,66 @@ def _doubt_lines(trials: pd.DataFrame) -> list[str]:
     if rest := [f"{plain_doubt(name)} ({name}, in {count})" for name, count, *_ in rows if kind_of(name) not in usual]:
         lines.append(f"Reasons to distrust a number ({DOUBTFUL}), by timed trials: {'; '.join(rest)}.")
     return lines
+
+
+SEVERITIES = ("error", "warning", "note")
+SAID = ["check", "severity", "means", "advice"]
+
+
+def findings_table(findings: pd.DataFrame) -> TextTable:
+    """Return the findings, errors first; one that several cells share is one row."""
+    columns: tuple[Column, ...] = (
+        ("severity", "severity", words),
+        ("check", "check", words),
+        ("where", "where", words),
+        ("place", "place", words),
+        ("observed", "seen", words),
+        ("meaning", "means", words),
+        ("action", "advice", words),
+    )
+    rows = [
+        {
+            **rows_of(group[:1])[0],
+            "where": finding_location(group),
+            "place": places_text(group),
+            "seen": seen_text(group),
+        }
+        for group in group_findings(findings)
+    ]
+    return make_table(columns, rows, lambda row: "base" if row["severity"] == "error" else "")
+
+
+def group_findings(findings: pd.DataFrame) -> list[pd.DataFrame]:
+    """Group equal findings of several cells; errors first."""
+    groups = [group for _, group in findings.groupby(SAID, sort=False)]
+    return sorted(groups, key=lambda group: SEVERITIES.index(group["severity"].iloc[0]))
+
+
+def seen_text(rows: pd.DataFrame) -> str:
+    """Return what was observed, each observation once."""
+    return "; ".join(dict.fromkeys(map(str, rows["seen"])))
+
+
+def places_text(rows: pd.DataFrame) -> str:
+    """Return the places in the user's code, each once; empty if there is none."""
+    return ", ".join(dict.fromkeys(rows["place"].dropna()))
+
+
+def finding_location(rows: pd.DataFrame) -> str:
+    """Return 'ddp x2 · resnet8, dp x2 · resnet8'."""
+    names = [examined_label(row) for row in rows_of(rows)]
+    return ", ".join(dict.fromkeys(names))
+
+
+def examined_label(row: Row) -> str:
+    """Return the label of an examined cell, or 'the nodes' for a finding of no cell in particular."""
+    if is_missing(row["strategy"]):
+        return "the nodes"
+    return str(row["label"])
+
+
+def summary_line(findings: pd.DataFrame, examined: int) -> str:
+    """Return a line with the number of findings by severity."""
+    kinds = [str(group["severity"].iloc[0]) for group in group_findings(findings)]
+    found = [plural(kinds.count(kind), kind) for kind in SEVERITIES if kind in kinds]
+    return f"{plural(examined, 'cell')} examined: {', '.join(found) if found else 'nothing found'}."

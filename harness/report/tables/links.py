@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from harness.plan.environment import RunEnvironment
-from harness.report.environment import nodes
-from harness.report.labels import shown_devices
-from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.labels import Row, Scalar, is_missing, number, rows_of, shown_devices
+from harness.report.summary import nodes
 from harness.report.tables.text import Column, TextTable, decimal, flush_right, make_table, size, speed, words
 
 MOST_COLUMNS = 16

@@ -8,8 +8,7 @@ import pandas as pd
 
 from harness.analysis.prediction import Size
 from harness.plan.labels import joined
-from harness.report.labels import shown_devices
-from harness.report.row import Row, is_missing, number, rows_of
+from harness.report.labels import Row, is_missing, number, rows_of, shown_devices
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, words
 
 WIDE = ("cells", "from", "own, ms", "exposed, ms", "other, ms")

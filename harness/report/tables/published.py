@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from harness.config.published import METRICS
-from harness.report.row import Row, is_missing, is_true, number, rows_of
+from harness.config.values import GIB
+from harness.report.labels import Row, is_missing, is_true, number, rows_of
 from harness.report.tables.text import LARGE_LOSS, NO_BREAK, Column, TextTable, flush_right, make_table, percent, words
-from harness.system.units import GIB
 
 RATE = "throughput_per_s"
 OTHER = "other hardware"

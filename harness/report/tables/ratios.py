@@ -1,4 +1,4 @@
-"""Text tables of paired ratios: A/A test, Ray to torchrun, and every two cells that differ in one axis."""
+"""Text tables of paired ratios: A/A test, Ray to torchrun, any axis, the fastest settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,21 @@ import pandas as pd
 from harness.analysis.common import is_no_claim
 from harness.analysis.verdict.choices import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
-from harness.report.labels import cell_label, rate_unit, setting_without
-from harness.report.row import Row, Scalar, is_missing, is_not_equivalent, is_true, number, rows_of, why_excluded
+from harness.report.labels import (
+    Row,
+    Scalar,
+    cell_label,
+    is_missing,
+    is_not_equivalent,
+    is_true,
+    number,
+    rate_unit,
+    rows_of,
+    setting_without,
+    shown_devices,
+    shown_strategy,
+    why_excluded,
+)
 from harness.report.tables.scaling import marked
 from harness.report.tables.text import Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
 
@@ -118,3 +131,36 @@ def _ratio(row: Row) -> str:
     if is_missing(row["ratio"]):
         return why_excluded(row)
     return marked(estimate(ratio, row, "ratio"), row)
+
+
+def leaders_table(leaders: pd.DataFrame) -> TextTable:
+    """Return each setting against the fastest of its group; groups of one setting are left out."""
+    compared = leaders[leaders["settings"] > 1]
+    columns: tuple[Column, ...] = (
+        ("setting", "setting", words),
+        ("strategy", shown_strategy, words),
+        ("devices", shown_devices, flush_right),
+        ("global batch", "global_batch_size", flush_right),
+        (rate_unit(leaders), "throughput_per_s", speed),
+        ("to the fastest (95 % interval)", _leaders_ratio, flush_right),
+        ("p (Holm)", "p_value", decimal("{:.2g}")),
+        ("verdict", _verdict, words),
+    )
+    keys = {"devices": "devices", "to the fastest (95 % interval)": "ratio"}
+    return make_table(columns, rows_of(compared), lambda row: "base" if _leads(row) else "", keys=keys)
+
+
+def _leads(row: Row) -> bool:
+    return row["cell_id"] == row["leader_id"]
+
+
+def _leaders_ratio(row: Row) -> str:
+    return "1" if _leads(row) else estimate(ratio, row, "ratio")
+
+
+def _verdict(row: Row) -> str:
+    if _leads(row):
+        return "fastest"
+    if is_missing(row["tied"]):
+        return "too few blocks"
+    return "cannot be told apart" if is_true(row["tied"]) else "slower"

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from harness.analysis.stats import ENDS
-from harness.report.row import Row, Scalar, is_missing, number
+from harness.report.labels import Row, Scalar, is_missing, number, plural
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 LARGE_LOSS = 1e6
@@ -232,11 +232,6 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([one, one])
     return ", ".join(str(low) if low == high else f"{low} to {high}" for low, high in spans)
-
-
-def plural(count: int, noun: str) -> str:
-    """Return '1 block' or '2 blocks'."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def impossible_lines(reasons: Mapping[str, int], most: int = 8) -> list[str]:

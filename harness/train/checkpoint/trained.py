@@ -18,7 +18,7 @@ from harness.config.strategy_traits import BASE_STRATEGY
 from harness.config.values import PlainValue, Seed
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.cell import Cell
-from harness.system.code_version import module_file
+from harness.system.user_code import module_file
 
 Count = Annotated[int, Field(ge=1)]
 INSTALLED = ("site-packages", "dist-packages")

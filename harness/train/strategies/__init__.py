@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.errors import WorkloadError
-from harness.train.strategies.base import Strategy
+from harness.system.user_code import load_user_class
+from harness.train.strategies.base import Single, Strategy
 from harness.train.strategies.ddp import Ddp
 from harness.train.strategies.dp import DataParallel
 from harness.train.strategies.fsdp import Fsdp
-from harness.train.strategies.single import Single
-from harness.train.user_class import load_user_class
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "single": Single,

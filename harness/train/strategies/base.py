@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from harness.config.strategy_traits import StrategyTraits
+from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.plan.cell import Options
-from harness.train.exchange_points import Report
 from harness.train.optimizers import make_optimizer
+from harness.train.phases import Report
 from harness.train.precision import Precision, without_autocast
 
 Units = Callable[[nn.Module], Sequence[nn.Module]]
@@ -125,3 +125,13 @@ def _units_of(module: nn.Module, *, listed: bool) -> list[nn.Module]:
 
 def _is_list(module: nn.Module) -> bool:
     return type(module) in (nn.ModuleList, nn.Sequential)
+
+
+class Single(Strategy):
+    """The model itself, on its device."""
+
+    traits = BUILTIN_TRAITS["single"]
+
+    def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
+        """Return the model itself, on its device."""
+        return model.to(context.devices[0])

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.train.exchange_points import ExchangePoint, Report
+from harness.train.phases import ExchangePoint, Report
 from harness.train.strategies.base import Strategy, WrapContext
 
 

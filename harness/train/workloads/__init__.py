@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.errors import Collected, HarnessError, WorkloadError, nearest
 from harness.plan.cell import Cell, Options
-from harness.train.user_class import load_user_class
+from harness.system.user_code import load_user_class
 
 
 class SizedDataset(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from harness.errors import WorkloadError, nearest
-from harness.train.workloads import Datasets, image_data
+from harness.train.workloads import Datasets, datasets
 from harness.train.workloads.checks import whole_number
 
 DEPTHS = {f"resnet{6 * n + 2}": n for n in (1, 2, 3, 5, 7, 9)}
@@ -106,10 +106,10 @@ class ImageClassification:
     ) -> None:
         if model not in MODELS:
             raise WorkloadError(f"grid.model: got {model!r}; {nearest(model, MODELS)}")
-        if data not in image_data.NAMES and "/" not in data:
-            raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, image_data.NAMES)}, or a folder's path")
+        if data not in datasets.NAMES and "/" not in data:
+            raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, datasets.NAMES)}, or a folder's path")
         if data == "cifar10" and not data_folder:
-            raise WorkloadError(f"workload_options.data_folder: cifar10 needs one. {image_data.CIFAR10_HINT}")
+            raise WorkloadError(f"workload_options.data_folder: cifar10 needs one. {datasets.CIFAR10_HINT}")
         _check_variant(model, norm, stem)
         if not isinstance(augment, bool):
             raise WorkloadError(f"workload_options.augment: got {augment!r}; allowed: true, false")
@@ -118,10 +118,10 @@ class ImageClassification:
             _require_torchvision()
         self.data, self.model, self.width = data, model, whole_number("width", width, 4096)
         side = whole_number("image_size", image_size or IMAGE_SIZES.get(data, 224), 4096)
-        classes = classes or CLASSES.get(data) or image_data.count_classes(data)
+        classes = classes or CLASSES.get(data) or datasets.count_classes(data)
         classes = whole_number("classes", classes, 1_000_000)
         samples = whole_number("samples", samples, 2**40)
-        self.source = image_data.Source(side, classes, samples, data_folder, download, augment)
+        self.source = datasets.Source(side, classes, samples, data_folder, download, augment)
         self.stem = stem or ("cifar" if side <= SMALL_IMAGE else "imagenet")
 
     def build_model(self) -> nn.Module:
@@ -138,7 +138,7 @@ class ImageClassification:
         return model
 
     def datasets(self) -> Datasets:
-        return image_data.load(self.data, self.source)
+        return datasets.load(self.data, self.source)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         images, labels = batch

@@ -25,8 +25,7 @@ from torch.utils.data import Dataset
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
 from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
-from harness.train.workloads.synthetic import synthetic_datasets
-from harness.train.workloads.text_data import STDLIB, read_texts
+from harness.train.workloads.datasets import STDLIB, read_texts, synthetic_datasets
 
 TAGS = ("space", "keyword", "name", "number", "string", "comment", "operator")
 _KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)

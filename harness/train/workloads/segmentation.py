@@ -19,8 +19,7 @@ from torch.utils.data import Dataset
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
 from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
-from harness.train.workloads.image_data import read_digits, split_digits
-from harness.train.workloads.synthetic import synthetic_datasets
+from harness.train.workloads.datasets import read_digits, split_digits, synthetic_datasets
 
 WIDTHS = {"small": 8, "medium": 16, "large": 32}
 """Channels of the first layer: 5,457, 21,281 and 84,033 parameters."""

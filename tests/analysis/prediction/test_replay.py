@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.prediction.replay import Exchange, exposed_s
+from harness.analysis.prediction.model import exposed_s
+from harness.analysis.prediction.observed import Exchange
 from harness.analysis.prediction.ring import RingCost
 
 COSTS = {name: RingCost(0.0, 0.0, 1.0, 0.0) for name in ("all_reduce", "all_gather", "reduce_scatter")}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.prediction.ring import RingCost, Timed, fit_ring
-from harness.plan.exchange_rows import Collective
+from harness.plan.rows import Collective
 
 MIB = 2**20
 SIZES = [2**power for power in range(12, 25)]

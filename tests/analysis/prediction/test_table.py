@@ -12,8 +12,7 @@ import pytest
 
 from harness.analysis.prediction import Asked, Links, predictions
 from harness.analysis.prediction.model import DOUBLING_ERROR
-from harness.analysis.prediction.observed import Family, Size
-from harness.analysis.prediction.replay import Exchange
+from harness.analysis.prediction.observed import Exchange, Family, Size
 from harness.analysis.prediction.ring import RingCost, fit_ring
 from harness.errors import PredictionError
 from harness.record.frames import records

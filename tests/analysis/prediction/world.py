@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.analysis.prediction.observed import Family, Observed, Size
-from harness.analysis.prediction.replay import Exchange, exposed_s
+from harness.analysis.prediction.model import exposed_s
+from harness.analysis.prediction.observed import Exchange, Family, Observed, Size
 from harness.analysis.prediction.ring import RingCost
 from harness.record.schema import AXES, COLLECTIVES
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.verdict import Statement
-from harness.analysis.verdict.causes import causes
+from harness.analysis.verdict.rules import causes
 from tests.analysis.verdict.test_rules import tables
 
 Part = tuple[str, float, float | None]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.config.values import GIB
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
-from harness.plan.memory_rows import ActivationBytes, MemoryFacts
-from harness.system.units import GIB
+from harness.plan.rows import ActivationBytes, MemoryFacts
 
 
 def kept(per_sample: int, fixed: int = 0) -> ActivationBytes:

@@ -16,7 +16,7 @@ from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
 from harness.run.request import check_no_user_code
-from harness.run.validation import own_traits
+from harness.run.variants import own_traits
 from harness.train.strategies import load_strategy_class
 from tests.conftest import laptop
 from tests.own_strategy import Zero1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.train.strategies.cpu_replicas import ReplicatedModule, gather, replicate, scatter
+from harness.train.strategies.dp import ReplicatedModule, gather, replicate, scatter
 
 
 class Net(nn.Module):

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from harness.config.sections import Convergence
-from harness.measure.convergence import Epochs
-from harness.measure.epoch_data import EpochData
+from harness.measure.convergence import EpochData, Epochs
 from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.ranks import Ranks

@@ -19,7 +19,7 @@ from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.tables.scaling import convergence_table
 from harness.run.execution import Execution
-from harness.run.validation import check_optimizers, check_target, check_workloads
+from harness.run.prepare import check_optimizers, check_target, check_workloads
 from harness.train import workloads
 from tests import equivalence
 from tests.conftest import laptop
@@ -79,9 +79,9 @@ def test_a_workloads_line_has_the_defaults_of_its_class(name: str) -> None:
 def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> None:
     from harness.train.workloads import (
         conv_stack,
+        datasets,
         emulated_compute,
         image_classification,
-        image_data,
         language_model,
         mlp,
         padded_sequences,
@@ -89,7 +89,7 @@ def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> No
     )
 
     known = {
-        "image_classification": (image_data.NAMES, image_classification.MODELS),
+        "image_classification": (datasets.NAMES, image_classification.MODELS),
         "conv_stack": (conv_stack.NAMES, conv_stack.CHANNELS),
         "mlp": (mlp.NAMES, mlp.SIZES),
         "segmentation": (segmentation.NAMES, segmentation.WIDTHS),

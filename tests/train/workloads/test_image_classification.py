@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.errors import WorkloadError
-from harness.train.workloads import image_data
+from harness.train.workloads import datasets
 from harness.train.workloads.image_classification import MODELS, TORCHVISION, ImageClassification
 
 
@@ -115,7 +115,7 @@ def make_cifar(folder: Path) -> None:
     """CIFAR-10's own file format, with a few images of noise and torchvision's check sums set to theirs."""
     import pickle
 
-    target = folder / image_data.CIFAR10_FOLDER
+    target = folder / datasets.CIFAR10_FOLDER
     target.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:

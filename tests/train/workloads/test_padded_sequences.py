@@ -13,7 +13,7 @@ from harness.errors import WorkloadError
 from harness.train.precision import Precision
 from harness.train.strategies import make_strategy
 from harness.train.strategies.base import WrapContext, default_units
-from harness.train.strategies.cpu_replicas import ReplicatedModule
+from harness.train.strategies.dp import ReplicatedModule
 from harness.train.workloads.padded_sequences import (
     IGNORED,
     SIZES,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import WorkloadError
-from harness.train.workloads.text_data import STDLIB, read_texts
+from harness.train.workloads.datasets import STDLIB, read_texts
 
 
 def write(folder: Path, **texts: bytes) -> None:

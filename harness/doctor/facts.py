@@ -1,0 +1,249 @@
+"""What a model, a batch and the steps are made of, read from outside: buffers, padding, tensors left behind."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
+
+from harness.config.values import MIB
+from harness.measure.equivalence import acts_by_mode
+from harness.train.digests import value_digest
+from harness.train.loss import local_part
+
+OWN = frozenset(vars(nn.Module()))
+"""The attributes of every module."""
+
+
+def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
+    """Return tensors in plain attributes, lists, tuples and dictionaries, with names; those of modules in them too."""
+    found: list[tuple[Tensor, str]] = []
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in OWN:
+                continue
+            place = f"{path + '.' if path else ''}{name}"
+            if isinstance(value, Tensor):
+                found.append((value, f"{place} (a plain attribute of {type(module).__name__})"))
+            for key, item in _items(value):
+                kept = f"(in a plain {type(value).__name__})"
+                found += [(tensor, f"{place}[{key!r}]{inner} {kept}") for tensor, inner in _tensors(item)]
+    return found
+
+
+def name_of(tensor: Tensor, hidden: Iterable[tuple[Tensor, str]]) -> str | None:
+    """Return the name of a hidden tensor, or of the tensor that it is a view of; None if there is none."""
+    for other, name in hidden:
+        if other is tensor or (_address(other) and _address(other) == _address(tensor)):
+            return name
+    return None
+
+
+def _address(tensor: Tensor) -> int:
+    """Return the address of the storage; 0 if there is none, as on the "meta" device, or several (sparse tensors)."""
+    has_one = tensor.device.type != "meta" and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if has_one else 0
+
+
+def _tensors(item: object) -> Iterator[tuple[Tensor, str]]:
+    if isinstance(item, Tensor):
+        yield item, ""
+    elif isinstance(item, nn.Module):
+        for inner, tensor in chain(item.named_parameters(), item.named_buffers()):
+            yield tensor, f".{inner}"
+
+
+def _items(value: object) -> Iterable[tuple[object, object]]:
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+AGAINST = 0.5
+"""A parameter was moved as a step of training does if the cosine to its negative gradient exceeds this.
+
+What keeps weights in bounds, such as a norm or a clamp, moves them in other directions.
+"""
+
+
+def moved_by_hand(model: nn.Module, before: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the parameters that moved against the gradient they have; called before the optimizer steps.
+
+    ``before``: this rank's values at the start of the step.
+    """
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if name in before and parameter.grad is not None
+        if _cosine(local_part(parameter).detach() - before[name], local_part(parameter.grad)) < -AGAINST
+    ]
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    lengths = float(a.double().norm() * b.double().norm())
+    return float((a.double() * b.double()).sum()) / lengths if lengths > 0 else 0.0
+
+
+def digests_of_state(model: nn.Module) -> Mapping[str, str]:
+    """Return digests of buffers and plain attributes by name, without batch statistics, which differ by design."""
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        buffers = {} if isinstance(module, _BatchNorm) else dict(module.named_buffers(recurse=False))
+        attributes = {name: value for name, value in vars(module).items() if name not in OWN}
+        for name, value in {**buffers, **attributes}.items():
+            with suppress(Exception):  # a tensor without a digest, such as one of the meta device, is not compared
+                found[prefix + name] = value_digest(value, objects=name in buffers)
+    return found
+
+
+def layers_by_mode(model: nn.Module) -> list[str]:
+    """Return the layers that act differently in train mode: dropout and batch statistics."""
+    return [path or "the model" for path, module in model.named_modules() if acts_by_mode(module)]
+
+
+def batch_norms(model: nn.Module) -> list[str]:
+    """Return the layers that use the statistics of one device's part of the batch."""
+    return [
+        path or "the model"
+        for path, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.training and not isinstance(module, nn.SyncBatchNorm)
+    ]
+
+
+def share_of_biases(model: nn.Module) -> float | None:
+    """Return the share of the model's values that train, if all of these are biases or scales; None if not.
+
+    What trains has one dimension at most, as biases have, and something that is frozen has more.
+    """
+    parameters = list(model.parameters())
+    trains = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trains or any(p.ndim > 1 for p in trains) or all(p.ndim <= 1 for p in parameters):
+        return None
+    return sum(p.numel() for p in trains) / sum(p.numel() for p in parameters)
+
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""Types of tokens."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """The first padded tensor of a rank's batch; ``places`` 0 if there is none."""
+
+    places: int = 0
+    real: int = 0
+    counts_tokens: bool = False
+
+    @property
+    def share(self) -> float:
+        return self.real / self.places if self.places else 1.0
+
+
+def padded_of(batches: Sequence[object], unit: str) -> Padded:
+    """Look for tensors of whole numbers, of shape (batch, length), whose rows end in the same number in every batch."""
+    for leaves in zip(*map(tree_leaves, batches), strict=False):
+        found = [_padding(leaf) for leaf in leaves]
+        if found and all(found) and len({padding for padding, _ in filter(None, found)}) == 1:
+            first = leaves[0]
+            assert found[0] and isinstance(first, Tensor)
+            return Padded(first.numel(), found[0][1], unit == "tokens")
+    return Padded()
+
+
+def _padding(leaf: object) -> tuple[int, int] | None:
+    """Return the number that pads a tensor, and how many others it has; None if it is not padded."""
+    if not isinstance(leaf, Tensor) or leaf.dtype not in WHOLE or leaf.ndim != 2 or min(leaf.shape) < 2:
+        return None
+    lengths = real_lengths(leaf)
+    return None if lengths is None else (int(leaf[:, -1].mode().values), int(lengths.sum()))
+
+
+def real_lengths(rows: Tensor) -> Tensor | None:
+    """Return the length of each row without padding; None if the rows are not padded.
+
+    Padding is the number in which most rows end. The longest row of a padded batch has none, and several have some.
+    """
+    padding = rows[:, -1].mode().values
+    is_padding = rows == padding
+    trailing = is_padding.flip(1).long().cumprod(1).sum(1)
+    # a row of other values may end in the same one by chance: padding is also found nowhere before the end
+    inside = is_padding.sum(1) - trailing
+    several = int((trailing > 1).sum()) > 1 and len(torch.unique(trailing)) > 1
+    return rows.size(1) - trailing if several and not bool(inside.any()) else None
+
+
+GRAPH = MIB
+"""Bytes that a tensor with a graph counts for beside its own: the graph keeps at least its nodes, and often more."""
+LEAST = 1024
+"""Bytes a step that count: a list of plain losses grows by less."""
+
+
+class StepMemory:
+    """Bytes of the tensors made since the start of its block that Python objects hold, after each step.
+
+    Which tensors are new does not depend on the collector's generations, which differ between versions of Python.
+    """
+
+    def __init__(self) -> None:
+        self._after: list[int] = []
+        self._before: dict[int, ref[Tensor]] = {}
+        self._froze = False
+
+    def __enter__(self) -> StepMemory:
+        # of a process without frozen objects, as the main one, each look would otherwise walk all that is imported
+        self._froze = not gc.get_freeze_count()
+        if self._froze:
+            gc.freeze()
+        self._before = {id(tensor): ref(tensor) for tensor in _step_memory_tensors()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._froze:
+            gc.unfreeze()
+
+    def note_step(self) -> None:
+        """Count the tensors at the end of a step."""
+        self._after.append(_size(self._new_tensors()))
+
+    def kept_bytes(self) -> list[int]:
+        """Return the bytes after each step; nothing if garbage that was not collected yet explains their growth."""
+        if least_growth(self._after) < LEAST:
+            return self._after
+        references = [ref(tensor) for tensor in self._new_tensors()]
+        gc.collect()
+        held = _size(tensor for reference in references if (tensor := reference()) is not None)
+        return self._after if held > self._after[-1] / 2 else []
+
+    def _new_tensors(self) -> list[Tensor]:
+        return [tensor for tensor in _step_memory_tensors() if not self._existed(tensor)]
+
+    def _existed(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is one from before the steps, and not another one at the same address."""
+        before = self._before.get(id(tensor))
+        return before is not None and before() is tensor
+
+
+def least_growth(kept_bytes: Sequence[int]) -> int:
+    """Return the smallest growth from one step to the next; 0 without two steps."""
+    return min((after - before for before, after in pairwise(kept_bytes)), default=0)
+
+
+def _step_memory_tensors() -> list[Tensor]:
+    """Return the tensors that Python objects hold; those that gc.freeze() exempts are left out."""
+    # type(), since isinstance() asks objects that stand for others, some of which warn; each type once, as it is slow
+    things = gc.get_objects()
+    kinds = {kind for kind in set(map(type, things)) if issubclass(kind, Tensor)}
+    return [thing for thing in things if type(thing) in kinds]
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() + GRAPH * (tensor.grad_fn is not None) for tensor in tensors)

@@ -1,0 +1,301 @@
+"""The cost of exchanging gradients and parameters: profiled collectives, and their exposed part."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._C._autograd import DeviceType
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from harness.config.strategy_traits import ProfiledPart, StrategyTraits
+from harness.measure.stepper import Stepper, TimedWindow
+from harness.measure.window import synchronize
+from harness.plan.rows import TrialFacts
+
+Span = tuple[int, int]
+Intervals = list[Span]
+"""Disjoint stretches of time in order, each with its start and end in ns."""
+MEMORY = ("Memcpy", "Memset")
+"""The names of what a GPU does without a kernel begin with these; a copy computes nothing."""
+
+
+class Event(NamedTuple):
+    """One event of a profile, as kineto records it. Calls on the host have no ``gpu``, GPUs' own events no ``thread``.
+
+    ``thread``: None too for a call that ends in another thread than it began. ``correlation``: the number of a call.
+    ``launched_by``: the number of the innermost call that launched a kernel. ``annotation``: a named stretch of time,
+    on the host or on a GPU, in which nothing runs by itself.
+    """
+
+    name: str
+    span: Span
+    gpu: int | None = None
+    thread: int | None = None
+    correlation: int = 0
+    launched_by: int = 0
+    annotation: bool = False
+
+
+class CollectiveTime(NamedTuple):
+    """Seconds of a collective: those in which it ran, and those of them in which nothing was computed."""
+
+    total_s: float
+    exposed_s: float
+
+
+def events_of(profiler: torch.profiler.profile) -> list[Event]:
+    """Return a profile's events, without building events()' tree of all calls: 0.5 s for three steps."""
+    results: Any = profiler.profiler and profiler.profiler.kineto_results
+    return [_event(event) for event in results.events()]
+
+
+def _event(event: Any) -> Event:
+    on_gpu = event.device_type() == DeviceType.CUDA
+    start, thread = event.start_ns(), event.start_thread_id()
+    return Event(
+        event.name(),
+        (start, start + event.duration_ns()),
+        event.device_index() if on_gpu else None,
+        None if on_gpu or thread != event.end_thread_id() else thread,
+        event.correlation_id(),
+        event.linked_correlation_id(),
+        event.is_user_annotation(),
+    )
+
+
+def collective_times(
+    events: Sequence[Event], parts: Sequence[ProfiledPart], device: torch.device
+) -> dict[str, CollectiveTime | None]:
+    """Return the time of each part's collective by column; None if no event of it was seen.
+
+    Exposed time is the union of the collective's intervals minus the union of the intervals of computation, as
+    Holistic Trace Analysis defines it. On a GPU both are those of kernels on ``device``. On a CPU the collective's are
+    those of the call and of gloo's thread, for the caller waits while that runs, and computation's are those of
+    torch's operators. Time in which two collectives run belongs to the first in ``parts``: exposed times add up.
+    """
+    classify = _on_gpu if device.type == "cuda" else _on_host
+    collectives, computation = classify(events, parts, device.index or 0)
+    covered = union(event.span for event in computation)
+    times: dict[str, CollectiveTime | None] = {}
+    for part in parts:
+        running = union(event.span for event in collectives[part.column])
+        exposed = minus(running, covered)
+        times[part.column] = CollectiveTime(_seconds(running), _seconds(exposed)) if running else None
+        covered = union([*covered, *running])
+    return times
+
+
+def union(intervals: Iterable[Span]) -> Intervals:
+    """Return the union of intervals."""
+    merged: Intervals = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def minus(kept: Intervals, removed: Intervals) -> Intervals:
+    """Return the part of the first union that lies outside the second."""
+    left: Intervals = []
+    position = 0
+    for start, end in kept:
+        while position < len(removed) and removed[position][1] <= start:
+            position += 1
+        at = position
+        while at < len(removed) and removed[at][0] < end:
+            if removed[at][0] > start:
+                left.append((start, removed[at][0]))
+            start = max(start, removed[at][1])
+            at += 1
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+Classified = tuple[Mapping[str, Sequence[Event]], Sequence[Event]]
+"""The events of each collective, by the column of its part, and those of computation."""
+
+
+def _on_host(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) -> Classified:
+    """Classify calls: torch's operators compute, except those inside a collective's call, such as its copies.
+
+    A call inside a later part's, in the same thread, is no time of that part.
+    """
+    host = [event for event in events if event.gpu is None]
+    collectives: dict[str, Sequence[Event]] = {}
+    earlier: list[Event] = []
+    for part in parts:
+        calls = _calls(host, part)
+        taken = {call.thread: union(e.span for e in earlier if e.thread == call.thread) for call in calls}
+        collectives[part.column] = [
+            call._replace(span=span) for call in calls for span in minus([call.span], taken[call.thread])
+        ]
+        earlier += calls
+    inside = _Inside(earlier)
+    return collectives, [event for event in host if event.name.startswith("aten::") and event not in inside]
+
+
+def _on_gpu(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) -> Classified:
+    """Classify what one GPU ran: a collective's kernels by name, or by the call on the host that launched them.
+
+    Kernels of an earlier part, and of NCCL if the part waits for no rank, were launched inside its call, but are not
+    its own: fsdp's copies and its all-gather have one call.
+    """
+    host = [event for event in events if event.gpu is None]
+    there = [event for event in events if event.gpu == index]
+    kernels = [event for event in there if not event.annotation]
+    collectives: dict[str, Sequence[Event]] = {}
+    taken: set[Event] = set()
+    for part in parts:
+        inside = _Inside(_calls(host, part))
+        launching = {event.correlation for event in host if event in inside} - {0}  # 0: launched by no call
+        own = [k for k in kernels if k not in taken and (part.waits or not k.name.startswith("nccl"))]
+        collectives[part.column] = _of_nccl(there, part) or [k for k in own if k.launched_by in launching]
+        taken.update(collectives[part.column])
+    computation = [k for k in kernels if k not in taken and not k.name.startswith(("nccl", *MEMORY))]
+    return collectives, computation
+
+
+def _of_nccl(there: Sequence[Event], part: ProfiledPart) -> list[Event]:
+    """Return a GPU's events of the first of the part's names that occurs: a kernel and its annotation are one time."""
+    for key in part.events:
+        if key.startswith("nccl") and (found := [event for event in there if event.name.startswith(key)]):
+            return found
+    return []
+
+
+def _calls(host: Sequence[Event], part: ProfiledPart) -> list[Event]:
+    """Return the calls of the part's names on the host: those of gloo, those that wait for it, and ranges of FSDP."""
+    return [event for event in host if event.name.partition(" (")[0] in part.events]
+
+
+class _Inside:
+    """The events in some calls: in the same thread, those calls among them."""
+
+    def __init__(self, calls: Sequence[Event]) -> None:
+        by_thread: dict[int, Intervals] = {}
+        for call in calls:
+            if call.thread is not None:
+                by_thread.setdefault(call.thread, []).append(call.span)
+        self._intervals = {thread: union(spans) for thread, spans in by_thread.items()}
+
+    def __contains__(self, event: Event) -> bool:
+        intervals = self._intervals.get(event.thread, []) if event.thread is not None else []
+        position = bisect_right(intervals, event.span[0], key=lambda span: span[0]) - 1
+        return position >= 0 and event.span[1] <= intervals[position][1]
+
+
+def _seconds(intervals: Intervals) -> float:
+    return sum(end - start for start, end in intervals) / 1e9
+
+
+FIRST_STEPS, PROFILED_STEPS = 3, 5
+"""Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
+NO_KERNELS = "the profile has no kernel of a GPU: CUPTI is not permitted or not there, so collectives are not known"
+
+
+def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, Any]:
+    """Return seconds a step of each collective, total and exposed, from a few profiled steps; None if not seen.
+
+    Those of the rank that waits least for its collectives: the others wait for it, which is no cost of exchange.
+    """
+    device = stepper.ranks.devices[0]
+    for _ in range(FIRST_STEPS):
+        stepper.step()
+    events = _profiled(stepper)
+    by_rank = stepper.ranks.gather(collective_times(events, traits.profiled_parts, device))
+    waiting = [part.column for part in traits.profiled_parts if part.waits]
+    least = min(by_rank, key=lambda times: _exposed_s([times[column] for column in waiting]))
+    facts: dict[str, Any] = {}
+    for part in traits.profiled_parts:
+        time = least[part.column]
+        facts[part.column] = time and time.total_s / PROFILED_STEPS
+        facts[part.exposed_column] = time and time.exposed_s / PROFILED_STEPS
+    unseen = device.type == "cuda" and all(event.gpu is None for event in events)
+    return facts | ({"explain_error": NO_KERNELS} if unseen else {})
+
+
+def _profiled(stepper: Stepper) -> list[Event]:
+    devices = stepper.ranks.devices
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices[0].type == "cuda" else [])]
+    stepper.ranks.barrier()
+    synchronize(devices)
+    with profile(activities=activities) as profiler:
+        for _ in range(PROFILED_STEPS):
+            stepper.step()
+        synchronize(devices)
+    return events_of(profiler)
+
+
+def _exposed_s(times: Sequence[CollectiveTime | None]) -> float:
+    return sum(time.exposed_s for time in times if time) or float("inf")
+
+
+ROUNDS = 2
+LEAST_STEPS = 5
+LOGGED_STEPS = 5
+
+
+def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[TimedWindow]:
+    """Measure a window of half of ``steps`` without exchange, after which the training is of no further use."""
+    with stepper.training.without_exchange():
+        stepper.window("alone", 1, detailed=detailed)  # fsdp gathers its parameters once more: not kept
+        return [stepper.window("alone", ROUNDS * _count(steps), detailed=detailed)]
+
+
+def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[TimedWindow], TrialFacts]:
+    """Measure windows of a quarter of ``steps``, in turn without and with gradient exchange, and read DDP's own timers.
+
+    Without exchange no rank waits for another, so the window shows the rank's own time. Parameters, buffers and
+    optimizer state are restored. ``detailed``: as in the timed windows, with which they are compared.
+    """
+    training = stepper.training
+    count = _count(steps)
+    before = training.snapshot()
+    windows: list[TimedWindow] = []
+    for _ in range(ROUNDS):
+        with training.without_exchange():
+            stepper.window("alone", 1, detailed=detailed)  # this step still broadcasts buffers: not kept
+            windows.append(stepper.window("alone", count, detailed=detailed))
+        training.restore(before)
+        stepper.window("together", 1, detailed=detailed)  # nor does this step broadcast them
+        windows.append(stepper.window("together", count, detailed=detailed))
+    timers = read_ddp_timers(training.model, lambda: stepper.window("together", 1))
+    training.restore(before)
+    return windows, timers
+
+
+def _count(steps: int) -> int:
+    return max(LEAST_STEPS, -(-steps // 4))
+
+
+def read_ddp_timers(model: nn.Module, step: Callable[[], object]) -> TrialFacts:
+    """Return medians over a few steps of DDP's own timers, in seconds; empty if DDP records none, or is not used.
+
+    Communication is the span from the first bucket that is ready to the last that is reduced; the part of it after
+    the end of backward's computation is exposed (torch/csrc/distributed/c10d/logger.cpp).
+    """
+    if not isinstance(model, DistributedDataParallel):  # a strategy of the user's own
+        return {}
+    model._set_ddp_runtime_logging_sample_rate(1)
+    spans: list[tuple[float, float]] = []
+    for _ in range(LOGGED_STEPS):
+        step()
+        data = model._get_ddp_logging_data()
+        span = data.get("backward_comm_time", 0)
+        spans.append((span / 1e9, max(0, span - data.get("backward_compute_comm_overlap_time", 0)) / 1e9))
+    model._set_ddp_runtime_logging_sample_rate(100)
+    if not any(span for span, _ in spans):
+        return {}
+    return {
+        "ddp_communication_s": statistics.median(span for span, _ in spans),
+        "ddp_exposed_s": statistics.median(exposed for _, exposed in spans),
+    }

@@ -1,0 +1,245 @@
+"""Checks of the nodes: network, links between GPUs, and versions; they need no rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.config.values import GIB
+from harness.plan.checks.finding import Finding, join_names
+from harness.plan.environment import Interface, NodeEnvironment, Topology
+
+NETWORK = "network"
+USED = {"gloo": "GLOO_SOCKET_IFNAME", "NCCL": "NCCL_SOCKET_IFNAME"}
+MUCH_FASTER = 2.0
+"""The ratio of speeds from which on another interface is the better one."""
+LEAST_SHARED_BYTES = GIB
+LEAST_FILES = 4096
+"""Ray warns below it, for servers; a rank's share is smaller."""
+
+
+def judge_network(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
+    """Judge the nodes of a worker group; interfaces are judged if it spans several."""
+    found = [finding for node in nodes for finding in _of_settings(node)]
+    found += _different_limits(nodes)
+    if len(nodes) > 1:
+        found += [finding for node in nodes for finding in _of_interfaces(node)]
+        found += _different_mtu(nodes)
+    return found
+
+
+def _of_settings(node: NodeEnvironment) -> Iterator[Finding]:
+    host, size, limits = node["host"], node.get("shared_memory_bytes"), node.get("limits") or {}
+    if size is not None and size < LEAST_SHARED_BYTES:
+        yield Finding(
+            NETWORK,
+            "warning",
+            f"{host}: {size / GIB:.2g} GiB of shared memory in /dev/shm",
+            "NCCL, loader workers and Ray's object store keep data there: they fail, or fall back to disk",
+            "start the container with --shm-size=16g, or mount memory at /dev/shm",
+        )
+    files = limits.get("open files")
+    if files is not None and files < LEAST_FILES:
+        yield Finding(
+            NETWORK,
+            "warning",
+            f"{host}: at most {files} open files",
+            "loader workers and Ray open more on large nodes, and fail then",
+            "ulimit -n 65536 before ray start",
+        )
+    if niceness := node.get("niceness"):
+        yield Finding(
+            NETWORK,
+            "warning",
+            f"{host}: ranks have niceness {niceness}",
+            "they yield to every other process of the node: slower and less regular steps",
+            "RAY_worker_niceness=0 before ray start, on every node; it has no effect on the command",
+        )
+
+
+def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
+    """Yield a note on the link that the ranks use, and a warning if it is an interface beside a much faster one.
+
+    Beside NCCL's adapters gloo carries the harness's own small messages alone.
+    """
+    known, variables = {each["name"]: each for each in node.get("interfaces") or ()}, node.get("variables") or {}
+    if adapters := _adapters(node):
+        socket = variables.get(USED["NCCL"], "its socket interface")
+        seen = f"{node['host']}: NCCL uses {adapters}; {socket} is for the first contact of its ranks alone"
+        yield Finding(NETWORK, "note", seen, "the link of its ranks", "none")
+    by_interface: dict[str, list[str]] = {}
+    for library, variable in USED.items():
+        no_nccl = adapters or node.get("nccl", "") is None  # of an earlier version: not known
+        if (library == "gloo" or not no_nccl) and (name := variables.get(variable)):
+            by_interface.setdefault(name, []).append(library)
+    for name, libraries in by_interface.items():
+        if (used := known.get(name)) is None:
+            continue
+        users = f"{' and '.join(libraries)} use{'s' * (len(libraries) == 1)}"
+        yield Finding(NETWORK, "note", f"{node['host']}: {users} {_text(used)}", "the link of its ranks", "none")
+        speed = used["mbit_per_s"]
+        others = [each for each in known.values() if each["mbit_per_s"] and each is not used]
+        fastest = max(others, key=lambda each: each["mbit_per_s"] or 0, default=None)
+        if not adapters and speed and fastest and (fastest["mbit_per_s"] or 0) >= MUCH_FASTER * speed:
+            yield Finding(
+                NETWORK,
+                "warning",
+                f"{node['host']}: {users} {_text(used)} beside {_text(fastest)}",
+                "collectives between nodes are as slow as the interface",
+                "give ray start --node-ip-address the other's address, or set "
+                + " and ".join(USED[library] for library in libraries),
+            )
+
+
+def _adapters(node: NodeEnvironment) -> str:
+    """Return the adapters that NCCL uses between nodes, 'mlx5_0 (InfiniBand)'; nothing if it uses sockets."""
+    variables = node.get("variables") or {}
+    off = variables.get("NCCL_IB_DISABLE", "0") != "0" or variables.get("NCCL_NET", "").lower() == "socket"
+    kinds = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
+    adapters = [] if off or node.get("nccl") is None else node.get("adapters") or []
+    found = [f"{each['name']} ({kinds.get(each['link_layer'], 'by a plugin, if there is one')})" for each in adapters]
+    chosen = variables.get("NCCL_IB_HCA")
+    return ", ".join(found) + (f" as NCCL_IB_HCA={chosen} selects" if found and chosen else "")
+
+
+def _text(interface: Interface) -> str:
+    """Return 'eth0 (10000 Mbit/s, MTU 9000, 0 errors)'."""
+    speed, errors = interface["mbit_per_s"], interface["errors"]
+    parts = [f"{speed} Mbit/s" if speed else "speed unknown", f"MTU {interface['mtu']}"]
+    parts += [] if errors is None else [f"{errors} error{'s' * (errors != 1)}"]
+    return f"{interface['name']} ({', '.join(parts)})"
+
+
+def _different_limits(nodes: Sequence[NodeEnvironment]) -> Iterator[Finding]:
+    for name in sorted({name for node in nodes for name in node.get("limits") or {}}):
+        values = {node["host"]: (node.get("limits") or {}).get(name) for node in nodes if node.get("limits")}
+        if len(set(values.values())) > 1:
+            each = ", ".join(f"{'unlimited' if value is None else value} on {host}" for host, value in values.items())
+            yield _different(f"limit of {name}: {each}", "set the same ulimit on every node")
+
+
+def _different_mtu(nodes: Sequence[NodeEnvironment]) -> Iterator[Finding]:
+    sizes: dict[str, int] = {}
+    for node in nodes:
+        used = {(node.get("variables") or {}).get(variable) for variable in USED.values()}
+        sizes.update((node["host"], each["mtu"]) for each in node.get("interfaces") or () if each["name"] in used)
+    if len(set(sizes.values())) > 1:
+        each = ", ".join(f"{size} on {host}" for host, size in sizes.items())
+        yield _different(f"MTU of the ranks' interfaces: {each}", "ip link set dev INTERFACE mtu SIZE on every node")
+
+
+def _different(seen: str, advice: str) -> Finding:
+    return Finding(NETWORK, "warning", seen, "nodes that differ: large messages or one node's ranks may fail", advice)
+
+
+LINKS = "links"
+
+
+def judge_links(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
+    """Judge the links of each node; a node with one GPU or none has no links."""
+    found = []
+    for node in nodes:
+        topology = node.get("topology")
+        if topology and len(topology["gpus"]) > 1:
+            found += _findings_of(node, topology)
+    return found
+
+
+def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
+    links = topology["links"]
+    count = len(links)
+    pairs = [(one, other, links[one][other]) for one in range(count) for other in range(one + 1, count)]
+    slow = [f"{one}-{other} {link}" for one, other, link in pairs if link and not link.startswith("NV")]
+    kinds = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
+    iommu = {True: "IOMMU on", False: "IOMMU off", None: "IOMMU unknown"}
+    joined = f"{count} GPUs, links {kinds or 'unknown'}"
+    seen = f"{node['host']}: {joined}{_near(node, topology)}; {iommu[node.get('iommu')]}"
+    if apart := topology.get("apart"):
+        pairs_apart = [f"{one} from {other}" for one, other in apart]
+        return [
+            Finding(
+                LINKS,
+                "warning",
+                f"{seen}; without peer access: {join_names(pairs_apart)} of {count * (count - 1)} ordered pairs",
+                "copies between these GPUs pass through the host's memory",
+                "compare pairs with device_ids in the grid; GPUs with NVLink or below one PCIe switch have peer access",
+            )
+        ]
+    if slow and node.get("iommu"):
+        return [
+            Finding(
+                LINKS,
+                "warning",
+                f"{seen}; without NVLink: {join_names(slow)}",
+                "copies between PCIe peers may be slow or, on some boards, silently corrupt (check: GPU copies)",
+                "boot with iommu=pt, or disable PCIe ACS in the firmware; compare pairs with device_ids in the grid",
+            )
+        ]
+    mixed = len({link for _, _, link in pairs}) > 1
+    return [
+        Finding(
+            LINKS,
+            "note",
+            seen,
+            "different links: the speed of a cell depends on its GPUs" if mixed else "equal links of all pairs",
+            "compare pairs with device_ids in the grid" if mixed else "none",
+        )
+    ]
+
+
+def _near(node: NodeEnvironment, topology: Topology) -> str:
+    """Return the GPUs of each NUMA node: '; NUMA node 0 (processors 0-31): GPU 0, 1, ...'."""
+    places = topology.get("numa") or ()
+    processors = node.get("numa") or {}
+    numa_nodes = [
+        f"NUMA node {place} (processors {processors.get(str(place), 'unknown')}): GPU "
+        + ", ".join(str(gpu) for gpu, other in enumerate(places) if other == place)
+        for place in sorted({place for place in places if place is not None})
+    ]
+    return "".join(f"; {text}" for text in numa_nodes)
+
+
+VERSIONS = "versions"
+
+
+def judge_versions(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
+    """Compare the recorded environments of the nodes."""
+    found = []
+    for what in ("python", "cuda", "cudnn", "nccl", "driver"):
+        found += _compare(what, {str(node["host"]): node.get(what) for node in nodes if node.get(what) is not None})
+    names = {name for node in nodes for name in node.get("packages", {})}
+    for name in sorted(names):
+        found += _compare(name, {str(node["host"]): node.get("packages", {}).get(name, "missing") for node in nodes})
+    return found
+
+
+def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """Report modules that a node cannot import. ``failing``: node -> module -> error."""
+    errors = [f"{module} on {node}: {why}" for node, modules in failing.items() for module, why in modules.items()]
+    if not errors:
+        return []
+    return [
+        Finding(
+            VERSIONS,
+            "error",
+            f"import errors of modules that the ranks need: {join_names(errors)}",
+            "every worker group on such a node fails",
+            "install the missing modules there, or start Ray there in an environment that has them",
+        )
+    ]
+
+
+def _compare(what: str, versions: Mapping[str, object]) -> list[Finding]:
+    if len(set(versions.values())) < 2:
+        return []
+    by_host = ", ".join(f"{version} on {host}" for host, version in versions.items())
+    severe = what in ("torch", "harness", "nccl", "python")
+    return [
+        Finding(
+            VERSIONS,
+            "error" if severe else "warning",
+            f"{what}: {by_host}",
+            "different software on the ranks: collectives may hang or fail, and the speed of a node depends on its "
+            "software",
+            "install the same versions on every node",
+        )
+    ]
