@@ -11,7 +11,7 @@ import pandas as pd
 from harness.analysis.stats import Estimate
 from harness.config.strategy_traits import strategy_order
 from harness.config.values import PlainValue
-from harness.plan.cell import is_wanted, option_value
+from harness.plan.cell import is_wanted
 from harness.plan.comparison import CELL_AXES, NOT_NAMED, is_own_option, natural, options_text
 from harness.plan.labels import TAGS
 from harness.record.frames import records
@@ -126,7 +126,7 @@ BATCHES = frozenset({"per_device_batch_size", "global_batch_size"})
 def axis_value(row: Row, name: str) -> PlainValue:
     """Return a recorded cell's value on an axis or option, as ``Cell.axis`` does; None if it has none."""
     if "." in name:
-        return option_value(row["options"] or {}, name, str(row["strategy"]))
+        return (row["options"] or {}).get(name)
     if name == "device_ids":
         return [int(number) for number in str(row[name]).split(",")] if row[name] is not None else []
     value: PlainValue = row[name]

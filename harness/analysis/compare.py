@@ -179,7 +179,7 @@ def _check_runs(runs: Sequence[Results], question: Question) -> None:
                 f"{one.folder.path} and {other.folder.path} are one and the same run; give two different "
                 "runs. Cells of one run are compared in its report"
             )
-        if question.by and one.folder.plan().get("meanings") != other.folder.plan().get("meanings"):
+        if question.by and one.folder.plan().get("measures") != other.folder.plan().get("measures"):
             raise ComparisonError(
                 f"{one.folder.path} and {other.folder.path} are of versions of harness that train some cells "
                 "otherwise: --by cannot match them; make the first run again with this version"

@@ -30,9 +30,7 @@ from harness.analysis.waterfall import exchange_times, waterfall
 from harness.config.experiment import Experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import HarnessError
-from harness.plan.cell import option_value
 from harness.plan.environment import RunEnvironment
-from harness.plan.feasibility import IMPOSSIBLE
 from harness.plan.rows import RecordedTrial
 from harness.record.estimate import read_estimate
 from harness.record.folder import RunFolder
@@ -53,7 +51,7 @@ def option_columns(trials: pd.DataFrame) -> pd.DataFrame:
     known = [name for cell in cells for name in (cell["options"] or {})]
     columns = {}
     for name in sorted(set(known)):
-        values = [option_value(cell["options"] or {}, name, cell["strategy"]) for cell in cells]
+        values = [(cell["options"] or {}).get(name) for cell in cells]
         if len({json.dumps(value) for cell, value in zip(cells, values, strict=True) if _applies(name, cell)}) > 1:
             columns[name] = _column(values)
     return pd.DataFrame(columns, index=pd.Index([cell["cell_id"] for cell in cells], name="cell_id", dtype="string"))
@@ -180,21 +178,14 @@ class Results:
         return self.folder.environment()
 
     @cached_property
-    def _recorded(self) -> list[RecordedTrial]:
-        return self.folder.lines()
-
-    @cached_property
     def lines(self) -> list[RecordedTrial]:
-        """The recorded trials, without those of cells that no machine can run, which earlier versions recorded."""
-        possible = [line for line in self._recorded if line["skip_code"] not in IMPOSSIBLE]
-        return with_faulty(possible, self.experiment.allow)
+        """The recorded trials."""
+        return with_faulty(self.folder.lines(), self.experiment.allow)
 
     @cached_property
     def impossible(self) -> Mapping[str, int]:
         """The number of cells that no machine can run, by reason; they have no row in any table."""
-        reasons = {line["cell_id"]: line["reason"] for line in self._recorded if line["skip_code"] in IMPOSSIBLE}
-        reasons |= {row["cell_id"]: str(row["reason"]) for row in self.folder.plan()["impossible"]}
-        return Counter(reasons.values())
+        return Counter(str(row["reason"]) for row in self.folder.plan()["impossible"])
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -89,6 +89,7 @@ def facts_of(results: Results) -> dict[str, str]:
     pairs = [pair for invocation in environment.get("invocations", []) for pair in _of_invocation(invocation)]
     nodes = [node for group in environment.get("groups", []) for node in group["nodes"]]
     pairs += [pair for node in nodes for pair in _of_node(node)]
+    pairs.append(("measures", str(results.folder.plan()["measures"])))
     pairs += [(f"throughput.{name}", _word(value)) for name, value in _timing(results).items()]
     for name, value in pairs:
         values.setdefault(name, {})[value] = None

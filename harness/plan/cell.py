@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
@@ -16,22 +16,6 @@ from harness.config.values import PlainValue
 
 Options = Mapping[str, PlainValue]
 Scaling = Literal["weak", "strong"]
-EARLIER: Mapping[str, PlainValue] = {
-    "training.channels_last": False,
-    "training.cudnn_benchmark": False,
-    "optimizer.fused": None,
-    "optimizer.foreach": None,
-    "schedule.interval": "epoch",
-    "ddp.comm_hook": "none",
-    "ddp.backend": "auto",
-    "fsdp.backend": "auto",
-    "fsdp.mesh": "flat",
-}
-"""Options that earlier versions lacked or did not list, each with the value that keeps their behaviour.
-
-A cell holds such an option only if its value is another one: its id is that of the earlier version. Earlier versions
-took optimizer.fused and optimizer.foreach as options of any optimizer, without a default.
-"""
 SHARED_SECTIONS = {
     "workload": "workload_options",
     "optimizer": "optimizer",
@@ -42,8 +26,8 @@ SHARED_SECTIONS = {
 """The sections of options that every strategy has, each with the field of a cell that holds it."""
 
 
-LATER_FIELDS = frozenset({"variant", "code", "uneven"})
-"""The fields that earlier versions lacked: no part of the id of a cell without a value."""
+MEASURES = 1
+"""Raised when a cell of the same content measures something else; a run is resumed by an equal number only."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +73,8 @@ class Cell:
         """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included."""
         # dataclasses.asdict() would copy every value
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
-        plain = {name: value for name, value in plain.items() if name not in LATER_FIELDS or value is not None}
-        if self.meanings:
-            plain["meanings"] = [meaning.name for meaning in self.meanings]
         content = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-    @property
-    def meanings(self) -> tuple[Meaning, ...]:
-        """The changes of meaning that apply to the cell."""
-        return tuple(meaning for meaning in MEANINGS if meaning.applies(self))
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -149,7 +125,7 @@ class Cell:
     def axis(self, name: str) -> PlainValue:
         """Return the cell's value on an axis, named as in the experiment file; None if it has no such option."""
         if "." in name:
-            return option_value(self.options, name, self.strategy)
+            return self.options.get(name)
         value: PlainValue = getattr(self, name)
         return value
 
@@ -173,54 +149,6 @@ class Cell:
         return all(is_wanted(values, self.axis(name)) for name, values in wanted.items())
 
 
-@dataclass(frozen=True)
-class Meaning:
-    """A change of what a cell of the same content does: part of the id of the cells to which it applies.
-
-    ``name``: a short word, never used again. ``text``: what changed, for the error of a resumed older run.
-    """
-
-    name: str
-    text: str
-    applies: Callable[[Cell], bool]
-
-
-MEANINGS = (
-    Meaning(
-        "fsdp-2",
-        "fsdp keeps the root's parameters after forward and gathers bf16 parameters in bf16, as torch's defaults do; "
-        "its units are whole blocks",
-        lambda cell: cell.strategy == "fsdp",
-    ),
-    Meaning(
-        "bf16-2",
-        "bf16 autocasts inside the model's forward pass, also on the devices of dp, and computes the loss in float32",
-        lambda cell: cell.precision == "bf16",
-    ),
-    Meaning(
-        "synthetic-images-2",
-        "synthetic images are parts of one noise instead of drawn one by one, which took the loader's time",
-        lambda cell: cell.workload == "image_classification" and cell.data == "synthetic",
-    ),
-    Meaning(
-        "dp-workers-2",
-        "loader.workers are a device's in every strategy, so that dp has as many as ddp",
-        lambda cell: cell.strategy == "dp" and cell.devices > 1 and int_option(cell.loader, "workers", 0) > 0,
-    ),
-)
-"""The changes of meaning since the first recorded run; an id depends on those that apply to its cell."""
-
-
-def without_earlier(section: str, options: Options) -> Options:
-    """Return the options without those that have the value of an earlier version, which lacked them."""
-    kept = {name: value for name, value in options.items() if not _is_earlier(f"{section}.{name}", value)}
-    return kept
-
-
-def _is_earlier(name: str, value: PlainValue) -> bool:
-    return name in EARLIER and EARLIER[name] == value
-
-
 def int_option(options: Options, name: str, default: int) -> int:
     """Return an option that the validation of the file has made an integer."""
     value = options.get(name, default)
@@ -236,12 +164,6 @@ def share_of(global_batch_size: int, devices: int) -> int | None:
 def format_gpu_ids(device_ids: tuple[int, ...]) -> str:
     """Return GPU numbers as text: '0,1'."""
     return ",".join(map(str, device_ids))
-
-
-def option_value(options: Options, name: str, strategy: str) -> PlainValue:
-    """Return a cell's option by its axis name; None if cells of the strategy have no such option."""
-    known = name.partition(".")[0] in (strategy, *SHARED_SECTIONS)
-    return options.get(name, EARLIER.get(name) if known else None)
 
 
 MOST_LISTED = 20

@@ -29,7 +29,7 @@ from harness.config.axes import AXES, batch_note, is_option_axis
 from harness.config.sections import PrecisionName
 from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
 from harness.errors import closest, nearest
-from harness.plan.cell import EARLIER, Cell, format_gpu_ids, share_of
+from harness.plan.cell import Cell, format_gpu_ids, share_of
 from harness.plan.rows import PartnerIds, SetIds, TrialAxes
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
@@ -72,8 +72,6 @@ SETTING_AXES = (
     "variant",
 )
 """The axes that a comparison of strategies and device counts holds fixed, besides options."""
-LATER_AXES = frozenset({"emulated_compute", "variant"})
-"""The axes that earlier versions lacked: part of a set's id only where a cell has a true value, so that ids stay."""
 
 
 def check_axis(name: str) -> str:
@@ -267,7 +265,7 @@ def options_text(options: Mapping[str, object]) -> str:
 def _digest(axes: Mapping[str, object], without: frozenset[str], *more: object) -> str:
     values = {**axes, "options": options_text(options_of(axes))}
     names = [name for name in CELL_AXES if name not in without]
-    shared = [values.get(name) for name in names if name not in LATER_AXES or values.get(name)]
+    shared = [values.get(name) for name in names]
     text = json.dumps([*shared, *more], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -328,9 +326,9 @@ def varying_axes(cells: Sequence[Axes]) -> list[str]:
 
 
 def axis_value(axis: str, axes: Axes) -> object:
-    """Return a cell's value on an axis or option, that of earlier versions if it lacks the option; None if unset."""
+    """Return a cell's value on an axis or option, None if unset."""
     if "." in axis:
-        return options_of(axes).get(axis, EARLIER.get(axis))
+        return options_of(axes).get(axis)
     return axes.get(axis)
 
 
@@ -408,7 +406,7 @@ def _order(axis: str, value: object, placements: Sequence[str]) -> tuple[object,
         return (0, placements.index(str(value)))
     if axis == "precision" and value in PRECISIONS:
         return (0, PRECISIONS.index(value))
-    if value is None or (axis in EARLIER and value == EARLIER[axis]):
+    if value is None or value == "none":
         return (0,)
     if isinstance(value, bool | int | float):
         return (1, value)

@@ -1,7 +1,4 @@
-"""The types of environment.json: facts of each node, worker group and invocation.
-
-Optional keys are absent from folders of older schema versions.
-"""
+"""The types of environment.json: facts of each node, worker group and invocation."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ IMPOSSIBLE: frozenset[SkipCode | None] = frozenset(
         "strategy_compile",
     }
 )
-"""The reasons for which no machine can run a cell; earlier versions recorded the trials of such cells as skipped."""
+"""The reasons for which no machine can run a cell."""
 
 
 def reason_of_impossibility(cell: Cell) -> SkipReason | None:

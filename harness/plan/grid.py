@@ -15,7 +15,7 @@ from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue, as_axis, leaves
 from harness.errors import ExperimentError
-from harness.plan.cell import Cell, Options, Scaling, share_of, without_earlier
+from harness.plan.cell import Cell, Options, Scaling, share_of
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
 from harness.system.user_code import CodeVersion
@@ -285,7 +285,7 @@ def _sections(point: Mapping[str, PlainValue], own_strategies: Sequence[str] = (
         section = own or name.partition(".")[0]
         key = name.removeprefix(f"{section}.")
         sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
-    return {section: without_earlier(section, options) for section, options in sections.items()}
+    return sections
 
 
 def _unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 
-from harness.plan.cell import EARLIER, SHARED_SECTIONS, Cell
+from harness.plan.cell import Cell
 from harness.plan.comparison import CELL_AXES, axes_of, is_own_option, options_of
 from harness.plan.trial import Trial
 
@@ -54,7 +54,7 @@ class Labels:
                 holders[name] += 1
         for name, owner in owners.items():
             if holders[name] < (len(cells) if owner is None else strategies[owner]):
-                values[name].add(_key(EARLIER[name]) if name in EARLIER else "")
+                values[name].add("")
         self._constant = {name: next(iter(known)) for name, known in values.items() if len(known) == 1}
         self._names = _short_names(owners)
         self._cells = cells
@@ -83,7 +83,7 @@ class Labels:
         named = ((axis, _value(axes, axis)) for axis in OTHER_AXES)
         setting = [_axis_text(axis, value) for axis, value in named if self._differs(axis, value)]
         own: list[str] = []
-        for name, value in sorted(self._known_options(axes).items()):
+        for name, value in sorted(options_of(axes).items()):
             if self._differs(name, value):
                 (own if is_own_option(axes, name) else setting).append(f"{self._names.get(name, name)}={_text(value)}")
         return f"{strategy_text(axes)} x{devices_text(axes)}", joined(*setting), joined(*own)
@@ -96,15 +96,6 @@ class Labels:
         """Return the label of a planned trial: that of its cell, its block or seed, and its purpose."""
         repeat = f"seed {trial.seed}" if trial.kind == "convergence" else f"block {trial.block}"
         return joined(self.of_cell(trial.cell), repeat, trial.purpose)
-
-    def _known_options(self, axes: Axes) -> Mapping[str, object]:
-        """Return the options of a cell, with the earlier values of those that other cells have and it lacks."""
-        earlier = {
-            name: value
-            for name, value in EARLIER.items()
-            if name in self._names and (is_own_option(axes, name) or _section(name) in SHARED_SECTIONS)
-        }
-        return {**earlier, **options_of(axes)}
 
     def _differs(self, name: str, value: object) -> bool:
         return self._constant.get(name) != _key(value)

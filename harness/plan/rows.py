@@ -1,7 +1,7 @@
 """The types of recorded rows: plain values, sent by the ranks, stored in the run folder and read by the analysis.
 
-``harness/record/schema`` gives each column its unit and meaning. Optional keys are absent from rows of older schema
-versions, of some devices, or of some kinds of trials.
+``harness/record/schema`` gives each column its unit and meaning. Optional keys are absent from rows of some
+devices or kinds of trials.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class FindingRow(TypedDict):
     place: NotRequired[str]
     """A place in the user's code; absent if there is none."""
     stops: NotRequired[bool]
-    """Whether an error stops its cells; absent from warnings, and from older rows, in which each error did."""
+    """Whether an error stops its cells; absent from warnings."""
 
 
 class TrialFacts(ExchangeSeconds, total=False):
@@ -363,7 +363,7 @@ class TrialColumns(TrialAxes, PartnerIds, SetIds):
 class Circumstances(TypedDict):
     """The circumstances of one attempt at a trial; a trial that was not started has no group.
 
-    ``environment``: of its worker group, as a hash; absent from lines of older versions.
+    ``environment``: of its worker group, as a hash.
     """
 
     attempt: int

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import yaml
@@ -22,7 +22,7 @@ from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import Trial, TrialResult
 from harness.record.frames import csv_bytes
-from harness.record.lines import SCHEMA_VERSION, Record, merged, plan_content, raw_name
+from harness.record.lines import SCHEMA, Record, merged, plan_content, raw_name
 from harness.record.parquet import gather, in_parquet, read_frame, write_frame
 from harness.record.reading import (
     check_environment,
@@ -34,7 +34,6 @@ from harness.record.reading import (
     read_lines,
     read_object,
     read_text,
-    upgrade_environment,
     with_options,
 )
 from harness.record.schema import CHECKS, EPOCHS, RAW, STEPS, TRAINING_STEPS, Table, table_of
@@ -116,7 +115,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open an existing run folder; raises RunFolderError if the path is none, or of a newer schema version."""
+        """Open an existing run folder; raises RunFolderError if the path is none, or of another schema."""
         if not all(os.path.isfile(path / name) for name in ("plan.json", "experiment.resolved.yaml")):
             raise RunFolderError(
                 f"{path}: not a run folder (plan.json or experiment.resolved.yaml is missing); "
@@ -124,11 +123,12 @@ class RunFolder:
             )
         check_no_links(path)
         folder = cls(path)
-        version = folder.plan().get("schema_version")
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
+        plan = folder.plan()
+        if (schema := plan.get("schema", plan.get("schema_version"))) != SCHEMA:
+            others = "0.1" if schema in (1, 2, 3) else "another version"
             raise RunFolderError(
-                f"{path / 'plan.json'}: got schema version {str(version)[:20]}; this harness reads versions 1 to "
-                f"{SCHEMA_VERSION}. Update harness"
+                f"{path / 'plan.json'}: got schema {str(schema)[:20]}; this harness reads and resumes schema "
+                f"{SCHEMA}. Read the folder with harness {others}, which made it, or measure again"
             )
         return folder
 
@@ -225,10 +225,10 @@ class RunFolder:
         return read_lines(self._lines) if self._lines.exists() else []
 
     def environment(self) -> RunEnvironment:
-        """Return the content of environment.json in the names of the current schema version."""
+        """Return the content of environment.json ."""
         if not self._environment.exists():
             return {}
-        return upgrade_environment(read_object(self._environment, lists=("invocations", "sittings", "groups")))
+        return cast(RunEnvironment, read_object(self._environment, lists=("invocations", "groups")))
 
     def plan(self) -> dict[str, Any]:
         """Return the content of plan.json; its skipped trials and impossible cells are rows as of trials.jsonl."""

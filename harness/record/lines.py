@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.plan.cell import MEANINGS
+from harness.plan.cell import MEASURES
 from harness.plan.comparison import axes_of, partner_ids, set_ids
 from harness.plan.planner import Plan, codes_of
 from harness.plan.rows import Circumstances, RecordedTrial, TrialColumns
@@ -78,7 +78,8 @@ class Record:
         return line
 
 
-SCHEMA_VERSION = 3
+SCHEMA = 4
+"""The version of the files of a run folder; folders of another one are not read."""
 
 
 def raw_name(table: Table, name: str) -> str:
@@ -110,7 +111,8 @@ def trial_columns(trial: Trial) -> TrialColumns:
 def plan_content(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values, for plan.json."""
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema": SCHEMA,
+        "measures": MEASURES,
         "inventory": asdict(plan.inventory),
         "machine": asdict(plan.machine),
         "order_seed": plan.experiment.seed,
@@ -122,7 +124,6 @@ def plan_content(plan: Plan) -> dict[str, Any]:
             {"cell_id": each.cell.id, **axes_of(each.cell), "reason": each.reason, "skip_code": each.skip_code}
             for each in plan.impossible
         ],
-        "meanings": [meaning.name for meaning in MEANINGS],
         "variants": codes_of(plan),
         "skipped": [
             {**trial_columns(skip.trial), "reason": skip.reason, "skip_code": skip.skip_code} for skip in plan.skips
@@ -138,7 +139,6 @@ def merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     more = [{**group, "trials": [t for t in group["trials"] if t not in known]} for group in now["groups"]]
     return {
         **before,
-        "schema_version": now["schema_version"],
         "groups": [*before["groups"], *(group for group in more if group["trials"])],
         "cells": {**before.get("cells", {}), **now["cells"]},
         "impossible": list(impossible.values()),

@@ -17,9 +17,9 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from typing_extensions import TypedDict
 
 from harness.errors import RunFolderError
-from harness.plan.comparison import options_text, set_ids
+from harness.plan.comparison import options_text
 from harness.plan.environment import NodeFacts, RunEnvironment
-from harness.plan.rows import RecordedTrial, SkipCode
+from harness.plan.rows import RecordedTrial
 
 
 def check_no_links(folder: Path) -> None:
@@ -161,15 +161,15 @@ def _check(adapter: TypeAdapter[_Environment] | TypeAdapter[_Plan], content: obj
 
 
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
-"""First bytes of every line, in the current and older versions; they identify a line that a crash cut short."""
+"""First bytes of every line; they identify a line that a crash cut short."""
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _LINES = TypeAdapter(list[RecordedTrial], config=ConfigDict(strict=True, extra="allow"))
 _ABSENT = {name: None for name, kind in get_type_hints(RecordedTrial).items() if NoneType in get_args(kind)}
-"""Columns that may be None; older schema versions lack some of them."""
+"""Columns that may be None, and that a line may lack."""
 
 
 def read_lines(path: Path) -> list[RecordedTrial]:
-    """Return the recorded trials of a file, upgraded to the current schema version; raises RunFolderError.
+    """Return the recorded trials of a file; raises RunFolderError.
 
     Lines that a crash cut short are skipped: the bytes after the last newline, or a partial line that a later
     invocation ended with a newline.
@@ -185,7 +185,7 @@ def read_lines(path: Path) -> list[RecordedTrial]:
                 if _torn(line):
                     continue
                 raise
-            rows.append(_checked(_upgraded(row)))
+            rows.append(_checked({**_ABSENT, **with_options(row)}))
     if not _torn(rest):
         raise RunFolderError(f"{path}: is damaged or incomplete (the last line is not a recorded trial)")
     return rows
@@ -197,23 +197,6 @@ def _torn(line: bytes) -> bool:
     return any(head.startswith(written[: len(head)]) for head in _HEADS)
 
 
-def _upgraded(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of an older schema version as one of the current version."""
-    if "sitting" in line:  # until version 2
-        line["invocation"] = line.pop("sitting")
-    if "purpose" not in line:
-        later = {"purpose": "", "check_id": None, "alone_id": None, "wrapped_id": None, "launcher": "ray"}
-        line = {**later, "facts": {}, "parts": {}, **line}
-        for window in line["windows"]:
-            window["window_kind"] = "warmup" if window.pop("warmup") else "timed"
-    if "skip_code" not in line:  # until version 2
-        line["skip_code"] = _skip_code(line)
-    line = with_options(line)
-    if "family_id" not in line:  # until version 2
-        line |= set_ids(line)
-    return {**_ABSENT, **line}
-
-
 def with_options(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of a file with its options as a mapping; in the file they are text, the JSON of an object."""
     text = row.get("options")
@@ -223,51 +206,6 @@ def with_options(row: dict[str, Any]) -> dict[str, Any]:
 def for_file(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial's row as it stands in a file, with its options as text."""
     return {**row, "options": options_text(row["options"])}
-
-
-_SKIP_CODES: Mapping[SkipCode, str] = {
-    "strategy_devices": r"\S+ trains on (one device|\d+ devices at most)",
-    "strategy_nodes": r"\S+ drives its devices from one process",
-    "launcher_nodes": "torchrun, the control, runs on one node",
-    "launcher_cluster": "torchrun, the control, runs on this machine alone",
-    "uneven_nodes": r"\d+ devices do not split evenly over \d+ nodes",
-    "device_ids_on_cpu": "device_ids names GPUs",
-    "device_ids_uneven": "a worker group with device_ids takes every GPU",
-    "too_few_devices": "too few devices:",
-    "batch_indivisible": r"global batch \d+ does not divide",
-    "micro_batch_indivisible": r"per-device batch \d+ does not divide",
-    "static_graph": "static_graph does not go with",
-    "strategy_compile": "compile does not apply to",
-    "no_compiler": r"compile needs a C\+\+ compiler",
-    "needs_cuda": "tf32 is a mode of CUDA|sync_batch_norm is a CUDA operator",
-    "too_few_samples": r"(the check's )?global batch \d+ exceeds",
-    "random_evaluation": "loss or model draw random numbers",
-    "doctor_memory": "preflight: memory:",
-    "doctor": "preflight",
-    "out_of_memory": r".* of the same cell ran out of memory \(limits\.prune_oom\)$",
-    "precise": "precise enough",
-    "time_up": r"time is up: limits\.wall",
-    "inline": "--inline runs one rank",
-}
-"""Patterns of the beginnings of skip reasons, for lines without a code (until version 2); the first match counts."""
-
-
-def _skip_code(line: Mapping[str, Any]) -> SkipCode | None:
-    """Return the skip code for a trial's reason; None if the trial was not skipped or no pattern matches."""
-    reason = str(line.get("reason", "")) if line.get("outcome") == "skipped" else None
-    codes = (code for code, text in _SKIP_CODES.items() if reason is not None and re.match(text, reason, re.DOTALL))
-    return next(codes, None)
-
-
-def upgrade_environment(content: dict[str, Any]) -> RunEnvironment:
-    """Return environment.json's content in the names of the current schema version."""
-    if "sittings" in content:  # until version 2
-        content["invocations"] = content.pop("sittings")
-    for group in content.get("groups", []):
-        if "sitting" in group:
-            group["invocation"] = group.pop("sitting")
-    environment: RunEnvironment = {"invocations": content.get("invocations", []), "groups": content.get("groups", [])}
-    return environment
 
 
 def _checked(line: dict[str, Any]) -> RecordedTrial:

@@ -18,7 +18,7 @@ from harness.record.store import Store, open_store
 from harness.run.events import Emit, Note
 from harness.run.prepare import Prepared, prepare
 from harness.run.request import AUTO, Request
-from harness.run.resume import ChangedMeaningError, same_experiment
+from harness.run.resume import OtherMeasuresError, same_experiment
 from harness.system.scratch import Scratch
 from harness.system.uri import below
 
@@ -36,7 +36,7 @@ def prepare_run(request: Request, experiment: Experiment, stack: ExitStack, emit
             prepared = prepare(chosen, experiment, attempt, emit)
             stack.enter_context(attempt.pop_all())
             return chosen, prepared
-    except ChangedMeaningError as error:
+    except OtherMeasuresError as error:
         if request.resume != AUTO:
             raise
         emit(Note(f"--resume auto: {error}"))

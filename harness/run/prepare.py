@@ -35,7 +35,7 @@ from harness.record.folder import RunFolder
 from harness.run.events import Emit
 from harness.run.growth import GrowingRay, Wait
 from harness.run.request import Request
-from harness.run.resume import check_meanings, check_variants, reopen
+from harness.run.resume import check_measures, check_variants, reopen
 from harness.run.variants import (
     on_nodes,
     only_version,
@@ -206,7 +206,7 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack, emit: Em
     ray_cluster = connect(request, experiment, home, stack)
     plan, ray_cluster = _planned(request, experiment, ray_cluster, stack, emit)
     if folder:
-        check_meanings(folder, plan)
+        check_measures(folder)
         check_variants(folder, plan)
     if request.inline:
         plan = single_rank_only(plan)

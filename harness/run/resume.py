@@ -11,7 +11,7 @@ from harness.config.experiment import Experiment, parse_experiment
 from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
 from harness.plan.budget import spent_device_seconds
-from harness.plan.cell import MEANINGS, Cell
+from harness.plan.cell import MEASURES, Cell
 from harness.plan.comparison import (
     axes_of,
     base_cell,
@@ -169,8 +169,6 @@ def _family_id(cell: Cell) -> str | None:
     return set_ids(axes_of(cell))["family_id"]
 
 
-OPTION_FIELDS = ("strategy_options", "optimizer", "schedule", "training", "loader")
-"""The sections whose defaults may change between versions; what changes a cell is one of MEANINGS."""
 LIMITS = {"limits", "published", "cost", "cluster"}
 """The sections that may differ on resume: they are no part of what is measured."""
 
@@ -184,7 +182,7 @@ def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) 
         problem = f"holds {sanitize.MARK}, which stands for a secret: resume with the file that made the run, no copy"
         raise ExperimentError(str(file), [problem])
     folder = RunFolder.open(path)
-    kept = _with_todays_defaults(folder, experiment)
+    kept = folder.experiment()
     going_on = _with_blocks_of(kept, experiment, folder)
     different = _different(kept, going_on)
     if different:
@@ -197,32 +195,31 @@ def reopen(path: Path, file: Path, experiment: Experiment, add_blocks: int = 0) 
 
 def same_experiment(folder: RunFolder, experiment: Experiment) -> bool:
     """Return whether the experiment made the run in the folder, limits and added blocks aside."""
-    kept = _with_todays_defaults(folder, experiment)
+    kept = folder.experiment()
     return not _different(kept, _with_blocks_of(kept, experiment, folder))
 
 
-class ChangedMeaningError(RunFolderError):
-    """A cell of a run means something else in this version, so that the run cannot be resumed."""
+class OtherMeasuresError(RunFolderError):
+    """The cells of a run measure something else than those of this harness or code: it cannot be resumed."""
 
 
-def check_meanings(folder: RunFolder, plan: Plan) -> None:
-    """Raise ChangedMeaningError if a cell of the plan means something else than when the folder was made."""
-    known = folder.plan().get("meanings", [])
-    changed = [m for m in MEANINGS if m.name not in known and any(m.applies(trial.cell) for trial in plan.trials)]
-    if changed:
-        raise ChangedMeaningError(
-            f"{folder.path}: was made by an older version, and cells of the same name are another training now: "
-            f"{'; '.join(meaning.text for meaning in changed)}. Start a new run"
+def check_measures(folder: RunFolder) -> None:
+    """Raise OtherMeasuresError if a cell of the same content measured something else when the folder was made."""
+    if (known := folder.plan().get("measures")) != MEASURES:
+        raise OtherMeasuresError(
+            f"{folder.path}: was made by a harness whose cells measure something else (measures {known}; here "
+            f"{MEASURES}), so that its trials and new ones cannot be compared. Resume it with that harness, or start a "
+            "new run"
         )
 
 
 def check_variants(folder: RunFolder, plan: Plan) -> None:
-    """Raise ChangedMeaningError if the code of a variant is not that of the run in the folder."""
+    """Raise OtherMeasuresError if the code of a variant is not that of the run in the folder."""
     before = folder.plan().get("variants", {})
     now = codes_of(plan).items()
     changed = [f"{name} ({before[name]} -> {code})" for name, code in now if before.get(name, code) != code]
     if changed:
-        raise ChangedMeaningError(
+        raise OtherMeasuresError(
             f"{folder.path}: was made with other code of the variants {', '.join(changed)}, the hash of their Python "
             "files: a third version would stand under their names. Restore it, or start a new run"
         )
@@ -245,16 +242,6 @@ def more_blocks(experiment: Experiment, added: int) -> Experiment:
         return _of_blocks(experiment, settings.most_blocks + added)
     except ExperimentError as error:
         raise ExperimentError("--add-blocks", error.problems) from None
-
-
-def _with_todays_defaults(folder: RunFolder, experiment: Experiment) -> Experiment:
-    """Return the folder's experiment; a section that the file gives as it did then has the defaults of today.
-
-    The number of blocks, which an earlier resume may have raised, stays.
-    """
-    kept, given = folder.experiment(), folder.given()
-    same = [name for name in OPTION_FIELDS if getattr(given, name) == getattr(experiment, name)]
-    return kept.model_copy(update={name: getattr(experiment, name) for name in same})
 
 
 def _with_blocks_of(kept: Experiment, experiment: Experiment, folder: RunFolder) -> Experiment:

@@ -17,7 +17,6 @@ from harness.record.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
-OLD = [ROOT / "tests" / "run_folder_v1", ROOT / "tests" / "run_folder_v2"]
 
 
 def test_the_plan_of_a_run_is_estimated_to_take_what_it_took() -> None:
@@ -29,14 +28,6 @@ def test_the_plan_of_a_run_is_estimated_to_take_what_it_took() -> None:
     assert total_seconds(estimate_of(plan, earlier)) == pytest.approx(took_s, rel=0.001)
     assert earlier.hardware == (folder.environment()["groups"][0]["nodes"][0]["cpu"],)
     assert earlier.report_s == invocation["report_s"]
-    assert earlier_run(RunFolder.open(OLD[1])).report_s is None, "earlier versions did not record it"
-
-
-@pytest.mark.parametrize("path", OLD, ids=lambda path: path.name)
-def test_folders_of_earlier_versions_have_times(path: Path) -> None:
-    earlier = earlier_run(RunFolder.open(path))
-    assert earlier.trials and all(time.seconds > 0 for time in earlier.trials.values())
-    assert earlier.groups and earlier.command_s is not None
 
 
 def cells_of(path: Path) -> set[str]:
@@ -45,8 +36,9 @@ def cells_of(path: Path) -> set[str]:
 
 
 def test_the_newest_run_with_all_cells_counts_and_damaged_ones_are_passed_over(tmp_path: Path) -> None:
-    for name, source in (("20260101-a", EXAMPLE), ("20260102-b", EXAMPLE), ("20260103-c", OLD[0])):
-        shutil.copytree(source, tmp_path / "scaling" / name)
+    for name in ("20260101-a", "20260102-b", "20260103-c"):
+        shutil.copytree(EXAMPLE, tmp_path / "scaling" / name)
+    (tmp_path / "scaling" / "20260103-c" / "trials.jsonl").write_text("")
     wanted = cells_of(EXAMPLE)
     found = newest_with(wanted, tmp_path)
     assert found and found.path.name == "20260102-b"
@@ -62,7 +54,7 @@ def test_the_newest_run_with_all_cells_counts_and_damaged_ones_are_passed_over(t
 
 
 def test_without_a_run_of_any_cell_there_is_none(tmp_path: Path) -> None:
-    shutil.copytree(OLD[0], tmp_path / "scaling" / "20260103-c")
+    shutil.copytree(EXAMPLE, tmp_path / "scaling" / "20260103-c")
     assert newest_with({"0123456789ab"}, tmp_path) is None
     assert newest_with({"0123456789ab"}, tmp_path / "nowhere") is None
 

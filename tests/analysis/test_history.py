@@ -70,11 +70,6 @@ def test_a_run_that_cannot_be_read_is_left_out_and_named(place: Path) -> None:
     assert path in reason and "trials.jsonl" in reason
 
 
-def test_runs_of_every_schema_version_are_read() -> None:
-    history = harness.load_history(Path(__file__).parents[1])
-    assert {Path(folder).name for folder in history["folder"]} >= {"run_folder_v1", "run_folder_v2"}
-
-
 def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(RunFolderError, match="no run folder is below it"):

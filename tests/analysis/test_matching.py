@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.common import axis_value, content_key, differing_axes, matches
+from harness.analysis.common import content_key, differing_axes, matches
 from harness.config.experiment import Experiment
 from harness.plan.comparison import axes_of, check_axis
 from harness.plan.planner import make_plan
@@ -56,12 +56,6 @@ def test_a_batch_is_compared_by_either_of_its_names() -> None:
 def test_with_the_strategy_its_own_options_may_differ() -> None:
     one, other = row(options={"ddp.bucket_cap_mb": 1}), row(strategy="fsdp", options={"fsdp.mesh": "hybrid"})
     assert content_key(one, ["strategy"]) == content_key(other, ["strategy"])
-
-
-def test_an_option_that_earlier_versions_lacked_has_its_earlier_value() -> None:
-    assert axis_value(row(), "ddp.comm_hook") == "none"
-    assert axis_value(row(strategy="single"), "ddp.comm_hook") is None
-    assert axis_value(row(device_ids="0,1"), "device_ids") == [0, 1]
 
 
 def test_only_is_a_value_or_one_of_several() -> None:

@@ -110,15 +110,6 @@ def test_options_that_differ_are_columns_with_their_types() -> None:
     assert table["optimizer.lr"].tolist() == [0.1, 1.0, 0.1]
 
 
-def test_an_option_that_a_cell_does_not_name_has_the_value_of_versions_without_it() -> None:
-    hooks = option_columns(TRIALS.frame([trial("a"), trial("b", **{"ddp.comm_hook": "bf16_compress"})]))
-    assert hooks["ddp.comm_hook"].tolist() == ["none", "bf16_compress"]
-    layouts = option_columns(TRIALS.frame([trial("a"), trial("b", "single", **{"training.channels_last": True})]))
-    assert layouts["training.channels_last"].tolist() == [False, True]
-    mixed = option_columns(TRIALS.frame([trial("a", **{"workload.x": "s"}), trial("b", **{"workload.x": [1, 2]})]))
-    assert mixed["workload.x"].tolist() == ["s", "[1, 2]"]
-
-
 def test_an_option_of_one_strategy_alone_is_no_difference() -> None:
     trials = TRIALS.frame([trial("a", **{"ddp.static_graph": False}), trial("b", "fsdp"), trial("c", "single")])
     assert option_columns(trials).shape == (3, 0)

@@ -9,7 +9,7 @@ import pytest
 import harness
 from harness.analysis.results import TABLES
 
-FOLDER = Path(__file__).parents[1] / "run_folder_v1"
+FOLDER = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 
 
 def test_a_table_is_made_once_and_by_its_name() -> None:

@@ -159,12 +159,12 @@ def bad(runs: dict[str, Path], tmp_path: Path) -> dict[str, tuple[list[Any], str
     first, slow = runs["first"], runs["slow"]
     newer = make_copy(first, tmp_path / "newer")
     plan = json.loads((newer / "plan.json").read_text())
-    (newer / "plan.json").write_text(json.dumps({**plan, "schema_version": 999}))
+    (newer / "plan.json").write_text(json.dumps({**plan, "schema": 999}))
     return {
         "one run": ([first], "got 1 run; allowed: 2 to 26 run folders"),
         "the same run": ([first, first], "are one and the same run"),
         "no run": ([first, tmp_path], "not a run folder"),
-        "a newer schema": ([first, newer], "got schema version 999"),
+        "a newer schema": ([first, newer], "got schema 999"),
         "no shared cell": ([first, slow, "--only", "model=resnet14"], "share no measured cell: A and B have none;"),
         "a threshold": ([first, slow, "--fail-if", "throughput"], "--fail-if: got 'throughput'; allowed: METRIC < NUM"),
         "a metric": ([first, slow, "--fail-if", "memory < 1"], "METRIC is throughput or speedup"),

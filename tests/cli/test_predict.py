@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +15,8 @@ from harness.cli.commands import app
 from harness.cli.values import parse_numbers
 from harness.errors import PredictionError, RunFolderError
 from tests.analysis.prediction.world import collectives
+
+EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 
 
 def run_command(*arguments: str) -> tuple[int, str]:
@@ -68,8 +72,10 @@ def test_what_is_no_table_of_links_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_without_recorded_exchanges_is_one_line(tmp_path: Path) -> None:
-    old = Path(__file__).parents[1] / "run_folder_v2"
-    code, output = run_command("predict", str(old), "--devices", "8")
+    run = Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
+    lines = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
+    (run / "trials.jsonl").write_text("".join(json.dumps({**line, "exchanges": None}) + "\n" for line in lines))
+    code, output = run_command("predict", str(run), "--devices", "8")
     assert code == 2
     assert output.count("\n") == 1 and "recorded no exchanges, from which steps are predicted" in output
 

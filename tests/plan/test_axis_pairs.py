@@ -69,11 +69,6 @@ def test_neighbours_in_the_order_of_the_axis_and_the_last_with_the_first(
     assert pairs_of(*(cell(**{axis: value}) for value in values)) == [(axis, *pair) for pair in expected]
 
 
-def test_an_option_that_a_cell_lacks_has_its_earlier_value() -> None:
-    hook = {"optimizer.lr": 0.1, "ddp.comm_hook": "bf16_compress"}
-    assert pairs_of(cell(), cell(options=hook)) == [("ddp.comm_hook", "bf16_compress", "none")]
-
-
 def test_an_option_of_one_strategy_leaves_other_strategies_out() -> None:
     cells = [cell(options={"ddp.bucket_cap_mb": size}) for size in (1, 25)]
     fsdp = cell(strategy="fsdp", options={"fsdp.mesh": "hybrid"})

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.config.experiment import load_experiment, parse_experiment
-from harness.plan.cell import EARLIER, Cell, why_none
+from harness.plan.cell import Cell, why_none
 from harness.plan.comparison import axes_of
-from harness.plan.grid import expand
-from harness.plan.inventory import Inventory, resolve
-from harness.plan.planner import make_plan
-from tests.conftest import laptop
 
 CELL = Cell(
     workload="image_classification",
@@ -64,18 +57,6 @@ OTHER: dict[str, Any] = {
 @pytest.mark.parametrize("name", [field.name for field in fields(Cell) if field.compare])
 def test_every_field_changes_the_id(name: str) -> None:
     assert replace(CELL, **{name: OTHER[name]}).id != CELL.id
-
-
-def hash_of(cell: Cell) -> str:
-    """The id of a cell in versions without variants, unequal shares and changes of meaning."""
-    content = {each.name: getattr(cell, each.name) for each in fields(Cell) if each.compare}
-    del content["variant"], content["code"], content["uneven"]
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def test_a_cell_without_variants_has_the_id_of_versions_that_had_none() -> None:
-    assert CELL.id == hash_of(CELL)
 
 
 def test_an_examination_is_of_one_variant() -> None:
@@ -153,73 +134,3 @@ def test_the_rate_follows_the_global_batch(scaling: dict[str, Any], factor: floa
 
 
 ROOT = Path(__file__).parents[2]
-RECORDED = json.loads((Path(__file__).parent / "ids_before_meanings.json").read_text())
-"""The ids of every planned cell of two experiment files and a run, before an option or a meaning was added."""
-
-
-def planned(file: Path, inventory: Inventory) -> dict[str, Cell]:
-    plan = make_plan(load_experiment(file), inventory)
-    return {trial.cell.id: trial.cell for trial in [*plan.trials, *(skip.trial for skip in plan.skips)]}
-
-
-@pytest.mark.parametrize(
-    ("file", "recorded", "inventory"),
-    [
-        ("experiments/scaling.yaml", "experiments/scaling.yaml", Inventory.assume(1, 0, 2)),
-        ("experiments/resnet50_8xgpu.yaml", "experiments/resnet50_8xgpu.yaml", Inventory.assume(1, 8)),
-        ("tests/run_folder_v2/experiment.yaml", "results/example of 2026-11-22", Inventory.assume(1, 0, 2)),
-    ],
-)
-def test_a_cell_has_its_recorded_id_unless_it_means_something_else_now(
-    file: str, recorded: str, inventory: Inventory
-) -> None:
-    now = planned(ROOT / file, inventory)
-    same = {cell_id for cell_id, cell in now.items() if not cell.meanings}
-    assert same == now.keys() & set(RECORDED[recorded])
-    assert same or inventory.nodes[0].gpus  # of the GPU file's cells each is fsdp's, bf16's, or a check of one
-    assert all(cell.strategy == "fsdp" or cell.precision == "bf16" for cell in now.values() if cell.meanings)
-
-
-def test_the_ids_of_the_first_version_are_not_taken_again() -> None:
-    """Its cells had no training options: a run of it is never resumed."""
-    folder = ROOT / "tests" / "run_folder_v1"
-    lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
-    assert {line["cell_id"] for line in lines} >= {"9b6fd7dada27", "3230e490a1d7"}
-    assert not planned(folder / "experiment.yaml", Inventory.assume(1, 0, 2)).keys() & {x["cell_id"] for x in lines}
-
-
-@pytest.mark.parametrize(("name", "value"), EARLIER.items())
-def test_an_option_at_the_value_of_earlier_versions_leaves_the_id_as_it_was(name: str, value: object) -> None:
-    def cells(options: dict[str, object]) -> list[Cell]:
-        strategy = name.partition(".")[0] if name.startswith(("ddp.", "fsdp.")) else "ddp"
-        grid = {"strategy": strategy, "devices": 2, "per_device_batch_size": 8, **options}
-        content = {"name": "x", "grid": grid, "schedule": {"name": "StepLR", "step_size": 1}}
-        return list(
-            expand(parse_experiment(content, source="x"), resolve(laptop(), request="cpu", device_counts=(2,))).asked
-        )
-
-    other = {False: True, None: True, "epoch": "step", "none": "bf16_compress", "auto": "gloo", "flat": "hybrid"}[value]
-    (without,), (earlier, changed) = cells({}), cells({name: [value, other]})
-    assert earlier.id == without.id != changed.id
-    assert changed.matches({name: other}) and not changed.matches({name: value})
-    assert without.matches({name: value}) and not without.matches({name: other})
-    assert name not in without.options and changed.options[name] == other
-
-
-@pytest.mark.parametrize(
-    ("cell", "names"),
-    [
-        (replace(CELL, strategy="fsdp"), ["fsdp-2"]),
-        (replace(CELL, precision="bf16"), ["bf16-2"]),
-        (replace(CELL, strategy="dp", loader={"workers": 2}), ["dp-workers-2"]),
-        (replace(CELL, strategy="dp", loader={"workers": 0}), []),
-        (replace(CELL, loader={"workers": 2}), []),
-        (replace(CELL, precision="fp16"), []),
-        (replace(CELL, data="synthetic"), ["synthetic-images-2"]),
-        (replace(CELL, data="synthetic_device"), []),  # no loader: its speed is the same
-        (replace(CELL, workload="mlp", data="synthetic"), []),
-    ],
-)
-def test_a_change_of_meaning_changes_the_id(cell: Cell, names: list[str]) -> None:
-    assert [meaning.name for meaning in cell.meanings] == names
-    assert (cell.id == hash_of(cell)) == (not names)

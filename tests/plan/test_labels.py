@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from harness.config import yaml_source
 from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
-from harness.plan.cell import EARLIER, SHARED_SECTIONS, Cell
+from harness.plan.cell import SHARED_SECTIONS, Cell
 from harness.plan.comparison import CELL_AXES, axes_of
 from harness.plan.labels import LONGEST, SEPARATOR, Labels, batch_text, devices_text, strategy_text
 from harness.plan.planner import Plan, make_plan
@@ -85,11 +85,6 @@ def test_the_full_name_of_an_option_is_given_if_the_last_part_is_that_of_another
     ]
 
 
-def test_an_option_that_a_cell_leaves_out_has_the_earlier_value() -> None:
-    hook = replace(CELL, strategy_options={"bucket_cap_mb": 25, "comm_hook": "bf16"})
-    assert labels_of(CELL, hook) == ["ddp x2 · comm_hook=none", "ddp x2 · comm_hook=bf16"]
-
-
 def test_an_option_that_only_some_cells_have_is_named_where_it_is() -> None:
     assert labels_of(CELL, replace(CELL, loader={"workers": 2})) == ["ddp x2", "ddp x2 · workers=2"]
 
@@ -152,7 +147,7 @@ def parts_of(cell: Cell, cells: Sequence[Cell]) -> int:
         return name.partition(".")[0] in (other.strategy, *SHARED_SECTIONS)
 
     def option(other: Cell, name: str) -> str:
-        return repr(other.options.get(name, EARLIER.get(name, "absent")))
+        return repr(other.options.get(name, "absent"))
 
     def batch(axes: TrialAxes) -> tuple[str, int | None]:
         strong = axes["scaling"] == "strong"
@@ -163,7 +158,7 @@ def parts_of(cell: Cell, cells: Sequence[Cell]) -> int:
     varying = [name for name in CELL_AXES if name not in without and len({str(dict(a)[name]) for a in axes}) > 1]
     names = {name for other in cells for name in other.options if has(cell, name)}
     options = [name for name in names if len({option(other, name) for other in cells if has(other, name)}) > 1]
-    named = [name for name in options if name in cell.options or name in EARLIER]
+    named = [name for name in options if name in cell.options]
     return len(varying) + (len(set(map(batch, axes))) > 1) + len(named)
 
 

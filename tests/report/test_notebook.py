@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,11 +43,15 @@ def test_a_figure_is_shown_with_its_caption_and_saved(results: RunResults, tmp_p
 
 
 def test_a_figure_that_is_left_out_says_why(tmp_path: Path) -> None:
-    plot = load(ROOT / "tests" / "run_folder_v1").plot.links()
+    shutil.copytree(EXAMPLE, tmp_path / "run")
+    (tmp_path / "out").mkdir()
+    text = (tmp_path / "run" / "trials.jsonl").read_text()
+    (tmp_path / "run" / "trials.jsonl").write_text(re.sub(r'"links": ?\[[^]]*\]', '"links": null', text))
+    plot = load(tmp_path / "run").plot.links()
     assert plot.figure is None and plot._repr_html_().startswith("<p>") and "Left out: " in repr(plot)
     with pytest.raises(ValueError, match="Left out: "):
-        plot.save(tmp_path / "x.png")
-    assert not list(tmp_path.iterdir())
+        plot.save(tmp_path / "out" / "x.png")
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_hostile_words_are_escaped() -> None:

@@ -22,7 +22,7 @@ from harness.record.writer import Writer
 from harness.run.auto_resume import choose_run, copied_run, prepare_run
 from harness.run.events import Emit, Event, Note
 from harness.run.request import AUTO, Request, read_experiment, run_to_resume
-from harness.run.resume import ChangedMeaningError
+from harness.run.resume import OtherMeasuresError
 from tests.conftest import laptop
 from tests.stores import watched
 
@@ -147,7 +147,7 @@ def test_a_run_whose_cells_mean_something_else_now_is_left_for_a_new_one(
     def prepare(request: Request, experiment: Experiment, stack: ExitStack, emit: Emit) -> object:
         prepared.append(request.resume)
         if request.resume:
-            raise ChangedMeaningError("another training now. Start a new run")
+            raise OtherMeasuresError("another training now. Start a new run")
         return "a plan"
 
     monkeypatch.setattr("harness.run.auto_resume.prepare", prepare)
@@ -157,7 +157,7 @@ def test_a_run_whose_cells_mean_something_else_now_is_left_for_a_new_one(
         found, plan = prepare_run(request, experiment_of(), stack, notes.append)
         assert (found.resume, plan) == (None, "a plan") and prepared == [folder.path, None]
         assert Note("--resume auto: another training now. Start a new run") in notes
-        with pytest.raises(ChangedMeaningError):
+        with pytest.raises(OtherMeasuresError):
             prepare_run(Request(Path("test.yaml"), resume=folder.path), experiment_of(), stack, notes.append)
 
 

@@ -14,10 +14,11 @@ from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.errors import ExperimentError, RunFolderError
 from harness.measure.environment import git_commit
+from harness.plan.cell import MEASURES
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.run.provenance import differences, invocation_facts
-from harness.run.resume import check_meanings, more_blocks, pending, reopen
+from harness.run.resume import OtherMeasuresError, check_measures, more_blocks, pending, reopen
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
@@ -221,43 +222,21 @@ def test_a_dirty_checkout_is_named_by_its_changes(tmp_path: Path) -> None:
     assert len(seen) == 3
 
 
-def older(folder: RunFolder) -> None:
-    """The folder as an earlier version made it: without meanings, with that version's defaults."""
-    plan = json.loads((folder.path / "plan.json").read_text())
-    del plan["meanings"]
-    (folder.path / "plan.json").write_text(json.dumps(plan))
-    resolved = folder.path / "experiment.resolved.yaml"
-    content = yaml.safe_load(resolved.read_text())
-    content["strategy_options"]["ddp"] = {"bucket_cap_mb": [25]}
-    content["strategy_options"]["fsdp"] = {"reshard_after_forward": [True], "sync_batch_norm": [False]}
-    content["training"] = {"accumulation": [1]}
-    resolved.write_text(yaml.safe_dump(content))
-
-
-def test_a_run_of_an_older_version_goes_on_with_the_defaults_of_today(tmp_path: Path) -> None:
-    folder, plan = folder_of(tmp_path)
-    older(folder)
-    found, experiment = reopen(folder.path, FILE, experiment_of())
-    assert experiment == experiment_of()
-    check_meanings(found, plan)
-
-
-def test_a_run_of_an_older_version_is_refused_if_its_cells_mean_something_else_now(tmp_path: Path) -> None:
-    text = (TEXT % 2).replace("ddp", "fsdp")
-    experiment = config.parse_experiment(yaml.safe_load(text), source="test.yaml")
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, text)
-    check_meanings(folder, plan)
-    older(folder)
-    found, going_on = reopen(folder.path, FILE, experiment)
-    with pytest.raises(RunFolderError) as caught:
-        check_meanings(found, make_plan(going_on, laptop()))
-    assert str(caught.value).startswith(f"{folder.path}: was made by an older version, and cells of the same name are ")
-    assert "fsdp keeps the root's parameters" in str(caught.value) and str(caught.value).endswith("Start a new run")
-
-
-def test_a_changed_file_is_another_experiment_whatever_the_defaults(tmp_path: Path) -> None:
+def test_a_run_whose_cells_measured_something_else_is_refused(tmp_path: Path) -> None:
     folder, _ = folder_of(tmp_path)
-    older(folder)
+    check_measures(folder)
+    plan = json.loads((folder.path / "plan.json").read_text())
+    (folder.path / "plan.json").write_text(json.dumps({**plan, "measures": MEASURES + 1}))
+    with pytest.raises(OtherMeasuresError) as caught:
+        check_measures(RunFolder.open(folder.path))
+    assert str(caught.value) == (
+        f"{folder.path}: was made by a harness whose cells measure something else (measures {MEASURES + 1}; here "
+        f"{MEASURES}), so that its trials and new ones cannot be compared. "
+        "Resume it with that harness, or start a new run"
+    )
+
+
+def test_a_changed_file_is_another_experiment(tmp_path: Path) -> None:
+    folder, _ = folder_of(tmp_path)
     with pytest.raises(RunFolderError, match="another experiment: strategy_options differ"):
         reopen(folder.path, FILE, experiment_of(more="strategy_options: {ddp: {bucket_cap_mb: 1}}\n"))

@@ -17,7 +17,7 @@ from harness.record.folder import RunFolder
 from harness.run.prepare import prepare
 from harness.run.provenance import invocation_facts
 from harness.run.request import Request, check_no_user_code, read_experiment
-from harness.run.resume import ChangedMeaningError, check_variants, pending, reopen
+from harness.run.resume import OtherMeasuresError, check_variants, pending, reopen
 from harness.run.variants import in_each, on_nodes, only_version, own_codes, shipped_folders
 from tests.conftest import laptop, variants
 
@@ -198,7 +198,7 @@ def test_a_run_goes_on_from_other_folders_but_not_with_other_code(file: Path, tm
     assert {trial.id for trial in again.trials} == {trial.id for trial in plan.trials}
     (file.parent / "moved" / "harness_helper.py").write_text("OUT = 3\n")
     changed = make_plan(going_on, laptop(), variants=own_codes(going_on, file.parent))
-    with pytest.raises(ChangedMeaningError, match=r"was made with other code of the variants after \(.* -> .*\)"):
+    with pytest.raises(OtherMeasuresError, match=r"was made with other code of the variants after \(.* -> .*\)"):
         check_variants(folder, changed)
 
 

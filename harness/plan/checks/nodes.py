@@ -68,7 +68,7 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
         yield Finding(NETWORK, "note", seen, "the link of its ranks", "none")
     by_interface: dict[str, list[str]] = {}
     for library, variable in USED.items():
-        no_nccl = adapters or node.get("nccl", "") is None  # of an earlier version: not known
+        no_nccl = adapters or node.get("nccl", "") is None
         if (library == "gloo" or not no_nccl) and (name := variables.get(variable)):
             by_interface.setdefault(name, []).append(library)
     for name, libraries in by_interface.items():
