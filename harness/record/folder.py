@@ -26,7 +26,6 @@ from harness.record.lines import SCHEMA_VERSION, Record, merged, plan_content, r
 from harness.record.parquet import gather, in_parquet, read_frame, write_frame
 from harness.record.reading import (
     check_environment,
-    check_no_links,
     check_plan,
     encode_json,
     for_file,
@@ -122,7 +121,6 @@ class RunFolder:
                 f"{path}: not a run folder (plan.json or experiment.resolved.yaml is missing); "
                 "give results/<experiment>/<time>-<id>"
             )
-        check_no_links(path)
         folder = cls(path)
         version = folder.plan().get("schema_version")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
