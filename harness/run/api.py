@@ -53,39 +53,35 @@ def run_experiment(
     """
     given = {"output": output, "local": local, "only": only, "resume": resume, "address": address}
     _check_types(experiment, **given, preflight=preflight, quiet=quiet)
-    file, content = _source(experiment)
+    content = _text(experiment, IN_NO_FILE) if isinstance(experiment, Mapping) else None
+    file = Path(IN_NO_FILE if isinstance(experiment, Mapping) else experiment)
+    try:
+        wanted = check_filter(parse_value(_text(only or {}, "only"), source="only"))
+    except ValueError as error:
+        raise ExperimentError("only", [str(error)]) from None
     places = places_of(*(None if path is None else os.fspath(path) for path in (output, local, resume)))
     request = Request(
         file=file,
         content=content,
         address=address,
         **places._asdict(),
-        only=_filter(only),
+        only=wanted,
         preflight=preflight,
         quiet=quiet,
     )
-    checked = read_experiment(request)
+    checked, folders = read_experiment(request), list[Path]()
     with handle_signals(), warnings.catch_warnings(), ConsoleSink(Lasting(), quiet=quiet) as sink:
         warnings.simplefilter("ignore")  # those of libraries, as in the command
-        emit = _Following(sink)
+
+        def emit(event: Event) -> None:
+            if isinstance(event, RunStarted) and event.folder:
+                folders.append(event.folder)
+            sink(event)
+
         code = run(request, checked, emit)
     if code in (INTERRUPTED, UNSETTLED):
         raise KeyboardInterrupt
-    assert emit.folder is not None
-    return load(emit.folder)
-
-
-class _Following:
-    """Passes events on, and keeps the run folder."""
-
-    def __init__(self, sink: ConsoleSink) -> None:
-        self._sink = sink
-        self.folder: Path | None = None
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self.folder = event.folder
-        self._sink(event)
+    return load(folders[0])
 
 
 def _check_types(experiment: object, **others: object) -> None:
@@ -97,20 +93,6 @@ def _check_types(experiment: object, **others: object) -> None:
     ]
     if problems:
         raise ExperimentError("harness.run_experiment", problems)
-
-
-def _source(experiment: str | os.PathLike[str] | Mapping[str, object]) -> tuple[Path, str | None]:
-    """Return the experiment's file and, if it is given as a dict, its text."""
-    if not isinstance(experiment, Mapping):
-        return Path(experiment), None
-    return Path(IN_NO_FILE), _text(experiment, IN_NO_FILE)
-
-
-def _filter(only: Mapping[str, PlainValue] | None) -> dict[str, PlainValue]:
-    try:
-        return check_filter(parse_value(_text(only or {}, "only"), source="only"))
-    except ValueError as error:
-        raise ExperimentError("only", [str(error)]) from None
 
 
 def _text(content: Mapping[str, object], source: str) -> str:
