@@ -75,19 +75,16 @@ def _claim(writer: Writer, emit: Emit) -> None:
     except ClaimedError as first:
         emit(Note(f"{first}. Waiting for that"))
         end = time.monotonic() + first.left_s + 1
-        while (left_s := end - time.monotonic()) > 0 and _stands(writer, first):
+        while (left_s := end - time.monotonic()) > 0:
+            try:
+                if not writer.stands(first):
+                    break
+            except ClaimedError:
+                raise
+            except StoreError:  # it does not answer, and is looked at again
+                pass
             time.sleep(min(LOOK_S, left_s))
         writer.claim()
-
-
-def _stands(writer: Writer, refused: ClaimedError) -> bool:
-    """Return whether the claim that refused the writer stands, as far as the store answers; raises ClaimedError."""
-    try:
-        return writer.stands(refused)
-    except ClaimedError:
-        raise
-    except StoreError:  # it is looked at again
-        return True
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,8 @@ class Sending:
         self.emit(event)
         if isinstance(event, GroupStarting):
             self._begin()
-        if isinstance(event, TrialEnded):
-            self._send_in_gap()
+        if isinstance(event, TrialEnded):  # the next trial starts when this returns
+            self._close(slow=self._begin() and not self._wait(GAP_S))
 
     # -- in the thread ----------------------------------------------------------------------------------------
 
@@ -183,11 +180,6 @@ class Sending:
             self._pause_s = 0.0
         self._show(problem)
 
-    def _send_in_gap(self) -> None:
-        """Send between two trials; the next one starts when this returns."""
-        slow = self._begin() and not self._wait(GAP_S)
-        self._close(slow=slow)
-
     def _wait(self, most_s: float) -> bool:
         """Wait until the thread is idle; return False if it is not in time, or the run is interrupted."""
         end = time.monotonic() + most_s
@@ -233,16 +225,11 @@ class Sending:
                 if not self._busy:
                     self._open = self._wanted = True
                     self._changed.notify_all()
-            self._wait_to_the_end(end)
+                left_s = max(0.0, end - time.monotonic())
+                self._changed.wait_for(lambda: not self._busy and not self._wanted, timeout=left_s)
             if self.complete or time.monotonic() >= end:
                 return
             time.sleep(AGAIN_S)
-
-    def _wait_to_the_end(self, end: float) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not self._busy and not self._wanted, timeout=max(0.0, end - time.monotonic())
-            )
 
     def _show_end(self, resume: str) -> None:
         self.emit(Unsent(self.writer.waiting))

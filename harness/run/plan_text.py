@@ -32,6 +32,11 @@ WHY: Mapping[Purpose, str] = {
     "doctor": "for the doctor, each the first trial of its worker group",
     "links": "for the bandwidth of links and collectives",
 }
+STATE = ("para-\nmeters", "gradi-\nents", "opti-\nmizer", "buckets")
+REST = ("activa-\ntions", "allow-\nance")
+WIDE = 120
+"""The least columns of a terminal in which each part of the state has a column of its own."""
+COLOURS = {"fits": "green", "may not fit": "yellow", "will not fit": "red"}
 
 
 def plan_table(plan: Plan) -> Group:
@@ -105,13 +110,6 @@ def _numbers(plan: Plan) -> list[str]:
         f"Together: {plural(len(plan.trials), 'trial')} in {groups}; random order from seed {plan.experiment.seed}."
     )
     return [*lines, together]
-
-
-STATE = ("para-\nmeters", "gradi-\nents", "opti-\nmizer", "buckets")
-REST = ("activa-\ntions", "allow-\nance")
-WIDE = 120
-"""The least columns of a terminal in which each part of the state has a column of its own."""
-COLOURS = {"fits": "green", "may not fit": "yellow", "will not fit": "red"}
 
 
 def memory_table(event: MemoryForecast, width: int) -> Table:
