@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -13,7 +12,7 @@ import typer
 
 from harness.cli.common import NoUserCode, away_from_current_folder, exit_code_of
 from harness.cli.values import parse_assumed, parse_only
-from harness.errors import Collected, ExperimentError, HarnessError
+from harness.errors import Collected, ExperimentError
 from harness.system.process import INTERRUPTED, UNSETTLED
 
 if TYPE_CHECKING:
@@ -90,8 +89,11 @@ def _carry_out(act: Callable[..., int], file: Path | None, **options: Any) -> No
 
         request, found = _request_of(file, **options)
         experiment = read_experiment(request, found)
-        with _terminal(no_user_code=request.no_user_code, quiet=request.quiet, live=not request.inline) as sink:
-            return act(request, experiment, sink)
+        with away_from_current_folder(request.no_user_code):  # for the imports of the console too
+            from harness.run.console import ConsoleSink, Lasting
+
+            with ConsoleSink(Lasting(), quiet=request.quiet, live=not request.inline) as sink:
+                return act(request, experiment, sink)
 
     raise typer.Exit(exit_code_of(work, UNSETTLED if act is _run_or_plan else INTERRUPTED))
 
@@ -140,25 +142,23 @@ def _request_of(
 
 def _file_of(file: Path | None, places: Places, found: Collected) -> Path:
     """Return FILE, else that of the run that is resumed; raises HarnessError with all mistakes that are ``found``."""
-    try:
-        return file or _recorded_file(None if places.store else places.resume)
-    except HarnessError as error:
-        found.add(error)
-        found.raise_all()
-        raise
-
-
-def _recorded_file(run_folder: Path | None) -> Path:
-    """Return the experiment file of the run that is resumed; raises HarnessError if FILE is needed."""
     from harness.run.request import AUTO
 
-    if run_folder is None or run_folder == AUTO:
-        problem = "is missing; give an experiment file (harness init writes one), or --resume RUN_FOLDER (no URI) alone"
-        raise ExperimentError("FILE", [problem])
-    from harness.record.folder import RunFolder
-    from harness.run.provenance import file_to_resume
+    if file:
+        return file
+    with found.also():
+        run_folder = None if places.store else places.resume
+        if run_folder is None or run_folder == AUTO:
+            problem = (
+                "is missing; give an experiment file (harness init writes one), or --resume RUN_FOLDER (no URI) alone"
+            )
+            raise ExperimentError("FILE", [problem])
+        from harness.record.folder import RunFolder
+        from harness.run.provenance import file_to_resume
 
-    return file_to_resume(run_folder, RunFolder.open(run_folder).environment().get("invocations", []), sys.path)
+        return file_to_resume(run_folder, RunFolder.open(run_folder).environment().get("invocations", []), sys.path)
+    found.raise_all()
+    raise AssertionError
 
 
 def _examine(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
@@ -215,13 +215,3 @@ def plan_command(file: File, **options: Any) -> None:
 def doctor_command(file: File, links: Links = False, **options: Any) -> None:
     """Check, before any measurement, that FILE would measure what it says; record nothing."""
     _carry_out(_measure_links if links else _examine, file, **options)
-
-
-@contextmanager
-def _terminal(*, no_user_code: bool, quiet: bool, live: bool = True) -> Iterator[ConsoleSink]:
-    """Yield the console of a command. With ``no_user_code`` its imports too take place outside the current folder."""
-    with away_from_current_folder() if no_user_code else nullcontext():
-        from harness.run.console import ConsoleSink, Lasting
-
-        with ConsoleSink(Lasting(), quiet=quiet, live=live) as sink:
-            yield sink
