@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.cli.common import command, show
 from harness.cli.values import parse_axes, parse_cells, parse_conditions, parse_only, parse_share
-from harness.errors import Collected, ComparisonError, HarnessError, RunFolderError
+from harness.errors import Collected, ComparisonError, RunFolderError
 from harness.system.sanitize import escape_control
 from harness.system.uri import is_uri
 
@@ -82,8 +82,14 @@ def compare_command(
     axes = found.value(lambda: parse_axes(by or [])) or ()
     wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
     noise = found.value(lambda: None if run_noise is None else parse_share(run_noise, "--run-noise"))
-    for mistake in _mistakes(run_folders, history, both=markdown and json):
-        found.add(mistake)
+    for folder in run_folders:
+        if not is_uri(folder) and not os.path.isdir(folder):
+            problem = "not a run folder: it is not there; give results/<experiment>/<time>-<id>"
+            found.add(RunFolderError(f"{folder}: {problem}"))
+    if history is not None and not os.path.isdir(history):
+        found.add(ComparisonError(f"--history: got {history}; allowed: a folder that is there, with earlier runs"))
+    if markdown and json:
+        found.add(ComparisonError("--markdown and --json: only one of both can be printed"))
     found.raise_all()
     from harness.analysis.compare import compare, exit_code
     from harness.analysis.results import load
@@ -93,17 +99,6 @@ def compare_command(
     comparison = compare([load(folder) for folder in run_folders], question, conditions)
     _show(comparison, markdown=markdown, json=json, output=output)
     return exit_code(comparison.gate) if conditions else 0
-
-
-def _mistakes(run_folders: Sequence[str], history: Path | None, *, both: bool) -> Iterator[HarnessError]:
-    """Yield the mistakes in the folders and the format, which are known before anything is read."""
-    for folder in run_folders:
-        if not is_uri(folder) and not os.path.isdir(folder):
-            yield RunFolderError(f"{folder}: not a run folder: it is not there; give results/<experiment>/<time>-<id>")
-    if history is not None and not os.path.isdir(history):
-        yield ComparisonError(f"--history: got {history}; allowed: a folder that is there, with earlier runs")
-    if both:
-        yield ComparisonError("--markdown and --json: only one of both can be printed")
 
 
 def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | None) -> None:

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -16,9 +16,7 @@ from harness.errors import Collected, ExperimentError
 from harness.system.process import INTERRUPTED, UNSETTLED
 
 if TYPE_CHECKING:
-    from harness.config.experiment import Experiment
-    from harness.run.console import ConsoleSink
-    from harness.run.request import Places, Request
+    from harness.run.request import Places
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -81,8 +79,11 @@ Memory = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 
 
-def _carry_out(act: Callable[..., int], file: Path | None, **options: Any) -> None:
-    """Read the experiment in ``file``, act on it with a console, and exit with the exit code."""
+def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **options: Any) -> None:
+    """Read the experiment in ``file``, act on it with a console, and exit with the exit code.
+
+    A plan does without the report and its libraries.
+    """
 
     def work() -> int:
         from harness.run.request import read_experiment
@@ -93,9 +94,17 @@ def _carry_out(act: Callable[..., int], file: Path | None, **options: Any) -> No
             from harness.run.console import ConsoleSink, Lasting
 
             with ConsoleSink(Lasting(), quiet=request.quiet, live=not request.inline) as sink:
-                return act(request, experiment, sink)
+                if act == "doctor":
+                    from harness.run.doctor import run_doctor as carry_out
+                elif act == "links":
+                    from harness.run.doctor import run_links as carry_out
+                elif request.plans_only:
+                    from harness.run.dry_run import show_plan as carry_out
+                else:
+                    from harness.run.pipeline import run as carry_out
+                return carry_out(request, experiment, sink)
 
-    raise typer.Exit(exit_code_of(work, UNSETTLED if act is _run_or_plan else INTERRUPTED))
+    raise typer.Exit(exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))
 
 
 def _request_of(
@@ -161,29 +170,6 @@ def _file_of(file: Path | None, places: Places, found: Collected) -> Path:
     raise AssertionError
 
 
-def _examine(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
-    from harness.run.doctor import run_doctor
-
-    return run_doctor(request, experiment, sink)
-
-
-def _measure_links(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
-    from harness.run.doctor import run_links
-
-    return run_links(request, experiment, sink)
-
-
-def _run_or_plan(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
-    """Plan or run; a plan does without the report and its libraries."""
-    if request.plans_only:
-        from harness.run.dry_run import show_plan
-
-        return show_plan(request, experiment, sink)
-    from harness.run.pipeline import run
-
-    return run(request, experiment, sink)
-
-
 def _with_options(*names: str) -> Callable[[Command], Command]:
     """Give a command that takes ``**options`` those of ``_request_of`` with these names, all without names."""
 
@@ -202,16 +188,16 @@ def _with_options(*names: str) -> Callable[[Command], Command]:
 @_with_options()
 def run_command(file: OptionalFile = None, **options: Any) -> None:
     """Run the experiment in FILE and write tables, figures and a report."""
-    _carry_out(_run_or_plan, file, **options)
+    _carry_out("run", file, **options)
 
 
 @_with_options("address", "assume", "like", "output", "only", "no_user_code", "memory")
 def plan_command(file: File, **options: Any) -> None:
     """Show the plan of a run of FILE; start nothing."""
-    _carry_out(_run_or_plan, file, dry_run=True, **options)
+    _carry_out("run", file, dry_run=True, **options)
 
 
 @_with_options("address", "output", "local", "only", "no_user_code", "quiet")
 def doctor_command(file: File, links: Links = False, **options: Any) -> None:
     """Check, before any measurement, that FILE would measure what it says; record nothing."""
-    _carry_out(_measure_links if links else _examine, file, **options)
+    _carry_out("links" if links else "doctor", file, **options)

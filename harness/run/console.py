@@ -215,9 +215,10 @@ class ConsoleSink:
         if self._left:
             self._left.follow(event)
         match event:
-            case Repeating():
-                self._progress.update(self._task, total=self._done()[1] + event.trials)
-                self._show(f"{plural(event.trials, 'trial')} once more, on one type of nodes: their hardware differed")
+            case Repeating(groups):
+                trials = sum(len(group.trials) for group in groups)
+                self._progress.update(self._task, total=self._done()[1] + trials)
+                self._show(f"{plural(trials, 'trial')} once more, on one type of nodes: their hardware differed")
             case GroupStarting(group):
                 self._now = f"Starting {group}: {plural(len(group.trials), 'trial')} of block {group.block}"
                 self._show(f"{self._now}{self._time_left()}", live=False)

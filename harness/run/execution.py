@@ -212,13 +212,6 @@ def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager
     return cluster.start_embedded(plan.inventory)
 
 
-def inline_launcher(plan: Plan) -> Launcher:
-    """Run every worker group in this process, for a debugger."""
-    from harness.launch.inline import InlineLauncher  # and with it torch
-
-    return InlineLauncher(plan.experiment, plan.machine.threads_per_device, marked=True)
-
-
 def launcher_for(
     plan: Plan, ray_cluster: Cluster | None, home: Path, stack: ExitStack, emit: Emit, holds: bool = False
 ) -> Launcher:

@@ -27,7 +27,7 @@ from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.dry_run import estimated
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
-from harness.run.execution import Execution, inline_launcher, launcher_for, start_ray
+from harness.run.execution import Execution, launcher_for, start_ray
 from harness.run.mirroring import mirrored
 from harness.run.prepare import check_imports, check_paths, check_runnable
 from harness.run.provenance import differences, invocation_facts, source_facts
@@ -101,8 +101,11 @@ def _measure_and_report(
 ) -> int:
     """Measure what is pending and write the report; return the exit code. Raises WriteError."""
     try:
-        if request.inline:
-            _measure(plan, folder, inline_launcher(plan), request, began, emit)
+        if request.inline:  # every worker group in this process, for a debugger
+            from harness.launch.inline import InlineLauncher  # and with it torch
+
+            inline = InlineLauncher(plan.experiment, plan.machine.threads_per_device, marked=True)
+            _measure(plan, folder, inline, request, began, emit)
         else:
             with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
                 launcher = launcher_for(plan, ready, request.home, launched, emit, request.store is not None)

@@ -34,7 +34,6 @@ class TimeLeft:
     ) -> None:
         self._plan, self._clock = plan, clock
         self._waiting: dict[str, set[str]] = {}
-        self._group_of: dict[str, str] = {}
         self._pending: dict[str, Trial] = {}
         self._durations: dict[Key, tuple[float, int]] = {}  # sum and number
         self._last = clock()
@@ -48,7 +47,6 @@ class TimeLeft:
         """Add worker groups that are to run."""
         for group in groups:
             self._waiting[group.id] = {trial.id for trial in group.trials}
-            self._group_of |= {trial.id: group.id for trial in group.trials}
             self._pending |= {trial.id: trial for trial in group.trials}
         self._add_up()
 
@@ -81,8 +79,7 @@ class TimeLeft:
             self._last, self._current, self._starting = now, None, False
         if not again:
             self._pending.pop(trial.id, None)
-            group = self._group_of.get(trial.id, "")
-            if left := self._waiting.get(group):
+            for group, left in list(self._waiting.items()):
                 left.discard(trial.id)
                 if not left:  # it does not start any more
                     del self._waiting[group]

@@ -96,11 +96,12 @@ def source(given: str, content: object) -> str:
 
     In YAML the value may be quoted, folded over lines, or an alias, so it cannot be replaced in the text.
     """
-    if not any(_secrets(content, short=True)):
+    secrets = list(_secrets(content))
+    if not secrets:
         return redact_text(given)
     written = yaml.safe_dump(plain(content), sort_keys=False, allow_unicode=True)
-    for value in sorted(_secrets(content), key=len, reverse=True):  # the same value may stand under another key
-        written = written.replace(value, MARK)
+    for value in sorted(secrets, key=len, reverse=True):  # the same value may stand under another key
+        written = written.replace(value, MARK) if len(value) >= LEAST else written
     return f"# written anew, without what looks like a secret\n{written}"
 
 
@@ -127,15 +128,15 @@ _repeated = lru_cache(maxsize=4096)(_without)
 """Cached: most texts of a run stand in each of its rows."""
 
 
-def _secrets(content: object, name: str = "", *, short: bool = False) -> Iterator[str]:
-    """Yield the values whose key names a secret; with ``short`` also those that may be part of ordinary words."""
+def _secrets(content: object, name: str = "") -> Iterator[str]:
+    """Yield the values whose key names a secret."""
     if isinstance(content, Mapping):
         for key, value in content.items():
-            yield from _secrets(value, name if _SECRET_NAME.search(name) else str(key), short=short)
+            yield from _secrets(value, name if _SECRET_NAME.search(name) else str(key))
     elif isinstance(content, list | tuple):
         for value in content:
-            yield from _secrets(value, name, short=short)
-    elif content is not None and _SECRET_NAME.search(name) and (short or len(str(content)) >= LEAST):
+            yield from _secrets(value, name)
+    elif content is not None and _SECRET_NAME.search(name):
         yield str(content)
 
 

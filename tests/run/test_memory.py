@@ -19,8 +19,8 @@ from harness.plan.labels import Labels
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, Forecast
 from harness.plan.planner import make_plan
 from harness.run.console import ConsoleSink
+from harness.run.dry_run import forecasts
 from harness.run.events import MemoryForecast
-from harness.run.memory import forecasts
 from harness.run.request import Request, mistakes
 from tests.conftest import laptop
 
