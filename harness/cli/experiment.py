@@ -125,10 +125,11 @@ def _request_of(
     memory: Memory = False,
 ) -> tuple[Any, Collected]:
     """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
-    from harness.run.request import NOWHERE, Request, places_of
+    from harness.run.request import Places, Request, places_of
 
     found = Collected()
-    places = found.value(lambda: places_of(output, local, resume, absolute=no_user_code)) or NOWHERE
+    nowhere = Places(Path("results"), None, None)  # until every mistake is found
+    places = found.value(lambda: places_of(output, local, resume, absolute=no_user_code)) or nowhere
     assumed = found.value(lambda: None if assume is None else parse_assumed(assume))
     wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
     here = Path.absolute if no_user_code else Path  # the command then leaves the current folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,9 +11,6 @@ from rich.console import Console
 from harness.cli.common import NoUserCode, RunArgument, away_from_current_folder, command, show
 from harness.errors import ExportError, PredictionError, RunFolderError
 from harness.system.uri import is_uri
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Devices = Annotated[str, typer.Option(metavar="N,N...", help="The numbers of devices to predict.")]
 Nodes = Annotated[
@@ -79,15 +76,6 @@ def predict_command(
         )
     further = read_links(links, results.collectives) if links else None
     table = predict(results, asked, further)
-    _show(table, numbers)
-    from harness.report.figures.prediction import write_prediction
-
-    files = write_prediction(results.folder.figures, table)
-    show(f"Figure: {', '.join(map(str, files))}" if files else "No figure: nothing was predicted.")
-    return 0
-
-
-def _show(table: pd.DataFrame, devices: tuple[int, ...]) -> None:
     from harness.report.labels import rows_of
     from harness.report.tables.prediction import family_label, measured_alone, prediction_table, refusals
     from harness.run.console import rich_table
@@ -96,8 +84,13 @@ def _show(table: pd.DataFrame, devices: tuple[int, ...]) -> None:
         content = prediction_table(family, narrow=True)
         if content.rows:
             Console().print(rich_table(content, family_label(rows_of(family)[0])), "")
-    for reason in [*refusals(table), *measured_alone(table, devices)]:
+    for reason in [*refusals(table), *measured_alone(table, numbers)]:
         show(reason)
+    from harness.report.figures.prediction import write_prediction
+
+    files = write_prediction(results.folder.figures, table)
+    show(f"Figure: {', '.join(map(str, files))}" if files else "No figure: nothing was predicted.")
+    return 0
 
 
 @command

@@ -51,8 +51,14 @@ def run_experiment(
 
     See ``harness.run_experiment``, which is this function.
     """
-    given = {"output": output, "local": local, "only": only, "resume": resume, "address": address}
-    _check_types(experiment, **given, preflight=preflight, quiet=quiet)
+    given: dict[str, object] = {"experiment": experiment, "output": output, "local": local, "only": only}
+    given |= {"resume": resume, "address": address, "preflight": preflight, "quiet": quiet}
+    if problems := [
+        f"{name}: got {repr(value)[:80]}, {type(value).__name__}; allowed: {ARGUMENTS[name][1]}"
+        for name, value in given.items()
+        if not isinstance(value, ARGUMENTS[name][0])
+    ]:
+        raise ExperimentError("harness.run_experiment", problems)
     content = _text(experiment, IN_NO_FILE) if isinstance(experiment, Mapping) else None
     file = Path(IN_NO_FILE if isinstance(experiment, Mapping) else experiment)
     try:
@@ -82,17 +88,6 @@ def run_experiment(
     if code in (INTERRUPTED, UNSETTLED):
         raise KeyboardInterrupt
     return load(folders[0])
-
-
-def _check_types(experiment: object, **others: object) -> None:
-    """Raise ExperimentError if an argument has another type than the signature says, with all that have."""
-    problems = [
-        f"{name}: got {repr(value)[:80]}, {type(value).__name__}; allowed: {ARGUMENTS[name][1]}"
-        for name, value in {"experiment": experiment, **others}.items()
-        if not isinstance(value, ARGUMENTS[name][0])
-    ]
-    if problems:
-        raise ExperimentError("harness.run_experiment", problems)
 
 
 def _text(content: Mapping[str, object], source: str) -> str:

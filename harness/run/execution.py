@@ -83,19 +83,13 @@ class Execution:
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self.groups = pending(plan, lines)
         """The worker groups that this invocation is to run."""
+        self.done = len(plan.trials) - sum(len(group.trials) for group in self.groups)
+        """The number of planned trials that need not be measured again."""
+        self.limit_s = self._policy.end.seconds if self._policy.end else None
+        """The seconds until a limit ends the run."""
         self.running: str | None = None
         """The trial that is being measured."""
         self._skipped_before = {(line["trial_id"], line["skip_code"]) for line in lines if line["outcome"] == "skipped"}
-
-    @property
-    def limit_s(self) -> float | None:
-        """The seconds until a limit ends the run; None without a limit."""
-        return self._policy.end.seconds if self._policy.end else None
-
-    @property
-    def done(self) -> int:
-        """The number of planned trials that need not be measured again."""
-        return len(self._plan.trials) - sum(len(group.trials) for group in self.groups)
 
     def run(self) -> None:
         """Run every pending worker group, in the order of the plan; a failed group continues in fresh processes.

@@ -45,24 +45,22 @@ LOOK_S = 5.0
 
 
 @contextmanager
-def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Mirror]:
-    """Yield the mirror of a run folder, which is sent as far as possible at the end of the block.
+def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Sending | None]:
+    """Yield what sends a run folder to the store of the request, None without one; the rest is sent after the block.
 
     Raises StoreError before the block if the store cannot be used, or if another command writes the run.
     """
     if request.store is None:
-        yield Mirror(emit)
+        yield None
         return
     run = f"{folder.path.parent.name}/{folder.path.name}"
     writer = Writer(open_store(request.store), run, folder.path)
     _claim(writer, emit)
     writer.send(lambda: True)
     sending = Sending(writer, below(request.store, run), emit)
-    mirror = Mirror(sending, sending)
-    thread = threading.Thread(target=sending.work, name="mirror", daemon=True)
-    thread.start()
+    threading.Thread(target=sending.work, name="mirror", daemon=True).start()
     try:
-        yield mirror
+        yield sending
     finally:
         resumable = not (request.inline or request.links)
         sending.finish(resume_command(request, folder.path) if resumable else "")
@@ -87,22 +85,12 @@ def _claim(writer: Writer, emit: Emit) -> None:
         writer.claim()
 
 
-@dataclass(frozen=True)
-class Mirror:
-    """The sink of a run's events, and what sends the results; without a store only the sink."""
-
-    emit: Emit
-    sending: Sending | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything is in the store, or there is none."""
-        return self.sending is None or self.sending.complete
-
-
 @dataclass
 class Sending:
-    """Passes events on, and sends what was recorded in the times without a timed window."""
+    """Passes events on, and sends what was recorded in the times without a timed window.
+
+    ``complete``: whether everything is in the store.
+    """
 
     writer: Writer
     address: str

@@ -79,12 +79,12 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         before = _left(plan, folder)
         try:
-            with mirrored(request, folder, emit) as mirror:
-                code = _measure_and_report(plan, folder, request, ray_cluster, began, mirror.emit)
+            with mirrored(request, folder, emit) as sending:
+                code = _measure_and_report(plan, folder, request, ray_cluster, began, sending or emit)
         except KeyboardInterrupt:  # a second signal, after which nothing is looked at
             return INTERRUPTED
         if code != INTERRUPTED:
-            return code if mirror.complete else FAILED
+            return FAILED if sending and not sending.complete else code
         progress = not before or _left(plan, folder) < before or plan.experiment.checkpoint  # epochs have no lines
         if request.inline or request.links or progress:
             return INTERRUPTED

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -258,7 +258,7 @@ def download_data(plan: Plan) -> None:
         workloads.build(cell).datasets()
 
 
-def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
+def data_paths(cells: Iterable[Cell]) -> list[str]:
     """Return every path that the cells read data from, except those of data that are downloaded."""
     paths: dict[str, None] = {}
     for cell in cells:
@@ -271,21 +271,16 @@ def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
     return [str(Path(path).expanduser()) for path in paths]
 
 
-def missing_data(missing: Mapping[str, Sequence[str]]) -> WorkloadError:
-    """Return the error for missing paths; ``missing`` maps each node to its own."""
-    where = "; ".join(f"{', '.join(paths)} on {node}" for node, paths in missing.items())
-    cifar10 = any(path.endswith(CIFAR10_FOLDER) for paths in missing.values() for path in paths)
-    hint = f". {CIFAR10_HINT}" if cifar10 else ""
-    return WorkloadError(f"data is missing: {where}. The same path must exist on every node{hint}")
-
-
 def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
     """Raise WorkloadError if a node lacks the experiment's data; downloads them to this one if the file says so."""
-    paths = data_paths(plan.experiment, [trial.cell for trial in plan.trials])
+    paths = data_paths(trial.cell for trial in plan.trials)
     here = [path for path in paths if not os.path.exists(path)]
     missing = ray_cluster.missing_paths(paths, _used(plan)) if ray_cluster else {"this machine": here} if here else {}
     if missing:
-        raise missing_data(missing)
+        where = "; ".join(f"{', '.join(lacking)} on {node}" for node, lacking in missing.items())
+        cifar10 = any(path.endswith(CIFAR10_FOLDER) for lacking in missing.values() for path in lacking)
+        hint = f". {CIFAR10_HINT}" if cifar10 else ""
+        raise WorkloadError(f"data is missing: {where}. The same path must exist on every node{hint}")
     if ray_cluster is None and any(trial.cell.workload_options.get("download") for trial in plan.trials):
         with_own_code(download_data, plan)
 

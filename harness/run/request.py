@@ -80,10 +80,6 @@ class Places(NamedTuple):
     resume: Path | None
 
 
-NOWHERE = Places(Path("results"), None, None)
-"""Stands for places that are refused, until every mistake is found."""
-
-
 def places_of(
     output: str | None, local: str | os.PathLike[str] | None, resume: str | None, *, absolute: bool = False
 ) -> Places:
