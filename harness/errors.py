@@ -28,6 +28,18 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 Value = TypeVar("Value")
+SYNONYMS = {
+    "gpu": "cuda",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "dataparallel": "dp",
+    "distributeddataparallel": "ddp",
+    "fullyshardeddataparallel": "fsdp",
+}
+"""Other names of a device, a precision or a strategy, with those of experiment files."""
+SHORTEST_PART = 4
+"""The least characters of a name that is looked for among the words of others, as batch_size in global_batch_size."""
 
 
 class HarnessError(Exception):
@@ -127,38 +139,20 @@ class Collected:
 def _joined(errors: Sequence[HarnessError]) -> HarnessError:
     """Return one error with the text of several."""
     joined: HarnessError
-    problems = [problem for error in errors for problem in _problems(error)]
     several = [error for error in errors if isinstance(error, ExperimentError)]
+    problems: list[str] = []
+    for error in errors:
+        if isinstance(error, ExperimentError):
+            problems += [f"{error.source}: {problem}" for problem in error.problems]
+        else:
+            problems.append(str(error))
     if len(several) == len(errors):
         joined = ExperimentError(", ".join(dict.fromkeys(error.source for error in several)), problems)
     else:
-        kinds = {type(error) for error in errors}
-        kind = kinds.pop() if kinds == {WorkloadError} else HarnessError
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        joined = kind(f"{len(problems)} problems{lines}")
+        kind = WorkloadError if all(type(error) is WorkloadError for error in errors) else HarnessError
+        joined = kind("\n  - ".join([f"{len(problems)} problems", *problems]))
     joined.parts = tuple(errors)
     return joined
-
-
-def _problems(error: HarnessError) -> list[str]:
-    """Return the problems of an error, each with its source."""
-    if isinstance(error, ExperimentError):
-        return [f"{error.source}: {problem}" for problem in error.problems]
-    return [str(error)]
-
-
-SYNONYMS = {
-    "gpu": "cuda",
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "dataparallel": "dp",
-    "distributeddataparallel": "ddp",
-    "fullyshardeddataparallel": "fsdp",
-}
-"""Other names of a device, a precision or a strategy, with those of experiment files."""
-SHORTEST_PART = 4
-"""The least characters of a name that is looked for among the words of others, as batch_size in global_batch_size."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

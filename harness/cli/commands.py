@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.common import show
+from harness.cli.common import show, versions
 from harness.cli.compare import compare_command, history_command
 from harness.cli.experiment import doctor_command, plan_command, run_command
 from harness.cli.init import init_command
@@ -37,8 +37,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_
 
 def _print_versions(wanted: bool) -> None:
     if wanted:
-        from harness.cli.common import versions
-
         show(versions())
         raise typer.Exit
 
@@ -62,23 +60,8 @@ def main() -> None:
     app(prog_name="harness")
 
 
-def run_main() -> None:
-    """``python -m harness.run``."""
-    _single("run")
-
-
-def report_main() -> None:
-    """``python -m harness.report``."""
-    _single("report")
-
-
-def doctor_main() -> None:
-    """``python -m harness.doctor``."""
-    _single("doctor")
-
-
-def _single(name: str) -> None:
-    """Run one command as a program of its own."""
+def single(name: str) -> None:
+    """Run one command as a program of its own, such as ``python -m harness.run``."""
     _quiet_libraries()
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(COMMANDS[name])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from contextlib import AbstractContextManager, chdir
+from contextlib import AbstractContextManager, chdir, nullcontext
+from functools import partial, wraps
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, ParamSpec
 
 import typer
 from rich.console import Console
@@ -18,6 +19,7 @@ from harness.system.process import INTERRUPTED, handle_signals
 from harness.system.sanitize import escape_control
 
 FAILED, BAD_INPUT = 1, 2
+Arguments = ParamSpec("Arguments")
 
 RunArgument = Annotated[
     str,
@@ -51,14 +53,24 @@ def exit_code_of(work: Callable[[], int], interrupted: int = INTERRUPTED) -> int
         return interrupted
 
 
+def command(work: Callable[Arguments, int]) -> Callable[Arguments, None]:
+    """Make a command of a function that returns an exit code."""
+
+    @wraps(work)
+    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
+        raise typer.Exit(exit_code_of(partial(work, *arguments, **options)))
+
+    return run
+
+
 def show(text: str) -> None:
     """Print text as it stands: without markup, line breaks or control characters of its own."""
     Console().print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
 
 
-def away_from_current_folder() -> AbstractContextManager[None]:
-    """Leave the current folder, in which Ray's workers look for modules and matplotlib for its settings."""
-    return chdir(PACKAGE_FOLDER.parent)
+def away_from_current_folder(no_user_code: bool) -> AbstractContextManager[None]:
+    """With --no-user-code leave the current folder: Ray's workers look for modules there, matplotlib for settings."""
+    return chdir(PACKAGE_FOLDER.parent) if no_user_code else nullcontext()
 
 
 def versions() -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from harness.cli.common import exit_code_of, show
+from harness.cli.common import command, show
 from harness.cli.values import parse_axes, parse_cells, parse_conditions, parse_only, parse_share
-from harness.errors import Collected, ComparisonError, HarnessError, RunFolderError
+from harness.errors import Collected, ComparisonError, RunFolderError
 from harness.system.sanitize import escape_control
 from harness.system.uri import is_uri
 
@@ -61,6 +61,7 @@ Picture = Annotated[
 ]
 
 
+@command
 def compare_command(
     run_folders: Runs,
     by: By = None,
@@ -71,42 +72,33 @@ def compare_command(
     markdown: Markdown = False,
     json: Json = False,
     output: Page = None,
-) -> None:
+) -> int:
     """Compare runs with the first one, cell by cell; needs neither torch nor ray.
 
     A difference is decided by the noise between runs: that of 3 or more earlier runs of the same cells, or --run-noise.
     """
-
-    def work() -> int:
-        found = Collected()
-        conditions = found.value(lambda: parse_conditions(fail_if or [])) or ()
-        axes = found.value(lambda: parse_axes(by or [])) or ()
-        wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
-        noise = found.value(lambda: None if run_noise is None else parse_share(run_noise, "--run-noise"))
-        for mistake in _mistakes(run_folders, history, both=markdown and json):
-            found.add(mistake)
-        found.raise_all()
-        from harness.analysis.compare import compare, exit_code
-        from harness.analysis.results import load
-        from harness.analysis.run_pairs import Question
-
-        question = Question(axes, wanted, noise, history)
-        comparison = compare([load(folder) for folder in run_folders], question, conditions)
-        _show(comparison, markdown=markdown, json=json, output=output)
-        return exit_code(comparison.gate) if conditions else 0
-
-    raise typer.Exit(exit_code_of(work))
-
-
-def _mistakes(run_folders: Sequence[str], history: Path | None, *, both: bool) -> Iterator[HarnessError]:
-    """Yield the mistakes in the folders and the format, which are known before anything is read."""
+    found = Collected()
+    conditions = found.value(lambda: parse_conditions(fail_if or [])) or ()
+    axes = found.value(lambda: parse_axes(by or [])) or ()
+    wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
+    noise = found.value(lambda: None if run_noise is None else parse_share(run_noise, "--run-noise"))
     for folder in run_folders:
         if not is_uri(folder) and not os.path.isdir(folder):
-            yield RunFolderError(f"{folder}: not a run folder: it is not there; give results/<experiment>/<time>-<id>")
+            problem = "not a run folder: it is not there; give results/<experiment>/<time>-<id>"
+            found.add(RunFolderError(f"{folder}: {problem}"))
     if history is not None and not os.path.isdir(history):
-        yield ComparisonError(f"--history: got {history}; allowed: a folder that is there, with earlier runs")
-    if both:
-        yield ComparisonError("--markdown and --json: only one of both can be printed")
+        found.add(ComparisonError(f"--history: got {history}; allowed: a folder that is there, with earlier runs"))
+    if markdown and json:
+        found.add(ComparisonError("--markdown and --json: only one of both can be printed"))
+    found.raise_all()
+    from harness.analysis.compare import compare, exit_code
+    from harness.analysis.results import load
+    from harness.analysis.run_pairs import Question
+
+    question = Question(axes, wanted, noise, history)
+    comparison = compare([load(folder) for folder in run_folders], question, conditions)
+    _show(comparison, markdown=markdown, json=json, output=output)
+    return exit_code(comparison.gate) if conditions else 0
 
 
 def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | None) -> None:
@@ -143,22 +135,19 @@ def _print(tables: Sequence[tuple[str, TextTable]]) -> None:
             console.print(rich_table(content, title), "")
 
 
+@command
 def history_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of runs, such as results/.")],
     cell: Cell = None,
     output: Picture = None,
-) -> None:
+) -> int:
     """Draw the throughput of cells over all runs below FOLDER; needs neither torch nor ray."""
+    wanted = parse_cells(cell)
+    from harness.report.history import write_history
 
-    def work() -> int:
-        wanted = parse_cells(cell)
-        from harness.report.history import write_history
-
-        report = write_history(folder, wanted, output)
-        _print(report.tables)
-        for line in (report.caption, *(f"Left out: {reason}" for reason in report.unread.values())):
-            Console().print(escape_control(line), highlight=False, markup=False)
-        show(f"Figure: {report.path}")
-        return 0
-
-    raise typer.Exit(exit_code_of(work))
+    report = write_history(folder, wanted, output)
+    _print(report.tables)
+    for line in (report.caption, *(f"Left out: {reason}" for reason in report.unread.values())):
+        Console().print(escape_control(line), highlight=False, markup=False)
+    show(f"Figure: {report.path}")
+    return 0

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from harness.cli.common import NoUserCode, away_from_current_folder, exit_code_of
 from harness.cli.values import parse_assumed, parse_only
-from harness.errors import Collected, ExperimentError, HarnessError
+from harness.errors import Collected, ExperimentError
 from harness.system.process import INTERRUPTED, UNSETTLED
 
 if TYPE_CHECKING:
-    from harness.config.experiment import Experiment
-    from harness.run.console import ConsoleSink
-    from harness.run.request import Places, Request
+    from harness.run.request import Places
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -82,18 +79,32 @@ Memory = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 
 
-def _carry_out(act: Callable[..., int], file: Path | None, **options: Any) -> None:
-    """Read the experiment in ``file``, act on it with a console, and exit with the exit code."""
+def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **options: Any) -> None:
+    """Read the experiment in ``file``, act on it with a console, and exit with the exit code.
+
+    A plan does without the report and its libraries.
+    """
 
     def work() -> int:
         from harness.run.request import read_experiment
 
         request, found = _request_of(file, **options)
         experiment = read_experiment(request, found)
-        with _terminal(no_user_code=request.no_user_code, quiet=request.quiet, live=not request.inline) as sink:
-            return act(request, experiment, sink)
+        with away_from_current_folder(request.no_user_code):  # for the imports of the console too
+            from harness.run.console import ConsoleSink, Lasting
 
-    raise typer.Exit(exit_code_of(work, UNSETTLED if act is _run_or_plan else INTERRUPTED))
+            with ConsoleSink(Lasting(), quiet=request.quiet, live=not request.inline) as sink:
+                if act == "doctor":
+                    from harness.run.doctor import run_doctor as carry_out
+                elif act == "links":
+                    from harness.run.doctor import run_links as carry_out
+                elif request.plans_only:
+                    from harness.run.dry_run import show_plan as carry_out
+                else:
+                    from harness.run.pipeline import run as carry_out
+                return carry_out(request, experiment, sink)
+
+    raise typer.Exit(exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))
 
 
 def _request_of(
@@ -114,10 +125,11 @@ def _request_of(
     memory: Memory = False,
 ) -> tuple[Any, Collected]:
     """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
-    from harness.run.request import NOWHERE, Request, places_of
+    from harness.run.request import Places, Request, places_of
 
     found = Collected()
-    places = found.value(lambda: places_of(output, local, resume, absolute=no_user_code)) or NOWHERE
+    nowhere = Places(Path("results"), None, None)  # until every mistake is found
+    places = found.value(lambda: places_of(output, local, resume, absolute=no_user_code)) or nowhere
     assumed = found.value(lambda: None if assume is None else parse_assumed(assume))
     wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
     here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
@@ -140,48 +152,23 @@ def _request_of(
 
 def _file_of(file: Path | None, places: Places, found: Collected) -> Path:
     """Return FILE, else that of the run that is resumed; raises HarnessError with all mistakes that are ``found``."""
-    try:
-        return file or _recorded_file(None if places.store else places.resume)
-    except HarnessError as error:
-        found.add(error)
-        found.raise_all()
-        raise
-
-
-def _recorded_file(run_folder: Path | None) -> Path:
-    """Return the experiment file of the run that is resumed; raises HarnessError if FILE is needed."""
     from harness.run.request import AUTO
 
-    if run_folder is None or run_folder == AUTO:
-        problem = "is missing; give an experiment file (harness init writes one), or --resume RUN_FOLDER (no URI) alone"
-        raise ExperimentError("FILE", [problem])
-    from harness.record.folder import RunFolder
-    from harness.run.provenance import file_to_resume
+    if file:
+        return file
+    with found.also():
+        run_folder = None if places.store else places.resume
+        if run_folder is None or run_folder == AUTO:
+            problem = (
+                "is missing; give an experiment file (harness init writes one), or --resume RUN_FOLDER (no URI) alone"
+            )
+            raise ExperimentError("FILE", [problem])
+        from harness.record.folder import RunFolder
+        from harness.run.provenance import file_to_resume
 
-    return file_to_resume(run_folder, RunFolder.open(run_folder).environment().get("invocations", []), sys.path)
-
-
-def _examine(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
-    from harness.run.doctor import run_doctor
-
-    return run_doctor(request, experiment, sink)
-
-
-def _measure_links(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
-    from harness.run.doctor import run_links
-
-    return run_links(request, experiment, sink)
-
-
-def _run_or_plan(request: Request, experiment: Experiment, sink: ConsoleSink) -> int:
-    """Plan or run; a plan does without the report and its libraries."""
-    if request.plans_only:
-        from harness.run.dry_run import show_plan
-
-        return show_plan(request, experiment, sink)
-    from harness.run.pipeline import run
-
-    return run(request, experiment, sink)
+        return file_to_resume(run_folder, RunFolder.open(run_folder).environment().get("invocations", []), sys.path)
+    found.raise_all()
+    raise AssertionError
 
 
 def _with_options(*names: str) -> Callable[[Command], Command]:
@@ -202,26 +189,16 @@ def _with_options(*names: str) -> Callable[[Command], Command]:
 @_with_options()
 def run_command(file: OptionalFile = None, **options: Any) -> None:
     """Run the experiment in FILE and write tables, figures and a report."""
-    _carry_out(_run_or_plan, file, **options)
+    _carry_out("run", file, **options)
 
 
 @_with_options("address", "assume", "like", "output", "only", "no_user_code", "memory")
 def plan_command(file: File, **options: Any) -> None:
     """Show the plan of a run of FILE; start nothing."""
-    _carry_out(_run_or_plan, file, dry_run=True, **options)
+    _carry_out("run", file, dry_run=True, **options)
 
 
 @_with_options("address", "output", "local", "only", "no_user_code", "quiet")
 def doctor_command(file: File, links: Links = False, **options: Any) -> None:
     """Check, before any measurement, that FILE would measure what it says; record nothing."""
-    _carry_out(_measure_links if links else _examine, file, **options)
-
-
-@contextmanager
-def _terminal(*, no_user_code: bool, quiet: bool, live: bool = True) -> Iterator[ConsoleSink]:
-    """Yield the console of a command. With ``no_user_code`` its imports too take place outside the current folder."""
-    with away_from_current_folder() if no_user_code else nullcontext():
-        from harness.run.console import ConsoleSink, Lasting
-
-        with ConsoleSink(Lasting(), quiet=quiet, live=live) as sink:
-            yield sink
+    _carry_out("links" if links else "doctor", file, **options)

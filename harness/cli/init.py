@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from harness.cli.common import exit_code_of, show
+from harness.cli.common import command, show
 from harness.errors import ExperimentError, nearest
 from harness.system.files import PACKAGE_FOLDER
 
@@ -45,23 +45,20 @@ OutputFile = Annotated[
 ]
 
 
-def init_command(question: QuestionArgument = None, output: OutputFile = None) -> None:
+@command
+def init_command(question: QuestionArgument = None, output: OutputFile = None) -> int:
     """Write a commented experiment file that answers a question and runs as it stands; replaces no file."""
-
-    def work() -> int:
-        if question is None:
-            show("harness init QUESTION writes a commented experiment file for one of these:")
-            for name, known in QUESTIONS.items():
-                show(f"  {name:<14}{known.text}")
-            return 0
-        if question not in QUESTIONS:
-            raise ExperimentError("harness init", [f"got {question!r}; {nearest(question, QUESTIONS)}"])
-        file = write_template(QUESTIONS[question], output)
-        path = shlex.quote(str(file))
-        show(f"Wrote {file}. Next: harness plan {path}, then harness run {path}")
+    if question is None:
+        show("harness init QUESTION writes a commented experiment file for one of these:")
+        for name, known in QUESTIONS.items():
+            show(f"  {name:<14}{known.text}")
         return 0
-
-    raise typer.Exit(exit_code_of(work))
+    if question not in QUESTIONS:
+        raise ExperimentError("harness init", [f"got {question!r}; {nearest(question, QUESTIONS)}"])
+    file = write_template(QUESTIONS[question], output)
+    path = shlex.quote(str(file))
+    show(f"Wrote {file}. Next: harness plan {path}, then harness run {path}")
+    return 0
 
 
 def write_template(question: Question, output: Path | None) -> Path:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from harness.cli.common import NoUserCode, RunArgument, away_from_current_folder, exit_code_of, show
+from harness.cli.common import NoUserCode, RunArgument, away_from_current_folder, command, show
 from harness.errors import ExportError, PredictionError, RunFolderError
 from harness.system.uri import is_uri
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Devices = Annotated[str, typer.Option(metavar="N,N...", help="The numbers of devices to predict.")]
 Nodes = Annotated[
@@ -34,90 +30,10 @@ Far = Annotated[bool, typer.Option("--far", help="Predict more than 8 times the 
 FitUpTo = Annotated[
     int | None, typer.Option("--fit-up-to", metavar="N", min=1, help="Predict from sizes of at most N devices.")
 ]
-
-
-def predict_command(
-    run_folder: RunArgument,
-    devices: Devices,
-    nodes: Nodes = None,
-    links: LinksOf = None,
-    far: Far = False,
-    fit_up_to: FitUpTo = None,
-) -> None:
-    """Predict step times for more devices than RUN_FOLDER measured, with 95 % intervals; measures nothing."""
-
-    def work() -> int:
-        from harness.analysis.prediction import Asked, read_links
-        from harness.analysis.results import load, predict
-        from harness.cli.values import parse_numbers
-
-        numbers = parse_numbers(devices, "--devices")
-        asked = Asked(numbers, parse_numbers(nodes, "--nodes") if nodes else (), far=far, most_fitted=fit_up_to)
-        asked.check()
-        results = load(run_folder)
-        if results.exchanges.empty:
-            raise PredictionError(
-                f"{run_folder}: recorded no exchanges, from which steps are predicted; measure ddp or fsdp on several "
-                "devices with throughput.explain: true and this version"
-            )
-        further = read_links(links, results.collectives) if links else None
-        table = predict(results, asked, further)
-        _show(table, numbers)
-        files = _draw(results.folder.figures, table)
-        show(f"Figure: {', '.join(map(str, files))}" if files else "No figure: nothing was predicted.")
-        return 0
-
-    raise typer.Exit(exit_code_of(work))
-
-
-def _show(table: pd.DataFrame, devices: tuple[int, ...]) -> None:
-    from harness.report.labels import rows_of
-    from harness.report.tables.prediction import family_label, measured_alone, prediction_table, refusals
-    from harness.run.console import rich_table
-
-    for _, family in table.groupby("family_id", sort=False):
-        content = prediction_table(family, narrow=True)
-        if content.rows:
-            Console().print(rich_table(content, family_label(rows_of(family)[0])), "")
-    for reason in [*refusals(table), *measured_alone(table, devices)]:
-        show(reason)
-
-
-def _draw(folder: Path, table: pd.DataFrame) -> list[Path]:
-    from harness.report.figures.prediction import write_prediction
-
-    return write_prediction(folder, table)
-
-
 Local = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="With a URI: the folder below which the run is copied. Default: results."),
 ]
-
-
-def report_command(run_folder: RunArgument, local: Local = None, no_user_code: NoUserCode = False) -> None:
-    """Rebuild tables, figures and report of RUN_FOLDER; needs neither torch nor ray. A URI is copied down first."""
-    below = (local or Path("results")).absolute() if no_user_code else local or Path("results")
-    if no_user_code and not is_uri(run_folder):
-        run_folder = str(Path(run_folder).absolute())
-
-    def work() -> int:
-        with away_from_current_folder() if no_user_code else nullcontext():
-            if local is not None and not is_uri(run_folder):
-                raise RunFolderError("--local: it is where the run of a URI is copied; leave it out")
-            from harness.record.folder import RunFolder
-            from harness.record.mirror import on_this_machine
-
-            folder = RunFolder.open(on_this_machine(run_folder, below))  # before what draws is imported
-            from harness.report.html import write_report
-
-            results = write_report(folder.path)
-        show(f"Report: {results.folder.report}")
-        return 0
-
-    raise typer.Exit(exit_code_of(work))
-
-
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the verdict as Markdown, for a pull request.")]
 Mlflow = Annotated[
     str | None,
@@ -127,33 +43,6 @@ Mlflow = Annotated[
         help="Write to an MLflow server, or a folder: one run, and below it one for each cell.",
     ),
 ]
-
-
-def export_command(run_folder: RunArgument, markdown: Markdown = False, mlflow: Mlflow = None) -> None:
-    """Export RUN_FOLDER from its records to Markdown or MLflow; works on old runs too."""
-
-    def work() -> int:
-        if markdown == (mlflow is not None):
-            wrong = "give one of both" if markdown else "name a target"
-            raise ExportError(f"harness export: {wrong}; allowed: --markdown, --mlflow URI")
-        from harness.analysis.results import load
-
-        results = load(run_folder)
-        results.folder.check()
-        if mlflow is not None:
-            from harness.report.mlflow_export import export_to_mlflow
-
-            show(export_to_mlflow(results, mlflow))
-            return 0
-        from harness.report.verdict import make_verdict, verdict_lines
-
-        for line in verdict_lines(results.experiment.name, make_verdict(results)):
-            typer.echo(line)
-        return 0
-
-    raise typer.Exit(exit_code_of(work))
-
-
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="RUN_FOLDER/checkpoints/TRIAL/epoch-N, or the folder of the trial.")
 ]
@@ -162,18 +51,97 @@ OwnFile = Annotated[
 ]
 
 
-def evaluate_command(checkpoint: Checkpoint, file: OwnFile = None, no_user_code: NoUserCode = False) -> None:
+@command
+def predict_command(
+    run_folder: RunArgument,
+    devices: Devices,
+    nodes: Nodes = None,
+    links: LinksOf = None,
+    far: Far = False,
+    fit_up_to: FitUpTo = None,
+) -> int:
+    """Predict step times for more devices than RUN_FOLDER measured, with 95 % intervals; measures nothing."""
+    from harness.analysis.prediction import Asked, read_links
+    from harness.analysis.results import load, predict
+    from harness.cli.values import parse_numbers
+
+    numbers = parse_numbers(devices, "--devices")
+    asked = Asked(numbers, parse_numbers(nodes, "--nodes") if nodes else (), far=far, most_fitted=fit_up_to)
+    asked.check()
+    results = load(run_folder)
+    if results.exchanges.empty:
+        raise PredictionError(
+            f"{run_folder}: recorded no exchanges, from which steps are predicted; measure ddp or fsdp on several "
+            "devices with throughput.explain: true and this version"
+        )
+    further = read_links(links, results.collectives) if links else None
+    table = predict(results, asked, further)
+    from harness.report.labels import rows_of
+    from harness.report.tables.prediction import family_label, measured_alone, prediction_table, refusals
+    from harness.run.console import rich_table
+
+    for _, family in table.groupby("family_id", sort=False):
+        content = prediction_table(family, narrow=True)
+        if content.rows:
+            Console().print(rich_table(content, family_label(rows_of(family)[0])), "")
+    for reason in [*refusals(table), *measured_alone(table, numbers)]:
+        show(reason)
+    from harness.report.figures.prediction import write_prediction
+
+    files = write_prediction(results.folder.figures, table)
+    show(f"Figure: {', '.join(map(str, files))}" if files else "No figure: nothing was predicted.")
+    return 0
+
+
+@command
+def report_command(run_folder: RunArgument, local: Local = None, no_user_code: NoUserCode = False) -> int:
+    """Rebuild tables, figures and report of RUN_FOLDER; needs neither torch nor ray. A URI is copied down first."""
+    below = (local or Path("results")).absolute() if no_user_code else local or Path("results")
+    if no_user_code and not is_uri(run_folder):
+        run_folder = str(Path(run_folder).absolute())
+    with away_from_current_folder(no_user_code):
+        if local is not None and not is_uri(run_folder):
+            raise RunFolderError("--local: it is where the run of a URI is copied; leave it out")
+        from harness.record.folder import RunFolder
+        from harness.record.mirror import on_this_machine
+
+        folder = RunFolder.open(on_this_machine(run_folder, below))  # before what draws is imported
+        from harness.report.html import write_report
+
+        results = write_report(folder.path)
+    show(f"Report: {results.folder.report}")
+    return 0
+
+
+@command
+def export_command(run_folder: RunArgument, markdown: Markdown = False, mlflow: Mlflow = None) -> int:
+    """Export RUN_FOLDER from its records to Markdown or MLflow; works on old runs too."""
+    if markdown == (mlflow is not None):
+        wrong = "give one of both" if markdown else "name a target"
+        raise ExportError(f"harness export: {wrong}; allowed: --markdown, --mlflow URI")
+    from harness.analysis.results import load
+
+    results = load(run_folder)
+    results.folder.check()
+    if mlflow is not None:
+        from harness.report.mlflow_export import export_to_mlflow
+
+        show(export_to_mlflow(results, mlflow))
+        return 0
+    from harness.report.verdict import make_verdict, verdict_lines
+
+    for line in verdict_lines(results.experiment.name, make_verdict(results)):
+        typer.echo(line)
+    return 0
+
+
+@command
+def evaluate_command(checkpoint: Checkpoint, file: OwnFile = None, no_user_code: NoUserCode = False) -> int:
     """Print the validation metrics of the model in CHECKPOINT, on one device of this machine."""
     here, beside = checkpoint.absolute(), file.absolute() if file else None
+    with away_from_current_folder(no_user_code):
+        from harness.run.evaluation import evaluate
 
-    def work() -> int:
-        from contextlib import nullcontext
-
-        with away_from_current_folder() if no_user_code else nullcontext():
-            from harness.run.evaluation import evaluate
-
-            for name, value in sorted(evaluate(here, beside, no_user_code=no_user_code).items()):
-                show(f"{name} {value:.6g}")
-        return 0
-
-    raise typer.Exit(exit_code_of(work))
+        for name, value in sorted(evaluate(here, beside, no_user_code=no_user_code).items()):
+            show(f"{name} {value:.6g}")
+    return 0

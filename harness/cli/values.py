@@ -42,12 +42,13 @@ def parse_only(text: str, option: str = "--only") -> dict[str, Any]:
     wanted: dict[str, Any] = {}
     for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
         name, equals, value = part.partition("=")
-        if not equals or not value.strip():
-            raise ExperimentError(option, [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
         try:
-            wanted.setdefault(name.strip(), []).append(parse_value(value, source=option))
+            read = [parse_value(value, source=option)] if equals and value.strip() else []
         except ExperimentError:
-            raise ExperimentError(option, [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"]) from None
+            read = []
+        if not read:
+            raise ExperimentError(option, [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
+        wanted.setdefault(name.strip(), []).extend(read)
     try:
         return check_filter(wanted)
     except ValueError as error:

@@ -13,6 +13,28 @@ from pydantic_core import ErrorDetails
 from harness.config.axes import BATCHES, OPTION_SECTIONS, batch_note
 from harness.errors import closest, nearest
 
+Model = TypeVar("Model", bound=BaseModel)
+MOST_PASSES = 6
+STAND_INS = {"name": "x"}
+"""Values of keys at the top that a file must have, while the rest is checked."""
+ABSENT = object()
+Place = tuple[int | str, ...]
+"""The path of a value in the file: keys, and positions in lists."""
+
+CHOSEN, CHOICES = "blocks", ("number", "rule")
+"""The key of a discriminated union, and the tags that follow it in pydantic's error paths but not in the file."""
+TYPES = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping, {key: value}",
+    "int_type": "an integer",
+    "string_type": "text (in quotes, if it looks like another type)",
+    "too_short": "at least one value",
+    "tuple_type": "a list",
+}
+"""Kinds of pydantic's errors -> what is allowed, in the words of YAML."""
+MOST, MOST_TEXT = 50, 500
+"""The maximum number of reported problems, and of characters of each."""
+
 
 class Conflict(NamedTuple):
     """A rule about several keys of a section. ``keys``: without one of these, or with a wrong one, nothing is known."""
@@ -36,24 +58,6 @@ def raise_conflicts(*rules: Conflict) -> None:
         raise Conflicts(broken)
 
 
-Place = tuple[int | str, ...]
-"""The path of a value in the file: keys, and positions in lists."""
-
-CHOSEN, CHOICES = "blocks", ("number", "rule")
-"""The key of a discriminated union, and the tags that follow it in pydantic's error paths but not in the file."""
-TYPES = {
-    "bool_type": "true or false",
-    "dict_type": "a mapping, {key: value}",
-    "int_type": "an integer",
-    "string_type": "text (in quotes, if it looks like another type)",
-    "too_short": "at least one value",
-    "tuple_type": "a list",
-}
-"""Kinds of pydantic's errors -> what is allowed, in the words of YAML."""
-MOST, MOST_TEXT = 50, 500
-"""The maximum number of reported problems, and of characters of each."""
-
-
 def describe_errors(
     error: ValidationError, model: type[BaseModel], removed: Collection[Place] = frozenset()
 ) -> list[str]:
@@ -62,64 +66,50 @@ def describe_errors(
     ``removed``: places of keys that were wrong and are left out of the validated content. What follows from their
     absence is no problem of the file.
     """
-    problems = [problem for problem in error.errors(include_url=False) if not _follows(problem, removed)]
-    lines = [line for problem in problems[:MOST] for line in _lines(problem, model, removed)]
-    lines = list(dict.fromkeys(_cut(line, MOST_TEXT) for line in lines))
-    return lines + [f"and {len(problems) - MOST} more"] * (len(problems) > MOST)
-
-
-def places_of(error: ValidationError) -> list[Place]:
-    """Return the places in the file of all problems."""
-    return [_place(problem) for problem in error.errors(include_url=False, include_context=False)]
+    problems, lines = [], dict[str, None]()
+    for problem in error.errors(include_url=False):
+        place, raised = _place(problem), problem.get("ctx", {}).get("error")
+        below = [key for key in removed if key[: len(place)] == place]
+        if isinstance(raised, Conflicts) or not below:
+            problems.append((problem, place, raised, below))
+    for problem, place, raised, below in problems[:MOST]:
+        if isinstance(raised, Conflicts):
+            where = f"{_dotted(place)}: " if place else ""
+            lost = [str(key[len(place)]) for key in below if len(key) > len(place)]
+            kept = [rule for rule in raised.broken if not any(closest(name, rule.keys) for name in lost)]
+            found = [f"{where}{rule.text}" for rule in kept]
+        else:
+            found = [_line(problem, model)]
+        lines |= dict.fromkeys(_cut(line, MOST_TEXT) for line in found)
+    return [*lines, *[f"and {len(problems) - MOST} more"] * (len(problems) > MOST)]
 
 
 def _place(problem: ErrorDetails) -> Place:
+    """Return the place of a problem in the file."""
     loc = problem["loc"]
     return tuple(part for at, part in enumerate(loc) if not (part in CHOICES and at and loc[at - 1] == CHOSEN))
 
 
-def _follows(problem: ErrorDetails, removed: Collection[Place]) -> bool:
-    """Return whether a problem may follow from the absence of keys at or below its place."""
-    place = _place(problem)
-    return _conflicts(problem) is None and any(key[: len(place)] == place for key in removed)
-
-
-def _conflicts(problem: ErrorDetails) -> Conflicts | None:
-    raised = problem.get("ctx", {}).get("error")
-    return raised if isinstance(raised, Conflicts) else None
-
-
-def _lines(problem: ErrorDetails, model: type[BaseModel], removed: Collection[Place]) -> list[str]:
-    conflicts = _conflicts(problem)
-    if conflicts is None:
-        return [_line(problem, model)]
-    place = _place(problem)
-    where = f"{_dotted(place)}: " if place else ""
-    lost = {key[len(place)] for key in removed if len(key) > len(place) and key[: len(place)] == place}
-    names = [str(name) for name in lost]
-    kept = [one for one in conflicts.broken if not any(closest(name, one.keys) for name in names)]
-    return [f"{where}{conflict.text}" for conflict in kept]
-
-
 def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:
     path = _place(problem)
-    kind, got = problem["type"], problem["input"]
+    kind, got = problem["type"], _cut(repr(problem["input"]))
     where = _dotted(path) or "the file"
     if kind == "extra_forbidden":
         return f"{where}: unknown key; {_known_key(str(path[-1])[:80], path[:-1], model)}"
     if kind == "missing":
         return f"{where}: is missing"
     if kind in TYPES:
-        return f"{where}: got {_short(got)}; allowed: {TYPES[kind]}"
+        return f"{where}: got {got}; allowed: {TYPES[kind]}"
     if kind == "literal_error":
         allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-        return f"{where}: got {_short(got)}; {nearest(str(got)[:80], allowed)}"
+        return f"{where}: got {got}; {nearest(str(problem['input'])[:80], allowed)}"
     if kind == "value_error":
         text = problem["msg"].removeprefix("Value error, ")
         return f"{where}: {text}" if path else text
     if kind == "model_type":
-        return f"{where}: got {_short(got)}; allowed: a mapping with keys such as {_examples(model, path)}"
-    return f"{where}: got {_short(got)}; {_lower_first(problem['msg'].replace('Input should', 'it should'))}"
+        return f"{where}: got {got}; allowed: a mapping with keys such as {', '.join(_fields_at(model, path)[:4])}"
+    text = problem["msg"].replace("Input should", "it should")
+    return f"{where}: got {got}; {text[:1].lower()}{text[1:]}"
 
 
 def _known_key(name: str, path: Place, model: type[BaseModel]) -> str:
@@ -164,27 +154,8 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
-def _examples(model: type[BaseModel], path: Place) -> str:
-    return ", ".join(_fields_at(model, path)[:4])
-
-
-def _short(value: object) -> str:
-    return _cut(repr(value))
-
-
 def _cut(text: str, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-Model = TypeVar("Model", bound=BaseModel)
-MOST_PASSES = 6
-STAND_INS = {"name": "x"}
-"""Values of keys at the top that a file must have, while the rest is checked."""
-ABSENT = object()
 
 
 def validate(
@@ -202,7 +173,9 @@ def validate(
             problems.update(dict.fromkeys(describe_errors(error, model, removed)))
             if error.error_count() > MOST:
                 break
-            given, now = _without(given, places_of(error))
+            given, now = _without(
+                given, [_place(problem) for problem in error.errors(include_url=False, include_context=False)]
+            )
             if now <= removed:
                 break
             removed |= now

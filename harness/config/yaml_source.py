@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,48 +36,7 @@ HINTS = {
 }
 """Part of the parser's message -> what to do about it."""
 MOST = 400
-
-
-def describe_yaml_error(error: Exception, text: str) -> str:
-    """Return 'line 3: the problem; what to do', on one line of limited length."""
-    problem = _problem(error)
-    hint = next((f"; {hint}" for part, hint in HINTS.items() if part in problem), "")
-    line = _line(error, text)
-    where = f"line {line}: " if line else ""
-    return f"{where}{problem[:MOST]}{hint}"
-
-
-def _problem(error: Exception) -> str:
-    """Return the parser's own words, without places."""
-    if isinstance(error, ReaderError):
-        character = error.character if isinstance(error.character, int) else ord(error.character)
-        return f"unacceptable character #x{character:04x}: {error.reason}"
-    if isinstance(error, yaml.MarkedYAMLError):
-        problem = error.problem or error.context or ""
-        if problem.startswith("but "):  # the second half of a sentence
-            return f"{error.context}, {problem}"
-        return f"{problem}{_opened(error)}"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _opened(error: yaml.MarkedYAMLError) -> str:
-    """Return where the collection or text began whose end is missing; '' if in the same line."""
-    first, last = error.context_mark, error.problem_mark
-    if first is None or last is None or first.line == last.line or not error.context:
-        return ""
-    return f" ({error.context}, which begins in line {first.line + 1})"
-
-
-def _line(error: Exception, text: str) -> int | None:
-    """Return the number of the line, from 1; None if the message names it itself, or none is known."""
-    if isinstance(error, ReaderError):
-        return text.count("\n", 0, error.position) + 1
-    if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        return None if mark is None else mark.line + 1
-    return None
-
-
+"""The maximum number of characters of the parser's message."""
 MAX_BYTES = 100_000
 MAX_NODES = 20_000
 """The maximum number of keys and values, counted with the repetitions of anchors; read in about a second."""
@@ -88,22 +47,60 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that records duplicate keys, and stops at the limits of depth and size."""
+    """A SafeLoader that records duplicate keys, and stops at the limits of size and depth while it composes nodes.
+
+    Nothing is constructed before: an alias counts as many nodes, and is as deep, as what it repeats.
+    """
 
     def __init__(self, stream: str, most: int) -> None:
         super().__init__(stream)
-        self.duplicates: list[str] = []
-        self._most, self._nodes, self._depth = most, 0, 0
+        self.duplicates: list[tuple[int, str]] = []
+        self._most, self._nodes, self._depth, self._deepest = most, 0, 0, 0
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
+        """The number of nodes, and of levels, of each composed node, itself included."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        self._nodes, self._depth = self._nodes + 1, self._depth + 1
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-        if self._depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=mark)
-        if self._nodes > self._most:
-            raise yaml.MarkedYAMLError(problem=f"more than {self._most} keys and values", problem_mark=mark)
+        mark, is_alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)  # type: ignore[no-untyped-call]
+        before, deepest = self._nodes, self._deepest
+        self._nodes, self._depth = before + (not is_alias), self._depth + 1
+        self._deepest = self._depth
+        self._check_limits(mark)
         node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
+        assert node is not None
+        if is_alias:
+            nodes, levels = self._sizes.get(node, (0, MAX_DEPTH + 1))  # without a size it is not complete: in itself
+            self._nodes, self._deepest = before + nodes, self._depth - 1 + levels
+            self._check_limits(mark)
+        self._sizes[node] = self._nodes - before, self._deepest - self._depth + 1
+        self._depth, self._deepest = self._depth - 1, max(deepest, self._deepest)
+        return node
+
+    def _check_limits(self, mark: yaml.Mark) -> None:
+        if self._deepest > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep, or in itself", problem_mark=mark)
+        if self._nodes > self._most:
+            problem = f"more than {self._most} keys and values, those that aliases repeat included"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+    def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        problem = ""
+        if found := _NO_TEXT.search(node.value):
+            problem = f"holds {found[0]!r}, which is not a printable character"
+        elif node.tag.endswith((":int", ":float")) and len(node.value) > MAX_DIGITS:
+            problem = f"a number of {len(node.value)} characters; at most {MAX_DIGITS} are allowed"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return node
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if key in seen:
+                self.duplicates.append((line, f"line {line}: the key {key[:80]!r} appears twice; keep one of them"))
+            seen.add(key)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
@@ -113,16 +110,6 @@ class _Loader(yaml.SafeLoader):
             kind = node.tag.rpartition(":")[2]
             problem = f"cannot read {str(node.value)[:40]!r} as {kind}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        seen: set[str] = set()
-        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # an explicit tag may be wrong
-            key = str(key_node.value)
-            if key in seen:
-                line = key_node.start_mark.line + 1
-                self.duplicates.append(f"line {line}: the key {key[:80]!r} appears twice; keep one of them")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -195,72 +182,42 @@ def parse_value(text: str, *, source: str) -> Any:
 
 
 def _parse(text: str, source: str, most: int) -> tuple[object, list[str]]:
-    """Return the value and its duplicate keys. The size is checked before any value is built."""
-    loader = None
+    """Return the value, and a problem for each key that appears twice, in the order of the lines."""
     try:
         loader = _Loader(text, most)  # which checks every character
-        node = loader.get_single_node()
-        if node is None:
-            return None, []
-        _check_size(node, most)
-        return loader.construct_document(node), loader.duplicates
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ExperimentError(source, [f"not valid YAML: {describe_yaml_error(error, text)}"]) from None
-    finally:
-        if loader:
-            loader.dispose()
+        value = loader.get_single_data()
+        return value, [problem for _, problem in sorted(loader.duplicates)]
+    except yaml.YAMLError as error:
+        raise ExperimentError(source, [f"not valid YAML: {_described(error, text)}"]) from None
 
 
-def _check_size(root: yaml.Node, most: int) -> None:
-    """Raise ValueError if the value, aliases expanded, is too large or too deep, or a scalar is not acceptable.
-
-    A node with an anchor is visited once, and counted once for each alias.
-    """
-    known: dict[int, tuple[int, int]] = {}
-
-    def measure(node: yaml.Node, depth: int) -> tuple[int, int]:
-        """Return the number of nodes, the given one included, and the depth below it."""
-        line = node.start_mark.line + 1
-        if depth + known.get(id(node), (0, 0))[1] > MAX_DEPTH:
-            raise ValueError(f"line {line}: nested more than {MAX_DEPTH} deep, or in itself")
-        if id(node) not in known:
-            _check_scalar(node, line)
-            below = [measure(child, depth + 1) for child in _children(node)]
-            size = 1 + sum(nodes for nodes, _ in below)
-            if size > most:
-                raise ValueError(f"line {line}: holds {size} keys and values; at most {most} are allowed")
-            known[id(node)] = size, 1 + max((height for _, height in below), default=0)
-        return known[id(node)]
-
-    measure(root, 0)
-
-
-def _check_scalar(node: yaml.Node, line: int) -> None:
-    if not isinstance(node.value, str):
-        return
-    if found := _NO_TEXT.search(node.value):
-        raise ValueError(f"line {line}: holds {found[0]!r}, which is not a printable character")
-    if node.tag.endswith((":int", ":float")) and len(node.value) > MAX_DIGITS:
-        raise ValueError(f"line {line}: a number of {len(node.value)} characters; at most {MAX_DIGITS} are allowed")
-
-
-def _children(node: yaml.Node) -> Iterator[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        for pair in node.value:
-            yield from pair
-    elif isinstance(node, yaml.SequenceNode):
-        yield from node.value
+def _described(error: yaml.YAMLError, text: str) -> str:
+    """Return 'line 3: the problem; what to do', on one line of limited length."""
+    line, problem = 0, " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ReaderError):
+        character = error.character if isinstance(error.character, int) else ord(error.character)
+        line, problem = (
+            text.count("\n", 0, error.position) + 1,
+            f"unacceptable character #x{character:04x}: {error.reason}",
+        )
+    elif isinstance(error, yaml.MarkedYAMLError):
+        first, last = error.context_mark, error.problem_mark
+        line = mark.line + 1 if (mark := last or first) else 0
+        problem = error.problem or error.context or ""
+        if problem.startswith("but "):  # the second half of a sentence
+            problem = f"{error.context}, {problem}"
+        elif first and last and first.line != last.line and error.context:  # of a collection or text without its end
+            problem += f" ({error.context}, which begins in line {first.line + 1})"
+    hint = next((f"; {hint}" for part, hint in HINTS.items() if part in problem), "")
+    return f"{f'line {line}: ' if line else ''}{problem[:MOST]}{hint}"
 
 
 def read_text(path: Path, most: int) -> str:
     """Return the text of a file of at most this many bytes; raise ExperimentError if it is none."""
     try:
-        if not path.exists():
-            raise ExperimentError(str(path), ["no such file; give the path of an experiment file (YAML)"])
-        if path.is_dir():
-            raise ExperimentError(str(path), ["is a folder; give the path of an experiment file (YAML)"])
         if not path.is_file():
-            raise ExperimentError(str(path), ["is not a regular file; give the path of an experiment file (YAML)"])
+            problem = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "no such file"
+            raise ExperimentError(str(path), [f"{problem}; give the path of an experiment file (YAML)"])
         if path.stat().st_size > most:
             raise ExperimentError(str(path), [f"larger than {most} bytes: not an experiment file"])
         return path.read_text(encoding="utf-8")

@@ -26,7 +26,6 @@ from harness.record.lines import SCHEMA, Record, merged, plan_content, raw_name
 from harness.record.parquet import gather, in_parquet, read_frame, write_frame
 from harness.record.reading import (
     check_environment,
-    check_no_links,
     check_plan,
     encode_json,
     for_file,
@@ -121,7 +120,6 @@ class RunFolder:
                 f"{path}: not a run folder (plan.json or experiment.resolved.yaml is missing); "
                 "give results/<experiment>/<time>-<id>"
             )
-        check_no_links(path)
         folder = cls(path)
         plan = folder.plan()
         if (schema := plan.get("schema", plan.get("schema_version"))) != SCHEMA:

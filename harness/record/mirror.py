@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from harness.errors import RunFolderError, StoreError
 from harness.record.folder import RunFolder
 from harness.record.lines import raw_name
-from harness.record.reading import check_no_links, object_of
+from harness.record.reading import object_of
 from harness.record.schema import RAW
 from harness.record.store import Store, open_store
 from harness.system.files import replace_all, writing
@@ -188,7 +188,6 @@ def copy_down(store: Store, run: str, folder: Path, *, raw: bool = True) -> Copi
     with writing(folder):
         for name in ("raw", "tables", "figures", "logs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-    check_no_links(folder)
     with RunFolder(folder).locked():
         here, remote = recorded_lines(folder), [line.text for line in lines]
         sent_last = newest is not None and newest.writer == _last_writer(folder)

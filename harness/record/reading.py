@@ -22,18 +22,6 @@ from harness.plan.environment import NodeFacts, RunEnvironment
 from harness.plan.rows import RecordedTrial
 
 
-def check_no_links(folder: Path) -> None:
-    """Raise RunFolderError if a folder holds anything but regular files and folders: a link may lead outside it."""
-    with naming_file(folder), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                check_no_links(Path(entry.path))
-            elif not entry.is_file(follow_symlinks=False):
-                raise RunFolderError(
-                    f"{entry.path}: is a link, or not a regular file; a run folder holds only regular files: remove it"
-                )
-
-
 def find_run_folders(folder: Path) -> list[Path]:
     """Return the run folders below a folder, itself among them, by path; links are not followed."""
     found = []

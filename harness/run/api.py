@@ -51,66 +51,43 @@ def run_experiment(
 
     See ``harness.run_experiment``, which is this function.
     """
-    given = {"output": output, "local": local, "only": only, "resume": resume, "address": address}
-    _check_types(experiment, **given, preflight=preflight, quiet=quiet)
-    file, content = _source(experiment)
+    given: dict[str, object] = {"experiment": experiment, "output": output, "local": local, "only": only}
+    given |= {"resume": resume, "address": address, "preflight": preflight, "quiet": quiet}
+    if problems := [
+        f"{name}: got {repr(value)[:80]}, {type(value).__name__}; allowed: {ARGUMENTS[name][1]}"
+        for name, value in given.items()
+        if not isinstance(value, ARGUMENTS[name][0])
+    ]:
+        raise ExperimentError("harness.run_experiment", problems)
+    content = _text(experiment, IN_NO_FILE) if isinstance(experiment, Mapping) else None
+    file = Path(IN_NO_FILE if isinstance(experiment, Mapping) else experiment)
+    try:
+        wanted = check_filter(parse_value(_text(only or {}, "only"), source="only"))
+    except ValueError as error:
+        raise ExperimentError("only", [str(error)]) from None
     places = places_of(*(None if path is None else os.fspath(path) for path in (output, local, resume)))
     request = Request(
         file=file,
         content=content,
         address=address,
         **places._asdict(),
-        only=_filter(only),
+        only=wanted,
         preflight=preflight,
         quiet=quiet,
     )
-    checked = read_experiment(request)
+    checked, folders = read_experiment(request), list[Path]()
     with handle_signals(), warnings.catch_warnings(), ConsoleSink(Lasting(), quiet=quiet) as sink:
         warnings.simplefilter("ignore")  # those of libraries, as in the command
-        emit = _Following(sink)
+
+        def emit(event: Event) -> None:
+            if isinstance(event, RunStarted) and event.folder:
+                folders.append(event.folder)
+            sink(event)
+
         code = run(request, checked, emit)
     if code in (INTERRUPTED, UNSETTLED):
         raise KeyboardInterrupt
-    assert emit.folder is not None
-    return load(emit.folder)
-
-
-class _Following:
-    """Passes events on, and keeps the run folder."""
-
-    def __init__(self, sink: ConsoleSink) -> None:
-        self._sink = sink
-        self.folder: Path | None = None
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self.folder = event.folder
-        self._sink(event)
-
-
-def _check_types(experiment: object, **others: object) -> None:
-    """Raise ExperimentError if an argument has another type than the signature says, with all that have."""
-    problems = [
-        f"{name}: got {repr(value)[:80]}, {type(value).__name__}; allowed: {ARGUMENTS[name][1]}"
-        for name, value in {"experiment": experiment, **others}.items()
-        if not isinstance(value, ARGUMENTS[name][0])
-    ]
-    if problems:
-        raise ExperimentError("harness.run_experiment", problems)
-
-
-def _source(experiment: str | os.PathLike[str] | Mapping[str, object]) -> tuple[Path, str | None]:
-    """Return the experiment's file and, if it is given as a dict, its text."""
-    if not isinstance(experiment, Mapping):
-        return Path(experiment), None
-    return Path(IN_NO_FILE), _text(experiment, IN_NO_FILE)
-
-
-def _filter(only: Mapping[str, PlainValue] | None) -> dict[str, PlainValue]:
-    try:
-        return check_filter(parse_value(_text(only or {}, "only"), source="only"))
-    except ValueError as error:
-        raise ExperimentError("only", [str(error)]) from None
+    return load(folders[0])
 
 
 def _text(content: Mapping[str, object], source: str) -> str:

@@ -14,7 +14,7 @@ from harness.config.experiment import Experiment
 from harness.errors import HarnessError, RunFolderError, StoreError, cause_of
 from harness.record.folder import RunFolder
 from harness.record.mirror import copy_down, runs_below
-from harness.record.store import Store, open_store
+from harness.record.store import open_store
 from harness.run.events import Emit, Note
 from harness.run.prepare import Prepared, prepare
 from harness.run.request import AUTO, Request
@@ -76,7 +76,12 @@ def copied_run(request: Request, experiment: Experiment, stack: ExitStack) -> tu
     store, reason, folder = open_store(request.store), "", request.resume
     if request.resume == AUTO:
         with Scratch() as scratch:
-            _copy_heads(store, experiment, scratch)
+            for run in runs_below(store, experiment.name):  # as far as the choice needs them
+                try:
+                    copy_down(store, run, scratch / run, raw=False)
+                except (StoreError, RunFolderError) as error:
+                    if isinstance(error.__cause__, OSError):  # the store does not answer; what is damaged is left out
+                        raise
             try:
                 chosen, said = choose_run(replace(request, output=scratch), experiment)
             except RunFolderError as error:
@@ -99,33 +104,19 @@ def _in_store(text: str, scratch: Path, store: str) -> str:
     )
 
 
-def _copy_heads(store: Store, experiment: Experiment, scratch: Path) -> None:
-    """Copy the runs of an experiment as far as the choice needs them; what is damaged is left out."""
-    for run in runs_below(store, experiment.name):
-        try:
-            copy_down(store, run, scratch / run, raw=False)
-        except (StoreError, RunFolderError) as error:
-            if isinstance(error.__cause__, OSError):  # the store does not answer
-                raise
-
-
 def _runs_of(experiment: Experiment, parent: Path) -> Iterator[tuple[Path, str]]:
     """Yield the run folders in ``parent`` that the experiment made, each with why it is unfinished."""
-    for path in _folders_in(parent):
+    try:
+        paths = sorted(parent.iterdir()) if os.path.isdir(parent) else []
+    except OSError as error:
+        raise RunFolderError(f"--resume auto: {parent} cannot be read: {cause_of(error)}") from None
+    for path in paths:
         try:
             folder = RunFolder.open(path)
             if same_experiment(folder, experiment):
                 yield path, _why_unfinished(folder)
         except HarnessError:  # another file, a damaged run, or one of another version: nothing to resume
             continue
-
-
-def _folders_in(parent: Path) -> list[Path]:
-    """Return what is in a folder, by name; empty if there is none. Raises RunFolderError if it cannot be read."""
-    try:
-        return sorted(parent.iterdir()) if os.path.isdir(parent) else []
-    except OSError as error:
-        raise RunFolderError(f"--resume auto: {parent} cannot be read: {cause_of(error)}") from None
 
 
 def _why_unfinished(folder: RunFolder) -> str:

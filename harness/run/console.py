@@ -7,7 +7,6 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
 
 import pandas as pd
 from rich import box
@@ -20,7 +19,6 @@ from rich.text import Text
 from harness.plan.labels import Labels
 from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
-from harness.plan.trial import Columns, Trial
 from harness.record.folder import RunFolder
 from harness.report.labels import plural
 from harness.report.page import Parts
@@ -58,6 +56,8 @@ from harness.run.plan_text import memory_lines, memory_table, plan_lines, plan_t
 from harness.run.time_left import TimeLeft
 from harness.system.sanitize import escape_control
 
+LAST_RESULTS = 6
+COLOURS = {"ok": "green", "skipped": "yellow"}
 SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
@@ -106,8 +106,31 @@ def trial_result(line: RecordedTrial) -> str:
     return f"trained{f' on {samples:,} samples' if samples else ''} in {line['steps_s']:.1f} s"
 
 
-LAST_RESULTS = 6
-COLOURS = {"ok": "green", "skipped": "yellow"}
+def verdict_grid(verdict: Verdict) -> Table:
+    """Return the verdict as a table of two columns, headings and sentences; its command is shown below it."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")  # a path is longer than a line
+    for heading, sentences in verdict.by_heading.items():
+        if sentences[0].topic == "next" and verdict.brackets:  # last, above the command
+            grid.add_row("", Text(verdict.brackets, style="dim"))
+        for at, one in enumerate(sentences):
+            style = "bold red" if one.is_bad else "bold"
+            lead = (escape_control(f"{one.lead}: ") if one.lead else "", style)
+            title = Text("" if at else heading, style="bold red" if one.topic == "incomplete" else "bold")
+            grid.add_row(title, Text.assemble(lead, escape_control(one.text)))
+    return grid
+
+
+def rich_table(content: TextTable, title: str) -> Group:
+    """Return a text table as a table for the terminal, below its title, which may be wider."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for heading in content.columns:
+        table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
+    for row in content.rows:
+        style = {"apart": "dim italic", "base": "bold"}.get(row.kind, "")
+        table.add_row(*(Text(escape_control(cell)) for cell in row.cells), style=style)
+    return Group(Text(escape_control(title), style="bold"), table)
 
 
 class Lasting(Console):
@@ -146,9 +169,7 @@ class ConsoleSink:
     def __enter__(self) -> ConsoleSink:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def __call__(self, event: Event) -> None:
@@ -172,7 +193,7 @@ class ConsoleSink:
                 for text in doctor_lines(findings, figures, plan):
                     self._console.print(text, highlight=False, soft_wrap=True)
             case Note(text):
-                self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
+                self._show(text, always=True)
             case _:
                 self._follow(event)
 
@@ -194,9 +215,10 @@ class ConsoleSink:
         if self._left:
             self._left.follow(event)
         match event:
-            case Repeating():
-                self._progress.update(self._task, total=self._done()[1] + event.trials)
-                self._show(f"{plural(event.trials, 'trial')} once more, on one type of nodes: their hardware differed")
+            case Repeating(groups):
+                trials = sum(len(group.trials) for group in groups)
+                self._progress.update(self._task, total=self._done()[1] + trials)
+                self._show(f"{plural(trials, 'trial')} once more, on one type of nodes: their hardware differed")
             case GroupStarting(group):
                 self._now = f"Starting {group}: {plural(len(group.trials), 'trial')} of block {group.block}"
                 self._show(f"{self._now}{self._time_left()}", live=False)
@@ -206,37 +228,34 @@ class ConsoleSink:
                 self._unsent = trials
             case TrialStarting(trial):
                 self._now = escape_control(self._labels.of_trial(trial))
-            case TrialEnded(trial, line, again, epochs):
-                self._progress.advance(self._task, 0 if again else 1)
-                result = f"{self._labels.of_trial(trial)}  {trial_result(line)}{' (will be retried)' * again}"
-                style = COLOURS.get(line["outcome"], "red")
-                text = Text.assemble((f"{line['outcome']:<8}", style), escape_control(f" {result}"))
-                self._last.append(text)
-                self._show_errors(line)
-                if not self._live and not self._quiet:
-                    done, total = self._done()
-                    counted = Text(f"[{done}/{total}] ").append(text)
-                    self._console.print(counted.append(self._time_left()), soft_wrap=True)
-                self._show_epochs(trial, epochs)
+            case TrialEnded():
+                self._show_result(event)
 
-    def _show_epochs(self, trial: Trial, epochs: Columns) -> None:
-        """Show a training epoch by epoch, in a live display under its name."""
-        lines = epoch_lines(epochs)
-        if lines and self._live:
+    def _show_result(self, event: TrialEnded) -> None:
+        """Show a trial's result and epochs, and the errors that the doctor found, while the run can be stopped."""
+        trial, line, again, epochs = event
+        self._progress.advance(self._task, 0 if again else 1)
+        result = f"{self._labels.of_trial(trial)}  {trial_result(line)}{' (will be retried)' * again}"
+        style = COLOURS.get(line["outcome"], "red")
+        text = Text.assemble((f"{line['outcome']:<8}", style), escape_control(f" {result}"))
+        self._last.append(text)
+        for finding in line["facts"].get("findings", []):
+            if finding["severity"] == "error":
+                self._show(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
+        if not self._live and not self._quiet:
+            done, total = self._done()
+            counted = Text(f"[{done}/{total}] ").append(text)
+            self._console.print(counted.append(self._time_left()), soft_wrap=True)
+        epochs_shown = epoch_lines(epochs)
+        if epochs_shown and self._live:  # in a live display under its name
             self._show(self._labels.of_trial(trial))
-        for text in lines:
-            self._show(f"  {text}")
+        for epoch in epochs_shown:
+            self._show(f"  {epoch}")
 
     def _time_left(self) -> str:
         """Return '; about 4 min left' at most once a minute, for an output that is no terminal."""
         left = self._left.once_a_minute() if self._left and not self._live else ""
         return f"; {left}" if left else ""
-
-    def _show_errors(self, line: RecordedTrial) -> None:
-        """Show the errors of an examination while there is time to stop the run."""
-        for finding in line["facts"].get("findings", []):
-            if finding["severity"] == "error":
-                self._show(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
 
     def _finish(self, event: Reported) -> None:
         self._console.print()
@@ -247,7 +266,7 @@ class ConsoleSink:
             "count of trials": self._show_trials,
             "evidence": self._show_evidence,
             "findings": self._show_findings,
-            "report": self._show_report,
+            "report": lambda event: self._show(f"Report: {event.report}", always=True),
             "verdict": self._show_verdict,
         }
         for name, show in shown.items():
@@ -263,7 +282,8 @@ class ConsoleSink:
     def _show_pairs(self, event: Reported) -> None:
         versus, parity = main_axes(event.tables["versus"]), event.tables["parity"]
         if len(versus):
-            self._console.print(rich_table(versus_table(versus, narrow=True), _along(versus)), "")
+            along = f"Comparison along {', '.join(dict.fromkeys(versus['axis']))}"
+            self._console.print(rich_table(versus_table(versus, narrow=True), along), "")
         if len(parity):
             self._console.print(rich_table(parity_table(parity, narrow=True), "Comparison of launchers"), "")
         for name, content in links_tables(event.tables) if event.tables["scaling"].empty else []:
@@ -286,9 +306,6 @@ class ConsoleSink:
         for text in finding_lines(event.tables["findings"]):
             self._console.print(text, highlight=False, soft_wrap=True)
 
-    def _show_report(self, event: Reported) -> None:
-        self._console.print(escape_control(f"Report: {event.report}"), highlight=False, markup=False, soft_wrap=True)
-
     def _show_verdict(self, event: Reported) -> None:
         self._console.print("", verdict_grid(event.verdict))
         if event.verdict.command:  # last and alone on its line, to be copied
@@ -302,8 +319,8 @@ class ConsoleSink:
         task = self._progress.tasks[0]
         return int(task.completed), int(task.total or 0)
 
-    def _show(self, text: str, *, live: bool = True) -> None:
-        if not self._quiet and (live or not self._live):
+    def _show(self, text: str, *, always: bool = False, live: bool = True) -> None:
+        if always or (not self._quiet and (live or not self._live)):
             self._console.print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
 
     def _display(self) -> Group:
@@ -314,40 +331,3 @@ class ConsoleSink:
     def _stop(self) -> None:
         if self._live:
             self._live.stop()
-
-
-def verdict_grid(verdict: Verdict) -> Table:
-    """Return the verdict as a table of two columns, headings and sentences; its command is shown below it."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")  # a path is longer than a line
-    for heading, sentences in verdict.by_heading.items():
-        if sentences[0].topic == "next" and verdict.brackets:  # last, above the command
-            grid.add_row("", Text(verdict.brackets, style="dim"))
-        for at, one in enumerate(sentences):
-            style = "bold red" if one.is_bad else "bold"
-            lead = (escape_control(f"{one.lead}: ") if one.lead else "", style)
-            title = Text("" if at else heading, style="bold red" if one.topic == "incomplete" else "bold")
-            grid.add_row(title, Text.assemble(lead, escape_control(one.text)))
-    return grid
-
-
-def _along(versus: pd.DataFrame) -> str:
-    """Return 'Comparison along strategy', with every axis of the rows."""
-    return f"Comparison along {', '.join(dict.fromkeys(versus['axis']))}"
-
-
-def rich_table(content: TextTable, title: str) -> Group:
-    """Return a text table as a table for the terminal, below its title, which may be wider."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading in content.columns:
-        table.add_column(heading.title, justify="right" if heading.number else "left", overflow="fold")
-    for row in content.rows:
-        style = {"apart": "dim italic", "base": "bold"}.get(row.kind, "")
-        table.add_row(*(Text(escape_control(cell)) for cell in row.cells), style=style)
-    return Group(Text(escape_control(title), style="bold"), table)

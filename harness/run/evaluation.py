@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import torch
 from harness.config.experiment import load_experiment
 from harness.errors import RunFolderError, WorkloadError, cause_of
 from harness.measure.convergence import EpochData, Evaluator
-from harness.plan.cell import Cell
 from harness.run.prepare import import_path
 from harness.train import workloads
 from harness.train.checkpoint import files
@@ -36,25 +36,21 @@ def evaluate(checkpoint: Path, file: Path | None = None, *, no_user_code: bool =
     elif no_user_code and trained.workload_options.get("download"):
         raise WorkloadError("--no-user-code: the checkpoint's workload downloads its data (workload_options.download)")
     with import_path(file.resolve().parent) if trained.own and file else nullcontext():
-        return _evaluated(state, trained)
+        return _metrics(state, trained)
 
 
 def _read(checkpoint: Path) -> State:
     """Return the state in a checkpoint's folder, or the newest one of a trial's folder."""
     here = checkpoint.resolve()
     numbers = files.epochs(here)
-    folder, epoch = (here, numbers[0]) if numbers else (here.parent, _epoch(here))
+    named = re.fullmatch(r"epoch-([0-9]+)", here.name)
+    folder, epoch = (here, numbers[0]) if numbers else (here.parent, int(named[1]) if named else 0)
     state = files.read(folder, epoch) if epoch else None
     if state is None:
         raise RunFolderError(
             f"{checkpoint}: no complete checkpoint; give RUN_FOLDER/checkpoints/TRIAL/epoch-N, or the trial's folder"
         )
     return state
-
-
-def _epoch(folder: Path) -> int:
-    number = folder.name.removeprefix("epoch-")
-    return int(number) if folder.name.startswith("epoch-") and number.isdecimal() else 0
 
 
 def _check_own(trained: Trained, file: Path | None, no_user_code: bool) -> None:
@@ -70,26 +66,21 @@ def _check_own(trained: Trained, file: Path | None, no_user_code: bool) -> None:
     check_code(trained, file.resolve())
 
 
-def _evaluated(state: State, trained: Trained) -> dict[str, float]:
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    cell = cell_of(trained, kind)
+def _metrics(state: State, trained: Trained) -> dict[str, float]:
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    cell = cell_of(trained, device.type)
+    ranks = Ranks(0, 1, 0, 0, "evaluate", "127.0.0.1", (device,))
     try:
-        return _metrics(state, cell, trained.seed)
+        workload = workloads.build(cell)
+        training = Training(cell, workload, trained.seed, ranks)
+        try:
+            training.unwrapped.load_state_dict(state.model)
+        except RuntimeError as error:
+            raise WorkloadError(f"the checkpoint does not fit the workload's model: {error}") from error
+        data = EpochData(cell, trained.seed, ranks, *workload.datasets(), workloads.collate_of(workload))
+        return Evaluator(training, data).evaluate(lambda: None)
     except torch.OutOfMemoryError as error:
         raise WorkloadError(
             f"the model does not fit into the memory of one device with a batch of {cell.global_batch_size}; evaluate "
             f"on a device with more: {error}"
         ) from error
-
-
-def _metrics(state: State, cell: Cell, seed: int) -> dict[str, float]:
-    device = torch.device(cell.device, 0) if cell.device == "cuda" else torch.device(cell.device)
-    ranks = Ranks(0, 1, 0, 0, "evaluate", "127.0.0.1", (device,))
-    workload = workloads.build(cell)
-    training = Training(cell, workload, seed, ranks)
-    try:
-        training.unwrapped.load_state_dict(state.model)
-    except RuntimeError as error:
-        raise WorkloadError(f"the checkpoint does not fit the workload's model: {error}") from error
-    data = EpochData(cell, seed, ranks, *workload.datasets(), workloads.collate_of(workload))
-    return Evaluator(training, data).evaluate(lambda: None)

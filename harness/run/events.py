@@ -59,10 +59,6 @@ class Repeating(NamedTuple):
 
     groups: tuple[WorkerGroup, ...]
 
-    @property
-    def trials(self) -> int:
-        return sum(len(group.trials) for group in self.groups)
-
 
 class GroupStarting(NamedTuple):
     """A worker group's processes are being started."""

@@ -15,7 +15,7 @@ from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan
-from harness.plan.rows import Circumstances, Outcome, RecordedTrial
+from harness.plan.rows import Circumstances, Outcome
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.run.events import Emit, GroupReady, GroupStarting, Note, Repeating, TrialEnded, TrialStarting
@@ -83,19 +83,13 @@ class Execution:
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self.groups = pending(plan, lines)
         """The worker groups that this invocation is to run."""
+        self.done = len(plan.trials) - sum(len(group.trials) for group in self.groups)
+        """The number of planned trials that need not be measured again."""
+        self.limit_s = self._policy.end.seconds if self._policy.end else None
+        """The seconds until a limit ends the run."""
         self.running: str | None = None
         """The trial that is being measured."""
         self._skipped_before = {(line["trial_id"], line["skip_code"]) for line in lines if line["outcome"] == "skipped"}
-
-    @property
-    def limit_s(self) -> float | None:
-        """The seconds until a limit ends the run; None without a limit."""
-        return self._policy.end.seconds if self._policy.end else None
-
-    @property
-    def done(self) -> int:
-        """The number of planned trials that need not be measured again."""
-        return len(self._plan.trials) - sum(len(group.trials) for group in self.groups)
 
     def run(self) -> None:
         """Run every pending worker group, in the order of the plan; a failed group continues in fresh processes.
@@ -107,13 +101,22 @@ class Execution:
                 reason = SkipReason(skip.skip_code, skip.reason)
                 self._record(skip.trial, skipped(skip.trial, reason), None, position=None)
         for group in self.groups:
-            self._run(group)
+            left = self._startable(group)
+            while left.trials:
+                before = self._attempts.total
+                self._launch(left)
+                first, left = left.trials[0], self._startable(group)
+                if left.trials and self._attempts.total == before:
+                    ended = "the worker group ended without a result and without an error"
+                    self._record(first, TrialResult(first.id, "error", ended), group, position=0)
+                    left = self._startable(group)
         self._repeat_on_one_type()
 
     def _repeat_on_one_type(self) -> None:
         """Repeat, block by block, what ran on other hardware than its base, if one type of nodes now holds both."""
         apart: dict[int, list[WorkerGroup]] = {}
-        for group in on_other_hardware(self._plan, self._lines()):
+        lines = [line for line in self._folder.lines() if line["invocation"] == self.invocation]
+        for group in on_other_hardware(self._plan, lines):
             apart.setdefault(group.block, []).append(group)
         for groups in apart.values():
             if any(self._policy.skipped(trial) for group in groups for trial in group.trials):
@@ -123,29 +126,12 @@ class Execution:
                 for group in groups:
                     self._launch(group)
 
-    def _lines(self) -> list[RecordedTrial]:
-        """Return the recorded trials of this invocation."""
-        return [line for line in self._folder.lines() if line["invocation"] == self.invocation]
-
-    def _run(self, group: WorkerGroup) -> None:
-        left = self._startable(group)
-        while left.trials:
-            before = self._attempts.total
-            self._launch(left)
-            first, left = left.trials[0], self._startable(group)
-            if left.trials and self._attempts.total == before:
-                self._record(first, _without_result(first), group, position=0)
-                left = self._startable(group)
-
     def _startable(self, group: WorkerGroup) -> WorkerGroup:
         """Return the group with the trials that have no final outcome yet, after recording those that are skipped."""
-        for trial in self._unsettled(group):
-            if result := self._policy.skipped(trial):
+        for trial in group.trials:
+            if not self._attempts.is_settled(trial.id) and (result := self._policy.skipped(trial)):
                 self._record(trial, result, group, position=None)
-        return replace(group, trials=self._unsettled(group))
-
-    def _unsettled(self, group: WorkerGroup) -> tuple[Trial, ...]:
-        return tuple(trial for trial in group.trials if not self._attempts.is_settled(trial.id))
+        return replace(group, trials=tuple(t for t in group.trials if not self._attempts.is_settled(t.id)))
 
     def _launch(self, group: WorkerGroup) -> None:
         """Launch a group once; return when it ends, by itself or by its first failure."""
@@ -176,6 +162,8 @@ class Execution:
     def _remember_group(
         self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None, last_message: float
     ) -> None:
+        # the teardown is unknown if a trial was cut short
+        teardown = {} if self.running else {"teardown": time.time() - last_message}
         self._folder.add_environment(
             {
                 "group_id": group.id,
@@ -184,15 +172,11 @@ class Execution:
                 "started_at": started,
                 "start_s": start_s,
                 "whole_s": time.time() - started,
-                "parts": {**ready.parts, **self._teardown(last_message)} if ready else {},
+                "parts": {**ready.parts, **teardown} if ready else {},
                 "nodes": list(ready.environments) if ready else [],
                 "ranks": list(ready.ranks) if ready else [],
             }
         )
-
-    def _teardown(self, last_message: float) -> dict[str, float]:
-        """Return the time since the group's last message; nothing if a trial was cut short, whose part is unknown."""
-        return {} if self.running else {"teardown": time.time() - last_message}
 
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
         """Record a trial's result, and emit TrialEnded if a worker group was to run it."""
@@ -215,22 +199,11 @@ class Execution:
         self._policy.learn(trial, result)
 
 
-def _without_result(trial: Trial) -> TrialResult:
-    return TrialResult(trial.id, "error", "the worker group ended without a result and without an error")
-
-
 def start_ray(ray_cluster: Cluster | None, plan: Plan) -> AbstractContextManager[Cluster | None]:
     """Return the connected cluster, or start an embedded one; None if no worker group of the plan needs Ray."""
     if ray_cluster or all(group.launcher != "ray" for group in plan.groups):
         return nullcontext(ray_cluster)
     return cluster.start_embedded(plan.inventory)
-
-
-def inline_launcher(plan: Plan) -> Launcher:
-    """Run every worker group in this process, for a debugger."""
-    from harness.launch.inline import InlineLauncher  # and with it torch
-
-    return InlineLauncher(plan.experiment, plan.machine.threads_per_device, marked=True)
 
 
 def launcher_for(

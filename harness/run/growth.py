@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from harness.config.experiment import Experiment
 from harness.errors import ClusterError
@@ -28,27 +27,6 @@ REMIND_S = 60.0
 Replan = Callable[[Experiment, Inventory], Plan]
 
 
-class Growing(Protocol):
-    """A cluster whose nodes come and go."""
-
-    @property
-    def inventory(self) -> Inventory:
-        """The nodes that it is known to have."""
-        ...
-
-    def ask(self, bundles: Bundles) -> None:
-        """Request these resources in all, until the run ends."""
-        ...
-
-    def refuses(self) -> bool:
-        """Return whether its autoscaler says that it cannot meet the request."""
-        ...
-
-    def look(self) -> bool:
-        """Take in the nodes that it has now; return whether they changed."""
-        ...
-
-
 class GrowingRay:
     """A Ray cluster and the run's request for its nodes, which ``stack`` withdraws."""
 
@@ -61,20 +39,24 @@ class GrowingRay:
 
     @property
     def inventory(self) -> Inventory:
+        """The nodes that it is known to have."""
         return self.cluster.inventory
 
     def ask(self, bundles: Bundles) -> None:
+        """Request these resources in all, until the run ends."""
         self._request.ask(bundles)
         if (asked := _counted(bundles)) != self._asked:
             self._asked, self._asked_at = asked, private.autoscaler_state().version
 
     def refuses(self) -> bool:
+        """Return whether its autoscaler says that it cannot meet the request."""
         state = private.autoscaler_state()
         if state.answered <= self._asked_at:  # a refusal of an earlier, larger request would hold this one too
             return False
         return any(self._asked <= _counted(request) for request in state.refused)
 
     def look(self) -> bool:
+        """Take in the nodes that it has now; return whether they changed."""
         now = _ids()
         if now == self._seen:
             return False
@@ -101,7 +83,7 @@ def _ids() -> set[str]:
 class Wait:
     """A wait for nodes, of at most ``seconds``."""
 
-    cluster: Growing
+    cluster: GrowingRay
     seconds: float
     emit: Emit
     clock: Callable[[], float] = time.monotonic

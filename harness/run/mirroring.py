@@ -45,24 +45,22 @@ LOOK_S = 5.0
 
 
 @contextmanager
-def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Mirror]:
-    """Yield the mirror of a run folder, which is sent as far as possible at the end of the block.
+def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Sending | None]:
+    """Yield what sends a run folder to the store of the request, None without one; the rest is sent after the block.
 
     Raises StoreError before the block if the store cannot be used, or if another command writes the run.
     """
     if request.store is None:
-        yield Mirror(emit)
+        yield None
         return
     run = f"{folder.path.parent.name}/{folder.path.name}"
     writer = Writer(open_store(request.store), run, folder.path)
     _claim(writer, emit)
     writer.send(lambda: True)
     sending = Sending(writer, below(request.store, run), emit)
-    mirror = Mirror(sending, sending)
-    thread = threading.Thread(target=sending.work, name="mirror", daemon=True)
-    thread.start()
+    threading.Thread(target=sending.work, name="mirror", daemon=True).start()
     try:
-        yield mirror
+        yield sending
     finally:
         resumable = not (request.inline or request.links)
         sending.finish(resume_command(request, folder.path) if resumable else "")
@@ -75,37 +73,24 @@ def _claim(writer: Writer, emit: Emit) -> None:
     except ClaimedError as first:
         emit(Note(f"{first}. Waiting for that"))
         end = time.monotonic() + first.left_s + 1
-        while (left_s := end - time.monotonic()) > 0 and _stands(writer, first):
+        while (left_s := end - time.monotonic()) > 0:
+            try:
+                if not writer.stands(first):
+                    break
+            except ClaimedError:
+                raise
+            except StoreError:  # it does not answer, and is looked at again
+                pass
             time.sleep(min(LOOK_S, left_s))
         writer.claim()
 
 
-def _stands(writer: Writer, refused: ClaimedError) -> bool:
-    """Return whether the claim that refused the writer stands, as far as the store answers; raises ClaimedError."""
-    try:
-        return writer.stands(refused)
-    except ClaimedError:
-        raise
-    except StoreError:  # it is looked at again
-        return True
-
-
-@dataclass(frozen=True)
-class Mirror:
-    """The sink of a run's events, and what sends the results; without a store only the sink."""
-
-    emit: Emit
-    sending: Sending | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything is in the store, or there is none."""
-        return self.sending is None or self.sending.complete
-
-
 @dataclass
 class Sending:
-    """Passes events on, and sends what was recorded in the times without a timed window."""
+    """Passes events on, and sends what was recorded in the times without a timed window.
+
+    ``complete``: whether everything is in the store.
+    """
 
     writer: Writer
     address: str
@@ -128,8 +113,8 @@ class Sending:
         self.emit(event)
         if isinstance(event, GroupStarting):
             self._begin()
-        if isinstance(event, TrialEnded):
-            self._send_in_gap()
+        if isinstance(event, TrialEnded):  # the next trial starts when this returns
+            self._close(slow=self._begin() and not self._wait(GAP_S))
 
     # -- in the thread ----------------------------------------------------------------------------------------
 
@@ -183,11 +168,6 @@ class Sending:
             self._pause_s = 0.0
         self._show(problem)
 
-    def _send_in_gap(self) -> None:
-        """Send between two trials; the next one starts when this returns."""
-        slow = self._begin() and not self._wait(GAP_S)
-        self._close(slow=slow)
-
     def _wait(self, most_s: float) -> bool:
         """Wait until the thread is idle; return False if it is not in time, or the run is interrupted."""
         end = time.monotonic() + most_s
@@ -233,16 +213,11 @@ class Sending:
                 if not self._busy:
                     self._open = self._wanted = True
                     self._changed.notify_all()
-            self._wait_to_the_end(end)
+                left_s = max(0.0, end - time.monotonic())
+                self._changed.wait_for(lambda: not self._busy and not self._wanted, timeout=left_s)
             if self.complete or time.monotonic() >= end:
                 return
             time.sleep(AGAIN_S)
-
-    def _wait_to_the_end(self, end: float) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not self._busy and not self._wanted, timeout=max(0.0, end - time.monotonic())
-            )
 
     def _show_end(self, resume: str) -> None:
         self.emit(Unsent(self.writer.waiting))

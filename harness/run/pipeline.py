@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pandas as pd
@@ -27,7 +27,7 @@ from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.dry_run import estimated
 from harness.run.events import Emit, Note, Planned, Reported, RunStarted
-from harness.run.execution import Execution, inline_launcher, launcher_for, start_ray
+from harness.run.execution import Execution, launcher_for, start_ray
 from harness.run.mirroring import mirrored
 from harness.run.prepare import check_imports, check_paths, check_runnable
 from harness.run.provenance import differences, invocation_facts, source_facts
@@ -68,18 +68,23 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         if plan.experiment.preflight and request.preflight:
             check_imports(plan, ray_cluster, request.home)
         sweep()
-        folder = _kept(prepared.folder, request, plan, stack)
-        if expected and prepared.folder is None:  # what is left of an earlier invocation's run is no estimate of it
-            write_estimate(folder, expected.estimate)
+        folder = prepared.folder
+        if folder:
+            folder.extend(plan.experiment, plan)
+        else:
+            folder = RunFolder.create(request.output, plan.experiment, plan, request.source_text())
+            stack.enter_context(folder.locked())
+            if expected:  # of a run that is resumed it would be the estimate of what is left
+                write_estimate(folder, expected.estimate)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         before = _left(plan, folder)
         try:
-            with mirrored(request, folder, emit) as mirror:
-                code = _measure_and_report(plan, folder, request, ray_cluster, began, mirror.emit)
+            with mirrored(request, folder, emit) as sending:
+                code = _measure_and_report(plan, folder, request, ray_cluster, began, sending or emit)
         except KeyboardInterrupt:  # a second signal, after which nothing is looked at
             return INTERRUPTED
         if code != INTERRUPTED:
-            return code if mirror.complete else FAILED
+            return FAILED if sending and not sending.complete else code
         progress = not before or _left(plan, folder) < before or plan.experiment.checkpoint  # epochs have no lines
         if request.inline or request.links or progress:
             return INTERRUPTED
@@ -96,15 +101,15 @@ def _measure_and_report(
 ) -> int:
     """Measure what is pending and write the report; return the exit code. Raises WriteError."""
     try:
-        started = nullcontext(None) if request.inline else start_ray(ray_cluster, plan)
-        with started as ready, ExitStack() as launched:
-            held = request.store is not None
-            launcher = (
-                inline_launcher(plan)
-                if request.inline
-                else launcher_for(plan, ready, request.home, launched, emit, held)
-            )
-            _measure(plan, folder, launcher, request, began, emit)
+        if request.inline:  # every worker group in this process, for a debugger
+            from harness.launch.inline import InlineLauncher  # and with it torch
+
+            inline = InlineLauncher(plan.experiment, plan.machine.threads_per_device, marked=True)
+            _measure(plan, folder, inline, request, began, emit)
+        else:
+            with start_ray(ray_cluster, plan) as ready, ExitStack() as launched:
+                launcher = launcher_for(plan, ready, request.home, launched, emit, request.store is not None)
+                _measure(plan, folder, launcher, request, began, emit)
     except (KeyboardInterrupt, WriteError, ClusterLostError) as end:
         return _ended_early(end, folder, request, began, emit)
     code = _report(folder, began, emit, _exit_code(folder, plan))
@@ -220,16 +225,6 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
     outcomes = [last.get(trial.id, "lost") for trial in counted]
     measured = "ok" in outcomes
     return OK if measured and all(outcome in ("ok", "skipped") for outcome in outcomes) else FAILED
-
-
-def _kept(folder: RunFolder | None, request: Request, plan: Plan, stack: ExitStack) -> RunFolder:
-    """Return this run's folder, locked: a new one, or the resumed one extended by the plan."""
-    if folder is None:
-        folder = RunFolder.create(request.output, plan.experiment, plan, request.source_text())
-        stack.enter_context(folder.locked())
-    else:
-        folder.extend(plan.experiment, plan)
-    return folder
 
 
 def _keeping_checkpoints(plan: Plan, folder: RunFolder, ray_cluster: Cluster | None) -> Plan:

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,104 @@ from harness.train import workloads
 from harness.train.optimizers import make_optimizer, make_schedule, rejected
 from harness.train.workloads.datasets import CIFAR10_FOLDER, CIFAR10_HINT
 
+MOST_REASONS = 3
+"""The number of reasons in the message that no cell can run."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked plan, the cluster at the request's address, and the run folder that is resumed."""
+
+    plan: Plan
+    ray_cluster: Cluster | None
+    folder: RunFolder | None
+
+
+def prepare(request: Request, experiment: Experiment, stack: ExitStack, emit: Emit) -> Prepared:
+    """Return the checked plan of a request; starts nothing. Raises HarnessError.
+
+    ``stack`` holds the lock on a resumed folder, the import path, the connection, and the request for nodes.
+    """
+    home = request.home
+    folder = None
+    if request.resume:
+        stack.enter_context(nullcontext() if request.plans_only else RunFolder.open(request.resume).locked())
+        folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
+        if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in folder.lines()):
+            raise RunFolderError(f"{request.resume}: --inline made this run for a debugger; start a new run instead")
+    own_path = experiment.own_code and not experiment.variants  # those are imported in processes of their own
+    stack.enter_context(import_path(home) if own_path else nullcontext())
+    ray_cluster = None
+    if request.address is not None and not request.assumed:
+        ray_cluster = stack.enter_context(cluster.connect(request.address, shipped_folders(experiment, home)))
+    plan, ray_cluster = _planned(request, experiment, ray_cluster, stack, emit)
+    if folder:
+        check_measures(folder)
+        check_variants(folder, plan)
+    if request.inline:
+        plan = single_rank_only(plan)
+        stack.enter_context(only_version(plan))
+    return Prepared(plan, ray_cluster, folder)
+
+
+def _planned(
+    request: Request, experiment: Experiment, ray_cluster: Cluster | None, stack: ExitStack, emit: Emit
+) -> tuple[Plan, Cluster | None]:
+    """Return the checked plan and the cluster, after the nodes have come that the experiment waits for."""
+    variants = own_codes(experiment, request.home)
+
+    def plan_on(experiment: Experiment, inventory: Inventory) -> Plan:
+        return make_checked_plan(request, experiment, inventory, variants)
+
+    if ray_cluster is None or experiment.cluster is None or request.plans_only:
+        inventory = ray_cluster.inventory if ray_cluster else cluster.local_inventory()
+        return plan_on(experiment, request.assumed or inventory), ray_cluster
+    plan_on(experiment, ray_cluster.inventory)  # what is wrong with the file is known before the wait
+    growing = GrowingRay(ray_cluster, stack)
+    plan = Wait(growing, experiment.cluster.wait_for, emit).plan(experiment, plan_on)
+    return plan, growing.cluster
+
+
+def make_checked_plan(
+    request: Request, experiment: Experiment, inventory: Inventory, variants: Variants = NO_VARIANTS
+) -> Plan:
+    """Return the requested part of the plan; raises HarnessError, which names every mistake.
+
+    Checks workloads, optimizers and the target.
+    """
+    found = Collected()
+    traits = NO_TRAITS if variants else own_traits(experiment, found)
+    with found.also():
+        plan = make_plan(experiment, inventory, traits, variants)
+        with found.also():
+            plan = _requested(request, plan)
+        with found.also():
+            check_optimizers(plan)
+        with_own_code(check_code, plan)
+    found.raise_all()
+    return plan
+
+
+def _requested(request: Request, plan: Plan) -> Plan:
+    plan = filter_plan(plan, request.only) if request.only else plan
+    plan = plan if request.preflight else without_doctor_trials(plan)
+    plan = only_links_trials(plan) if request.links else plan
+    if request.links and not plan.trials:
+        needed = "ddp or fsdp on at least 2 devices, or dp on at least 2 GPUs"
+        raise ExperimentError("--links", [f"no cell of {request.file} that can run here has links; allowed: {needed}"])
+    return plan
+
+
+@contextmanager
+def import_path(folder: Path) -> Iterator[None]:
+    """Put the experiment file's folder, which may hold the user's own code, first on the import path."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+
 
 def check_code(plan: Plan) -> None:
     """Raise WorkloadError if the user's code cannot be imported, or does not accept what the experiment asks of it."""
@@ -63,26 +161,39 @@ def check_code(plan: Plan) -> None:
 
 def check_workloads(plan: Plan) -> None:
     """Raise WorkloadError if the workload of some set of parameters cannot be built; data are not read."""
-    found, seen = Collected(), set()
-    for trial in plan.trials:
-        cell = trial.cell
-        key = (cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
-        if key not in seen:
-            seen.add(key)
-            with found.also():
-                workloads.build(cell)
+    found, cells = Collected(), dict[tuple[object, ...], Cell]()
+    for cell in (trial.cell for trial in plan.trials):
+        cells.setdefault((cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items()))), cell)
+    for cell in cells.values():
+        with found.also():
+            workloads.build(cell)
     found.raise_all()
 
 
 def check_optimizers(plan: Plan) -> None:
     """Raise WorkloadError if some optimizer or schedule fails in a step on one weight."""
-    found, seen = Collected(), set()
+    found, cells = Collected(), dict[tuple[str, str], Cell]()
     advice = {section: _if_names_vary(plan, section) for section in ("optimizer", "schedule")}
-    for trial in plan.trials:
-        key = (repr(sorted(trial.cell.optimizer.items())), repr(sorted(trial.cell.schedule.items())))
-        if key not in seen:
-            seen.add(key)
-            _try(trial.cell, found, advice)
+    for cell in (trial.cell for trial in plan.trials):
+        cells.setdefault((repr(sorted(cell.optimizer.items())), repr(sorted(cell.schedule.items()))), cell)
+    for cell in cells.values():
+        model = nn.Linear(1, 1)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters())  # of a schedule whose optimizer is wrong
+        with found.also(), _advised(advice["optimizer"]):
+            optimizer = make_optimizer(model, cell.optimizer)
+            model(torch.ones(1, 1)).sum().backward()
+            try:
+                optimizer.step()
+            except Exception as error:
+                raise rejected("optimizer", cell.optimizer, error) from None
+        with found.also(), _advised(advice["schedule"]), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # an optimizer that failed has taken no step
+            schedule = make_schedule(optimizer, cell.schedule)
+            try:
+                if schedule:
+                    schedule.step()
+            except Exception as error:
+                raise rejected("schedule", cell.schedule, error) from None
     found.raise_all()
 
 
@@ -112,26 +223,6 @@ def _advised(advice: str) -> Iterator[None]:
         several.raise_all()
 
 
-def _try(cell: Cell, found: Collected, advice: Mapping[str, str]) -> None:
-    model = nn.Linear(1, 1)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters())  # of a schedule whose optimizer is wrong
-    with found.also(), _advised(advice["optimizer"]):
-        optimizer = make_optimizer(model, cell.optimizer)
-        model(torch.ones(1, 1)).sum().backward()
-        try:
-            optimizer.step()
-        except Exception as error:
-            raise rejected("optimizer", cell.optimizer, error) from None
-    with found.also(), _advised(advice["schedule"]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # an optimizer that failed has taken no step
-        schedule = make_schedule(optimizer, cell.schedule)
-        try:
-            if schedule:
-                schedule.step()
-        except Exception as error:
-            raise rejected("schedule", cell.schedule, error) from None
-
-
 def check_target(experiment: Experiment) -> None:
     """Raise WorkloadError if the target's metric is no column that the epochs will have."""
     settings = experiment.convergence
@@ -148,132 +239,6 @@ def check_target(experiment: Experiment) -> None:
         raise WorkloadError(f"convergence.target.metric: got {metric!r}; {nearest(metric, known)}{hint}")
 
 
-def download_data(plan: Plan) -> None:
-    """Download the data of workloads with ``download: true``, each once, to this machine; raises WorkloadError."""
-    cells = {trial.cell.data: trial.cell for trial in plan.trials if trial.cell.workload_options.get("download")}
-    for cell in cells.values():
-        workloads.build(cell).datasets()
-
-
-def data_paths(experiment: Experiment, cells: Iterable[Cell]) -> list[str]:
-    """Return every path that the cells read data from, except those of data that are downloaded."""
-    paths: dict[str, None] = {}
-    for cell in cells:
-        if cell.data and "/" in cell.data:
-            paths[cell.data] = None
-        folder = cell.workload_options.get("data_folder")
-        cifar10, own = cell.data == "cifar10", cell.workload not in BUILTIN_WORKLOADS
-        if isinstance(folder, str) and (cifar10 or own) and not cell.workload_options.get("download"):
-            paths[f"{folder}/{CIFAR10_FOLDER}" if cifar10 else folder] = None
-    return [str(Path(path).expanduser()) for path in paths]
-
-
-def missing_data(missing: Mapping[str, Sequence[str]]) -> WorkloadError:
-    """Return the error for missing paths; ``missing`` maps each node to its own."""
-    where = "; ".join(f"{', '.join(paths)} on {node}" for node, paths in missing.items())
-    cifar10 = any(path.endswith(CIFAR10_FOLDER) for paths in missing.values() for path in paths)
-    hint = f". {CIFAR10_HINT}" if cifar10 else ""
-    return WorkloadError(f"data is missing: {where}. The same path must exist on every node{hint}")
-
-
-MOST_REASONS = 3
-"""The number of reasons in the message that no cell can run."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A checked plan, the cluster at the request's address, and the run folder that is resumed."""
-
-    plan: Plan
-    ray_cluster: Cluster | None
-    folder: RunFolder | None
-
-
-def prepare(request: Request, experiment: Experiment, stack: ExitStack, emit: Emit) -> Prepared:
-    """Return the checked plan of a request; starts nothing. Raises HarnessError.
-
-    ``stack`` holds the lock on a resumed folder, the import path, the connection, and the request for nodes.
-    """
-    home = request.home
-    folder = None
-    if request.resume:
-        stack.enter_context(nullcontext() if request.plans_only else RunFolder.open(request.resume).locked())
-        folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
-        if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in folder.lines()):
-            raise RunFolderError(f"{request.resume}: --inline made this run for a debugger; start a new run instead")
-    own_path = experiment.own_code and not experiment.variants  # those are imported in processes of their own
-    stack.enter_context(import_path(home) if own_path else nullcontext())
-    ray_cluster = connect(request, experiment, home, stack)
-    plan, ray_cluster = _planned(request, experiment, ray_cluster, stack, emit)
-    if folder:
-        check_measures(folder)
-        check_variants(folder, plan)
-    if request.inline:
-        plan = single_rank_only(plan)
-        stack.enter_context(only_version(plan))
-    return Prepared(plan, ray_cluster, folder)
-
-
-def _planned(
-    request: Request, experiment: Experiment, ray_cluster: Cluster | None, stack: ExitStack, emit: Emit
-) -> tuple[Plan, Cluster | None]:
-    """Return the checked plan and the cluster, after the nodes have come that the experiment waits for."""
-    variants = own_codes(experiment, request.home)
-
-    def plan_on(experiment: Experiment, inventory: Inventory) -> Plan:
-        return make_checked_plan(request, experiment, inventory, variants)
-
-    if ray_cluster is None or experiment.cluster is None or request.plans_only:
-        inventory = ray_cluster.inventory if ray_cluster else cluster.local_inventory()
-        return plan_on(experiment, request.assumed or inventory), ray_cluster
-    plan_on(experiment, ray_cluster.inventory)  # what is wrong with the file is known before the wait
-    growing = GrowingRay(ray_cluster, stack)
-    plan = Wait(growing, experiment.cluster.wait_for, emit).plan(experiment, plan_on)
-    return plan, growing.cluster
-
-
-def connect(request: Request, experiment: Experiment, home: Path, stack: ExitStack) -> Cluster | None:
-    """Return the cluster at the request's address; None without an address, or if a cluster is assumed."""
-    if request.address is None or request.assumed:
-        return None
-    return stack.enter_context(cluster.connect(request.address, shipped_folders(experiment, home)))
-
-
-def make_checked_plan(
-    request: Request, experiment: Experiment, inventory: Inventory, variants: Variants = NO_VARIANTS
-) -> Plan:
-    """Return the requested part of the plan; raises HarnessError, which names every mistake.
-
-    Checks workloads, optimizers and the target.
-    """
-    found = Collected()
-    traits = NO_TRAITS if variants else own_traits(experiment, found)
-    with found.also():
-        plan = make_plan(experiment, inventory, traits, variants)
-        with found.also():
-            plan = _requested(request, plan)
-        with found.also():
-            check_optimizers(plan)
-        with_own_code(check_code, plan)
-    found.raise_all()
-    return plan
-
-
-def _requested(request: Request, plan: Plan) -> Plan:
-    plan = filter_plan(plan, request.only) if request.only else plan
-    plan = plan if request.preflight else without_doctor_trials(plan)
-    plan = only_links_trials(plan) if request.links else plan
-    check_links(request, plan)
-    return plan
-
-
-def check_links(request: Request, plan: Plan) -> None:
-    """Raise ExperimentError if only links are to be measured and the plan has none."""
-    if request.links and not plan.trials:
-        needed = "ddp or fsdp on at least 2 devices, or dp on at least 2 GPUs"
-        raise ExperimentError("--links", [f"no cell of {request.file} that can run here has links; allowed: {needed}"])
-
-
 def check_runnable(request: Request, plan: Plan) -> None:
     """Raise ClusterError, with the most frequent reasons, if no cell of the plan can run here."""
     if plan.trials:
@@ -286,13 +251,36 @@ def check_runnable(request: Request, plan: Plan) -> None:
     raise ClusterError(f"{request.file}: no cell can run on {plan.inventory}: {reasons}{more}. Nothing was started")
 
 
+def download_data(plan: Plan) -> None:
+    """Download the data of workloads with ``download: true``, each once, to this machine; raises WorkloadError."""
+    cells = {trial.cell.data: trial.cell for trial in plan.trials if trial.cell.workload_options.get("download")}
+    for cell in cells.values():
+        workloads.build(cell).datasets()
+
+
+def data_paths(cells: Iterable[Cell]) -> list[str]:
+    """Return every path that the cells read data from, except those of data that are downloaded."""
+    paths: dict[str, None] = {}
+    for cell in cells:
+        if cell.data and "/" in cell.data:
+            paths[cell.data] = None
+        folder = cell.workload_options.get("data_folder")
+        cifar10, own = cell.data == "cifar10", cell.workload not in BUILTIN_WORKLOADS
+        if isinstance(folder, str) and (cifar10 or own) and not cell.workload_options.get("download"):
+            paths[f"{folder}/{CIFAR10_FOLDER}" if cifar10 else folder] = None
+    return [str(Path(path).expanduser()) for path in paths]
+
+
 def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
     """Raise WorkloadError if a node lacks the experiment's data; downloads them to this one if the file says so."""
-    paths = data_paths(plan.experiment, [trial.cell for trial in plan.trials])
+    paths = data_paths(trial.cell for trial in plan.trials)
     here = [path for path in paths if not os.path.exists(path)]
     missing = ray_cluster.missing_paths(paths, _used(plan)) if ray_cluster else {"this machine": here} if here else {}
     if missing:
-        raise missing_data(missing)
+        where = "; ".join(f"{', '.join(lacking)} on {node}" for node, lacking in missing.items())
+        cifar10 = any(path.endswith(CIFAR10_FOLDER) for lacking in missing.values() for path in lacking)
+        hint = f". {CIFAR10_HINT}" if cifar10 else ""
+        raise WorkloadError(f"data is missing: {where}. The same path must exist on every node{hint}")
     if ray_cluster is None and any(trial.cell.workload_options.get("download") for trial in plan.trials):
         with_own_code(download_data, plan)
 
@@ -325,14 +313,3 @@ def check_imports(plan: Plan, ray_cluster: Cluster | None, home: Path) -> None:
     """Raise WorkloadError if a module that the ranks need cannot be imported on some node."""
     for finding in nodes.cannot_import(failing_imports(plan, ray_cluster, home)):
         raise WorkloadError(f"{finding.seen}; {finding.means}: {finding.advice}")
-
-
-@contextmanager
-def import_path(folder: Path) -> Iterator[None]:
-    """Put the experiment file's folder, which may hold the user's own code, first on the import path."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))

@@ -6,7 +6,7 @@ import hashlib
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -14,11 +14,10 @@ from harness.config.experiment import Experiment, load_experiment
 from harness.config.values import GIB
 from harness.errors import ExperimentError, RunFolderError, cause_of
 from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version
-from harness.plan.environment import FileFacts, Invocation, SourceFacts, VariantFacts
-from harness.plan.inventory import Node
+from harness.plan.environment import FileFacts, Invocation, SourceFacts
 from harness.plan.planner import Plan
 from harness.system.files import PACKAGE_FOLDER, python_files
-from harness.system.user_code import CodeVersion, module_file
+from harness.system.user_code import module_file
 
 MOST_FILES = 2000
 """The most files that are hashed of a workload's own folder, which may hold anything."""
@@ -41,61 +40,27 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
 
     ``home``: the experiment file's folder; None if it must not be read.
     """
-    timed = plan.experiment.throughput
+    timed, nodes = plan.experiment.throughput, []
+    for node in plan.inventory.nodes:
+        gpus = f", {node.gpus} x {node.gpu_model}" if node.gpus else ""
+        memory = f", {node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes else ""
+        nodes.append(f"{node.host} ({node.cores} cores{gpus}{memory})")
+    own_code = home and plan.experiment.own_code and not plan.variants
+    versions = {name: own.version for name, own in plan.variants.items()}
     return {
         "blocks": timed.most_blocks if timed else None,
         "git_commit": git_commit(home) if home else None,
         "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(PACKAGE_FOLDER))}",
-        "workload_code": _own_code(home) if home and plan.experiment.own_code and not plan.variants else None,
-        "variants": {name: _variant(own.version) for name, own in plan.variants.items()},
+        "workload_code": _digest(islice(python_files(home), MOST_FILES)) if home and own_code else None,
+        "variants": {name: {"code": own.code, "git_commit": git_commit(own.place)} for name, own in versions.items()},
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
         "driver": f"{platform.node()}, {cpu_model()}",
-        "nodes": sorted(map(_described, plan.inventory.nodes)),
+        "nodes": sorted(nodes),
         "device": plan.machine.device,
         "devices": plan.machine.devices,
         "threads_per_device": plan.machine.threads_per_device,
     }
-
-
-def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return the differences between two invocations, such as 'torch 2.14.0 -> 2.15.0'; absent facts are equal."""
-    found: list[str] = []
-    for key, name in COMPARED.items():
-        if key not in before or key not in now or before[key] == now[key]:
-            continue
-        old, new = before[key], now[key]
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += [_changed(part, old.get(part), new.get(part)) for part in _unequal(old, new)]
-        else:
-            found.append(_changed(name, old, new))
-    return found
-
-
-def _unequal(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
-    return (part for part in {**old, **new} if old.get(part) != new.get(part))
-
-
-def _changed(name: str, old: object, new: object) -> str:
-    return f"{name} {_words(old)} -> {_words(new)}"
-
-
-def _words(value: object) -> str:
-    return "none" if value is None else " + ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _described(node: Node) -> str:
-    gpus = f", {node.gpus} x {node.gpu_model}" if node.gpus else ""
-    memory = f", {node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes else ""
-    return f"{node.host} ({node.cores} cores{gpus}{memory})"
-
-
-def _variant(version: CodeVersion) -> VariantFacts:
-    return {"code": version.code, "git_commit": git_commit(version.place)}
-
-
-def _own_code(home: Path) -> str:
-    return _digest(islice(python_files(home), MOST_FILES))
 
 
 def _digest(files: Iterable[Path]) -> str:
@@ -104,6 +69,23 @@ def _digest(files: Iterable[Path]) -> str:
     for file in files:
         content.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return content.hexdigest()[:8]
+
+
+def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the differences between two invocations, such as 'torch 2.14.0 -> 2.15.0'; absent facts are equal."""
+    found: list[tuple[str, object, object]] = []
+    for key, name in COMPARED.items():
+        if key in before and key in now:
+            old, new = before[key], now[key]
+            if isinstance(old, Mapping) and isinstance(new, Mapping):
+                found += [(part, old.get(part), new.get(part)) for part in {**old, **new}]
+            else:
+                found.append((name, old, new))
+    return [f"{name} {_words(old)} -> {_words(new)}" for name, old, new in found if old != new]
+
+
+def _words(value: object) -> str:
+    return "none" if value is None else " + ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def source_facts(file: Path, experiment: Experiment, path: list[str]) -> SourceFacts:
@@ -121,17 +103,14 @@ def module_files(experiment: Experiment, home: Path, path: list[str]) -> dict[st
 
     With variants that of each, by name and variant.
     """
-    modules = dict.fromkeys(name for module in experiment.own_modules for name in _executed(module))
+    modules: dict[str, None] = {}
+    for module in experiment.own_modules:  # an import executes the packages from the outermost, then the module
+        parts = module.split(".")
+        modules |= dict.fromkeys(".".join(parts[:count]) for count in range(1, len(parts) + 1))
     if experiment.variants:
         folders = experiment.variants.items()
         return {f"{m} of {name}": module_file(m, [at]) for name, at in folders for m in modules}
     return {module: module_file(module, [str(home), *path]) for module in modules}
-
-
-def _executed(module: str) -> list[str]:
-    """Return the names of what an import of the module executes: its packages, from the outermost, and itself."""
-    parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, object]], path: list[str]) -> Path:
@@ -172,17 +151,13 @@ def _unchanged(facts: Mapping[str, object], run_folder: Path) -> tuple[Path, str
     file = Path(str(facts.get("file")))
     try:
         file = file.resolve()
-        return file, _objection(file, facts.get("sha256"), run_folder.resolve())
+        if file.is_relative_to(run_folder.resolve()):
+            return file, f"{file} lies inside the run folder, of which nothing is executed"
+        if not file.is_file():
+            return file, f"{file} is no longer there"
+        return file, "" if _sha256(file) == facts.get("sha256") else f"{file} has changed since the run"
     except (OSError, ValueError) as error:
         return file, f"{file} cannot be read: {cause_of(error)}"
-
-
-def _objection(file: Path, sha256: object, run_folder: Path) -> str:
-    if file.is_relative_to(run_folder):
-        return f"{file} lies inside the run folder, of which nothing is executed"
-    if not file.is_file():
-        return f"{file} is no longer there"
-    return "" if _sha256(file) == sha256 else f"{file} has changed since the run"
 
 
 def _sha256(file: Path) -> str:

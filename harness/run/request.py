@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from harness.config.experiment import Experiment, load_experiment, parse_experim
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import parse_mapping, parse_value
-from harness.errors import Collected, ExperimentError, RunFolderError
+from harness.errors import Collected, ExperimentError, HarnessError, RunFolderError
 from harness.launch.ray.session import in_job, is_lost_with_job
 from harness.plan.inventory import Inventory
 from harness.system.uri import below, is_uri, problem_of, run_in
@@ -80,10 +80,6 @@ class Places(NamedTuple):
     resume: Path | None
 
 
-NOWHERE = Places(Path("results"), None, None)
-"""Stands for places that are refused, until every mistake is found."""
-
-
 def places_of(
     output: str | None, local: str | os.PathLike[str] | None, resume: str | None, *, absolute: bool = False
 ) -> Places:
@@ -99,11 +95,14 @@ def places_of(
             raise ExperimentError(option, [problem])
     if local is not None and not uris:
         raise ExperimentError("--local", ["is for --output URI or --resume URI; a folder alone is given with --output"])
+    resumed = None if resume is None else Path(resume)
+    if resumed and resume != "auto" and (absolute or resumed == AUTO):
+        resumed = resumed.absolute()
     if not uris:
-        return Places(here(Path(output or "results")), None, run_to_resume(resume, absolute=absolute))
+        return Places(here(Path(output or "results")), None, resumed)
     folder, store = here(Path(local or "results")), uris.get("--output")
     if "--resume" not in uris:
-        return Places(folder, store, run_to_resume(resume, absolute=absolute))
+        return Places(folder, store, resumed)
     try:
         of_run, experiment, name = run_in(uris["--resume"])
     except ValueError as error:
@@ -114,63 +113,51 @@ def places_of(
     return Places(folder, of_run, folder / experiment / name)
 
 
-def run_to_resume(text: str | None, *, absolute: bool) -> Path | None:
-    """Return the path of --resume; ``auto`` is the one relative path that is kept even if others are made absolute."""
-    path = None if text is None else Path(text)
-    if path is None or text == "auto":
-        return path
-    return path.absolute() if absolute or path == AUTO else path
-
-
 def read_experiment(request: Request, found: Collected | None = None) -> Experiment:
     """Return the experiment of the request; raises ExperimentError, which lists the problems of all of it.
 
     ``found``: the problems that reading the arguments raised.
     """
     found = found or Collected()
-    experiment = None
+    experiment, source = None, str(request.file)
     with found.also():
-        experiment = _experiment_of(request)
+        if request.content is None:
+            experiment = load_experiment(request.file)
+        else:
+            content = parse_mapping(request.content, source=source)
+            experiment = parse_experiment(content, source=source, home=request.home)
         if request.no_user_code:
             check_no_user_code(experiment, request.file)
         check_variants(experiment, request.file)
-        check_checkpoints(request, experiment)
-    for check in (check_resume, check_inline, check_add_blocks, check_memory):
-        with found.also():
-            check(request)
+        if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
+            problem = "are not sent to --output URI; give a folder that all nodes see and that outlives them"
+            raise ExperimentError(source, [f"checkpoint.folder: checkpoints {problem}"])
+    for mistake in mistakes(request):
+        found.add(mistake)
     found.raise_all()
     assert experiment is not None
     return experiment
 
 
-def _experiment_of(request: Request) -> Experiment:
-    if request.content is None:
-        return load_experiment(request.file)
-    source = str(request.file)
-    return parse_experiment(parse_mapping(request.content, source=source), source=source, home=request.home)
-
-
-def check_checkpoints(request: Request, experiment: Experiment) -> None:
-    """Raise ExperimentError if checkpoints would stay in a local folder that is not sent to the store."""
-    if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
-        problem = "checkpoints are not sent to --output URI; give a folder that all nodes see and that outlives them"
-        raise ExperimentError(str(request.file), [f"checkpoint.folder: {problem}"])
-
-
-def check_resume(request: Request) -> None:
-    """Raise RunFolderError if a given run folder is not there; what it holds is seen once it is opened."""
+def mistakes(request: Request) -> Iterator[HarnessError]:
+    """Yield what is wrong with the options by themselves, and run folders that are not there."""
     resumed = None if request.store or request.resume == AUTO else request.resume
     for given, path in (("", resumed), ("--like ", request.like)):
         if path and not os.path.isdir(path):
-            raise RunFolderError(f"{given}{path}: not a run folder: it is not there; give results/EXPERIMENT/TIME-ID")
-
-
-def check_add_blocks(request: Request) -> None:
-    """Raise ExperimentError if blocks are to be added to no run."""
+            yield RunFolderError(f"{given}{path}: not a run folder: it is not there; give results/EXPERIMENT/TIME-ID")
+    if request.inline and (request.address is not None or request.assumed is not None):
+        problem = "it runs in this process, on no cluster; leave out --address and --assume, unset RAY_ADDRESS"
+        yield ExperimentError("--inline", [problem])
+    elif request.inline and request.resume is not None:
+        yield ExperimentError("--inline", ["its trials are for a debugger and complete no run; leave out --resume"])
     if request.add_blocks and request.resume is None:
-        raise ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
-    if request.add_blocks and request.resume == AUTO:
-        raise ExperimentError("--add-blocks", ["it adds to one run; give its folder with --resume instead of auto"])
+        yield ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
+    elif request.add_blocks and request.resume == AUTO:
+        yield ExperimentError("--add-blocks", ["it adds to one run; give its folder with --resume instead of auto"])
+    if request.memory and not request.plans_only:
+        yield ExperimentError("--memory", ["it belongs to a plan; add --dry-run, or leave it out: a run measures it"])
+    elif request.memory and request.no_user_code:
+        yield ExperimentError("--memory", ["it runs the workload's code; leave it out, or --no-user-code"])
 
 
 def check_variants(experiment: Experiment, file: Path) -> None:
@@ -190,26 +177,6 @@ def check_variants(experiment: Experiment, file: Path) -> None:
             problems.append(f"{got}; it has a module harness: variants are versions of your own code, not of harness")
     if problems:
         raise ExperimentError(str(file), problems)
-
-
-def check_memory(request: Request) -> None:
-    """Raise ExperimentError if memory is to be forecast by a run, or without the workload's code."""
-    if request.memory and not request.plans_only:
-        raise ExperimentError("--memory", ["it belongs to a plan; add --dry-run, or leave it out: a run measures it"])
-    if request.memory and request.no_user_code:
-        raise ExperimentError("--memory", ["it runs the workload's code; leave it out, or --no-user-code"])
-
-
-def check_inline(request: Request) -> None:
-    """Raise ExperimentError if a debugging run is asked to use a cluster or an earlier run."""
-    if not request.inline:
-        return
-    if request.address is not None or request.assumed is not None:
-        raise ExperimentError(
-            "--inline", ["it runs in this process, on no cluster; leave out --address and --assume, unset RAY_ADDRESS"]
-        )
-    if request.resume is not None:
-        raise ExperimentError("--inline", ["its trials are for a debugger and complete no run; leave out --resume"])
 
 
 def resume_command(request: Request, folder: Path) -> str:
@@ -242,20 +209,16 @@ def check_output(request: Request) -> None:
 
 def _command(request: Request, more: Mapping[str, str]) -> str:
     """Return the shell command of the request with more options; a job's driver has the address from Ray."""
-    axes = [f"{axis}={_as_yaml(value)}" for axis, values in request.only.items() for value in as_axis(values)]
-    options = {
-        "--address": None if in_job() else request.address,
-        "--only": ",".join(axes) or None,
-        **more,
-    }
-    given_flags = {
-        "--no-user-code": request.no_user_code,
-        "--no-preflight": not request.preflight,
-        "--links": request.links,
-        "--quiet": request.quiet,
-    }
-    flags = [flag for flag, given in given_flags.items() if given]
-    given = [part for name, value in options.items() if value is not None for part in (name, value)]
+    axes = []
+    for axis, values in request.only.items():
+        for value in as_axis(values):
+            text = value if isinstance(value, str) else json.dumps(value)
+            is_plain = parse_value(text, source="--only") == value  # a text that looks like another value is quoted
+            axes.append(f"{axis}={text if is_plain else json.dumps(value)}")
+    flags = ["--no-user-code"] * request.no_user_code + ["--no-preflight"] * (not request.preflight)
+    flags += ["--links"] * request.links + ["--quiet"] * request.quiet
+    options = {"--address": None if in_job() else request.address, "--only": ",".join(axes), **more}
+    given = [part for name, value in options.items() if value for part in (name, value)]
     submit = ["ray", "job", "submit", "--working-dir", ".", "--"] if in_job() else []
     return shlex.join([*submit, *program("doctor" if request.links else "run"), str(request.file), *flags, *given])
 
@@ -267,12 +230,6 @@ def program(command: str) -> list[str]:
         return ["harness" if shutil.which("harness") == script else script, command]
     python = "python" if shutil.which("python") == sys.executable else sys.executable
     return [python, "-m", f"harness.{command}"]
-
-
-def _as_yaml(value: object) -> str:
-    """Return the value as --only parses it again: a text that looks like another value is quoted."""
-    plain = value if isinstance(value, str) else json.dumps(value)
-    return plain if parse_value(plain, source="--only") == value else json.dumps(value)
 
 
 def check_no_user_code(experiment: Experiment, file: Path) -> None:
@@ -292,7 +249,7 @@ def check_no_user_code(experiment: Experiment, file: Path) -> None:
     if experiment.checkpoint and experiment.checkpoint.folder:
         folder = experiment.checkpoint.folder
         problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")
-    grids = [*([experiment.grid] if experiment.grid else []), *experiment.cells]
+    grids = (experiment.grid, *experiment.cells) if experiment.grid else experiment.cells
     options: list[Mapping[str, PlainValue]] = [experiment.option_axes(), *(grid.options for grid in grids)]
     if any(any(as_axis(axes.get("workload.download"))) for axes in options):
         problems.append("workload_options.download: with --no-user-code nothing is downloaded; fetch it yourself")

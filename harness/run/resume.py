@@ -111,7 +111,9 @@ class _Recorded:
         measured = (line for line in lines if line["outcome"] == "ok")
         self.ok = {line["trial_id"] for line in measured if not errors(line.get("facts", {}), allow)}
         self.done = self.ok | {line["trial_id"] for line in lines if _is_skipped(line, "precise")}
-        self.failed = {line["trial_id"] for line in lines if _failed(line)} - self.done
+        # one that was lost, or had no time left, may yet be ok
+        wrong = [line for line in lines if line["outcome"] not in ("ok", "lost") and not _is_skipped(line, "time_up")]
+        self.failed = {line["trial_id"] for line in wrong} - self.done
         last = {line["trial_id"]: line for line in lines if prune_oom}
         self.pruned = {
             trial_id
@@ -158,11 +160,6 @@ class _Partners:
 
 def _is_skipped(line: RecordedTrial, code: SkipCode) -> bool:
     return line["outcome"] == "skipped" and line.get("skip_code") == code
-
-
-def _failed(line: RecordedTrial) -> bool:
-    """Return whether a trial would likely fail again; one that was lost, or had no time left, may yet be ok."""
-    return line["outcome"] not in ("ok", "lost") and not _is_skipped(line, "time_up")
 
 
 def _family_id(cell: Cell) -> str | None:

@@ -62,12 +62,8 @@ class SkipPolicy:
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
             change((trial.cell, trial.block))
         # an examination, or a profile, needs memory that the cell itself does not: it says nothing of the cell
-        if (
-            result.outcome == "oom"
-            and trial.trains
-            and trial.purpose != "profile"
-            and self._plan.experiment.limits.prune_oom
-        ):
+        of_cell = trial.trains and trial.purpose != "profile"
+        if result.outcome == "oom" and of_cell and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
 
     def _learn_divergence(self, trial: Trial, result: TrialResult) -> None:
@@ -83,14 +79,17 @@ class SkipPolicy:
 
     def skipped(self, trial: Trial) -> TrialResult | None:
         """Return the result of a trial that is not started, with its reason; None if it is started."""
-        rules = (self._time_is_up, self._refused, self._precise_enough, self._too_large, self._not_measured)
-        reason = next((reason for rule in rules if (reason := rule(trial))), None)
+        if self.end and self.deadline and time.time() >= self.deadline:
+            return skipped(trial, SkipReason("time_up", self.end.reason))
+        reason = self._refused(trial) or self._precise_enough(trial)
+        smaller = next((cell for cell in self._out_of_memory if needs_no_less(trial.cell, cell)), None)
+        if not reason and smaller and trial.purpose != "links":
+            batch = f"a batch of {smaller.per_device_batch_size} per device of the same cell"
+            reason = SkipReason("out_of_memory", f"{batch} ran out of memory (limits.prune_oom)")
+        if not reason and trial.purpose == "profile" and (trial.cell, trial.block) in self._failed:
+            # it would fail again, and end its worker group
+            reason = SkipReason("not_measured", "the trial that it profiles has no result in this block")
         return skipped(trial, reason) if reason else None
-
-    def _time_is_up(self, trial: Trial) -> SkipReason | None:
-        if self.end is None or self.deadline is None or time.time() < self.deadline:
-            return None
-        return SkipReason("time_up", self.end.reason)
 
     def _refused(self, trial: Trial) -> SkipReason | None:
         if not trial.trains:
@@ -112,27 +111,9 @@ class SkipPolicy:
             return None
         return SkipReason("precise", f"precise enough: {needed} blocks suffice for {100 * rule.halfwidth:g} %")
 
-    def _not_measured(self, trial: Trial) -> SkipReason | None:
-        """Return the reason for a profile of a trial that failed: it would fail again, and end its worker group."""
-        if trial.purpose != "profile" or (trial.cell, trial.block) not in self._failed:
-            return None
-        return SkipReason("not_measured", "the trial that it profiles has no result in this block")
-
-    def _too_large(self, trial: Trial) -> SkipReason | None:
-        smaller = next((cell for cell in self._out_of_memory if needs_no_less(trial.cell, cell)), None)
-        if smaller is None or trial.purpose == "links":
-            return None
-        batch = f"a batch of {smaller.per_device_batch_size} per device of the same cell"
-        return SkipReason("out_of_memory", f"{batch} ran out of memory (limits.prune_oom)")
-
 
 def needs_no_less(cell: Cell, other: Cell) -> bool:
     """Return whether a cell needs at least the other's memory: the same cell at the same batch or a larger one."""
-    batches = (cell.per_device_batch_size or 0, other.per_device_batch_size or 0)
-    same = replace(
-        cell,
-        per_device_batch_size=other.per_device_batch_size,
-        global_batch_size=other.global_batch_size,
-        scaling=other.scaling,
-    )
-    return batches[0] >= batches[1] and same == other
+    batch = other.per_device_batch_size
+    same = replace(cell, per_device_batch_size=batch, global_batch_size=other.global_batch_size, scaling=other.scaling)
+    return (cell.per_device_batch_size or 0) >= (batch or 0) and same == other

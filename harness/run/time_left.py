@@ -13,6 +13,7 @@ from harness.run.events import Event, GroupReady, GroupStarting, Repeating, Tria
 Clock = Callable[[], float]
 Key = tuple[str, ...]
 MINUTE_S = 60.0
+START: Key = ("start of a worker group",)
 
 
 class TimeLeft:
@@ -33,10 +34,8 @@ class TimeLeft:
     ) -> None:
         self._plan, self._clock = plan, clock
         self._waiting: dict[str, set[str]] = {}
-        self._group_of: dict[str, str] = {}
         self._pending: dict[str, Trial] = {}
-        self._durations: dict[Key, _Mean] = {}
-        self._starts = _Mean()
+        self._durations: dict[Key, tuple[float, int]] = {}  # sum and number
         self._last = clock()
         self._current: Trial | None = None
         self._starting = False
@@ -48,7 +47,6 @@ class TimeLeft:
         """Add worker groups that are to run."""
         for group in groups:
             self._waiting[group.id] = {trial.id for trial in group.trials}
-            self._group_of |= {trial.id: group.id for trial in group.trials}
             self._pending |= {trial.id: trial for trial in group.trials}
         self._add_up()
 
@@ -61,7 +59,10 @@ class TimeLeft:
                 self._waiting.pop(group.id, None)
                 self._starting = True
             case GroupReady():
-                self._ready()
+                if self._starting:  # under torchrun each of its trials reports anew
+                    now = self._clock()
+                    self._learn(START, now - self._last)
+                    self._starting, self._last = False, now
             case TrialStarting(trial):
                 self._current = trial
             case TrialEnded(trial, line, again):
@@ -69,36 +70,25 @@ class TimeLeft:
             case _:
                 pass
 
-    def _ready(self) -> None:
-        if self._starting:  # under torchrun each of its trials reports anew
-            now = self._clock()
-            self._starts.add(now - self._last)
-            self._starting, self._last = False, now
-
     def _ended(self, trial: Trial, outcome: str, *, again: bool) -> None:
         now = self._clock()
         if outcome == "ok":
             for key in _keys(trial):
-                self._durations.setdefault(key, _Mean()).add(now - self._last)
+                self._learn(key, now - self._last)
         if outcome != "skipped":
             self._last, self._current, self._starting = now, None, False
         if not again:
             self._pending.pop(trial.id, None)
-            self._drop(trial)
+            for group, left in list(self._waiting.items()):
+                left.discard(trial.id)
+                if not left:  # it does not start any more
+                    del self._waiting[group]
         self._add_up()
-
-    def _drop(self, trial: Trial) -> None:
-        """Take a trial from its group, which does not start any more if that was its last one."""
-        group = self._group_of.get(trial.id, "")
-        if left := self._waiting.get(group):
-            left.discard(trial.id)
-            if not left:
-                del self._waiting[group]
 
     @property
     def seconds(self) -> float:
         """The estimate now; at most what a limit leaves."""
-        now, start = self._clock(), self._starts.value or GROUP_START_S
+        now, start = self._clock(), self._mean(START) or GROUP_START_S
         current = start if self._starting else self._expected(self._current) if self._current else 0.0
         left = self._rest + start * (self._starting + len(self._waiting)) - min(now - self._last, current)
         return max(0.0, min(left, self._end - now))
@@ -129,22 +119,16 @@ class TimeLeft:
         self._bound = "about" if unknown == fewer else "at least" if unknown else "at most"
 
     def _expected(self, trial: Trial) -> float:
-        known = (self._durations[key].value for key in _keys(trial) if key in self._durations)
-        return next(known, None) or self._plan.least_trial_seconds(trial)
+        of_cell, of_kind = _keys(trial)
+        return self._mean(of_cell) or self._mean(of_kind) or self._plan.least_trial_seconds(trial)
 
+    def _learn(self, key: Key, seconds: float) -> None:
+        total, count = self._durations.get(key, (0.0, 0))
+        self._durations[key] = total + seconds, count + 1
 
-class _Mean:
-    """A mean of the numbers so far; None without any."""
-
-    def __init__(self) -> None:
-        self._sum, self._count = 0.0, 0
-
-    def add(self, number: float) -> None:
-        self._sum, self._count = self._sum + number, self._count + 1
-
-    @property
-    def value(self) -> float | None:
-        return self._sum / self._count if self._count else None
+    def _mean(self, key: Key) -> float | None:
+        total, count = self._durations.get(key, (0.0, 0))
+        return total / count if count else None
 
 
 def _keys(trial: Trial) -> tuple[Key, Key]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from harness.config.experiment import Experiment
 from harness.config.strategy_traits import NoOptions, StrategyTraits
@@ -18,16 +16,12 @@ from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.launch.ray.session import has_working_dir
 from harness.plan.grid import OwnCode, Variants
 from harness.plan.planner import Plan, only_variant
-from harness.run.child_process import child_process
-from harness.run.variant_process import RESULT
-from harness.system import sanitize
+from harness.run.child_process import checked, child_process
 from harness.system.files import code_hash
 from harness.system.import_path import path_without
-from harness.system.scratch import Scratch
 from harness.system.user_code import SHIPPED, CodeVersion
 from harness.train.strategies import load_strategy_class
 
-OUTPUT_BYTES = 2000
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
 
@@ -92,45 +86,20 @@ def in_each(
 
     The processes run side by side. Raises WorkloadError with the errors of all of them.
     """
+    found, values = Collected(), dict[str, Any]()
     with ExitStack() as stack:
-        children = {
-            name: stack.enter_context(_process(versions[name], function, argument))
-            for name, argument in arguments.items()
-        }
-        results: dict[str, tuple[Answer, list[str]]] = {name: child.result() for name, child in children.items()}
-    found = Collected()
-    for name, (_, messages) in results.items():
-        for message in messages:
-            found.add(WorkloadError(f"variants.{name}: {message}"))
+        children = {}
+        for name, argument in arguments.items():
+            version = versions[name]
+            job = child_process(partial(checked, version, function), [argument], version, path_without(*version.hidden))
+            children[name] = stack.enter_context(job)
+        for name, child in children.items():
+            answer = next(child.answers(), None)
+            values[name], messages = answer or (None, [f"the process that imports it {child.end}"])
+            for message in messages:
+                found.add(WorkloadError(f"variants.{name}: {message}"))
     found.raise_all()
-    return {name: value for name, (value, _) in results.items()}
-
-
-@dataclass(frozen=True)
-class _Child:
-    """A process that computes one value and writes it, or the messages of a HarnessError, to a file."""
-
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    file: Path
-
-    def result(self) -> Any:
-        """Wait for the value and the messages of an error, and return both; an own message if there is neither."""
-        code = self.process.wait()
-        if self.file.exists():
-            return pickle.loads(self.file.read_bytes())  # ours: the folder is closed to others
-        lines = sanitize.redacted_tail(self.output, OUTPUT_BYTES).strip().splitlines() or ["it printed nothing"]
-        return None, [f"the process that imports it ended with exit code {code}: {lines[-1]}"]
-
-
-@contextmanager
-def _process(version: CodeVersion, function: Callable[[Argument], object], argument: Argument) -> Iterator[_Child]:
-    """Run the function in a new process, which is killed at the end of the block."""
-    with Scratch() as folder, tempfile.TemporaryFile() as output:
-        job = folder / "job"
-        job.write_bytes(pickle.dumps((version, function, argument)))
-        with child_process("harness.run.variant_process", job, path_without(*version.hidden), output) as process:
-            yield _Child(process, output, folder / RESULT)
+    return values
 
 
 def all_traits(experiment: Experiment) -> dict[str, StrategyTraits]:

@@ -18,6 +18,7 @@ PACKAGE_FOLDER = Path(__file__).parents[1]
 """The folder of the source of this package."""
 PARTIAL = ".partial"
 """The suffix of a file until it is complete; a crash may leave such a file behind."""
+NOT_CODE = {"__pycache__", "node_modules", "results"}
 _CHUNK = 4096
 _SYNC = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
@@ -135,7 +136,10 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
         replace_text(holder, f"pid {os.getpid()} on {platform.node()}")
     except Timeout:
-        raise RunFolderError(f"{folder}: another run is writing into this folder{_named(holder)}") from None
+        named = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            named = f" ({holder.read_text(encoding='utf-8')[:200]})"
+        raise RunFolderError(f"{folder}: another run is writing into this folder{named}") from None
     except (OSError, WriteError) as error:
         lock.release()
         raise RunFolderError(f"{folder}: the folder cannot be written: {cause_of(error)}") from None
@@ -145,17 +149,6 @@ def locked(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             holder.unlink(missing_ok=True)
         lock.release()
-
-
-def _named(holder: Path) -> str:
-    """Return the holder of a lock, as ' (pid 123 on some-host)', or '' if it cannot be read."""
-    try:
-        return f" ({holder.read_text(encoding='utf-8')[:200]})"
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-NOT_CODE = {"__pycache__", "node_modules", "results"}
 
 
 def python_files(folder: Path) -> Iterator[Path]:

@@ -15,6 +15,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+INTERRUPTED, UNSETTLED = 130, 5
+"""Exit codes of a command that was interrupted; 5: before it settled a trial, so that a resume would repeat it."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPEAT_S = 0.5
+"""Seconds in which a second signal counts as the first: a wrapper may forward the signal of the terminal."""
+SHOW_CURSOR = b"\x1b[?25h\n"
+MESSAGE = b"\nInterrupted, stopping workers (press Ctrl-C again to quit immediately)\n"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Looked up at import: between fork and exec a process must not load a library."""
@@ -27,6 +34,22 @@ def die_with_parent() -> None:
 
 
 @contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """Start processes with SIGTERM blocked (Linux only), as Ray starts its own with SIGINT blocked.
+
+    A batch system sends SIGTERM to every process of a job; these are needed until the driver has ended in order.
+    """
+    if not sys.platform.startswith("linux"):  # elsewhere Ray's reaper ends leftover processes by SIGTERM
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Disable the cyclic garbage collector for a block."""
     was_enabled = gc.isenabled()
@@ -36,15 +59,6 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-INTERRUPTED, UNSETTLED = 130, 5
-"""Exit codes of a command that was interrupted; 5: before it settled a trial, so that a resume would repeat it."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-REPEAT_S = 0.5
-"""Seconds in which a second signal counts as the first: a wrapper may forward the signal of the terminal."""
-SHOW_CURSOR = b"\x1b[?25h\n"
-MESSAGE = b"\nInterrupted, stopping workers (press Ctrl-C again to quit immediately)\n"
 
 
 @dataclass
@@ -77,6 +91,29 @@ def handle_signals() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         _state.first_at = None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    now = time.monotonic()
+    if _state.first_at is not None:
+        if now - _state.first_at > REPEAT_S:
+            _exit()
+        return
+    _state.first_at = now
+    with suppress(OSError):  # the same Ctrl-C may have ended the reader of the pipe
+        os.write(2, MESSAGE)
+    if _state.held:
+        _state.waiting = True
+        return
+    raise KeyboardInterrupt
+
+
+def _exit() -> None:
+    """End the process without clean-up, except for the cursor, which a live display has hidden."""
+    with suppress(OSError):
+        if os.isatty(1):
+            os.write(1, SHOW_CURSOR)
+    os._exit(INTERRUPTED)
 
 
 @contextmanager
@@ -130,42 +167,3 @@ def deferred_interrupts() -> Iterator[None]:
         if _state.waiting and not _state.held:
             _state.waiting = False
             raise KeyboardInterrupt
-
-
-@contextmanager
-def sigterm_blocked() -> Iterator[None]:
-    """Start processes with SIGTERM blocked (Linux only), as Ray starts its own with SIGINT blocked.
-
-    A batch system sends SIGTERM to every process of a job; these are needed until the driver has ended in order.
-    """
-    if not sys.platform.startswith("linux"):  # elsewhere Ray's reaper ends leftover processes by SIGTERM
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    now = time.monotonic()
-    if _state.first_at is not None:
-        if now - _state.first_at > REPEAT_S:
-            _exit()
-        return
-    _state.first_at = now
-    with suppress(OSError):  # the same Ctrl-C may have ended the reader of the pipe
-        os.write(2, MESSAGE)
-    if _state.held:
-        _state.waiting = True
-        return
-    raise KeyboardInterrupt
-
-
-def _exit() -> None:
-    """End the process without clean-up, except for the cursor, which a live display has hidden."""
-    with suppress(OSError):
-        if os.isatty(1):
-            os.write(1, SHOW_CURSOR)
-    os._exit(INTERRUPTED)

@@ -51,6 +51,8 @@ _ASSIGNED = re.compile(
     r"""(?P<name>[A-Za-z0-9_.-]{1,64})(?P<between>["']?\s?[=:]\s?["']?)(?!<redacted)[^\s"'\\,;&)\]}]{6,}"""
 )
 """name=value or name: value, quoted or not; the name decides whether the value is a secret."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and newline, direction marks, lone surrogates."""
 
 
 def redact_text(said: str) -> str:
@@ -68,18 +70,14 @@ def redacted_tail(file: IO[bytes], most: int) -> str:
     read = os.pread(number, most + MARGIN, start).decode(errors="replace")
     if not start:
         return redact_text(read)[-most:]
-    read = _after_a_key(read)
+    end = _KEY_ENDS.search(read)
+    if end and read.find(_KEY_BEGINS, 0, end.start()) < 0:  # of a private key that began before
+        read = read[end.end() :]
     cut = _LINE_END.search(read)
     if cut is None:  # a single line: the margin, which may begin inside a secret, is dropped after redaction
         return redact_text(read)[MARGIN:][-most:]
     key = read.find(_KEY_BEGINS, 0, cut.end())  # a key goes on over the next lines
     return redact_text(read[key:] if key >= 0 else read[cut.end() :])[-most:]
-
-
-def _after_a_key(said: str) -> str:
-    """Return the text after the end of a private key that began before it."""
-    end = _KEY_ENDS.search(said)
-    return said[end.end() :] if end and said.find(_KEY_BEGINS, 0, end.start()) < 0 else said
 
 
 def plain(value: Any) -> Any:
@@ -98,11 +96,12 @@ def source(given: str, content: object) -> str:
 
     In YAML the value may be quoted, folded over lines, or an alias, so it cannot be replaced in the text.
     """
-    if not any(_secrets(content, short=True)):
+    secrets = list(_secrets(content))
+    if not secrets:
         return redact_text(given)
     written = yaml.safe_dump(plain(content), sort_keys=False, allow_unicode=True)
-    for value in sorted(_secrets(content), key=len, reverse=True):  # the same value may stand under another key
-        written = written.replace(value, MARK)
+    for value in sorted(secrets, key=len, reverse=True):  # the same value may stand under another key
+        written = written.replace(value, MARK) if len(value) >= LEAST else written
     return f"# written anew, without what looks like a secret\n{written}"
 
 
@@ -120,27 +119,25 @@ def _without(said: str, values: tuple[str, ...]) -> str:
     for value in values:
         said = said.replace(value, MARK)
     said = _SHAPES.sub(lambda found: (found["url"] or found["scheme"] or "") + MARK, said)
-    return _ASSIGNED.sub(_assigned, said)
+    return _ASSIGNED.sub(
+        lambda found: found["name"] + found["between"] + MARK if _SECRET_NAME.search(found["name"]) else found[0], said
+    )
 
 
 _repeated = lru_cache(maxsize=4096)(_without)
 """Cached: most texts of a run stand in each of its rows."""
 
 
-def _secrets(content: object, name: str = "", *, short: bool = False) -> Iterator[str]:
-    """Yield the values whose key names a secret; with ``short`` also those that may be part of ordinary words."""
+def _secrets(content: object, name: str = "") -> Iterator[str]:
+    """Yield the values whose key names a secret."""
     if isinstance(content, Mapping):
         for key, value in content.items():
-            yield from _secrets(value, name if _SECRET_NAME.search(name) else str(key), short=short)
+            yield from _secrets(value, name if _SECRET_NAME.search(name) else str(key))
     elif isinstance(content, list | tuple):
         for value in content:
-            yield from _secrets(value, name, short=short)
-    elif content is not None and _SECRET_NAME.search(name) and (short or len(str(content)) >= LEAST):
+            yield from _secrets(value, name)
+    elif content is not None and _SECRET_NAME.search(name):
         yield str(content)
-
-
-def _assigned(found: re.Match[str]) -> str:
-    return found["name"] + found["between"] + MARK if _SECRET_NAME.search(found["name"]) else found[0]
 
 
 def _plain(value: object, values: tuple[str, ...], name: str = "") -> object:
@@ -165,10 +162,6 @@ def _secret_values() -> tuple[str, ...]:
     """Return the values of secret variables, the longest first, since one may contain another. Paths are left out."""
     named = {os.environ[name] for name in os.environ if _is_secret(name) and len(os.environ[name]) >= LEAST}
     return tuple(sorted((value for value in named if not os.path.exists(value)), key=lambda v: (-len(v), v)))
-
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and newline, direction marks, lone surrogates."""
 
 
 def escape_control(text: str) -> str:

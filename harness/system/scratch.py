@@ -61,17 +61,13 @@ def sweep(parents: Iterable[Path] | None = None) -> list[Path]:
 
     Only scratch folders of this user without a lock are removed: never those of a running process.
     """
-    places = _places() if parents is None else set(parents)
+    ray_folder = [Path(os.environ["RAY_TMPDIR"])] if os.environ.get("RAY_TMPDIR") else []
+    everywhere = [Path("/tmp"), Path(tempfile.gettempdir()), shared_memory(), *ray_folder]
+    places = set(everywhere if parents is None else parents)
     left = [folder for place in sorted(places) for folder in place.glob(f"{PREFIX}*") if _is_left_behind(folder)]
     for folder in left:
         remove(folder)
     return left
-
-
-def _places() -> set[Path]:
-    """Return every folder that may contain scratch folders."""
-    ray_folder = os.environ.get("RAY_TMPDIR")
-    return {Path("/tmp"), Path(tempfile.gettempdir()), shared_memory(), *([Path(ray_folder)] if ray_folder else [])}
 
 
 def _is_ours(folder: Path) -> bool:

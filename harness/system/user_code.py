@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import invalidate_caches
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -76,7 +75,7 @@ class CodeVersion:
 
 def module_file(name: str, path: list[str]) -> Path | None:
     """Return the file that importing a module would execute, without importing it; None if there is none."""
-    invalidate_caches()
+    importlib.invalidate_caches()
     try:
         for part in name.split("."):
             spec = PathFinder.find_spec(part, path)  # by the whole name it would ask for an imported parent
@@ -97,9 +96,7 @@ def load_user_class(what: str, name: str, *, builtin: bool = False) -> type:
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except HarnessError:
-        raise
-    except KeyboardInterrupt:
+    except (HarnessError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: importing a module must not end the command
         hint = "" if builtin else f" (first on the import path: {sys.path[0]})"

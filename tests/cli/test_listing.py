@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.cli.commands import app
-from harness.cli.listing import LISTS
+from harness.cli.listing import rows_of
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.doctor_checks import LOOKS_AT
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -35,4 +35,4 @@ def test_every_name_is_listed(what: str, expected: list[str]) -> None:
 def test_an_unknown_list_offers_the_nearest() -> None:
     result = names("Models")
     assert result.exit_code == 2 and "did you mean 'models'?" in result.stderr
-    assert {"workloads", "models", "strategies", "checks"} == set(LISTS)
+    assert {"workloads", "models", "strategies", "checks"} == set(rows_of())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +36,13 @@ from harness.errors import ExperimentError
         ("a: 2020-13-45", "not valid YAML: line 1: cannot read '2020-13-45' as timestamp"),
         ("a: !!map x", "not valid YAML: line 1: expected a mapping node, but found scalar"),
         ("a: " + "9" * 101, "not valid YAML: line 1: a number of 101 characters; at most 100 are allowed"),
-        ("a: &a\n  - *a", "not valid YAML: line 1: nested more than 20 deep, or in itself"),
+        ("a: &a\n  - *a", "not valid YAML: line 2: nested more than 20 deep, or in itself"),
         ("a: " + "[" * 21 + "]" * 21, "not valid YAML: line 1: nested more than 20 deep"),
         ("a: [" + "1," * 20_000 + "]", "not valid YAML: line 1: more than 20000 keys and values"),
-        ("a: &a [x, x]\nb: &b [" + "*a," * 5000 + "]\nc: [*b, *b]", "not valid YAML: line 3: holds 30003 keys"),
+        (
+            "a: &a [x, x]\nb: &b [" + "*a," * 5000 + "]\nc: [*b, *b]",
+            "not valid YAML: line 3: more than 20000 keys and values, those that aliases repeat",
+        ),
     ],
     ids=lambda value: value[:30],
 )
@@ -45,6 +50,32 @@ def test_yaml_other_than_one_mapping_is_refused(text: str, problem: str) -> None
     with pytest.raises(ExperimentError) as caught:
         yaml_source.parse_mapping(text, source="f.yaml")
     assert caught.value.problems[0].startswith(problem)
+
+
+def test_305_bytes_of_nested_aliases_are_refused_before_anything_is_built() -> None:
+    lists = "".join(f"{name}: &{name} [{','.join([f'*{last}'] * 9)}]\n" for last, name in pairwise("abcdefgh"))
+    start = time.monotonic()
+    with pytest.raises(ExperimentError) as caught:
+        yaml_source.parse_mapping("a: &a [x,x,x,x,x,x,x,x,x]\n" + lists, source="f.yaml")
+    assert time.monotonic() - start < 1
+    (problem,) = caught.value.problems
+    assert problem == "not valid YAML: line 5: more than 20000 keys and values, those that aliases repeat included"
+
+
+def test_a_key_that_overrides_a_merged_one_is_no_duplicate() -> None:
+    text = "first: &first {x: 1}\ndeep: [[&second {<<: *first, x: 2}]]\nthird: {<<: *second}\n"
+    assert yaml_source.parse_mapping(text, source="f.yaml")["deep"] == [[{"x": 2}]]
+
+
+def test_all_duplicates_are_reported_in_the_order_of_the_file() -> None:
+    with pytest.raises(ExperimentError) as caught:
+        yaml_source.parse_mapping("a: 1\na: {x: 1, x: 2}\nb: 1\nb: {y: 1,\n y: 2}\n", source="f.yaml")
+    assert [problem[:21] for problem in caught.value.problems] == [
+        "line 2: the key 'a' a",
+        "line 2: the key 'x' a",
+        "line 4: the key 'b' a",
+        "line 5: the key 'y' a",
+    ]
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

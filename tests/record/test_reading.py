@@ -256,33 +256,6 @@ def test_objects_in_yaml_are_not_made(recorded: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "mark").exists()
 
 
-LINKS = ("tables", "figures", "report.html", "trials.jsonl", "experiment.yaml", "steps.parquet", "logs", ".lock")
-
-
-@pytest.mark.parametrize("name", LINKS)
-def test_a_link_in_a_folder_is_refused(recorded: Path, tmp_path: Path, name: str) -> None:
-    """Reading would expose the target of the link, writing would overwrite it."""
-    outside = tmp_path / "outside"
-    outside.write_text("mine")
-    path = recorded / name
-    if path.exists():
-        path.unlink()
-    path.symlink_to(outside)
-    assert f"{path}: is a link" in problem_of(recorded)
-    with pytest.raises(RunFolderError):
-        write_report(recorded)
-    assert outside.read_text() == "mine"
-
-
-def test_a_link_below_and_a_pipe_are_refused(recorded: Path) -> None:
-    (recorded / "raw").mkdir()
-    (recorded / "raw" / "x.parquet").symlink_to("/dev/zero")
-    assert "raw/x.parquet: is a link" in problem_of(recorded)
-    (recorded / "raw" / "x.parquet").unlink()
-    os.mkfifo(recorded / "raw" / "x.parquet")
-    assert "raw/x.parquet: is a link, or not a regular file" in problem_of(recorded)
-
-
 def test_the_command_prints_one_line(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (recorded / "trials.jsonl").write_bytes(TRASH)
     assert exit_code_of(lambda: bool(write_report(recorded))) == BAD_INPUT

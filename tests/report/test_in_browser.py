@@ -22,7 +22,7 @@ from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
-from harness.report.page import SCRIPT, content_policy
+from harness.report.page import SCRIPT, render
 from tests.conftest import laptop
 from tests.report import test_page
 from tests.report.test_html import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of
@@ -175,10 +175,11 @@ def test_hostile_text_runs_nothing_and_fetches_nothing(hostile: RunFolder, serve
 
 
 def test_the_content_policy_holds_without_escaping(tmp_path: Path, server: Server) -> None:
-    policy = f'<meta http-equiv="Content-Security-Policy" content="{content_policy()}">'
+    policy = POLICY.search(render("compare.html", title="", sentences=(), parts=()))
+    assert policy
     page = tmp_path / "page.html"
     body = "".join(PAYLOADS[:7] + PAYLOADS[8:9]).replace("HOST", server.host)
-    page.write_text(f"<!doctype html><head>{policy}<title>good</title></head><body>{body}")
+    page.write_text(f"<!doctype html><head>{policy[0]}<title>good</title></head><body>{body}")
     assert title(opened(page)) == "good"
     assert server.asked == []
 

@@ -21,7 +21,7 @@ from harness.record.folder import RunFolder
 from harness.record.writer import Writer
 from harness.run.auto_resume import choose_run, copied_run, prepare_run
 from harness.run.events import Emit, Event, Note
-from harness.run.request import AUTO, Request, read_experiment, run_to_resume
+from harness.run.request import AUTO, Request, places_of, read_experiment
 from harness.run.resume import OtherMeasuresError
 from tests.conftest import laptop
 from tests.stores import watched
@@ -205,10 +205,9 @@ def test_blocks_are_not_added_to_a_run_that_is_not_named(tmp_path: Path) -> None
 
 
 def test_a_folder_named_auto_can_be_given() -> None:
-    assert run_to_resume("auto", absolute=True) == AUTO == run_to_resume("auto", absolute=False)
-    assert run_to_resume("./auto", absolute=False) == Path("auto").absolute()
-    assert run_to_resume("results/x", absolute=False) == Path("results/x")
-    assert run_to_resume(None, absolute=True) is None
+    given = ("auto", True), ("auto", False), ("./auto", False), ("results/x", False), (None, True)
+    found = [places_of(None, None, resume, absolute=absolute).resume for resume, absolute in given]
+    assert found == [AUTO, AUTO, Path("auto").absolute(), Path("results/x"), None]
 
 
 # -- runs in a store -------------------------------------------------------------------------------------------------

@@ -455,7 +455,7 @@ def test_a_cell_that_moved_to_other_nodes_is_repeated_with_its_base(plan: Plan, 
     (repeating,) = (event for event in events if isinstance(event, Repeating))
     assert [*repeating.groups] == launcher.kept[0]
     ended = [event for event in events if isinstance(event, TrialEnded)]
-    assert len(ended) == len(plan.trials) + repeating.trials
+    assert len(ended) == len(plan.trials) + sum(len(group.trials) for group in repeating.groups)
 
 
 def test_what_is_compared_with_a_base_moves_with_it(plan: Plan, tmp_path: Path) -> None:

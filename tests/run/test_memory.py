@@ -11,7 +11,6 @@ from rich.console import Console
 
 from harness.config.experiment import load_experiment
 from harness.config.values import GIB, MIB
-from harness.errors import ExperimentError
 from harness.plan.cell import Cell
 from harness.plan.checks.memory import State
 from harness.plan.comparison import axes_of
@@ -20,9 +19,9 @@ from harness.plan.labels import Labels
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, Forecast
 from harness.plan.planner import make_plan
 from harness.run.console import ConsoleSink
+from harness.run.dry_run import forecasts
 from harness.run.events import MemoryForecast
-from harness.run.memory import forecasts
-from harness.run.request import Request, check_memory
+from harness.run.request import Request, mistakes
 from tests.conftest import laptop
 
 FILE = """
@@ -101,14 +100,13 @@ def test_a_workload_that_fails_hangs_or_ends_its_process_is_unknown_with_the_rea
     ],
 )
 def test_memory_is_refused_for_a_run_and_without_user_code(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ExperimentError) as caught:
-        check_memory(Request(Path("e.yaml"), memory=True, **options))
-    assert str(caught.value) == f"--memory: 1 problem\n  - {text}"
+    (found,) = mistakes(Request(Path("e.yaml"), memory=True, **options))
+    assert str(found) == f"--memory: 1 problem\n  - {text}"
 
 
 @pytest.mark.parametrize("options", [{"dry_run": True}, {"assumed": Inventory.assume(1, 8)}])
 def test_memory_is_part_of_a_plan(options: dict[str, Any]) -> None:
-    check_memory(Request(Path("e.yaml"), memory=True, **options))
+    assert not list(mistakes(Request(Path("e.yaml"), memory=True, **options)))
 
 
 def gpu(batch: int, strategy: str = "ddp", device: str = "cuda") -> Cell:

@@ -19,7 +19,7 @@ from harness.record.folder import RunFolder
 from harness.report.html import IncompleteReport
 from harness.run import pipeline
 from harness.run.events import Event, Note, Reported, RunStarted
-from harness.run.prepare import check_target, data_paths, download_data, missing_data
+from harness.run.prepare import check_paths, check_target, data_paths, download_data
 from harness.run.request import Request
 from harness.system.process import INTERRUPTED
 from tests.conftest import laptop
@@ -139,9 +139,9 @@ def cifar_plan(make_experiment: Make, **options: Any) -> Plan:
 def test_required_data_is_checked_and_downloads_are_not(make_experiment: Make, tmp_path: Path) -> None:
     plan = cifar_plan(make_experiment, data_folder=str(tmp_path))
     cells = [trial.cell for trial in plan.trials]
-    assert data_paths(plan.experiment, cells) == [str(tmp_path / "cifar-10-batches-py")]
+    assert data_paths(cells) == [str(tmp_path / "cifar-10-batches-py")]
     plan = cifar_plan(make_experiment, data_folder=str(tmp_path), download=True)
-    assert data_paths(plan.experiment, [trial.cell for trial in plan.trials]) == []
+    assert data_paths([trial.cell for trial in plan.trials]) == []
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_folder_of_cifar10_is_required_for_cifar10_alone(
     grid = {"data": data or "synthetic", "model": "resnet8", "per_device_batch_size": 8}
     experiment = make_experiment(grid, workload=name, workload_options={"data_folder": "/x"})
     cells = [trial.cell for trial in make_plan(experiment, laptop()).trials]
-    assert data_paths(experiment, cells) == read
+    assert data_paths(cells) == read
 
 
 def test_a_download_without_a_network_names_file_and_place(
@@ -195,10 +195,15 @@ def test_a_target_must_be_a_metric_of_the_workload(
         assert str(caught.value).startswith(f"convergence.target.metric: {problem}")
 
 
-def test_missing_data_names_every_node_and_path() -> None:
-    message = str(missing_data({"a (10.0.0.1)": ["/x", "/y"], "b (10.0.0.2)": ["/x"]}))
-    assert message.startswith("data is missing: /x, /y on a (10.0.0.1); /x on b (10.0.0.2).")
-    assert "cifar" not in message
+def test_missing_data_names_every_node_and_path(plan: Plan) -> None:
+    class TwoNodes:
+        def missing_paths(self, paths: list[str], used: list[bool]) -> dict[str, list[str]]:
+            return {"a (10.0.0.1)": ["/x", "/y"], "b (10.0.0.2)": ["/x"]}
+
+    with pytest.raises(WorkloadError) as caught:
+        check_paths(plan, TwoNodes())  # type: ignore[arg-type]
+    assert str(caught.value).startswith("data is missing: /x, /y on a (10.0.0.1); /x on b (10.0.0.2).")
+    assert "cifar" not in str(caught.value)
 
 
 KEEPING = {"convergence": {"epochs": 2, "seeds": 0}}

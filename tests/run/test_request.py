@@ -17,7 +17,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
 from harness.launch.ray.session import JOB_VARIABLE
 from harness.plan.inventory import Inventory
-from harness.run.request import AUTO, Request, check_checkpoints, check_output, places_of, resume_command
+from harness.run.request import AUTO, Request, check_output, places_of, read_experiment, resume_command
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,10 @@ def test_a_run_in_a_store_is_resumed_by_its_uri(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("folder", "refused"), [(None, True), ("/shared/checkpoints", False)])
 def test_checkpoints_beside_a_store_need_a_folder_of_their_own(
-    make_experiment: Callable[..., Experiment], folder: str | None, refused: bool
+    make_experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, folder: str | None, refused: bool
 ) -> None:
     experiment = make_experiment(checkpoint={"folder": folder} if folder else {}, convergence={"epochs": 1})
-    check_checkpoints(Request(Path("e.yaml")), experiment)
+    monkeypatch.setattr("harness.run.request.load_experiment", lambda file: experiment)
+    assert read_experiment(Request(Path("e.yaml"))) == experiment
     with pytest.raises(ExperimentError, match="checkpoints are not sent") if refused else nullcontext():
-        check_checkpoints(Request(Path("e.yaml"), store="s3://b"), experiment)
+        read_experiment(Request(Path("e.yaml"), store="s3://b"))
