@@ -81,6 +81,7 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
     """Return the environment of this process as plain values."""
     cuda = devices[0].type == "cuda"
     joined = topology.capture_topology() if cuda else None
+    iommu = Path("/sys/class/iommu")
     return {
         "node_id": node_id,
         "host": platform.node(),
@@ -97,7 +98,7 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "driver": joined and joined["driver"],
         "topology": joined,
-        "iommu": _iommu(),
+        "iommu": any(iommu.iterdir()) if iommu.is_dir() else None,
         "numa": numa_nodes(),
         "threads": torch.get_num_threads(),
         "niceness": os.nice(0),
@@ -107,12 +108,6 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "limits": limits(),
         "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
-
-
-def _iommu() -> bool | None:
-    """Return whether the kernel uses an IOMMU; None if that is not known."""
-    known = Path("/sys/class/iommu")
-    return any(known.iterdir()) if known.is_dir() else None
 
 
 def describe_device(device: torch.device) -> DeviceFacts:

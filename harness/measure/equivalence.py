@@ -237,7 +237,10 @@ def take_steps(check: Check, steps: int, factor: float = 1.0) -> Steps:
 
     def mark(point: Phase) -> None:
         if steps == 1 and point == BACKWARD and not check.cell.own_traits:  # before it is clipped
-            gradient.extend(_gradient(training, keep=keep))
+            scale = training.loss_scale()
+            parameters = training.model.parameters()
+            whole = _flat((torch.zeros_like(p) if p.grad is None else p.grad for p in parameters), keep=keep)
+            gradient.extend([part.div_(scale.scale) for part in whole] if scale else whole)
 
     drew = False
     for share, batch in check.parts[:steps]:
@@ -286,14 +289,6 @@ def fold(vectors: Sequence[Sequence[Tensor]], buckets: int = BUCKETS) -> list[li
 def norm(vector: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of a vector given in parts."""
     return math.sqrt(sum(float(part.double().square().sum()) for part in vector))
-
-
-def _gradient(training: Training, *, keep: bool) -> list[Tensor]:
-    """Return the gradient of a step before it is clipped, zero where a parameter has none."""
-    scale = training.loss_scale()
-    parameters = training.model.parameters()
-    whole = _flat((torch.zeros_like(p) if p.grad is None else p.grad for p in parameters), keep=keep)
-    return [part.div_(scale.scale) for part in whole] if scale else whole
 
 
 def _flat(tensors: Iterable[Tensor], *, keep: bool) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from harness.errors import nearest
 from harness.measure.window import Clock, synchronize
-from harness.train.model import build_model, too_large
+from harness.train.model import build_model, faked, too_large
 from harness.train.workloads import Workload
 
 Formula = Callable[..., int]
@@ -76,28 +76,10 @@ def first_samples(batch: object, count: int) -> object:
     return _cut(batch, count) if len(lengths) == 1 and () not in lengths else batch
 
 
-def _build_without_memory(workload: Workload, device: torch.device) -> nn.Module:
-    """Return the model on fake tensors. An operator that meets one computes shapes alone; others run as usual."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = workload.build_model()
-        moved: dict[Tensor, Tensor] = {}  # tied parameters stay tied
-        for module in model.modules():
-            holders: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for held in holders:
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        held[name] = moved.setdefault(tensor, _empty_like(tensor, device))
-        return model
-
-
-def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
-    empty = torch.empty_like(tensor, device=device)  # Module.to() cannot exchange a tensor without memory
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-
 def _count(workload: Workload, batch: object, device: torch.device, without_memory: bool) -> Flops:
     if without_memory:
-        model = _build_without_memory(workload, device)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # operators on fake tensors compute shapes alone
+            model = faked(workload.build_model(), mode, device)
     else:
         model = build_model(workload)
         if reason := too_large(model, device):
@@ -262,26 +244,21 @@ def measured_peak(
         raise ValueError(f"precision: got {precision!r}; {nearest(precision, DTYPES)}")
     try:
         with torch.inference_mode(), _float32_products("high" if precision == "tf32" else "highest"):
-            rows, shortest_s = _shortest(device, precision, seconds, clock)
+            if device.type == "cuda":
+                matrices = _matrices(CUDA_ROWS[precision], precision, device)
+            else:
+                matrices = _long_enough(precision, device, clock)
+            for _ in range(WARMUP):
+                _product_s(matrices, device, clock)
+            times: list[float] = []
+            began = clock()
+            while len(times) < LEAST or clock() - began < seconds:
+                times.append(_product_s(matrices, device, clock))
+            rows, shortest_s = len(matrices[0]), min(times)
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return 2.0 * rows**3 / shortest_s
-
-
-def _shortest(device: torch.device, precision: str, seconds: float, clock: Clock) -> tuple[int, float]:
-    """Return the rows of the matrices, and the seconds of their fastest product."""
-    if device.type == "cuda":
-        matrices = _matrices(CUDA_ROWS[precision], precision, device)
-    else:
-        matrices = _long_enough(precision, device, clock)
-    for _ in range(WARMUP):
-        _product_s(matrices, device, clock)
-    times: list[float] = []
-    began = clock()
-    while len(times) < LEAST or clock() - began < seconds:
-        times.append(_product_s(matrices, device, clock))
-    return len(matrices[0]), min(times)
 
 
 def _long_enough(precision: str, device: torch.device, clock: Clock) -> Matrices:

@@ -70,18 +70,13 @@ class Device:
 
 def operations_of(ranks: Ranks) -> list[list[Operation]]:
     """Return the operations by kind: copies between the devices of one process, or collectives and pairs of ranks."""
-    devices = _every_device(ranks)
+    topology = capture_topology() if ranks.devices[0].type == "cuda" else None
+    own = [Device(ranks.node_id, describe_device(device)["uuid"], topology) for device in ranks.devices]
+    devices = [device for devices in ranks.gather(own) for device in devices]
     if ranks.world_size == 1:
         return [copies(ranks.devices, devices)]
     backend = backend_of(ranks.devices[0].type)
     return [*collectives(ranks, backend, devices), pairs(ranks, backend, devices)]
-
-
-def _every_device(ranks: Ranks) -> list[Device]:
-    """Return the devices of all ranks, in the order of the ranks."""
-    topology = capture_topology() if ranks.devices[0].type == "cuda" else None
-    own = [Device(ranks.node_id, describe_device(device)["uuid"], topology) for device in ranks.devices]
-    return [device for devices in ranks.gather(own) for device in devices]
 
 
 def backend_of(device_type: str) -> str:

@@ -36,9 +36,8 @@ def first_in(losses: npt.ArrayLike, rank: int, steps_before: int = 0) -> Diverge
     if not bad.size:
         return None
     place = int(bad[0])
-    return Divergence(
-        rank, steps_before + place + 1, float(seen[place]), tuple(seen[max(0, place - KEPT) : place].tolist())
-    )
+    before = tuple(seen[max(0, place - KEPT) : place].tolist())
+    return Divergence(rank, steps_before + place + 1, float(seen[place]), before)
 
 
 def earliest(found: Iterable[Divergence | None]) -> Divergence | None:
@@ -128,8 +127,3 @@ class StepLosses:
                 row = {"epoch": epoch, "step": step, "loss": sum(sums) / max(sum(counts), 1.0), "learning_rate": rate}
                 for name, value in row.items():
                     self.columns[name].append(value)
-
-    def restore(self, kept: Mapping[str, Sequence[float]]) -> None:
-        """Restore the steps of a checkpoint; those of earlier versions hold none."""
-        for name, values in self.columns.items():
-            values[:] = kept.get(name, [])

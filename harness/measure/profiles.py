@@ -213,7 +213,11 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, A
     events = _profiled(stepper)
     by_rank = stepper.ranks.gather(collective_times(events, traits.profiled_parts, device))
     waiting = [part.column for part in traits.profiled_parts if part.waits]
-    least = min(by_rank, key=lambda times: _exposed_s([times[column] for column in waiting]))
+
+    def exposed_s(times: Mapping[str, CollectiveTime | None]) -> float:
+        return sum(time.exposed_s for column in waiting if (time := times[column])) or float("inf")
+
+    least = min(by_rank, key=exposed_s)
     facts: dict[str, Any] = {}
     for part in traits.profiled_parts:
         time = least[part.column]
@@ -233,10 +237,6 @@ def _profiled(stepper: Stepper) -> list[Event]:
             stepper.step()
         synchronize(devices)
     return events_of(profiler)
-
-
-def _exposed_s(times: Sequence[CollectiveTime | None]) -> float:
-    return sum(time.exposed_s for time in times if time) or float("inf")
 
 
 ROUNDS = 2

@@ -20,7 +20,6 @@ from harness.measure.losses import Divergence, ScaleDiverged, earliest, first_in
 from harness.measure.profiles import measure_collectives
 from harness.measure.stepper import (
     Stepper,
-    TimedWindow,
     columns_of,
     joined,
     of_all_ranks,
@@ -120,10 +119,20 @@ def throughput(context: TrialContext) -> TrialResult:
     stepper = _stepper(context, setup)
     try:
         speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribe)
-    except ScaleDiverged as error:
-        return _unscaled(context, setup, str(error), stepper.spent_s)
+    except ScaleDiverged as error:  # the warm-up in fp16 found no loss scale
+        context.rank_facts |= setup.of_rank(context)
+        return TrialResult(
+            context.trial.id,
+            "diverged",
+            str(error),
+            unit=setup.workload.unit,
+            parameters=setup.training.parameters,
+            steps_s=stepper.spent_s,
+            facts=setup.training.facts,
+        )
     context.rank_facts |= {**setup.of_rank(context), **speed.load}
-    context.parts |= _seconds_by_part(speed.windows)
+    for part, kind in {"warmup": "warmup", "windows": "timed", "phases": "phases"}.items():
+        context.parts[part] = sum(each.window.duration_s for each in speed.windows if each.kind == kind)
     measured = _measured(context, setup, speed, stepper.spent_s)
     if not settings.explain:
         return replace(measured, facts={**measured.facts, "flops_reason": "throughput.explain is off"})
@@ -194,27 +203,6 @@ def is_device_error(error: Exception) -> bool:
         return False
     named = any(sign in str(error) for sign in ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "NCCL error"))
     return isinstance(error, torch.AcceleratorError) or named
-
-
-def _seconds_by_part(windows: Sequence[TimedWindow]) -> dict[str, float]:
-    """Return the seconds of each part of a trial that consists of windows of one kind."""
-    kinds = {"warmup": "warmup", "windows": "timed", "phases": "phases"}
-    return {part: sum(w.window.duration_s for w in windows if w.kind == kind) for part, kind in kinds.items()}
-
-
-def _unscaled(context: TrialContext, setup: Setup, reason: str, steps_s: float) -> TrialResult:
-    """Return the result of a training in fp16 whose warm-up found no loss scale."""
-    context.rank_facts |= setup.of_rank(context)
-    training = setup.training
-    return TrialResult(
-        context.trial.id,
-        "diverged",
-        reason,
-        unit=setup.workload.unit,
-        parameters=training.parameters,
-        steps_s=steps_s,
-        facts=training.facts,
-    )
 
 
 def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement, steps_s: float) -> TrialResult:

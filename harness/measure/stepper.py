@@ -52,7 +52,12 @@ class Stepper:
         """Seconds in steps of every kind."""
         self.micro_batches = cell.micro_batches
         training.set_first_rate()
-        self.share = _full_share(dataset, cell, ranks)
+        available = len(dataset)
+        if cell.global_batch_size > available:
+            reason = f"global batch {cell.global_batch_size} exceeds the {available} training samples"
+            raise SkipTrial(SkipReason("too_few_samples", reason))
+        samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
+        self.share = Share((), samples, cell.global_batch_size)
         shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)
         self.copy = copier(ranks.devices[0], cell.loader)
         self.fetch: Iterator[object] = batches(
@@ -100,27 +105,13 @@ class Stepper:
         )
         self.spent_s += window.duration_s
         weight = sum(window.weights)
-        if training.unit == "samples":
-            _check_weight(weight, share.samples, steps)
+        samples = share.samples * steps
+        if training.unit == "samples" and weight != samples:
+            raise WorkloadError(
+                f"loss() gave a weight of {weight:g} for {steps} batches of {share.samples} samples, in all {samples}; "
+                "with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
+            )
         return TimedWindow(kind, window, weight)
-
-
-def _full_share(dataset: SizedDataset, cell: Cell, ranks: Ranks) -> Share:
-    available = len(dataset)
-    if cell.global_batch_size > available:
-        reason = f"global batch {cell.global_batch_size} exceeds the {available} training samples"
-        raise SkipTrial(SkipReason("too_few_samples", reason))
-    samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
-    return Share((), samples, cell.global_batch_size)
-
-
-def _check_weight(weight: float, samples: int, steps: int) -> None:
-    """Raise WorkloadError if the weight is not the number of samples, as unit "samples" promises."""
-    if weight != samples * steps:
-        raise WorkloadError(
-            f"loss() gave a weight of {weight:g} for {steps} batches of {samples} samples, in all {samples * steps}; "
-            "with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
-        )
 
 
 StepColumns = dict[str, npt.NDArray[Any]]
@@ -182,26 +173,22 @@ def _phase_seconds(window: Window) -> PhaseSeconds:
 
 def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
     """Return one row per step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
-    return joined(
-        [
-            _of_window(rank, index, timed_window)
-            for index, timed_window in enumerate(windows)
-            if timed_window.kind in STEPPED
-        ]
-    )
-
-
-def _of_window(rank: int, index: int, timed_window: TimedWindow) -> StepColumns:
-    window = timed_window.window
-    return {
-        "rank": np.full(window.steps, rank),
-        "window": np.full(window.steps, index),
-        "step": np.arange(window.steps),
-        "warmup": np.full(window.steps, timed_window.kind == "warmup"),
-        "step_s": np.array(window.step_s, dtype=float),
-        "wait_s": np.array(window.wait_s, dtype=float),
-        "loss": np.array(window.losses) / np.maximum(window.weights, 1.0),
-    }
+    parts: list[StepColumns] = []
+    for index, timed_window in enumerate(windows):
+        window = timed_window.window
+        if timed_window.kind in STEPPED:
+            parts.append(
+                {
+                    "rank": np.full(window.steps, rank),
+                    "window": np.full(window.steps, index),
+                    "step": np.arange(window.steps),
+                    "warmup": np.full(window.steps, timed_window.kind == "warmup"),
+                    "step_s": np.array(window.step_s, dtype=float),
+                    "wait_s": np.array(window.wait_s, dtype=float),
+                    "loss": np.array(window.losses) / np.maximum(window.weights, 1.0),
+                }
+            )
+    return joined(parts)
 
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:

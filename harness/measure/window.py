@@ -64,7 +64,7 @@ class HostTimer:
         self.mark = (_every_point if detailed else _step_and_wait)(self._times, clock)
 
     def read(self) -> StepTimings:
-        gaps = _gaps(self._times, len(self._names))
+        gaps = np.diff(np.asarray(self._times, dtype=np.float64)).reshape(-1, len(self._names))
         waits = gaps[:, [name == "wait" for name in self._names]]
         phases = _by_phase(self._names, gaps) if self._detailed else {}
         return StepTimings(gaps.sum(axis=1).tolist(), waits.sum(axis=1).tolist(), phases, {})
@@ -167,11 +167,6 @@ def _repeated(names: Sequence[str], micro_batches: int) -> tuple[str, ...]:
     last = names.index("backward") + 1
     further = (*names[:2], *names[names.index("forward") : last])
     return (*names[:last], *((micro_batches - 1) * further), *names[last:])
-
-
-def _gaps(times: Sequence[float], per_step: int) -> np.ndarray:
-    """Return the seconds from each mark to the next, shape (steps, marks per step)."""
-    return np.diff(np.asarray(times, dtype=np.float64)).reshape(-1, per_step)
 
 
 def _by_phase(names: Sequence[str], gaps: np.ndarray) -> dict[str, float]:
