@@ -64,15 +64,11 @@ class DeviceMismatchMode(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         devices = list(dict.fromkeys(str(tensor.device) for tensor in tensors if tensor.dim()))
         if self.found is None and len(devices) > 1 and name not in MIXING:
-            misplaced = next(t for t in tensors if t.dim() and str(t.device) != _main(tensors))
+            # the device of the model and its input is not the CPU if there is another one
+            main = next((device for device in devices if device != "cpu"), "cpu")
+            misplaced = next(t for t in tensors if t.dim() and str(t.device) != main)
             self.found = (self._where(), name, devices, misplaced)
         return func(*args, **(kwargs or {}))
-
-
-def _main(tensors: Sequence[Tensor]) -> str:
-    """Return the device of the model and its input: not the CPU if there is another one."""
-    devices = [str(tensor.device) for tensor in tensors if tensor.dim()]
-    return next((device for device in devices if device != "cpu"), "cpu")
 
 
 def observe(subject: Subject) -> Placement:

@@ -203,7 +203,7 @@ class StepMemory:
         self._froze = not gc.get_freeze_count()
         if self._froze:
             gc.freeze()
-        self._before = {id(tensor): ref(tensor) for tensor in _step_memory_tensors()}
+        self._before = {id(tensor): ref(tensor) for tensor in held_tensors()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,12 +224,9 @@ class StepMemory:
         return self._after if held > self._after[-1] / 2 else []
 
     def _new_tensors(self) -> list[Tensor]:
-        return [tensor for tensor in _step_memory_tensors() if not self._existed(tensor)]
-
-    def _existed(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is one from before the steps, and not another one at the same address."""
-        before = self._before.get(id(tensor))
-        return before is not None and before() is tensor
+        # another tensor may have the address of one from before that is gone
+        before = self._before
+        return [t for t in held_tensors() if id(t) not in before or before[id(t)]() is not t]
 
 
 def least_growth(kept_bytes: Sequence[int]) -> int:
@@ -237,7 +234,7 @@ def least_growth(kept_bytes: Sequence[int]) -> int:
     return min((after - before for before, after in pairwise(kept_bytes)), default=0)
 
 
-def _step_memory_tensors() -> list[Tensor]:
+def held_tensors() -> list[Tensor]:
     """Return the tensors that Python objects hold; those that gc.freeze() exempts are left out."""
     # type(), since isinstance() asks objects that stand for others, some of which warn; each type once, as it is slow
     things = gc.get_objects()

@@ -209,11 +209,10 @@ def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]
         return []
     torch.manual_seed(subject.seed + 1)
     other = {name: tensor for tensor, name in hidden_tensors(workload.build_model())}
-    return [name for name, tensor in plain.items() if name in other and _differ(tensor, other[name])]
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and not torch.equal(one.detach().cpu(), other.detach().cpu())
+    both = [
+        (name, tensor.detach().cpu(), other[name].detach().cpu()) for name, tensor in plain.items() if name in other
+    ]
+    return [name for name, one, again in both if one.shape == again.shape and not torch.equal(one, again)]
 
 
 def judge_loss_parameters(seen: Sequence[Unregistered], case: Case) -> list[Finding]:

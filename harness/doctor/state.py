@@ -71,14 +71,10 @@ def _state(model: nn.Module) -> Mapping[str, object]:
                 state[prefix + name] = buffer.detach().clone()
         for name, value in vars(module).items():
             if name not in OWN:
-                state[prefix + name] = _copied(value)
+                is_tensor = isinstance(value, Tensor)
+                kept = copy.copy(value) if type(value) in (list, dict, set) else value
+                state[prefix + name] = value.detach().clone() if is_tensor else kept
     return state
-
-
-def _copied(value: object) -> object:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return copy.copy(value) if type(value) in (list, dict, set) else value
 
 
 def _same(before: object, after: object) -> bool:
@@ -112,7 +108,7 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
     """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss.
 
     A buffer that rank 0 does not change always matters under ddp, which overwrites what others write. Losses that are
-    not finite are a matter of the check for divergence, and say nothing of the
+    not finite are a matter of the check for divergence, and say nothing about the state.
     """
     overwrites = not case.cell.traits.shards_parameters and case.cell.own_traits is None
     if overwrites and (lost := sorted({name for rank in seen for name in rank.buffers} - seen[0].state.keys())):

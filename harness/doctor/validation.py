@@ -56,7 +56,7 @@ def copies_by_value(train: SizedDataset, validation: SizedDataset, seed: int) ->
     Augmentation draws from each sample's index, so that of augmented samples no copy is found.
     """
     began, seen, read = time.perf_counter(), set[str](), 0
-    compared = _spread(len(validation), MOST)
+    compared = sorted({step * len(validation) // MOST for step in range(MOST)}) if len(validation) else []
     in_passes = (compared[place] for place in _in_passes(len(compared), PASSES))
     try:
         wanted = set(_digests(validation, in_passes, seed, began + SECONDS / 2))
@@ -78,11 +78,6 @@ def _digests(dataset: SizedDataset, indices: Iterable[int], seed: int, end: floa
         if time.perf_counter() > end:
             return
         size = min(CHUNK, 2 * size)
-
-
-def _spread(size: int, most: int) -> list[int]:
-    """Return at most ``most`` indices, evenly spaced."""
-    return sorted({step * size // most for step in range(most)}) if size else []
 
 
 def _in_passes(size: int, passes: int) -> Iterator[int]:
