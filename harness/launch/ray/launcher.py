@@ -44,8 +44,8 @@ from harness.system.scratch import Scratch
 from harness.system.user_code import CodeVersion
 
 UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
-"""Of Ray's own: a manager of Ray Data's datasets, of which there are none, and one that gives back a reservation whose
-controller died. That is done by Ray when the driver is gone, and by free_devices below while it lives."""
+"""Ray's callbacks that a run does without: the manager of Ray Data's datasets, and one that frees the resources of a
+controller that died. Ray frees them itself when the driver is gone, and ``free_devices`` while the driver runs."""
 
 
 class Fit:
@@ -85,7 +85,7 @@ def free_devices() -> None:
 END_S = 60.0
 """Timeout of Ray to notice that the workers of a group were killed."""
 GIVEN_UP_S = 5.0
-"""The same if the whole run ends, and Ray with it."""
+"""Timeout for this if the whole run ends, and Ray with it."""
 GRACE_S = 1.0
 """Time of the other ranks to fail too, after the first failure; then they are killed."""
 CLOSED = -2

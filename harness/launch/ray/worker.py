@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-from typing import TypedDict
+from typing import Any
 
 import ray
 import torch
-from ray.actor import ActorHandle
 from ray.train import get_context
 from ray.train.torch import get_devices
 
@@ -18,15 +17,7 @@ from harness.launch.startup import Received, Registration
 from harness.train.ranks import Ranks
 
 
-class TrainConfig(TypedDict):
-    """The argument of ``train``."""
-
-    job: Job
-    mailbox: ActorHandle
-    launch: int
-
-
-def train(config: TrainConfig) -> None:
+def train(config: dict[str, Any]) -> None:
     """Run the group's trials on this rank: the training function of Ray Train."""
     job, mailbox, launch = config["job"], config["mailbox"], config["launch"]
     process = register(connected=True)
