@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from harness.measure.window import Window, marks_for, measure_window, synchroniz
 from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Share, batches, endless_shares, part_of, resident_batch
+from harness.train.loader import Share, batches, endless_shares, part_of
 from harness.train.phases import Mark
 from harness.train.ranks import Ranks
 from harness.train.training import Training, no_mark
@@ -70,7 +70,7 @@ class Stepper:
             micro_batches=self.micro_batches,
         )
         if cell.data == "synthetic_device":
-            self.fetch = resident_batch(self.copy(next(self.fetch)))
+            self.fetch = repeat(self.copy(next(self.fetch)))  # steps without a loader
 
     def step(self, mark: Mark = no_mark) -> None:
         """Take one step outside any window. ``mark``: see Training.step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -210,11 +210,6 @@ def batches(
     """Return the batches of one pass over these shares."""
     loader = Batches(dataset, seed=seed, ranks=ranks, options=options, collate=collate, micro_batches=micro_batches)
     return loader.of(shares)
-
-
-def resident_batch(batch: object) -> Iterator[object]:
-    """Yield one batch endlessly: steps without a loader."""
-    return repeat(batch)
 
 
 class _Keys(torch.utils.data.Sampler[list[Key]]):

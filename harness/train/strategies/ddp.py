@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.train.phases import ExchangePoint, Report
 from harness.train.strategies.base import Strategy, WrapContext
-
-
-class Bucket(Protocol):
-    """The part of torch's GradBucket that hooks use here."""
-
-    def buffer(self) -> torch.Tensor: ...
-
 
 Hook = Callable[..., torch.futures.Future[torch.Tensor]]
 """Takes the process group, None for that of all ranks, and a bucket; returns the averaged gradients to come."""
@@ -80,7 +73,7 @@ def _wrapped(model: nn.Module, context: WrapContext, hook: Hook | None) -> nn.Mo
 def _reporting(hook: Hook, report: Report, *, compresses: bool) -> Hook:
     """Return a hook that reports the bytes of a bucket as they are exchanged, in 16 bits if it compresses."""
 
-    def run(group: dist.ProcessGroup | None, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
+    def run(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         gradients = bucket.buffer()
         report(ExchangePoint("bucket", reduce_bytes=gradients.numel() * (2 if compresses else gradients.itemsize)))
         return hook(group, bucket)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,25 +34,17 @@ class ReplicatedModule(nn.Module):
             return gather(outputs)
 
 
-class _Context(Protocol):
-    """The part of torch's FunctionCtx that Broadcast uses; ``size``: the parameters of one replica."""
-
-    size: int
-
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-
 class Broadcast(torch.autograd.Function):
     """Copies parameters for every replica; backward, sums their gradients. Profiles name it as on CUDA."""
 
     @staticmethod
-    def forward(ctx: _Context, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.size = len(parameters)
+    def forward(ctx: Any, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.size = len(parameters)  # of one replica
         ctx.set_materialize_grads(False)
         return tuple(parameter.clone() for _ in range(count) for parameter in parameters)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         columns = (gradients[index :: ctx.size] for index in range(ctx.size))
         return (None, *(_sum([gradient for gradient in column if gradient is not None]) for column in columns))
 

@@ -105,8 +105,8 @@ def load(name: str, source: Source) -> Datasets:
     loaders: dict[str, Callable[[Source], Datasets]] = {
         "digits": lambda s: _digits(s.image_size),
         "cifar10": _cifar10,
-        "synthetic": _synthetic,
-        "synthetic_device": _synthetic,
+        "synthetic": lambda s: synthetic_datasets(s.draw, s.synthetic_samples),
+        "synthetic_device": lambda s: synthetic_datasets(s.draw, s.synthetic_samples),
     }
     return loaders[name](source) if name in loaders else _folder(Path(name), source)
 
@@ -122,7 +122,7 @@ def _digits(image_size: int) -> Datasets:
 
 def read_digits(image_size: int) -> tuple[Tensor, Tensor]:
     """Return scikit-learn's 1,797 real 8x8 digits, resized to (1797, 1, side, side), from 0 to 1, and their labels."""
-    table = _digits_table()
+    table = np.loadtxt(sklearn_datasets() / "data" / "digits.csv.gz", delimiter=",")  # 64 pixels and the label
     images = torch.tensor(table[:, :64], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     labels = torch.tensor(table[:, 64], dtype=torch.int64)
     return torch.nn.functional.interpolate(images, size=image_size, mode="bilinear", align_corners=False), labels
@@ -134,24 +134,15 @@ def split_digits() -> tuple[Tensor, Tensor]:
     return order[DIGITS_VALIDATION:], order[:DIGITS_VALIDATION]
 
 
-def _digits_table() -> np.ndarray:
-    """Return 64 pixels and the label of each digit, shape (1797, 65).
+def sklearn_datasets() -> Path:
+    """Return the folder of scikit-learn's data sets; raise WorkloadError without it.
 
-    Reads scikit-learn's file without importing it, which takes over a second in every worker process.
+    Its import would take over a second in every worker process.
     """
     found = importlib.util.find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise WorkloadError("grid.data: digits ships with scikit-learn, which is not installed")
-    file = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    if file.exists():
-        return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits  # another version may have another path
-
-    return np.column_stack(load_digits(return_X_y=True))
-
-
-def _synthetic(source: Source) -> Datasets:
-    return synthetic_datasets(source.draw, source.synthetic_samples)
+    return Path(found.submodule_search_locations[0]) / "datasets"
 
 
 def _cifar10(source: Source) -> Datasets:

@@ -110,12 +110,23 @@ class ImageClassification:
             raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, datasets.NAMES)}, or a folder's path")
         if data == "cifar10" and not data_folder:
             raise WorkloadError(f"workload_options.data_folder: cifar10 needs one. {datasets.CIFAR10_HINT}")
-        _check_variant(model, norm, stem)
+        if norm not in NORMS or (norm != "batch" and model in TORCHVISION):
+            allowed = "batch or, in the small family, group"
+            raise WorkloadError(f"workload_options.norm: got {norm!r} for {model}; allowed: {allowed}")
+        if stem is not None and (stem not in STEMS or model not in TORCHVISION):
+            allowed = f"{', '.join(STEMS)}, for {', '.join(TORCHVISION)}"
+            raise WorkloadError(f"workload_options.stem: got {stem!r} for {model}; allowed: {allowed}")
         if not isinstance(augment, bool):
             raise WorkloadError(f"workload_options.augment: got {augment!r}; allowed: true, false")
         self.norm = norm
         if model in TORCHVISION:
-            _require_torchvision()
+            try:
+                importlib.import_module("torchvision")
+            except (ImportError, RuntimeError, OSError) as error:
+                raise WorkloadError(
+                    f"torch and torchvision do not fit each other: {type(error).__name__}: {error}. Install the pair "
+                    "of one release, for example with 'pip install --upgrade torch torchvision' from one index"
+                ) from error
         self.data, self.model, self.width = data, model, whole_number("width", width, 4096)
         side = whole_number("image_size", image_size or IMAGE_SIZES.get(data, 224), 4096)
         classes = classes or CLASSES.get(data) or datasets.count_classes(data)
@@ -150,24 +161,3 @@ class ImageClassification:
         images, labels = batch
         correct = (model(images).argmax(dim=1) == labels).sum()
         return {"accuracy": (correct, len(labels))}
-
-
-def _check_variant(model: str, norm: str, stem: str | None) -> None:
-    """Raise WorkloadError if the model has no such normalisation or stem."""
-    if norm not in NORMS or (norm != "batch" and model in TORCHVISION):
-        allowed = "batch or, in the small family, group"
-        raise WorkloadError(f"workload_options.norm: got {norm!r} for {model}; allowed: {allowed}")
-    if stem is not None and (stem not in STEMS or model not in TORCHVISION):
-        allowed = f"{', '.join(STEMS)}, for {', '.join(TORCHVISION)}"
-        raise WorkloadError(f"workload_options.stem: got {stem!r} for {model}; allowed: {allowed}")
-
-
-def _require_torchvision() -> None:
-    """Raise WorkloadError if torchvision cannot be imported: its operators need the torch they were built for."""
-    try:
-        importlib.import_module("torchvision")
-    except (ImportError, RuntimeError, OSError) as error:
-        raise WorkloadError(
-            f"torch and torchvision do not fit each other: {type(error).__name__}: {error}. Install the pair of one "
-            "release, for example with 'pip install --upgrade torch torchvision' from one index"
-        ) from error

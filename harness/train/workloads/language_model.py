@@ -47,15 +47,12 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self._attention(self.norm1(hidden))
-        raised = gelu(self.up(self.norm2(hidden)), approximate="tanh")
-        return hidden + self.down(raised)  # type: ignore[no-any-return]
-
-    def _attention(self, hidden: Tensor) -> Tensor:
-        split = self.query_key_value(hidden).unflatten(-1, (3, self.heads, -1))
+        split = self.query_key_value(self.norm1(hidden)).unflatten(-1, (3, self.heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, width / heads)
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.attended(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        hidden = hidden + self.attended(mixed.transpose(1, 2).flatten(2))
+        raised = gelu(self.up(self.norm2(hidden)), approximate="tanh")
+        return hidden + self.down(raised)  # type: ignore[no-any-return]
 
 
 class Gpt(nn.Module):
