@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +14,18 @@ from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 from harness.train.digests import NoDigest, value_digest
-from harness.train.loader import SeededDataset, epoch_shares
+from harness.train.loader import Generators, SeededDataset, epoch_shares
 from harness.train.workloads import SizedDataset
 
 MOST = 200_000
 """Samples of a Subset whose indices the ranks send each other."""
+NAME = "data sharding"
+MOST_RANKS = 16
+"""Ranks of a sampler whose draws are compared with a Subset's."""
+PROBES = 64
+"""Samples that are compared, spread over the data set."""
+DEPTH = 4
+"""Levels of attributes that are searched for a sampler."""
 
 
 def drawn_samples(subject: Subject) -> frozenset[int] | None:
@@ -41,15 +47,6 @@ def _base_indices(dataset: SizedDataset) -> Sequence[int] | None:
         return None
     inner = _base_indices(dataset.dataset)  # type: ignore[arg-type]
     return [int(index) if inner is None else inner[index] for index in dataset.indices]
-
-
-NAME = "data sharding"
-MOST_RANKS = 16
-"""Ranks of a sampler whose draws are compared with a Subset's."""
-PROBES = 64
-"""Samples that are compared, spread over the data set."""
-DEPTH = 4
-"""Levels of attributes that are searched for a sampler."""
 
 
 @dataclass(frozen=True)
@@ -222,16 +219,15 @@ def repeats_draws(train: SizedDataset) -> bool:
 
     Seeds those of the CPU and restores them; those of other devices, which torch.manual_seed would seed, stay.
     """
+    before = Generators()
     states = []
-    before = torch.get_rng_state(), random.getstate()
     for index in (0, len(train) - 1):
-        torch.default_generator.manual_seed(index + 1)
-        random.seed(index + 1)
+        Generators.seed(index + 1)
         train[index]
-        states.append((value_digest(torch.get_rng_state()), repr(random.getstate())))
-    torch.set_rng_state(before[0])
-    random.setstate(before[1])
-    return len(train) > 1 and any(one == other for one, other in zip(*states, strict=True))
+        states.append(Generators())
+    before.put_back()
+    first, last = states
+    return len(train) > 1 and (torch.equal(first.torch, last.torch) or first.python == last.python)
 
 
 def _drawn_by_a_sampler(train: object) -> list[Sampler]:

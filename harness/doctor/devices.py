@@ -24,6 +24,9 @@ NAME = "device placement"
 MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "index_put_", "set_")
 """Operators that accept tensors on several devices."""
 BY_NAME = ("no nvidia driver", "not compiled with cuda", "cuda is not available", "invalid device ordinal")
+TRANSFER = "batch transfer"
+DEPTH = 4
+"""Levels of containers and attributes that are searched for tensors."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +154,6 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
 
 
 CHECK = Check(NAME, observe, judge, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
-
-
-TRANSFER = "batch transfer"
-DEPTH = 4
-"""Levels of containers and attributes that are searched for tensors."""
 
 
 @dataclass(frozen=True)

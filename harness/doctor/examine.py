@@ -23,6 +23,9 @@ from harness.plan.trial import SkipTrial, TrialResult
 from harness.system.user_code import is_the_users
 from harness.train.workloads import Workload
 
+Seen = Mapping[str, Sequence[Any]]
+"""The observations of all ranks by the name of the check."""
+
 
 def load(row: DoctorCheck) -> Check[Any]:
     """Return the check of a row; raise ImportError if its file names it otherwise."""
@@ -100,10 +103,6 @@ def _method(owner: type, name: str) -> Method | None:
     except (OSError, TypeError):  # its file is gone
         lines, first = [], code.co_firstlineno
     return Method(function.__qualname__, Path(code.co_filename).name, first, tuple(lines))
-
-
-Seen = Mapping[str, Sequence[Any]]
-"""The observations of all ranks by the name of the check."""
 
 
 @dataclass

@@ -21,6 +21,17 @@ from harness.train.loss import local_part
 
 OWN = frozenset(vars(nn.Module()))
 """The attributes of every module."""
+AGAINST = 0.5
+"""A parameter was moved as a step of training does if the cosine to its negative gradient exceeds this.
+
+What keeps weights in bounds, such as a norm or a clamp, moves them in other directions.
+"""
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""Types of tokens."""
+GRAPH = MIB
+"""Bytes that a tensor with a graph counts for beside its own: the graph keeps at least its nodes, and often more."""
+LEAST = 1024
+"""Bytes a step that count: a list of plain losses grows by less."""
 
 
 def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
@@ -33,7 +44,8 @@ def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
             place = f"{path + '.' if path else ''}{name}"
             if isinstance(value, Tensor):
                 found.append((value, f"{place} (a plain attribute of {type(module).__name__})"))
-            for key, item in _items(value):
+            items = enumerate(value) if isinstance(value, list | tuple) else ()
+            for key, item in value.items() if isinstance(value, dict) else items:
                 kept = f"(in a plain {type(value).__name__})"
                 found += [(tensor, f"{place}[{key!r}]{inner} {kept}") for tensor, inner in _tensors(item)]
     return found
@@ -59,19 +71,6 @@ def _tensors(item: object) -> Iterator[tuple[Tensor, str]]:
     elif isinstance(item, nn.Module):
         for inner, tensor in chain(item.named_parameters(), item.named_buffers()):
             yield tensor, f".{inner}"
-
-
-def _items(value: object) -> Iterable[tuple[object, object]]:
-    if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list | tuple) else ()
-
-
-AGAINST = 0.5
-"""A parameter was moved as a step of training does if the cosine to its negative gradient exceeds this.
-
-What keeps weights in bounds, such as a norm or a clamp, moves them in other directions.
-"""
 
 
 def moved_by_hand(model: nn.Module, before: Mapping[str, Tensor]) -> list[str]:
@@ -131,10 +130,6 @@ def share_of_biases(model: nn.Module) -> float | None:
     return sum(p.numel() for p in trains) / sum(p.numel() for p in parameters)
 
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""Types of tokens."""
-
-
 @dataclass(frozen=True)
 class Padded:
     """The first padded tensor of a rank's batch; ``places`` 0 if there is none."""
@@ -179,12 +174,6 @@ def real_lengths(rows: Tensor) -> Tensor | None:
     inside = is_padding.sum(1) - trailing
     several = int((trailing > 1).sum()) > 1 and len(torch.unique(trailing)) > 1
     return rows.size(1) - trailing if several and not bool(inside.any()) else None
-
-
-GRAPH = MIB
-"""Bytes that a tensor with a graph counts for beside its own: the graph keeps at least its nodes, and often more."""
-LEAST = 1024
-"""Bytes a step that count: a list of plain losses grows by less."""
 
 
 class StepMemory:

@@ -20,6 +20,16 @@ from harness.train.loader import Share
 from harness.train.loss import whole_tensor
 from harness.train.training import Training
 
+NAME = "gradient scaling"
+ALIKE = 0.005
+"""Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
+SHARE = 0.02
+"""Relative tolerance of a factor against the number of devices."""
+ENOUGH = 64
+"""A global batch of this many samples is large enough for the comparison."""
+NOISY = 0.4
+"""Largest difference if the loss or the model draws random numbers in evaluation mode too."""
+
 
 def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
     cell, losses, alone = case.cell, mean_losses(seen), seen[0].single_device_losses
@@ -60,17 +70,6 @@ def _format_losses(losses: Sequence[float]) -> str:
 
 
 DIVERGENCE_CHECK = Check(DIVERGENCE, None, judge_divergence, redundant=any_error, about=("loss", "forward"))
-
-
-NAME = "gradient scaling"
-ALIKE = 0.005
-"""Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
-SHARE = 0.02
-"""Relative tolerance of a factor against the number of devices."""
-ENOUGH = 64
-"""A global batch of this many samples is large enough for the comparison."""
-NOISY = 0.4
-"""Largest difference if the loss or the model draws random numbers in evaluation mode too."""
 
 
 @dataclass(frozen=True)

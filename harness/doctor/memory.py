@@ -31,6 +31,7 @@ META = torch.device("meta")
 LIKE_COMPILED = "aot_eager_decomp_partition"
 """The backend of torch.compile that selects saved tensors as the default one does, and generates no code."""
 Activations = Mapping[str, ActivationBytes]
+MEMORY_GROWTH = "memory growth"
 
 
 def survey(subject: Subject) -> MemoryFacts | None:
@@ -207,9 +208,6 @@ def _storage(tensor: Tensor) -> int:
 
 
 CHECK = Check(memory.NAME, observe, judge, stops=True, about=("forward",))
-
-
-MEMORY_GROWTH = "memory growth"
 
 
 def judge_memory_growth(seen: Sequence[Steps], case: Case) -> list[Finding]:

@@ -20,6 +20,10 @@ from harness.plan.checks.finding import Finding, join_names
 from harness.train.digests import value_digest
 
 NAME = "state in forward"
+ALIKE = 1e-5
+"""Largest relative difference of the losses of one batch on models that are the same."""
+TRAIN_MODE = "train mode"
+RANDOMNESS = "randomness"
 
 
 def observe(subject: Subject) -> dict[str, bool]:
@@ -100,10 +104,6 @@ CHECK = Check(
 )
 
 
-ALIKE = 1e-5
-"""Largest relative difference of the losses of one batch on models that are the same."""
-
-
 def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
     """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss.
 
@@ -148,9 +148,6 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
 RANK_STATE_CHECK = Check("state on ranks", None, judge_rank_state)
 
 
-TRAIN_MODE = "train mode"
-
-
 def judge_train_mode(seen: Sequence[Steps], case: Case) -> list[Finding]:
     return [*_evaluating(seen), *_one_sample(seen, case)]
 
@@ -181,9 +178,6 @@ def _one_sample(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
 
 
 TRAIN_MODE_CHECK = Check(TRAIN_MODE, None, judge_train_mode, about=("loss", "forward"), clue=r"\.eval\(|\.train\(")
-
-
-RANDOMNESS = "randomness"
 
 
 def observe_randomness(subject: Subject) -> dict[str, str]:

@@ -32,6 +32,8 @@ from harness.train.loss import local_part
 from harness.train.phases import BACKWARD, Mark, Phase
 from harness.train.training import Training
 
+STEPS = 4
+
 
 class OtherRanksNeeded(Exception):
     """A collective of the workload over ranks that do not take part in the pass."""
@@ -92,9 +94,6 @@ def _group_name(argument: Any) -> str:
     with suppress(RuntimeError, TypeError):  # a reduction, and what is no object of C++
         return str(dist.ProcessGroup.unbox(argument).group_name)
     return ""
-
-
-STEPS = 4
 
 
 @dataclass

@@ -43,6 +43,14 @@ if TYPE_CHECKING:
 
 HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker", "compile_worker")
 """Processes that Python and torch start for their own purposes."""
+SLOW_S = 1.0
+"""A build that takes longer is not repeated."""
+ROOM = 4
+"""Models that must fit into the free memory of the host, or on its disk, for one to be kept there."""
+MOST_OBJECTS = 1_000_000
+"""Objects of a workload that are searched for parts of its model."""
+SMALL = 4
+"""Samples of a batch for checks that need only shapes."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +99,6 @@ def _children() -> dict[int, str]:
         except psutil.Error:  # it has ended
             continue
     return found
-
-
-SLOW_S = 1.0
-"""A build that takes longer is not repeated."""
-ROOM = 4
-"""Models that must fit into the free memory of the host, or on its disk, for one to be kept there."""
-MOST_OBJECTS = 1_000_000
-"""Objects of a workload that are searched for parts of its model."""
 
 
 @dataclass
@@ -212,10 +212,6 @@ def _held(value: object) -> Iterator[object]:
     else:
         held = gc.get_referents(value)
     yield from filter(gc.is_tracked, held)
-
-
-SMALL = 4
-"""Samples of a batch for checks that need only shapes."""
 
 
 def doctor_cell(cell: Cell) -> Cell:

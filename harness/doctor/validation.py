@@ -31,6 +31,7 @@ SHARE = 0.05
 """The part of the compared validation samples from which copies count."""
 OWN_COPIES = 0.05
 """If a larger part of the training samples equals another one, equal samples are in the nature of the data."""
+NAME = "validation set"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,6 @@ def _in_passes(size: int, passes: int) -> Iterator[int]:
     """Yield every index once; what is read first is spread over the whole set."""
     for first in range(passes):
         yield from range(first, size, passes)
-
-
-NAME = "validation set"
 
 
 @dataclass(frozen=True)

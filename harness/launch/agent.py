@@ -21,6 +21,11 @@ from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
 from harness.system.user_code import CodeVersion
 
+IMPORT_S = 50.0
+"""Timeout of one import; two of them fit into the timeout of an agent's answer."""
+STACK_WAIT_S = 1.0
+"""Time for the processes to write their stacks before they are killed; their loader workers have half of it."""
+
 
 def describe_node(node_id: str, address: str) -> Node:
     """Return the description of this machine; import torch only to count GPUs."""
@@ -67,12 +72,6 @@ def interface_of(address: str) -> str | None:
         if any(entry.address == address for entry in addresses):
             return name
     return "lo" if address.startswith("127.") else None
-
-
-IMPORT_S = 50.0
-"""Timeout of one import; two of them fit into the timeout of an agent's answer."""
-STACK_WAIT_S = 1.0
-"""Time for the processes to write their stacks before they are killed; their loader workers have half of it."""
 
 
 class NodeAgent:

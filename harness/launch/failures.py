@@ -165,7 +165,11 @@ def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) ->
 
 def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialResult:
     """Return the row of a lost trial, as oom if the error of fit() reports that Ray killed a rank for memory."""
-    causes = {rank: cause for rank, cause in _ended(error).items() if _is_memory(cause)}
+    causes = {
+        rank: cause
+        for rank, cause in _ended(error).items()
+        if type(cause).__name__ in OUT_OF_MEMORY or any(sign in str(cause) for sign in ENDED_FOR_MEMORY)
+    }
     if row.outcome != "lost" or not causes:
         return row
     rank, cause = next(iter(causes.items()))
@@ -215,12 +219,6 @@ def _ended(error: BaseException | None) -> dict[int, BaseException]:
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
     causes = {rank: getattr(failure, "health_check_failure", None) for rank, failure in failures.items()}
     return {rank: cause for rank, cause in causes.items() if cause is not None}
-
-
-def _is_memory(cause: BaseException) -> bool:
-    """Return whether Ray's memory monitor killed a worker."""
-    text = str(cause)
-    return type(cause).__name__ in OUT_OF_MEMORY or any(sign in text for sign in ENDED_FOR_MEMORY)
 
 
 def _is_collateral(failure: TrialResult, *, certain: bool) -> bool:

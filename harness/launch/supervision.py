@@ -21,6 +21,11 @@ DIES_S = 0.1
 
 Ask = Callable[[str, Sequence[tuple[str, object]]], list[Any]]
 """Sends a question about each (node id, subject) to the nodes' agents; one answer each, None if none arrives."""
+_LAYOUT = struct.Struct("=q")
+TAKE_S = 1.0
+"""The timeout of one look at the messages; a message ends it."""
+ENDING_S = 0.05
+"""Timeout of a look after the last result, when only the end of the processes is awaited."""
 
 
 class Ending(Enum):
@@ -143,9 +148,6 @@ class Watchdog:
         return self._ask_nodes(question, [(p.node_id, about(p)) for p in self._processes.values()])
 
 
-_LAYOUT = struct.Struct("=q")
-
-
 class StepCounter:
     """Counts the steps of one process in a file that is mapped into memory. Use as a context manager."""
 
@@ -177,12 +179,6 @@ def read_counter(path: Path) -> int | None:
         return int(_LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])[0])
     except (OSError, struct.error):
         return None
-
-
-TAKE_S = 1.0
-"""The timeout of one look at the messages; a message ends it."""
-ENDING_S = 0.05
-"""Timeout of a look after the last result, when only the end of the processes is awaited."""
 
 
 class RunningGroup(Protocol):

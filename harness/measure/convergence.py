@@ -32,6 +32,9 @@ from harness.train.training import Training
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 
+COLLECT_STEPS, COLLECT_ALL_STEPS = 50, 1000
+"""Steps between two collections of garbage in an epoch: of the young generations, and of all."""
+
 
 @dataclass(frozen=True)
 class EpochData:
@@ -96,10 +99,6 @@ class EpochData:
             collate=self.collate,
             micro_batches=self.cell.micro_batches,
         )
-
-
-COLLECT_STEPS, COLLECT_ALL_STEPS = 50, 1000
-"""Steps between two collections of garbage in an epoch: of the young generations, and of all."""
 
 
 @dataclass

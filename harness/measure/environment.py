@@ -26,6 +26,13 @@ from harness.system import sanitize
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 SHARED_MEMORY = "/dev/shm"
 LIMITS = {"open files": resource.RLIMIT_NOFILE, "locked memory": resource.RLIMIT_MEMLOCK}
+PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
+VARIABLES = (
+    *("OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_"),
+    *("TORCHINDUCTOR_", "CUBLAS", "CUDNN_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING"),
+    *("CUDA_MODULE_LOADING", "NVIDIA_TF32_OVERRIDE"),
+)
+"""Prefixes of the variables that set threads, collectives and devices; no other variable is read."""
 
 
 def interfaces() -> list[Interface]:
@@ -66,15 +73,6 @@ def limits() -> dict[str, int | None]:
     """Return the soft limits of this process; None is unlimited."""
     soft = {name: resource.getrlimit(number)[0] for name, number in LIMITS.items()}
     return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
-
-
-PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
-VARIABLES = (
-    *("OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_"),
-    *("TORCHINDUCTOR_", "CUBLAS", "CUDNN_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING"),
-    *("CUDA_MODULE_LOADING", "NVIDIA_TF32_OVERRIDE"),
-)
-"""Prefixes of the variables that set threads, collectives and devices; no other variable is read."""
 
 
 def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEnvironment:

@@ -269,17 +269,17 @@ def _generators() -> str:
     return value_digest([torch.get_rng_state(), *cuda, np.random.get_state(), hash(random.getstate())])
 
 
-def fold(vectors: Sequence[Sequence[Tensor]], buckets: int = BUCKETS) -> list[list[float]]:
+def fold(vectors: Sequence[Sequence[Tensor]]) -> list[list[float]]:
     """Return a count sketch of each vector (Charikar et al. 2002), given in parts: every number is added, with a
-    random sign, to one of ``buckets``. All vectors have the same parts.
+    random sign, to one of BUCKETS. All vectors have the same parts.
 
     Linear, so that the norm of two sketches' difference estimates that of the difference. Bucket and sign depend
     on the position alone.
     """
-    totals = [torch.zeros(buckets, dtype=torch.float64) for _ in vectors]
+    totals = [torch.zeros(BUCKETS, dtype=torch.float64) for _ in vectors]
     generator = torch.Generator().manual_seed(20020708)
     for parts in zip(*vectors, strict=True):
-        bucket = torch.randint(buckets, (parts[0].numel(),), generator=generator)
+        bucket = torch.randint(BUCKETS, (parts[0].numel(),), generator=generator)
         sign = torch.randint(0, 2, (parts[0].numel(),), generator=generator, dtype=torch.float64) * 2 - 1
         for total, part in zip(totals, parts, strict=True):
             total.index_add_(0, bucket, part.double() * sign)

@@ -30,6 +30,11 @@ ROUNDS = 2
 LEAST_STEPS = 5
 
 Loss = Callable[[nn.Module, object], Tensor]
+STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
+TOO_LARGE = "no steps without exchange: a device has no memory for the whole model beside its shards"
+BYTES_OF_PARAMETER = 4
+FLOPS_SAMPLES = 2
+PROBE_S = 0.1
 
 
 def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_counter) -> TrialFacts:
@@ -103,13 +108,6 @@ def _in_threads(loss: Loss, work: Sequence[tuple[nn.Module, object]]) -> list[Te
 def _backward(losses: Sequence[Tensor]) -> None:
     first = losses[0].device
     torch.stack([loss.to(first) for loss in losses]).sum().backward()
-
-
-STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
-TOO_LARGE = "no steps without exchange: a device has no memory for the whole model beside its shards"
-BYTES_OF_PARAMETER = 4
-FLOPS_SAMPLES = 2
-PROBE_S = 0.1
 
 
 @dataclass(frozen=True)

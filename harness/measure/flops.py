@@ -39,6 +39,15 @@ _ON_CPU: Mapping[object, Formula] = {  # torch 2.11 lacks these; the arguments a
         _ATEN._scaled_dot_product_flash_attention_backward
     ],
 }
+Matrices = tuple[Tensor, Tensor, Tensor]
+"""Two square factors and the output of their product."""
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CUDA_ROWS = {"fp32": 4096, "tf32": 8192, "bf16": 8192, "fp16": 8192}
+"""A product takes a few ms: with a shorter one the launch overhead would show."""
+FEWEST_ROWS, MOST_ROWS, LONG_S = 256, 4096, 0.005
+"""On a CPU the first is doubled until a product takes ``LONG_S`` or has the second."""
+WARMUP, LEAST = 3, 5
+"""Products before the first that counts, and the fewest that count."""
 
 
 @dataclass(frozen=True)
@@ -218,18 +227,6 @@ def _cut(batch: object, count: int) -> object:
         make = getattr(batch, "_make", type(batch))  # _make: of a named tuple
         return make(values)
     return batch
-
-
-Matrices = tuple[Tensor, Tensor, Tensor]
-"""Two square factors and the output of their product."""
-
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CUDA_ROWS = {"fp32": 4096, "tf32": 8192, "bf16": 8192, "fp16": 8192}
-"""A product takes a few ms: with a shorter one the launch overhead would show."""
-FEWEST_ROWS, MOST_ROWS, LONG_S = 256, 4096, 0.005
-"""On a CPU the first is doubled until a product takes ``LONG_S`` or has the second."""
-WARMUP, LEAST = 3, 5
-"""Products before the first that counts, and the fewest that count."""
 
 
 def measured_peak(

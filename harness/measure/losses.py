@@ -16,6 +16,14 @@ from harness.train.precision import LossScale
 
 KEPT = 5
 """Number of finite losses that are reported."""
+UNSKIPPED = 20
+"""Updates in a row without a skip that end the warm-up of fp16."""
+MOST_STEPS = 200
+"""Warm-up steps after which the training counts as diverged if updates are still skipped."""
+MOST_RECORDED = 10_000
+"""The most steps of a training that are kept: of longer ones every second, third ... is."""
+Kept = dict[str, list[float]]
+"""The columns epoch, step (both from 1), loss and learning_rate."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,6 @@ def outcome_columns(divergence: Divergence | None, facts: Mapping[str, Any]) -> 
     return {"outcome": "diverged", "reason": reason, "error_rank": rank, "detail": detail, "facts": facts}
 
 
-UNSKIPPED = 20
-"""Updates in a row without a skip that end the warm-up of fp16."""
-MOST_STEPS = 200
-"""Warm-up steps after which the training counts as diverged if updates are still skipped."""
-
-
 class ScaleDiverged(Exception):
     """Updates are still skipped after MOST_STEPS; raised on every rank alike."""
 
@@ -94,12 +96,6 @@ def scale_columns(before: LossScale | None, after: LossScale | None, steps: int)
     if before is None or after is None:
         return {}
     return {"loss_scale": after.scale, "skipped_updates": after.skipped_since(before, steps)}
-
-
-MOST_RECORDED = 10_000
-"""The most steps of a training that are kept: of longer ones every second, third ... is."""
-Kept = dict[str, list[float]]
-"""The columns epoch, step (both from 1), loss and learning_rate."""
 
 
 class StepLosses:

@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 TOTAL = "Total"
 """The key of a snapshot's sum; the other keys are kinds of tensors."""
 GRADIENTS = ("Gradient", "Sharded Grad", "Unsharded Grad")
+FIRST_BATCHES = 8
+"""Batches of which the largest is traced if the workload collates them itself, as to pad sequences."""
+SEED = 0
+VALUES_READ = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
+"""The errors of fake tensors whose values, or shapes that depend on values, are asked for."""
 
 
 @contextmanager
@@ -95,13 +100,6 @@ class AfterEachOperator(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._look()
         return result
-
-
-FIRST_BATCHES = 8
-"""Batches of which the largest is traced if the workload collates them itself, as to pad sequences."""
-SEED = 0
-VALUES_READ = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
-"""The errors of fake tensors whose values, or shapes that depend on values, are asked for."""
 
 
 class Unmoved(Single):

@@ -23,6 +23,12 @@ Intervals = list[Span]
 """Disjoint stretches of time in order, each with its start and end in ns."""
 MEMORY = ("Memcpy", "Memset")
 """The names of what a GPU does without a kernel begin with these; a copy computes nothing."""
+FIRST_STEPS, PROFILED_STEPS = 3, 5
+"""Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
+NO_KERNELS = "the profile has no kernel of a GPU: CUPTI is not permitted or not there, so collectives are not known"
+ROUNDS = 2
+LEAST_STEPS = 5
+LOGGED_STEPS = 5
 
 
 class Event(NamedTuple):
@@ -197,11 +203,6 @@ def _seconds(intervals: Intervals) -> float:
     return sum(end - start for start, end in intervals) / 1e9
 
 
-FIRST_STEPS, PROFILED_STEPS = 3, 5
-"""Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
-NO_KERNELS = "the profile has no kernel of a GPU: CUPTI is not permitted or not there, so collectives are not known"
-
-
 def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, Any]:
     """Return seconds a step of each collective, total and exposed, from a few profiled steps; None if not seen.
 
@@ -237,11 +238,6 @@ def _profiled(stepper: Stepper) -> list[Event]:
             stepper.step()
         synchronize(devices)
     return events_of(profiler)
-
-
-ROUNDS = 2
-LEAST_STEPS = 5
-LOGGED_STEPS = 5
 
 
 def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[TimedWindow]:

@@ -228,7 +228,10 @@ def convergence(context: TrialContext) -> TrialResult:
     assert settings
     trial, ranks = context.trial, context.ranks
     setup = _build(context)
-    checkpoints = _checkpoints(context, setup)
+    checkpoints, files = None, context.experiment.checkpoint
+    if files and files.folder is not None:
+        folder, trained = Path(files.folder) / trial.id, trained_facts(trial.cell, trial.seed)
+        checkpoints = CheckpointManager(folder, files.every, setup.training, ranks, trained)
     data = EpochData(trial.cell, trial.seed, ranks, *setup.datasets, workloads.collate_of(setup.workload))
     epochs = Epochs(setup.training, data, checkpoints)
     epochs.run(settings, context.advance)
@@ -246,16 +249,6 @@ def convergence(context: TrialContext) -> TrialResult:
         epochs=columns_of(epochs.rows),
         training_steps=epochs.steps.columns,
     )
-
-
-def _checkpoints(context: TrialContext, setup: Setup) -> CheckpointManager | None:
-    """Return the manager of the trial's checkpoints, in a folder of its own; None if none are asked for."""
-    settings = context.experiment.checkpoint
-    if settings is None or settings.folder is None:
-        return None
-    trained = trained_facts(context.trial.cell, context.trial.seed)
-    folder = Path(settings.folder) / context.trial.id
-    return CheckpointManager(folder, settings.every, setup.training, context.ranks, trained)
 
 
 def equivalence(context: TrialContext) -> TrialResult:

@@ -23,6 +23,13 @@ from harness.train.training import Training, no_mark
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 
+StepColumns = dict[str, npt.NDArray[Any]]
+WINDOW_KEYS = ("rank", "window", "window_kind")
+"""Columns that identify a window; the others are amounts."""
+STEPPED = ("warmup", "timed")
+"""The windows whose single steps are recorded."""
+OfRank = tuple[list[WindowRow], list[npt.NDArray[np.float64]]]
+
 
 @dataclass(frozen=True)
 class TimedWindow:
@@ -114,13 +121,6 @@ class Stepper:
         return TimedWindow(kind, window, weight)
 
 
-StepColumns = dict[str, npt.NDArray[Any]]
-WINDOW_KEYS = ("rank", "window", "window_kind")
-"""Columns that identify a window; the others are amounts."""
-STEPPED = ("warmup", "timed")
-"""The windows whose single steps are recorded."""
-
-
 def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> list[WindowRow]:
     """Return one row per window of one rank, numbered from ``first``, with the seconds of each phase."""
     return [
@@ -135,9 +135,6 @@ def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> li
         }
         for index, timed_window in enumerate(windows, first)
     ]
-
-
-OfRank = tuple[list[WindowRow], list[npt.NDArray[np.float64]]]
 
 
 def of_rank(rank: int, windows: Sequence[TimedWindow], first: int) -> OfRank:

@@ -43,6 +43,9 @@ HELD_LEAST = 0.01
 
 T = TypeVar("T")
 R = TypeVar("R")
+_SM_CLOCK = 1  # NVML_CLOCK_SM
+_GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,6 @@ def _power_w(spent_j: Sequence[float] | None, after: Sequence[Reading], seconds:
     if spent_j and seconds >= POWER_LEAST_S:
         return statistics.fmean(spent_j) / seconds
     return _over(statistics.fmean, [reading.power_w for reading in after])
-
-
-_SM_CLOCK = 1  # NVML_CLOCK_SM
-_GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
-
-Value = TypeVar("Value")
 
 
 class Telemetry:

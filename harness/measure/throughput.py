@@ -22,6 +22,13 @@ from harness.plan.planner import least_warmup_s
 from harness.plan.rows import RankFacts, TrialFacts
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 
+TREND_NOISE = 3.2
+"""Bound of 95 % of trends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
+STEADY_STEPS = 500
+"""Longer rounds are thinned to about this number of steps: the trend takes all pairs of them."""
+PHASE_PART, LEAST_MARKED = 4, 3
+"""A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -55,12 +62,6 @@ def load_between(before: Load, after: Load) -> RankFacts:
     }
 
 
-TREND_NOISE = 3.2
-"""Bound of 95 % of trends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
-STEADY_STEPS = 500
-"""Longer rounds are thinned to about this number of steps: the trend takes all pairs of them."""
-
-
 def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
     """Return whether the last two rounds of step times are alike and the last shows no trend.
 
@@ -86,10 +87,6 @@ def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
 def _notch(values: np.ndarray) -> float:
     low, high = np.percentile(values, (25, 75))
     return 1.57 * float(high - low) / math.sqrt(len(values))
-
-
-PHASE_PART, LEAST_MARKED = 4, 3
-"""A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 MOST_NVLINKS = 36
 _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
+SYSTEM = Path("/sys")
 
 
 def capture_topology(nvml: Nvml | None = None) -> Topology | None:
@@ -104,9 +105,6 @@ def _bus(facts: Any) -> str:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-SYSTEM = Path("/sys")
 
 
 def numa_nodes(system: Path = SYSTEM) -> dict[str, str]:

@@ -29,6 +29,13 @@ MAX_OVERHEAD = 0.0002
 Far below the harness's limit of 1 % of a step: among a step's kernels, where caches are cold, marks cost several
 times as much as in the loop that measures them (0.7 us there, about 3 us in a step of 0.3 ms).
 """
+Clock = Callable[[], float]
+Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
+"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread.
+
+With accumulation the batch is an iterator over its micro-batches.
+"""
+Copy = Callable[[object], object]
 
 
 @dataclass(frozen=True)
@@ -174,15 +181,6 @@ def _by_phase(names: Sequence[str], gaps: np.ndarray) -> dict[str, float]:
     return {
         name: float(sum(sums[i] for i, other in enumerate(names) if other == name)) for name in dict.fromkeys(names)
     }
-
-
-Clock = Callable[[], float]
-Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
-"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread.
-
-With accumulation the batch is an iterator over its micro-batches.
-"""
-Copy = Callable[[object], object]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from harness.system.scratch import Scratch, shared_memory
 LOOPBACK = "127.0.0.1"
 LEAVE_S = 30.0
 """Timeout of the ranks to leave their process group; they end in any case."""
+WorkerGroupCallback: Any = private.worker_group_callback()
 
 
 class RankBackend(Backend):
@@ -141,9 +142,6 @@ def _leave() -> None:
 
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         distributed.destroy_process_group()
-
-
-WorkerGroupCallback: Any = private.worker_group_callback()
 
 
 class ResourceRequestCallback(WorkerGroupCallback):

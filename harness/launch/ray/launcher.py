@@ -46,6 +46,14 @@ from harness.system.user_code import CodeVersion
 UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 """Ray's callbacks that a run does without: the manager of Ray Data's datasets, and one that frees the resources of a
 controller that died. Ray frees them itself when the driver is gone, and ``free_devices`` while the driver runs."""
+END_S = 60.0
+"""Timeout of Ray to notice that the workers of a group were killed."""
+GIVEN_UP_S = 5.0
+"""Timeout for this if the whole run ends, and Ray with it."""
+GRACE_S = 1.0
+"""Time of the other ranks to fail too, after the first failure; then they are killed."""
+CLOSED = -2
+"""A number that no launch has: the mailbox accepts no message."""
 
 
 class Fit:
@@ -80,16 +88,6 @@ def free_devices() -> None:
     for name, group in placement_group_table().items():
         if name.endswith(job) and group["state"] != "REMOVED":  # an id ends with its job's
             remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))
-
-
-END_S = 60.0
-"""Timeout of Ray to notice that the workers of a group were killed."""
-GIVEN_UP_S = 5.0
-"""Timeout for this if the whole run ends, and Ray with it."""
-GRACE_S = 1.0
-"""Time of the other ranks to fail too, after the first failure; then they are killed."""
-CLOSED = -2
-"""A number that no launch has: the mailbox accepts no message."""
 
 
 @dataclass

@@ -23,6 +23,8 @@ ANSWER_S = 15.0
 """Timeout of a node's answer about its processes."""
 HURRY_S = 3.0
 """Timeout of an answer after an interruption, which may have ended Ray's own processes too."""
+POLL_S = 2.0
+"""The pause between two looks for nodes that replace lost ones."""
 
 
 def patience() -> float:
@@ -85,10 +87,6 @@ def _within(seconds: float, work: Callable[[], list[str]]) -> list[str] | None:
     thread.start()
     thread.join(seconds)
     return given[0] if given else None
-
-
-POLL_S = 2.0
-"""The pause between two looks for nodes that replace lost ones."""
 
 
 def silent(text: str) -> None:

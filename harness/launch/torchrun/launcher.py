@@ -36,6 +36,8 @@ from harness.system.user_code import CodeVersion
 
 OUTPUT_BYTES = 20_000
 END_S, POLL_S = 5.0, 0.01
+START_S = 120.0
+"""Timeout until the first process registers: that of Ray's worker groups."""
 
 
 @dataclass
@@ -124,10 +126,6 @@ def _end(processes: Processes) -> None:
     until = time.monotonic() + END_S  # they hold GPU memory that the next trial needs
     while time.monotonic() < until and any(runs(process.pid) for process in ended):
         time.sleep(POLL_S)
-
-
-START_S = 120.0
-"""Timeout until the first process registers: that of Ray's worker groups."""
 
 
 @dataclass(frozen=True)

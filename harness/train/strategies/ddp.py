@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.train.phases import ExchangePoint, Report
-from harness.train.strategies.base import Strategy, WrapContext
+from harness.train.strategies.base import WrapContext, Wrapping
 
 Hook = Callable[..., torch.futures.Future[torch.Tensor]]
 """Takes the process group, None for that of all ranks, and a bucket; returns the averaged gradients to come."""
@@ -26,7 +26,7 @@ HOOKS: Mapping[str, Hook | None] = {
 """How gradients are exchanged: in float32, or rounded before and cast back after."""
 
 
-class Ddp(Strategy):
+class Ddp(Wrapping):
     """torch's DistributedDataParallel."""
 
     traits = BUILTIN_TRAITS["ddp"]
@@ -39,12 +39,6 @@ class Ddp(Strategy):
         """Return the model in a new wrapper whose hook reports each bucket, and then exchanges it as the cell does."""
         hook = HOOKS[_hook_name(context)]
         return _wrapped(model, context, _reporting(hook or default_hooks.allreduce_hook, report, compresses=bool(hook)))
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model inside the wrapper."""
-        inner = model.module
-        assert isinstance(inner, nn.Module)
-        return inner
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
         """Return DDP's no_sync() unless ``enabled``."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.train.strategies.base import Strategy, WrapContext
+from harness.train.strategies.base import WrapContext, Wrapping
 
 
 class ReplicatedModule(nn.Module):
@@ -123,7 +123,7 @@ def _apply(models: Sequence[nn.Module], chunks: Sequence[object]) -> list[object
         return list(pool.map(forward, models, chunks))
 
 
-class DataParallel(Strategy):
+class DataParallel(Wrapping):
     """nn.DataParallel on CUDA; an emulation on CPU, where nn.DataParallel would run the bare module."""
 
     traits = BUILTIN_TRAITS["dp"]
@@ -135,9 +135,3 @@ class DataParallel(Strategy):
         if devices[0].type == "cuda":
             return nn.DataParallel(model, device_ids=[device.index or 0 for device in devices])
         return ReplicatedModule(model, len(devices))
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model inside the wrapper."""
-        inner = model.module
-        assert isinstance(inner, nn.Module)
-        return inner

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+NORMS = (nn.modules.batchnorm._NormBase,)
+"""Layers with statistics, which are float32: their kernels take no weights of another dtype than the statistics."""
+
 
 class WholeDraws(TorchDispatchMode):
     """Fills a sharded tensor that is drawn at random with its part of a draw of the whole tensor.
@@ -115,10 +118,6 @@ def _report_backward(report: Report, point: ExchangePoint, module: nn.Module, in
     for output in tree_leaves(outputs):
         if isinstance(output, torch.Tensor) and output.requires_grad:
             output.register_hook(lambda gradient: report(point))
-
-
-NORMS = (nn.modules.batchnorm._NormBase,)
-"""Layers with statistics, which are float32: their kernels take no weights of another dtype than the statistics."""
 
 
 class Fsdp(Strategy):

@@ -24,6 +24,23 @@ from harness.train.workloads import Datasets
 T = TypeVar("T", covariant=True)
 Draw = Callable[[int, torch.Generator], T]
 """(index, generator seeded with it) -> sample. With worker processes that are not forked it must be picklable."""
+NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
+DIGITS, DIGITS_VALIDATION = 1797, 360
+CIFAR10_HINT = (
+    "Unpack cifar-10-python.tar.gz (from https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that "
+    "workload_options.data_folder names, or set workload_options.download to true on a machine with a network"
+)
+NOISE_STARTS, NOISE_STRIDE = 2**20, 0x9E3779B1
+"""Number of starts of synthetic images in the noise; the stride is odd, so that as many images differ."""
+CIFAR10_FOLDER = "cifar-10-batches-py"
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+STDLIB = "stdlib"
+HELD_OUT = 10
+"""One byte in HELD_OUT is for validation: whole files or, if they are less than half of that, the end of each file."""
+SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages", "dist-packages")
+LOOKED_AT = 4096
+"""Bytes at the start of a file; a zero among them means that the file is not text."""
+Texts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 
 
 class Synthetic(Dataset[T], Generic[T]):
@@ -44,17 +61,6 @@ def synthetic_datasets(draw: Draw[T], samples: int) -> tuple[Synthetic[T], Synth
     """Return a training set, and a validation set of a tenth as many other samples."""
     held_out = max(1, samples // 10)
     return Synthetic(draw, range(samples)), Synthetic(draw, range(samples, samples + held_out))
-
-
-NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
-DIGITS, DIGITS_VALIDATION = 1797, 360
-CIFAR10_HINT = (
-    "Unpack cifar-10-python.tar.gz (from https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that "
-    "workload_options.data_folder names, or set workload_options.download to true on a machine with a network"
-)
-NOISE_STARTS, NOISE_STRIDE = 2**20, 0x9E3779B1
-"""Number of starts of synthetic images in the noise; the stride is odd, so that as many images differ."""
-CIFAR10_FOLDER = "cifar-10-batches-py"
 
 
 @dataclass(frozen=True)
@@ -183,9 +189,6 @@ def _folder(path: Path, source: Source) -> Datasets:
     return train, validation
 
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
 def _transform(source: Source, augment: bool = False) -> Callable[[object], Tensor]:
     """Return what makes a standardised tensor of an image; ``augment``: with a random crop and flip before.
 
@@ -198,16 +201,6 @@ def _transform(source: Source, augment: bool = False) -> Callable[[object], Tens
     drawn = [crop, transforms.RandomHorizontalFlip()] if augment else []
     steps = [transforms.Resize(side), *drawn, transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
     return transforms.Compose(steps)  # type: ignore[no-any-return]
-
-
-STDLIB = "stdlib"
-HELD_OUT = 10
-"""One byte in HELD_OUT is for validation: whole files or, if they are less than half of that, the end of each file."""
-SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages", "dist-packages")
-LOOKED_AT = 4096
-"""Bytes at the start of a file; a zero among them means that the file is not text."""
-
-Texts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 
 
 @lru_cache(maxsize=4)

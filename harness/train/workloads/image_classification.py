@@ -16,6 +16,15 @@ from harness.train.workloads.checks import whole_number
 DEPTHS = {f"resnet{6 * n + 2}": n for n in (1, 2, 3, 5, 7, 9)}
 """resnet8, 14, 20, 32, 44 and 56: the number of blocks in each of the three stages."""
 NORMS = ("batch", "group")
+TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+MODELS = (*DEPTHS, *TORCHVISION)
+SMALL_IMAGE = 64
+"""Up to this side in pixels, torchvision's models get the stem of He et al.'s CIFAR networks by default."""
+STEM_STRIDES = {"cifar": 1, "cifar_stride2": 2}
+STEMS = (*STEM_STRIDES, "imagenet")
+"""First layers of torchvision's models: a 3x3 convolution of stride 1 or 2 without pooling, or torchvision's own."""
+IMAGE_SIZES = {"digits": 16, "cifar10": 32}
+CLASSES = {"digits": 10, "cifar10": 10}
 
 
 def make_norm(kind: str, channels: int) -> nn.Module:
@@ -64,17 +73,6 @@ class SmallResNet(nn.Module):
             hidden = block(hidden)
         logits: Tensor = self.head(hidden.mean(dim=(2, 3)))
         return logits
-
-
-TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-MODELS = (*DEPTHS, *TORCHVISION)
-SMALL_IMAGE = 64
-"""Up to this side in pixels, torchvision's models get the stem of He et al.'s CIFAR networks by default."""
-STEM_STRIDES = {"cifar": 1, "cifar_stride2": 2}
-STEMS = (*STEM_STRIDES, "imagenet")
-"""First layers of torchvision's models: a 3x3 convolution of stride 1 or 2 without pooling, or torchvision's own."""
-IMAGE_SIZES = {"digits": 16, "cifar10": 32}
-CLASSES = {"digits": 10, "cifar10": 10}
 
 
 class ImageClassification:

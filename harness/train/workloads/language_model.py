@@ -21,6 +21,8 @@ from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, wh
 from harness.train.workloads.datasets import STDLIB, read_texts, synthetic_datasets
 
 INITIAL_STD = 0.02
+NAMES = (STDLIB, *SYNTHETIC)
+BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,6 @@ SHAPES = {
 }
 """120,576 parameters; 842,496; 10.8 M; 86.0 M; 124.4 M. The last is GPT-2 small, its vocabulary included, of which
 bytes use 256 rows: arithmetic and messages are those of the well-known model."""
-NAMES = (STDLIB, *SYNTHETIC)
-BYTES = 256
 
 
 class LanguageModel:
