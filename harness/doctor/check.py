@@ -61,7 +61,7 @@ class Check(Generic[T]):
     about: tuple[str, ...] = ()
     """The methods of the workload, or ``forward`` of its model, that its findings are about."""
     clue: str = ""
-    """What a line of these methods that causes findings looks like, as a pattern."""
+    """A pattern of the lines in these methods that cause findings."""
 
     @property
     def after_steps(self) -> bool:

@@ -42,7 +42,7 @@ def drawn_samples(subject: Subject) -> frozenset[int] | None:
 
 
 def _base_indices(dataset: SizedDataset) -> Sequence[int] | None:
-    """Return the indices of a Subset, of a Subset of a Subset those in the innermost data set; None of other sets."""
+    """Return the indices of a Subset in the innermost data set; None for a data set that is no Subset."""
     if not isinstance(dataset, Subset):
         return None
     inner = _base_indices(dataset.dataset)  # type: ignore[arg-type]

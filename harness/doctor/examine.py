@@ -115,7 +115,7 @@ class DoctorReport:
     """The sizes from which memory is estimated; None if the model cannot be built."""
     workload: Workload | None = None
     distinct_samples: int | None = None
-    """Of an epoch of all ranks; None if it is not known."""
+    """Distinct samples in an epoch of all ranks; None if it is not known."""
 
     @property
     def facts(self) -> TrialFacts:

@@ -1,4 +1,4 @@
-"""What a model, a batch and the steps are made of, read from outside: buffers, padding, tensors left behind."""
+"""Facts about a model, a batch and the steps: hidden tensors, layers, padding, tensors left behind."""
 
 from __future__ import annotations
 

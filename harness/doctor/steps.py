@@ -129,7 +129,7 @@ class Steps:
     step_s: float = 0.0
     """Time of the fastest step."""
     own_step_s: float = 0.0
-    """The same on this rank's part of the batch, without the other ranks; 0 if it is not known."""
+    """Time of the fastest step on this rank's part of the batch, without the other ranks; 0 if it is not known."""
     padded: Padded = field(default_factory=Padded)
     """The padding of the first batch."""
     lr: float = 0.0
@@ -139,7 +139,7 @@ class Steps:
     state: dict[str, str] = field(default_factory=dict)
     """Digests of the buffers and attributes that the steps changed, without batch statistics."""
     buffers: list[str] = field(default_factory=list)
-    """Those of the names in ``state`` that are registered buffers."""
+    """The names in ``state`` that are registered buffers."""
     same_batch_loss: float | None = None
     """The loss of a small batch after the steps, the same on every rank; None if it was not computed."""
     evaluates: bool = False

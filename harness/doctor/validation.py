@@ -36,7 +36,7 @@ NAME = "validation set"
 
 @dataclass(frozen=True)
 class Copies:
-    """Of ``compared`` validation samples, those with the values of one of the ``read`` training samples."""
+    """The number of ``compared`` validation samples that equal one of the ``read`` training samples."""
 
     found: int = 0
     compared: int = 0

@@ -1,4 +1,4 @@
-"""What an equivalence check compares: a gradient, and updates from the same start on the same batches, as sketches."""
+"""Sketches for equivalence checks: of a gradient, and of updates from the same start on the same batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sketches:
-    """What is compared, over all parameters: each quantity by its name in the table checks, as a sketch.
+    """The compared quantities over all parameters, as sketches, by their names in the table checks.
 
     gradient: of the first global batch, before clipping; missing under a strategy of the user's own, which may reduce
     gradients in its optimizer. first_update: one optimizer step at the recipe's learning rate. scaled_update: STEPS

@@ -179,7 +179,7 @@ def _of_nccl(there: Sequence[Event], part: ProfiledPart) -> list[Event]:
 
 
 def _calls(host: Sequence[Event], part: ProfiledPart) -> list[Event]:
-    """Return the calls of the part's names on the host: those of gloo, those that wait for it, and ranges of FSDP."""
+    """Return the host's calls with the part's names: calls of gloo, waits for it, and ranges of FSDP."""
     return [event for event in host if event.name.partition(" (")[0] in part.events]
 
 

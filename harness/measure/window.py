@@ -19,9 +19,9 @@ from harness.train.phases import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The phase between each point of a step and the next, on the host's clock."""
 DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
-"""The same on a GPU's stream: while the host waits for data and before the copy arrives, the stream is idle."""
+"""The phases on a GPU's stream: while the host waits for data and before the copy arrives, the stream is idle."""
 WAIT = ("wait", "rest")
-"""The same for a micro-batch if only its wait is marked."""
+"""The phases of a micro-batch if only its wait is marked."""
 PHASES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
 MAX_OVERHEAD = 0.0002
 """Largest part of a step that ``cost_s`` may be; beyond it the phases have windows of their own.
@@ -158,8 +158,9 @@ def phases_are_cheap(device: torch.device, micro_batches: int, step_s: float) ->
 
 
 @cache
-def cost_s(device: torch.device, count: int = 700) -> float:
+def cost_s(device: torch.device) -> float:
     """Return the seconds that marking the phases of one step costs, beyond marking its start and its wait."""
+    count = 700
     marks = marks_for((device,), count // len(STEP))
     start = time.perf_counter()
     for _ in range(count // len(STEP)):

@@ -34,7 +34,7 @@ ANSWER_TIMEOUT_S = 120
 """Timeout of a node's agent: its start and the description of its machine."""
 LOCAL_ADDRESS = "127.0.0.1"
 LONGEST_PARENT = 16
-"""Of Ray's folder: a socket's name has 107 characters, of which 25 go to our folder and 66 to Ray's names in it."""
+"""Characters of the path of Ray's folder: a socket's path has 107, of which 25 go to our folder and 66 to Ray's own."""
 
 _QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",

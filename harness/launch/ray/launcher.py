@@ -33,7 +33,7 @@ from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, startup_callbacks
-from harness.launch.ray.nodes import NodeChoice, ask_agents, patience, silent
+from harness.launch.ray.nodes import NodeChoice, ask_agents, patience
 from harness.launch.ray.worker import train
 from harness.launch.startup import Received, StartupTimer
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
@@ -101,10 +101,10 @@ class RayLauncher:
     versions: Mapping[str, CodeVersion] = field(default_factory=dict)
     """The versions of the user's code, by variant."""
     placements: Sequence[Placement] = ()
-    """Those of the whole plan."""
+    """The placements of the whole plan."""
     holds: bool = False
     """Whether each trial starts only once the driver has handled what came before it."""
-    say: Callable[[str], None] = silent
+    say: Callable[[str], None] = lambda text: None
     """Shows a line to the user."""
     _launches: Iterator[int] = field(default_factory=itertools.count)
     _storage: Scratch = field(default_factory=Scratch)

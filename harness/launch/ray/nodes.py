@@ -89,10 +89,6 @@ def _within(seconds: float, work: Callable[[], list[str]]) -> list[str] | None:
     return given[0] if given else None
 
 
-def silent(text: str) -> None:
-    """Show nothing."""
-
-
 @dataclass
 class NodeChoice:
     """Chooses among the nodes of the plan, and those that the autoscaler brings for lost ones.
@@ -106,7 +102,7 @@ class NodeChoice:
     machine: Machine
     placements: Sequence[Placement] = ()
     wait_s: float = 0.0
-    say: Callable[[str], None] = silent
+    say: Callable[[str], None] = lambda text: None
     sleep: Callable[[float], None] = time.sleep
     _others: list[tuple[Node, int]] = field(default_factory=list)
 

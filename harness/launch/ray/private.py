@@ -130,7 +130,7 @@ def autoscaling_coordinator() -> Any:
 
 
 class AutoscalerState(NamedTuple):
-    """What the autoscaler has published. ``refused``: the bundles of each request that it says it cannot meet.
+    """The published state of the autoscaler. ``refused``: the bundles of each request that it cannot meet.
 
     The cluster's resources and requests have a ``version``, which grows whenever they are read; ``answered`` is the
     version that the autoscaler had read: it publishes every few seconds.

@@ -39,7 +39,7 @@ except Exception as error:
 REFUSED = ("Unauthenticated", "InvalidAuthToken")
 """In what Ray's C++ code prints if the cluster refuses the token; its exception does not say so."""
 _VERSIONS = re.compile(r"Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)", re.DOTALL)
-"""Of Ray's own error: the cluster's versions, and this process's."""
+"""Matches Ray's error about versions: the cluster's, and this process's."""
 
 
 def in_job() -> bool:

@@ -1,4 +1,4 @@
-"""What Ray Train calls on every rank: it finds its devices, registers with the driver, and runs the group's trials."""
+"""The training function of Ray Train: find the rank's devices, register with the driver, run the group's trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is of: enough to build its model and its validation data again, on one device."""
+"""The training that a checkpoint belongs to: enough to rebuild its model and validation data on one device."""
 
 from __future__ import annotations
 

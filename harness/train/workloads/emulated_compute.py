@@ -33,7 +33,7 @@ SIZES = {"small": 1.0, "medium": 4.0, "large": 20.0}
 """MiB of float32 parameters."""
 NAMES = ("synthetic",)
 FORWARD_SHARE = 1 / 3
-"""Of a step's waits; backward computes two matrix products where forward computes one."""
+"""Share of the forward pass in a step's waits; backward computes two matrix products where forward computes one."""
 MEBIBYTE = 2**20
 
 
