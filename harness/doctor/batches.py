@@ -11,6 +11,11 @@ from harness.doctor.subject import Subject
 from harness.plan.checks import batches
 from harness.plan.checks.finding import Finding
 
+PADDING = "padding"
+LEAST_REAL = 0.3
+"""With a smaller share of real values, most of the step computes on padding."""
+LOSS_WEIGHT = "loss weight"
+
 
 def observe(subject: Subject) -> tuple[int, int, bool]:
     """Return the training samples, the samples of a step, and whether the cell is trained for whole epochs."""
@@ -23,11 +28,6 @@ def judge(seen: Sequence[tuple[int, int, bool]], case: Case) -> list[Finding]:
 
 
 CHECK = Check(batches.NAME, observe, judge)
-
-
-PADDING = "padding"
-LEAST_REAL = 0.3
-"""With a smaller share of real values, most of the step computes on padding."""
 
 
 def judge_padding(seen: Sequence[Steps], case: Case) -> list[Finding]:
@@ -75,9 +75,6 @@ PADDING_CHECK = Check(
     about=("loss",),
     clue=r"ignore_index|cross_entropy|nll_loss",
 )
-
-
-LOSS_WEIGHT = "loss weight"
 
 
 def judge_loss_weight(seen: Sequence[Steps], case: Case) -> list[Finding]:

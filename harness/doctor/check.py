@@ -13,10 +13,9 @@ from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import MemoryFacts
+from harness.system.user_code import is_the_users
 
 T = TypeVar("T")
-PACKAGE, LIBRARY = str(Path(__file__).parents[1]), "/lib/python"
-"""The folder of the harness, and a part of the path of every library's file."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,6 @@ class Case:
     steps: Sequence[Steps] = ()
     planned: Cell | None = None
     memory: MemoryFacts | None = None
-
-    @property
-    def planned_cell(self) -> Cell:
-        return self.planned or self.cell
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ class Check(Generic[T]):
     about: tuple[str, ...] = ()
     """The methods of the workload, or ``forward`` of its model, that its findings are about."""
     clue: str = ""
-    """What a line of these methods that causes findings looks like, as a pattern."""
+    """A pattern of the lines in these methods that cause findings."""
 
     @property
     def after_steps(self) -> bool:
@@ -86,11 +81,6 @@ def describe_error(error: BaseException, most: int = 300) -> str:
     if len(text) > most:
         text = f"{text[:most].rpartition(' ')[0] or text[:most]} ..."
     return f"{type(error).__name__}: {text}{place}"
-
-
-def is_the_users(file: str) -> bool:
-    """Return whether a file is neither the harness's nor a library's."""
-    return not file.startswith((f"{PACKAGE}/", "<")) and LIBRARY not in file
 
 
 def any_error(findings: Sequence[Finding]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +14,18 @@ from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
 from harness.train.digests import NoDigest, value_digest
-from harness.train.loader import SeededDataset, epoch_shares
+from harness.train.loader import Generators, SeededDataset, epoch_shares
 from harness.train.workloads import SizedDataset
 
 MOST = 200_000
 """Samples of a Subset whose indices the ranks send each other."""
+NAME = "data sharding"
+MOST_RANKS = 16
+"""Ranks of a sampler whose draws are compared with a Subset's."""
+PROBES = 64
+"""Samples that are compared, spread over the data set."""
+DEPTH = 4
+"""Levels of attributes that are searched for a sampler."""
 
 
 def drawn_samples(subject: Subject) -> frozenset[int] | None:
@@ -36,31 +42,11 @@ def drawn_samples(subject: Subject) -> frozenset[int] | None:
 
 
 def _base_indices(dataset: SizedDataset) -> Sequence[int] | None:
-    """Return the indices of a Subset, of a Subset of a Subset those in the innermost data set; None of other sets."""
+    """Return the indices of a Subset in the innermost data set; None for a data set that is no Subset."""
     if not isinstance(dataset, Subset):
         return None
     inner = _base_indices(dataset.dataset)  # type: ignore[arg-type]
     return [int(index) if inner is None else inner[index] for index in dataset.indices]
-
-
-def distinct_samples(drawn: Sequence[frozenset[int] | None], sizes: Sequence[int]) -> int | None:
-    """Return the number of distinct samples of an epoch from those that each rank reads, and the sizes of their sets.
-
-    Of other sets than Subsets every index counts as a sample, if the sets are of equal size; else None.
-    """
-    known = [of_rank for of_rank in drawn if of_rank is not None]
-    if len(known) == len(drawn):
-        return len(frozenset[int]().union(*known))
-    return sizes[0] if len(set(sizes)) == 1 else None
-
-
-NAME = "data sharding"
-MOST_RANKS = 16
-"""Ranks of a sampler whose draws are compared with a Subset's."""
-PROBES = 64
-"""Samples that are compared, spread over the data set."""
-DEPTH = 4
-"""Levels of attributes that are searched for a sampler."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +102,29 @@ def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
     for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):
         if found := list(look(seen)):
             break
-    return [*found, *_repeated_draws(seen)]
+    if seen[0].repeats_draws:
+        found.append(
+            Finding(
+                NAME,
+                "warning",
+                "state of the random generators after two different samples, from different states before: the same",
+                "each sample sets a generator to one seed: augmentation and noise are the same for all samples, and "
+                "for every step",
+                "remove the seed from __getitem__; the harness seeds each sample by seed, epoch and index",
+            )
+        )
+    return found
 
 
 def distinct(seen: Sequence[Samples]) -> int | None:
-    """Return the number of distinct samples in an epoch of all ranks; None if it is not known."""
-    return distinct_samples([rank.drawn for rank in seen], [rank.count for rank in seen])
+    """Return the number of distinct samples in an epoch of all ranks; None if it is not known.
+
+    Of other sets than Subsets every index counts as a sample, if the sets are of equal size.
+    """
+    known = [rank.drawn for rank in seen if rank.drawn is not None]
+    if len(known) == len(seen):
+        return len(frozenset[int]().union(*known))
+    return seen[0].count if len({rank.count for rank in seen}) == 1 else None
 
 
 def empty(samples: int) -> list[Finding]:
@@ -170,20 +173,15 @@ def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
     elif len(seen) > 1 and any(rank.first != seen[0].first for rank in seen):
         other = next(n for n, rank in enumerate(seen) if rank.first != seen[0].first)
         differ = sum(a != b for a, b in zip(seen[0].first, seen[other].first, strict=True))
+        number = distinct(seen)
         yield Finding(
             NAME,
             "error",
             f"{differ} of {len(seen[0].first)} compared samples differ between ranks 0 and {other} at the same index"
-            + _read_in_an_epoch(seen),
+            + ("" if number is None or seen[0].drawn is None else f"; distinct samples in an epoch: {number:,}"),
             "different data on each rank: the contents of a global batch depend on the number of ranks",
             advice,
         )
-
-
-def _read_in_an_epoch(seen: Sequence[Samples]) -> str:
-    """Return '; distinct samples in an epoch: 128', or nothing if that is not known."""
-    number = distinct(seen)
-    return "" if number is None or seen[0].drawn is None else f"; distinct samples in an epoch: {number:,}"
 
 
 def _unstable(seen: Sequence[Samples]) -> Iterator[Finding]:
@@ -216,33 +214,20 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
         )
 
 
-def _repeated_draws(seen: Sequence[Samples]) -> Iterator[Finding]:
-    if seen[0].repeats_draws:
-        yield Finding(
-            NAME,
-            "warning",
-            "state of the random generators after two different samples, from different states before: the same",
-            "each sample sets a generator to one seed: augmentation and noise are the same for all samples, and for "
-            "every step",
-            "remove the seed from __getitem__; the harness seeds each sample by seed, epoch and index",
-        )
-
-
 def repeats_draws(train: SizedDataset) -> bool:
     """Return whether reading a sample sets torch's or Python's generator to a state that depends on nothing.
 
     Seeds those of the CPU and restores them; those of other devices, which torch.manual_seed would seed, stay.
     """
+    before = Generators()
     states = []
-    before = torch.get_rng_state(), random.getstate()
     for index in (0, len(train) - 1):
-        torch.default_generator.manual_seed(index + 1)
-        random.seed(index + 1)
+        Generators.seed(index + 1)
         train[index]
-        states.append((value_digest(torch.get_rng_state()), repr(random.getstate())))
-    torch.set_rng_state(before[0])
-    random.setstate(before[1])
-    return len(train) > 1 and any(one == other for one, other in zip(*states, strict=True))
+        states.append(Generators())
+    before.put_back()
+    first, last = states
+    return len(train) > 1 and (torch.equal(first.torch, last.torch) or first.python == last.python)
 
 
 def _drawn_by_a_sampler(train: object) -> list[Sampler]:

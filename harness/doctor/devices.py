@@ -24,6 +24,9 @@ NAME = "device placement"
 MIXING = ("copy_", "_to_copy", "_pack_padded_sequence", "index", "index_put", "index_put_", "set_")
 """Operators that accept tensors on several devices."""
 BY_NAME = ("no nvidia driver", "not compiled with cuda", "cuda is not available", "invalid device ordinal")
+TRANSFER = "batch transfer"
+DEPTH = 4
+"""Levels of containers and attributes that are searched for tensors."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,11 @@ class DeviceMismatchMode(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         devices = list(dict.fromkeys(str(tensor.device) for tensor in tensors if tensor.dim()))
         if self.found is None and len(devices) > 1 and name not in MIXING:
-            misplaced = next(t for t in tensors if t.dim() and str(t.device) != _main(tensors))
+            # the device of the model and its input is not the CPU if there is another one
+            main = next((device for device in devices if device != "cpu"), "cpu")
+            misplaced = next(t for t in tensors if t.dim() and str(t.device) != main)
             self.found = (self._where(), name, devices, misplaced)
         return func(*args, **(kwargs or {}))
-
-
-def _main(tensors: Sequence[Tensor]) -> str:
-    """Return the device of the model and its input: not the CPU if there is another one."""
-    devices = [str(tensor.device) for tensor in tensors if tensor.dim()]
-    return next((device for device in devices if device != "cpu"), "cpu")
 
 
 def observe(subject: Subject) -> Placement:
@@ -155,11 +154,6 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
 
 
 CHECK = Check(NAME, observe, judge, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
-
-
-TRANSFER = "batch transfer"
-DEPTH = 4
-"""Levels of containers and attributes that are searched for tensors."""
 
 
 @dataclass(frozen=True)

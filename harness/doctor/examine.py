@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from inspect import getsourcelines, unwrap
@@ -12,15 +12,19 @@ from typing import Any, NamedTuple
 
 from harness.config.doctor_checks import DOCTOR_CHECKS, DoctorCheck
 from harness.doctor import data, memory, parameters, steps
-from harness.doctor.check import Case, Check, any_error, describe_error, is_the_users
+from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
 from harness.doctor.steps import Steps
 from harness.doctor.subject import FewBuilds, ProcessState, Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan.checks.finding import Finding
-from harness.plan.rows import FindingRow, MemoryFacts, TrialFacts
+from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
+from harness.system.user_code import is_the_users
 from harness.train.workloads import Workload
+
+Seen = Mapping[str, Sequence[Any]]
+"""The observations of all ranks by the name of the check."""
 
 
 def load(row: DoctorCheck) -> Check[Any]:
@@ -101,10 +105,6 @@ def _method(owner: type, name: str) -> Method | None:
     return Method(function.__qualname__, Path(code.co_filename).name, first, tuple(lines))
 
 
-Seen = Mapping[str, Sequence[Any]]
-"""The observations of all ranks by the name of the check."""
-
-
 @dataclass
 class DoctorReport:
     """The findings of a doctor trial, and its measurements in words, by title."""
@@ -115,21 +115,20 @@ class DoctorReport:
     """The sizes from which memory is estimated; None if the model cannot be built."""
     workload: Workload | None = None
     distinct_samples: int | None = None
-    """Of an epoch of all ranks; None if it is not known."""
+    """Distinct samples in an epoch of all ranks; None if it is not known."""
 
     @property
     def facts(self) -> TrialFacts:
         """The facts of the trial's row; each finding has its place in the user's code, if there is one."""
         methods = methods_of(self.workload) if self.workload else {}
-        rows = [_placed(finding.row(), place_of(finding.check, methods)) for finding in self.findings]
+        rows = [finding.row() for finding in self.findings]
+        for row in rows:
+            if place := place_of(row["check"], methods):
+                row["place"] = place
         found: TrialFacts = {"findings": rows, "figures": self.figures}
         if self.distinct_samples is not None:
             found["distinct_samples"] = self.distinct_samples
         return {**found, "memory": self.memory} if self.memory else found
-
-
-def _placed(row: FindingRow, place: str) -> FindingRow:
-    return {**row, "place": place} if place else row
 
 
 class DoctorTrialFailed(Exception):
@@ -203,54 +202,45 @@ def _judge_with_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None
     try:
         stepped = _with_steps(subject, found)
     except Exception as error:
-        if not _no_memory(error):
-            found.findings.append(_steps_raised(error))
+        # memory that is not there: the trials of each batch find out for themselves
+        if not (isinstance(error, SkipTrial | MemoryError) or "out of memory" in str(error).lower()):
+            means = "an error of the workload: every trial of these cells would fail"
+            text, advice = f"{describe_error(error)}, in the first steps", "see the log of the trial"
+            found.findings.append(Finding(EXECUTION, "error", text, means, advice, stops=True))
         raise DoctorTrialFailed(error, found) from error
     try:
         if stepped:
-            _judge_after_steps(stepped, found, seen)
+            for check in CHECKS:
+                try:
+                    if check.after_steps:
+                        _judge_one(check, stepped, found, seen)
+                except Exception as error:
+                    found.findings.append(_check_raised(check, error))
+                    if stepped.ranks.world_size > 1:  # the other ranks may wait for this one in a collective
+                        raise
     except Exception as error:
         raise DoctorTrialFailed(error, found) from error
-
-
-def _no_memory(error: Exception) -> bool:
-    """Return whether the steps need memory that is not there: the trials of each batch find out for themselves."""
-    return isinstance(error, SkipTrial | MemoryError) or "out of memory" in str(error).lower()
-
-
-def _steps_raised(error: Exception) -> Finding:
-    means, advice = "an error of the workload: every trial of these cells would fail", "see the log of the trial"
-    return Finding(EXECUTION, "error", f"{describe_error(error)}, in the first steps", means, advice, stops=True)
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """The observation of one rank for one check, or the error that it raised."""
-
-    value: object = None
-    raised: str = ""
 
 
 def _observe_alone(subject: Subject) -> tuple[Seen, dict[str, str]]:
     """Return the observations of all ranks, and the error of each check that raised, with its rank."""
     checks = [check for check in CHECKS if subject.whole_model_fits or not check.needs_whole_model]
-    own = {check.name: _attempt(check.observe, subject) for check in checks if check.observe and not check.needs_peers}
-    ranks = subject.ranks.gather(own)
+    values: dict[str, object] = {}
+    raised: dict[str, str] = {}
+    for check in checks:
+        if check.observe and not check.needs_peers:
+            try:
+                values[check.name] = check.observe(subject.fresh())
+            except Exception as error:
+                raised[check.name] = describe_error(error)
+            finally:
+                subject.advance()
+    ranks = subject.ranks.gather((values, raised))
     failed: dict[str, str] = {}
-    for rank, attempts in enumerate(ranks):
-        for name, attempt in attempts.items():
-            if attempt.raised:
-                failed.setdefault(name, f"{attempt.raised} (rank {rank})")
-    return {name: [attempts[name].value for attempts in ranks] for name in own if name not in failed}, failed
-
-
-def _attempt(observe: Callable[[Subject], object], subject: Subject) -> _Attempt:
-    try:
-        return _Attempt(observe(subject.fresh()))
-    except Exception as error:
-        return _Attempt(raised=describe_error(error))
-    finally:
-        subject.advance()
+    for rank, (_, of_rank) in enumerate(ranks):
+        for name, text in of_rank.items():
+            failed.setdefault(name, f"{text} (rank {rank})")
+    return {name: [of_rank[name] for of_rank, _ in ranks] for name in values if name not in failed}, failed
 
 
 def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
@@ -293,7 +283,9 @@ def _failed_alone(failed: dict[str, str], *, real_steps_fail: bool) -> list[Find
 
 def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
     """Take real steps in the wrapper, which the later checks share; None if one device finds that they are no use."""
-    alone = _steps_alone(subject)
+    alone: Sequence[Steps] = ()  # each rank's steps on its own part of the batch
+    if subject.ranks.world_size > 1 and subject.whole_model_fits:
+        alone = subject.ranks.gather(steps.observe_own_part(subject.fresh()))
     if alone and any_error(unchanged := parameters.unchanged(alone, subject.cell)):
         found.findings += unchanged  # in the wrapper it would fail with a less clear error
         return None
@@ -302,17 +294,6 @@ def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
         steps.add_single_device_losses(subject.fresh(), own)
     own.own_step_s = alone[subject.ranks.rank].step_s if alone else 0.0
     return replace(subject, steps=tuple(subject.ranks.gather(own)))
-
-
-def _judge_after_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None:
-    for check in CHECKS:
-        try:
-            if check.after_steps:
-                _judge_one(check, subject, found, seen)
-        except Exception as error:
-            found.findings.append(_check_raised(check, error))
-            if subject.ranks.world_size > 1:  # the other ranks may wait for this one in a collective
-                raise
 
 
 def _check_raised(check: Check[Any], error: Exception) -> Finding:
@@ -346,10 +327,3 @@ def _judge_one(check: Check[Any], subject: Subject, found: DoctorReport, seen: S
         found.findings += check.judge(values, case)
     if check.figures:
         found.figures |= check.figures(values, case)
-
-
-def _steps_alone(subject: Subject) -> Sequence[Steps]:
-    """Return each rank's steps on its own part of the batch; none if there is one rank, or no memory for it."""
-    if subject.ranks.world_size == 1 or not subject.whole_model_fits:
-        return ()
-    return subject.ranks.gather(steps.observe_own_part(subject.fresh()))

@@ -1,4 +1,4 @@
-"""What a model, a batch and the steps are made of, read from outside: buffers, padding, tensors left behind."""
+"""Facts about a model, a batch and the steps: hidden tensors, layers, padding, tensors left behind."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ from harness.train.loss import local_part
 
 OWN = frozenset(vars(nn.Module()))
 """The attributes of every module."""
+AGAINST = 0.5
+"""A parameter was moved as a step of training does if the cosine to its negative gradient exceeds this.
+
+What keeps weights in bounds, such as a norm or a clamp, moves them in other directions.
+"""
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""Types of tokens."""
+GRAPH = MIB
+"""Bytes that a tensor with a graph counts for beside its own: the graph keeps at least its nodes, and often more."""
+LEAST = 1024
+"""Bytes a step that count: a list of plain losses grows by less."""
 
 
 def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
@@ -33,7 +44,8 @@ def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
             place = f"{path + '.' if path else ''}{name}"
             if isinstance(value, Tensor):
                 found.append((value, f"{place} (a plain attribute of {type(module).__name__})"))
-            for key, item in _items(value):
+            items = enumerate(value) if isinstance(value, list | tuple) else ()
+            for key, item in value.items() if isinstance(value, dict) else items:
                 kept = f"(in a plain {type(value).__name__})"
                 found += [(tensor, f"{place}[{key!r}]{inner} {kept}") for tensor, inner in _tensors(item)]
     return found
@@ -59,19 +71,6 @@ def _tensors(item: object) -> Iterator[tuple[Tensor, str]]:
     elif isinstance(item, nn.Module):
         for inner, tensor in chain(item.named_parameters(), item.named_buffers()):
             yield tensor, f".{inner}"
-
-
-def _items(value: object) -> Iterable[tuple[object, object]]:
-    if isinstance(value, dict):
-        return value.items()
-    return enumerate(value) if isinstance(value, list | tuple) else ()
-
-
-AGAINST = 0.5
-"""A parameter was moved as a step of training does if the cosine to its negative gradient exceeds this.
-
-What keeps weights in bounds, such as a norm or a clamp, moves them in other directions.
-"""
 
 
 def moved_by_hand(model: nn.Module, before: Mapping[str, Tensor]) -> list[str]:
@@ -131,10 +130,6 @@ def share_of_biases(model: nn.Module) -> float | None:
     return sum(p.numel() for p in trains) / sum(p.numel() for p in parameters)
 
 
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""Types of tokens."""
-
-
 @dataclass(frozen=True)
 class Padded:
     """The first padded tensor of a rank's batch; ``places`` 0 if there is none."""
@@ -181,12 +176,6 @@ def real_lengths(rows: Tensor) -> Tensor | None:
     return rows.size(1) - trailing if several and not bool(inside.any()) else None
 
 
-GRAPH = MIB
-"""Bytes that a tensor with a graph counts for beside its own: the graph keeps at least its nodes, and often more."""
-LEAST = 1024
-"""Bytes a step that count: a list of plain losses grows by less."""
-
-
 class StepMemory:
     """Bytes of the tensors made since the start of its block that Python objects hold, after each step.
 
@@ -203,7 +192,7 @@ class StepMemory:
         self._froze = not gc.get_freeze_count()
         if self._froze:
             gc.freeze()
-        self._before = {id(tensor): ref(tensor) for tensor in _step_memory_tensors()}
+        self._before = {id(tensor): ref(tensor) for tensor in held_tensors()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,12 +213,9 @@ class StepMemory:
         return self._after if held > self._after[-1] / 2 else []
 
     def _new_tensors(self) -> list[Tensor]:
-        return [tensor for tensor in _step_memory_tensors() if not self._existed(tensor)]
-
-    def _existed(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is one from before the steps, and not another one at the same address."""
-        before = self._before.get(id(tensor))
-        return before is not None and before() is tensor
+        # another tensor may have the address of one from before that is gone
+        before = self._before
+        return [t for t in held_tensors() if id(t) not in before or before[id(t)]() is not t]
 
 
 def least_growth(kept_bytes: Sequence[int]) -> int:
@@ -237,7 +223,7 @@ def least_growth(kept_bytes: Sequence[int]) -> int:
     return min((after - before for before, after in pairwise(kept_bytes)), default=0)
 
 
-def _step_memory_tensors() -> list[Tensor]:
+def held_tensors() -> list[Tensor]:
     """Return the tensors that Python objects hold; those that gc.freeze() exempts are left out."""
     # type(), since isinstance() asks objects that stand for others, some of which warn; each type once, as it is slow
     things = gc.get_objects()

@@ -14,14 +14,21 @@ from harness.doctor.gate import DIVERGENCE, diverges
 from harness.doctor.steps import Steps, group_of_one, mean_losses
 from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why_random
-from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.loss import whole_tensor
 from harness.train.training import Training
 
-DIVERGENCE = DIVERGENCE
+NAME = "gradient scaling"
+ALIKE = 0.005
+"""Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
+SHARE = 0.02
+"""Relative tolerance of a factor against the number of devices."""
+ENOUGH = 64
+"""A global batch of this many samples is large enough for the comparison."""
+NOISY = 0.4
+"""Largest difference if the loss or the model draws random numbers in evaluation mode too."""
 
 
 def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
@@ -65,17 +72,6 @@ def _format_losses(losses: Sequence[float]) -> str:
 DIVERGENCE_CHECK = Check(DIVERGENCE, None, judge_divergence, redundant=any_error, about=("loss", "forward"))
 
 
-NAME = "gradient scaling"
-ALIKE = 0.005
-"""Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
-SHARE = 0.02
-"""Relative tolerance of a factor against the number of devices."""
-ENOUGH = 64
-"""A global batch of this many samples is large enough for the comparison."""
-NOISY = 0.4
-"""Largest difference if the loss or the model draws random numbers in evaluation mode too."""
-
-
 @dataclass(frozen=True)
 class Products:
     """The products g.h, h.h and g.g of each parameter's gradient g and that of one device, h; on rank 0 only."""
@@ -97,7 +93,20 @@ def observe(subject: Subject) -> Products:
     """
     if subject.ranks.world_size == 1 and subject.replicas == 1:
         return Products()
-    subject = replace(subject, cell=_at_one_devices_batch(subject))
+    cell = subject.cell  # in float32, with a global batch that fits on one device: its share of the batch, or ENOUGH
+    fits = max(ENOUGH, cell.global_batch_size // cell.devices)
+    batch = min(cell.global_batch_size, max(1, fits // cell.devices) * cell.devices)
+    subject = replace(
+        subject,
+        cell=replace(
+            cell,
+            precision="fp32",
+            compile=False,
+            training={},  # clipping would hide a wrong factor
+            per_device_batch_size=batch // cell.devices,
+            global_batch_size=batch,
+        ),
+    )
     if (collate := getattr(subject.workload, "collate", None)) and (
         reason := why_random(lambda watched: subject.stream(1, collate=watched), collate, subject.ranks)
     ):
@@ -129,21 +138,6 @@ def observe(subject: Subject) -> Products:
     return Products(products, noisy, subject.cell.global_batch_size)
 
 
-def _at_one_devices_batch(subject: Subject) -> Cell:
-    """Return the cell in float32 with a global batch that fits on one device: its share of the batch, or ENOUGH."""
-    cell = subject.cell
-    fits = max(ENOUGH, cell.global_batch_size // cell.devices)
-    batch = min(cell.global_batch_size, max(1, fits // cell.devices) * cell.devices)
-    return replace(
-        cell,
-        precision="fp32",
-        compile=False,
-        training={},  # clipping would hide a wrong factor
-        per_device_batch_size=batch // cell.devices,
-        global_batch_size=batch,
-    )
-
-
 def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
     cell = case.cell
     products = seen[0].products
@@ -154,7 +148,8 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
         return []
     factor = cross / one
     rest = own - factor * cross
-    if factor > 0 and rest <= (SHARE**2) * own and _is_share(factor, cell.devices):
+    is_share = any(abs(factor / wanted - 1) <= SHARE for wanted in (cell.devices, 1 / cell.devices))
+    if factor > 0 and rest <= (SHARE**2) * own and is_share:
         times = f"{cell.devices} times" if factor > 1 else f"1/{cell.devices} of"
         return [
             Finding(
@@ -192,10 +187,6 @@ def relative(cross: float, one: float, own: float) -> float:
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum())
-
-
-def _is_share(factor: float, devices: int) -> bool:
-    return any(abs(factor / wanted - 1) <= SHARE for wanted in (devices, 1 / devices))
 
 
 def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str, Tensor], bool]:

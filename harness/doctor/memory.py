@@ -9,7 +9,7 @@ from dataclasses import replace
 import psutil
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from harness.config.experiment import Experiment
 from harness.config.values import GIB, MIB
@@ -31,6 +31,7 @@ META = torch.device("meta")
 LIKE_COMPILED = "aot_eager_decomp_partition"
 """The backend of torch.compile that selects saved tensors as the default one does, and generates no code."""
 Activations = Mapping[str, ActivationBytes]
+MEMORY_GROWTH = "memory growth"
 
 
 def survey(subject: Subject) -> MemoryFacts | None:
@@ -170,7 +171,7 @@ def with_activations(facts: MemoryFacts, seen: Sequence[Activations]) -> MemoryF
 
 
 def judge(seen: Sequence[Activations], case: Case) -> list[Finding]:
-    return memory.judge(with_activations(case.memory, seen), case.planned_cell) if case.memory else []
+    return memory.judge(with_activations(case.memory, seen), case.planned or case.cell) if case.memory else []
 
 
 def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, compiled: bool) -> int:
@@ -180,7 +181,7 @@ def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, c
         wrapped = Precision(precision, subject.device.type).around(model)
     elif low := REDUCED.get(precision):  # the meta device has no autocast: model and batch are cast as a whole
         wrapped = copy.deepcopy(model).to(low)
-        batch = tree_map(lambda leaf: leaf.to(low) if _is_floating(leaf) else leaf, batch)
+        batch = tree_map_only(Tensor, lambda leaf: leaf.to(low) if leaf.is_floating_point() else leaf, batch)
     else:
         wrapped = model
     if compiled:
@@ -201,19 +202,12 @@ def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, c
     return total
 
 
-def _is_floating(leaf: object) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
 def _storage(tensor: Tensor) -> int:
     """Return the identity of a tensor's storage; on the meta device every address is 0."""
     return int(tensor.untyped_storage()._cdata)
 
 
 CHECK = Check(memory.NAME, observe, judge, stops=True, about=("forward",))
-
-
-MEMORY_GROWTH = "memory growth"
 
 
 def judge_memory_growth(seen: Sequence[Steps], case: Case) -> list[Finding]:

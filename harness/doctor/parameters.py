@@ -17,6 +17,27 @@ from harness.plan.checks.finding import Finding, join_names
 from harness.plan.rows import Severity
 
 WRAPPER = "wrapper use"
+NAME = "parameter updates"
+WHY = {
+    "none": (
+        "without a gradient",
+        "parameters that forward does not use, or that detach, no_grad, .data or a copy of the model cuts off from the "
+        "loss",
+        "use the parameters, freeze them with requires_grad_(False), or remove them; compute the loss from model(x) "
+        "without detaching (parameters that only some steps use need ddp.find_unused_parameters)",
+    ),
+    "zero": (
+        "with a gradient of exactly zero",
+        "no effect of these parameters on the loss in these steps",
+        "look for factors of zero, masks and dead ReLUs between these parameters and the loss",
+    ),
+    "some": (
+        "unchanged in spite of a gradient",
+        "the optimizer updates other tensors, as the module replaced its parameters after it was wrapped (a copy, a "
+        "new nn.Parameter), or the learning rate is zero",
+        "create every parameter in build_model() and never replace it; check the learning rate",
+    ),
+}
 
 
 def judge_wrapper(seen: Sequence[Steps], case: Case) -> list[Finding]:
@@ -49,29 +70,6 @@ def judge_wrapper(seen: Sequence[Steps], case: Case) -> list[Finding]:
 
 
 WRAPPER_CHECK = Check(WRAPPER, None, judge_wrapper, about=("loss",), clue=r"DataParallel\(|self\.\w+\(")
-
-
-NAME = "parameter updates"
-WHY = {
-    "none": (
-        "without a gradient",
-        "parameters that forward does not use, or that detach, no_grad, .data or a copy of the model cuts off from the "
-        "loss",
-        "use the parameters, freeze them with requires_grad_(False), or remove them; compute the loss from model(x) "
-        "without detaching (parameters that only some steps use need ddp.find_unused_parameters)",
-    ),
-    "zero": (
-        "with a gradient of exactly zero",
-        "no effect of these parameters on the loss in these steps",
-        "look for factors of zero, masks and dead ReLUs between these parameters and the loss",
-    ),
-    "some": (
-        "unchanged in spite of a gradient",
-        "the optimizer updates other tensors, as the module replaced its parameters after it was wrapped (a copy, a "
-        "new nn.Parameter), or the learning rate is zero",
-        "create every parameter in build_model() and never replace it; check the learning rate",
-    ),
-}
 
 
 def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
@@ -209,11 +207,10 @@ def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]
         return []
     torch.manual_seed(subject.seed + 1)
     other = {name: tensor for tensor, name in hidden_tensors(workload.build_model())}
-    return [name for name, tensor in plain.items() if name in other and _differ(tensor, other[name])]
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and not torch.equal(one.detach().cpu(), other.detach().cpu())
+    both = [
+        (name, tensor.detach().cpu(), other[name].detach().cpu()) for name, tensor in plain.items() if name in other
+    ]
+    return [name for name, one, again in both if one.shape == again.shape and not torch.equal(one, again)]
 
 
 def judge_loss_parameters(seen: Sequence[Unregistered], case: Case) -> list[Finding]:

@@ -77,15 +77,10 @@ def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
                 stops=True,
             )
         ]
-    return _gathered(shapes)
-
-
-def _gathered(outputs: Outputs) -> list[Finding]:
-    """Check that the replicas' outputs can be joined along their first dimension."""
-    parts = outputs.parts
+    parts = shapes.parts
     if len(parts) < 2:
         return []
-    for position, shape in enumerate(outputs.whole):
+    for position, shape in enumerate(shapes.whole):
         column = [part[position] if position < len(part) else () for part in parts]
         shown = " and ".join(str(tuple(item)) for item in dict.fromkeys(map(tuple, column)))
         if len({tuple(item[1:]) for item in column}) > 1:

@@ -23,6 +23,11 @@ MARGIN = 1.25
 """Least ratio of the loader's time to the model's that is a finding: both are short, and a machine's speed varies."""
 LEAST, MOST_SAMPLES = 3, 64
 """Smallest number of timed batches, and largest number of samples in the batch of a rank."""
+SLOW_RANK = "slow rank"
+SLOW, LEAST_S = 2.5, 0.005
+"""A rank is slow if its step takes this many times as long as the fastest rank's, and as many seconds more."""
+ROUNDS, PAUSE_S = 8, 0.05
+"""Most repetitions of the steps while a rank is slow, and the time before the first; each is twice as long."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +135,6 @@ def _redundant(findings: Sequence[Finding]) -> bool:
 
 
 CHECK = Check(NAME, observe, judge, needs_steps=True, redundant=_redundant, figures=figures, about=("datasets",))
-
-
-SLOW_RANK = "slow rank"
-SLOW, LEAST_S = 2.5, 0.005
-"""A rank is slow if its step takes this many times as long as the fastest rank's, and as many seconds more."""
-ROUNDS, PAUSE_S = 8, 0.05
-"""Most repetitions of the steps while a rank is slow, and the time before the first; each is twice as long."""
 
 
 def observe_slow_rank(subject: Subject) -> float:

@@ -20,6 +20,10 @@ from harness.plan.checks.finding import Finding, join_names
 from harness.train.digests import value_digest
 
 NAME = "state in forward"
+ALIKE = 1e-5
+"""Largest relative difference of the losses of one batch on models that are the same."""
+TRAIN_MODE = "train mode"
+RANDOMNESS = "randomness"
 
 
 def observe(subject: Subject) -> dict[str, bool]:
@@ -71,14 +75,10 @@ def _state(model: nn.Module) -> Mapping[str, object]:
                 state[prefix + name] = buffer.detach().clone()
         for name, value in vars(module).items():
             if name not in OWN:
-                state[prefix + name] = _copied(value)
+                is_tensor = isinstance(value, Tensor)
+                kept = copy.copy(value) if type(value) in (list, dict, set) else value
+                state[prefix + name] = value.detach().clone() if is_tensor else kept
     return state
-
-
-def _copied(value: object) -> object:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return copy.copy(value) if type(value) in (list, dict, set) else value
 
 
 def _same(before: object, after: object) -> bool:
@@ -104,15 +104,11 @@ CHECK = Check(
 )
 
 
-ALIKE = 1e-5
-"""Largest relative difference of the losses of one batch on models that are the same."""
-
-
 def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
     """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss.
 
     A buffer that rank 0 does not change always matters under ddp, which overwrites what others write. Losses that are
-    not finite are a matter of the check for divergence, and say nothing of the
+    not finite are a matter of the check for divergence, and say nothing about the state.
     """
     overwrites = not case.cell.traits.shards_parameters and case.cell.own_traits is None
     if overwrites and (lost := sorted({name for rank in seen for name in rank.buffers} - seen[0].state.keys())):
@@ -152,9 +148,6 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
 RANK_STATE_CHECK = Check("state on ranks", None, judge_rank_state)
 
 
-TRAIN_MODE = "train mode"
-
-
 def judge_train_mode(seen: Sequence[Steps], case: Case) -> list[Finding]:
     return [*_evaluating(seen), *_one_sample(seen, case)]
 
@@ -185,9 +178,6 @@ def _one_sample(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
 
 
 TRAIN_MODE_CHECK = Check(TRAIN_MODE, None, judge_train_mode, about=("loss", "forward"), clue=r"\.eval\(|\.train\(")
-
-
-RANDOMNESS = "randomness"
 
 
 def observe_randomness(subject: Subject) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.hooks import RemovableHandle
 
 from harness.doctor.facts import (
     Padded,
@@ -32,6 +31,8 @@ from harness.train.loader import Share
 from harness.train.loss import local_part
 from harness.train.phases import BACKWARD, Mark, Phase
 from harness.train.training import Training
+
+STEPS = 4
 
 
 class OtherRanksNeeded(Exception):
@@ -95,9 +96,6 @@ def _group_name(argument: Any) -> str:
     return ""
 
 
-STEPS = 4
-
-
 @dataclass
 class Steps:
     """The real steps of one rank. Names are those of the model inside the wrapper."""
@@ -131,7 +129,7 @@ class Steps:
     step_s: float = 0.0
     """Time of the fastest step."""
     own_step_s: float = 0.0
-    """The same on this rank's part of the batch, without the other ranks; 0 if it is not known."""
+    """Time of the fastest step on this rank's part of the batch, without the other ranks; 0 if it is not known."""
     padded: Padded = field(default_factory=Padded)
     """The padding of the first batch."""
     lr: float = 0.0
@@ -141,7 +139,7 @@ class Steps:
     state: dict[str, str] = field(default_factory=dict)
     """Digests of the buffers and attributes that the steps changed, without batch statistics."""
     buffers: list[str] = field(default_factory=list)
-    """Those of the names in ``state`` that are registered buffers."""
+    """The names in ``state`` that are registered buffers."""
     same_batch_loss: float | None = None
     """The loss of a small batch after the steps, the same on every rank; None if it was not computed."""
     evaluates: bool = False
@@ -187,9 +185,13 @@ def _observed(subject: Subject, training: Training) -> Steps:
     training.set_first_rate()
     training.expect_few_steps()
     rate = float(training.optimizer.param_groups[0]["lr"])
-    seen = Steps(wrapped_by_itself=_own_wrapper(training), lr=rate, unit=training.unit)
-    seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     inner = training.unwrapped
+    found = [
+        f"{path or 'the model'}: {type(m).__name__}" for path, m in inner.named_modules() if isinstance(m, wrappers)
+    ]
+    seen = Steps(wrapped_by_itself=found[0] if found else "", lr=rate, unit=training.unit)
+    seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     before = {name: local_part(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
     with_gradient: dict[str, str] = {}
 
@@ -212,7 +214,11 @@ def _observed(subject: Subject, training: Training) -> Steps:
         seen.kept_bytes = memory.kept_bytes()
     after = torch.get_rng_state()
     seen.draws, seen.random_state = not torch.equal(state, after), value_digest(after)
-    _note_model(seen, inner, state_before)
+    state_after = digests_of_state(inner)
+    seen.state = {name: digest for name, digest in state_after.items() if state_before.get(name) != digest}
+    seen.buffers = [name for name, _ in inner.named_buffers() if name in seen.state]
+    seen.mode_layers, seen.batch_norms = layers_by_mode(inner), batch_norms(inner)
+    seen.share_of_biases = share_of_biases(inner)
     seen.trainable = len(before)
     for name, parameter in inner.named_parameters():
         if name in before and torch.equal(before[name], local_part(parameter).detach()):
@@ -228,7 +234,18 @@ def _taken(
     subject: Subject, training: Training, batches: Sequence[tuple[Share, object]], seen: Steps, mark: Mark
 ) -> Iterator[tuple[Tensor, Tensor, float]]:
     """Take the steps; yield the loss, the weight and the seconds of each."""
-    hooks = _count_calls(training.model, training.unwrapped, seen)
+
+    inner = training.unwrapped
+
+    def outer_called(*_: object) -> None:
+        seen.calls += 1
+        seen.evaluates |= not inner.training
+
+    def inner_called(*_: object) -> None:
+        seen.inner_calls += 1
+        seen.evaluates |= not inner.training
+
+    hooks = [training.model.register_forward_hook(outer_called), inner.register_forward_hook(inner_called)]
     for share, batch in batches:
         synchronize(subject.ranks.devices)
         start = time.perf_counter()
@@ -265,37 +282,6 @@ def mean_losses(seen: Sequence[Steps]) -> list[float]:
         sum(rank.losses[step] for rank in seen) / max(1.0, sum(rank.weights[step] for rank in seen))
         for step in range(len(seen[0].losses))
     ]
-
-
-def _own_wrapper(training: Training) -> str:
-    """Return the name of a wrapper inside the workload's own model, or ''."""
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    inner = training.unwrapped
-    found = [
-        f"{path or 'the model'}: {type(m).__name__}" for path, m in inner.named_modules() if isinstance(m, wrappers)
-    ]
-    return found[0] if found else ""
-
-
-def _count_calls(model: nn.Module, inner: nn.Module, seen: Steps) -> list[RemovableHandle]:
-    def outer_called(*_: object) -> None:
-        seen.calls += 1
-        seen.evaluates |= not inner.training
-
-    def inner_called(*_: object) -> None:
-        seen.inner_calls += 1
-        seen.evaluates |= not inner.training
-
-    return [model.register_forward_hook(outer_called), inner.register_forward_hook(inner_called)]
-
-
-def _note_model(seen: Steps, model: nn.Module, state_before: Mapping[str, str]) -> None:
-    """Note what the model is made of, and what the steps changed in it beside its parameters."""
-    after = digests_of_state(model)
-    seen.state = {name: digest for name, digest in after.items() if state_before.get(name) != digest}
-    seen.buffers = [name for name, _ in model.named_buffers() if name in seen.state]
-    seen.mode_layers, seen.batch_norms = layers_by_mode(model), batch_norms(model)
-    seen.share_of_biases = share_of_biases(model)
 
 
 def _note_gradients(model: nn.Module, noted: dict[str, str]) -> None:

@@ -15,7 +15,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from traceback import walk_stack
 from types import FrameType, FunctionType, ModuleType
 from typing import IO, TYPE_CHECKING, Any
@@ -29,6 +28,8 @@ from harness.plan.cell import Cell
 from harness.plan.checks.memory import at_smaller_batch
 from harness.plan.comparison import base_cell
 from harness.plan.rows import MemoryFacts
+from harness.system.files import PACKAGE_FOLDER
+from harness.system.user_code import INSTALLED, STANDARD
 from harness.train.loader import Share, batches, endless_shares
 from harness.train.loss import as_loss
 from harness.train.model import init_weights_of, on_host
@@ -42,11 +43,14 @@ if TYPE_CHECKING:
 
 HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker", "compile_worker")
 """Processes that Python and torch start for their own purposes."""
-LIBRARIES = ("/site-packages/", str(Path(__file__).parents[1]) + "/")
-"""Parts of the paths of libraries and of the harness: what runs their code was started by them."""
-
-STANDARD = "/lib/python"
-"""A part of the path of every file of the standard library, and of libraries."""
+SLOW_S = 1.0
+"""A build that takes longer is not repeated."""
+ROOM = 4
+"""Models that must fit into the free memory of the host, or on its disk, for one to be kept there."""
+MOST_OBJECTS = 1_000_000
+"""Objects of a workload that are searched for parts of its model."""
+SMALL = 4
+"""Samples of a batch for checks that need only shapes."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,8 @@ def processors() -> int:
 def _is_a_librarys(frame: FrameType | None) -> bool:
     """Return whether the outermost code of a thread, the standard library's left out, is a library's."""
     files = [frame.f_code.co_filename for frame, _ in walk_stack(frame)] if frame else []
-    outside = [file for file in reversed(files) if STANDARD not in file or "/site-packages/" in file]
-    return bool(outside) and any(part in outside[0] for part in LIBRARIES)
+    outside = [file for file in reversed(files) if STANDARD not in file or INSTALLED in file]
+    return bool(outside) and any(part in outside[0] for part in (INSTALLED, f"{PACKAGE_FOLDER}/"))
 
 
 def _children() -> dict[int, str]:
@@ -95,14 +99,6 @@ def _children() -> dict[int, str]:
         except psutil.Error:  # it has ended
             continue
     return found
-
-
-SLOW_S = 1.0
-"""A build that takes longer is not repeated."""
-ROOM = 4
-"""Models that must fit into the free memory of the host, or on its disk, for one to be kept there."""
-MOST_OBJECTS = 1_000_000
-"""Objects of a workload that are searched for parts of its model."""
 
 
 @dataclass
@@ -176,7 +172,9 @@ class FewBuilds:
     def build_model(self) -> nn.Module:
         """Return a new model, or a copy of the first."""
         if (model := self.kept.copied()) is not None:
-            return self._linked(model)
+            for attribute, name in self.kept.links.items():
+                setattr(self.inner, attribute, model.get_submodule(name))
+            return model
         start = time.perf_counter()
         model = self.inner.build_model()
         self.kept.kind = type(model)
@@ -187,12 +185,6 @@ class FewBuilds:
             with suppress(Exception):  # a model that cannot be copied is built each time
                 if not _reaches((value for name, value in attributes if name not in self.kept.links), model):
                     self.kept.keep(model)
-        return model
-
-    def _linked(self, model: nn.Module) -> nn.Module:
-        """Return a copy; what the workload keeps of the model in its attributes becomes part of the copy."""
-        for attribute, name in self.kept.links.items():
-            setattr(self.inner, attribute, model.get_submodule(name))
         return model
 
 
@@ -220,10 +212,6 @@ def _held(value: object) -> Iterator[object]:
     else:
         held = gc.get_referents(value)
     yield from filter(gc.is_tracked, held)
-
-
-SMALL = 4
-"""Samples of a batch for checks that need only shapes."""
 
 
 def doctor_cell(cell: Cell) -> Cell:

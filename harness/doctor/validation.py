@@ -31,11 +31,12 @@ SHARE = 0.05
 """The part of the compared validation samples from which copies count."""
 OWN_COPIES = 0.05
 """If a larger part of the training samples equals another one, equal samples are in the nature of the data."""
+NAME = "validation set"
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Of ``compared`` validation samples, those with the values of one of the ``read`` training samples."""
+    """The number of ``compared`` validation samples that equal one of the ``read`` training samples."""
 
     found: int = 0
     compared: int = 0
@@ -56,7 +57,7 @@ def copies_by_value(train: SizedDataset, validation: SizedDataset, seed: int) ->
     Augmentation draws from each sample's index, so that of augmented samples no copy is found.
     """
     began, seen, read = time.perf_counter(), set[str](), 0
-    compared = _spread(len(validation), MOST)
+    compared = sorted({step * len(validation) // MOST for step in range(MOST)}) if len(validation) else []
     in_passes = (compared[place] for place in _in_passes(len(compared), PASSES))
     try:
         wanted = set(_digests(validation, in_passes, seed, began + SECONDS / 2))
@@ -80,18 +81,10 @@ def _digests(dataset: SizedDataset, indices: Iterable[int], seed: int, end: floa
         size = min(CHUNK, 2 * size)
 
 
-def _spread(size: int, most: int) -> list[int]:
-    """Return at most ``most`` indices, evenly spaced."""
-    return sorted({step * size // most for step in range(most)}) if size else []
-
-
 def _in_passes(size: int, passes: int) -> Iterator[int]:
     """Yield every index once; what is read first is spread over the whole set."""
     for first in range(passes):
         yield from range(first, size, passes)
-
-
-NAME = "validation set"
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,26 @@ from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
 from harness.system.user_code import CodeVersion
 
+IMPORT_S = 50.0
+"""Timeout of one import; two of them fit into the timeout of an agent's answer."""
+STACK_WAIT_S = 1.0
+"""Time for the processes to write their stacks before they are killed; their loader workers have half of it."""
+
 
 def describe_node(node_id: str, address: str) -> Node:
     """Return the description of this machine; import torch only to count GPUs."""
+    import torch
+
     from harness.measure.environment import cpu_model
 
-    gpus, gpu_model = _gpus()
+    gpus = torch.cuda.device_count()  # without starting CUDA in this process
     return Node(
         node_id=node_id,
         address=address,
         host=socket.gethostname(),
         cores=usable_cores(),
         gpus=gpus,
-        gpu_model=gpu_model,
+        gpu_model=_gpu_name() if gpus else None,
         memory_bytes=psutil.virtual_memory().total,
         compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")),
         cpu=cpu_model(),
@@ -44,24 +51,10 @@ def usable_cores() -> int:
     """Return the physical cores that this process may use: no hyper-threads, within the container's quota."""
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return max(1, min(physical, allowed, _container_cores() or physical))
-
-
-def _container_cores() -> int | None:
-    """Return the CPU quota of a cgroup (v2), in whole cores; None without one."""
-    try:
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no cgroup (v2), or no quota: "max"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _gpus() -> tuple[int, str | None]:
-    """Return the number of GPUs that torch sees and the first one's name, without starting CUDA in this process."""
-    import torch
-
-    count = torch.cuda.device_count()
-    return count, _gpu_name() if count else None
+        allowed = min(allowed, int(quota) // int(period))
+    return max(1, min(physical, allowed))
 
 
 def _gpu_name() -> str:
@@ -79,12 +72,6 @@ def interface_of(address: str) -> str | None:
         if any(entry.address == address for entry in addresses):
             return name
     return "lo" if address.startswith("127.") else None
-
-
-IMPORT_S = 50.0
-"""Timeout of one import; two of them fit into the timeout of an agent's answer."""
-STACK_WAIT_S = 1.0
-"""Time for the processes to write their stacks before they are killed; their loader workers have half of it."""
 
 
 class NodeAgent:
@@ -125,16 +112,19 @@ class NodeAgent:
 
     def alive(self, pids: Sequence[int]) -> list[bool]:
         """Return whether each of these processes still runs."""
-        return [_runs(pid) for pid in pids]
+        return list(map(runs, pids))
 
     def stacks(self, processes: Sequence[tuple[int, str]]) -> list[str]:
         """Return the stack of each (pid, stack file), written by its fault handler; its loader workers' follow."""
         pids = [pid for pid, _ in processes]
         _signal(pids)
         time.sleep(STACK_WAIT_S)
-        _signal([child for pid in pids for child in _children(pid)])
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                _signal([child.pid for child in psutil.Process(pid).children()])
         time.sleep(STACK_WAIT_S / 2)
-        return [_read(Path(path)) for _, path in processes]
+        files = (Path(path) for _, path in processes)
+        return [file.read_text(errors="replace") if file.exists() else "" for file in files]
 
     def printed(self, processes: Sequence[ProcessOutput]) -> list[str]:
         """Return the end of each process's output, with this machine's secrets redacted."""
@@ -170,28 +160,15 @@ def lead_a_process_group() -> None:
         os.setpgid(0, 0)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Return whether a process has not ended; a zombie has, since in a container nobody may reap it."""
     try:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.NoSuchProcess:
-        return []
-
-
 def _signal(pids: Sequence[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

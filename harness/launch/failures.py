@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from harness.launch.supervision import Watchdog
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult
+from harness.system.user_code import STANDARD, is_the_users
 
 COLLATERAL = (
     "closed by peer",
@@ -36,6 +36,24 @@ FATAL = "Fatal Python error"
 """Start of the output of Python's fault handler, which does not run on SIGKILL."""
 _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """torchrun's report of a rank that died."""
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
+WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py")
+"""Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
+OURS = "/harness/"
+TRAINS = "run_group"
+"""The function in the stack of every rank's training thread."""
+
+
+class Frame(NamedTuple):
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.file.rsplit('/', 1)[-1]}:{self.line})"
 
 
 def primary(failures: Sequence[TrialResult], dead_ranks: Sequence[int] = ()) -> TrialResult:
@@ -147,12 +165,17 @@ def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) ->
 
 def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialResult:
     """Return the row of a lost trial, as oom if the error of fit() reports that Ray killed a rank for memory."""
-    causes = {rank: cause for rank, cause in _ended(error).items() if _is_memory(cause)}
+    causes = {
+        rank: cause
+        for rank, cause in _ended(error).items()
+        if type(cause).__name__ in OUT_OF_MEMORY or any(sign in str(cause) for sign in ENDED_FOR_MEMORY)
+    }
     if row.outcome != "lost" or not causes:
         return row
     rank, cause = next(iter(causes.items()))
+    reason = f"the host ran out of memory: Ray's memory monitor killed rank {rank}"
     detail = f"{row.detail}\n\nrank {rank}: {type(cause).__name__}: {cause}"
-    return replace(row, outcome="oom", reason=_for_memory(rank), error_rank=rank, detail=detail)
+    return replace(row, outcome="oom", reason=reason, error_rank=rank, detail=detail)
 
 
 def ended_by_themselves(error: BaseException | None) -> list[int]:
@@ -198,16 +221,6 @@ def _ended(error: BaseException | None) -> dict[int, BaseException]:
     return {rank: cause for rank, cause in causes.items() if cause is not None}
 
 
-def _is_memory(cause: BaseException) -> bool:
-    """Return whether Ray's memory monitor killed a worker."""
-    text = str(cause)
-    return type(cause).__name__ in OUT_OF_MEMORY or any(sign in text for sign in ENDED_FOR_MEMORY)
-
-
-def _for_memory(rank: int) -> str:
-    return f"the host ran out of memory: Ray's memory monitor killed rank {rank}"
-
-
 def _is_collateral(failure: TrialResult, *, certain: bool) -> bool:
     """Return whether a rank only reports a lost peer. ``certain``: one is lost, so any failed collective means that."""
     text = failure.reason.lower()
@@ -219,32 +232,9 @@ def _frames(text: str) -> list[Frame]:
     return [Frame(m["file"], int(m["line"]), m["name"]) for m in _FRAME.finditer(text)]
 
 
-_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
-_THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
-WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py")
-"""Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
-LIBRARY, OURS = "/lib/python", "/harness/"
-PACKAGE = str(Path(__file__).parents[1])
-"""The folder of the package on this machine; a node's own copy may be elsewhere."""
-TRAINS = "run_group"
-"""The function in the stack of every rank's training thread."""
-
-
-class Frame(NamedTuple):
-    """One frame of a stack."""
-
-    file: str
-    line: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.file.rsplit('/', 1)[-1]}:{self.line})"
-
-
 def in_users_code(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame that is neither a library's nor the harness's; None if there is none."""
-    not_own = (*WAITING, LIBRARY, "/site-packages/", f"{PACKAGE}/")
-    return next((f for f in frames if f.file[:1] != "<" and not any(part in f.file for part in not_own)), None)
+    return next((f for f in frames if is_the_users(f.file) and not any(part in f.file for part in WAITING)), None)
 
 
 def training_thread(stack: str) -> list[Frame]:
@@ -262,7 +252,7 @@ def waiting_places(stacks: Mapping[int, str]) -> str:
     for rank, stack in sorted(stacks.items()):
         frames = training_thread(stack)
         if frames and any(part in frames[0].file for part in WAITING):
-            callers = (frame for frame in frames if not any(part in frame.file for part in (*WAITING, LIBRARY)))
+            callers = (frame for frame in frames if not any(part in frame.file for part in (*WAITING, STANDARD)))
             places.setdefault(str(in_users_code(frames) or next(callers, frames[0])), []).append(rank)
     each = [f"rank {', '.join(map(str, ranks))} in {place}" for place, ranks in list(places.items())[:3]]
     return f"waiting for other ranks: {'; '.join(each)}" if each else ""

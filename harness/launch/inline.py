@@ -40,7 +40,9 @@ class InlineLauncher:
                 return False
             if isinstance(message, Measured):  # what ends this process ends the run too
                 return True
-            messages.append(self._mark(message) if isinstance(message, TrialResult) else message)
+            if isinstance(message, TrialResult) and self.marked:
+                message = replace(message, facts={**message.facts, "inline": True})
+            messages.append(message)
             return True
 
         job = Job(self.experiment, group, self.threads_per_device)
@@ -66,6 +68,3 @@ class InlineLauncher:
             run_group(job, Ranks(0, 1, 0, 0, "inline", "127.0.0.1", devices), send, lambda: None)
         finally:
             dist.destroy_process_group()
-
-    def _mark(self, result: TrialResult) -> TrialResult:
-        return replace(result, facts={**result.facts, "inline": True}) if self.marked else result

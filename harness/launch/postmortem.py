@@ -28,7 +28,15 @@ class ProcessOutput:
 def output_of_this_process() -> ProcessOutput:
     """Return the files of this process; empty if the system has no /proc."""
     counter = find_kill_counter(Path("/proc"), Path("/sys/fs/cgroup"))
-    return ProcessOutput(_outputs(Path("/proc/self/fd")), str(counter or ""), _killed(counter) or 0 if counter else 0)
+    files = []
+    for number in ("1", "2"):
+        try:
+            file = (Path("/proc/self/fd") / number).readlink()
+        except OSError:
+            continue
+        if file.is_file() and str(file) not in files:
+            files.append(str(file))
+    return ProcessOutput(tuple(files), str(counter or ""), _killed(counter) or 0 if counter else 0)
 
 
 def what_it_printed(traces: ProcessOutput) -> str:
@@ -73,18 +81,6 @@ def _killed(file: Path) -> int | None:
         return next((int(line[1]) for line in lines if line[:1] == ["oom_kill"]), None)
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _outputs(descriptors: Path) -> tuple[str, ...]:
-    files = []
-    for number in ("1", "2"):
-        try:
-            file = (descriptors / number).readlink()
-        except OSError:
-            continue
-        if file.is_file() and str(file) not in files:
-            files.append(str(file))
-    return tuple(files)
 
 
 def _tail(file: Path) -> str:

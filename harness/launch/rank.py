@@ -1,4 +1,4 @@
-"""What every rank of a worker group runs, whichever launcher started it: registration, connection, trials."""
+"""The steps of every rank of a worker group under any launcher: registration, connection, trials."""
 
 from __future__ import annotations
 

@@ -21,6 +21,11 @@ DIES_S = 0.1
 
 Ask = Callable[[str, Sequence[tuple[str, object]]], list[Any]]
 """Sends a question about each (node id, subject) to the nodes' agents; one answer each, None if none arrives."""
+_LAYOUT = struct.Struct("=q")
+TAKE_S = 1.0
+"""The timeout of one look at the messages; a message ends it."""
+ENDING_S = 0.05
+"""Timeout of a look after the last result, when only the end of the processes is awaited."""
 
 
 class Ending(Enum):
@@ -53,9 +58,8 @@ class Verdict:
 class Watchdog:
     """Observes from outside whether the processes of a group make progress in steps.
 
-    ``limit_s``: the longest time without a step. ``grace_s``: how long the other ranks have after the first failure;
-    None if they are ended by someone else. ``start_s``: how long the first process may take to register; None without
-    such a limit.
+    Timeouts in seconds: ``limit_s`` without a step; ``grace_s`` of the other ranks after the first failure, None if
+    the launcher does not end them; ``start_s`` until the first process registers, None for no timeout.
     """
 
     def __init__(self, ask: Ask, limit_s: float, *, grace_s: float | None = None, start_s: float | None = None) -> None:
@@ -144,9 +148,6 @@ class Watchdog:
         return self._ask_nodes(question, [(p.node_id, about(p)) for p in self._processes.values()])
 
 
-_LAYOUT = struct.Struct("=q")
-
-
 class StepCounter:
     """Counts the steps of one process in a file that is mapped into memory. Use as a context manager."""
 
@@ -180,14 +181,8 @@ def read_counter(path: Path) -> int | None:
         return None
 
 
-TAKE_S = 1.0
-"""The timeout of one look at the messages; a message ends it."""
-ENDING_S = 0.05
-"""The same after the last result, when only the end of the processes is awaited."""
-
-
 class RunningGroup(Protocol):
-    """The processes of a worker group as one launcher started them."""
+    """The processes of a worker group that a launcher has started."""
 
     @property
     def ended(self) -> bool:
@@ -209,7 +204,7 @@ class RunningGroup(Protocol):
 
 @dataclass(frozen=True)
 class GroupEnd:
-    """How a worker group ended: which of its trials finished, which one it was at, and the failures in order."""
+    """How a worker group ended: its finished trials, the current one, and the failures in order."""
 
     verdict: Verdict
     finished: tuple[TrialResult, ...]
@@ -223,9 +218,9 @@ class GroupEnd:
 def supervise(
     group: RunningGroup, watchdog: Watchdog, timer: StartupTimer, last: str
 ) -> Generator[Message, None, GroupEnd]:
-    """Yield the messages of a group whose last trial is ``last``, until it has ended or had to be ended; return how.
+    """Yield the messages of a group, whose last trial is ``last``, until its end; return how it ended.
 
-    Failures and measurements without their explanation are not among them. Closing the generator ends the group.
+    Failures and measurements without their explanation are not yielded. Closing the generator ends the group.
     """
     finished, failures = list[TrialResult](), list[TrialResult]()
     current: str | None = None

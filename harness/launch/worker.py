@@ -23,7 +23,7 @@ from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
 from harness.plan.environment import GroupRank, NodeEnvironment
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
-from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
+from harness.plan.trial import SkipTrial, TrialResult, skipped
 from harness.system import sanitize
 from harness.train.ranks import Ranks
 
@@ -191,7 +191,13 @@ def _link(environments: Sequence[NodeEnvironment]) -> str | None:
 def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResult:
     started_at, start = time.time(), time.perf_counter()
     ranks = context.ranks
-    _check_placement(context.trial, ranks)
+    # the result would have the name of the requested placement
+    got = (ranks.world_size * len(ranks.devices), len(set(ranks.gather(ranks.node_id))))
+    asked = (context.trial.cell.devices, context.trial.cell.nodes)
+    if got != asked:
+        raise RuntimeError(
+            f"placed on {got[0]} devices of {got[1]} nodes, asked for {asked[0]} devices of {asked[1]} nodes"
+        )
 
     def complete(result: TrialResult) -> TrialResult:
         rows = ranks.gather(_rank_row(ranks, context.rank_facts))
@@ -213,16 +219,6 @@ def run_scenario(context: TrialContext) -> TrialResult:
     if trial.trains and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell)):
         raise SkipTrial(reason)
     return SCENARIOS[trial.scenario](context)
-
-
-def _check_placement(trial: Trial, ranks: Ranks) -> None:
-    """Raise RuntimeError if the placement is not the requested one, whose name the result would have."""
-    got = (ranks.world_size * len(ranks.devices), len(set(ranks.gather(ranks.node_id))))
-    asked = (trial.cell.devices, trial.cell.nodes)
-    if got != asked:
-        raise RuntimeError(
-            f"placed on {got[0]} devices of {got[1]} nodes, asked for {asked[0]} devices of {asked[1]} nodes"
-        )
 
 
 def _rank_row(ranks: Ranks, facts: RankFacts) -> RankRow:

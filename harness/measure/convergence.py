@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import Any, TypedDict
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +20,7 @@ from harness.config.sections import Convergence
 from harness.measure.losses import Divergence, StepLosses, earliest, first_in
 from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, epoch_marks, measure_window, synchronize
-from harness.plan.cell import Cell, Options, int_option
+from harness.plan.cell import Cell, int_option
 from harness.plan.rows import WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
@@ -32,14 +32,8 @@ from harness.train.training import Training
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 
-
-class _Loading(TypedDict):
-    """The loader's settings, the same for training and validation."""
-
-    seed: int
-    ranks: Ranks
-    options: Options
-    collate: Collate | None
+COLLECT_STEPS, COLLECT_ALL_STEPS = 50, 1000
+"""Steps between two collections of garbage in an epoch: of the young generations, and of all."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +70,19 @@ class EpochData:
         """Return the batches of one epoch, none of which is loaded before the first is asked for."""
         return self._training_loader.of(self.shares(epoch))
 
-    def validation_batches(self) -> Iterator[tuple[Share, object]]:
-        """Return the rank's shares of the validation set with their batches, each sample exactly once."""
-        return self._once(self.validation)
-
-    def training_batches_once(self) -> Iterator[tuple[Share, object]]:
-        """Return the same of the training set, in its own order."""
-        return self._once(self.train)
-
-    def _once(self, dataset: SizedDataset) -> Iterator[tuple[Share, object]]:
+    def batches_once(self, dataset: SizedDataset) -> Iterator[tuple[Share, object]]:
+        """Return the rank's shares of a data set with their batches, in its own order, each sample exactly once."""
         # a forward pass as large as in training: with accumulation there may be no room for more
         batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
         plan = (len(dataset), batch, self.ranks.rank, self.ranks.world_size)
-        loaded = batches(dataset, evaluation_shares(*plan), **self._loading)
+        loaded = batches(
+            dataset,
+            evaluation_shares(*plan),
+            seed=self.seed,
+            ranks=self.ranks,
+            options=self.cell.loader,
+            collate=self.collate,
+        )
         return zip(evaluation_shares(*plan), loaded, strict=True)
 
     def copier(self) -> Callable[[object], object]:
@@ -97,15 +91,14 @@ class EpochData:
 
     @cached_property
     def _training_loader(self) -> Batches:
-        return Batches(self.train, **self._loading, micro_batches=self.cell.micro_batches)
-
-    @property
-    def _loading(self) -> _Loading:
-        return {"seed": self.seed, "ranks": self.ranks, "options": self.cell.loader, "collate": self.collate}
-
-
-COLLECT_STEPS, COLLECT_ALL_STEPS = 50, 1000
-"""Steps between two collections of garbage in an epoch: of the young generations, and of all."""
+        return Batches(
+            self.train,
+            seed=self.seed,
+            ranks=self.ranks,
+            options=self.cell.loader,
+            collate=self.collate,
+            micro_batches=self.cell.micro_batches,
+        )
 
 
 @dataclass
@@ -118,11 +111,6 @@ class TrainingClock:
     train_s: float = 0.0
     spent: dict[str, float] = field(default_factory=lambda: {"epochs": 0.0, "evaluation": 0.0, "checkpoints": 0.0})
     window: WindowRow | None = None
-
-    def add_epoch(self, epoch_s: float) -> None:
-        """Count an epoch, as long as its slowest rank took."""
-        self.train_s += epoch_s
-        self.spent["epochs"] += epoch_s
 
     def add_window(self, rank: int, window: Window, weight: float) -> None:
         """Add one epoch of this rank to the sums."""
@@ -153,12 +141,12 @@ class Evaluator:
 
         Each sample counts exactly once. All ranks call this together.
         """
-        means = self._means(self._data.validation_batches(), advance)
+        means = self._means(self._data.batches_once(self._data.validation), advance)
         return {f"val_{name}": value for name, value in {**self._training.derived(means), **means}.items()}
 
     def evaluate_training(self, advance: Callable[[], None]) -> dict[str, float]:
-        """Return the same of the training set, but for the loss, which is a mean over the steps of the epoch."""
-        means = self._means(self._data.training_batches_once(), advance)
+        """Return the means over the training set, without the loss, which is a mean over the steps of the epoch."""
+        means = self._means(self._data.batches_once(self._data.train), advance)
         values = {**self._training.derived(means), **means}
         return {f"train_{name}": value for name, value in values.items() if name != "loss"}
 
@@ -168,21 +156,16 @@ class Evaluator:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
         model.eval()
-        totals = self._totals(batches, advance)
-        model.train()
-        sums = self._ranks.sum([value for entry in totals.values() for value in entry])
-        return {name: sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
-
-    def _totals(self, batches: Iterable[tuple[Share, object]], advance: Callable[[], None]) -> dict[str, list[float]]:
-        """Return this rank's sum and weight of the loss and of each metric."""
-        totals: dict[str, list[float]] = {}
+        totals: dict[str, list[float]] = {}  # this rank's sum and weight of the loss and of each metric
         for share, batch in batches:
             for name, (total, weight) in self._training.evaluate(self._copy(batch), share).items():
                 entry = totals.setdefault(name, [0.0, 0.0])
                 entry[0] += total
                 entry[1] += weight
             advance()
-        return totals
+        model.train()
+        sums = self._ranks.sum([value for entry in totals.values() for value in entry])
+        return {name: sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
 
 
 def _collecting(advance: Callable[[], None]) -> Callable[[], None]:
@@ -293,22 +276,20 @@ class Epochs:
     def _mean_loss(self, window: Window, epoch: int) -> float:
         """Count the epoch on the clock, note its steps and whether it diverged; return its mean loss over all ranks."""
         steps_before = (epoch - 1) * self.data.steps
-        own = self._totals(window, steps_before)
+        means = [loss / max(weight, 1.0) for loss, weight in zip(window.losses, window.weights, strict=True)]
+        diverged = first_in(means, self.ranks.rank, steps_before)
+        if diverged is None and not self.training.finite([]):
+            diverged = Divergence(self.ranks.rank)
+        own = _EpochTotals(window.duration_s, window.losses, window.weights, diverged)
         self.clock.add_window(self.ranks.rank, window, sum(own.weights))
         totals = self.ranks.gather(own)
-        self.clock.add_epoch(max(each.duration_s for each in totals))
+        epoch_s = max(each.duration_s for each in totals)  # that of the slowest rank
+        self.clock.train_s += epoch_s
+        self.clock.spent["epochs"] += epoch_s
         self.diverged = earliest(each.diverged for each in totals)
         losses, weights = [each.losses for each in totals], [each.weights for each in totals]
         self.steps.add(epoch, steps_before, losses, weights, list(map(float, self._rates)))
         return sum(map(sum, losses)) / sum(map(sum, weights))
-
-    def _totals(self, window: Window, steps_before: int) -> _EpochTotals:
-        means = [loss / max(weight, 1.0) for loss, weight in zip(window.losses, window.weights, strict=True)]
-        rank = self.ranks.rank
-        diverged = first_in(means, rank, steps_before)
-        if diverged is None and not self.training.finite([]):
-            diverged = Divergence(rank)
-        return _EpochTotals(window.duration_s, window.losses, window.weights, diverged)
 
     def _save(self, epoch: int, *, last: bool) -> None:
         """Save a checkpoint. The order of the data follows from the seed and the epoch: the sampler's state."""
@@ -326,7 +307,7 @@ class Epochs:
             return
         self.rows, self.resumed_epoch = kept["rows"], kept["sampler"]["epoch"]
         self.clock.train_s = self.rows[-1]["train_s"]
-        self.steps.restore(kept.get("steps", {}))
+        self.steps.columns = kept["steps"]
         if schedule:
             fast_forward(schedule, kept["schedule"]["steps"])
 

@@ -26,6 +26,13 @@ from harness.system import sanitize
 INTERNET = (socket.AF_INET, socket.AF_INET6)
 SHARED_MEMORY = "/dev/shm"
 LIMITS = {"open files": resource.RLIMIT_NOFILE, "locked memory": resource.RLIMIT_MEMLOCK}
+PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
+VARIABLES = (
+    *("OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_"),
+    *("TORCHINDUCTOR_", "CUBLAS", "CUDNN_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING"),
+    *("CUDA_MODULE_LOADING", "NVIDIA_TF32_OVERRIDE"),
+)
+"""Prefixes of the variables that set threads, collectives and devices; no other variable is read."""
 
 
 def interfaces() -> list[Interface]:
@@ -68,19 +75,11 @@ def limits() -> dict[str, int | None]:
     return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
 
 
-PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
-VARIABLES = (
-    *("OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_"),
-    *("TORCHINDUCTOR_", "CUBLAS", "CUDNN_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING"),
-    *("CUDA_MODULE_LOADING", "NVIDIA_TF32_OVERRIDE"),
-)
-"""Prefixes of the variables that set threads, collectives and devices; no other variable is read."""
-
-
 def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEnvironment:
     """Return the environment of this process as plain values."""
     cuda = devices[0].type == "cuda"
     joined = topology.capture_topology() if cuda else None
+    iommu = Path("/sys/class/iommu")
     return {
         "node_id": node_id,
         "host": platform.node(),
@@ -97,7 +96,7 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "driver": joined and joined["driver"],
         "topology": joined,
-        "iommu": _iommu(),
+        "iommu": any(iommu.iterdir()) if iommu.is_dir() else None,
         "numa": numa_nodes(),
         "threads": torch.get_num_threads(),
         "niceness": os.nice(0),
@@ -107,12 +106,6 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "limits": limits(),
         "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
-
-
-def _iommu() -> bool | None:
-    """Return whether the kernel uses an IOMMU; None if that is not known."""
-    known = Path("/sys/class/iommu")
-    return any(known.iterdir()) if known.is_dir() else None
 
 
 def describe_device(device: torch.device) -> DeviceFacts:

@@ -1,4 +1,4 @@
-"""What an equivalence check compares: a gradient, and updates from the same start on the same batches, as sketches."""
+"""Sketches for equivalence checks: of a gradient, and of updates from the same start on the same batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sketches:
-    """What is compared, over all parameters: each quantity by its name in the table checks, as a sketch.
+    """The compared quantities over all parameters, as sketches, by their names in the table checks.
 
     gradient: of the first global batch, before clipping; missing under a strategy of the user's own, which may reduce
     gradients in its optimizer. first_update: one optimizer step at the recipe's learning rate. scaled_update: STEPS
@@ -237,7 +237,10 @@ def take_steps(check: Check, steps: int, factor: float = 1.0) -> Steps:
 
     def mark(point: Phase) -> None:
         if steps == 1 and point == BACKWARD and not check.cell.own_traits:  # before it is clipped
-            gradient.extend(_gradient(training, keep=keep))
+            scale = training.loss_scale()
+            parameters = training.model.parameters()
+            whole = _flat((torch.zeros_like(p) if p.grad is None else p.grad for p in parameters), keep=keep)
+            gradient.extend([part.div_(scale.scale) for part in whole] if scale else whole)
 
     drew = False
     for share, batch in check.parts[:steps]:
@@ -266,17 +269,17 @@ def _generators() -> str:
     return value_digest([torch.get_rng_state(), *cuda, np.random.get_state(), hash(random.getstate())])
 
 
-def fold(vectors: Sequence[Sequence[Tensor]], buckets: int = BUCKETS) -> list[list[float]]:
+def fold(vectors: Sequence[Sequence[Tensor]]) -> list[list[float]]:
     """Return a count sketch of each vector (Charikar et al. 2002), given in parts: every number is added, with a
-    random sign, to one of ``buckets``. All vectors have the same parts.
+    random sign, to one of BUCKETS. All vectors have the same parts.
 
     Linear, so that the norm of two sketches' difference estimates that of the difference. Bucket and sign depend
     on the position alone.
     """
-    totals = [torch.zeros(buckets, dtype=torch.float64) for _ in vectors]
+    totals = [torch.zeros(BUCKETS, dtype=torch.float64) for _ in vectors]
     generator = torch.Generator().manual_seed(20020708)
     for parts in zip(*vectors, strict=True):
-        bucket = torch.randint(buckets, (parts[0].numel(),), generator=generator)
+        bucket = torch.randint(BUCKETS, (parts[0].numel(),), generator=generator)
         sign = torch.randint(0, 2, (parts[0].numel(),), generator=generator, dtype=torch.float64) * 2 - 1
         for total, part in zip(totals, parts, strict=True):
             total.index_add_(0, bucket, part.double() * sign)
@@ -286,14 +289,6 @@ def fold(vectors: Sequence[Sequence[Tensor]], buckets: int = BUCKETS) -> list[li
 def norm(vector: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of a vector given in parts."""
     return math.sqrt(sum(float(part.double().square().sum()) for part in vector))
-
-
-def _gradient(training: Training, *, keep: bool) -> list[Tensor]:
-    """Return the gradient of a step before it is clipped, zero where a parameter has none."""
-    scale = training.loss_scale()
-    parameters = training.model.parameters()
-    whole = _flat((torch.zeros_like(p) if p.grad is None else p.grad for p in parameters), keep=keep)
-    return [part.div_(scale.scale) for part in whole] if scale else whole
 
 
 def _flat(tensors: Iterable[Tensor], *, keep: bool) -> list[Tensor]:

@@ -67,16 +67,13 @@ class Recorder:
 
         def mark(phase: Phase) -> None:
             if phase is CLEARED:
-                self._begin()
+                self._began = _recorded_event() if self._device.type == "cuda" else time.perf_counter()
             elif phase is BACKWARD:
                 ends.append(self._elapsed())
 
         stepper.step(mark)
         synchronize([self._device])
         return [(point, seconds()) for point, seconds in self._points], ends[0]()
-
-    def _begin(self) -> None:
-        self._began = _recorded_event() if self._device.type == "cuda" else time.perf_counter()
 
     def _elapsed(self) -> Callable[[], float]:
         """Return a function that reads the seconds from the start of the step to now, once the device is done."""

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,11 @@ ROUNDS = 2
 LEAST_STEPS = 5
 
 Loss = Callable[[nn.Module, object], Tensor]
+STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
+TOO_LARGE = "no steps without exchange: a device has no memory for the whole model beside its shards"
+BYTES_OF_PARAMETER = 4
+FLOPS_SAMPLES = 2
+PROBE_S = 0.1
 
 
 def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_counter) -> TrialFacts:
@@ -105,13 +110,6 @@ def _backward(losses: Sequence[Tensor]) -> None:
     torch.stack([loss.to(first) for loss in losses]).sum().backward()
 
 
-STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
-TOO_LARGE = "no steps without exchange: a device has no memory for the whole model beside its shards"
-BYTES_OF_PARAMETER = 4
-FLOPS_SAMPLES = 2
-PROBE_S = 0.1
-
-
 @dataclass(frozen=True)
 class Explanation:
     """Further windows of one rank, columns that the trial's row gains, and the exchanges of a step.
@@ -177,14 +175,6 @@ def _whole_model_fits(stepper: Stepper) -> bool:
     return ranks.sum([float(needed < free)]) == [ranks.world_size]
 
 
-def _peak(device: torch.device, precision: str) -> float | None:
-    """Return the measured peak in FLOP/s; None if there is no memory for the probe."""
-    try:
-        return measured_peak(device, precision, seconds=PROBE_S)
-    except (RuntimeError, MemoryError):  # torch.OutOfMemoryError is a RuntimeError
-        return None
-
-
 def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Hashable, Any]) -> TrialFacts:
     """Return the model's FLOPs and the device's peak, each measured once a process for a model and a precision.
 
@@ -197,7 +187,9 @@ def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Ha
         cache[model] = count_flops(workload, batch, device, without_memory=cell.traits.shards_parameters)
     peak = ("peak", cell.precision)
     if peak not in cache and stepper.ranks.first:
-        cache[peak] = _peak(device, cell.precision)
+        cache[peak] = None
+        with suppress(RuntimeError, MemoryError):  # no memory for the probe: torch.OutOfMemoryError is a RuntimeError
+            cache[peak] = measured_peak(device, cell.precision, seconds=PROBE_S)
     return {
         "flops_per_unit": cache[model].per_unit,
         "flops_reason": cache[model].reason,

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from harness.errors import nearest
 from harness.measure.window import Clock, synchronize
-from harness.train.model import build_model, too_large
+from harness.train.model import build_model, faked, too_large
 from harness.train.workloads import Workload
 
 Formula = Callable[..., int]
@@ -39,6 +39,15 @@ _ON_CPU: Mapping[object, Formula] = {  # torch 2.11 lacks these; the arguments a
         _ATEN._scaled_dot_product_flash_attention_backward
     ],
 }
+Matrices = tuple[Tensor, Tensor, Tensor]
+"""Two square factors and the output of their product."""
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CUDA_ROWS = {"fp32": 4096, "tf32": 8192, "bf16": 8192, "fp16": 8192}
+"""A product takes a few ms: with a shorter one the launch overhead would show."""
+FEWEST_ROWS, MOST_ROWS, LONG_S = 256, 4096, 0.005
+"""On a CPU the first is doubled until a product takes ``LONG_S`` or has the second."""
+WARMUP, LEAST = 3, 5
+"""Products before the first that counts, and the fewest that count."""
 
 
 @dataclass(frozen=True)
@@ -76,28 +85,10 @@ def first_samples(batch: object, count: int) -> object:
     return _cut(batch, count) if len(lengths) == 1 and () not in lengths else batch
 
 
-def _build_without_memory(workload: Workload, device: torch.device) -> nn.Module:
-    """Return the model on fake tensors. An operator that meets one computes shapes alone; others run as usual."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = workload.build_model()
-        moved: dict[Tensor, Tensor] = {}  # tied parameters stay tied
-        for module in model.modules():
-            holders: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for held in holders:
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        held[name] = moved.setdefault(tensor, _empty_like(tensor, device))
-        return model
-
-
-def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
-    empty = torch.empty_like(tensor, device=device)  # Module.to() cannot exchange a tensor without memory
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-
-
 def _count(workload: Workload, batch: object, device: torch.device, without_memory: bool) -> Flops:
     if without_memory:
-        model = _build_without_memory(workload, device)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # operators on fake tensors compute shapes alone
+            model = faked(workload.build_model(), mode, device)
     else:
         model = build_model(workload)
         if reason := too_large(model, device):
@@ -238,18 +229,6 @@ def _cut(batch: object, count: int) -> object:
     return batch
 
 
-Matrices = tuple[Tensor, Tensor, Tensor]
-"""Two square factors and the output of their product."""
-
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CUDA_ROWS = {"fp32": 4096, "tf32": 8192, "bf16": 8192, "fp16": 8192}
-"""A product takes a few ms: with a shorter one the launch overhead would show."""
-FEWEST_ROWS, MOST_ROWS, LONG_S = 256, 4096, 0.005
-"""On a CPU the first is doubled until a product takes ``LONG_S`` or has the second."""
-WARMUP, LEAST = 3, 5
-"""Products before the first that counts, and the fewest that count."""
-
-
 def measured_peak(
     device: torch.device, precision: str, *, seconds: float = 0.2, clock: Clock = time.perf_counter
 ) -> float:
@@ -262,26 +241,21 @@ def measured_peak(
         raise ValueError(f"precision: got {precision!r}; {nearest(precision, DTYPES)}")
     try:
         with torch.inference_mode(), _float32_products("high" if precision == "tf32" else "highest"):
-            rows, shortest_s = _shortest(device, precision, seconds, clock)
+            if device.type == "cuda":
+                matrices = _matrices(CUDA_ROWS[precision], precision, device)
+            else:
+                matrices = _long_enough(precision, device, clock)
+            for _ in range(WARMUP):
+                _product_s(matrices, device, clock)
+            times: list[float] = []
+            began = clock()
+            while len(times) < LEAST or clock() - began < seconds:
+                times.append(_product_s(matrices, device, clock))
+            rows, shortest_s = len(matrices[0]), min(times)
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return 2.0 * rows**3 / shortest_s
-
-
-def _shortest(device: torch.device, precision: str, seconds: float, clock: Clock) -> tuple[int, float]:
-    """Return the rows of the matrices, and the seconds of their fastest product."""
-    if device.type == "cuda":
-        matrices = _matrices(CUDA_ROWS[precision], precision, device)
-    else:
-        matrices = _long_enough(precision, device, clock)
-    for _ in range(WARMUP):
-        _product_s(matrices, device, clock)
-    times: list[float] = []
-    began = clock()
-    while len(times) < LEAST or clock() - began < seconds:
-        times.append(_product_s(matrices, device, clock))
-    return len(matrices[0]), min(times)
 
 
 def _long_enough(precision: str, device: torch.device, clock: Clock) -> Matrices:

@@ -30,6 +30,16 @@ FLOAT_BYTES = 4
 # the names of these collectives since torch 2.14, where the earlier ones warn, and before
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+SMALLEST_BYTES, LARGEST_BYTES = 2**10, 2**30
+MEMORY_PARTS = 8
+"""A size needs at most this part of the free memory; on a CPU, of each rank's share of it."""
+REPETITIONS = 5
+"""Timed repetitions of each size, after one call that is not timed."""
+REPETITION_S, MOST_CALLS = 0.001, 20
+"""A repetition makes calls for about this time, at most this many, back to back, as nccl-tests does."""
+FIRST_CONTACT = 0.25
+"""The part of the time in which every pair must have exchanged its first message; pairs beyond are left out."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,18 +80,13 @@ class Device:
 
 def operations_of(ranks: Ranks) -> list[list[Operation]]:
     """Return the operations by kind: copies between the devices of one process, or collectives and pairs of ranks."""
-    devices = _every_device(ranks)
+    topology = capture_topology() if ranks.devices[0].type == "cuda" else None
+    own = [Device(ranks.node_id, describe_device(device)["uuid"], topology) for device in ranks.devices]
+    devices = [device for devices in ranks.gather(own) for device in devices]
     if ranks.world_size == 1:
         return [copies(ranks.devices, devices)]
     backend = backend_of(ranks.devices[0].type)
     return [*collectives(ranks, backend, devices), pairs(ranks, backend, devices)]
-
-
-def _every_device(ranks: Ranks) -> list[Device]:
-    """Return the devices of all ranks, in the order of the ranks."""
-    topology = capture_topology() if ranks.devices[0].type == "cuda" else None
-    own = [Device(ranks.node_id, describe_device(device)["uuid"], topology) for device in ranks.devices]
-    return [device for devices in ranks.gather(own) for device in devices]
 
 
 def backend_of(device_type: str) -> str:
@@ -203,19 +208,6 @@ def _link(one: Device, other: Device) -> str | None:
         return None
     links = links_between(one.topology, (one.uuid, other.uuid))
     return links[0] if links else None
-
-
-SMALLEST_BYTES, LARGEST_BYTES = 2**10, 2**30
-MEMORY_PARTS = 8
-"""A size needs at most this part of the free memory; on a CPU, of each rank's share of it."""
-REPETITIONS = 5
-"""Timed repetitions of each size, after one call that is not timed."""
-REPETITION_S, MOST_CALLS = 0.001, 20
-"""A repetition makes calls for about this time, at most this many, back to back, as nccl-tests does."""
-FIRST_CONTACT = 0.25
-"""The part of the time in which every pair must have exchanged its first message; pairs beyond are left out."""
-
-T = TypeVar("T")
 
 
 class NotMeasuredError(Exception):

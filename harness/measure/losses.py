@@ -16,6 +16,14 @@ from harness.train.precision import LossScale
 
 KEPT = 5
 """Number of finite losses that are reported."""
+UNSKIPPED = 20
+"""Updates in a row without a skip that end the warm-up of fp16."""
+MOST_STEPS = 200
+"""Warm-up steps after which the training counts as diverged if updates are still skipped."""
+MOST_RECORDED = 10_000
+"""The most steps of a training that are kept: of longer ones every second, third ... is."""
+Kept = dict[str, list[float]]
+"""The columns epoch, step (both from 1), loss and learning_rate."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,8 @@ def first_in(losses: npt.ArrayLike, rank: int, steps_before: int = 0) -> Diverge
     if not bad.size:
         return None
     place = int(bad[0])
-    return Divergence(
-        rank, steps_before + place + 1, float(seen[place]), tuple(seen[max(0, place - KEPT) : place].tolist())
-    )
+    before = tuple(seen[max(0, place - KEPT) : place].tolist())
+    return Divergence(rank, steps_before + place + 1, float(seen[place]), before)
 
 
 def earliest(found: Iterable[Divergence | None]) -> Divergence | None:
@@ -59,12 +66,6 @@ def outcome_columns(divergence: Divergence | None, facts: Mapping[str, Any]) -> 
     before = "".join(f"\nstep {step - len(divergence.before) + i}: {x:g}" for i, x in enumerate(divergence.before))
     detail = f"{reason}\n\nThe last finite losses of that rank (mean over its part of the batch):{before or ' none'}"
     return {"outcome": "diverged", "reason": reason, "error_rank": rank, "detail": detail, "facts": facts}
-
-
-UNSKIPPED = 20
-"""Updates in a row without a skip that end the warm-up of fp16."""
-MOST_STEPS = 200
-"""Warm-up steps after which the training counts as diverged if updates are still skipped."""
 
 
 class ScaleDiverged(Exception):
@@ -97,12 +98,6 @@ def scale_columns(before: LossScale | None, after: LossScale | None, steps: int)
     return {"loss_scale": after.scale, "skipped_updates": after.skipped_since(before, steps)}
 
 
-MOST_RECORDED = 10_000
-"""The most steps of a training that are kept: of longer ones every second, third ... is."""
-Kept = dict[str, list[float]]
-"""The columns epoch, step (both from 1), loss and learning_rate."""
-
-
 class StepLosses:
     """The losses of a training's steps, over all ranks, alike on every rank. ``columns`` grows with each epoch.
 
@@ -128,8 +123,3 @@ class StepLosses:
                 row = {"epoch": epoch, "step": step, "loss": sum(sums) / max(sum(counts), 1.0), "learning_rate": rate}
                 for name, value in row.items():
                     self.columns[name].append(value)
-
-    def restore(self, kept: Mapping[str, Sequence[float]]) -> None:
-        """Restore the steps of a checkpoint; those of earlier versions hold none."""
-        for name, values in self.columns.items():
-            values[:] = kept.get(name, [])

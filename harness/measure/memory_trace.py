@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -24,53 +26,30 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from harness.measure.memory import of_model
 from harness.plan.cell import Cell
 from harness.plan.comparison import single_device_cell
-from harness.plan.rows import Examination, ModelBytes, TracedPeak
+from harness.plan.rows import Examination, TracedPeak
 from harness.train import workloads
 from harness.train.loader import Batches, Share, endless_shares
+from harness.train.model import faked
 from harness.train.optimizers import find_class
 from harness.train.precision import Precision
 from harness.train.ranks import Ranks
-from harness.train.strategies.base import Single, Strategy, WrapContext, default_units
+from harness.train.strategies.base import Single, WrapContext, default_units
 from harness.train.strategies.fsdp import Fsdp
 from harness.train.training import Training
 from harness.train.workloads import SizedDataset, Workload, collate_of
 
 if TYPE_CHECKING:
+    from torch.distributed._tools.mem_tracker import MemTracker
     from torch.distributed.device_mesh import DeviceMesh
 
 TOTAL = "Total"
 """The key of a snapshot's sum; the other keys are kinds of tensors."""
 GRADIENTS = ("Gradient", "Sharded Grad", "Unsharded Grad")
-
-
-class FakeMode(Protocol):
-    """A mode in which operators compute shapes, not values; tensors that it makes hold no memory."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *error: Any) -> object: ...
-
-    def from_tensor(self, tensor: Tensor) -> Tensor: ...
-
-
-class Tracker(Protocol):
-    """torch's MemTracker as far as it is used here."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *error: Any) -> object: ...
-
-    def get_tracker_snapshot(self) -> Mapping[torch.device, Mapping[str, int]]: ...
-
-    def track_external(self, *external: Any) -> None: ...
-
-
-def fake_mode() -> FakeMode:
-    """Return a new fake mode; real tensors that operators meet are taken as fake ones."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode: FakeMode = FakeTensorMode(allow_non_fake_inputs=True)
-    return mode
+FIRST_BATCHES = 8
+"""Batches of which the largest is traced if the workload collates them itself, as to pad sequences."""
+SEED = 0
+VALUES_READ = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
+"""The errors of fake tensors whose values, or shapes that depend on values, are asked for."""
 
 
 @contextmanager
@@ -85,7 +64,7 @@ def fake_group(size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def tracker_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, sharded: bool) -> Tracker:
+def tracker_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, sharded: bool) -> MemTracker:
     """Return a tracker that knows the model and the optimizer; ``sharded``: by fully_shard."""
     if sharded:
         from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
@@ -98,7 +77,7 @@ def tracker_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, sharded: b
     return tracker
 
 
-def track_batch(tracker: Tracker, batch: object) -> None:
+def track_batch(tracker: MemTracker, batch: object) -> None:
     """Add the tensors of a batch to those that the tracker knows, until they are deleted."""
     if (track_inputs := getattr(tracker, "track_inputs", None)) is not None:
         track_inputs((batch,))
@@ -121,37 +100,6 @@ class AfterEachOperator(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._look()
         return result
-
-
-def faked(model: nn.Module, mode: FakeMode) -> nn.Module:
-    """Replace parameters and buffers by fake ones of the same shapes on the CPU, shared ones by shared ones."""
-    new: dict[int, Tensor] = {}
-
-    def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in new:
-            with mode:
-                made = torch.empty_like(tensor, device="cpu")
-            trains = tensor.requires_grad
-            new[id(tensor)] = nn.Parameter(made, trains) if isinstance(tensor, nn.Parameter) else made
-        return new[id(tensor)]
-
-    for module in model.modules():
-        for kept in (module._parameters, module._buffers):
-            tensors: dict[str, Any] = kept
-            tensors.update({name: fake(tensor) for name, tensor in tensors.items() if tensor is not None})
-    return model
-
-
-def faked_batch(batch: object, mode: FakeMode) -> object:
-    """Return the batch with fake tensors."""
-    return tree_map_only(Tensor, mode.from_tensor, batch)
-
-
-FIRST_BATCHES = 8
-"""Batches of which the largest is traced if the workload collates them itself, as to pad sequences."""
-SEED = 0
-VALUES_READ = ("DataDependentOutputException", "GuardOnDataDependentSymNode", "DynamicOutputShapeException")
-"""The errors of fake tensors whose values, or shapes that depend on values, are asked for."""
 
 
 class Unmoved(Single):
@@ -217,7 +165,9 @@ class Load:
     @property
     def bytes(self) -> int:
         """The size of its tensors."""
-        return sum(leaf.untyped_storage().nbytes() for leaf in tree_leaves(self.micro_batches) if _is_tensor(leaf))
+        return sum(
+            leaf.untyped_storage().nbytes() for leaf in tree_leaves(self.micro_batches) if isinstance(leaf, Tensor)
+        )
 
 
 def largest_load(cell: Cell, workload: Workload, data: SizedDataset) -> Load:
@@ -247,7 +197,9 @@ def examine(cell: Cell) -> Examination:
         return {**found, "reason": reason_of(error)}
     found["process_bytes"] = psutil.Process().memory_info().rss
     for device in ("meta", "cpu"):
-        if device == "cpu" and not _fits_on_host(found["sizes"]):
+        sizes = found["sizes"]
+        needed = sizes["parameter_bytes"] + sizes["buffer_bytes"] if sizes else 0
+        if device == "cpu" and needed and needed >= psutil.virtual_memory().available / 2:
             break
         reasons: list[str] = []
         for examined in dict.fromkeys((cell, single_device_cell(cell))):
@@ -277,10 +229,6 @@ def _built(workload: Workload, device: str) -> nn.Module:
         return workload.build_model()
 
 
-def _fits_on_host(sizes: ModelBytes | None) -> bool:
-    return sizes is None or sizes["parameter_bytes"] + sizes["buffer_bytes"] < psutil.virtual_memory().available / 2
-
-
 def trace(cell: Cell, workload: Workload, model: nn.Module, load: Load) -> TracedPeak:
     """Return the peak of the second step, when the optimizer has its state.
 
@@ -288,19 +236,16 @@ def trace(cell: Cell, workload: Workload, model: nn.Module, load: Load) -> Trace
     device; its parameters and buffers are replaced. Raises whatever the workload raises on fake tensors.
     """
     sharded = cell.traits.shards_parameters
-    mode = fake_mode()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_group(cell.devices) if sharded else nullcontext():
-        strategy = _over_mesh(cell) if sharded else Unmoved()
+        ranks = _first_rank(cell)
+        precision = Precision(cell.precision, ranks.devices[0].type)
+        context = WrapContext(ranks.devices, cell.strategy_options, default_units, precision, cell.nodes)
+        strategy = WithMesh(Fsdp().mesh(context)) if sharded else Unmoved()
         with mode:
-            built = Built(workload, faked(model, mode))
-            training = Training(_with_defaults_of_device(cell), built, SEED, _first_rank(cell), strategy)
-            return _peak(training, load, lambda batch: faked_batch(batch, mode), sharded=sharded)
-
-
-def _over_mesh(cell: Cell) -> Strategy:
-    devices = _first_rank(cell).devices
-    precision = Precision(cell.precision, devices[0].type)
-    return WithMesh(Fsdp().mesh(WrapContext(devices, cell.strategy_options, default_units, precision, cell.nodes)))
+            built = Built(workload, faked(model, mode, torch.device("cpu")))
+            training = Training(_with_defaults_of_device(cell), built, SEED, ranks, strategy)
+            return _peak(training, load, partial(tree_map_only, Tensor, mode.from_tensor), sharded=sharded)
 
 
 def _peak(training: Training, load: Load, fake: Callable[[object], object], *, sharded: bool) -> TracedPeak:
@@ -342,7 +287,3 @@ def _with_defaults_of_device(cell: Cell) -> Cell:
 
 def _first_rank(cell: Cell) -> Ranks:
     return Ranks(0, cell.devices, 0, 0, "", "", (torch.device("cpu"),))
-
-
-def _is_tensor(leaf: object) -> bool:
-    return isinstance(leaf, Tensor)

@@ -23,6 +23,12 @@ Intervals = list[Span]
 """Disjoint stretches of time in order, each with its start and end in ns."""
 MEMORY = ("Memcpy", "Memset")
 """The names of what a GPU does without a kernel begin with these; a copy computes nothing."""
+FIRST_STEPS, PROFILED_STEPS = 3, 5
+"""Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
+NO_KERNELS = "the profile has no kernel of a GPU: CUPTI is not permitted or not there, so collectives are not known"
+ROUNDS = 2
+LEAST_STEPS = 5
+LOGGED_STEPS = 5
 
 
 class Event(NamedTuple):
@@ -173,7 +179,7 @@ def _of_nccl(there: Sequence[Event], part: ProfiledPart) -> list[Event]:
 
 
 def _calls(host: Sequence[Event], part: ProfiledPart) -> list[Event]:
-    """Return the calls of the part's names on the host: those of gloo, those that wait for it, and ranges of FSDP."""
+    """Return the host's calls with the part's names: calls of gloo, waits for it, and ranges of FSDP."""
     return [event for event in host if event.name.partition(" (")[0] in part.events]
 
 
@@ -197,11 +203,6 @@ def _seconds(intervals: Intervals) -> float:
     return sum(end - start for start, end in intervals) / 1e9
 
 
-FIRST_STEPS, PROFILED_STEPS = 3, 5
-"""Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
-NO_KERNELS = "the profile has no kernel of a GPU: CUPTI is not permitted or not there, so collectives are not known"
-
-
 def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, Any]:
     """Return seconds a step of each collective, total and exposed, from a few profiled steps; None if not seen.
 
@@ -213,7 +214,11 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, A
     events = _profiled(stepper)
     by_rank = stepper.ranks.gather(collective_times(events, traits.profiled_parts, device))
     waiting = [part.column for part in traits.profiled_parts if part.waits]
-    least = min(by_rank, key=lambda times: _exposed_s([times[column] for column in waiting]))
+
+    def exposed_s(times: Mapping[str, CollectiveTime | None]) -> float:
+        return sum(time.exposed_s for column in waiting if (time := times[column])) or float("inf")
+
+    least = min(by_rank, key=exposed_s)
     facts: dict[str, Any] = {}
     for part in traits.profiled_parts:
         time = least[part.column]
@@ -233,15 +238,6 @@ def _profiled(stepper: Stepper) -> list[Event]:
             stepper.step()
         synchronize(devices)
     return events_of(profiler)
-
-
-def _exposed_s(times: Sequence[CollectiveTime | None]) -> float:
-    return sum(time.exposed_s for time in times if time) or float("inf")
-
-
-ROUNDS = 2
-LEAST_STEPS = 5
-LOGGED_STEPS = 5
 
 
 def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[TimedWindow]:

@@ -20,7 +20,6 @@ from harness.measure.losses import Divergence, ScaleDiverged, earliest, first_in
 from harness.measure.profiles import measure_collectives
 from harness.measure.stepper import (
     Stepper,
-    TimedWindow,
     columns_of,
     joined,
     of_all_ranks,
@@ -120,10 +119,20 @@ def throughput(context: TrialContext) -> TrialResult:
     stepper = _stepper(context, setup)
     try:
         speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribe)
-    except ScaleDiverged as error:
-        return _unscaled(context, setup, str(error), stepper.spent_s)
+    except ScaleDiverged as error:  # the warm-up in fp16 found no loss scale
+        context.rank_facts |= setup.of_rank(context)
+        return TrialResult(
+            context.trial.id,
+            "diverged",
+            str(error),
+            unit=setup.workload.unit,
+            parameters=setup.training.parameters,
+            steps_s=stepper.spent_s,
+            facts=setup.training.facts,
+        )
     context.rank_facts |= {**setup.of_rank(context), **speed.load}
-    context.parts |= _seconds_by_part(speed.windows)
+    for part, kind in {"warmup": "warmup", "windows": "timed", "phases": "phases"}.items():
+        context.parts[part] = sum(each.window.duration_s for each in speed.windows if each.kind == kind)
     measured = _measured(context, setup, speed, stepper.spent_s)
     if not settings.explain:
         return replace(measured, facts={**measured.facts, "flops_reason": "throughput.explain is off"})
@@ -196,27 +205,6 @@ def is_device_error(error: Exception) -> bool:
     return isinstance(error, torch.AcceleratorError) or named
 
 
-def _seconds_by_part(windows: Sequence[TimedWindow]) -> dict[str, float]:
-    """Return the seconds of each part of a trial that consists of windows of one kind."""
-    kinds = {"warmup": "warmup", "windows": "timed", "phases": "phases"}
-    return {part: sum(w.window.duration_s for w in windows if w.kind == kind) for part, kind in kinds.items()}
-
-
-def _unscaled(context: TrialContext, setup: Setup, reason: str, steps_s: float) -> TrialResult:
-    """Return the result of a training in fp16 whose warm-up found no loss scale."""
-    context.rank_facts |= setup.of_rank(context)
-    training = setup.training
-    return TrialResult(
-        context.trial.id,
-        "diverged",
-        reason,
-        unit=setup.workload.unit,
-        parameters=training.parameters,
-        steps_s=steps_s,
-        facts=training.facts,
-    )
-
-
 def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement, steps_s: float) -> TrialResult:
     """Assemble the result of all ranks' windows and steps, without their explanation."""
     ranks, training = context.ranks, setup.training
@@ -240,7 +228,10 @@ def convergence(context: TrialContext) -> TrialResult:
     assert settings
     trial, ranks = context.trial, context.ranks
     setup = _build(context)
-    checkpoints = _checkpoints(context, setup)
+    checkpoints, files = None, context.experiment.checkpoint
+    if files and files.folder is not None:
+        folder, trained = Path(files.folder) / trial.id, trained_facts(trial.cell, trial.seed)
+        checkpoints = CheckpointManager(folder, files.every, setup.training, ranks, trained)
     data = EpochData(trial.cell, trial.seed, ranks, *setup.datasets, workloads.collate_of(setup.workload))
     epochs = Epochs(setup.training, data, checkpoints)
     epochs.run(settings, context.advance)
@@ -258,16 +249,6 @@ def convergence(context: TrialContext) -> TrialResult:
         epochs=columns_of(epochs.rows),
         training_steps=epochs.steps.columns,
     )
-
-
-def _checkpoints(context: TrialContext, setup: Setup) -> CheckpointManager | None:
-    """Return the manager of the trial's checkpoints, in a folder of its own; None if none are asked for."""
-    settings = context.experiment.checkpoint
-    if settings is None or settings.folder is None:
-        return None
-    trained = trained_facts(context.trial.cell, context.trial.seed)
-    folder = Path(settings.folder) / context.trial.id
-    return CheckpointManager(folder, settings.every, setup.training, context.ranks, trained)
 
 
 def equivalence(context: TrialContext) -> TrialResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,19 @@ from harness.measure.window import Window, marks_for, measure_window, synchroniz
 from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Share, batches, endless_shares, part_of, resident_batch
+from harness.train.loader import Share, batches, endless_shares, part_of
 from harness.train.phases import Mark
 from harness.train.ranks import Ranks
 from harness.train.training import Training, no_mark
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
+
+StepColumns = dict[str, npt.NDArray[Any]]
+WINDOW_KEYS = ("rank", "window", "window_kind")
+"""Columns that identify a window; the others are amounts."""
+STEPPED = ("warmup", "timed")
+"""The windows whose single steps are recorded."""
+OfRank = tuple[list[WindowRow], list[npt.NDArray[np.float64]]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,12 @@ class Stepper:
         """Seconds in steps of every kind."""
         self.micro_batches = cell.micro_batches
         training.set_first_rate()
-        self.share = _full_share(dataset, cell, ranks)
+        available = len(dataset)
+        if cell.global_batch_size > available:
+            reason = f"global batch {cell.global_batch_size} exceeds the {available} training samples"
+            raise SkipTrial(SkipReason("too_few_samples", reason))
+        samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
+        self.share = Share((), samples, cell.global_batch_size)
         shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)
         self.copy = copier(ranks.devices[0], cell.loader)
         self.fetch: Iterator[object] = batches(
@@ -65,7 +77,7 @@ class Stepper:
             micro_batches=self.micro_batches,
         )
         if cell.data == "synthetic_device":
-            self.fetch = resident_batch(self.copy(next(self.fetch)))
+            self.fetch = repeat(self.copy(next(self.fetch)))  # steps without a loader
 
     def step(self, mark: Mark = no_mark) -> None:
         """Take one step outside any window. ``mark``: see Training.step."""
@@ -100,34 +112,13 @@ class Stepper:
         )
         self.spent_s += window.duration_s
         weight = sum(window.weights)
-        if training.unit == "samples":
-            _check_weight(weight, share.samples, steps)
+        samples = share.samples * steps
+        if training.unit == "samples" and weight != samples:
+            raise WorkloadError(
+                f"loss() gave a weight of {weight:g} for {steps} batches of {share.samples} samples, in all {samples}; "
+                "with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
+            )
         return TimedWindow(kind, window, weight)
-
-
-def _full_share(dataset: SizedDataset, cell: Cell, ranks: Ranks) -> Share:
-    available = len(dataset)
-    if cell.global_batch_size > available:
-        reason = f"global batch {cell.global_batch_size} exceeds the {available} training samples"
-        raise SkipTrial(SkipReason("too_few_samples", reason))
-    samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
-    return Share((), samples, cell.global_batch_size)
-
-
-def _check_weight(weight: float, samples: int, steps: int) -> None:
-    """Raise WorkloadError if the weight is not the number of samples, as unit "samples" promises."""
-    if weight != samples * steps:
-        raise WorkloadError(
-            f"loss() gave a weight of {weight:g} for {steps} batches of {samples} samples, in all {samples * steps}; "
-            "with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
-        )
-
-
-StepColumns = dict[str, npt.NDArray[Any]]
-WINDOW_KEYS = ("rank", "window", "window_kind")
-"""Columns that identify a window; the others are amounts."""
-STEPPED = ("warmup", "timed")
-"""The windows whose single steps are recorded."""
 
 
 def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> list[WindowRow]:
@@ -144,9 +135,6 @@ def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> li
         }
         for index, timed_window in enumerate(windows, first)
     ]
-
-
-OfRank = tuple[list[WindowRow], list[npt.NDArray[np.float64]]]
 
 
 def of_rank(rank: int, windows: Sequence[TimedWindow], first: int) -> OfRank:
@@ -182,26 +170,22 @@ def _phase_seconds(window: Window) -> PhaseSeconds:
 
 def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
     """Return one row per step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
-    return joined(
-        [
-            _of_window(rank, index, timed_window)
-            for index, timed_window in enumerate(windows)
-            if timed_window.kind in STEPPED
-        ]
-    )
-
-
-def _of_window(rank: int, index: int, timed_window: TimedWindow) -> StepColumns:
-    window = timed_window.window
-    return {
-        "rank": np.full(window.steps, rank),
-        "window": np.full(window.steps, index),
-        "step": np.arange(window.steps),
-        "warmup": np.full(window.steps, timed_window.kind == "warmup"),
-        "step_s": np.array(window.step_s, dtype=float),
-        "wait_s": np.array(window.wait_s, dtype=float),
-        "loss": np.array(window.losses) / np.maximum(window.weights, 1.0),
-    }
+    parts: list[StepColumns] = []
+    for index, timed_window in enumerate(windows):
+        window = timed_window.window
+        if timed_window.kind in STEPPED:
+            parts.append(
+                {
+                    "rank": np.full(window.steps, rank),
+                    "window": np.full(window.steps, index),
+                    "step": np.arange(window.steps),
+                    "warmup": np.full(window.steps, timed_window.kind == "warmup"),
+                    "step_s": np.array(window.step_s, dtype=float),
+                    "wait_s": np.array(window.wait_s, dtype=float),
+                    "loss": np.array(window.losses) / np.maximum(window.weights, 1.0),
+                }
+            )
+    return joined(parts)
 
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:

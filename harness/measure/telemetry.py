@@ -9,65 +9,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
 from harness.plan.rows import RankFacts
 from harness.plan.thresholds import HELD_BY_POWER, POWER_CAP
 
+Nvml = Any
+"""The module ``pynvml``, which has no types; every function may raise its NVMLError."""
 Handle = object
 """NVML's handle of a device."""
-
-
-class PciInfo(Protocol):
-    busId: str | bytes
-
-
-class Utilization(Protocol):
-    gpu: int
-    """Percent."""
-
-
-class ViolationStatus(Protocol):
-    violationTime: int
-    """Nanoseconds."""
-
-
-class ProcessInfo(Protocol):
-    pid: int
-
-
-class Nvml(Protocol):
-    """The used part of ``pynvml``; every function may raise NVMLError."""
-
-    @property
-    def NVMLError(self) -> type[Exception]: ...
-    def nvmlInit(self) -> None: ...
-    def nvmlShutdown(self) -> None: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlSystemGetDriverVersion(self) -> str | bytes: ...
-    def nvmlDeviceGetP2PStatus(self, one: Handle, other: Handle, what: int, /) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Handle: ...
-    def nvmlDeviceGetUUID(self, handle: Handle, /) -> str: ...
-    def nvmlDeviceGetPciInfo(self, handle: Handle, /) -> PciInfo: ...
-    def nvmlDeviceGetTopologyCommonAncestor(self, one: Handle, other: Handle, /) -> int: ...
-    def nvmlDeviceGetNvLinkState(self, handle: Handle, link: int, /) -> int: ...
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Handle, link: int, /) -> int: ...
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Handle, link: int, /) -> PciInfo: ...
-    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> Handle: ...
-    def nvmlDeviceGetMigMode(self, handle: Handle, /) -> Sequence[int]: ...
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle, /) -> int: ...
-    def nvmlDeviceGetPowerUsage(self, handle: Handle, /) -> int: ...
-    def nvmlDeviceGetUtilizationRates(self, handle: Handle, /) -> Utilization: ...
-    def nvmlDeviceGetClockInfo(self, handle: Handle, kind: int, /) -> int: ...
-    def nvmlDeviceGetMaxClockInfo(self, handle: Handle, kind: int, /) -> int: ...
-    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int, /) -> int: ...
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle, /) -> int: ...
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle, /) -> int: ...
-    def nvmlDeviceGetViolationStatus(self, handle: Handle, policy: int, /) -> ViolationStatus: ...
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> Sequence[ProcessInfo]: ...
-
 
 ENERGY_LEAST_S = 10.0
 """The energy counter is updated at intervals: over less time than this, they would distort the difference."""
@@ -91,6 +43,9 @@ HELD_LEAST = 0.01
 
 T = TypeVar("T")
 R = TypeVar("R")
+_SM_CLOCK = 1  # NVML_CLOCK_SM
+_GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -128,8 +83,14 @@ def summarise(
     GPU. A column is None if it is not available on every device. Energy is that of the GPUs only; None below
     ENERGY_LEAST_S, and on a shared GPU, where it would include others' energy.
     """
-    foreign = _foreign((*before, *after))
-    spent_j = _over(list, _spent_j(before, after))
+    pids = [reading.other_pids for reading in (*before, *after)]
+    seen = {pid for each in pids for pid in each or ()}
+    foreign = len(seen) if seen or (pids and None not in pids) else None  # None: not every device lists processes
+    counts = [(start.energy_mj, end.energy_mj) for start, end in zip(before, after, strict=True)]
+    # a counter that decreases was reset with the driver; one that does not change is not updated
+    spent_j = _over(
+        list, [None if start is None or end is None or end <= start else (end - start) / 1e3 for start, end in counts]
+    )
     energy_j = sum(spent_j) if spent_j and seconds >= ENERGY_LEAST_S and not shared and not foreign else None
     return {
         "gpu_utilisation": _over(statistics.fmean, [reading.utilisation for reading in after]),
@@ -169,12 +130,6 @@ def _reasons(throttles: Sequence[tuple[str, ...]]) -> str:
     return ", ".join(name for name in THROTTLING.values() if any(name in throttle for throttle in throttles))
 
 
-def _spent_j(before: Sequence[Reading], after: Sequence[Reading]) -> list[float | None]:
-    """Return the joules of each device; None if its counter decreased (the driver was reloaded) or did not change."""
-    counts = [(start.energy_mj, end.energy_mj) for start, end in zip(before, after, strict=True)]
-    return [None if start is None or end is None or end <= start else (end - start) / 1000.0 for start, end in counts]
-
-
 def _power_w(spent_j: Sequence[float] | None, after: Sequence[Reading], seconds: float) -> float | None:
     """Return the mean power of one device: energy over time, or the readings at the end if there are no counters.
 
@@ -183,19 +138,6 @@ def _power_w(spent_j: Sequence[float] | None, after: Sequence[Reading], seconds:
     if spent_j and seconds >= POWER_LEAST_S:
         return statistics.fmean(spent_j) / seconds
     return _over(statistics.fmean, [reading.power_w for reading in after])
-
-
-def _foreign(readings: Sequence[Reading]) -> int | None:
-    """Return the number of other processes; None if none was seen, but not every device lists them."""
-    seen = {pid for reading in readings for pid in reading.other_pids or ()}
-    untold = not readings or any(reading.other_pids is None for reading in readings)
-    return None if untold and not seen else len(seen)
-
-
-_SM_CLOCK = 1  # NVML_CLOCK_SM
-_GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
-
-Value = TypeVar("Value")
 
 
 class Telemetry:
@@ -225,31 +167,28 @@ class Telemetry:
     def _reading(self, handle: Handle, divided: bool) -> Reading:
         nvml = self._nvml
         # for a slice of a GPU (MIG), NVML reports the whole GPU's energy and power
-        energy = None if divided else _first(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        power = None if divided else _first(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        busy = _first(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        reasons = _first(
+        energy = None if divided else first(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        power = None if divided else first(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        busy = first(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        reasons = first(
             lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
             lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),  # its name in older drivers
         )
+        processes = first(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        pids = {process.pid for process in processes or ()}
+        # This process has a context on the device, so one of the pids is its own. If none is, they belong to another
+        # namespace (an older driver gives a container the host's pids), and others cannot be identified.
         return Reading(
             energy_mj=energy,
             power_w=None if power is None else power / 1000.0,
             utilisation=None if busy is None else busy / 100.0,
-            sm_clock_mhz=_first(lambda: nvml.nvmlDeviceGetClockInfo(handle, _SM_CLOCK)),
-            max_sm_clock_mhz=_first(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, _SM_CLOCK)),
-            temperature_c=_first(lambda: nvml.nvmlDeviceGetTemperature(handle, _GPU_SENSOR)),
+            sm_clock_mhz=first(lambda: nvml.nvmlDeviceGetClockInfo(handle, _SM_CLOCK)),
+            max_sm_clock_mhz=first(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, _SM_CLOCK)),
+            temperature_c=first(lambda: nvml.nvmlDeviceGetTemperature(handle, _GPU_SENSOR)),
             throttle=None if reasons is None else tuple(name for bit, name in THROTTLING.items() if reasons & bit),
-            held_ns=_first(lambda: tuple(nvml.nvmlDeviceGetViolationStatus(handle, p).violationTime for p in POLICIES)),
-            other_pids=self._other_pids(handle),
+            held_ns=first(lambda: tuple(nvml.nvmlDeviceGetViolationStatus(handle, p).violationTime for p in POLICIES)),
+            other_pids=tuple(sorted(pids - self._own_pids)) if pids & self._own_pids else None,
         )
-
-    def _other_pids(self, handle: Handle) -> tuple[int, ...] | None:
-        processes = _first(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-        pids = {process.pid for process in processes or ()}
-        # This process has a context on the device, so one of the pids is its own. If none is, they belong to another
-        # namespace (an older driver gives a container the host's pids), and others cannot be identified.
-        return tuple(sorted(pids - self._own_pids)) if pids & self._own_pids else None
 
 
 def torch_uuid(device: torch.device) -> str:
@@ -267,14 +206,12 @@ def open_telemetry(
 ) -> Telemetry | None:
     """Return telemetry of one rank's CUDA devices, to be closed by the caller.
 
-    ``own_pids``: further processes that do not count as others. None on a CPU, without pynvml or a driver, and if
-    NVML does not find one of the devices.
+    ``own_pids``: further processes that do not count as others. None on a CPU, without a driver, and if NVML
+    does not find one of the devices.
     """
     if not devices or any(device.type != "cuda" for device in devices):
         return None
-    nvml = nvml or _installed()
-    if nvml is None:
-        return None
+    nvml = nvml or importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -290,13 +227,6 @@ def open_telemetry(
     return telemetry
 
 
-def _installed() -> Nvml | None:
-    try:
-        return cast(Nvml, importlib.import_module("pynvml"))
-    except ImportError:
-        return None
-
-
 def _handle(device: torch.device, nvml: Nvml, visible: str, uuid: str) -> Handle | None:
     """Return NVML's handle of a device by torch's UUID, or by the name of a slice in CUDA_VISIBLE_DEVICES.
 
@@ -305,16 +235,16 @@ def _handle(device: torch.device, nvml: Nvml, visible: str, uuid: str) -> Handle
     entries, index = visible.split(","), device.index or 0
     named = entries[index].strip() if index < len(entries) else ""
     names = (named,) if named.startswith("MIG-") else (f"GPU-{uuid}", f"MIG-{uuid}")
-    return _first(*(partial(nvml.nvmlDeviceGetHandleByUUID, name) for name in names))
+    return first(*(partial(nvml.nvmlDeviceGetHandleByUUID, name) for name in names))
 
 
 def _is_divided(nvml: Nvml, handle: Handle) -> bool:
     """Return whether this is a slice of a GPU, or a GPU that is divided into slices."""
-    uuid, mode = _first(lambda: nvml.nvmlDeviceGetUUID(handle)), _first(lambda: nvml.nvmlDeviceGetMigMode(handle))
+    uuid, mode = first(lambda: nvml.nvmlDeviceGetUUID(handle)), first(lambda: nvml.nvmlDeviceGetMigMode(handle))
     return bool(uuid and uuid.startswith("MIG-")) or bool(mode and mode[0])
 
 
-def _first(*queries: Callable[[], Value]) -> Value | None:
+def first(*queries: Callable[[], Value]) -> Value | None:
     """Return the first answer; None if there is none, as a trial never fails because of its telemetry.
 
     pynvml raises not only NVMLError: there is NVMLLibraryMismatchError, and an old version lacks names.

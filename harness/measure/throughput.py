@@ -7,6 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,13 @@ from harness.plan.planner import least_warmup_s
 from harness.plan.rows import RankFacts, TrialFacts
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
 
+TREND_NOISE = 3.2
+"""Bound of 95 % of trends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
+STEADY_STEPS = 500
+"""Longer rounds are thinned to about this number of steps: the trend takes all pairs of them."""
+PHASE_PART, LEAST_MARKED = 4, 3
+"""A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -34,7 +42,14 @@ class Load:
 
 def read() -> Load:
     """Return the counters of node and process now; takes about a millisecond."""
-    return Load(time.perf_counter(), _own_cpu_s(), _node_cpu_s(), _swapped_bytes())
+    now, own_cpu_s, me = time.perf_counter(), 0.0, psutil.Process()
+    for process in (me, *me.children(recursive=True)):  # loader workers work for us
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            own_cpu_s += times.user + times.system
+    node, swap = psutil.cpu_times(), psutil.swap_memory()
+    node_cpu_s = sum(getattr(node, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    return Load(now, own_cpu_s, float(node_cpu_s), int(swap.sin + swap.sout))
 
 
 def load_between(before: Load, after: Load) -> RankFacts:
@@ -45,34 +60,6 @@ def load_between(before: Load, after: Load) -> RankFacts:
         "node_cpu_s": after.node_cpu_s - before.node_cpu_s,
         "swapped_bytes": after.swapped_bytes - before.swapped_bytes,
     }
-
-
-def _own_cpu_s() -> float:
-    me = psutil.Process()
-    total = 0.0
-    for process in (me, *me.children(recursive=True)):  # loader workers work for us
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
-    return total
-
-
-def _node_cpu_s() -> float:
-    times = psutil.cpu_times()
-    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
-
-
-def _swapped_bytes() -> int:
-    swap = psutil.swap_memory()
-    return int(swap.sin + swap.sout)
-
-
-TREND_NOISE = 3.2
-"""Bound of 95 % of trends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
-STEADY_STEPS = 500
-"""Longer rounds are thinned to about this number of steps: the trend takes all pairs of them."""
 
 
 def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
@@ -100,10 +87,6 @@ def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
 def _notch(values: np.ndarray) -> float:
     low, high = np.percentile(values, (25, 75))
     return 1.57 * float(high - low) / math.sqrt(len(values))
-
-
-PHASE_PART, LEAST_MARKED = 4, 3
-"""A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from harness.measure.telemetry import Handle, Nvml, PciInfo
+from harness.measure.telemetry import Handle, Nvml, first
 from harness.plan.environment import Topology
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -17,6 +18,7 @@ PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 MOST_NVLINKS = 36
 _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
+SYSTEM = Path("/sys")
 
 
 def capture_topology(nvml: Nvml | None = None) -> Topology | None:
@@ -26,7 +28,7 @@ def capture_topology(nvml: Nvml | None = None) -> Topology | None:
     memory directly; ``numa``: each GPU's NUMA node, None if not known; ``driver``: its version.
     """
     with suppress(Exception):  # a description of the node never fails a trial
-        nvml = nvml or cast(Nvml, importlib.import_module("pynvml"))
+        nvml = nvml or importlib.import_module("pynvml")
         nvml.nvmlInit()
         try:
             return _captured(nvml)
@@ -65,31 +67,22 @@ def _captured(nvml: Nvml) -> Topology:
     square: list[list[str | None]] = [["X"] * len(handles) for _ in handles]
     for one, other in combinations(range(len(handles)), 2):
         count = remote[one].count(buses[other]) + min(remote[one].count("switch"), remote[other].count("switch"))
-        link = f"NV{count}" if count else _over_pcie(nvml, handles[one], handles[other])
+        level = (
+            None if count else first(partial(nvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other]))
+        )
+        link = f"NV{count}" if count else None if level is None else PCIE.get(level)
         square[one][other] = square[other][one] = link
     return {
         "gpus": [nvml.nvmlDeviceGetUUID(handle) for handle in handles],
         "links": square,
         "apart": [
-            [one, other] for one, other in permutations(range(len(handles)), 2) if _apart(nvml, handles, one, other)
+            [one, other]
+            for one, other in permutations(range(len(handles)), 2)
+            if first(partial(nvml.nvmlDeviceGetP2PStatus, handles[one], handles[other], _READ))
         ],
         "numa": [numa_node_of_bus(bus) for bus in buses],
-        "driver": _driver(nvml),
+        "driver": first(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
     }
-
-
-def _apart(nvml: Nvml, handles: Sequence[Handle], one: int, other: int) -> bool:
-    """Return whether, by the driver, the first GPU cannot read the other's memory directly."""
-    with suppress(Exception):
-        return nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], _READ) != 0
-    return False
-
-
-def _driver(nvml: Nvml) -> str | None:
-    with suppress(Exception):
-        version = nvml.nvmlSystemGetDriverVersion()
-        return version.decode() if isinstance(version, bytes) else str(version)
-    return None
 
 
 def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:
@@ -106,18 +99,12 @@ def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:
     return ends
 
 
-def _bus(facts: PciInfo) -> str:
-    text = facts.busId
-    return (text.decode() if isinstance(text, bytes) else str(text)).lower()
+def _bus(facts: Any) -> str:
+    return _text(facts.busId).lower()
 
 
-def _over_pcie(nvml: Nvml, one: Handle, other: Handle) -> str | None:
-    with suppress(Exception):
-        return PCIE.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
-    return None
-
-
-SYSTEM = Path("/sys")
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def numa_nodes(system: Path = SYSTEM) -> dict[str, str]:

@@ -19,9 +19,9 @@ from harness.train.phases import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The phase between each point of a step and the next, on the host's clock."""
 DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
-"""The same on a GPU's stream: while the host waits for data and before the copy arrives, the stream is idle."""
+"""The phases on a GPU's stream: while the host waits for data and before the copy arrives, the stream is idle."""
 WAIT = ("wait", "rest")
-"""The same for a micro-batch if only its wait is marked."""
+"""The phases of a micro-batch if only its wait is marked."""
 PHASES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
 MAX_OVERHEAD = 0.0002
 """Largest part of a step that ``cost_s`` may be; beyond it the phases have windows of their own.
@@ -29,6 +29,13 @@ MAX_OVERHEAD = 0.0002
 Far below the harness's limit of 1 % of a step: among a step's kernels, where caches are cold, marks cost several
 times as much as in the loop that measures them (0.7 us there, about 3 us in a step of 0.3 ms).
 """
+Clock = Callable[[], float]
+Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
+"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread.
+
+With accumulation the batch is an iterator over its micro-batches.
+"""
+Copy = Callable[[object], object]
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ class HostTimer:
         self.mark = (_every_point if detailed else _step_and_wait)(self._times, clock)
 
     def read(self) -> StepTimings:
-        gaps = _gaps(self._times, len(self._names))
+        gaps = np.diff(np.asarray(self._times, dtype=np.float64)).reshape(-1, len(self._names))
         waits = gaps[:, [name == "wait" for name in self._names]]
         phases = _by_phase(self._names, gaps) if self._detailed else {}
         return StepTimings(gaps.sum(axis=1).tolist(), waits.sum(axis=1).tolist(), phases, {})
@@ -151,8 +158,9 @@ def phases_are_cheap(device: torch.device, micro_batches: int, step_s: float) ->
 
 
 @cache
-def cost_s(device: torch.device, count: int = 700) -> float:
+def cost_s(device: torch.device) -> float:
     """Return the seconds that marking the phases of one step costs, beyond marking its start and its wait."""
+    count = 700
     marks = marks_for((device,), count // len(STEP))
     start = time.perf_counter()
     for _ in range(count // len(STEP)):
@@ -169,25 +177,11 @@ def _repeated(names: Sequence[str], micro_batches: int) -> tuple[str, ...]:
     return (*names[:last], *((micro_batches - 1) * further), *names[last:])
 
 
-def _gaps(times: Sequence[float], per_step: int) -> np.ndarray:
-    """Return the seconds from each mark to the next, shape (steps, marks per step)."""
-    return np.diff(np.asarray(times, dtype=np.float64)).reshape(-1, per_step)
-
-
 def _by_phase(names: Sequence[str], gaps: np.ndarray) -> dict[str, float]:
     sums = gaps.sum(axis=0)
     return {
         name: float(sum(sums[i] for i, other in enumerate(names) if other == name)) for name in dict.fromkeys(names)
     }
-
-
-Clock = Callable[[], float]
-Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
-"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread.
-
-With accumulation the batch is an iterator over its micro-batches.
-"""
-Copy = Callable[[object], object]
 
 
 @dataclass(frozen=True)

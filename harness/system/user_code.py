@@ -15,8 +15,15 @@ from harness.errors import HarnessError, WorkloadError, nearest
 from harness.system.files import PACKAGE_FOLDER, code_hash
 from harness.system.import_path import path_without
 
+STANDARD, INSTALLED = "/lib/python", "/site-packages/"
+"""Parts of the path of every file of the standard library and of installed packages; of installed packages alone."""
 SHIPPED = "harness_variants"
 """The folder beside this package in which a cluster's nodes have the versions, each below its name."""
+
+
+def is_the_users(file: str) -> bool:
+    """Return whether code in this file is the user's own: neither the harness's nor a library's."""
+    return not file.startswith((f"{PACKAGE_FOLDER}/", "<")) and STANDARD not in file and INSTALLED not in file
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -104,38 +104,36 @@ class SeededDataset(Dataset[object]):
         self._draws = False
 
     def __getitems__(self, keys: Sequence[Key]) -> list[object]:
-        before = _Generators()
+        before = Generators()
         if not self._draws:
-            unseeded = self._fetch([index for _, index in keys])
+            indices = [index for _, index in keys]
+            # in one call if the data set has a method for batches, as torch's loader does
+            together: Callable[[list[int]], list[object]] | None = getattr(self.dataset, "__getitems__", None)
+            unseeded = together(indices) if together else [self.dataset[index] for index in indices]
             if before.untouched():
                 return unseeded
             self._draws = True
         samples = []
         for epoch, index in keys:
-            _Generators.seed(_mix(self.seed, epoch, index))
+            Generators.seed(_mix(self.seed, epoch, index))
             samples.append(self.dataset[index])
         before.put_back()
         return samples
 
-    def _fetch(self, indices: list[int]) -> list[object]:
-        """Return these samples, in one call if the data set has a method for batches, as torch's loader does."""
-        together: Callable[[list[int]], list[object]] | None = getattr(self.dataset, "__getitems__", None)
-        return together(indices) if together else [self.dataset[index] for index in indices]
 
-
-class _Generators:
+class Generators:
     """The state of the generators that a data set may draw from, at construction."""
 
     def __init__(self) -> None:
-        self._torch, self._python = torch.default_generator.get_state(), random.getstate()
+        self.torch, self.python = torch.default_generator.get_state(), random.getstate()
 
     def untouched(self) -> bool:
         """Return whether nothing was drawn since."""
-        return torch.equal(self._torch, torch.default_generator.get_state()) and self._python == random.getstate()
+        return torch.equal(self.torch, torch.default_generator.get_state()) and self.python == random.getstate()
 
     def put_back(self) -> None:
-        torch.default_generator.set_state(self._torch)
-        random.setstate(self._python)
+        torch.default_generator.set_state(self.torch)
+        random.setstate(self.python)
 
     @staticmethod
     def seed(value: int) -> None:
@@ -210,11 +208,6 @@ def batches(
     """Return the batches of one pass over these shares."""
     loader = Batches(dataset, seed=seed, ranks=ranks, options=options, collate=collate, micro_batches=micro_batches)
     return loader.of(shares)
-
-
-def resident_batch(batch: object) -> Iterator[object]:
-    """Yield one batch endlessly: steps without a loader."""
-    return repeat(batch)
 
 
 class _Keys(torch.utils.data.Sampler[list[Key]]):

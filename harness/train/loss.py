@@ -15,24 +15,17 @@ PAIR = "loss() must return (sum, weight)"
 
 def as_loss(returned: object) -> tuple[Tensor, Tensor]:
     """Return the sum and weight that loss() returned; raise WorkloadError if it returned anything else."""
-    if wrong := wrong_loss(returned):
-        raise WorkloadError(
-            f"{PAIR}: the sum of the losses of the batch, a tensor of one number, and the number of its samples or "
-            f"tokens; got {wrong}"
-        )
-    pair: tuple[Tensor, Tensor] = returned  # type: ignore[assignment]
-    return pair[0], pair[1]
-
-
-def wrong_loss(returned: object) -> str:
-    """Return in words what loss() returned, if that is no sum with a weight; else nothing."""
-    if not isinstance(returned, tuple | list) or len(returned) != 2:
-        return describe(returned)
-    total, weight = returned
-    counts = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
-    if isinstance(total, Tensor) and total.numel() == 1 and counts:
-        return ""
-    return f"({describe(total)}, {describe(weight)})"
+    got = describe(returned)
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        total, weight = returned
+        counts = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
+        if isinstance(total, Tensor) and total.numel() == 1 and counts:
+            return total, weight
+        got = f"({describe(total)}, {describe(weight)})"
+    raise WorkloadError(
+        f"{PAIR}: the sum of the losses of the batch, a tensor of one number, and the number of its samples or "
+        f"tokens; got {got}"
+    )
 
 
 def describe(value: object) -> str:

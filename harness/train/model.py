@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
@@ -55,6 +56,28 @@ def too_large(model: nn.Module, device: torch.device) -> str | None:
 def device_bytes(device: torch.device) -> int | None:
     """Return the memory of a GPU; None for a CPU, whose memory holds the model already when it is built."""
     return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def faked(model: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.Module:
+    """Replace parameters and buffers by fake ones of the same shapes on a device; tied parameters stay tied.
+
+    Module.to() cannot replace a tensor without memory.
+    """
+    new: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in new:
+            with mode:
+                made = torch.empty_like(tensor, device=device)
+            trains = tensor.requires_grad
+            new[id(tensor)] = nn.Parameter(made, trains) if isinstance(tensor, nn.Parameter) else made
+        return new[id(tensor)]
+
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            tensors: dict[str, Any] = held
+            tensors.update({name: fake(tensor) for name, tensor in tensors.items() if tensor is not None})
+    return model
 
 
 def in_channels_last(model: nn.Module, *, weights: bool) -> nn.Module:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from harness.config.values import PlainValue
 from harness.errors import Collected, WorkloadError, nearest
 from harness.plan.cell import Options
 
@@ -49,7 +48,15 @@ def by_step(options: Options) -> bool:
 
 def _construct(found: Callable[..., T], first: object, options: Options, section: str) -> T:
     """Return an instance of a class of torch with these options; raise WorkloadError if the class rejects them."""
-    arguments = _arguments(found, options, section)
+    arguments = {key: value for key, value in options.items() if key != "name"}
+    allowed = [name for name in inspect.signature(found).parameters if name not in ("params", "optimizer")]
+    problems = Collected()
+    for key in arguments:
+        if key not in allowed:
+            problems.add(
+                WorkloadError(f"{section}.{key}: {options['name']} has no such option; {nearest(key, allowed)}")
+            )
+    problems.raise_all()
     try:
         return found(first, **arguments)
     except Exception as error:  # each class rejects its options in its own way
@@ -146,18 +153,6 @@ def find_class(module: ModuleType, base: type[T], name: object, place: str) -> t
         raise WorkloadError(f"{place}: got {name!r}; {nearest(str(name), names)}")
     found: type[T] = getattr(module, str(name))
     return found
-
-
-def _arguments(made: Callable[..., object], options: Options, place: str) -> dict[str, PlainValue]:
-    """Return the options but the name; raise WorkloadError, which offers the nearest, if the class lacks one."""
-    arguments = {key: value for key, value in options.items() if key != "name"}
-    allowed = [name for name in inspect.signature(made).parameters if name not in ("params", "optimizer")]
-    found = Collected()
-    for key in arguments:
-        if key not in allowed:
-            found.add(WorkloadError(f"{place}.{key}: {options['name']} has no such option; {nearest(key, allowed)}"))
-    found.raise_all()
-    return arguments
 
 
 def rejected(section: str, options: Options, error: Exception) -> WorkloadError:

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_map
 
 REDUCED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions whose forward and backward passes compute in fewer than 32 bits; weights stay in float32."""
+FEW_STEPS_SCALE = 1024.0
+"""A scale for checks of a few steps: at GradScaler's first, 65,536, updates are skipped until it has fallen."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _in_float32(output: object) -> object:
     return output.float() if isinstance(output, Tensor) and output.dtype in REDUCED.values() else output
-
-
-FEW_STEPS_SCALE = 1024.0
-"""A scale for checks of a few steps: at GradScaler's first, 65,536, updates are skipped until it has fallen."""
 
 
 @dataclass(frozen=True)

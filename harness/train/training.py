@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from harness.plan.cell import Cell
 from harness.plan.rows import TrialFacts
@@ -41,16 +41,6 @@ class Snapshot(TypedDict):
     scaler: dict[str, Any]
 
 
-def copy_on_host(state: Snapshot) -> Snapshot:
-    """Return a copy of the state whose tensors are on the host."""
-    copied: Snapshot = tree_map(_leaf_on_host, state)
-    return copied
-
-
-def _leaf_on_host(leaf: object) -> object:
-    return leaf.detach().cpu().clone() if isinstance(leaf, Tensor) else leaf
-
-
 def no_mark(point: Phase) -> None:
     """Record nothing: the step is in no window."""
 
@@ -68,9 +58,24 @@ class Training:
         torch.backends.cudnn.benchmark = bool(cell.training.get("cudnn_benchmark"))
         torch.manual_seed(seed)
         self.strategy = using or make_strategy(cell.strategy)
-        model = self._built(cell, workload, ranks)
+        model = workload.build_model()
+        alone = ranks.world_size == 1 and not cell.traits.shards_parameters
+        if alone and (reason := too_large(model, ranks.devices[0])):  # an out-of-memory error ends the worker group
+            raise SkipTrial(SkipReason("model_too_large", reason))
+        if not self.strategy.takes_meta:
+            model = on_host(model, init_weights_of(workload))
+        if cell.training.get("channels_last"):
+            model = in_channels_last(model, weights=not cell.traits.shards_parameters)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._context = context = _context(cell, workload, ranks, self.precision)
+        units: Units = getattr(workload, "shard_units", default_units)
+        self._context = context = WrapContext(
+            ranks.devices,
+            cell.strategy_options,
+            lambda model: units(without_autocast(model)),
+            self.precision,
+            cell.nodes,
+            init_weights_of(workload),
+        )
         if self.strategy.autocasts(cell.strategy_options):
             model = self.precision.around(model)
         self.model = self.strategy.wrap(model, context)
@@ -89,18 +94,6 @@ class Training:
         self._tokens_per_sample: Tensor | None = None
         self._alone = False
         torch.manual_seed(seed * 1_000_003 + ranks.rank)  # each rank has its own random stream, for dropout
-
-    def _built(self, cell: Cell, workload: Workload, ranks: Ranks) -> nn.Module:
-        """Return the workload's model, on the host unless the strategy takes one of the meta device."""
-        model = workload.build_model()
-        alone = ranks.world_size == 1 and not cell.traits.shards_parameters
-        if alone and (reason := too_large(model, ranks.devices[0])):  # an out-of-memory error ends the worker group
-            raise SkipTrial(SkipReason("model_too_large", reason))
-        if not self.strategy.takes_meta:
-            model = on_host(model, init_weights_of(workload))
-        if cell.training.get("channels_last"):
-            model = in_channels_last(model, weights=not cell.traits.shards_parameters)
-        return model
 
     def _compile(self) -> None:
         if self._cell.compile:
@@ -243,14 +236,14 @@ class Training:
 
     def snapshot(self) -> Snapshot:
         """Return a copy of parameters, buffers and optimizer state on the host."""
-        return copy_on_host(
-            {
-                "model": self.model.state_dict(),
-                "buffers": dict(self.model.named_buffers()),  # non-persistent buffers too
-                "optimizer": self.optimizer.state_dict(),
-                "scaler": self.scaler_state(),
-            }
-        )
+        state: Snapshot = {
+            "model": self.model.state_dict(),
+            "buffers": dict(self.model.named_buffers()),  # non-persistent buffers too
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler_state(),
+        }
+        copied: Snapshot = tree_map_only(Tensor, lambda leaf: leaf.detach().cpu().clone(), state)
+        return copied
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
@@ -303,15 +296,3 @@ class Training:
     def loss_scale(self) -> LossScale | None:
         """Return the state of the loss scale, read from the device: between windows only; None unless fp16."""
         return LossScale.of(self._scaler) if self._scaler else None
-
-
-def _context(cell: Cell, workload: Workload, ranks: Ranks, precision: Precision) -> WrapContext:
-    units: Units = getattr(workload, "shard_units", default_units)
-    return WrapContext(
-        ranks.devices,
-        cell.strategy_options,
-        lambda model: units(without_autocast(model)),
-        precision,
-        cell.nodes,
-        init_weights_of(workload),
-    )

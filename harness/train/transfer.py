@@ -20,7 +20,7 @@ Move = Callable[[object], object]
 def copier(device: torch.device, options: Options) -> Move:
     """Return a function that moves a batch to the device; on a CPU the identity."""
     if device.type == "cpu":
-        return _as_it_is
+        return lambda batch: batch
     pinned = pins(device, options)
     return lambda batch: to_device(batch, device, non_blocking=pinned)
 
@@ -51,10 +51,6 @@ def to_device(batch: object, device: torch.device, *, non_blocking: bool = False
         return _object(part, move, device)
 
     return move(batch)
-
-
-def _as_it_is(batch: object) -> object:
-    return batch
 
 
 @cache

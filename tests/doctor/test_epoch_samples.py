@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from harness.doctor.data import distinct_samples, drawn_samples
+from harness.doctor.data import Samples, distinct, drawn_samples
 from harness.doctor.subject import Subject
 from harness.train.ranks import Ranks
 from tests.doctor.healthy import Healthy
@@ -23,8 +23,8 @@ def drawn(train: Any, rank: int, world_size: int) -> frozenset[int] | None:
 
 
 def of_ranks(*trains: Any) -> int | None:
-    of_each = [drawn(train, rank, len(trains)) for rank, train in enumerate(trains)]
-    return distinct_samples(of_each, [len(train) for train in trains])
+    seen = [Samples(len(train), [], [], [], drawn=drawn(train, rank, len(trains))) for rank, train in enumerate(trains)]
+    return distinct(seen)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import torch
 
 from harness.doctor.examine import DoctorReport, DoctorTrialFailed
 from harness.launch.failures import (
-    PACKAGE,
     blamed,
     despite,
     ended_by_themselves,
@@ -28,6 +27,7 @@ from harness.launch.supervision import Watchdog
 from harness.launch.worker import failure, outcome_of
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult
+from harness.system.files import PACKAGE_FOLDER
 
 NO_CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 
@@ -240,13 +240,13 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
 IN_LOSS = f"""Thread 0x1 (most recent call first):
   File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce
   File "/home/me/mine.py", line 12 in loss
-  File "{PACKAGE}/train/training.py", line 150 in _backward
-  File "{PACKAGE}/launch/worker.py", line 70 in run_group
+  File "{PACKAGE_FOLDER}/train/training.py", line 150 in _backward
+  File "{PACKAGE_FOLDER}/launch/worker.py", line 70 in run_group
 """
 IN_BACKWARD = f"""Thread 0x1 (most recent call first):
   File "/usr/lib/python3.11/site-packages/torch/autograd/graph.py", line 8 in _engine_run_backward
-  File "{PACKAGE}/train/training.py", line 160 in _backward
-  File "{PACKAGE}/launch/worker.py", line 70 in run_group
+  File "{PACKAGE_FOLDER}/train/training.py", line 160 in _backward
+  File "{PACKAGE_FOLDER}/launch/worker.py", line 70 in run_group
 """
 
 
@@ -262,14 +262,14 @@ IN_LOADER = f"""Thread 0x1 (most recent call first):
   File "/usr/lib/python3.11/selectors.py", line 4 in select
   File "/opt/env/site-packages/mylib/io.py", line 5 in read
   File "/home/me/data.py", line 7 in __getitem__
-  File "{PACKAGE}/train/loader.py", line 30 in batches
-  File "{PACKAGE}/launch/worker.py", line 70 in run_group
+  File "{PACKAGE_FOLDER}/train/loader.py", line 30 in batches
+  File "{PACKAGE_FOLDER}/launch/worker.py", line 70 in run_group
   File "<frozen runpy>", line 88 in _run_code
 """
 IN_OURS = f"""Thread 0x1 (most recent call first):
   File "/usr/lib/python3.11/selectors.py", line 4 in select
-  File "{PACKAGE}/measure/links.py", line 30 in observe
-  File "{PACKAGE}/launch/worker.py", line 70 in run_group
+  File "{PACKAGE_FOLDER}/measure/links.py", line 30 in observe
+  File "{PACKAGE_FOLDER}/launch/worker.py", line 70 in run_group
   File "<frozen runpy>", line 88 in _run_code
 """
 

@@ -16,7 +16,7 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from harness.errors import ClusterError
 from harness.launch.ray import private
-from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, Coordinator, NodeRequest, RayCoordinator
+from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, NodeRequest, RayCoordinator
 from harness.plan.growth import Bundles
 
 ONE = {"CPU": 1.0}
@@ -25,7 +25,7 @@ FREE_S = 300
 """The time within which nodes are free after the driver was killed."""
 
 
-class Autoscaler(Coordinator):
+class Autoscaler:
     """Ray's coordinator in this process. ``asked``: what it sent to the autoscaler, each time."""
 
     def __init__(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from harness.measure.memory_trace import fake_mode, faked, faked_batch
+from harness.train.model import faked
 
 
 class Tied(nn.Module):
@@ -27,18 +27,10 @@ def test_a_model_of_any_device_has_fake_parameters_on_the_cpu_and_shared_ones_st
         with torch.device(device):
             model = Tied()
         before = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
-        made = faked(model, fake_mode())
+        made = faked(model, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
         tensors = [*made.parameters(), *made.buffers()]
         assert made is model and len(list(made.parameters())) == 3
         assert all(isinstance(tensor, FakeTensor) and tensor.device.type == "cpu" for tensor in tensors)
         assert made.other.weight is made.first.weight
         assert [made.first.weight.requires_grad, made.other.bias.requires_grad] == [True, False]
         assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.state_dict().items()} == before
-
-
-def test_a_batch_of_any_shape_is_faked() -> None:
-    mode = fake_mode()
-    made = faked_batch({"x": torch.ones(2, 3), "more": [torch.ones(1), "text"]}, mode)
-    assert isinstance(made, dict)
-    assert isinstance(made["x"], FakeTensor) and made["x"].shape == (2, 3)
-    assert isinstance(made["more"][0], FakeTensor) and made["more"][1] == "text"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import sys
 from collections.abc import Iterator
@@ -64,12 +63,8 @@ def test_a_class_may_be_named_where_it_is_re_exported(home: Path) -> None:
         check_code(trained, home / "own.yaml")
 
 
-def test_of_an_earlier_version_the_one_file_is_compared(home: Path) -> None:
-    earlier = {name: value for name, value in FACTS.items() if name != "micro_batch_size"}
-    code = hashlib.sha256((home / "own_file.py").read_bytes()).hexdigest()
-    trained = trained_of({"trained": {**earlier, "workload": "own_file:Mine", "code": code}}, "here")
-    check_code(trained, home / "own.yaml")
-    assert cell_of(trained, "cpu").global_batch_size == 64
+def test_code_that_lacks_the_class_is_another(home: Path) -> None:
+    trained = trained_of({"trained": trained_facts(replace(CELL, workload="own_file:Mine"), 0)}, "here")
     without = trained.model_copy(update={"code": {"own_parts": own_code("own_file")["own_parts"]}})
     with pytest.raises(WorkloadError, match=r"own_file.py: is not the code"):
         check_code(without, home / "own.yaml")

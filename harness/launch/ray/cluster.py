@@ -34,7 +34,7 @@ ANSWER_TIMEOUT_S = 120
 """Timeout of a node's agent: its start and the description of its machine."""
 LOCAL_ADDRESS = "127.0.0.1"
 LONGEST_PARENT = 16
-"""Of Ray's folder: a socket's name has 107 characters, of which 25 go to our folder and 66 to Ray's names in it."""
+"""Characters of the path of Ray's folder: a socket's path has 107, of which 25 go to our folder and 66 to Ray's own."""
 
 _QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
@@ -59,7 +59,7 @@ yield to every other process (niceness 15), Ray's own among them, which training
 class Cluster:
     """A connected cluster: one agent a node, and the mailbox on the driver's node.
 
-    ``request``: that for nodes which the run holds at the autoscaler.
+    ``request``: the run's request for nodes of the autoscaler, if it makes one.
     """
 
     inventory: Inventory
@@ -69,7 +69,7 @@ class Cluster:
     request: NodeRequest | None = None
 
     def replace_agents(self, node_ids: Iterable[str]) -> list[str]:
-        """Start new agents on the live ones of these nodes, and return these: a process can die without its node."""
+        """Restart agents on nodes that are still alive; return those nodes."""
         import ray
 
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -104,7 +104,7 @@ class Cluster:
         version: CodeVersion | None = None,
         folder: str | None = None,
     ) -> dict[str, dict[str, str]]:
-        """Return the modules that cannot be imported on each node, by host, and why; arguments and errors as above.
+        """Return the modules that cannot be imported on each node, by host, and why; see ``missing_paths``.
 
         ``version``: the version of the user's code that the modules are of. ``folder``: that of the code without one,
         if it is on no node's import path.
@@ -142,13 +142,10 @@ def start_embedded(inventory: Inventory) -> Iterator[Cluster]:
     }
     node = inventory.nodes[0]
     ours = {"address": "local", "include_dashboard": False, "num_cpus": node.cores, "num_gpus": node.gpus}
-    with (
-        as_ray_reads(_QUIET, closed),
-        Scratch(_sessions()) as folder,
-        _alone_afterwards(folder),
-        reaper_for(folder),
-        session(folder, **ours),
-    ):
+    with as_ray_reads(_QUIET, closed), Scratch(_sessions()) as folder, contextlib.ExitStack() as stack:
+        stack.callback(end_holders, folder)  # what a killed raylet leaves behind checks for it every few seconds only
+        stack.enter_context(reaper_for(folder))
+        stack.enter_context(session(folder, **ours))
         cluster = _connected(inventory, is_embedded=True)
         address = cluster.inventory.nodes[0].address
         if address != LOCAL_ADDRESS:
@@ -174,19 +171,16 @@ def connect(address: str, code: Mapping[str, Path]) -> Iterator[Cluster]:
     """
     with as_ray_reads(_QUIET), Scratch() as shipped:
         check_reachable(address)
-        environment = None if has_working_dir() else {"working_dir": _copies(code, shipped)}
+        environment = None
+        if not has_working_dir():
+            for place, folder in {"harness": PACKAGE_FOLDER, **code}.items():
+                copy_code(folder, shipped / place)
+            environment = {"working_dir": str(shipped)}
         with session(address=address, runtime_env=environment):
             cluster = _connected(None, is_embedded=False)
             for agent in cluster.agents.values():
                 agent.sweep.remote()  # without waiting
             yield cluster
-
-
-def _copies(code: Mapping[str, Path], target: Path) -> str:
-    """Copy this package and the user's code to a folder; return its path."""
-    for place, folder in {"harness": PACKAGE_FOLDER, **code}.items():
-        copy_code(folder, target / place)
-    return str(target)
 
 
 def copy_code(folder: Path, target: Path) -> None:
@@ -195,15 +189,6 @@ def copy_code(folder: Path, target: Path) -> None:
         copy = target / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-
-
-@contextlib.contextmanager
-def _alone_afterwards(folder: Path) -> Iterator[None]:
-    """Kill the processes that a killed raylet leaves behind: they check for it only every few seconds."""
-    try:
-        yield
-    finally:
-        end_holders(folder)
 
 
 def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
@@ -216,8 +201,8 @@ def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
     if inventory is None:
         inventory = Inventory(_described(alive, agents), attached=True)
     else:
-        only = inventory.nodes[0]
-        inventory = Inventory((Node(**{**vars(only), "node_id": here, "address": alive[0]["NodeManagerAddress"]}),))
+        only = replace(inventory.nodes[0], node_id=here, address=alive[0]["NodeManagerAddress"])
+        inventory = Inventory((only,))
     return Cluster(inventory, mailbox, agents, is_embedded)
 
 
@@ -230,12 +215,19 @@ def live_nodes() -> list[dict[str, Any]]:
 
 
 def _described(alive: Sequence[Mapping[str, Any]], agents: Mapping[str, ActorHandle]) -> tuple[Node, ...]:
-    """Return the nodes with the shares that Ray may use, without those that it offers no device of."""
+    """Return the nodes with the share that Ray may use: physical cores, within the limits given to ``ray start``.
+
+    Nodes that offer no device are left out.
+    """
     described = _answers(
         [f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in alive],
         [agents[node["NodeID"]].describe.remote(node["NodeID"], node["NodeManagerAddress"]) for node in alive],
     )
-    shares = [_ray_share(node, raw["Resources"]) for node, raw in zip(described, alive, strict=True)]
+    shares = []
+    for node, raw in zip(described, alive, strict=True):
+        cpus, gpus = (int(raw["Resources"].get(name, 0)) for name in ("CPU", "GPU"))
+        model = node.gpu_model if raw["Resources"].get("GPU") else None
+        shares.append(replace(node, cores=min(node.cores, cpus), slots=cpus, gpus=gpus, gpu_model=model))
     return tuple(node for node in shares if node.cores or node.gpus)
 
 
@@ -267,16 +259,3 @@ def _answers(names: Sequence[str], references: Sequence[ObjectRef]) -> list[Any]
                 "this machine has; see 'ray status'. Nothing was run"
             ) from error
     return answers
-
-
-def _ray_share(node: Node, resources: Mapping[str, float]) -> Node:
-    """Return a node with the share that Ray may use: physical cores, within the limits given to ``ray start``."""
-    return Node(
-        **{
-            **vars(node),
-            "cores": min(node.cores, int(resources.get("CPU", 0))),
-            "slots": int(resources.get("CPU", 0)),
-            "gpus": int(resources.get("GPU", 0)),
-            "gpu_model": node.gpu_model if resources.get("GPU") else None,
-        }
-    )

@@ -6,11 +6,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -23,24 +22,10 @@ from harness.launch.ray import private
 from harness.launch.startup import Registration, ResourcesRequested, register_process
 from harness.system.scratch import Scratch, shared_memory
 
-T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 LEAVE_S = 30.0
 """Timeout of the ranks to leave their process group; they end in any case."""
-
-
-class RayWorkerGroup(Protocol):
-    """The ranks, as Ray Train hands them to a backend."""
-
-    def __len__(self) -> int: ...
-
-    def execute(self, function: Callable[..., T], *arguments: object) -> list[T]: ...
-
-    def execute_async(self, function: Callable[..., T], *arguments: object) -> list[ray.ObjectRef]: ...
-
-    def execute_single(self, rank: int, function: Callable[..., T], *arguments: object) -> T: ...
-
-    def execute_single_async(self, rank: int, function: Callable[..., T], *arguments: object) -> ray.ObjectRef: ...
+WorkerGroupCallback: Any = private.worker_group_callback()
 
 
 class RankBackend(Backend):
@@ -52,13 +37,16 @@ class RankBackend(Backend):
 
     share_cuda_visible_devices = True
 
-    def on_start(self, worker_group: RayWorkerGroup, backend_config: RankConfig) -> None:
-        processes = worker_group.execute(_prepare)
+    def on_start(self, worker_group: Any, backend_config: RankConfig) -> None:
+        processes: list[Registration] = worker_group.execute(_prepare)
         for process in processes:
             ray.get(backend_config.mailbox.put.remote(backend_config.launch, process))
         alone = len({process.node_id for process in processes}) == 1
         worker_group.execute(_use_interface, alone)
-        meeting = f"file://{processes[0].folder}/ranks" if alone else _at_rank_0(worker_group)
+        meeting = f"file://{processes[0].folder}/ranks"
+        if not alone:  # torch's store, on the node of rank 0
+            worker_group.execute(_set_master, *worker_group.execute_single(0, _address_and_port))
+            meeting = "env://"
         size, config = len(worker_group), backend_config
         joining = [
             worker_group.execute_single_async(rank, _join, config.backend, rank, size, meeting, config.timeout_s)
@@ -66,7 +54,7 @@ class RankBackend(Backend):
         ]
         ray.get(joining)
 
-    def on_shutdown(self, worker_group: RayWorkerGroup, backend_config: RankConfig) -> None:
+    def on_shutdown(self, worker_group: Any, backend_config: RankConfig) -> None:
         with contextlib.suppress(ray.exceptions.GetTimeoutError):
             ray.get(worker_group.execute_async(_leave), timeout=LEAVE_S)
 
@@ -118,13 +106,6 @@ def _use_interface(alone: bool) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
-def _at_rank_0(worker_group: RayWorkerGroup) -> str:
-    """Set the address of torch's store on every rank; return the URL by which torch reads it."""
-    address, port = worker_group.execute_single(0, _address_and_port)
-    worker_group.execute(_set_master, address, port)
-    return "env://"
-
-
 def _address_and_port() -> tuple[str, int]:
     """Return, on rank 0, the address of its node and a free port."""
     address: str = ray.util.get_node_ip_address()
@@ -161,9 +142,6 @@ def _leave() -> None:
 
     if distributed.is_initialized() and distributed.get_world_size() > 1:
         distributed.destroy_process_group()
-
-
-WorkerGroupCallback: Any = private.worker_group_callback()
 
 
 class ResourceRequestCallback(WorkerGroupCallback):

@@ -33,7 +33,7 @@ from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, startup_callbacks
-from harness.launch.ray.nodes import NodeChoice, ask_agents, patience, silent
+from harness.launch.ray.nodes import NodeChoice, ask_agents, patience
 from harness.launch.ray.worker import train
 from harness.launch.startup import Received, StartupTimer
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
@@ -44,8 +44,16 @@ from harness.system.scratch import Scratch
 from harness.system.user_code import CodeVersion
 
 UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
-"""Of Ray's own: a manager of Ray Data's datasets, of which there are none, and one that gives back a reservation whose
-controller died. That is done by Ray when the driver is gone, and by free_devices below while it lives."""
+"""Ray's callbacks that a run does without: the manager of Ray Data's datasets, and one that frees the resources of a
+controller that died. Ray frees them itself when the driver is gone, and ``free_devices`` while the driver runs."""
+END_S = 60.0
+"""Timeout of Ray to notice that the workers of a group were killed."""
+GIVEN_UP_S = 5.0
+"""Timeout for this if the whole run ends, and Ray with it."""
+GRACE_S = 1.0
+"""Time of the other ranks to fail too, after the first failure; then they are killed."""
+CLOSED = -2
+"""A number that no launch has: the mailbox accepts no message."""
 
 
 class Fit:
@@ -82,16 +90,6 @@ def free_devices() -> None:
             remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))
 
 
-END_S = 60.0
-"""Timeout of Ray to notice that the workers of a group were killed."""
-GIVEN_UP_S = 5.0
-"""The same if the whole run ends, and Ray with it."""
-GRACE_S = 1.0
-"""Time of the other ranks to fail too, after the first failure; then they are killed."""
-CLOSED = -2
-"""A number that no launch has: the mailbox accepts no message."""
-
-
 @dataclass
 class RayLauncher:
     """Starts each worker group on the cluster, receives its messages, ends it if it hangs."""
@@ -103,10 +101,10 @@ class RayLauncher:
     versions: Mapping[str, CodeVersion] = field(default_factory=dict)
     """The versions of the user's code, by variant."""
     placements: Sequence[Placement] = ()
-    """Those of the whole plan."""
+    """The placements of the whole plan."""
     holds: bool = False
     """Whether each trial starts only once the driver has handled what came before it."""
-    say: Callable[[str], None] = silent
+    say: Callable[[str], None] = lambda text: None
     """Shows a line to the user."""
     _launches: Iterator[int] = field(default_factory=itertools.count)
     _storage: Scratch = field(default_factory=Scratch)

@@ -1,11 +1,11 @@
-"""The request for nodes that a run holds at a cluster's autoscaler, beside those of Ray Train."""
+"""The request of a run for nodes of a cluster's autoscaler, beside the requests of Ray Train."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import uuid
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from harness.errors import ClusterError
 from harness.launch.ray import private
@@ -16,40 +16,24 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 RENEW_S = 20.0
-"""The time between two renewals, as of Ray Train's own requests."""
+"""The time between two renewals, the same as Ray Train's."""
 EXPIRE_S = 90.0
 """The time after its last renewal at which a request expires; Ray looks for expired ones every 20 s."""
 ANSWER_S = 15.0
 """Timeout of the actor that holds the requests."""
 
 
-class Coordinator(Protocol):
-    """Merges the requests of several requesters into one for the autoscaler."""
-
-    def request(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
-        """Replace the request of this name; raise ClusterError if it cannot be made."""
-        ...
-
-    def renew(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
-        """Make the same request again, without waiting for an answer."""
-        ...
-
-    def cancel(self, name: str) -> None:
-        """Withdraw the request of this name, if the coordinator still answers."""
-        ...
-
-
 class NodeRequest:
     """Bundles of resources that the cluster shall have until ``close``, however large it is now.
 
-    Ray has one request for its autoscaler, and each call of ``request_resources`` replaces it. So this one is made, as
-    those of Ray Train and Ray Data, at Ray's coordinator: a detached actor, which sends the sum of all. The trainers of
-    the run's worker groups make none. The coordinator forgets a request that is not renewed for EXPIRE_S. A thread of
-    the driver renews it; once the driver is dead, however it died, the request expires, and the autoscaler removes the
-    nodes when they have been idle for its own time.
+    Ray has one request for its autoscaler, which each call of ``request_resources`` replaces. Ray Train, Ray Data and
+    this class therefore send theirs to Ray's coordinator, a detached actor that sends the sum to the autoscaler. The
+    trainers of the run's worker groups request no nodes. The coordinator forgets a request that is not renewed for
+    EXPIRE_S. A thread of the driver renews it; when the driver has died, the request expires, and the autoscaler
+    removes idle nodes after its own timeout.
     """
 
-    def __init__(self, coordinator: Coordinator, renew_s: float = RENEW_S) -> None:
+    def __init__(self, coordinator: RayCoordinator, renew_s: float = RENEW_S) -> None:
         self._coordinator, self._name = coordinator, f"harness-{uuid.uuid4().hex[:12]}"
         self._bundles: list[dict[str, float]] = []
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -78,7 +62,7 @@ class NodeRequest:
 
 
 class RayCoordinator:
-    """Ray's coordinator."""
+    """Ray's coordinator, which merges the requests of several requesters into one for the autoscaler."""
 
     def __init__(self) -> None:
         actor = private.autoscaling_coordinator()
@@ -90,6 +74,7 @@ class RayCoordinator:
         self._actor: ActorHandle = actor
 
     def request(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
+        """Replace the request of this name; raise ClusterError if it cannot be made."""
         import ray
 
         try:
@@ -101,10 +86,12 @@ class RayCoordinator:
             ) from error
 
     def renew(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
+        """Make the request again, without waiting for an answer."""
         with contextlib.suppress(Exception):  # the cluster is gone, which the run notices by itself
             self._send(name, bundles, expire_after_s)
 
     def cancel(self, name: str) -> None:
+        """Withdraw the request of this name, if the coordinator still answers."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):

@@ -22,7 +22,9 @@ from harness.system.process import interrupted
 ANSWER_S = 15.0
 """Timeout of a node's answer about its processes."""
 HURRY_S = 3.0
-"""The same after an interruption, which may have ended Ray's own processes too."""
+"""Timeout of an answer after an interruption, which may have ended Ray's own processes too."""
+POLL_S = 2.0
+"""The pause between two looks for nodes that replace lost ones."""
 
 
 def patience() -> float:
@@ -87,28 +89,20 @@ def _within(seconds: float, work: Callable[[], list[str]]) -> list[str] | None:
     return given[0] if given else None
 
 
-POLL_S = 2.0
-"""The pause between two looks for nodes that replace lost ones."""
-
-
-def silent(text: str) -> None:
-    """Show nothing."""
-
-
 @dataclass
 class NodeChoice:
     """Chooses among the nodes of the plan, and those that the autoscaler brings for lost ones.
 
-    Ratios need a cell and its base on the same hardware. So types of nodes have an order: first the one whose nodes
-    that are left hold the most of the plan's ``placements``. ``wait_s``: how long a group without enough nodes waits
-    for others, until that was in vain once; 0 if the run holds no request for nodes. ``say`` shows the user a line.
+    A ratio needs a cell and its base on the same hardware: the type of nodes of which enough are left for the most of
+    the plan's ``placements`` comes first. ``wait_s``: timeout of a group without enough nodes for others; 0 after the
+    first timeout, and if the run requests no nodes. ``say`` shows the user a line.
     """
 
     cluster: Cluster
     machine: Machine
     placements: Sequence[Placement] = ()
     wait_s: float = 0.0
-    say: Callable[[str], None] = silent
+    say: Callable[[str], None] = lambda text: None
     sleep: Callable[[float], None] = time.sleep
     _others: list[tuple[Node, int]] = field(default_factory=list)
 

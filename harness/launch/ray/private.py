@@ -130,7 +130,7 @@ def autoscaling_coordinator() -> Any:
 
 
 class AutoscalerState(NamedTuple):
-    """What the autoscaler has published. ``refused``: the bundles of each request that it says it cannot meet.
+    """The published state of the autoscaler. ``refused``: the bundles of each request that it cannot meet.
 
     The cluster's resources and requests have a ``version``, which grows whenever they are read; ``answered`` is the
     version that the autoscaler had read: it publishes every few seconds.
@@ -182,17 +182,13 @@ def leave_out_requests(trainer: object) -> None:
     run = getattr(trainer, RUN_CONTROLLER, None)
     if policy is None or run is None:
         return
-
-    silent = type("WithoutRequest", (policy,), dict.fromkeys(REQUESTS, _request_nothing))
+    # in place of the methods that request, renew and cancel
+    silent = type("WithoutRequest", (policy,), dict.fromkeys(REQUESTS, lambda policy: None))
 
     def run_controller(*, scaling_policy: Any, **given: object) -> object:
         return run(scaling_policy=silent(scaling_config=scaling_policy.scaling_config), **given)
 
     setattr(trainer, RUN_CONTROLLER, run_controller)
-
-
-def _request_nothing(policy: object) -> None:
-    """Take the place of a method that requests, renews or cancels."""
 
 
 def drop_callbacks(trainer: object, names: Sequence[str]) -> None:

@@ -22,6 +22,24 @@ JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray for the driver of a job, alone: the job's runtime environment and metadata."""
 CACHE = "working_dir_files"
 """The folder of each node in which Ray unpacks working directories, and from which it removes them."""
+Handler = Callable[[int, FrameType | None], object] | int | None
+NO_AUTO_INIT = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+"""Ray reads it when it is imported."""
+CONNECT_TIMEOUT_S, PORT_TIMEOUT_S = 25, 5
+TRIES = "5"
+"""Retries of the process that checks whether a cluster answers, one second apart."""
+TRY = """
+import json, sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+    sys.exit(1)
+"""
+REFUSED = ("Unauthenticated", "InvalidAuthToken")
+"""In what Ray's C++ code prints if the cluster refuses the token; its exception does not say so."""
+_VERSIONS = re.compile(r"Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)", re.DOTALL)
+"""Matches Ray's error about versions: the cluster's, and this process's."""
 
 
 def in_job() -> bool:
@@ -44,11 +62,6 @@ def has_working_dir() -> bool:
 def is_lost_with_job(folder: Path) -> bool:
     """Return whether Ray removes what a job writes to a folder: it is below the copy of the working directory."""
     return in_job() and (not folder.is_absolute() or CACHE in folder.parts)
-
-
-Handler = Callable[[int, FrameType | None], object] | int | None
-NO_AUTO_INIT = {"RAY_ENABLE_AUTO_CONNECT": "0"}
-"""Ray reads it when it is imported."""
 
 
 @contextlib.contextmanager
@@ -119,23 +132,6 @@ def _handle(handlers: Mapping[signal.Signals, Handler]) -> None:
     for number, handler in handlers.items():
         with contextlib.suppress(ValueError, TypeError):  # not in the main thread, or not set from Python
             signal.signal(number, handler)
-
-
-CONNECT_TIMEOUT_S, PORT_TIMEOUT_S = 25, 5
-TRIES = "5"
-"""Retries of the process that checks whether a cluster answers, one second apart."""
-TRY = """
-import json, sys, ray
-try:
-    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-except Exception as error:
-    print(json.dumps([type(error).__name__, str(error)]))
-    sys.exit(1)
-"""
-REFUSED = ("Unauthenticated", "InvalidAuthToken")
-"""In what Ray's C++ code prints if the cluster refuses the token; its exception does not say so."""
-_VERSIONS = re.compile(r"Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)", re.DOTALL)
-"""Of Ray's own error: the cluster's versions, and this process's."""
 
 
 def check_reachable(address: str) -> None:

@@ -1,13 +1,12 @@
-"""What Ray Train calls on every rank: it finds its devices, registers with the driver, and runs the group's trials."""
+"""The training function of Ray Train: find the rank's devices, register with the driver, run the group's trials."""
 
 from __future__ import annotations
 
 import signal
-from typing import TypedDict
+from typing import Any
 
 import ray
 import torch
-from ray.actor import ActorHandle
 from ray.train import get_context
 from ray.train.torch import get_devices
 
@@ -18,15 +17,7 @@ from harness.launch.startup import Received, Registration
 from harness.train.ranks import Ranks
 
 
-class TrainConfig(TypedDict):
-    """The argument of ``train``."""
-
-    job: Job
-    mailbox: ActorHandle
-    launch: int
-
-
-def train(config: TrainConfig) -> None:
+def train(config: dict[str, Any]) -> None:
     """Run the group's trials on this rank: the training function of Ray Train."""
     job, mailbox, launch = config["job"], config["mailbox"], config["launch"]
     process = register(connected=True)

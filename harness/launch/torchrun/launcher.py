@@ -20,7 +20,7 @@ import psutil
 
 from harness.config.experiment import Experiment
 from harness.doctor.gate import SkipRule, skip_reason, skip_rules
-from harness.launch.agent import NodeAgent, interface_of
+from harness.launch.agent import NodeAgent, interface_of, runs
 from harness.launch.failures import despite, explained, from_exit, from_hang, primary
 from harness.launch.protocol import GroupStarted, Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer
@@ -36,6 +36,8 @@ from harness.system.user_code import CodeVersion
 
 OUTPUT_BYTES = 20_000
 END_S, POLL_S = 5.0, 0.01
+START_S = 120.0
+"""Timeout until the first process registers: that of Ray's worker groups."""
 
 
 @dataclass
@@ -69,7 +71,7 @@ def start_processes(job: Job, deadline: float | None) -> Iterator[Processes]:
         output = stack.enter_context(tempfile.TemporaryFile())
         agent = subprocess.Popen(
             command(job_file, job.group.placement.workers),
-            env={**_interfaces(), **os.environ, **_variables(job), KEY_VARIABLE: mailbox.key.hex()},
+            env={**_variables(job), KEY_VARIABLE: mailbox.key.hex()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -91,19 +93,17 @@ def command(job_file: Path, workers: int) -> list[str]:
 
 
 def _variables(job: Job) -> dict[str, str]:
+    loopback = interface_of(ADDRESS) or "lo"
     hidden = job.version.hidden if job.version else ()
     return {
+        "GLOO_SOCKET_IFNAME": loopback,  # unless the user has set it
+        "NCCL_SOCKET_IFNAME": loopback,
+        **os.environ,
         **process_variables(job.group, job.threads_per_device),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONPATH": os.pathsep.join(path_without(*hidden)),  # modules that the driver finds,
         "PYTHONSAFEPATH": "1",  # and none of the current folder
     }
-
-
-def _interfaces() -> dict[str, str]:
-    """Return the loopback interface for gloo and NCCL; a variable of the user has priority."""
-    loopback = interface_of(ADDRESS) or "lo"
-    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
 
 
 def _end(processes: Processes) -> None:
@@ -124,20 +124,8 @@ def _end(processes: Processes) -> None:
             os.killpg(pid, signal.SIGKILL)
     agent.wait()
     until = time.monotonic() + END_S  # they hold GPU memory that the next trial needs
-    while time.monotonic() < until and not all(map(_gone, ended)):
+    while time.monotonic() < until and any(runs(process.pid) for process in ended):
         time.sleep(POLL_S)
-
-
-def _gone(process: psutil.Process) -> bool:
-    """Return whether a process has ended; zombies count, since in a container there may be no reaper."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-START_S = 120.0
-"""Timeout until the first process registers: that of Ray's worker groups."""
 
 
 @dataclass(frozen=True)

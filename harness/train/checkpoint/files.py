@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from harness.errors import WorkloadError
 from harness.train.checkpoint.state import State, Tensors, capture, restore
@@ -36,7 +35,14 @@ def write(folder: Path, epoch: int, state: State, values: Mapping[str, object]) 
         shutil.rmtree(old, ignore_errors=True)
     partial.mkdir()
     for part in PARTS:
-        save_file(_storable(getattr(state, part)), partial / f"{part}.safetensors")
+        stored: Tensors = {}
+        seen: set[int] = set()
+        for name, tensor in getattr(state, part).items():
+            here = tensor.detach().cpu().contiguous()
+            shared = here.untyped_storage().data_ptr() in seen
+            seen.add(here.untyped_storage().data_ptr())
+            stored[name] = here.clone() if shared else here
+        save_file(stored, partial / f"{part}.safetensors")
     (partial / VALUES).write_text(json.dumps({**state.values, **values}), encoding="utf-8")
     for path in (*partial.iterdir(), partial):
         _sync(path)
@@ -62,18 +68,6 @@ def read(folder: Path, epoch: int) -> State | None:
     except (OSError, ValueError, RecursionError, SafetensorError):
         return None
     return State(model, optimizer, rng, values) if isinstance(values, dict) else None
-
-
-def _storable(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Return the tensors contiguous and without shared storage: safetensors rejects tied weights."""
-    stored: Tensors = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        here = tensor.detach().cpu().contiguous()
-        shared = here.untyped_storage().data_ptr() in seen
-        seen.add(here.untyped_storage().data_ptr())
-        stored[name] = here.clone() if shared else here
-    return stored
 
 
 def _sync(path: Path) -> None:
@@ -105,18 +99,19 @@ class CheckpointManager:
             return
         state = capture(self.training, self.ranks)
         if self.ranks.first:
-            write(self.folder, epoch, state, {**self._facts(epoch), **values})
+            facts = {"torch": torch.__version__, "epoch": epoch, "trained": dict(self.trained)}
+            write(self.folder, epoch, state, {**facts, **values})
         self.ranks.barrier()  # no rank continues before the checkpoint is on disk
-
-    def _facts(self, epoch: int) -> dict[str, object]:
-        return {"torch": torch.__version__, "epoch": epoch, "trained": dict(self.trained)}
 
     def resume(self) -> Mapping[str, Any]:
         """Restore the newest complete checkpoint and return its plain values; return {} if there is none.
 
         Raise WorkloadError if a rank cannot read the checkpoint that rank 0 found.
         """
-        epoch = self.ranks.broadcast(self._newest() if self.ranks.first else None)
+        epoch: int | None = None
+        if self.ranks.first:
+            epoch = next((number for number in epochs(self.folder) if read(self.folder, number)), None)
+        epoch = self.ranks.broadcast(epoch)
         if epoch is None:
             return {}
         state = read(self.folder, epoch)
@@ -127,6 +122,3 @@ class CheckpointManager:
             )
         restore(state, self.training, self.ranks)
         return state.values
-
-    def _newest(self) -> int | None:
-        return next((epoch for epoch in epochs(self.folder) if read(self.folder, epoch)), None)

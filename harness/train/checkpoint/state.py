@@ -70,7 +70,7 @@ def restore(state: State, training: Training, ranks: Ranks) -> None:
 
 
 def _parted(optimizer: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-    """Split an optimizer's state dict into its tensors and all other values."""
+    """Split an optimizer's state dict into its tensors and all other values; tuples become mappings for JSON."""
     tensors: Tensors = {}
     scalars: dict[str, dict[str, Any]] = {}
     for parameter, entries in optimizer.get("state", {}).items():
@@ -79,14 +79,20 @@ def _parted(optimizer: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
                 tensors[f"{parameter}/{name}"] = value
             else:
                 scalars.setdefault(parameter, {})[name] = value
-    groups = [{name: _plain(value) for name, value in group.items()} for group in optimizer.get("param_groups", [])]
+    groups = [
+        {name: {"tuple": list(value)} if isinstance(value, tuple) else value for name, value in group.items()}
+        for group in optimizer.get("param_groups", [])
+    ]
     return tensors, {"optimizer": {"state": scalars, "param_groups": groups}}
 
 
 def _joined(state: State) -> dict[str, Any]:
     """Return the optimizer's state dict in torch's layout."""
     kept = state.values["optimizer"]
-    groups = [{name: _from_plain(value) for name, value in group.items()} for group in kept["param_groups"]]
+    groups = [
+        {name: tuple(value["tuple"]) if isinstance(value, dict) else value for name, value in group.items()}
+        for group in kept["param_groups"]
+    ]
     entries: dict[str, dict[str, Any]] = {name: {} for group in groups for name in group["params"]}
     for parameter, scalars in kept["state"].items():
         entries[parameter].update(scalars)
@@ -94,15 +100,6 @@ def _joined(state: State) -> dict[str, Any]:
         parameter, _, name = key.rpartition("/")
         entries[parameter][name] = tensor
     return {"state": {name: entry for name, entry in entries.items() if entry}, "param_groups": groups}
-
-
-def _plain(value: object) -> object:
-    """Return a tuple, such as Adam's betas, as a mapping, since JSON has no tuples; other values unchanged."""
-    return {"tuple": list(value)} if isinstance(value, tuple) else value
-
-
-def _from_plain(value: object) -> Any:
-    return tuple(value["tuple"]) if isinstance(value, dict) else value
 
 
 def _generators(devices: Sequence[torch.device]) -> tuple[Tensors, PythonState]:

@@ -1,4 +1,4 @@
-"""What a checkpoint is of: enough to build its model and its validation data again, on one device."""
+"""The training that a checkpoint belongs to: enough to rebuild its model and validation data on one device."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ INSTALLED = ("site-packages", "dist-packages")
 class Trained(BaseModel):
     """A checkpoint's workload, its options and what it was trained with.
 
-    ``micro_batch_size``: samples in one forward pass on one device; None if an earlier version wrote the checkpoint.
-    ``code``: the hash of each module of the user's own, by name; of earlier versions that of the class's file.
+    ``micro_batch_size``: samples in one forward pass on one device. ``code``: the hash of each module of the user's
+    own, by name; None for a built-in workload.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -40,9 +40,9 @@ class Trained(BaseModel):
     workload_options: dict[str, PlainValue]
     precision: PrecisionName
     global_batch_size: Count
-    micro_batch_size: Count | None = None
+    micro_batch_size: Count
     seed: Seed
-    code: dict[str, str] | str | None
+    code: dict[str, str] | None
 
     @property
     def own(self) -> bool:
@@ -82,7 +82,7 @@ def trained_of(values: Mapping[str, object], place: str) -> Trained:
 
 def cell_of(trained: Trained, device: str) -> Cell:
     """Return the cell on one device that evaluates what a checkpoint holds; its optimizer takes no step."""
-    batch = trained.micro_batch_size or trained.global_batch_size
+    batch = trained.micro_batch_size
     named = (trained.workload, trained.data, trained.model)
     return Cell(
         *(*named, BASE_STRATEGY, device, 1, 1, "strong", batch, batch),
@@ -113,10 +113,10 @@ def check_code(trained: Trained, file: Path) -> None:
     """Raise WorkloadError unless the modules of the user's own are those that the checkpoint was trained with.
 
     ``file``: the experiment file, in whose folder they are looked for first. Nothing is imported. Compared are the
-    modules that were loaded when the training began; of checkpoints of earlier versions only that of the class.
+    modules that were loaded when the training began.
     """
     module = _module(trained.workload)
-    recorded = trained.code if isinstance(trained.code, dict) else {module: trained.code}
+    recorded = trained.code or {}
     for name in (module, *recorded):
         place = module_file(name, [str(file.parent), *sys.path])
         if place is None:

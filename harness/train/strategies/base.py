@@ -127,6 +127,16 @@ def _is_list(module: nn.Module) -> bool:
     return type(module) in (nn.ModuleList, nn.Sequential)
 
 
+class Wrapping(Strategy):
+    """A strategy whose ``wrap`` returns the model as the attribute ``module`` of a wrapper."""
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the model inside the wrapper."""
+        inner = model.module
+        assert isinstance(inner, nn.Module)
+        return inner
+
+
 class Single(Strategy):
     """The model itself, on its device."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,14 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.train.phases import ExchangePoint, Report
-from harness.train.strategies.base import Strategy, WrapContext
-
-
-class Bucket(Protocol):
-    """The part of torch's GradBucket that hooks use here."""
-
-    def buffer(self) -> torch.Tensor: ...
-
+from harness.train.strategies.base import WrapContext, Wrapping
 
 Hook = Callable[..., torch.futures.Future[torch.Tensor]]
 """Takes the process group, None for that of all ranks, and a bucket; returns the averaged gradients to come."""
@@ -33,7 +26,7 @@ HOOKS: Mapping[str, Hook | None] = {
 """How gradients are exchanged: in float32, or rounded before and cast back after."""
 
 
-class Ddp(Strategy):
+class Ddp(Wrapping):
     """torch's DistributedDataParallel."""
 
     traits = BUILTIN_TRAITS["ddp"]
@@ -46,12 +39,6 @@ class Ddp(Strategy):
         """Return the model in a new wrapper whose hook reports each bucket, and then exchanges it as the cell does."""
         hook = HOOKS[_hook_name(context)]
         return _wrapped(model, context, _reporting(hook or default_hooks.allreduce_hook, report, compresses=bool(hook)))
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model inside the wrapper."""
-        inner = model.module
-        assert isinstance(inner, nn.Module)
-        return inner
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
         """Return DDP's no_sync() unless ``enabled``."""
@@ -80,7 +67,7 @@ def _wrapped(model: nn.Module, context: WrapContext, hook: Hook | None) -> nn.Mo
 def _reporting(hook: Hook, report: Report, *, compresses: bool) -> Hook:
     """Return a hook that reports the bytes of a bucket as they are exchanged, in 16 bits if it compresses."""
 
-    def run(group: dist.ProcessGroup | None, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
+    def run(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         gradients = bucket.buffer()
         report(ExchangePoint("bucket", reduce_bytes=gradients.numel() * (2 if compresses else gradients.itemsize)))
         return hook(group, bucket)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.train.strategies.base import Strategy, WrapContext
+from harness.train.strategies.base import WrapContext, Wrapping
 
 
 class ReplicatedModule(nn.Module):
@@ -34,25 +34,17 @@ class ReplicatedModule(nn.Module):
             return gather(outputs)
 
 
-class _Context(Protocol):
-    """The part of torch's FunctionCtx that Broadcast uses; ``size``: the parameters of one replica."""
-
-    size: int
-
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-
 class Broadcast(torch.autograd.Function):
     """Copies parameters for every replica; backward, sums their gradients. Profiles name it as on CUDA."""
 
     @staticmethod
-    def forward(ctx: _Context, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.size = len(parameters)
+    def forward(ctx: Any, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.size = len(parameters)  # of one replica
         ctx.set_materialize_grads(False)
         return tuple(parameter.clone() for _ in range(count) for parameter in parameters)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         columns = (gradients[index :: ctx.size] for index in range(ctx.size))
         return (None, *(_sum([gradient for gradient in column if gradient is not None]) for column in columns))
 
@@ -131,7 +123,7 @@ def _apply(models: Sequence[nn.Module], chunks: Sequence[object]) -> list[object
         return list(pool.map(forward, models, chunks))
 
 
-class DataParallel(Strategy):
+class DataParallel(Wrapping):
     """nn.DataParallel on CUDA; an emulation on CPU, where nn.DataParallel would run the bare module."""
 
     traits = BUILTIN_TRAITS["dp"]
@@ -143,9 +135,3 @@ class DataParallel(Strategy):
         if devices[0].type == "cuda":
             return nn.DataParallel(model, device_ids=[device.index or 0 for device in devices])
         return ReplicatedModule(model, len(devices))
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model inside the wrapper."""
-        inner = model.module
-        assert isinstance(inner, nn.Module)
-        return inner

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
+NORMS = (nn.modules.batchnorm._NormBase,)
+"""Layers with statistics, which are float32: their kernels take no weights of another dtype than the statistics."""
 
-def whole_draws() -> TorchDispatchMode:
-    """Return a context in which a sharded tensor that is filled with random numbers gets its part of a whole draw.
+
+class WholeDraws(TorchDispatchMode):
+    """Fills a sharded tensor that is drawn at random with its part of a draw of the whole tensor.
 
     Each in-place draw happens on the host, over the whole shape, by torch's CPU generator: ranks with the same seed
     agree with each other and with one device. Host memory holds one whole parameter at a time.
     """
-    return _WholeDraws()  # type: ignore[no-untyped-call]
 
-
-class _WholeDraws(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: OpOverload,
@@ -105,16 +105,12 @@ def observe_groups(groups: Sequence[Group], report: Report) -> None:
         backward = ExchangePoint("backward", number, gather_bytes=group.gather_bytes if group.reshards else 0)
         gradients = ExchangePoint("gradients", number, reduce_bytes=group.reduce_bytes)
         for module in group.modules:
-            module.register_forward_pre_hook(partial(_report_forward, report, forward))
+            module.register_forward_pre_hook(lambda module, inputs, point=forward: report(point))
             module.register_forward_hook(partial(_report_backward, report, backward))
         own = [p for module in group.modules for p in module.parameters() if p.requires_grad and p not in taken]
         taken.update(own)
         for parameter in dict.fromkeys(own):
-            parameter.register_post_accumulate_grad_hook(partial(_report_gradient, report, gradients))
-
-
-def _report_forward(report: Report, point: ExchangePoint, module: nn.Module, inputs: object) -> None:
-    report(point)
+            parameter.register_post_accumulate_grad_hook(lambda parameter, point=gradients: report(point))
 
 
 def _report_backward(report: Report, point: ExchangePoint, module: nn.Module, inputs: object, outputs: object) -> None:
@@ -122,21 +118,6 @@ def _report_backward(report: Report, point: ExchangePoint, module: nn.Module, in
     for output in tree_leaves(outputs):
         if isinstance(output, torch.Tensor) and output.requires_grad:
             output.register_hook(lambda gradient: report(point))
-
-
-def _report_gradient(report: Report, point: ExchangePoint, parameter: torch.Tensor) -> None:
-    report(point)
-
-
-NORMS = (nn.modules.batchnorm._NormBase,)
-"""Layers with statistics, which are float32: their kernels take no weights of another dtype than the statistics."""
-
-
-class _Sharding(TypedDict):
-    """Arguments of every call of fully_shard."""
-
-    mesh: DeviceMesh
-    reshard_after_forward: bool | int | None
 
 
 class Fsdp(Strategy):
@@ -165,26 +146,31 @@ class Fsdp(Strategy):
         if options.get("sync_batch_norm", False):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         reshard = options.get("reshard_after_forward")
-        sharding: _Sharding = {
-            "mesh": self.mesh(context),
-            "reshard_after_forward": reshard if isinstance(reshard, int) else None,  # all but the root, as in torch
-        }
+        after_forward = reshard if isinstance(reshard, int) else None  # all but the root, as in torch
+        shard = partial(fully_shard, mesh=self.mesh(context), reshard_after_forward=after_forward)
         reduced = None if self.autocasts(options) else context.precision.reduced
         policy = _policy(reduced)
         norms: list[nn.Module] = [m for m in model.modules() if reduced and isinstance(m, NORMS) and [*m.parameters()]]
         # such a layer may be a unit itself, as in nn.Sequential
-        units = [unit for unit in context.units(model) if _trains(unit) and unit not in norms]
+        trained = [unit for unit in context.units(model) if any(p.requires_grad for p in unit.parameters())]
+        units = [unit for unit in trained if unit not in norms]
         # before sharding, which replaces parameters; torch's default gathers the root's once a step
         parts = [Part(norms, None, reshard is not False)] if norms else []
         parts += [Part([unit], reduced, reshard is not False) for unit in units]
         self._groups = groups_of([*parts, Part([model], reduced, reshard is True)])
         self.shard_units = len(self._groups)
         if norms:  # frozen weights too: else the group around them gathers them in 16 bits
-            fully_shard(norms, mp_policy=_policy(None), **sharding)
+            shard(norms, mp_policy=_policy(None))
         for unit in units:
-            fully_shard(unit, mp_policy=policy, **sharding)
-        fully_shard(model, mp_policy=replace(policy, output_dtype=torch.float32) if reduced else policy, **sharding)
-        return _initialised(model, context)
+            shard(unit, mp_policy=policy)
+        shard(model, mp_policy=replace(policy, output_dtype=torch.float32) if reduced else policy)
+        if any(parameter.is_meta for parameter in model.parameters()):
+            if context.init_weights is None:
+                raise WorkloadError("the workload's model is on the meta device, and it has no init_weights(model)")
+            model.to_empty(device=context.devices[0])
+            with WholeDraws(), torch.no_grad():  # type: ignore[no-untyped-call]
+                context.init_weights(without_autocast(model))
+        return model
 
     def mesh(self, context: WrapContext) -> DeviceMesh:
         """Return the mesh of all ranks: one dimension, or for ``mesh: hybrid`` nodes x the ranks of each (HSDP)."""
@@ -247,18 +233,3 @@ def _policy(reduced: torch.dtype | None) -> MixedPrecisionPolicy:
     if reduced is None:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     return MixedPrecisionPolicy(param_dtype=reduced, reduce_dtype=torch.float32)
-
-
-def _trains(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
-
-
-def _initialised(model: nn.Module, context: WrapContext) -> nn.Module:
-    """Return the sharded model with its shards on the device, initialised there if it was on the meta device."""
-    if any(parameter.is_meta for parameter in model.parameters()):
-        if context.init_weights is None:
-            raise WorkloadError("the workload's model is on the meta device, and it has no init_weights(model)")
-        model.to_empty(device=context.devices[0])
-        with whole_draws(), torch.no_grad():
-            context.init_weights(without_autocast(model))
-    return model

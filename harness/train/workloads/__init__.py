@@ -13,6 +13,9 @@ from harness.errors import Collected, HarnessError, WorkloadError, nearest
 from harness.plan.cell import Cell, Options
 from harness.system.user_code import load_user_class
 
+Collate = Callable[[list[object]], object]
+"""Samples -> batch."""
+
 
 class SizedDataset(Protocol):
     """A map-style data set: with a length, indexed by integers from 0."""
@@ -24,8 +27,6 @@ class SizedDataset(Protocol):
 
 Datasets = tuple[SizedDataset, SizedDataset]
 """Training and validation data."""
-Collate = Callable[[list[object]], object]
-"""Samples -> batch."""
 
 
 class Workload(Protocol):

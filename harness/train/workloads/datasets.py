@@ -24,6 +24,23 @@ from harness.train.workloads import Datasets
 T = TypeVar("T", covariant=True)
 Draw = Callable[[int, torch.Generator], T]
 """(index, generator seeded with it) -> sample. With worker processes that are not forked it must be picklable."""
+NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
+DIGITS, DIGITS_VALIDATION = 1797, 360
+CIFAR10_HINT = (
+    "Unpack cifar-10-python.tar.gz (from https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that "
+    "workload_options.data_folder names, or set workload_options.download to true on a machine with a network"
+)
+NOISE_STARTS, NOISE_STRIDE = 2**20, 0x9E3779B1
+"""Number of starts of synthetic images in the noise; the stride is odd, so that as many images differ."""
+CIFAR10_FOLDER = "cifar-10-batches-py"
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+STDLIB = "stdlib"
+HELD_OUT = 10
+"""One byte in HELD_OUT is for validation: whole files or, if they are less than half of that, the end of each file."""
+SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages", "dist-packages")
+LOOKED_AT = 4096
+"""Bytes at the start of a file; a zero among them means that the file is not text."""
+Texts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 
 
 class Synthetic(Dataset[T], Generic[T]):
@@ -44,17 +61,6 @@ def synthetic_datasets(draw: Draw[T], samples: int) -> tuple[Synthetic[T], Synth
     """Return a training set, and a validation set of a tenth as many other samples."""
     held_out = max(1, samples // 10)
     return Synthetic(draw, range(samples)), Synthetic(draw, range(samples, samples + held_out))
-
-
-NAMES = ("digits", "cifar10", "synthetic", "synthetic_device")
-DIGITS, DIGITS_VALIDATION = 1797, 360
-CIFAR10_HINT = (
-    "Unpack cifar-10-python.tar.gz (from https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that "
-    "workload_options.data_folder names, or set workload_options.download to true on a machine with a network"
-)
-NOISE_STARTS, NOISE_STRIDE = 2**20, 0x9E3779B1
-"""Number of starts of synthetic images in the noise; the stride is odd, so that as many images differ."""
-CIFAR10_FOLDER = "cifar-10-batches-py"
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,8 @@ def load(name: str, source: Source) -> Datasets:
     loaders: dict[str, Callable[[Source], Datasets]] = {
         "digits": lambda s: _digits(s.image_size),
         "cifar10": _cifar10,
-        "synthetic": _synthetic,
-        "synthetic_device": _synthetic,
+        "synthetic": lambda s: synthetic_datasets(s.draw, s.synthetic_samples),
+        "synthetic_device": lambda s: synthetic_datasets(s.draw, s.synthetic_samples),
     }
     return loaders[name](source) if name in loaders else _folder(Path(name), source)
 
@@ -122,7 +128,7 @@ def _digits(image_size: int) -> Datasets:
 
 def read_digits(image_size: int) -> tuple[Tensor, Tensor]:
     """Return scikit-learn's 1,797 real 8x8 digits, resized to (1797, 1, side, side), from 0 to 1, and their labels."""
-    table = _digits_table()
+    table = np.loadtxt(sklearn_datasets() / "data" / "digits.csv.gz", delimiter=",")  # 64 pixels and the label
     images = torch.tensor(table[:, :64], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     labels = torch.tensor(table[:, 64], dtype=torch.int64)
     return torch.nn.functional.interpolate(images, size=image_size, mode="bilinear", align_corners=False), labels
@@ -134,24 +140,15 @@ def split_digits() -> tuple[Tensor, Tensor]:
     return order[DIGITS_VALIDATION:], order[:DIGITS_VALIDATION]
 
 
-def _digits_table() -> np.ndarray:
-    """Return 64 pixels and the label of each digit, shape (1797, 65).
+def sklearn_datasets() -> Path:
+    """Return the folder of scikit-learn's data sets; raise WorkloadError without it.
 
-    Reads scikit-learn's file without importing it, which takes over a second in every worker process.
+    Its import would take over a second in every worker process.
     """
     found = importlib.util.find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise WorkloadError("grid.data: digits ships with scikit-learn, which is not installed")
-    file = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    if file.exists():
-        return np.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits  # another version may have another path
-
-    return np.column_stack(load_digits(return_X_y=True))
-
-
-def _synthetic(source: Source) -> Datasets:
-    return synthetic_datasets(source.draw, source.synthetic_samples)
+    return Path(found.submodule_search_locations[0]) / "datasets"
 
 
 def _cifar10(source: Source) -> Datasets:
@@ -192,9 +189,6 @@ def _folder(path: Path, source: Source) -> Datasets:
     return train, validation
 
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
 def _transform(source: Source, augment: bool = False) -> Callable[[object], Tensor]:
     """Return what makes a standardised tensor of an image; ``augment``: with a random crop and flip before.
 
@@ -207,16 +201,6 @@ def _transform(source: Source, augment: bool = False) -> Callable[[object], Tens
     drawn = [crop, transforms.RandomHorizontalFlip()] if augment else []
     steps = [transforms.Resize(side), *drawn, transforms.ToTensor(), transforms.Normalize(_MEAN, _STD)]
     return transforms.Compose(steps)  # type: ignore[no-any-return]
-
-
-STDLIB = "stdlib"
-HELD_OUT = 10
-"""One byte in HELD_OUT is for validation: whole files or, if they are less than half of that, the end of each file."""
-SKIPPED_FOLDERS = ("__pycache__", "node_modules", "site-packages", "dist-packages")
-LOOKED_AT = 4096
-"""Bytes at the start of a file; a zero among them means that the file is not text."""
-
-Texts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 
 
 @lru_cache(maxsize=4)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ SIZES = {"small": 1.0, "medium": 4.0, "large": 20.0}
 """MiB of float32 parameters."""
 NAMES = ("synthetic",)
 FORWARD_SHARE = 1 / 3
-"""Of a step's waits; backward computes two matrix products where forward computes one."""
+"""Share of the forward pass in a step's waits; backward computes two matrix products where forward computes one."""
 MEBIBYTE = 2**20
 
 
@@ -142,16 +142,6 @@ def wait_until(deadline: float) -> None:
         time.sleep(left)
 
 
-class _Context(Protocol):
-    """The part of torch's FunctionCtx that Waiting uses."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    scale: float
-    schedule: Schedule
-    place: int
-
-
 class Waiting(torch.autograd.Function):
     """Returns values + scale x the sum of the weight, after a wait; backward likewise.
 
@@ -160,13 +150,13 @@ class Waiting(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: _Context, values: Tensor, weight: Tensor, scale: float, schedule: Schedule, place: int) -> Tensor:
+    def forward(ctx: Any, values: Tensor, weight: Tensor, scale: float, schedule: Schedule, place: int) -> Tensor:
         ctx.shape, ctx.dtype, ctx.scale, ctx.schedule, ctx.place = weight.shape, weight.dtype, scale, schedule, place
         schedule.wait_forward(place)
         return values + scale * weight.numel() * weight[0]
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         ctx.schedule.wait_backward(ctx.place)
         of_weight = (ctx.scale * gradient.sum()).to(ctx.dtype).expand(ctx.shape)

@@ -16,6 +16,15 @@ from harness.train.workloads.checks import whole_number
 DEPTHS = {f"resnet{6 * n + 2}": n for n in (1, 2, 3, 5, 7, 9)}
 """resnet8, 14, 20, 32, 44 and 56: the number of blocks in each of the three stages."""
 NORMS = ("batch", "group")
+TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+MODELS = (*DEPTHS, *TORCHVISION)
+SMALL_IMAGE = 64
+"""Up to this side in pixels, torchvision's models get the stem of He et al.'s CIFAR networks by default."""
+STEM_STRIDES = {"cifar": 1, "cifar_stride2": 2}
+STEMS = (*STEM_STRIDES, "imagenet")
+"""First layers of torchvision's models: a 3x3 convolution of stride 1 or 2 without pooling, or torchvision's own."""
+IMAGE_SIZES = {"digits": 16, "cifar10": 32}
+CLASSES = {"digits": 10, "cifar10": 10}
 
 
 def make_norm(kind: str, channels: int) -> nn.Module:
@@ -66,17 +75,6 @@ class SmallResNet(nn.Module):
         return logits
 
 
-TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-MODELS = (*DEPTHS, *TORCHVISION)
-SMALL_IMAGE = 64
-"""Up to this side in pixels, torchvision's models get the stem of He et al.'s CIFAR networks by default."""
-STEM_STRIDES = {"cifar": 1, "cifar_stride2": 2}
-STEMS = (*STEM_STRIDES, "imagenet")
-"""First layers of torchvision's models: a 3x3 convolution of stride 1 or 2 without pooling, or torchvision's own."""
-IMAGE_SIZES = {"digits": 16, "cifar10": 32}
-CLASSES = {"digits": 10, "cifar10": 10}
-
-
 class ImageClassification:
     """A ResNet with cross-entropy loss.
 
@@ -110,12 +108,23 @@ class ImageClassification:
             raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, datasets.NAMES)}, or a folder's path")
         if data == "cifar10" and not data_folder:
             raise WorkloadError(f"workload_options.data_folder: cifar10 needs one. {datasets.CIFAR10_HINT}")
-        _check_variant(model, norm, stem)
+        if norm not in NORMS or (norm != "batch" and model in TORCHVISION):
+            allowed = "batch or, in the small family, group"
+            raise WorkloadError(f"workload_options.norm: got {norm!r} for {model}; allowed: {allowed}")
+        if stem is not None and (stem not in STEMS or model not in TORCHVISION):
+            allowed = f"{', '.join(STEMS)}, for {', '.join(TORCHVISION)}"
+            raise WorkloadError(f"workload_options.stem: got {stem!r} for {model}; allowed: {allowed}")
         if not isinstance(augment, bool):
             raise WorkloadError(f"workload_options.augment: got {augment!r}; allowed: true, false")
         self.norm = norm
         if model in TORCHVISION:
-            _require_torchvision()
+            try:
+                importlib.import_module("torchvision")
+            except (ImportError, RuntimeError, OSError) as error:
+                raise WorkloadError(
+                    f"torch and torchvision do not fit each other: {type(error).__name__}: {error}. Install the pair "
+                    "of one release, for example with 'pip install --upgrade torch torchvision' from one index"
+                ) from error
         self.data, self.model, self.width = data, model, whole_number("width", width, 4096)
         side = whole_number("image_size", image_size or IMAGE_SIZES.get(data, 224), 4096)
         classes = classes or CLASSES.get(data) or datasets.count_classes(data)
@@ -150,24 +159,3 @@ class ImageClassification:
         images, labels = batch
         correct = (model(images).argmax(dim=1) == labels).sum()
         return {"accuracy": (correct, len(labels))}
-
-
-def _check_variant(model: str, norm: str, stem: str | None) -> None:
-    """Raise WorkloadError if the model has no such normalisation or stem."""
-    if norm not in NORMS or (norm != "batch" and model in TORCHVISION):
-        allowed = "batch or, in the small family, group"
-        raise WorkloadError(f"workload_options.norm: got {norm!r} for {model}; allowed: {allowed}")
-    if stem is not None and (stem not in STEMS or model not in TORCHVISION):
-        allowed = f"{', '.join(STEMS)}, for {', '.join(TORCHVISION)}"
-        raise WorkloadError(f"workload_options.stem: got {stem!r} for {model}; allowed: {allowed}")
-
-
-def _require_torchvision() -> None:
-    """Raise WorkloadError if torchvision cannot be imported: its operators need the torch they were built for."""
-    try:
-        importlib.import_module("torchvision")
-    except (ImportError, RuntimeError, OSError) as error:
-        raise WorkloadError(
-            f"torch and torchvision do not fit each other: {type(error).__name__}: {error}. Install the pair of one "
-            "release, for example with 'pip install --upgrade torch torchvision' from one index"
-        ) from error

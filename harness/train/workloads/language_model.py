@@ -21,6 +21,8 @@ from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, wh
 from harness.train.workloads.datasets import STDLIB, read_texts, synthetic_datasets
 
 INITIAL_STD = 0.02
+NAMES = (STDLIB, *SYNTHETIC)
+BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,12 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self._attention(self.norm1(hidden))
-        raised = gelu(self.up(self.norm2(hidden)), approximate="tanh")
-        return hidden + self.down(raised)  # type: ignore[no-any-return]
-
-    def _attention(self, hidden: Tensor) -> Tensor:
-        split = self.query_key_value(hidden).unflatten(-1, (3, self.heads, -1))
+        split = self.query_key_value(self.norm1(hidden)).unflatten(-1, (3, self.heads, -1))
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, width / heads)
         mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.attended(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        hidden = hidden + self.attended(mixed.transpose(1, 2).flatten(2))
+        raised = gelu(self.up(self.norm2(hidden)), approximate="tanh")
+        return hidden + self.down(raised)  # type: ignore[no-any-return]
 
 
 class Gpt(nn.Module):
@@ -99,8 +98,6 @@ SHAPES = {
 }
 """120,576 parameters; 842,496; 10.8 M; 86.0 M; 124.4 M. The last is GPT-2 small, its vocabulary included, of which
 bytes use 256 rows: arithmetic and messages are those of the well-known model."""
-NAMES = (STDLIB, *SYNTHETIC)
-BYTES = 256
 
 
 class LanguageModel:

@@ -40,6 +40,12 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+NAMES = (STDLIB, *SYNTHETIC)
+BYTES = 256
+IGNORED = -100
+"""The label of padding: cross_entropy's own default."""
+SHORTEST = 4
+"""Bytes of the shortest synthetic sequence."""
 
 
 def tags(source: bytes) -> bytes:
@@ -74,12 +80,6 @@ class Size:
 
 SIZES = {"small": Size(32, 64, 1), "medium": Size(128, 256, 2), "large": Size(512, 1024, 2)}
 """33,735 parameters; 956,167; 14.8 M."""
-NAMES = (STDLIB, *SYNTHETIC)
-BYTES = 256
-IGNORED = -100
-"""The label of padding: cross_entropy's own default."""
-SHORTEST = 4
-"""Bytes of the shortest synthetic sequence."""
 
 
 class PaddedSequences:

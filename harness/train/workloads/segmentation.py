@@ -6,9 +6,7 @@ cross-entropy. It has no batch statistics and no dropout.
 
 from __future__ import annotations
 
-import importlib.util
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from torch.utils.data import Dataset
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
 from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
-from harness.train.workloads.datasets import read_digits, split_digits, synthetic_datasets
+from harness.train.workloads.datasets import read_digits, sklearn_datasets, split_digits, synthetic_datasets
 
 WIDTHS = {"small": 8, "medium": 16, "large": 32}
 """Channels of the first layer: 5,457, 21,281 and 84,033 parameters."""
@@ -134,16 +132,10 @@ def _part(image: Tensor, place: list[float], side: int) -> Tensor:
 
 @lru_cache(maxsize=1)
 def read_photographs() -> Tensor:
-    """Return scikit-learn's two photographs, shape (2, 3, 427, 640), from 0 to 1; raise WorkloadError without them.
-
-    Reads the files without importing scikit-learn, which takes over a second in every worker process.
-    """
+    """Return scikit-learn's two photographs, shape (2, 3, 427, 640), from 0 to 1; raise WorkloadError without them."""
     from PIL import Image
 
-    found = importlib.util.find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
-        raise WorkloadError("grid.data: digits ships with scikit-learn, which is not installed")
-    folder = Path(found.submodule_search_locations[0]) / "datasets" / "images"
+    folder = sklearn_datasets() / "images"
     try:
         images = [np.asarray(Image.open(folder / name).convert("RGB")) for name in PHOTOGRAPHS]
     except OSError as error:
