@@ -108,6 +108,11 @@ def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
     }
 
 
+def columns_of(row: Row, *names: str) -> Values:
+    """Return some columns of a row."""
+    return {name: row[name] for name in names}
+
+
 def ends(estimate: Estimate) -> Values:
     return {"blocks": estimate.n, **estimate.around()}
 

@@ -187,14 +187,14 @@ def _cells(results: Results, cells: Mapping[str, Rows], verdicts: Verdicts) -> d
 def _cell(results: Results, group: Rows, base: Rows, verdict: Verdict) -> RunCell:
     last = {row["block"]: float(row["throughput_per_s"]) for row in group}
     is_base = group[0]["cell_id"] == base[0]["cell_id"]
-    speeds, bases, _ = ([], [], None) if is_base else paired(group, base, None)
+    ratios = [] if is_base else paired(group, base).ratios
     return RunCell(
         first=group[0],
         rows=group,
         throughputs=tuple(last.values()),
-        base=base[0] if speeds else None,
+        base=base[0] if ratios else None,
         is_base=bool(is_base),
-        speedups=tuple(speed / other for speed, other in zip(speeds, bases, strict=True)),
+        speedups=tuple(ratios),
         conditions=conditions_of(results, group),
         verdict=verdict if group[0]["check_id"] else None,
     )

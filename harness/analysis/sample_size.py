@@ -106,5 +106,4 @@ def _ratios(group: Rows, base: Rows | None) -> list[float]:
     """Return one value a block: the ratio to the base or, without bases, the speed itself."""
     if base is None:
         return [*{row["block"]: float(row["throughput_per_s"]) for row in group}.values()]
-    speeds, others, _ = paired(group, base, None)
-    return [speed / other for speed, other in zip(speeds, others, strict=True)]
+    return paired(group, base).ratios

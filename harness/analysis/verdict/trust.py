@@ -106,13 +106,8 @@ def _further_blocks(leader: Row, base_id: str | None, rates: Rates, blocks: int)
     cells, base, own = rates.cells, rates.cells.get(base_id or ""), leader["cell_id"]
     pairs = [(cells.get(own), base), (rates.twins.get(base_id or ""), base)]
     pairs += [(cells.get(one), cells.get(other)) for one, other in rates.choices if own in (one, other)]
-    spreads = [_ratios(first, second) for first, second in pairs if first and second and first is not second]
+    spreads = [paired(first, second).ratios for first, second in pairs if first and second and first is not second]
     # the table's interval of a cell that is compared with none is that of its throughput
     spreads = spreads or [list({row["block"]: float(row["throughput_per_s"]) for row in cells.get(own, ())}.values())]
     needed = [stein_blocks(values, HALFWIDTH) for values in spreads if len(values) > 1]
     return max(0, max([GOOD_BLOCKS, *needed]) - blocks)
-
-
-def _ratios(first: Rows, second: Rows) -> list[float]:
-    speeds, others, _ = paired(first, second, None)
-    return [speed / other for speed, other in zip(speeds, others, strict=True)]
