@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, bases_of, by_cell, measured, nearest
-from harness.analysis.evidence import SLOW_RANK, Evidence, Key, foreign_cores, gather_evidence, key_of, throttling
+from harness.analysis.common import Records, Row, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
+from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, throttling
 from harness.analysis.steps import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.environment import RunEnvironment
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
-from harness.record.frames import records
 
 WIDE_SPREAD = 0.10
 DRIFT = 1.05
@@ -198,21 +197,19 @@ def doubts(
     """Return the names of each row's doubts in ``trials``, as a tuple."""
     evidence = gather_evidence(trials, times, windows, ranks, environment)
     read = trials[[*COLUMNS]]
-    rows = records(read)
-    measured_in: dict[Key, list[Row]] = {}
-    for row in rows:
-        if row["outcome"] == "ok" and not row["purpose"]:
-            measured_in.setdefault((row["cell_id"], row["block"]), []).append(row)
-    bases = bases_of(by_cell(measured(read)))
+    rows = rows_of(read)
+    ok = [row for row in rows if row.outcome == "ok" and not row.purpose]
+    measured_in = grouped(ok, lambda row: (row.cell_id, row.block))
+    bases = bases_of(by_cell(rows_of(measured(read))))
     found: list[tuple[str, ...]] = []
     for row in rows:
         names: tuple[str, ...] = ()
-        if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
-            base_id = bases.get(row["cell_id"], row["base_id"])
-            base = nearest(row, measured_in.get((base_id, row["block"]), ()))
-            is_other = base is not None and base["trial_id"] != row["trial_id"]
-            beside = evidence[key_of(base)] if base is not None and is_other else None
-            names = tuple(_doubt_names(evidence[key_of(row)], beside))
+        if row.outcome == "ok" and pd.notna(row.throughput_per_s):
+            base_id = bases.get(row.cell_id, row.base_id)
+            base = nearest(row, measured_in.get((base_id, row.block), ()))
+            is_other = base is not None and base.trial_id != row.trial_id
+            beside = evidence[trial_key(base)] if base is not None and is_other else None
+            names = tuple(_doubt_names(evidence[trial_key(row)], beside))
         found.append(names)
     return pd.Series(found, index=trials.index, dtype=object)
 
@@ -251,9 +248,9 @@ class CountedDoubt:
         return f"{role}{self.name} ({self.count} of {self.trials})"
 
 
-def tally(rows: Rows, role: str = "") -> tuple[CountedDoubt, ...]:
+def tally(rows: Records, role: str = "") -> tuple[CountedDoubt, ...]:
     """Return each doubt of a cell's trials with its number of trials."""
-    counts = Counter(name for row in rows for name in row["doubts"])
+    counts = Counter(name for row in rows for name in row.doubts)
     return tuple(CountedDoubt(name, count, len(rows), role) for name, count in counts.items())
 
 

@@ -10,19 +10,22 @@ from functools import cached_property
 import pandas as pd
 
 from harness.analysis.common import (
+    Record,
+    Records,
     Row,
-    Rows,
     Rule,
     Values,
     bases_of,
     by_cell,
     columns_of,
     ends,
+    grouped,
     is_no_claim,
     measured,
     nearest,
     no_claims,
     order,
+    rows_of,
 )
 from harness.analysis.doubts import CountedDoubt, tally, unusual, usual_doubts
 from harness.analysis.equivalence import Verdicts, verdict_columns
@@ -35,6 +38,10 @@ OTHER_HARDWARE = "other hardware"
 OTHER_ENVIRONMENT, UNKNOWN_ENVIRONMENT = "other environment", "environment not recorded"
 """How the reason begins that two cells have no ratio: no block has both on the same hardware, or in one environment."""
 AXES = ("cell_id", "unit", *DESCRIPTION)
+
+
+PAIR_COLUMNS = ("cell_id", "block", "invocation", "environment", "device_model", "throughput_per_s")
+"""The columns of a trial that pairs are made from."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class Paired:
         }
 
 
-def paired(group: Rows, other: Rows, rule: Rule | None = None) -> Paired:
+def paired(group: Records, other: Records, rule: Rule | None = None) -> Paired:
     """Return the throughputs of two cells, given their trials, in the blocks that have both.
 
     Each block gives one pair: the last of trials of one invocation, or in a block that was cut in two of trials in
@@ -97,35 +104,33 @@ def paired(group: Rows, other: Rows, rule: Rule | None = None) -> Paired:
     pairs = _pairs(group, other)
     apart = [] if pairs else _pairs(group, other, anywhere=True)
     return Paired(
-        [float(row["throughput_per_s"]) for row, _ in pairs or apart],
-        [float(row["throughput_per_s"]) for _, row in pairs or apart],
-        [row["block"] < rule["at_least"] for row, _ in pairs or apart] if rule else None,
+        [float(row.throughput_per_s) for row, _ in pairs or apart],
+        [float(row.throughput_per_s) for _, row in pairs or apart],
+        [row.block < rule["at_least"] for row, _ in pairs or apart] if rule else None,
         _why_apart(apart, group, other) if apart else None,
     )
 
 
-def _pairs(group: Rows, base: Rows, *, anywhere: bool = False) -> list[tuple[Row, Row]]:
-    in_block: dict[int, list[Row]] = {}
-    for other in base:
-        in_block.setdefault(other["block"], []).append(other)
-    both = ((row, nearest(row, in_block.get(row["block"], ()), anywhere=anywhere)) for row in group)
+def _pairs(group: Records, base: Records, *, anywhere: bool = False) -> list[tuple[Record, Record]]:
+    in_block = grouped(base, lambda row: int(row.block))
+    both = ((row, nearest(row, in_block.get(row.block, ()), anywhere=anywhere)) for row in group)
     alike = [(row, other) for row, other in both if other and (anywhere or same_hardware(row, other))]
-    alike.sort(key=lambda pair: (pair[0]["block"], pair[0]["invocation"] == pair[1]["invocation"]))
-    return [*{row["block"]: (row, other) for row, other in alike}.values()]
+    alike.sort(key=lambda pair: (pair[0].block, pair[0].invocation == pair[1].invocation))
+    return [*{row.block: (row, other) for row, other in alike}.values()]
 
 
-def same_hardware(row: Row, other: Row) -> bool:
+def same_hardware(row: Record, other: Record) -> bool:
     """Return whether two trials ran on devices of the same model, as far as both are known."""
-    models = [each.get("device_model") for each in (row, other)]
-    return any(pd.isna(model) for model in models) or models[0] == models[1]
+    unknown = pd.isna(row.device_model) or pd.isna(other.device_model)
+    return unknown or bool(row.device_model == other.device_model)
 
 
-def _why_apart(pairs: Sequence[tuple[Row, Row]], group: Rows, other: Rows) -> str:
+def _why_apart(pairs: Sequence[tuple[Record, Record]], group: Records, other: Records) -> str:
     """Return the reason that pairs of trials, all of which ran apart, give no ratio."""
     hardware = not all(same_hardware(*pair) for pair in pairs)
     column, word, ran = ("device_model", "", "on") if hardware else ("invocation", "invocation ", "in")
-    own, theirs = (", ".join(sorted({f"{word}{row[column]}" for row in rows})) for rows in (group, other))
-    unknown = any(pd.isna(row.get("environment")) for pair in pairs for row in pair)
+    own, theirs = (", ".join(sorted({f"{word}{getattr(row, column)}" for row in rows})) for rows in (group, other))
+    unknown = any(pd.isna(row.environment) for pair in pairs for row in pair)
     name = OTHER_HARDWARE if hardware else UNKNOWN_ENVIRONMENT if unknown else OTHER_ENVIRONMENT
     return f"{name}: {own}; what it is compared with ran {ran} {theirs}"
 
@@ -135,9 +140,9 @@ def meets(estimate: Estimate, rule: Rule | None) -> bool | None:
     return None if rule is None else estimate.halfwidth is not None and estimate.halfwidth <= rule["halfwidth"]
 
 
-def _claim(pair: Paired, checked: Verdicts | None, *groups: Rows) -> Values:
+def _claim(pair: Paired, checked: Verdicts | None, *groups: Records) -> Values:
     """Return the columns on whether a ratio of these cells is a claim: their equivalence, the reason if it is none."""
-    columns = verdict_columns(checked, [rows[0]["check_id"] for rows in groups])
+    columns = verdict_columns(checked, [rows[0].check_id for rows in groups])
     return {**columns, "excluded": pair.apart} if pair.apart else columns
 
 
@@ -148,7 +153,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
     ran. A cell without a base has no row: ratios never mix bases. ``checked``: the verdicts of equivalence checks;
     the ratio of a cell that is not equivalent is no claim: ``excluded`` is set.
     """
-    cells, usual = by_cell(measured(trials)), usual_doubts(trials)
+    cells, usual = by_cell(rows_of(measured(trials))), usual_doubts(trials)
     bases = bases_of(cells)
     # ratios determine the number of blocks of such a cell, not its own throughput
     compared = {bases[cell_id] for cell_id in cells if bases[cell_id] != cell_id} | _with_control(cells.values())
@@ -161,8 +166,8 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
         row = {
             **columns_of(group[0], *AXES),
             "base_id": bases[cell_id],
-            "base_strategy": base[0]["strategy"],
-            "base_devices": base[0]["devices"],
+            "base_strategy": base[0].strategy,
+            "base_devices": base[0].devices,
             "throughput_per_s": speed.value,
             **_prefixed("throughput", speed.around()),
             "base_throughput_per_s": geometric_mean(pair.others).value,
@@ -172,7 +177,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
             "unusual": unusual(tally(group), usual),
         }
         if ratio := pair.ratio:
-            devices = float(group[0]["devices"]) / float(base[0]["devices"])
+            devices = float(group[0].devices) / float(base[0].devices)
             row |= {"speedup": ratio.value, **ends(ratio), "efficiency": ratio.value / devices}
             row |= _prefixed("efficiency", ratio.around(1 / devices))
             if cell_id not in compared:
@@ -181,18 +186,18 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
     return SCALING.frame(sorted(rows, key=order))
 
 
-def _with_control(cells: Iterable[Rows]) -> set[str]:
+def _with_control(cells: Iterable[Records]) -> set[str]:
     """Return the ids of bases that are measured under several launchers."""
     alike: dict[str, set[str]] = {}
     for first, *_ in cells:
-        if first["cell_id"] == first["base_id"]:
-            alike.setdefault(first["launchers_id"], set()).add(first["cell_id"])
+        if first.cell_id == first.base_id:
+            alike.setdefault(first.launchers_id, set()).add(first.cell_id)
     return {cell_id for ids in alike.values() if len(ids) > 1 for cell_id in ids}
 
 
-def doubts_of(group: Rows, other: Rows, role: str) -> tuple[CountedDoubt, ...]:
+def doubts_of(group: Records, other: Records, role: str) -> tuple[CountedDoubt, ...]:
     """Return the doubts of both cells of a ratio, those of the second with its role."""
-    return tally(group) + (() if group[0]["cell_id"] == other[0]["cell_id"] else tally(other, role))
+    return tally(group) + (() if group[0].cell_id == other[0].cell_id else tally(other, role))
 
 
 def _prefixed(name: str, ends: Mapping[str, float | None]) -> Values:
@@ -201,7 +206,8 @@ def _prefixed(name: str, ends: Mapping[str, float | None]) -> Values:
 
 def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     """Return the A/A test: each base against its twin, the same cell in another worker group; the noise floor."""
-    twins, bases = by_cell(measured(trials, "twin")), by_cell(measured(trials))
+    twins, counted = by_cell(rows_of(measured(trials, "twin"))), measured(trials)
+    bases = by_cell(rows_of(counted[counted["cell_id"].isin(twins)]))
     rows = []
     for cell_id, twin in twins.items():
         if pair := paired(twin, bases.get(cell_id, []), rule):
@@ -219,16 +225,16 @@ def _speeds(pair: Paired, name: str, other: str) -> Values:
 def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the ratio of each cell under Ray to the same cell under torchrun, the control, paired by block."""
     counted = measured(trials)
-    cells = by_cell(counted) if counted["launcher"].eq("torchrun").any() else {}
-    controls = {group[0]["launchers_id"]: group for group in cells.values() if group[0]["launcher"] == "torchrun"}
+    cells = by_cell(rows_of(counted)) if counted["launcher"].eq("torchrun").any() else {}
+    controls = {group[0].launchers_id: group for group in cells.values() if group[0].launcher == "torchrun"}
     rows = []
     for group in cells.values():
-        control = controls.get(group[0]["launchers_id"], [])
-        if group[0]["launcher"] == "ray" and (pair := paired(group, control, rule)):
+        control = controls.get(group[0].launchers_id, [])
+        if group[0].launcher == "ray" and (pair := paired(group, control, rule)):
             rows.append(
                 {
                     **columns_of(group[0], *AXES),
-                    "control_id": control[0]["cell_id"],
+                    "control_id": control[0].cell_id,
                     **_speeds(pair, "throughput_per_s", "control_throughput_per_s"),
                     **pair.columns(rule),
                     **_claim(pair, checked, group, control),
@@ -251,19 +257,19 @@ def versus(
     device_ids, each of which is compared with the first.
     """
     places = {name: place for place, name in enumerate(variants)}
-    groups = sorted(by_cell(measured(trials)).values(), key=lambda group: order(group[0]))
-    groups.sort(key=lambda group: places.get(group[0]["variant"], len(places)))
+    groups = sorted(by_cell(rows_of(measured(trials))).values(), key=lambda group: order(vars(group[0])))
+    groups.sort(key=lambda group: places.get(group[0].variant, len(places)))
     rows = []
-    for along in axis_pairs(((group[0], group) for group in groups), placements):
+    for along in axis_pairs(((vars(group[0]), group) for group in groups), placements):
         group, other = along.one, along.other
         own_rule = None if along.axis in SIZES else rule
         if pair := paired(group, other, own_rule):
             rows.append(
                 {
                     **columns_of(group[0], *AXES),
-                    **{tag: any(is_no_claim({tag: one[0].get(tag)}) for one in (group, other)) for tag in TAGS},
-                    **{f"other_{column}": other[0][column] for column in ("label", "strategy")},
-                    "other_id": other[0]["cell_id"],
+                    **{tag: any(is_no_claim({tag: getattr(one[0], tag)}) for one in (group, other)) for tag in TAGS},
+                    **{f"other_{column}": getattr(other[0], column) for column in ("label", "strategy")},
+                    "other_id": other[0].cell_id,
                     "axis": along.axis,
                     "value": along.value,
                     "other_value": along.other_value,
@@ -294,23 +300,23 @@ def leaders(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
     control = (counted["launcher"] == "torchrun") & bool((counted["launcher"] == "ray").any())
     different = [check for check, verdict in (checked or {}).items() if verdict.equivalence == "not equivalent"]
     claims = counted[~no_claims(counted) & ~control & ~counted["check_id"].isin(different)]
-    groups: dict[tuple[object, ...], list[Rows]] = {}
-    for cell in by_cell(claims).values():
-        groups.setdefault((*(cell[0][axis] for axis in GROUP_AXES), own_work(cell[0])), []).append(cell)
+    groups: dict[tuple[object, ...], list[Records]] = {}
+    for cell in by_cell(rows_of(claims)).values():
+        groups.setdefault((*columns_of(cell[0], *GROUP_AXES).values(), own_work(cell[0])), []).append(cell)
     rows = [row for cells in groups.values() for row in _group(cells, rule)]
     return LEADERS.frame(sorted(rows, key=order))
 
 
-def own_work(row: Row) -> str:
+def own_work(row: Record) -> str:
     """Return the options of the workload as text: settings that differ in them do other work."""
-    options = row["options"] or {}
+    options = row.options or {}
     own = {name: value for name, value in options.items() if name.startswith("workload.")}
     return json.dumps(own, sort_keys=True, default=str)
 
 
-def _group(cells: Sequence[Rows], rule: Rule | None) -> list[Row]:
+def _group(cells: Sequence[Records], rule: Rule | None) -> list[Row]:
     """Return the rows of one group."""
-    speeds = [geometric_mean([float(row["throughput_per_s"]) for row in cell]) for cell in cells]
+    speeds = [geometric_mean([float(row.throughput_per_s) for row in cell]) for cell in cells]
     leader = max(range(len(cells)), key=lambda at: speeds[at].value)
     before: set[int] = set()
     while True:
@@ -326,7 +332,7 @@ def _group(cells: Sequence[Rows], rule: Rule | None) -> list[Row]:
     return [
         {
             **columns_of(cell[0], *AXES),
-            "leader_id": cells[leader][0]["cell_id"],
+            "leader_id": cells[leader][0].cell_id,
             "settings": len(cells),
             "throughput_per_s": speed.value,
             **_prefixed("throughput", speed.around()),
