@@ -33,10 +33,6 @@ class Doubt(NamedTuple):
     beside: Callable[[Evidence, Evidence], bool] = lambda trial, base: False
 
 
-def _slow_rank(trial: Evidence) -> str:
-    return "" if trial.slow_rank is None else f" {trial.slow_rank}"
-
-
 def _settings(trial: Evidence) -> str:
     found = {setting for text in trial.values("settings") if text for setting in text.split(", ")}
     return f": {', '.join(sorted(found))}" if found else ""
@@ -74,14 +70,6 @@ def _other_devices(trial: Evidence, base: Evidence) -> bool:
 def _other_hosts(trial: Evidence, base: Evidence) -> bool:
     """Return whether a host of the base is missing; a cell on several nodes may use more hosts than its base."""
     return _both_known(trial, base) and not base.values("host") <= trial.values("host")
-
-
-def _other_environment(trial: Evidence, base: Evidence) -> bool:
-    return trial.nodes is not None and base.nodes is not None and trial.nodes != base.nodes
-
-
-def _cut_block(trial: Evidence, base: Evidence) -> bool:
-    return trial.invocation != base.invocation
 
 
 def _both_known(trial: Evidence, base: Evidence) -> bool:
@@ -132,7 +120,7 @@ DOUBTS: Mapping[str, Doubt] = {
     "slow rank": Doubt(
         f"that rank's step without gradient exchange takes more than {SLOW_RANK:g} times the median rank's "
         "(known only if throughput.explain times ddp's steps without exchange)",
-        own=_slow_rank,
+        own=lambda trial: "" if trial.slow_rank is None else f" {trial.slow_rank}",
     ),
     "settings of the process": Doubt(
         "a rank's process ran with settings that change its speed or its arithmetic, and that the experiment file does "
@@ -169,12 +157,12 @@ DOUBTS: Mapping[str, Doubt] = {
     "other hosts than the base's": Doubt("a host of the base is not among the trial's hosts", beside=_other_hosts),
     "environment differs from the base's": Doubt(
         "versions, settings or hardware differ from those of the base's worker group",
-        beside=_other_environment,
+        beside=lambda trial, base: None not in (trial.nodes, base.nodes) and trial.nodes != base.nodes,
     ),
     "block cut in two": Doubt(
         "the trial and its base are of two invocations of the command, in equal environments: an interruption lies "
         "between them, and what changed with it is in the ratio",
-        beside=_cut_block,
+        beside=lambda trial, base: trial.invocation != base.invocation,
     ),
 }
 """Doubts in the order in which a trial lists them."""
@@ -280,14 +268,12 @@ def usual_doubts(trials: pd.DataFrame) -> dict[str, Share]:
 
 def unusual(doubts: Sequence[CountedDoubt], usual: Mapping[str, Share]) -> tuple[CountedDoubt, ...]:
     """Return those of a cell's doubts that are not usual, or that clearly more of its trials have than usual."""
-    return tuple(doubt for doubt in doubts if not _is_usual(doubt, usual.get(kind_of(doubt.name))))
-
-
-def _is_usual(doubt: CountedDoubt, share: Share | None) -> bool:
-    if share is None:
-        return False
-    count, trials = share
-    return tail(doubt.count, doubt.trials, count / trials) >= CLEARLY
+    found = []
+    for doubt in doubts:
+        count, trials = usual.get(kind_of(doubt.name), (0, 1))
+        if not count or tail(doubt.count, doubt.trials, count / trials) < CLEARLY:
+            found.append(doubt)
+    return tuple(found)
 
 
 def tail(count: int, trials: int, share: float) -> float:

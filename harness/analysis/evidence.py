@@ -23,20 +23,8 @@ PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKE
 """Variables that depend on the placement of a worker group: a difference between groups is no doubt."""
 
 RANK_COLUMNS = (
-    "trial_id",
-    "attempt",
-    "node_rank",
-    "threads",
-    "settings",
-    "device_model",
-    "host",
-    "watched_s",
-    "own_cpu_s",
-    "node_cpu_s",
-    "swapped_bytes",
-    "throttled",
-    "sm_clock_mhz",
-    "foreign_gpu_processes",
+    *("trial_id", "attempt", "node_rank", "threads", "settings", "device_model", "host", "watched_s", "own_cpu_s"),
+    *("node_cpu_s", "swapped_bytes", "throttled", "sm_clock_mhz", "foreign_gpu_processes"),
 )
 TRIAL_COLUMNS = (
     *("trial_id", "attempt", "group_id", "invocation", "devices", "inline", "steady", "skipped_updates"),

@@ -132,17 +132,8 @@ def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
 
 
 WINDOW_COLUMNS = (
-    "trial_id",
-    "attempt",
-    "rank",
-    "window",
-    "window_kind",
-    "duration_s",
-    "steps",
-    "wait_s",
-    "idle_s",
-    "host_wait_s",
-    "in_turn_s",
+    *("trial_id", "attempt", "rank", "window", "window_kind", "duration_s", "steps"),
+    *("wait_s", "idle_s", "host_wait_s", "in_turn_s"),
 )
 
 

@@ -89,7 +89,8 @@ def facts_of(results: Results) -> dict[str, str]:
     pairs = [pair for invocation in environment.get("invocations", []) for pair in _of_invocation(invocation)]
     nodes = [node for group in environment.get("groups", []) for node in group["nodes"]]
     pairs += [pair for node in nodes for pair in _of_node(node)]
-    pairs += [(f"throughput.{name}", _word(value)) for name, value in _timing(results).items()]
+    timing = _timing(results).items()
+    pairs += [(f"throughput.{name}", "default" if value is None else str(value)) for name, value in timing]
     for name, value in pairs:
         values.setdefault(name, {})[value] = None
     return {name: SEVERAL.join(sorted(each)) for name, each in values.items()}
@@ -121,10 +122,6 @@ def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:
             yield name, str(value)
     yield "threads per device", str(node["threads"])
     yield from ((name, value) for name, value in node["variables"].items() if name not in PLACEMENT_VARIABLES)
-
-
-def _word(value: object) -> str:
-    return "default" if value is None else str(value)
 
 
 @dataclass(frozen=True)

@@ -31,23 +31,22 @@ COMPARED_AXES = ("workload", "data", "model", "precision", "device")
 
 def fastest(tables: Tables) -> list[Statement]:
     """State the setting to use for each model, data set and precision, on the most devices that were measured."""
-    return [_fastest("fastest", most) for _, most in _by_devices(tables)]
+    return [_fastest("fastest", most) for *_, most in _by_devices(tables)]
 
 
 def fewer_devices(tables: Tables) -> list[Statement]:
-    """State the same for each smaller number of devices, above one, on which several settings were measured."""
-    smaller = [cells for fewer, _ in _by_devices(tables) for cells in fewer if cells[0].devices > 1]
+    """State the fastest setting on each smaller number of devices, above one, that has several settings."""
+    smaller = [cells for *fewer, _ in _by_devices(tables) for cells in fewer if cells[0].devices > 1]
     return [_fastest("fewer", cells) for cells in smaller if len(cells) > 1]
 
 
-def _by_devices(tables: Tables) -> list[tuple[list[list[Record]], list[Record]]]:
-    """Return, for each model, data set and precision, the rows on fewer devices, by their number, and on the most."""
-    found: dict[tuple[object, ...], dict[int, list[Record]]] = {}
-    for row in rows_of(tables["leaders"]):
-        by_number = found.setdefault((*columns_of(row, *COMPARED_AXES).values(), own_work(row)), {})
-        by_number.setdefault(int(row.devices), []).append(row)
-    sizes = [[cells for _, cells in sorted(by_number.items())] for by_number in found.values()]
-    return [(cells[:-1], cells[-1]) for cells in sizes]
+def _by_devices(tables: Tables) -> list[list[list[Record]]]:
+    """Return the rows of each model, data set and precision by their number of devices, the most last."""
+    compared = grouped(
+        rows_of(tables["leaders"]), lambda row: (*columns_of(row, *COMPARED_AXES).values(), own_work(row))
+    )
+    by_number = (grouped(rows, lambda row: int(row.devices)) for rows in compared.values())
+    return [[rows for _, rows in sorted(of.items())] for of in by_number]
 
 
 def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
