@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import pandas as pd
@@ -83,7 +83,7 @@ def claim_tags(row: Row) -> list[str]:
 
 
 def no_claims(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Return the same of each row of a frame."""
+    """Return of each row of a frame whether its speed is no claim."""
     flags = {tag: frame[tag].fillna(False).astype(bool) for tag in TAGS if tag in frame}
     return pd.DataFrame(flags, index=frame.index).any(axis=1)
 
@@ -186,16 +186,11 @@ def differing_axes(row: Row, other: Row) -> list[str]:
 
 
 def _content(row: Row, by: frozenset[str]) -> dict[str, object]:
-    without = by | NOT_NAMED - {"scaling", "oversubscribed"}
-    without |= BATCHES if by & BATCHES else {_following_batch(row)}
-    axes = {name: row[name] for name in CELL_AXES if name not in without}
-    return {**axes, **{name: value for name, value in _options(row, by) if name not in by}}
-
-
-def _following_batch(row: Row) -> str:
-    return "per_device_batch_size" if row["scaling"] == "strong" else "global_batch_size"
-
-
-def _options(row: Row, by: frozenset[str]) -> Iterator[tuple[str, PlainValue]]:
+    following = "per_device_batch_size" if row["scaling"] == "strong" else "global_batch_size"
+    without = by | NOT_NAMED - {"scaling", "oversubscribed"} | (BATCHES if by & BATCHES else {following})
     options: Mapping[str, PlainValue] = row["options"] or {}
-    return ((name, value) for name, value in options.items() if not ("strategy" in by and is_own_option(row, name)))
+    own = {name for name in options if is_own_option(row, name)} if "strategy" in by else set()
+    return {
+        **{name: row[name] for name in CELL_AXES if name not in without},
+        **{name: value for name, value in options.items() if name not in by | own},
+    }

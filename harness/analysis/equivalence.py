@@ -68,11 +68,6 @@ def _recorded(checks: pd.DataFrame, ok: Mapping[tuple[str, int], str]) -> Record
     return found
 
 
-def _is_reduced(row: Record, computed_in: str) -> bool:
-    """Return whether steps compute in 16 bits, or gradients are exchanged in them."""
-    return computed_in != "fp32" or (row.options or {}).get("ddp.comm_hook", "none") != "none"
-
-
 Equivalence = Literal["equivalent", "unknown", "not equivalent"]
 SEVERITY: tuple[Equivalence, ...] = ("equivalent", "unknown", "not equivalent")
 
@@ -131,7 +126,8 @@ def _verdict(row: Record, computed_in: str, found: Recorded, failed: Mapping[str
         return {"reason": "unknown: the check and that of one device are of different versions"}
     if not all(alone[name].any() for name in common if name != "gradient"):
         return {"reason": "unknown: one device's parameters did not change"}
-    reduced = _is_reduced(row, computed_in)
+    # steps compute in 16 bits, or gradients are exchanged in them
+    reduced = computed_in != "fp32" or (row.options or {}).get("ddp.comm_hook", "none") != "none"
     bound = REDUCED_DIFFERENCE if reduced else MAX_DIFFERENCE
     differences = {
         name: (along if reduced and name.endswith("_update") else relative)(own[name], alone[name]) for name in common

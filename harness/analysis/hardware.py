@@ -64,7 +64,8 @@ def device_memory(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     cells = measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]]
     largest = pd.DataFrame(rows).merge(cells, on=KEYS).groupby(["cell_id", "gpu"], sort=False)
     made = [{**vars(rows_of(group.head(1))[0]), **group[PEAKS].max().to_dict()} for _, group in largest]
-    return DEVICE_MEMORY.frame({name: row[name] for name in DEVICE_MEMORY.names} for row in sorted(made, key=_order))
+    made.sort(key=lambda row: (*order(row), row["cell_id"], row["gpu"]))
+    return DEVICE_MEMORY.frame({name: row[name] for name in DEVICE_MEMORY.names} for row in made)
 
 
 def _of_trial(ranks: Records) -> Iterator[Values]:
@@ -80,10 +81,6 @@ def _of_trial(ranks: Records) -> Iterator[Values]:
                 "allocated_bytes": int(allocated),
                 "reserved_bytes": int(reserved),
             }
-
-
-def _order(row: Row) -> tuple[object, ...]:
-    return (*order(row), row["cell_id"], row["gpu"])
 
 
 _LIGHTNING = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Records, columns_of, last_of_blocks, matches, rows_of
+from harness.analysis.common import Record, Records, columns_of, last_of_blocks, matches, rows_of
 from harness.config.published import METRICS, RATE, UNITS, Level, Published
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, PUBLISHED
@@ -114,10 +114,15 @@ def _by_epoch(metric: str, rows: Records, epochs: pd.DataFrame, at: int | None) 
     values = []
     whole = rows if at else [row for row in rows if row.outcome == "ok"]
     for row in whole:
-        curve = epochs[(epochs["trial_id"] == row.trial_id) & (epochs["attempt"] == row.attempt)]
+        curve = _of_trial(epochs, row)
         place = curve["epoch"] == (curve["epoch"].max() if at is None else at)
         values += [float(value) for value in curve[place][metric].dropna()]
     return values
+
+
+def _of_trial(frame: pd.DataFrame, row: Record) -> pd.DataFrame:
+    own: pd.DataFrame = frame[(frame["trial_id"] == row.trial_id) & (frame["attempt"] == row.attempt)]
+    return own
 
 
 def _by_step(metric: str, rows: Records, steps: pd.DataFrame, at: int | None) -> list[float]:
@@ -125,7 +130,7 @@ def _by_step(metric: str, rows: Records, steps: pd.DataFrame, at: int | None) ->
     assert at is not None  # the file gives the step
     values = []
     for row in rows:
-        own = steps[(steps["trial_id"] == row.trial_id) & (steps["attempt"] == row.attempt)]
+        own = _of_trial(steps, row)
         by_step = own.groupby(["window", "step"], sort=True)
         each = by_step["step_s"].max() if metric == "step_s" else by_step["loss"].mean()
         series = [float(value) for value in each.astype("Float64").to_numpy(float, na_value=float("nan"))]

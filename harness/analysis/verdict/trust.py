@@ -62,7 +62,8 @@ def _joined(statements: Sequence[Statement]) -> Statement:
 
 def _trust(tables: Tables, leader: Record, base_id: str | None, rates: Rates) -> Statement:
     noise = [row for row in rows_of(tables["noise"]) if row.cell_id == base_id]
-    reach = max((_reach(row) for row in noise if not pd.isna(row.low)), default=None)
+    ends = [float(end) for row in noise if not pd.isna(row.low) for end in (row.low, row.high)]
+    reach = max((abs(end - 1.0) for end in ends), default=None)
     blocks = int(leader.blocks)
     low = [*_doubts(tables, leader, base_id), *_unknown(tables, leader)]
     if reach is not None and reach > LOW_NOISE:
@@ -83,10 +84,6 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, rates: Rates) ->
         subject="fixed" if tables.fixed_blocks else "rule",
         reasons=tuple(dict.fromkeys(low or not_high)),
     )
-
-
-def _reach(row: Record) -> float:
-    return max(abs(float(row.low) - 1.0), abs(float(row.high) - 1.0))
 
 
 def _doubts(tables: Tables, leader: Record, base_id: str | None) -> list[str]:
