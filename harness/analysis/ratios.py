@@ -155,8 +155,6 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
     """
     cells, usual = by_cell(rows_of(measured(trials))), usual_doubts(trials)
     bases = bases_of(cells)
-    # ratios determine the number of blocks of such a cell, not its own throughput
-    compared = {bases[cell_id] for cell_id in cells if bases[cell_id] != cell_id} | _with_control(cells.values())
     rows = []
     for cell_id, group in cells.items():
         base = cells[bases[cell_id]]
@@ -180,9 +178,12 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
             devices = float(group[0].devices) / float(base[0].devices)
             row |= {"speedup": ratio.value, **ends(ratio), "efficiency": ratio.value / devices}
             row |= _prefixed("efficiency", ratio.around(1 / devices))
-            if cell_id not in compared:
-                row["precise"] = meets(speed if base is group else ratio, rule)
+            row["precise"] = meets(speed if base is group else ratio, rule)
         rows.append(row)
+    compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]} | _with_control(cells.values())
+    for row in rows:
+        if row["cell_id"] in compared:
+            row["precise"] = None  # ratios determine its number of blocks, not its own throughput
     return SCALING.frame(sorted(rows, key=order))
 
 
