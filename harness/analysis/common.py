@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import pandas as pd
 
@@ -18,10 +18,31 @@ from harness.record.frames import records
 
 Lines = Sequence[Mapping[str, Any]]
 Row = Mapping[str, Any]
-"""A row of a frame; the schema defines the types of its values."""
-Rows = Sequence[Row]
+"""A row by column; the schema defines the types of its values."""
+Key = TypeVar("Key", bound=Hashable)
 Values = dict[str, str | float | bool | None]
 """Part of a row of a derived table."""
+
+
+class Record:
+    """A row with each column's value as an attribute; ``vars(record)`` is its ``Row``."""
+
+    __slots__ = ("__dict__",)
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.__dict__ = columns
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+Records = Sequence[Record]
+
+
+def rows_of(frame: pd.DataFrame) -> list[Record]:
+    """Return the rows of a frame, with None for <NA>."""
+    return [Record(row) for row in records(frame)]
 
 
 class Rule(TypedDict):
@@ -62,50 +83,61 @@ def claim_tags(row: Row) -> list[str]:
 
 
 def no_claims(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Return the same of each row of a frame."""
+    """Return of each row of a frame whether its speed is no claim."""
     flags = {tag: frame[tag].fillna(False).astype(bool) for tag in TAGS if tag in frame}
     return pd.DataFrame(flags, index=frame.index).any(axis=1)
 
 
-def by_cell(trials: pd.DataFrame) -> dict[str, Rows]:
+def by_cell(trials: Iterable[Record]) -> dict[str, Records]:
     """Return the trials of each cell, by block and invocation; cells in their order of appearance."""
-    return rows_by_cell(records(trials))
+    cells = grouped(trials, lambda row: str(row.cell_id))
+    return {cell_id: sorted(rows, key=lambda row: (row.block, row.invocation)) for cell_id, rows in cells.items()}
 
 
-def rows_by_cell(trials: Iterable[Row]) -> dict[str, Rows]:
-    """Return the same of rows."""
-    cells: dict[str, list[Row]] = {}
-    for row in trials:
-        cells.setdefault(str(row["cell_id"]), []).append(row)
-    return {cell_id: sorted(rows, key=lambda row: (row["block"], row["invocation"])) for cell_id, rows in cells.items()}
+def grouped(rows: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
+    """Return the rows by key, in their order."""
+    found: dict[Key, list[Record]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
-def nearest(row: Row, others: Iterable[Row], *, anywhere: bool = False) -> Row | None:
+def trial_key(row: Record) -> tuple[str, int]:
+    """Return a row's trial id and attempt."""
+    return row.trial_id, row.attempt
+
+
+def nearest(row: Record, others: Iterable[Record], *, anywhere: bool = False) -> Record | None:
     """Return the trial that a trial is compared with, among those of a cell in its block: one of the same invocation.
 
     If the block was cut in two, else the last that ran in an equal environment or, with ``anywhere``, in any one.
     """
     known = [*others]
-    beside = [other for other in known if other["invocation"] == row["invocation"]]
+    beside = [other for other in known if other.invocation == row.invocation]
     equal = [other for other in known if anywhere or equal_environment(row, other)]
     return next(reversed(beside or equal), None)
 
 
-def equal_environment(row: Row, other: Row) -> bool:
+def equal_environment(row: Record, other: Record) -> bool:
     """Return whether two trials are known to have run with the same code, versions, settings and hardware."""
-    return not pd.isna(row.get("environment")) and row["environment"] == other.get("environment")
+    return not pd.isna(row.environment) and row.environment == other.environment
 
 
-def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
+def bases_of(cells: Mapping[str, Records]) -> dict[str, str]:
     """Return the base of each measured cell: the planned one or, if that failed, the smallest of its family."""
     smallest: dict[str, tuple[int, str]] = {}
     for cell_id, (first, *_) in cells.items():
-        candidate = (int(first["devices"]), cell_id)
-        smallest[first["family_id"]] = min(smallest.get(first["family_id"], candidate), candidate)
+        candidate = (int(first.devices), cell_id)
+        smallest[first.family_id] = min(smallest.get(first.family_id, candidate), candidate)
     return {
-        cell_id: str(first["base_id"]) if first["base_id"] in cells else smallest[first["family_id"]][1]
+        cell_id: str(first.base_id) if first.base_id in cells else smallest[first.family_id][1]
         for cell_id, (first, *_) in cells.items()
     }
+
+
+def columns_of(row: Record, *names: str) -> Values:
+    """Return some columns of a row."""
+    return {name: getattr(row, name) for name in names}
 
 
 def ends(estimate: Estimate) -> Values:
@@ -154,16 +186,11 @@ def differing_axes(row: Row, other: Row) -> list[str]:
 
 
 def _content(row: Row, by: frozenset[str]) -> dict[str, object]:
-    without = by | NOT_NAMED - {"scaling", "oversubscribed"}
-    without |= BATCHES if by & BATCHES else {_following_batch(row)}
-    axes = {name: row[name] for name in CELL_AXES if name not in without}
-    return {**axes, **{name: value for name, value in _options(row, by) if name not in by}}
-
-
-def _following_batch(row: Row) -> str:
-    return "per_device_batch_size" if row["scaling"] == "strong" else "global_batch_size"
-
-
-def _options(row: Row, by: frozenset[str]) -> Iterator[tuple[str, PlainValue]]:
+    following = "per_device_batch_size" if row["scaling"] == "strong" else "global_batch_size"
+    without = by | NOT_NAMED - {"scaling", "oversubscribed"} | (BATCHES if by & BATCHES else {following})
     options: Mapping[str, PlainValue] = row["options"] or {}
-    return ((name, value) for name, value in options.items() if not ("strategy" in by and is_own_option(row, name)))
+    own = {name for name in options if is_own_option(row, name)} if "strategy" in by else set()
+    return {
+        **{name: row[name] for name in CELL_AXES if name not in without},
+        **{name: value for name, value in options.items() if name not in by | own},
+    }

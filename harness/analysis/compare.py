@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -229,6 +229,12 @@ def _cells(pairs: Sequence[Pair]) -> pd.DataFrame:
 def _row(pair: Pair) -> dict[str, float | str | tuple[object, ...] | None]:
     first, later, ratio = pair.first, pair.later, pair.throughput
     low, high = (None, None) if pair.no_claim else ratio.ends
+    speedups: Values = {}
+    if pair.speedup:
+        speedups = {"first_speedup": pair.speedup.first, "speedup": pair.speedup.later}
+        speedups |= {"speedup_ratio": pair.speedup.ratio, "speedup_noise": pair.speedup.noise_sd}
+        speedups |= {"speedup_runs": pair.speedup.noise_runs}
+        speedups |= {} if pair.no_claim else dict(zip(("speedup_low", "speedup_high"), pair.speedup.ends, strict=True))
     return {
         "run": pair.run,
         "cell_id": later.first["cell_id"],
@@ -245,23 +251,8 @@ def _row(pair: Pair) -> dict[str, float | str | tuple[object, ...] | None]:
         "run_noise": ratio.noise_sd,
         "earlier_runs": ratio.noise_runs,
         "reason": pair.no_claim or ratio.reason or None,
-        **(_speedup(pair) if pair.speedup else {}),
+        **speedups,
         "doubts": (*first.doubts("A"), *later.doubts(pair.run)),
-    }
-
-
-def _speedup(pair: Pair) -> Mapping[str, float | None]:
-    speedup = pair.speedup
-    assert speedup is not None
-    low, high = (None, None) if pair.no_claim else speedup.ends
-    return {
-        "first_speedup": speedup.first,
-        "speedup": speedup.later,
-        "speedup_ratio": speedup.ratio,
-        "speedup_low": low,
-        "speedup_high": high,
-        "speedup_noise": speedup.noise_sd,
-        "speedup_runs": speedup.noise_runs,
     }
 
 

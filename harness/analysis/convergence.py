@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.analysis.common import Values, order
+from harness.analysis.common import Values, columns_of, order, rows_of, trial_key
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.config.sections import Target
 from harness.record.schema import CONVERGENCE, DESCRIPTION
@@ -27,21 +27,21 @@ def convergence(
     done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
     by_trial = {key: group for key, group in epochs.groupby(["trial_id", "attempt"])}
     rows = []
-    for _, trial in done.iterrows():
-        curve = by_trial.get((trial["trial_id"], trial["attempt"]))
+    for trial in rows_of(done):
+        curve = by_trial.get(trial_key(trial))
         if curve is None or curve.empty:
             continue
         curve = curve.sort_values("epoch")
         last = curve.iloc[-1]
         rows.append(
             {
-                **{name: trial[name] for name in KEPT},
+                **columns_of(trial, *KEPT),
                 "epochs": last["epoch"],
                 **{name: last[name] for name in ("train_loss", "train_accuracy", "train_s")},
                 **{name: last[name] for name in curve.columns if str(name).startswith("val_")},
                 "best_val_accuracy": curve["val_accuracy"].max(),
                 **_time_to_target(curve, target),
-                **verdict_columns(checked, [trial["check_id"]]),
+                **verdict_columns(checked, [trial.check_id]),
             }
         )
     rows.sort(key=order)

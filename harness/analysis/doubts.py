@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, bases_of, by_cell, measured, nearest
-from harness.analysis.evidence import SLOW_RANK, Evidence, Key, foreign_cores, gather_evidence, key_of, throttling
+from harness.analysis.common import Records, Row, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
+from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, throttling
 from harness.analysis.steps import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.environment import RunEnvironment
 from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
-from harness.record.frames import records
 
 WIDE_SPREAD = 0.10
 DRIFT = 1.05
@@ -32,10 +31,6 @@ class Doubt(NamedTuple):
     meaning: str
     own: Callable[[Evidence], bool | str] = lambda trial: False
     beside: Callable[[Evidence, Evidence], bool] = lambda trial, base: False
-
-
-def _slow_rank(trial: Evidence) -> str:
-    return "" if trial.slow_rank is None else f" {trial.slow_rank}"
 
 
 def _settings(trial: Evidence) -> str:
@@ -75,14 +70,6 @@ def _other_devices(trial: Evidence, base: Evidence) -> bool:
 def _other_hosts(trial: Evidence, base: Evidence) -> bool:
     """Return whether a host of the base is missing; a cell on several nodes may use more hosts than its base."""
     return _both_known(trial, base) and not base.values("host") <= trial.values("host")
-
-
-def _other_environment(trial: Evidence, base: Evidence) -> bool:
-    return trial.nodes is not None and base.nodes is not None and trial.nodes != base.nodes
-
-
-def _cut_block(trial: Evidence, base: Evidence) -> bool:
-    return trial.invocation != base.invocation
 
 
 def _both_known(trial: Evidence, base: Evidence) -> bool:
@@ -133,7 +120,7 @@ DOUBTS: Mapping[str, Doubt] = {
     "slow rank": Doubt(
         f"that rank's step without gradient exchange takes more than {SLOW_RANK:g} times the median rank's "
         "(known only if throughput.explain times ddp's steps without exchange)",
-        own=_slow_rank,
+        own=lambda trial: "" if trial.slow_rank is None else f" {trial.slow_rank}",
     ),
     "settings of the process": Doubt(
         "a rank's process ran with settings that change its speed or its arithmetic, and that the experiment file does "
@@ -170,12 +157,12 @@ DOUBTS: Mapping[str, Doubt] = {
     "other hosts than the base's": Doubt("a host of the base is not among the trial's hosts", beside=_other_hosts),
     "environment differs from the base's": Doubt(
         "versions, settings or hardware differ from those of the base's worker group",
-        beside=_other_environment,
+        beside=lambda trial, base: None not in (trial.nodes, base.nodes) and trial.nodes != base.nodes,
     ),
     "block cut in two": Doubt(
         "the trial and its base are of two invocations of the command, in equal environments: an interruption lies "
         "between them, and what changed with it is in the ratio",
-        beside=_cut_block,
+        beside=lambda trial, base: trial.invocation != base.invocation,
     ),
 }
 """Doubts in the order in which a trial lists them."""
@@ -198,21 +185,19 @@ def doubts(
     """Return the names of each row's doubts in ``trials``, as a tuple."""
     evidence = gather_evidence(trials, times, windows, ranks, environment)
     read = trials[[*COLUMNS]]
-    rows = records(read)
-    measured_in: dict[Key, list[Row]] = {}
-    for row in rows:
-        if row["outcome"] == "ok" and not row["purpose"]:
-            measured_in.setdefault((row["cell_id"], row["block"]), []).append(row)
-    bases = bases_of(by_cell(measured(read)))
+    rows = rows_of(read)
+    ok = [row for row in rows if row.outcome == "ok" and not row.purpose]
+    measured_in = grouped(ok, lambda row: (row.cell_id, row.block))
+    bases = bases_of(by_cell(rows_of(measured(read))))
     found: list[tuple[str, ...]] = []
     for row in rows:
         names: tuple[str, ...] = ()
-        if row["outcome"] == "ok" and pd.notna(row["throughput_per_s"]):
-            base_id = bases.get(row["cell_id"], row["base_id"])
-            base = nearest(row, measured_in.get((base_id, row["block"]), ()))
-            is_other = base is not None and base["trial_id"] != row["trial_id"]
-            beside = evidence[key_of(base)] if base is not None and is_other else None
-            names = tuple(_doubt_names(evidence[key_of(row)], beside))
+        if row.outcome == "ok" and pd.notna(row.throughput_per_s):
+            base_id = bases.get(row.cell_id, row.base_id)
+            base = nearest(row, measured_in.get((base_id, row.block), ()))
+            is_other = base is not None and base.trial_id != row.trial_id
+            beside = evidence[trial_key(base)] if base is not None and is_other else None
+            names = tuple(_doubt_names(evidence[trial_key(row)], beside))
         found.append(names)
     return pd.Series(found, index=trials.index, dtype=object)
 
@@ -251,9 +236,9 @@ class CountedDoubt:
         return f"{role}{self.name} ({self.count} of {self.trials})"
 
 
-def tally(rows: Rows, role: str = "") -> tuple[CountedDoubt, ...]:
+def tally(rows: Records, role: str = "") -> tuple[CountedDoubt, ...]:
     """Return each doubt of a cell's trials with its number of trials."""
-    counts = Counter(name for row in rows for name in row["doubts"])
+    counts = Counter(name for row in rows for name in row.doubts)
     return tuple(CountedDoubt(name, count, len(rows), role) for name, count in counts.items())
 
 
@@ -283,14 +268,12 @@ def usual_doubts(trials: pd.DataFrame) -> dict[str, Share]:
 
 def unusual(doubts: Sequence[CountedDoubt], usual: Mapping[str, Share]) -> tuple[CountedDoubt, ...]:
     """Return those of a cell's doubts that are not usual, or that clearly more of its trials have than usual."""
-    return tuple(doubt for doubt in doubts if not _is_usual(doubt, usual.get(kind_of(doubt.name))))
-
-
-def _is_usual(doubt: CountedDoubt, share: Share | None) -> bool:
-    if share is None:
-        return False
-    count, trials = share
-    return tail(doubt.count, doubt.trials, count / trials) >= CLEARLY
+    found = []
+    for doubt in doubts:
+        count, trials = usual.get(kind_of(doubt.name), (0, 1))
+        if not count or tail(doubt.count, doubt.trials, count / trials) < CLEARLY:
+            found.append(doubt)
+    return tuple(found)
 
 
 def tail(count: int, trials: int, share: float) -> float:

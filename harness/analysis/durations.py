@@ -158,8 +158,6 @@ def mean_time(lines: Iterable[Row]) -> TrialTime:
 
 
 def _time_of(line: Row) -> TrialTime:
-    from harness.analysis.durations import power_of
-
     timed = [window for window in line["windows"] if window["window_kind"] == "timed" and window["rank"] == 0]
     steps = sum(window["steps"] for window in timed)
     step_s = sum(window["duration_s"] for window in timed) / steps if steps else None

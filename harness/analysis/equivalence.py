@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import Values, order
+from harness.analysis.common import Record, Values, columns_of, order, rows_of, trial_key
 from harness.record.schema import DESCRIPTION, EQUIVALENCE
 
 MAX_DIFFERENCE = 0.01
@@ -43,16 +43,16 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     Both took the same steps from the same start on the same global batches, and are folded alike.
     """
     checked = trials[trials["purpose"] == "equivalence"].drop_duplicates("trial_id", keep="last")
-    records = checked.to_dict("records")
-    ok = {(row["trial_id"], row["attempt"]): str(row["cell_id"]) for row in records if row["outcome"] == "ok"}
+    records = rows_of(checked)
+    ok = {trial_key(row): str(row.cell_id) for row in records if row.outcome == "ok"}
     found = _recorded(checks, ok)
-    failed = {row["cell_id"]: (row["outcome"], row["reason"]) for row in records}
+    failed = {row.cell_id: (row.outcome, row.reason) for row in records}
     rows = []
     for row in records:
-        if row["cell_id"] == row["base_id"]:
+        if row.cell_id == row.base_id:
             continue
-        named = {axis: row[axis] for axis in ("cell_id", "base_id", *DESCRIPTION)}
-        for computed_in in dict.fromkeys(("fp32", row["precision"])):
+        named = columns_of(row, "cell_id", "base_id", *DESCRIPTION)
+        for computed_in in dict.fromkeys(("fp32", row.precision)):
             rows.append({**named, "computed_in": computed_in, **_verdict(row, computed_in, found, failed)})
     return EQUIVALENCE.frame(sorted(rows, key=order))
 
@@ -66,11 +66,6 @@ def _recorded(checks: pd.DataFrame, ok: Mapping[tuple[str, int], str]) -> Record
             sketch = np.asarray(part.sort_values("bucket")["update"], dtype=float)
             found.setdefault((cell_id, str(computed_in)), {})[str(name)] = sketch
     return found
-
-
-def _is_reduced(row: Mapping[Hashable, Any], computed_in: str) -> bool:
-    """Return whether steps compute in 16 bits, or gradients are exchanged in them."""
-    return computed_in != "fp32" or (row["options"] or {}).get("ddp.comm_hook", "none") != "none"
 
 
 Equivalence = Literal["equivalent", "unknown", "not equivalent"]
@@ -92,11 +87,10 @@ NOT_RUN = Verdict("unknown", "unknown: the check has no result")
 def verdicts(equivalence: pd.DataFrame) -> dict[str, Verdict]:
     """Return the verdict of each check over all that it compared: the worst, with its reason."""
     found: dict[str, Verdict] = {}
-    for row in equivalence.to_dict("records"):
-        equivalent = row["equivalent"]
-        name = SEVERITY[1] if pd.isna(equivalent) else SEVERITY[0] if equivalent else SEVERITY[2]
-        own = Verdict(name, None if pd.isna(row["reason"]) else str(row["reason"]))
-        found[str(row["cell_id"])] = _worst([found.get(str(row["cell_id"]), own), own])
+    for row in rows_of(equivalence):
+        name = SEVERITY[1] if row.equivalent is None else SEVERITY[0] if row.equivalent else SEVERITY[2]
+        own = Verdict(name, row.reason)
+        found[str(row.cell_id)] = _worst([found.get(str(row.cell_id), own), own])
     return found
 
 
@@ -120,21 +114,20 @@ def _worst(of: Iterable[Verdict]) -> Verdict:
     return max(of, key=lambda verdict: SEVERITY.index(verdict.equivalence))
 
 
-def _verdict(
-    row: Mapping[Hashable, Any], computed_in: str, found: Recorded, failed: Mapping[str, tuple[str, str]]
-) -> Values:
+def _verdict(row: Record, computed_in: str, found: Recorded, failed: Mapping[str, tuple[str, str]]) -> Values:
     """Return the differences of a check in one precision, and the verdict."""
-    for name, cell_id in (("the check", row["cell_id"]), ("one device's check", row["base_id"])):
+    for name, cell_id in (("the check", row.cell_id), ("one device's check", row.base_id)):
         if (cell_id, computed_in) not in found:
             outcome, why = failed.get(cell_id, ("nothing", "it was not run"))
             return {"reason": f"unknown: {why if outcome == 'skipped' else f'{name} ended as {outcome}: {why}'}"}
-    own, alone = found[row["cell_id"], computed_in], found[row["base_id"], computed_in]
+    own, alone = found[row.cell_id, computed_in], found[row.base_id, computed_in]
     common = [name for name in QUANTITIES if name in own and name in alone]
     if not {"scaled_update", "update"} & set(common):
         return {"reason": "unknown: the check and that of one device are of different versions"}
     if not all(alone[name].any() for name in common if name != "gradient"):
         return {"reason": "unknown: one device's parameters did not change"}
-    reduced = _is_reduced(row, computed_in)
+    # steps compute in 16 bits, or gradients are exchanged in them
+    reduced = computed_in != "fp32" or (row.options or {}).get("ddp.comm_hook", "none") != "none"
     bound = REDUCED_DIFFERENCE if reduced else MAX_DIFFERENCE
     differences = {
         name: (along if reduced and name.endswith("_update") else relative)(own[name], alone[name]) for name in common

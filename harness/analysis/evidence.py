@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows
+from harness.analysis.common import Row, rows_of, trial_key
 from harness.analysis.steps import StepTimes
 from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
@@ -23,20 +23,8 @@ PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKE
 """Variables that depend on the placement of a worker group: a difference between groups is no doubt."""
 
 RANK_COLUMNS = (
-    "trial_id",
-    "attempt",
-    "node_rank",
-    "threads",
-    "settings",
-    "device_model",
-    "host",
-    "watched_s",
-    "own_cpu_s",
-    "node_cpu_s",
-    "swapped_bytes",
-    "throttled",
-    "sm_clock_mhz",
-    "foreign_gpu_processes",
+    *("trial_id", "attempt", "node_rank", "threads", "settings", "device_model", "host", "watched_s", "own_cpu_s"),
+    *("node_cpu_s", "swapped_bytes", "throttled", "sm_clock_mhz", "foreign_gpu_processes"),
 )
 TRIAL_COLUMNS = (
     *("trial_id", "attempt", "group_id", "invocation", "devices", "inline", "steady", "skipped_updates"),
@@ -60,7 +48,7 @@ class Evidence:
     steady: bool | None
     spread: float | None
     slow_rank: int | None
-    ranks: Rows
+    ranks: Sequence[Row]
     nodes: str | None
     inline: bool = False
     drift: float | None = None
@@ -88,23 +76,23 @@ def gather_evidence(
     drift = window_drift(windows)
     by_trial: dict[Key, list[Row]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
-        by_trial.setdefault(key_of(rank), []).append(rank)
+        by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     return {
-        key_of(row): Evidence(
-            None if pd.isna(row["steady"]) else bool(row["steady"]),
-            spread.get(key_of(row)),
-            slow.get(key_of(row)),
-            by_trial.get(key_of(row), []),
-            signatures.get((row["group_id"], row["invocation"])),
-            inline=bool(pd.notna(row["inline"]) and row["inline"]),
-            drift=drift.get(key_of(row)),
-            skipped_updates=0 if pd.isna(row["skipped_updates"]) else int(row["skipped_updates"]),
-            stalled=key_of(row) in times.stalled,
-            wait_fraction=None if pd.isna(row["wait_fraction"]) else float(row["wait_fraction"]),
-            per_device_per_s=_per_device(row),
-            invocation=int(row["invocation"]),
+        trial_key(row): Evidence(
+            None if pd.isna(row.steady) else bool(row.steady),
+            spread.get(trial_key(row)),
+            slow.get(trial_key(row)),
+            by_trial.get(trial_key(row), []),
+            signatures.get((row.group_id, row.invocation)),
+            inline=bool(pd.notna(row.inline) and row.inline),
+            drift=drift.get(trial_key(row)),
+            skipped_updates=0 if pd.isna(row.skipped_updates) else int(row.skipped_updates),
+            stalled=trial_key(row) in times.stalled,
+            wait_fraction=None if pd.isna(row.wait_fraction) else float(row.wait_fraction),
+            per_device_per_s=None if pd.isna(row.throughput_per_s) else float(row.throughput_per_s) / int(row.devices),
+            invocation=int(row.invocation),
         )
-        for row in records(trials[[*TRIAL_COLUMNS]])
+        for row in rows_of(trials[[*TRIAL_COLUMNS]])
     }
 
 
@@ -112,14 +100,6 @@ def throttling(rank: Row) -> list[str]:
     """Return the reasons for a rank's throttled clocks, its GPUs' power limit excepted."""
     reasons: list[str] = [] if pd.isna(rank["throttled"]) else str(rank["throttled"]).split(", ")
     return [reason for reason in reasons if reason not in ("", POWER_CAP, HELD_BY_POWER)]
-
-
-def _per_device(row: Row) -> float | None:
-    return None if pd.isna(row["throughput_per_s"]) else float(row["throughput_per_s"]) / int(row["devices"])
-
-
-def key_of(row: Row) -> Key:
-    return (row["trial_id"], row["attempt"])
 
 
 def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
@@ -140,7 +120,7 @@ def window_drift(windows: pd.DataFrame) -> dict[Key, float]:
     return dict(zip(drift.index.tolist(), drift.tolist(), strict=True))
 
 
-def foreign_cores(node: Rows) -> float | None:
+def foreign_cores(node: Sequence[Row]) -> float | None:
     """Return the cores that other processes kept busy on a node: (node CPU time - ranks' CPU time) / seconds."""
     watched = ("watched_s", "node_cpu_s", "own_cpu_s")
     known = [rank for rank in node if not any(pd.isna(rank[name]) for name in watched)]

@@ -8,10 +8,9 @@ from itertools import count
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, Rows, Values, measured, order
+from harness.analysis.common import Lines, Records, Row, Values, columns_of, measured, order, rows_of
 from harness.analysis.stats import geometric_mean
 from harness.plan.rows import LinkOperation
-from harness.record.frames import records
 from harness.record.schema import COLLECTIVES, DESCRIPTION, DEVICE_MEMORY, GPUS, LINKS, TRIAL_COLUMNS
 
 KEYS = [column.name for column in TRIAL_COLUMNS]
@@ -29,12 +28,12 @@ def gpus(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row(ranks: pd.DataFrame) -> Values:
-    first = records(ranks.head(1))[0]
+    (first,) = rows_of(ranks.head(1))
     held = {why for text in ranks["throttled"].dropna() for why in text.split(", ") if why}
     efficiencies = [_samples_per_joule(trial) for _, trial in ranks.groupby(KEYS, sort=False)]
     known = [value for value in efficiencies if value is not None]
     return {
-        **{name: first[name] for name in ("cell_id", *DESCRIPTION)},
+        **columns_of(first, "cell_id", *DESCRIPTION),
         "blocks": len(efficiencies),
         "gpu_utilisation": ranks["gpu_utilisation"].mean(),
         "power_w": ranks["power_w"].mean(),
@@ -59,33 +58,29 @@ PEAKS = ["allocated_bytes", "reserved_bytes"]
 def device_memory(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     """Return one row a GPU of each cell, with its largest peak over the blocks; no rows without GPUs."""
     known = ranks[ranks["allocated_by_device"].notna()].sort_values([*KEYS, "rank"])
-    rows = [row for _, trial in known.groupby(KEYS, sort=False) for row in _of_trial(records(trial))]
+    rows = [row for _, trial in known.groupby(KEYS, sort=False) for row in _of_trial(rows_of(trial))]
     if not rows:
         return DEVICE_MEMORY.frame([])
     cells = measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]]
     largest = pd.DataFrame(rows).merge(cells, on=KEYS).groupby(["cell_id", "gpu"], sort=False)
-    made = [{**records(group.head(1))[0], **group[PEAKS].max().to_dict()} for _, group in largest]
-    return DEVICE_MEMORY.frame({name: row[name] for name in DEVICE_MEMORY.names} for row in sorted(made, key=_order))
+    made = [{**vars(rows_of(group.head(1))[0]), **group[PEAKS].max().to_dict()} for _, group in largest]
+    made.sort(key=lambda row: (*order(row), row["cell_id"], row["gpu"]))
+    return DEVICE_MEMORY.frame({name: row[name] for name in DEVICE_MEMORY.names} for row in made)
 
 
-def _of_trial(ranks: Rows) -> Iterator[Values]:
+def _of_trial(ranks: Records) -> Iterator[Values]:
     """Yield the GPUs of a trial in the order of ranks and of each rank's devices, numbered from 0."""
     numbers = count()
     for rank in ranks:
-        texts = (rank["devices"], rank["allocated_by_device"], rank["reserved_by_device"])
+        texts = (rank.devices, rank.allocated_by_device, rank.reserved_by_device)
         for name, allocated, reserved in zip(*(str(text).split(", ") for text in texts), strict=True):
-            peaks = {"allocated_bytes": int(allocated), "reserved_bytes": int(reserved)}
             yield {
-                **{key: rank[key] for key in KEYS},
-                "rank": rank["rank"],
+                **columns_of(rank, *KEYS, "rank"),
                 "gpu": next(numbers),
                 "name": name,
-                **peaks,
+                "allocated_bytes": int(allocated),
+                "reserved_bytes": int(reserved),
             }
-
-
-def _order(row: Row) -> tuple[object, ...]:
-    return (*order(row), row["cell_id"], row["gpu"])
 
 
 _LIGHTNING = (

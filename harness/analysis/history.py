@@ -70,26 +70,17 @@ def _rows(results: Results) -> Iterator[Row]:
         "facts": facts_of(results),
     }
     for cell_id, cell in run_cells(results).items():
-        scaled = efficiencies.get(cell_id, {})
+        scaled, speed = efficiencies.get(cell_id, {}), geometric_mean(cell.throughputs)
+        conditions = json.dumps(astuple(cell.conditions)) if cell.conditions else None
         yield {
             **of_run,
             **{name: cell.first.get(name) for name in ("cell_id", "unit", *AXES)},
-            "environment": _hash(cell),
-            **_throughput(cell),
+            "environment": conditions and hashlib.sha256(conditions.encode()).hexdigest()[:8],
+            "throughput_per_s": speed.value,
+            **ends(speed),
             **{name: scaled.get(name) for name in ("base_id", "speedup", "efficiency")},
             "doubts": (*tally(cell.rows), *filter(None, [cell.excluded])),
         }
-
-
-def _throughput(cell: RunCell) -> Row:
-    speed = geometric_mean(cell.throughputs)
-    return {"throughput_per_s": speed.value, **ends(speed)}
-
-
-def _hash(cell: RunCell) -> str | None:
-    if cell.conditions is None:
-        return None
-    return hashlib.sha256(json.dumps(astuple(cell.conditions)).encode()).hexdigest()[:8]
 
 
 def _with_changes(rows: list[Row]) -> Iterator[Row]:

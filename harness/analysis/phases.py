@@ -8,10 +8,20 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, Rows, Values, measured, order
+from harness.analysis.common import (
+    Lines,
+    Record,
+    Records,
+    Values,
+    columns_of,
+    grouped,
+    measured,
+    order,
+    rows_of,
+    trial_key,
+)
 from harness.analysis.stats import ENDS, mean_interval
 from harness.plan.environment import RunEnvironment
-from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, HOST_PHASES, LEDGER, PHASES
 from harness.record.schema.recorded import COLLECTIVE_COLUMNS
 
@@ -86,15 +96,12 @@ def _phase_windows(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str
 def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> list[Values]:
     merged, counted = _phase_windows(trials, windows, names), measured(trials)
     sums = merged.groupby("cell_id")[["steps", "duration_s", *names]].sum(min_count=1)
-    firsts = {row["cell_id"]: row for row in records(counted.drop_duplicates("cell_id")[["cell_id", *DESCRIPTION]])}
+    firsts = counted.drop_duplicates("cell_id")[["cell_id", *DESCRIPTION]]
     rows = []
-    for total in sums.reset_index().to_dict("records"):
-        cell_id = total["cell_id"]
-        marked = [name for name in names if not pd.isna(total[name])]
-        seconds = {name: float(total[name]) / float(total["steps"]) for name in marked}
-        axes = {axis: firsts[cell_id][axis] for axis in ("cell_id", *DESCRIPTION)}
-        step_mean_s = sum(seconds.values())
-        rows.append({**axes, "step_s": step_mean_s, **seconds})
+    for row in rows_of(sums.reset_index().merge(firsts, on="cell_id")):
+        marked = {name: seconds for name in names if not pd.isna(seconds := getattr(row, name))}
+        seconds = {name: float(total_s) / float(row.steps) for name, total_s in marked.items()}
+        rows.append({**columns_of(row, "cell_id", *DESCRIPTION), "step_s": sum(seconds.values()), **seconds})
     return sorted(rows, key=order)
 
 
@@ -125,17 +132,8 @@ def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
 
 
 WINDOW_COLUMNS = (
-    "trial_id",
-    "attempt",
-    "rank",
-    "window",
-    "window_kind",
-    "duration_s",
-    "steps",
-    "wait_s",
-    "idle_s",
-    "host_wait_s",
-    "in_turn_s",
+    *("trial_id", "attempt", "rank", "window", "window_kind", "duration_s", "steps"),
+    *("wait_s", "idle_s", "host_wait_s", "in_turn_s"),
 )
 
 
@@ -175,22 +173,17 @@ class Timing:
 
 def timings(windows: pd.DataFrame) -> dict[tuple[str, int], Timing]:
     """Return the timing of every trial that was timed, by its id and attempt."""
-    by_trial: dict[tuple[str, int], list[Row]] = {}
-    for row in records(windows[[*WINDOW_COLUMNS]]):
-        by_trial.setdefault((row["trial_id"], row["attempt"]), []).append(row)
+    by_trial = grouped(rows_of(windows[[*WINDOW_COLUMNS]]), trial_key)
     return {key: timing for key, rows in by_trial.items() if (timing := _timing(rows))}
 
 
-def _timing(rows: Rows) -> Timing | None:
+def _timing(rows: Records) -> Timing | None:
     """Return the timing of a trial from its windows; None without a timed one."""
     timed = _windows_of_all_ranks(rows, "timed")
     if not timed:
         return None
     marked = timed if any(window.is_marked for window in timed) else _windows_of_all_ranks(rows, "phases")
-    alone: dict[int, list[StepWindow]] = {}
-    for row in rows:
-        if row["window_kind"] == "alone":
-            alone.setdefault(int(row["rank"]), []).append(_merged([row]))
+    alone = grouped((row for row in rows if row.window_kind == "alone"), lambda row: int(row.rank))
     together = _windows_of_all_ranks(rows, "together")
     waited_s = sum(window.wait_s for window in marked)
     wait_s = waited_s / sum(window.steps for window in marked) if marked else 0.0
@@ -199,51 +192,46 @@ def _timing(rows: Rows) -> Timing | None:
         step_mean_s=sum(window.duration_s for window in timed) / sum(window.steps for window in timed),
         wait_s=wait_s,
         wait_fraction=waited_s / sum(window.duration_s for window in marked) if is_known else None,
-        alone_s={rank: _net_step_s(windows, wait_s) for rank, windows in alone.items()},
+        alone_s={rank: _net_step_s([_merged([row]) for row in of_rank], wait_s) for rank, of_rank in alone.items()},
         slowest_s=_slowest_s(rows, wait_s),
         together_s=_net_step_s(together, wait_s) if together else None,
     )
 
 
-def _slowest_s(rows: Rows, usual_wait_s: float) -> float | None:
+def _slowest_s(rows: Records, usual_wait_s: float) -> float | None:
     """Return the seconds a step of the slowest rank of each step, without exchange; None without such windows."""
-    by_window: dict[int, list[Row]] = {}
-    for row in (row for row in rows if row["window_kind"] == "alone"):
-        by_window.setdefault(int(row["window"]), []).append(row)
+    by_window = grouped((row for row in rows if row.window_kind == "alone"), lambda row: int(row.window))
     total_s = 0.0
     for ranks in by_window.values():
-        total_s += ranks[0]["steps"] * max(_net_step_s([_merged([row])], usual_wait_s) for row in ranks)
-        total_s += ranks[0]["in_turn_s"] if _known(ranks[0]["in_turn_s"]) else 0.0
-    steps = sum(ranks[0]["steps"] for ranks in by_window.values())
+        total_s += ranks[0].steps * max(_net_step_s([_merged([row])], usual_wait_s) for row in ranks)
+        total_s += ranks[0].in_turn_s if _known(ranks[0].in_turn_s) else 0.0
+    steps = sum(ranks[0].steps for ranks in by_window.values())
     return total_s / steps if steps else None
 
 
-def _windows_of_all_ranks(rows: Rows, kind: str) -> list[StepWindow]:
+def _windows_of_all_ranks(rows: Records, kind: str) -> list[StepWindow]:
     """Return the windows of a kind, each over all ranks."""
-    by_window: dict[int, list[Row]] = {}
-    for row in rows:
-        if row["window_kind"] == kind:
-            by_window.setdefault(int(row["window"]), []).append(row)
+    by_window = grouped((row for row in rows if row.window_kind == kind), lambda row: int(row.window))
     return [_merged(ranks) for ranks in by_window.values()]
 
 
-def _merged(ranks: Rows) -> StepWindow:
+def _merged(ranks: Records) -> StepWindow:
     """Return one window over its ranks: the time of the slowest, and the wait of the one that waited longest.
 
     Windows begin together, so the slowest rank ends each; and ranks that exchange gradients end a step together,
     whichever of them made the others wait.
     """
-    slowest, waiting = max(ranks, key=lambda row: row["duration_s"]), max(ranks, key=_wait_s)
-    is_marked = _known(waiting["wait_s"]) or _known(waiting["idle_s"])
-    return StepWindow(slowest["duration_s"], slowest["steps"], _wait_s(waiting), is_marked)
+    slowest, waiting = max(ranks, key=lambda row: row.duration_s), max(ranks, key=_wait_s)
+    is_marked = _known(waiting.wait_s) or _known(waiting.idle_s)
+    return StepWindow(slowest.duration_s, slowest.steps, _wait_s(waiting), is_marked)
 
 
-def _wait_s(row: Row) -> float:
+def _wait_s(row: Record) -> float:
     """Return the seconds of a window lost to data: the host's wait, or on a GPU the part of it with an idle stream."""
-    if _known(row["wait_s"]):
-        return float(row["wait_s"])
-    if _known(row["idle_s"]) and _known(row["host_wait_s"]):
-        return float(min(row["idle_s"], row["host_wait_s"]))
+    if _known(row.wait_s):
+        return float(row.wait_s)
+    if _known(row.idle_s) and _known(row.host_wait_s):
+        return float(min(row.idle_s, row.host_wait_s))
     return 0.0
 
 

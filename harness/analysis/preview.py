@@ -97,7 +97,8 @@ def _of_trials(plan: Plan, trials: Sequence[Trial], earlier: EarlierRun | None) 
         if earlier and time:
             expected, basis = time.under(earlier.experiment, plan.experiment, trial.cell.device), _basis(earlier, plan)
         else:
-            expected, basis = plan.least_trial_seconds(trial), _unmeasured(trial)
+            expected = plan.least_trial_seconds(trial)
+            basis = "unknown" if trial.kind == "convergence" else "lower bound"
         bases.add(basis)
         occupied = min(trial.cell.devices, devices)
         seconds, device_s = seconds + expected, device_s + occupied * expected
@@ -123,10 +124,6 @@ def _of_trials(plan: Plan, trials: Sequence[Trial], earlier: EarlierRun | None) 
 def _basis(earlier: EarlierRun, plan: Plan) -> Basis:
     """Return a lower bound if the plan explains its trials and the earlier run did not."""
     return "lower bound" if plan.experiment.explains and not earlier.experiment.explains else "earlier run"
-
-
-def _unmeasured(trial: Trial) -> Basis:
-    return "unknown" if trial.kind == "convergence" else "lower bound"
 
 
 def _of_groups(groups: Sequence[WorkerGroup], earlier: EarlierRun | None) -> EstimatedPart:
@@ -242,7 +239,8 @@ def preview(
     parts = [_part(each, actual.get((each["part"], each["cell_id"] or ""))) for each in estimated]
     known = {(part.part, part.cell_id or "") for part in parts}
     parts += _unexpected({key: use for key, use in actual.items() if key not in known}, lines)
-    parts.sort(key=lambda part: _place(part.part))  # stable: cells stay in their order
+    places = [CELL, TRAINING, *PURPOSES, GROUPS, COMMAND, REPORT]
+    parts.sort(key=lambda part: places.index(part.part))  # stable: cells stay in their order
     once = environment is not None and len(environment.get("invocations", [])) == 1
     rows = (_row(part, devices, cost, once=once) for part in _with_sums(parts))
     return PREVIEW.frame({**row, "fits": fits.get(str(row["cell_id"]))} for row in rows)
@@ -254,10 +252,6 @@ def machine_devices(plan: Mapping[str, Any]) -> int | None:
     counts = machine.get("devices_per_node") if isinstance(machine, dict) else None
     known = isinstance(counts, list) and all(isinstance(count, int) and 0 <= count <= MAX_DEVICES for count in counts)
     return sum(counts) if counts and known else None
-
-
-def _place(part: str) -> int:
-    return [CELL, TRAINING, *PURPOSES, GROUPS, COMMAND, REPORT].index(part)
 
 
 def _part(known: EstimatedPart, actual: Use | None) -> Part:

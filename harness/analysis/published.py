@@ -8,14 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, last_of_blocks, matches
+from harness.analysis.common import Record, Records, columns_of, last_of_blocks, matches, rows_of
 from harness.config.published import METRICS, RATE, UNITS, Level, Published
 from harness.plan.environment import RunEnvironment
-from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, PUBLISHED
 from harness.record.schema.table import floats
 
-Found = Callable[[Rows, int | None], Sequence[float]]
+Found = Callable[[Records, int | None], Sequence[float]]
 """(trials of a cell, epoch or step) -> the value of each seed or block."""
 FIGURES = ("published_low", "published_high", "measured", "measured_low", "measured_high")
 
@@ -55,12 +54,12 @@ def _rows(
         "cells": lambda rows, at: _by_block(entry.metric, rows, trials),
     }
     place, kind = METRICS[entry.metric]
-    counted = f"{of_cell[0]['unit']}/s" if of_cell and kind == RATE else None
+    counted = f"{of_cell[0].unit}/s" if of_cell and kind == RATE else None
     comparable = bool(of_cell) and (counted is None or entry.unit in (None, counted))
     for at, low, high in entry.figures:
         measured = values[entry.level](of_cell, at) if comparable else []
         yield {
-            **({name: of_cell[0][name] for name in ("cell_id", "unit", *DESCRIPTION)} if of_cell else {}),
+            **(columns_of(of_cell[0], "cell_id", "unit", *DESCRIPTION) if of_cell else {}),
             "cell": ", ".join(f"{name} {value}" for name, value in entry.cell.items()),
             "metric": entry.metric,
             "epoch": at if place == "epochs" else None,
@@ -94,7 +93,7 @@ def _measured(values: Sequence[float], low: float, high: float) -> dict[str, flo
     }
 
 
-def _trials_of(entry: Published, trials: pd.DataFrame) -> Rows:
+def _trials_of(entry: Published, trials: pd.DataFrame) -> Records:
     """Return the last attempt at each trial of the entry's cell that has results; none if it was not measured.
 
     Timed trials of --inline are excluded, as from every ratio; losses and metrics of its trainings are like others.
@@ -104,29 +103,34 @@ def _trials_of(entry: Published, trials: pd.DataFrame) -> Rows:
     if kind == "throughput":
         kept = kept[~kept["inline"].fillna(False).astype(bool)]
     asked = kept[~kept["added"].fillna(False).astype(bool)].drop_duplicates("trial_id", keep="last")
-    rows: list[Row] = [row for row in records(asked) if matches(row, entry.cell)]
-    return [row for row in rows if row["cell_id"] == rows[0]["cell_id"]]
+    rows = [row for row in rows_of(asked) if matches(vars(row), entry.cell)]
+    return [row for row in rows if row.cell_id == rows[0].cell_id]
 
 
-def _by_epoch(metric: str, rows: Rows, epochs: pd.DataFrame, at: int | None) -> list[float]:
+def _by_epoch(metric: str, rows: Records, epochs: pd.DataFrame, at: int | None) -> list[float]:
     """Return the value of each seed after an epoch; after the last one of those that did not diverge on the way."""
     if metric not in epochs:
         return []
     values = []
-    whole = rows if at else [row for row in rows if row["outcome"] == "ok"]
+    whole = rows if at else [row for row in rows if row.outcome == "ok"]
     for row in whole:
-        curve = epochs[(epochs["trial_id"] == row["trial_id"]) & (epochs["attempt"] == row["attempt"])]
+        curve = _of_trial(epochs, row)
         place = curve["epoch"] == (curve["epoch"].max() if at is None else at)
         values += [float(value) for value in curve[place][metric].dropna()]
     return values
 
 
-def _by_step(metric: str, rows: Rows, steps: pd.DataFrame, at: int | None) -> list[float]:
+def _of_trial(frame: pd.DataFrame, row: Record) -> pd.DataFrame:
+    own: pd.DataFrame = frame[(frame["trial_id"] == row.trial_id) & (frame["attempt"] == row.attempt)]
+    return own
+
+
+def _by_step(metric: str, rows: Records, steps: pd.DataFrame, at: int | None) -> list[float]:
     """Return the value at a step of each trial, counted from its first: the slowest rank's time, the ranks' loss."""
     assert at is not None  # the file gives the step
     values = []
     for row in rows:
-        own = steps[(steps["trial_id"] == row["trial_id"]) & (steps["attempt"] == row["attempt"])]
+        own = _of_trial(steps, row)
         by_step = own.groupby(["window", "step"], sort=True)
         each = by_step["step_s"].max() if metric == "step_s" else by_step["loss"].mean()
         series = [float(value) for value in each.astype("Float64").to_numpy(float, na_value=float("nan"))]
@@ -135,7 +139,7 @@ def _by_step(metric: str, rows: Rows, steps: pd.DataFrame, at: int | None) -> li
     return values
 
 
-def _by_block(metric: str, rows: Rows, trials: pd.DataFrame) -> list[float]:
+def _by_block(metric: str, rows: Records, trials: pd.DataFrame) -> list[float]:
     """Return the value of each block's trial that counts; of the step time its median."""
-    own = last_of_blocks(trials[trials["cell_id"] == rows[0]["cell_id"]])
+    own = last_of_blocks(trials[trials["cell_id"] == rows[0].cell_id])
     return [float(value) for value in own[metric].dropna()]

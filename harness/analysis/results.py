@@ -263,10 +263,6 @@ def _findings(results: Results) -> pd.DataFrame:
     return FINDINGS.typed(pd.concat([of_trials, rest], ignore_index=True)) if len(rest) else of_trials
 
 
-def _prediction(results: Results) -> pd.DataFrame:
-    return predict(results)
-
-
 def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return the predictions of a run: of its larger sizes from smaller ones, and of those ``asked``.
 
@@ -285,10 +281,6 @@ def _preview(results: Results) -> pd.DataFrame:
     return preview(read_estimate(folder), devices, cost, results.lines, results.environment)
 
 
-def _verdict(results: Results) -> pd.DataFrame:
-    return verdict(Tables({name: attempt(results, name) for name in READ}, fixed_blocks=results.rule is None))
-
-
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "trials": _trials,
     "cells": lambda r: cells(r.trials, r.step_times, r.pilot, peak_estimates(r.lines)),
@@ -296,13 +288,13 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "noise": lambda r: noise(r.trials, r.rule),
     "parity": lambda r: parity(r.trials, r.rule, r.verdicts),
     "leaders": lambda r: leaders(r.trials, r.rule, r.verdicts),
-    "verdict": _verdict,
+    "verdict": lambda r: verdict(Tables({name: attempt(r, name) for name in READ}, fixed_blocks=r.rule is None)),
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants), r.experiment.placements),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(
         r.trials, r.windows, r.scaling, r.pilot, exchange_times(r.exchanges, r.collectives)
     ),
-    "prediction": _prediction,
+    "prediction": predict,
     "phases": lambda r: phases(r.trials, r.windows, r.pilot),
     "host_phases": lambda r: host_phases(r.trials, r.windows),
     "stalls": lambda r: stalls(r.trials, r.windows, r.ranks, r.steps, r.step_times),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, bases_of, by_cell, measured, rows_by_cell
+from harness.analysis.common import Record, Records, Row, bases_of, by_cell, measured, rows_of
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import NOT_RUN, Verdict, Verdicts
 from harness.analysis.evidence import PLACEMENT_VARIABLES, group_environments
@@ -39,13 +39,13 @@ class Conditions:
     rest: str
 
 
-def conditions_of(results: Results, group: Rows) -> Conditions | None:
+def conditions_of(results: Results, group: Records) -> Conditions | None:
     """Return the conditions of a cell's trials, given their rows; None if they are unknown for one of them."""
     found = group_environments(results.environment)
-    groups = [found.get((row["group_id"], row["invocation"])) for row in group]
+    groups = [found.get((row.group_id, row.invocation)) for row in group]
     if not groups or any(each is None for each in groups):
         return None
-    models = sorted({str(row["device_model"]) for row in group})
+    models = sorted({str(row.device_model) for row in group})
     machines = sorted({_text(node, MACHINE) for nodes in groups for node in nodes or ()})
     rest = sorted(
         {_text(node, [key for key in node if key not in MACHINE]) for nodes in groups for node in nodes or ()}
@@ -90,7 +90,8 @@ def facts_of(results: Results) -> dict[str, str]:
     nodes = [node for group in environment.get("groups", []) for node in group["nodes"]]
     pairs += [pair for node in nodes for pair in _of_node(node)]
     pairs.append(("measures", str(results.folder.plan()["measures"])))
-    pairs += [(f"throughput.{name}", _word(value)) for name, value in _timing(results).items()]
+    timing = _timing(results).items()
+    pairs += [(f"throughput.{name}", "default" if value is None else str(value)) for name, value in timing]
     for name, value in pairs:
         values.setdefault(name, {})[value] = None
     return {name: SEVERAL.join(sorted(each)) for name, each in values.items()}
@@ -124,10 +125,6 @@ def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:
     yield from ((name, value) for name, value in node["variables"].items() if name not in PLACEMENT_VARIABLES)
 
 
-def _word(value: object) -> str:
-    return "default" if value is None else str(value)
-
-
 @dataclass(frozen=True)
 class RunCell:
     """A cell as one run measured it.
@@ -138,7 +135,7 @@ class RunCell:
     """
 
     first: Row
-    rows: Rows = field(repr=False)
+    rows: Records = field(repr=False)
     throughputs: tuple[float, ...]
     base: Row | None
     is_base: bool
@@ -164,40 +161,40 @@ class RunCell:
 
 def run_cells(results: Results) -> dict[str, RunCell]:
     """Return the measured cells of a run by id, in their order of appearance."""
-    return _cells(results, by_cell(measured(results.trials)), results.verdicts)
+    return _cells(results, by_cell(rows_of(measured(results.trials))), results.verdicts)
 
 
 def quick_run_cells(results: Results) -> dict[str, RunCell]:
     """Return the same from trials.jsonl alone, in a tenth of the time: without doubts and exclusions."""
     last = {
-        (line["cell_id"], line["block"], line["invocation"]): trial_row(line)
+        (line["cell_id"], line["block"], line["invocation"]): Record({"environment": None, **trial_row(line)})
         for line in results.lines
         if line["kind"] == "throughput" and line["outcome"] == "ok" and not line["facts"].get("inline")
     }
-    return _cells(results, rows_by_cell(last.values()), {})
+    return _cells(results, by_cell(last.values()), {})
 
 
-def _cells(results: Results, cells: Mapping[str, Rows], verdicts: Verdicts) -> dict[str, RunCell]:
+def _cells(results: Results, cells: Mapping[str, Records], verdicts: Verdicts) -> dict[str, RunCell]:
     bases = bases_of(cells)
     return {
-        cell_id: _cell(results, group, cells[bases[cell_id]], verdicts.get(str(group[0]["check_id"]), NOT_RUN))
+        cell_id: _cell(results, group, cells[bases[cell_id]], verdicts.get(str(group[0].check_id), NOT_RUN))
         for cell_id, group in cells.items()
     }
 
 
-def _cell(results: Results, group: Rows, base: Rows, verdict: Verdict) -> RunCell:
-    last = {row["block"]: float(row["throughput_per_s"]) for row in group}
-    is_base = group[0]["cell_id"] == base[0]["cell_id"]
-    speeds, bases, _ = ([], [], None) if is_base else paired(group, base, None)
+def _cell(results: Results, group: Records, base: Records, verdict: Verdict) -> RunCell:
+    last = {row.block: float(row.throughput_per_s) for row in group}
+    is_base = group[0].cell_id == base[0].cell_id
+    ratios = [] if is_base else paired(group, base).ratios
     return RunCell(
-        first=group[0],
+        first=vars(group[0]),
         rows=group,
         throughputs=tuple(last.values()),
-        base=base[0] if speeds else None,
+        base=vars(base[0]) if ratios else None,
         is_base=bool(is_base),
-        speedups=tuple(speed / other for speed, other in zip(speeds, bases, strict=True)),
+        speedups=tuple(ratios),
         conditions=conditions_of(results, group),
-        verdict=verdict if group[0]["check_id"] else None,
+        verdict=verdict if group[0].check_id else None,
     )
 
 

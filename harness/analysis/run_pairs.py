@@ -242,10 +242,7 @@ def no_shared_cell(first: Side, later: Side) -> ComparisonError:
             f"{paths} share no cell: cells of the same settings have other ids, since versions of harness train them "
             "otherwise; make the first run again with this version"
         )
-    named = "; ".join(f"{axis}: {_json(axis_value(row, axis))} and {_json(axis_value(other, axis))}" for axis in axes)
+    values = {axis: [json.dumps(axis_value(one, axis), default=str) for one in (row, other)] for axis in axes}
+    named = "; ".join(f"{axis}: {' and '.join(both)}" for axis, both in values.items())
     advice = f". To compare cells that differ so: --by {','.join(axes)}" if not {*axes} & NOT_NAMED else ""
     return ComparisonError(f"{paths} share no cell; the two most alike differ in {named}{advice}")
-
-
-def _json(value: PlainValue) -> str:
-    return json.dumps(value, default=str)

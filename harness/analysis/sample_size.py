@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from harness.analysis.common import Lines, Row, Rows
+from harness.analysis.common import Lines, Record, Records
 from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
 from harness.analysis.trials import throughput
@@ -68,7 +68,7 @@ def _base_pairs(cells: Iterable[Cell]) -> Iterator[tuple[Cell, Cell]]:
 
 
 def _other_pairs(
-    cells: set[Cell], pilot: Mapping[tuple[str, str], Rows], placements: Sequence[str]
+    cells: set[Cell], pilot: Mapping[tuple[str, str], Records], placements: Sequence[str]
 ) -> Iterator[tuple[Cell, Cell]]:
     """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
     measured = [cell for cell in cells if pilot.get((cell.id, ""))]
@@ -92,19 +92,19 @@ def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
     return min(rule.at_most, stein_blocks(pilot, rule.halfwidth)) if len(pilot) >= 2 else rule.at_most
 
 
-def _pilot(lines: Lines, blocks: int) -> dict[tuple[str, str], Rows]:
+def _pilot(lines: Lines, blocks: int) -> dict[tuple[str, str], Records]:
     """Return the trials of each cell in the first ``blocks`` blocks, by cell id and purpose ('' or 'twin')."""
-    found: dict[tuple[str, str], list[Row]] = {}
+    found: dict[tuple[str, str], list[Record]] = {}
     for line in lines:
         timed = line["kind"] == "throughput" or line["purpose"] == TWIN
         if timed and line["outcome"] == "ok" and line["block"] < blocks and (speed := throughput(line["windows"])):
-            found.setdefault((line["cell_id"], line["purpose"]), []).append({**line, "throughput_per_s": speed})
+            known = {"environment": None, "device_model": None, **line, "throughput_per_s": speed}
+            found.setdefault((line["cell_id"], line["purpose"]), []).append(Record(known))
     return {**found}
 
 
-def _ratios(group: Rows, base: Rows | None) -> list[float]:
+def _ratios(group: Records, base: Records | None) -> list[float]:
     """Return one value a block: the ratio to the base or, without bases, the speed itself."""
     if base is None:
-        return [*{row["block"]: float(row["throughput_per_s"]) for row in group}.values()]
-    speeds, others, _ = paired(group, base, None)
-    return [speed / other for speed, other in zip(speeds, others, strict=True)]
+        return [*{row.block: float(row.throughput_per_s) for row in group}.values()]
+    return paired(group, base).ratios

@@ -10,11 +10,10 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, Values
+from harness.analysis.common import Record, Records, Values, columns_of, grouped, rows_of, trial_key
 from harness.analysis.evidence import throttling
 from harness.analysis.steps import KEYS, STALL_RATIO, STALL_S, StepTimes
 from harness.analysis.trials import throughput
-from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, STALLS
 
 MOSTLY = 0.5
@@ -28,19 +27,17 @@ def stalls(
     trials: pd.DataFrame, windows: pd.DataFrame, ranks: pd.DataFrame, steps: pd.DataFrame, times: StepTimes
 ) -> pd.DataFrame:
     """Return one row a timed window in which a rank had a stalled step."""
-    by_window: dict[tuple[Key, int], list[Row]] = {}
-    for step in records(stalled_steps(steps, times)):
-        by_window.setdefault((_key(step), int(step["window"])), []).append(step)
+    by_window = grouped(rows_of(stalled_steps(steps, times)), lambda step: (trial_key(step), int(step.window)))
     stalled = {key for key, _ in by_window}
-    of_trial = {_key(row): row for row in records(trials) if _key(row) in stalled}
-    timed, counters = _by_key(windows, stalled), _by_key(ranks, stalled)
+    of_trial = {trial_key(row): row for row in _of_trials(trials, stalled)}
+    timed, counters = (grouped(_of_trials(frame, stalled), trial_key) for frame in (windows, ranks))
     without: dict[Key, float | None] = {}
     for key in stalled:
         left_out = {window for other, window in by_window if other == key}
-        without[key] = throughput([row for row in timed.get(key, []) if row["window"] not in left_out])
+        without[key] = throughput([vars(row) for row in timed.get(key, []) if row.window not in left_out])
     return STALLS.frame(
         {
-            **_description(of_trial[key]),
+            **columns_of(of_trial[key], *KEYS, "cell_id", *DESCRIPTION, "block", "unit", "throughput_per_s"),
             "window": window,
             **_measured(rows, counters.get(key, [])),
             "unstalled_throughput_per_s": without[key],
@@ -52,49 +49,35 @@ def stalls(
 
 def stalled_steps(steps: pd.DataFrame, times: StepTimes) -> pd.DataFrame:
     """Return the timed steps that stalled, with the trial's median as ``step_median_s``."""
-    long = steps[~steps["warmup"].fillna(True).astype(bool) & (steps["step_s"] > STALL_S).fillna(False).astype(bool)]
+    long = steps[~steps.warmup.fillna(True).astype(bool) & (steps.step_s > STALL_S).fillna(False).astype(bool)]
     medians = times.by_trial[["step_median_s"]].rename_axis(KEYS).reset_index()
     merged = long.merge(medians, on=KEYS, how="inner", validate="many_to_one")
     return merged[merged["step_s"] > STALL_RATIO * merged["step_median_s"]]
 
 
-def _key(row: Row) -> Key:
-    return row["trial_id"], row["attempt"]
+def _of_trials(frame: pd.DataFrame, keys: set[Key]) -> list[Record]:
+    """Return the rows of these trials, of all their attempts."""
+    return rows_of(frame[frame["trial_id"].isin({trial_id for trial_id, _ in keys})])
 
 
-def _by_key(frame: pd.DataFrame, keys: set[Key]) -> dict[Key, Rows]:
-    """Return the rows of these trials."""
-    found: dict[Key, list[Row]] = {}
-    for row in records(frame[frame["trial_id"].isin({trial_id for trial_id, _ in keys})]):
-        found.setdefault(_key(row), []).append(row)
-    return dict(found)
-
-
-def _description(trial: Row) -> Values:
-    names = (*KEYS, "cell_id", *DESCRIPTION, "block", "unit", "throughput_per_s")
-    return {name: trial[name] for name in names}
-
-
-def _measured(steps: Rows, ranks: Rows) -> Values:
+def _measured(steps: Records, ranks: Records) -> Values:
     """Return what is known of the stalled steps of one window: their time on the slowest rank, ranks and cause."""
     longest: dict[int, float] = {}
     for step in steps:
-        longest[step["step"]] = max(longest.get(step["step"], 0.0), float(step["step_s"]))
+        longest[step.step] = max(longest.get(step.step, 0.0), float(step.step_s))
     return {
-        "step_median_s": float(steps[0]["step_median_s"]),
+        "step_median_s": float(steps[0].step_median_s),
         "stalled_s": sum(longest.values()),
-        "waiting_ranks": _names(int(step["rank"]) for step in steps),
+        "waiting_ranks": _names(int(step.rank) for step in steps),
         "cause": _cause(steps, ranks),
     }
 
 
-def _cause(steps: Rows, ranks: Rows) -> str | None:
+def _cause(steps: Records, ranks: Records) -> str | None:
     """Return what counters show; None if none shows anything."""
-    for_data = [
-        int(step["rank"]) for step in steps if pd.notna(step["wait_s"]) and step["wait_s"] > MOSTLY * step["step_s"]
-    ]
-    swapped = [int(rank["rank"]) for rank in ranks if pd.notna(rank["swapped_bytes"]) and rank["swapped_bytes"] > 0]
-    throttled = [int(rank["rank"]) for rank in ranks if throttling(rank)]
+    for_data = [int(step.rank) for step in steps if pd.notna(step.wait_s) and step.wait_s > MOSTLY * step.step_s]
+    swapped = [int(rank.rank) for rank in ranks if pd.notna(rank.swapped_bytes) and rank.swapped_bytes > 0]
+    throttled = [int(rank.rank) for rank in ranks if throttling(vars(rank))]
     seen = {"waited for data": for_data, "its node swapped memory": swapped, "clocks throttled": throttled}
     return "; ".join(f"{what} (rank {_names(which)})" for what, which in seen.items() if which) or None
 

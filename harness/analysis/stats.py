@@ -49,15 +49,10 @@ def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = N
     """
     if not values or min(values) <= 0:
         raise ValueError(f"needs positive values, got {list(values)}")
-    logs = [math.log(value) for value in values]
-    n = len(logs)
-    mean = sum(logs) / n
-    first = [math.log(value) for value in pilot] if pilot and len(pilot) > 1 else logs
-    least, most = min(values), max(values)
-    if n < LEAST_BLOCKS:
-        return Estimate(math.exp(mean), None, None, n, least, most)
-    half = _t(len(first) - 1, level) * deviation(first) / math.sqrt(n)
-    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n, least, most)
+    logs, first = ([math.log(value) for value in each] for each in (values, pilot or ()))
+    of_logs = mean_interval(logs, pilot=first, level=level)
+    low, high = (None if end is None else math.exp(end) for end in (of_logs.low, of_logs.high))
+    return Estimate(math.exp(of_logs.value), low, high, len(values), min(values), max(values))
 
 
 def mean_interval(values: Sequence[float], *, pilot: Sequence[float] | None = None, level: float = LEVEL) -> Estimate:

@@ -9,7 +9,19 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, Rows, Values, by_cell, ends, last_of_blocks, order
+from harness.analysis.common import (
+    Lines,
+    Record,
+    Records,
+    Row,
+    Values,
+    by_cell,
+    columns_of,
+    ends,
+    last_of_blocks,
+    order,
+    rows_of,
+)
 from harness.analysis.doubts import tally
 from harness.analysis.hardware import peak_flops
 from harness.analysis.phases import timings
@@ -17,7 +29,6 @@ from harness.analysis.stats import geometric_mean
 from harness.analysis.steps import StepTimes, quantiles
 from harness.plan.environment import RunEnvironment
 from harness.plan.labels import Labels, joined
-from harness.record.frames import records
 from harness.record.schema import CELLS, DESCRIPTION, MISSING, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
 from harness.record.schema.table import floats
 
@@ -129,16 +140,16 @@ def cells(
     ceilings = _ceilings(trials)
     step_p5_s, step_median_s, step_p95_s = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
     rows = []
-    for cell_id, group in by_cell(counted).items():
+    for cell_id, group in by_cell(rows_of(counted)).items():
         first = group[0]
-        first_blocks = [float(row["throughput_per_s"]) for row in group if pilot and row["block"] < pilot]
-        speed = geometric_mean([float(row["throughput_per_s"]) for row in group], pilot=first_blocks or None)
+        first_blocks = [float(row.throughput_per_s) for row in group if pilot and row.block < pilot]
+        speed = geometric_mean([float(row.throughput_per_s) for row in group], pilot=first_blocks or None)
         rows.append(
             {
-                **{axis: first[axis] for axis in ("cell_id", "added", "parameters", "unit", *DESCRIPTION)},
+                **columns_of(first, "cell_id", "added", "parameters", "unit", *DESCRIPTION),
                 "throughput_per_s": speed.value,
                 **ends(speed),
-                "per_device_per_s": speed.value / first["devices"],
+                "per_device_per_s": speed.value / first.devices,
                 "step_s": step_median_s.get(cell_id),
                 "step_p5_s": step_p5_s.get(cell_id),
                 "step_p95_s": step_p95_s.get(cell_id),
@@ -152,38 +163,38 @@ def cells(
     return CELLS.frame(sorted(rows, key=order))
 
 
-def _known(rows: Rows, name: str) -> list[float]:
-    return [float(row[name]) for row in rows if not pd.isna(row[name])]
+def _known(rows: Records, name: str) -> list[float]:
+    return [float(value) for row in rows if not pd.isna(value := getattr(row, name))]
 
 
 DeviceKind = tuple[object, ...]
 """(device model, precision, number of threads)."""
 
 
-def _device_kind(trial: Row) -> DeviceKind:
-    return tuple(None if pd.isna(trial[name]) else trial[name] for name in ("device_model", "precision", "threads"))
+def _device_kind(trial: Record) -> DeviceKind:
+    return trial.device_model, trial.precision, trial.threads
 
 
 def _ceilings(trials: pd.DataFrame) -> dict[DeviceKind, float]:
     """Return the fastest matrix product on each kind of device over the whole run, one ceiling for all cells."""
     ceilings: dict[DeviceKind, float] = {}
-    for row in records(trials[trials["measured_peak_flops_per_s"].notna()]):
+    for row in rows_of(trials[trials["measured_peak_flops_per_s"].notna()]):
         kind = _device_kind(row)
-        ceilings[kind] = max(ceilings.get(kind, 0.0), float(row["measured_peak_flops_per_s"]))
+        ceilings[kind] = max(ceilings.get(kind, 0.0), float(row.measured_peak_flops_per_s))
     return ceilings
 
 
-def _arithmetic(trial: Row, speed: float, ceiling: float | None) -> Values:
+def _arithmetic(trial: Record, speed: float, ceiling: float | None) -> Values:
     """Return the FLOP/s of one device and their fraction of its peak: MFU as Chowdhery et al. 2022 define it.
 
     No fraction if ranks share a device: ``devices`` then counts ranks, and one rank's part is not a device's.
     """
-    if pd.isna(trial["flops_per_unit"]):
-        return {"flops_reason": trial["flops_reason"]}
-    achieved = float(trial["flops_per_unit"]) * speed / float(trial["devices"])
-    if trial["oversubscribed"]:
+    if pd.isna(trial.flops_per_unit):
+        return {"flops_reason": trial.flops_reason}
+    achieved = float(trial.flops_per_unit) * speed / float(trial.devices)
+    if trial.oversubscribed:
         return {"achieved_flops_per_s": achieved}
-    known = None if pd.isna(trial["device_model"]) else peak_flops(trial["device_model"], trial["precision"])
+    known = None if pd.isna(trial.device_model) else peak_flops(trial.device_model, trial.precision)
     return {
         "achieved_flops_per_s": achieved,
         "mfu": achieved / known.flops_per_s if known else None,

@@ -12,13 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import Row, by_cell, measured, nearest, order
+from harness.analysis.common import (
+    Record,
+    Row,
+    by_cell,
+    columns_of,
+    grouped,
+    measured,
+    nearest,
+    order,
+    rows_of,
+    trial_key,
+)
 from harness.analysis.phases import Timing, timings
 from harness.analysis.ratios import same_hardware
 from harness.analysis.stats import ENDS, mean_interval
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS
 from harness.plan.comparison import backend_of
-from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, WATERFALL
 
 PART_OF = {"all_reduce": "exposed communication", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
@@ -38,14 +48,13 @@ Needed = Mapping[tuple[str, str], ExchangeTime]
 
 def exchange_times(exchanges: pd.DataFrame, collectives: pd.DataFrame) -> Needed:
     """Return what each recorded exchange needs, if its collective was measured on as many devices and nodes."""
-    measured: dict[tuple[object, ...], list[tuple[int, float]]] = {}
-    for row in records(collectives[collectives["time_s"] > 0]):
-        placement = row["backend"], row["devices"], row["nodes"], row["operation"]
-        measured.setdefault(placement, []).append((int(row["size_bytes"]), float(row["time_s"])))
+    known = rows_of(collectives[collectives["time_s"] > 0])
+    measured = grouped(known, lambda row: (row.backend, row.devices, row.nodes, row.operation))
     found: dict[tuple[str, str], ExchangeTime] = {}
-    for row in records(exchanges):
-        if times := measured.get((backend_of(row), row["devices"], row["nodes"], row["operation"])):
-            key, size = (row["cell_id"], PART_OF[row["operation"]]), int(row["size_bytes"])
+    for row in rows_of(exchanges):
+        if of_placement := measured.get((backend_of(vars(row)), row.devices, row.nodes, row.operation)):
+            times = [(int(one.size_bytes), float(one.time_s)) for one in of_placement]
+            key, size = (row.cell_id, PART_OF[row.operation]), int(row.size_bytes)
             before = found.get(key, ExchangeTime(0, 0.0))
             found[key] = ExchangeTime(before.size_bytes + size, before.seconds + float(seconds_of([size], times)[0]))
     return found
@@ -130,9 +139,9 @@ class StepLoss:
         return replace(self, parts=kept, rest_s=self.rest_s + others)
 
 
-Measured = Mapping[tuple[str, int], Sequence[Row]]
+Measured = Mapping[tuple[str, int], Sequence[Record]]
 """Trials with their ``timing`` by cell and block."""
-Profiles = Mapping[tuple[str, int], Row]
+Profiles = Mapping[tuple[str, int], Record]
 """The latest profile of a cell and block; cells that differ in their launcher alone share it, by launchers_id."""
 
 
@@ -150,15 +159,16 @@ def waterfall(
     decided from. ``needed``: what the exchanges of a step need; a part of over MOST_TIMES that is in the rest. A cell
     whose rest exceeds MOST_REST has no other part. ``reason`` in its row says so.
     """
-    known, profiles = _measured(trials, windows), _profiles(trials)
-    claims = records(scaling[scaling["excluded"].isna()])
-    ratios = {row["cell_id"]: row for row in claims if row["base_strategy"] == BASE_STRATEGY}
+    known = _measured(trials, windows)
+    profiles = {(row.launchers_id, row.block): row for row in rows_of(measured(trials, "profile"))}
+    claims = rows_of(scaling[scaling["excluded"].isna()])
+    ratios = {row.cell_id: row for row in claims if row.base_strategy == BASE_STRATEGY}
     rows: list[Row] = []
-    for cell_id, group in by_cell(measured(trials)).items():
+    for cell_id, group in by_cell(rows_of(measured(trials))).items():
         ratio = ratios.get(cell_id)
-        if group[0]["devices"] == 1 or ratio is None or pd.isna(ratio["efficiency"]):
+        if group[0].devices == 1 or ratio is None or pd.isna(ratio.efficiency):
             continue
-        by_block = [(row["block"], _step_loss(row, ratio["base_id"], known, profiles)) for row in group]
+        by_block = [(row.block, _step_loss(row, ratio.base_id, known, profiles)) for row in group]
         losses = {block: loss for block, loss in by_block if loss}  # the last invocation of a block counts
         losses = {block: loss for block, loss in losses.items() if loss.is_explained} or losses
         if losses:
@@ -169,39 +179,34 @@ def waterfall(
 def _measured(trials: pd.DataFrame, windows: pd.DataFrame) -> Measured:
     by_trial = timings(windows)
     ok = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
-    found: dict[tuple[str, int], list[Row]] = {}
-    for row in records(ok):
-        if timing := by_trial.get((row["trial_id"], row["attempt"])):
-            found.setdefault((row["cell_id"], row["block"]), []).append({**row, "timing": timing})
-    return found
+    rows = [
+        Record({**vars(row), "timing": by_trial[key]}) for row in rows_of(ok) if (key := trial_key(row)) in by_trial
+    ]
+    return grouped(rows, lambda row: (row.cell_id, row.block))
 
 
-def _profiles(trials: pd.DataFrame) -> Profiles:
-    return {(row["launchers_id"], row["block"]): row for row in records(measured(trials, "profile"))}
-
-
-def _step_loss(row: Row, base_id: str, known: Measured, profiles: Profiles) -> StepLoss | None:
+def _step_loss(row: Record, base_id: str, known: Measured, profiles: Profiles) -> StepLoss | None:
     """Take one trial's step apart; None if its block lacks a trial to compare with on the same hardware."""
-    partners = (row["cell_id"], base_id, row["alone_id"], row["wrapped_id"])
-    found = [nearest(row, known.get((cell_id, row["block"]), ())) for cell_id in partners]
+    partners = (row.cell_id, base_id, row.alone_id, row.wrapped_id)
+    found = [nearest(row, known.get((cell_id, row.block), ())) for cell_id in partners]
     own, base, alone, wrapped = (each if each and same_hardware(row, each) else None for each in found)
     if own is None or base is None or alone is None:
         return None
-    base_timing, timing, alone_timing = base["timing"], own["timing"], alone["timing"]
-    by_ranks = _parts_by_ranks(row, timing, alone_timing, wrapped["timing"] if wrapped else None)
+    base_timing, timing, alone_timing = base.timing, own.timing, alone.timing
+    by_ranks = _parts_by_ranks(row, timing, alone_timing, wrapped.timing if wrapped else None)
     if by_ranks is None:
         return None
-    by_profile = _profiled_parts(row["strategy"], profiles.get((row["launchers_id"], row["block"])))
-    ideal_s = base_timing.step_mean_s * row["global_batch_size"] / base["global_batch_size"] / row["devices"]
-    smaller = {"smaller batch": alone_timing.step_mean_s - ideal_s} if row["scaling"] == "strong" else {}
+    by_profile = _profiled_parts(row.strategy, profiles.get((row.launchers_id, row.block)))
+    ideal_s = base_timing.step_mean_s * row.global_batch_size / base.global_batch_size / row.devices
+    smaller = {"smaller batch": alone_timing.step_mean_s - ideal_s} if row.scaling == "strong" else {}
     parts = {**smaller, **by_ranks, **(by_profile or {}), "waiting for data": timing.wait_s - alone_timing.wait_s}
     rest_s = timing.step_mean_s - ideal_s - sum(parts.values())
     return StepLoss(ideal_s, timing.step_mean_s, parts, rest_s, by_profile is not None)
 
 
-def _parts_by_ranks(row: Row, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
+def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
     """Return the parts that windows without exchange show; None if a strategy explained by them has none."""
-    traits = BUILTIN_TRAITS.get(row["strategy"])
+    traits = BUILTIN_TRAITS.get(row.strategy)
     if wrapped is not None and timing.together_s is not None:
         own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # older runs have no such window on one device
         slowest_s = timing.slowest_s or own_s
@@ -209,7 +214,7 @@ def _parts_by_ranks(row: Row, timing: Timing, alone: Timing, wrapped: Timing | N
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s), **exposed}
     if traits and traits.explained_by == "removal":
         return None
-    parts = {part: row[column] for part, column in OF_REPLICAS.items() if not pd.isna(row[column])}
+    parts = {part: value for part, column in OF_REPLICAS.items() if not pd.isna(value := getattr(row, column))}
     if wrapped is not None and traits and traits.wrapper_cost:
         # without exchange fsdp's step has no optimizer: whole steps show the wrapper, those others what ranks lose
         parts["wrapper"] = wrapped.net_s - alone.net_s
@@ -229,14 +234,14 @@ def _over_ranks(timing: Timing, own_s: float) -> dict[str, float]:
     return {"side by side": usual - own_s, "slowest rank": (timing.slowest_s or usual) - usual}
 
 
-def _profiled_parts(strategy: str, profile: Row | None) -> dict[str, float] | None:
+def _profiled_parts(strategy: str, profile: Record | None) -> dict[str, float] | None:
     """Return the exposed time of each collective that the profile shows; None if a profile is missing, or empty."""
     traits = BUILTIN_TRAITS.get(strategy)
     if not traits or not traits.profiled_parts:
         return {}
     if profile is None:
         return None
-    seen = {part.name: profile[part.exposed_column] for part in traits.profiled_parts}
+    seen = {part.name: getattr(profile, part.exposed_column) for part in traits.profiled_parts}
     return {name: seconds for name, seconds in seen.items() if not pd.isna(seconds)} or None
 
 
@@ -246,12 +251,12 @@ def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:
     return {block: loss.keep(common) for block, loss in losses.items()}
 
 
-def _checked_rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[Row]:
+def _checked_rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[Row]:
     """Return the rows of one cell, without the parts that the measured speed of its exchange contradicts."""
     names, reasons = list[str](), list[str]()
     for part in next(iter(losses.values())).parts:
         part_s = mean(loss.parts[part] for loss in losses.values())
-        time = needed.get((ratio["cell_id"], part))
+        time = needed.get((ratio.cell_id, part))
         if time is None or part_s <= MOST_TIMES * time.seconds:
             names.append(part)
             continue
@@ -266,14 +271,14 @@ def _checked_rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None,
     return [*rows[:-1], {**rows[-1], "reason": "; ".join(reasons) or None}]
 
 
-def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list[Row]:
+def _rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None) -> list[Row]:
     """Return the rows of one cell, whose efficiency is in its row of ``scaling``."""
-    named = {axis: ratio[axis] for axis in ("cell_id", "base_id", *DESCRIPTION)}
-    efficiency = float(ratio["efficiency"])
+    named = columns_of(ratio, "cell_id", "base_id", *DESCRIPTION)
+    efficiency = float(ratio.efficiency)
     per_second = _share_of_a_second(efficiency, list(losses.values()))
-    ideal = {"share": efficiency, **{end: ratio[f"efficiency_{end}"] for end in ENDS}}
+    ideal = {"share": efficiency, **{end: getattr(ratio, f"efficiency_{end}") for end in ENDS}}
     ideal_s = mean(loss.ideal_s for loss in losses.values())
-    rows: list[Row] = [{**named, "position": 0, "part": "ideal", "part_s": ideal_s, "blocks": ratio["blocks"], **ideal}]
+    rows: list[Row] = [{**named, "position": 0, "part": "ideal", "part_s": ideal_s, "blocks": ratio.blocks, **ideal}]
     left = 1.0 - efficiency
     for position, part in enumerate(PARTS, 1):
         seconds = {block: loss.bars[part] for block, loss in losses.items() if part in loss.bars}

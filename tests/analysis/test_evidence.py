@@ -12,6 +12,7 @@ import pytest
 
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
+from harness.analysis.common import Record
 from harness.analysis.doubts import DOUBTS, CountedDoubt, Doubt, doubts, kind_of, meaning, tally
 from harness.analysis.equivalence import Verdict, equivalence, verdicts
 from harness.analysis.evidence import foreign_cores, slow_ranks
@@ -429,7 +430,7 @@ def test_foreign_cores_are_the_nodes_time_less_all_its_ranks() -> None:
 
 
 def test_doubts_are_counted_over_blocks() -> None:
-    rows = [{"doubts": names} for names in (("wide spread",), (), ("wide spread", "foreign load"))]
+    rows = [Record({"doubts": names}) for names in (("wide spread",), (), ("wide spread", "foreign load"))]
     assert tally(rows) == (CountedDoubt("wide spread", 2, 3), CountedDoubt("foreign load", 1, 3))
     assert [str(doubt) for doubt in tally(rows, "base")] == [
         "base: wide spread (2 of 3)",

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from harness.analysis.common import Record
 from harness.analysis.compare import Condition, exit_code, gate, parse_condition
 from harness.analysis.equivalence import Verdict
 from harness.analysis.history import RunNoise
@@ -17,7 +18,7 @@ from tests.records import line
 
 def cell(name: str = "ddp2", speed: float = 1.0) -> RunCell:
     row = {**line(name, rates=(1.0, 1.0)), "link": None, "device_ids": None, "variant": None}
-    return RunCell(row, [row], (speed,), None, name == "single", (), None, None)
+    return RunCell(row, [Record(row)], (speed,), None, name == "single", (), None, None)
 
 
 def pair(ratio: float, sd: float | None = 0.01, *, no_claim: str = "", name: str = "ddp2") -> Pair:

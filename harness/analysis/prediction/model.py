@@ -113,7 +113,8 @@ class Model:
         several = [seen for seen in self._fitted if seen.size.devices > 1]
         alike = [seen for seen in several if seen.size.tier == size.tier] or several
         factor, rest, covariance = self._regression(alike)
-        parts = self._parts(size, self._own_at(batch), self._ranks_of(self._largest))
+        ranks = np.array(self._largest.own_s) / fmean(self._largest.own_s)
+        parts = self._parts(size, self._own_at(batch), ranks)
         optimizer_s = self._optimizer_s(size)
         net_s = parts.own_s + factor * parts.exposed_s + optimizer_s + rest
         data_s = self._data_s(net_s, batch)
@@ -209,9 +210,6 @@ class Model:
     def _costs(self, size: Size, draw: int | None) -> dict[Collective, RingCost]:
         fits = self._fits[size.tier]
         return {name: fit.cost if draw is None else fit.others[draw] for name, fit in fits.items()}
-
-    def _ranks_of(self, seen: Observed) -> Array:
-        return np.array(seen.own_s) / fmean(seen.own_s)
 
     def _own_at(self, batch: int) -> float:
         """Return a rank's own time at a batch: that of the largest size; at another batch by a line through all."""

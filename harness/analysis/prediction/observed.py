@@ -9,13 +9,12 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, Rows
+from harness.analysis.common import Lines, Record, Records, Row, rows_of
 from harness.analysis.phases import Timing, timings
 from harness.analysis.prediction.ring import Array
 from harness.analysis.steps import StepTimes
 from harness.plan.comparison import backend_of, options_of
 from harness.plan.rows import Collective, LinkTier
-from harness.record.frames import records
 
 Key = tuple[str, int]
 """A trial's id and attempt."""
@@ -105,10 +104,10 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
     """Return the families of the measured cells with several devices, in the order of their trials."""
     known = trials["purpose"].fillna("").isin(["", "explain"]) & (trials["kind"] != "convergence")
     ok = known & (trials["outcome"] == "ok") & ~trials["inline"].fillna(False).astype(bool)
-    rows = [row for row in records(trials[ok]) if row["device_ids"] is None and row["per_device_batch_size"]]
+    rows = [row for row in rows_of(trials[ok]) if row.device_ids is None and row.per_device_batch_size]
     measured = _Measured(rows, timings(windows), optimizer_seconds(windows), _exchanges(lines), net_step_times(times))
-    several = [row for row in rows if row["devices"] > 1 and row["kind"] == "throughput"]
-    return [measured.family(family_id) for family_id in dict.fromkeys(str(row["family_id"]) for row in several)]
+    several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]
+    return [measured.family(family_id) for family_id in dict.fromkeys(str(row.family_id) for row in several)]
 
 
 def optimizer_seconds(windows: pd.DataFrame) -> dict[Key, float]:
@@ -140,7 +139,7 @@ def net_step_times(times: StepTimes) -> dict[Key, Array]:
 class _Measured:
     """The timed trials of a run, and what is known of each."""
 
-    rows: Rows
+    rows: Records
     timings: Mapping[Key, Timing]
     optimizer: Mapping[Key, float]
     exchanges: Mapping[Key, tuple[Exchange, ...]]
@@ -148,34 +147,34 @@ class _Measured:
 
     def family(self, family_id: str) -> Family:
         """Return a family, with the one-device cells of its strategy, which under strong scaling are in others."""
-        members = [row for row in self.rows if row["family_id"] == family_id]
-        cells: dict[Size, list[Row]] = {}
+        members = [row for row in self.rows if row.family_id == family_id]
+        cells: dict[Size, list[Record]] = {}
         for row in members:
-            size = cells.setdefault(Size(int(row["devices"]), int(row["nodes"])), [])
-            if _key(row) in self.timings and (not size or size[0]["cell_id"] == row["cell_id"]):
+            size = cells.setdefault(Size(int(row.devices), int(row.nodes)), [])
+            if _key(row) in self.timings and (not size or size[0].cell_id == row.cell_id):
                 size.append(row)
         sizes = {size: self._observed(size, cells[size]) for size in sorted(cells) if cells[size]}
-        wrapped = {row["wrapped_id"] for row in members}
-        single = [row for row in self.rows if row["cell_id"] in wrapped and _key(row) in self.timings]
+        wrapped = {row.wrapped_id for row in members}
+        single = [row for row in self.rows if row.cell_id in wrapped and _key(row) in self.timings]
         largest = [*sizes.values()][-1].batch
-        nearest = sorted(single, key=lambda row: abs(int(row["per_device_batch_size"]) - largest))
+        nearest = sorted(single, key=lambda row: abs(int(row.per_device_batch_size) - largest))
         with_exchanges = [row for row in (*nearest, *members) if _key(row) in self.exchanges]
         alone: dict[int, list[float]] = {}
         for row in single:
-            alone.setdefault(int(row["per_device_batch_size"]), []).append(_own(self.timings[_key(row)], 1)[0])
+            alone.setdefault(int(row.per_device_batch_size), []).append(_own(self.timings[_key(row)], 1)[0])
         return Family(
             sizes,
             {batch: fmean(seconds) for batch, seconds in alone.items()},
-            self._jitter(nearest[:1] and [row for row in nearest if row["cell_id"] == nearest[0]["cell_id"]]),
+            self._jitter(nearest[:1] and [row for row in nearest if row.cell_id == nearest[0].cell_id]),
             self.exchanges[_key(with_exchanges[0])] if with_exchanges else (),
         )
 
-    def _observed(self, size: Size, rows: Rows) -> Observed:
+    def _observed(self, size: Size, rows: Records) -> Observed:
         seen = [self.timings[_key(row)] for row in rows]
         own = [own for timing in seen if (own := _own(timing, size.devices))]
         return Observed(
             size,
-            rows[-1],
+            vars(rows[-1]),
             tuple(timing.step_mean_s for timing in seen),
             fmean(timing.wait_s for timing in seen),
             tuple(fmean(of_rank) for of_rank in zip(*own, strict=False)),
@@ -183,13 +182,13 @@ class _Measured:
             fmean(self.optimizer.get(_key(row), 0.0) for row in rows),
         )
 
-    def _jitter(self, rows: Rows) -> Array:
+    def _jitter(self, rows: Records) -> Array:
         found = [self.steps[_key(row)] for row in rows if _key(row) in self.steps]
         return np.concatenate([steps / steps.mean() for steps in found]) if found else np.array([])
 
 
-def _key(row: Row) -> Key:
-    return str(row["trial_id"]), int(row["attempt"])
+def _key(row: Record) -> Key:
+    return str(row.trial_id), int(row.attempt)
 
 
 def _own(timing: Timing, devices: int) -> Sequence[float]:

@@ -7,13 +7,12 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from harness.analysis.common import Row
+from harness.analysis.common import Record, rows_of
 from harness.analysis.verdict import rules
 from harness.analysis.verdict.choices import choices
 from harness.analysis.verdict.rules import causes
 from harness.analysis.verdict.statement import READ, Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import trust
-from harness.record.frames import records
 from harness.record.schema import VERDICT
 
 __all__ = ["READ", "Statement", "Tables", "statements", "verdict"]
@@ -26,7 +25,7 @@ def statements(tables: Tables) -> list[Statement]:
     """
     failed: dict[str, None] = {}
 
-    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Row]) -> list[Statement]:
+    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Record]) -> list[Statement]:
         try:
             return [*rule(tables, *leading)]
         except TableFailed as error:
@@ -35,7 +34,7 @@ def statements(tables: Tables) -> list[Statement]:
 
     fastest = follow(rules.fastest)
     chosen = {statement.cell_id for statement in fastest}
-    leading = [row for row in records(tables["leaders"]) if row["cell_id"] in chosen] if chosen else []
+    leading = [row for row in rows_of(tables["leaders"]) if row.cell_id in chosen] if chosen else []
     found = [
         *follow(rules.incomplete),
         *fastest,

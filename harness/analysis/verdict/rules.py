@@ -10,11 +10,10 @@ from statistics import median
 
 import pandas as pd
 
-from harness.analysis.common import Row, is_no_claim
+from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
 from harness.analysis.ratios import own_work
 from harness.analysis.verdict.statement import Statement, Tables
 from harness.plan.feasibility import IMPOSSIBLE
-from harness.record.frames import records
 
 EFFICIENT = 0.80
 """The efficiency above which devices count as well used."""
@@ -32,67 +31,66 @@ COMPARED_AXES = ("workload", "data", "model", "precision", "device")
 
 def fastest(tables: Tables) -> list[Statement]:
     """State the setting to use for each model, data set and precision, on the most devices that were measured."""
-    return [_fastest("fastest", most) for _, most in _by_devices(tables)]
+    return [_fastest("fastest", most) for *_, most in _by_devices(tables)]
 
 
 def fewer_devices(tables: Tables) -> list[Statement]:
-    """State the same for each smaller number of devices, above one, on which several settings were measured."""
-    smaller = [cells for fewer, _ in _by_devices(tables) for cells in fewer if cells[0]["devices"] > 1]
+    """State the fastest setting on each smaller number of devices, above one, that has several settings."""
+    smaller = [cells for *fewer, _ in _by_devices(tables) for cells in fewer if cells[0].devices > 1]
     return [_fastest("fewer", cells) for cells in smaller if len(cells) > 1]
 
 
-def _by_devices(tables: Tables) -> list[tuple[list[list[Row]], list[Row]]]:
-    """Return, for each model, data set and precision, the rows on fewer devices, by their number, and on the most."""
-    found: dict[tuple[object, ...], dict[int, list[Row]]] = {}
-    for row in records(tables["leaders"]):
-        by_number = found.setdefault((*(row[axis] for axis in COMPARED_AXES), own_work(row)), {})
-        by_number.setdefault(int(row["devices"]), []).append(row)
-    sizes = [[cells for _, cells in sorted(by_number.items())] for by_number in found.values()]
-    return [(cells[:-1], cells[-1]) for cells in sizes]
+def _by_devices(tables: Tables) -> list[list[list[Record]]]:
+    """Return the rows of each model, data set and precision by their number of devices, the most last."""
+    compared = grouped(
+        rows_of(tables["leaders"]), lambda row: (*columns_of(row, *COMPARED_AXES).values(), own_work(row))
+    )
+    by_number = (grouped(rows, lambda row: int(row.devices)) for rows in compared.values())
+    return [[rows for _, rows in sorted(of.items())] for of in by_number]
 
 
-def _fastest(topic: str, cells: Sequence[Row]) -> Statement:
+def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
     """Return the fastest setting on a number of devices.
 
     Among the fastest settings of all batches: the smallest per-device batch within ENOUGH of the highest throughput.
     ``others``: the settings of that batch that cannot be told apart from it; ``reasons``: those that were not tested,
     since they have fewer than three blocks in common with it; ``subject``: set if there is no other of that batch.
     """
-    leading = [row for row in cells if row["cell_id"] == row["leader_id"]]
-    best = max(leading, key=lambda row: row["throughput_per_s"])
-    enough = [row for row in leading if row["throughput_per_s"] >= ENOUGH * best["throughput_per_s"]]
-    chosen = min(enough, key=lambda row: (row["per_device_batch_size"], -row["throughput_per_s"]))
-    beside = [row for row in cells if row["leader_id"] == chosen["cell_id"] and row["cell_id"] != chosen["cell_id"]]
+    leading = [row for row in cells if row.cell_id == row.leader_id]
+    best = max(leading, key=lambda row: row.throughput_per_s)
+    enough = [row for row in leading if row.throughput_per_s >= ENOUGH * best.throughput_per_s]
+    chosen = min(enough, key=lambda row: (row.per_device_batch_size, -row.throughput_per_s))
+    beside = [row for row in cells if row.leader_id == chosen.cell_id and row.cell_id != chosen.cell_id]
     return Statement(
         topic,
         "smallest batch" if chosen is not best else "fastest",
         "leaders",
-        chosen["cell_id"],
-        others=tuple(str(row["cell_id"]) for row in beside if row["tied"]),
-        devices=int(chosen["devices"]),
-        value=chosen["throughput_per_s"],
-        low=chosen["throughput_low"],
-        high=chosen["throughput_high"],
-        n=chosen["blocks"],
+        chosen.cell_id,
+        others=tuple(str(row.cell_id) for row in beside if row.tied),
+        devices=int(chosen.devices),
+        value=chosen.throughput_per_s,
+        low=chosen.throughput_low,
+        high=chosen.throughput_high,
+        n=chosen.blocks,
         subject=None if beside else "alone",
-        reasons=tuple(str(row["cell_id"]) for row in beside if row["tied"] is None),
+        reasons=tuple(str(row.cell_id) for row in beside if row.tied is None),
     )
 
 
-def scaling_limit(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
+def scaling_limit(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     """State up to how many devices each leading strategy keeps an efficiency above EFFICIENT.
 
     A device count is above it if the interval's lower end is, below it if the upper end is, else not clear. The
     statement names the first count that is not above; ``value`` is the efficiency there, or at the most devices.
     """
     families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
-    by_family: dict[object, list[Row]] = {}
-    for row in sorted(records(tables["scaling"]), key=lambda row: int(row["devices"])):
-        if row["devices"] > row["base_devices"] and not pd.isna(row["efficiency"]) and pd.isna(row["excluded"]):
-            by_family.setdefault(families.get(row["cell_id"]), []).append(row)
+    by_family: dict[object, list[Record]] = {}
+    for row in sorted(rows_of(tables["scaling"]), key=lambda row: int(row.devices)):
+        if row.devices > row.base_devices and not pd.isna(row.efficiency) and pd.isna(row.excluded):
+            by_family.setdefault(families.get(row.cell_id), []).append(row)
     found = []
     for leader in leading:
-        rows = _one_each(by_family.get(families.get(leader["cell_id"]), []), leader)
+        rows = _one_each(by_family.get(families.get(leader.cell_id), []), leader)
         if not rows:
             continue
         codes = [_efficiency_code(row) for row in rows]
@@ -103,30 +101,31 @@ def scaling_limit(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
                 "scaling",
                 codes[at],
                 "scaling",
-                first["cell_id"],
-                devices=first["devices"],
-                value=first["efficiency"],
-                low=first["efficiency_low"],
-                high=first["efficiency_high"],
-                n=first["blocks"],
-                subject=str(rows[at - 1]["devices"]) if at and codes[at] != "above" else None,
+                first.cell_id,
+                devices=first.devices,
+                value=first.efficiency,
+                low=first.efficiency_low,
+                high=first.efficiency_high,
+                n=first.blocks,
+                subject=str(rows[at - 1].devices) if at and codes[at] != "above" else None,
             )
         )
     return found
 
 
-def _one_each(rows: Sequence[Row], leader: Row) -> list[Row]:
+def _one_each(rows: Sequence[Record], leader: Record) -> list[Record]:
     """Return one row for each number of devices: on the leader's nodes and GPUs if there is one, or on fewest nodes."""
-    found: dict[int, Row] = {}
-    for row in sorted(rows, key=lambda row: (*(row[axis] != leader[axis] for axis in PLACES), int(row["nodes"]))):
-        found.setdefault(int(row["devices"]), row)
+    found: dict[int, Record] = {}
+    own = columns_of(leader, *PLACES)
+    for row in sorted(rows, key=lambda row: (*(getattr(row, name) != own[name] for name in PLACES), int(row.nodes))):
+        found.setdefault(int(row.devices), row)
     return [found[devices] for devices in sorted(found)]
 
 
-def _efficiency_code(row: Row) -> str:
-    if pd.isna(row["efficiency_low"]) or row["efficiency_low"] <= EFFICIENT <= row["efficiency_high"]:
+def _efficiency_code(row: Record) -> str:
+    if pd.isna(row.efficiency_low) or row.efficiency_low <= EFFICIENT <= row.efficiency_high:
         return "not clear"
-    return "above" if row["efficiency_low"] > EFFICIENT else "below"
+    return "above" if row.efficiency_low > EFFICIENT else "below"
 
 
 def training(tables: Tables) -> list[Statement]:
@@ -135,11 +134,11 @@ def training(tables: Tables) -> list[Statement]:
     ``others``: cells whose range over seeds overlaps; with few seeds no interval is claimed. Without a target nothing
     is compared. Trainings of rehearsals and of cells that are not equivalent are left out.
     """
-    rows = [row for row in records(tables["convergence"]) if pd.isna(row["excluded"]) and not is_no_claim(row)]
-    groups: dict[tuple[object, ...], dict[str, list[Row]]] = {}
+    rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(vars(row))]
+    groups: dict[tuple[object, ...], dict[str, list[Record]]] = {}
     for row in rows:
-        key = (*(row[axis] for axis in (*COMPARED_AXES, "global_batch_size")), own_work(row))
-        groups.setdefault(key, {}).setdefault(str(row["cell_id"]), []).append(row)
+        key = (*columns_of(row, *COMPARED_AXES, "global_batch_size").values(), own_work(row))
+        groups.setdefault(key, {}).setdefault(str(row.cell_id), []).append(row)
     found = []
     for seeds in groups.values():
         times = {cell_id: _times(group) for cell_id, group in seeds.items()}
@@ -147,21 +146,21 @@ def training(tables: Tables) -> list[Statement]:
         first = min(known, key=lambda cell_id: median(known[cell_id]), default=None)
         if first is not None:
             found.append(_first_to_target(first, known, seeds))
-        elif any(row["reached"] is False for group in seeds.values() for row in group):
+        elif any(row.reached is False for group in seeds.values() for row in group):
             cell_id = next(iter(seeds))
-            target = seeds[cell_id][0]["target"]
+            target = seeds[cell_id][0].target
             found.append(Statement("training", "missed", "convergence", cell_id, subject=target, n=len(seeds[cell_id])))
     return found
 
 
-def _times(group: Sequence[Row]) -> list[float]:
+def _times(group: Sequence[Record]) -> list[float]:
     """Return the seconds to the target over the seeds; none if a seed missed it, whose time is not known."""
-    if not all(row["reached"] for row in group):
+    if not all(row.reached for row in group):
         return []
-    return [float(row["time_to_target_s"]) for row in group]
+    return [float(row.time_to_target_s) for row in group]
 
 
-def _first_to_target(first: str, times: dict[str, list[float]], seeds: dict[str, list[Row]]) -> Statement:
+def _first_to_target(first: str, times: dict[str, list[float]], seeds: dict[str, list[Record]]) -> Statement:
     row, own = seeds[first][0], times[first]
     overlap = [cell_id for cell_id, values in times.items() if cell_id != first and min(values) <= max(own)]
     return Statement(
@@ -170,33 +169,33 @@ def _first_to_target(first: str, times: dict[str, list[float]], seeds: dict[str,
         "convergence",
         first,
         others=tuple(overlap),
-        devices=row["devices"],
+        devices=row.devices,
         value=median(own),
         low=min(own),
         high=max(own),
         n=len(own),
-        subject=row["target"],
+        subject=row.target,
     )
 
 
 def equivalence(tables: Tables) -> Iterator[Statement]:
     """State which strategies do not train as one device does, and for which it is not known; else that all do."""
-    checks = records(tables["equivalence"])
+    checks = rows_of(tables["equivalence"])
     for row in checks:
-        if row["equivalent"] is not True:
-            code = "unknown" if row["equivalent"] is None else "not equivalent"
+        if row.equivalent is not True:
+            code = "unknown" if row.equivalent is None else "not equivalent"
             yield Statement(
                 "equivalence",
                 code,
                 "equivalence",
-                row["cell_id"],
-                devices=row["devices"],
-                value=row["difference"],
-                subject=row["reason"],
+                row.cell_id,
+                devices=row.devices,
+                value=row.difference,
+                subject=row.reason,
             )
-    if checks and all(row["equivalent"] for row in checks):
+    if checks and all(row.equivalent for row in checks):
         known = ("gradient_difference", "first_difference", "difference")
-        largest = max(float(row[name]) for row in checks for name in known if row[name] is not None)
+        largest = max(float(value) for row in checks for name in known if (value := getattr(row, name)) is not None)
         yield Statement("equivalence", "equivalent", "equivalence", value=largest, n=len(checks))
 
 
@@ -263,53 +262,51 @@ WHOLE_WAIT = "figure-phases"
 """The evidence of a wait for data that includes what one device waits."""
 
 
-def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
+def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     """State the parts that take time of each leading cell's step, the largest first, and those that save some last.
 
     The parts of its waterfall, what is not explained among them. The wait for data is that of the phases from WAITS,
     since the waterfall has only what it takes more than on one device. ``code``: SAVED for a part that is shorter than
     on one device, which the others add up with to what is lost; else whether the interval excludes 0.
     """
-    parts: dict[str, list[Row]] = {}
-    for row in records(tables["waterfall"]):
-        if row["part"] != "ideal":
-            parts.setdefault(row["cell_id"], []).append(row)
-    phases = {row["cell_id"]: row for row in records(tables["phases"])}
+    shares = (row for row in rows_of(tables["waterfall"]) if row.part != "ideal")
+    parts = grouped(shares, lambda row: str(row.cell_id))
+    phases = {row.cell_id: row for row in rows_of(tables["phases"])}
     found: list[Statement] = []
     for leader in leading:
-        cell_id = leader["cell_id"]
+        cell_id = leader.cell_id
         of_cell = [*_causes(cell_id, parts.get(cell_id, []), phases.get(cell_id))]
         if any((one.value or 0.0) > 0 for one in of_cell):
             found += sorted(of_cell, key=lambda one: -(one.value or 0.0))
     return found
 
 
-def _causes(cell_id: str, parts: Sequence[Row], phases: Row | None) -> Iterator[Statement]:
-    waits = phases is not None and not pd.isna(phases["waits"]) and phases["waits"] >= WAITS
+def _causes(cell_id: str, parts: Sequence[Record], phases: Record | None) -> Iterator[Statement]:
+    waits = phases is not None and not pd.isna(phases.waits) and phases.waits >= WAITS
     if phases is not None and waits:
-        ends = {"low": phases["waits_low"], "high": phases["waits_high"]}
-        yield _cause(cell_id, DATA, WHOLE_WAIT, {**phases, **ends, "share": phases["waits"]})
+        share = {"share": phases.waits, "low": phases.waits_low, "high": phases.waits_high}
+        yield _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(phases), **share}))
     for row in parts:
-        if abs(row["share"]) >= WORTH_NAMING and not (waits and row["part"] == DATA):
-            yield _cause(cell_id, row["part"], "figure-waterfall", row)
+        if abs(row.share) >= WORTH_NAMING and not (waits and row.part == DATA):
+            yield _cause(cell_id, row.part, "figure-waterfall", row)
 
 
-def _cause(cell_id: str, part: str, evidence: str, row: Row) -> Statement:
+def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
     code: str = UNCLEAR
-    if pd.isna(row["low"]):
-        code = NO_INTERVAL if row["share"] > 0 else SAVED
-    elif row["low"] > 0 or row["high"] < 0:
-        code = CLEAR if row["low"] > 0 else SAVED
+    if pd.isna(row.low):
+        code = NO_INTERVAL if row.share > 0 else SAVED
+    elif row.low > 0 or row.high < 0:
+        code = CLEAR if row.low > 0 else SAVED
     return Statement(
         "loss",
         code,
         evidence,
         cell_id,
-        devices=row["devices"],
-        value=row["share"],
-        low=row["low"],
-        high=row["high"],
-        n=row["blocks"],
+        devices=row.devices,
+        value=row.share,
+        low=row.low,
+        high=row.high,
+        n=row.blocks,
         subject=part,
-        reasons=(row["reason"],) if part == "rest" and row["reason"] else (),
+        reasons=(row.reason,) if part == "rest" and row.reason else (),
     )

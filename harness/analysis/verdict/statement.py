@@ -26,18 +26,8 @@ from harness.record.schema import (
 READ: Mapping[str, Table] = {
     table.name: table
     for table in (
-        TRIALS,
-        CELLS,
-        LEADERS,
-        SCALING,
-        WATERFALL,
-        PHASES,
-        NOISE,
-        EQUIVALENCE,
-        CONVERGENCE,
-        FINDINGS,
-        MISSING,
-        VERSUS,
+        *(TRIALS, CELLS, LEADERS, SCALING, WATERFALL, PHASES),
+        *(NOISE, EQUIVALENCE, CONVERGENCE, FINDINGS, MISSING, VERSUS),
     )
 }
 """The tables that the rules read."""

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rows, by_cell, measured
-from harness.analysis.ratios import paired
+from harness.analysis.common import Record, Records, by_cell, measured, rows_of
+from harness.analysis.ratios import PAIR_COLUMNS, paired
 from harness.analysis.stats import stein_blocks
 from harness.analysis.verdict.choices import NO_CHOICES
 from harness.analysis.verdict.statement import Statement, Tables
 from harness.config.strategy_traits import BASE_STRATEGY
-from harness.record.frames import records
 
 LOW_NOISE, HIGH_NOISE = 0.15, 0.05
 """How far the interval of the A/A test may reach from 1: beyond the first trust is low, within the second high."""
@@ -26,12 +25,12 @@ HALFWIDTH = 0.05
 class Rates(NamedTuple):
     """The successful timed trials of each cell, and of the twin of each base; the cells that differ in a choice."""
 
-    cells: Mapping[str, Rows]
-    twins: Mapping[str, Rows]
+    cells: Mapping[str, Records]
+    twins: Mapping[str, Records]
     choices: Sequence[tuple[str, str]]
 
 
-def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
+def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     """State the trust in the leading cells and their bases: low, medium or high, with the reasons and further blocks.
 
     One statement for the leading cells with the same level for the same reasons; ``others``: all of them but the first.
@@ -40,12 +39,14 @@ def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     from their spread alone, never from a difference. Blocks are added to the whole run, so that only the statement
     that needs most has them. ``value``: how far the intervals of the A/A tests reach from 1.
     """
-    bases = {row["cell_id"]: row["base_id"] for row in records(tables["scaling"])}
-    pairs = [(row["cell_id"], row["other_id"]) for row in records(tables["versus"]) if row["axis"] not in NO_CHOICES]
-    rates = Rates(by_cell(measured(tables["trials"])), by_cell(measured(tables["trials"], "twin")), pairs)
+    bases = {row.cell_id: row.base_id for row in rows_of(tables["scaling"])}
+    pairs = [(row.cell_id, row.other_id) for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES]
+    trials = tables["trials"]
+    cells, twins = (by_cell(rows_of(measured(trials, purpose)[[*PAIR_COLUMNS]])) for purpose in ("", "twin"))
+    rates = Rates(cells, twins, pairs)
     alike: dict[tuple[str, tuple[str, ...]], list[Statement]] = {}
     for leader in leading:
-        statement = _trust(tables, leader, bases.get(leader["cell_id"]), rates)
+        statement = _trust(tables, leader, bases.get(leader.cell_id), rates)
         alike.setdefault((statement.code, statement.reasons), []).append(statement)
     found = [_joined(statements) for statements in alike.values()]
     most = max(found, key=lambda statement: statement.n or 0, default=None)
@@ -59,10 +60,11 @@ def _joined(statements: Sequence[Statement]) -> Statement:
     return replace(statements[0], others=others, value=reach, n=max(one.n or 0 for one in statements))
 
 
-def _trust(tables: Tables, leader: Row, base_id: str | None, rates: Rates) -> Statement:
-    noise = [row for row in records(tables["noise"]) if row["cell_id"] == base_id]
-    reach = max((_reach(row) for row in noise if not pd.isna(row["low"])), default=None)
-    blocks = int(leader["blocks"])
+def _trust(tables: Tables, leader: Record, base_id: str | None, rates: Rates) -> Statement:
+    noise = [row for row in rows_of(tables["noise"]) if row.cell_id == base_id]
+    ends = [float(end) for row in noise if not pd.isna(row.low) for end in (row.low, row.high)]
+    reach = max((abs(end - 1.0) for end in ends), default=None)
+    blocks = int(leader.blocks)
     low = [*_doubts(tables, leader, base_id), *_unknown(tables, leader)]
     if reach is not None and reach > LOW_NOISE:
         low.append("noise")
@@ -70,13 +72,13 @@ def _trust(tables: Tables, leader: Row, base_id: str | None, rates: Rates) -> St
         low.append("blocks")
     not_high = [] if reach is not None and reach <= HIGH_NOISE else ["noise" if reach is not None else "no A/A test"]
     not_high += ["blocks"] if blocks < GOOD_BLOCKS else []
-    not_high += ["differs"] if any(row["excludes_one"] for row in noise) else []
+    not_high += ["differs"] if any(row.excludes_one for row in noise) else []
     level = "low" if low else "medium" if not_high else "high"
     return Statement(
         "trust",
         level,
         "noise",
-        leader["cell_id"],
+        leader.cell_id,
         value=reach,
         n=0 if level == "high" else _further_blocks(leader, base_id, rates, blocks),
         subject="fixed" if tables.fixed_blocks else "rule",
@@ -84,35 +86,26 @@ def _trust(tables: Tables, leader: Row, base_id: str | None, rates: Rates) -> St
     )
 
 
-def _reach(row: Row) -> float:
-    return max(abs(float(row["low"]) - 1.0), abs(float(row["high"]) - 1.0))
-
-
-def _doubts(tables: Tables, leader: Row, base_id: str | None) -> list[str]:
+def _doubts(tables: Tables, leader: Record, base_id: str | None) -> list[str]:
     """Return the names of the doubts on a leading cell or its base."""
-    rows = [row for row in records(tables["cells"]) if row["cell_id"] in (leader["cell_id"], base_id)]
-    return [f"doubt: {doubt.name}" for row in rows for doubt in row["doubts"]]
+    rows = [row for row in rows_of(tables["cells"]) if row.cell_id in (leader.cell_id, base_id)]
+    return [f"doubt: {doubt.name}" for row in rows for doubt in row.doubts]
 
 
-def _unknown(tables: Tables, leader: Row) -> list[str]:
+def _unknown(tables: Tables, leader: Record) -> list[str]:
     """Return a reason if it is not known, or was not checked, whether a leading cell trains as one device does."""
-    if leader["strategy"] == BASE_STRATEGY:
+    if leader.strategy == BASE_STRATEGY:
         return []
-    rows = [row for row in records(tables["scaling"]) if row["cell_id"] == leader["cell_id"]]
-    return ["equivalence"] if any(row["equivalence"] in (None, "unknown") for row in rows) else []
+    rows = [row for row in rows_of(tables["scaling"]) if row.cell_id == leader.cell_id]
+    return ["equivalence"] if any(row.equivalence in (None, "unknown") for row in rows) else []
 
 
-def _further_blocks(leader: Row, base_id: str | None, rates: Rates, blocks: int) -> int:
-    cells, base, own = rates.cells, rates.cells.get(base_id or ""), leader["cell_id"]
+def _further_blocks(leader: Record, base_id: str | None, rates: Rates, blocks: int) -> int:
+    cells, base, own = rates.cells, rates.cells.get(base_id or ""), leader.cell_id
     pairs = [(cells.get(own), base), (rates.twins.get(base_id or ""), base)]
     pairs += [(cells.get(one), cells.get(other)) for one, other in rates.choices if own in (one, other)]
-    spreads = [_ratios(first, second) for first, second in pairs if first and second and first is not second]
+    spreads = [paired(first, second).ratios for first, second in pairs if first and second and first is not second]
     # the table's interval of a cell that is compared with none is that of its throughput
-    spreads = spreads or [list({row["block"]: float(row["throughput_per_s"]) for row in cells.get(own, ())}.values())]
+    spreads = spreads or [list({row.block: float(row.throughput_per_s) for row in cells.get(own, ())}.values())]
     needed = [stein_blocks(values, HALFWIDTH) for values in spreads if len(values) > 1]
     return max(0, max([GOOD_BLOCKS, *needed]) - blocks)
-
-
-def _ratios(first: Rows, second: Rows) -> list[float]:
-    speeds, others, _ = paired(first, second, None)
-    return [speed / other for speed, other in zip(speeds, others, strict=True)]

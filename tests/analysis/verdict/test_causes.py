@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.common import Record
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import causes
 from tests.analysis.verdict.test_rules import tables
@@ -20,7 +21,7 @@ def causes_of(*parts: Part, waits: float | None = None, low: float | None = None
         for part, share, end in parts
     ]
     phases: dict[str, Any] = {"cell_id": "a", "waits": waits, "waits_low": low, "waits_high": low and 1.0, "blocks": 3}
-    return causes(tables(waterfall=rows, phases=[phases]), [{"cell_id": "a"}])
+    return causes(tables(waterfall=rows, phases=[phases]), [Record({"cell_id": "a"})])
 
 
 def test_all_causes_are_one_list_by_size() -> None:
@@ -69,4 +70,6 @@ def test_what_is_saved_stands_after_the_causes_with_which_it_adds_up() -> None:
 
 
 def test_a_cell_that_does_not_lead_has_no_causes() -> None:
-    assert causes(tables(waterfall=[{"cell_id": "b", "part": "wrapper", "share": 0.5}]), [{"cell_id": "a"}]) == []
+    assert (
+        causes(tables(waterfall=[{"cell_id": "b", "part": "wrapper", "share": 0.5}]), [Record({"cell_id": "a"})]) == []
+    )

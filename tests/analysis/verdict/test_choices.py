@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.common import Record
 from harness.analysis.results import load
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.choices import FASTER, SLOWER, TOO_FEW, UNCLEAR, choices
@@ -33,7 +34,7 @@ BUCKETS: dict[str, Any] = {
 
 
 def stated(*rows: dict[str, Any], leading: str = "25") -> list[Statement]:
-    return choices(tables(versus=[{**BUCKETS, **row} for row in rows]), [{"cell_id": leading}])
+    return choices(tables(versus=[{**BUCKETS, **row} for row in rows]), [Record({"cell_id": leading})])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from harness.analysis.common import Record
 from harness.analysis.verdict import READ, Statement, Tables, rules, statements
 
 AXES: dict[str, Any] = {
@@ -133,7 +134,7 @@ def scaling_of(*efficiencies: tuple[int, float, float | None, float | None]) -> 
     ]
     trials = [{"cell_id": row["cell_id"], "family_id": "ddp"} for row in rows]
     last = {**AXES, "cell_id": f"x{efficiencies[-1][0]}", "device_ids": None}
-    return rules.scaling_limit(tables(scaling=rows, trials=trials), [last])
+    return rules.scaling_limit(tables(scaling=rows, trials=trials), [Record(last)])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_the_efficiency_of_a_cell_that_is_not_equivalent_is_not_stated() -> None
     leader = {**AXES, "cell_id": "x4", "device_ids": None}
     for excluded, devices in ((None, 4), ("not equivalent", 2)):
         rows = [two, {**four, "excluded": excluded}]
-        assert one(rules.scaling_limit(tables(scaling=rows, trials=trials), [leader])).devices == devices
+        assert one(rules.scaling_limit(tables(scaling=rows, trials=trials), [Record(leader)])).devices == devices
 
 
 def test_efficiency_is_that_on_the_nodes_of_the_leading_cell() -> None:
@@ -171,7 +172,9 @@ def test_efficiency_is_that_on_the_nodes_of_the_leading_cell() -> None:
     trials = [{"cell_id": cell_id, "family_id": "ddp"} for cell_id in ("one", "two")]
     given = tables(scaling=[spread, inside], trials=trials)
     for nodes, cell_id, code in ((1, "one", "above"), (2, "two", "below")):
-        found = one(rules.scaling_limit(given, [{**AXES, "cell_id": cell_id, "nodes": nodes, "device_ids": None}]))
+        found = one(
+            rules.scaling_limit(given, [Record({**AXES, "cell_id": cell_id, "nodes": nodes, "device_ids": None})])
+        )
         assert (found.cell_id, found.code, found.subject) == (cell_id, code, None)
 
 

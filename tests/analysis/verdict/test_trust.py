@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.common import Record
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.verdict import READ, Statement, Tables
 from harness.analysis.verdict.trust import trust
@@ -42,7 +43,7 @@ def verdict_on(
         row = {**AXES, "cell_id": "base", "low": noise[0], "high": noise[1], "excludes_one": excludes_one}
         given["noise"] = [row]
     tables = Tables({name: READ[name].frame(rows) for name, rows in given.items()}, fixed_blocks=fixed)
-    (statement,) = trust(tables, [{**LEADER, "blocks": blocks}])
+    (statement,) = trust(tables, [Record({**LEADER, "blocks": blocks})])
     return statement
 
 
@@ -117,7 +118,7 @@ def test_a_choice_asks_for_blocks_too() -> None:
             "scaling": [{**AXES, "cell_id": "a", "base_id": "a"}],
         }
         tables = Tables({name: READ[name].frame(rows) for name, rows in given.items()})
-        (statement,) = trust(tables, [{**LEADER, "blocks": 4}])
+        (statement,) = trust(tables, [Record({**LEADER, "blocks": 4})])
         asked[axis] = statement.n or 0
     assert asked["devices"] == 1 and asked["ddp.bucket_cap_mb"] > 10
 
@@ -127,7 +128,7 @@ def test_a_cell_that_is_compared_with_none_asks_by_the_spread_of_its_own_through
         trials = [{**AXES, **_trial("a", block, speed)} for block, speed in enumerate(speeds)]
         given = {"trials": trials, "scaling": [{**AXES, "cell_id": "a", "base_id": "a"}]}
         tables = Tables({name: READ[name].frame(rows) for name, rows in given.items()})
-        (statement,) = trust(tables, [{**LEADER, "blocks": len(speeds)}])
+        (statement,) = trust(tables, [Record({**LEADER, "blocks": len(speeds)})])
         return statement.n
 
     assert asked(100.0, 100.1, 99.9) == 2
@@ -159,7 +160,7 @@ def trust_in_two(noises: dict[str, tuple[float, float]], rates: dict[str, tuple[
         ],
     }
     tables = Tables({name: READ[name].frame(rows) for name, rows in given.items()})
-    return trust(tables, [{**LEADER, **axes[cell], "cell_id": cell, "blocks": 3} for cell in models])
+    return trust(tables, [Record({**LEADER, **axes[cell], "cell_id": cell, "blocks": 3}) for cell in models])
 
 
 def test_a_noisy_base_lowers_the_trust_in_its_own_model_alone() -> None:
