@@ -136,14 +136,14 @@ def _whole(results: Results, context: Context) -> MlflowRun:
     outcomes = Counter(str(outcome) for outcome in results.trials.drop_duplicates("trial_id", keep="last")["outcome"])
     metrics = [MlflowMetric(f"trials_{name}", float(count)) for name, count in sorted(outcomes.items())]
     statements = rows_of(results.verdict)
-    trust = [row for row in statements if row["topic"] == "trust"]
-    reach = max((number(row["value"]) for row in trust if not is_missing(row["value"])), default=None)
+    trust = [row for row in statements if row.topic == "trust"]
+    reach = max((number(row.value) for row in trust if not is_missing(row.value)), default=None)
     metrics += [] if reach is None else [MlflowMetric("aa_test_reach", reach)]
     invocations = results.environment.get("invocations", [])
     facts = invocations[-1] if invocations else {}
-    levels = {str(row["code"]) for row in trust}
+    levels = {str(row.code) for row in trust}
     tags = {
-        "verdict": "; ".join(context.label(row["cell_id"]) for row in statements if row["topic"] == "fastest"),
+        "verdict": "; ".join(context.label(row.cell_id) for row in statements if row.topic == "fastest"),
         "trust": next((level for level in ("low", "medium", "high") if level in levels), ""),
         "version": facts.get("harness", ""),
         "git_commit": facts.get("git_commit") or "",
@@ -156,34 +156,34 @@ def _whole(results: Results, context: Context) -> MlflowRun:
 
 def _cells(results: Results, context: Context) -> Iterator[MlflowRun]:
     """Yield a run for each cell with a throughput, a ratio or a learning curve."""
-    speeds = {row["cell_id"]: row for row in rows_of(results.cells)}
-    ratios = {row["cell_id"]: row for row in rows_of(results.scaling)}
+    speeds = {row.cell_id: row for row in rows_of(results.cells)}
+    ratios = {row.cell_id: row for row in rows_of(results.scaling)}
     curves, named = _curves(results), _named(results)
     for cell_id, row in context.cells.items():
         speed, ratio = speeds.get(cell_id), ratios.get(cell_id)
         metrics = (*_metrics(speed, SPEED), *_metrics(ratio, RATIOS), *curves.get(cell_id, ()))
         if metrics:
-            tags = {"label": str(row["label"]), "cell": cell_id, "verdict": named.get(cell_id, "")}
+            tags = {"label": str(row.label), "cell": cell_id, "verdict": named.get(cell_id, "")}
             tags |= ({"unit": str(speed["unit"])} if speed else {}) | (_ratio_tags(ratio, context) if ratio else {})
-            yield MlflowRun(str(row["label"]), _params(row, context.options[cell_id]), metrics, _tags(tags))
+            yield MlflowRun(str(row.label), _params(row, context.options[cell_id]), metrics, _tags(tags))
 
 
 def _named(results: Results) -> dict[str, str]:
     """Return what the verdict says of the cells that it names first, by cell."""
     found: dict[str, str] = {}
     for row in rows_of(results.verdict):
-        if row["topic"] == "fastest":
-            found |= dict.fromkeys(texts(row["others"]), "cannot be told apart from what to use")
-            found[str(row["cell_id"])] = "what to use"
+        if row.topic == "fastest":
+            found |= dict.fromkeys(texts(row.others), "cannot be told apart from what to use")
+            found[str(row.cell_id)] = "what to use"
     return found
 
 
 def _ratio_tags(row: Row, context: Context) -> dict[str, str]:
     """Return the base of a cell's ratios, its doubts, and whether it trains as one device does."""
     return {
-        "base": context.label(row["base_id"]),
-        "doubts": "; ".join(texts(row["doubts"])),
-        "equivalence": "" if is_missing(row["equivalence"]) else str(row["equivalence"]),
+        "base": context.label(row.base_id),
+        "doubts": "; ".join(texts(row.doubts)),
+        "equivalence": "" if is_missing(row.equivalence) else str(row.equivalence),
     }
 
 
@@ -214,14 +214,14 @@ def _curves(results: Results) -> dict[str, list[MlflowMetric]]:
     """Return the learning curves of each cell, ``val_accuracy/seed_0`` by epoch, and the time to the target."""
     epochs: dict[tuple[Scalar, Scalar], list[Row]] = {}
     for row in rows_of(results.epochs.sort_values("epoch")):
-        epochs.setdefault((row["trial_id"], row["attempt"]), []).append(row)
+        epochs.setdefault((row.trial_id, row.attempt), []).append(row)
     names = [str(name) for name in results.epochs.columns if str(name).startswith(CURVES)]
     found: dict[str, list[MlflowMetric]] = {}
     for row in rows_of(results.convergence):
-        seed = f"/seed_{row['seed']}"
-        metrics = found.setdefault(str(row["cell_id"]), [])
-        for epoch in epochs.get((row["trial_id"], row["attempt"]), []):
-            metrics += (one._replace(step=int(number(epoch["epoch"]))) for one in _metrics(epoch, _same(names), seed))
+        seed = f"/seed_{row.seed}"
+        metrics = found.setdefault(str(row.cell_id), [])
+        for epoch in epochs.get((row.trial_id, row.attempt), []):
+            metrics += (one._replace(step=int(number(epoch.epoch))) for one in _metrics(epoch, _same(names), seed))
         metrics += _metrics(row, TARGET, seed)
     return found
 

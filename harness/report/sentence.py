@@ -80,13 +80,13 @@ class Context:
 
     def has_doubt(self, words: str, cell_id: Scalar = None) -> bool:
         """Return whether a trial has a doubt with these words: a trial of the cell, or any."""
-        rows = (row for row in rows_of(self.table("trials")) if cell_id in (None, row["cell_id"]))
-        return any(words in name for row in rows for name in texts(row["doubts"]))
+        rows = (row for row in rows_of(self.table("trials")) if cell_id in (None, row.cell_id))
+        return any(words in name for row in rows for name in texts(row.doubts))
 
     def label(self, cell_id: Scalar) -> str:
         """Return the label of a cell; its id if it has no trial, as one that no machine can run."""
         row = self.cells.get(str(cell_id))
-        return str(row["label"] if row else cell_id)
+        return str(row.label if row else cell_id)
 
     def name(self, cell_id: Scalar) -> str:
         """Return a cell in plain words, with its batch: see plain_label; its id if it has no trial."""
@@ -114,7 +114,7 @@ class Context:
     def ratio(self, cell_id: Scalar) -> Row | None:
         """Return a cell's row of scaling if it has a speedup over another cell."""
         for row in rows_of(self.table("scaling")):
-            if row["cell_id"] == cell_id != row["base_id"] and not is_missing(row["speedup"]):
+            if row.cell_id == cell_id != row.base_id and not is_missing(row.speedup):
                 return row
         return None
 
@@ -122,8 +122,8 @@ class Context:
 def context_of(results: Results) -> Context:
     """Return what the sentences on a run need."""
     first = results.trials.drop_duplicates("cell_id")
-    options = zip(first["cell_id"], first["options"], strict=True)
-    cells = {str(row["cell_id"]): row for row in rows_of(first)}
+    options = zip(first.cell_id, first.options, strict=True)
+    cells = {row.cell_id: row for row in rows_of(first)}
     return Context(results, cells, {cell_id: values or {} for cell_id, values in options})
 
 
