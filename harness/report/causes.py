@@ -150,22 +150,14 @@ def why_not_better(row: Row, context: Context) -> Sentence:
     listed = "; ".join(_listed(one, context, is_first=at == 0) for at, one in enumerate(certain))
     few = next((one for one in causes if one.code == NO_INTERVAL), None)
     no_interval = f" No interval: measured in {plural(few.n, 'block')}, {LEAST_BLOCKS} are needed." if few else ""
-    others = f"{_saved(causes)}{_uncertain(causes)}"
-    text = f"{listed or 'no cause is certain'}.{no_interval}{others} {_new_advice(causes, context)}"
-    return Sentence("loss", context.short(row.cell_id), text.strip())
-
-
-def _saved(causes: Sequence[Row]) -> str:
-    """Return the parts that take less than on one device: without them the others may add up to more than is lost."""
-    saved = [f"{_share(one, sign=-1)} {name_of(one.subject)}" for one in causes if one.code == SAVED]
-    return f" Saved, compared with one device: {'; '.join(saved)}." if saved else ""
-
-
-def _uncertain(causes: Sequence[Row]) -> str:
-    """Return the causes whose interval includes 0, in short: what a reader may leave aside."""
-    unclear = [f"{percent(one.value)} {name_of(one.subject)}" for one in causes if one.code == UNCLEAR]
-    intervals = "its interval" if len(unclear) == 1 else "their intervals"
-    return f" May be 0, by {intervals}: {', '.join(unclear)}." if unclear else ""
+    parts = [f"{listed or 'no cause is certain'}.{no_interval}"]
+    # without the parts that take less than on one device the others may add up to more than is lost
+    if saved := [f"{_share(one, sign=-1)} {name_of(one.subject)}" for one in causes if one.code == SAVED]:
+        parts.append(f"Saved, compared with one device: {'; '.join(saved)}.")
+    if unclear := [f"{percent(one.value)} {name_of(one.subject)}" for one in causes if one.code == UNCLEAR]:
+        intervals = "its interval" if len(unclear) == 1 else "their intervals"
+        parts.append(f"May be 0, by {intervals}: {', '.join(unclear)}.")
+    return Sentence("loss", context.short(row.cell_id), " ".join([*parts, _new_advice(causes, context)]).strip())
 
 
 def causes_of(row: Row, context: Context) -> list[Row]:

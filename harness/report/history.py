@@ -67,7 +67,8 @@ def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, o
     by_change = sorted(range(len(cells)), key=lambda place: speeds[place].max() / speeds[place].min(), reverse=True)
     drawn = [cells[place] for place in sorted(by_change[:MOST_PANELS])]
     with style():
-        limits = common_limits([_limits(group) for _, group in drawn])
+        known = [group[["throughput_per_s", "low", "high"]].astype(float) for _, group in drawn]
+        limits = common_limits([(0.95 * float(each.min().min()), 1.05 * float(each.max().max())) for each in known])
         unit = rate_unit(chosen)
         figure = panels(drawn, lambda axes, group, ends: _draw(axes, group, ends, changes, unit), limits, legend=[])
         content = io.BytesIO()
@@ -115,13 +116,6 @@ def environment_changes(history: pd.DataFrame) -> list[Change]:
             between = (before.started_at + row.started_at) / 2
             found.setdefault(row.started_at, (between, {}))[1].update(dict.fromkeys(named or ["not recorded"]))
     return [Change(start, between, "; ".join(named)) for start, (between, named) in sorted(found.items())]
-
-
-def _limits(group: pd.DataFrame) -> Limits:
-    """Return the limits of the axis of throughput: the runs and their intervals."""
-    known = group[["throughput_per_s", "low", "high"]].astype(float)
-    low, high = float(known.min().min()), float(known.max().max())
-    return 0.95 * low, 1.05 * high
 
 
 def _draw(axes: Axes, group: pd.DataFrame, limits: Limits, changes: Sequence[Change], unit: str) -> None:

@@ -25,9 +25,8 @@ def render(template: str, **variables: object) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    return environment.get_template(template).render(
-        policy=Markup(content_policy()), script=Markup(SCRIPT), **variables
-    )
+    fixed = {"policy": Markup(content_policy()), "script": Markup(SCRIPT)}
+    return environment.get_template(template).render(**fixed, **variables)
 
 
 def content_policy() -> str:

@@ -75,7 +75,7 @@ def make_pages(sections: Sequence[Section], results: Results, parts: Parts) -> l
     """Return the sections that have rows, or a sentence instead of rows."""
     pages = []
     for section in sections:
-        failed = partial(_failed, section)
+        failed = partial(Page, section.title, section.anchor, TextTable((), ()), "", section.level, "")
         if page := parts.make(f"the section {section.title}", partial(_page, section, results), failed):
             pages.append(page)
     return pages
@@ -88,10 +88,6 @@ def _page(section: Section, results: Results) -> Page | None:
     if not (table.rows or shown):
         return None
     return Page(section.title, section.anchor, table.without_constants(), shown, section.level, section.folded)
-
-
-def _failed(section: Section, failure: str) -> Page:
-    return Page(section.title, section.anchor, TextTable((), ()), "", section.level, failure=failure)
 
 
 SCALING = (

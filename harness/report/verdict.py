@@ -23,6 +23,12 @@ LONGER = 4
 SHORTEST = 0.25
 """Seconds of a window that a number of steps alone set."""
 NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
+MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
+BRACKETS = (
+    "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds. In tables and figures "
+    "x2 means: on 2 devices."
+)
+"""What the numbers in brackets are, and what the labels of tables mean, for below the sentences."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def next_step(statements: Sequence[Row], context: Context) -> NextStep:
         step = _more_blocks(blocks, proposal, context)
     elif blocks:
         step = _longer_windows(proposal, context)
-    elif _target_missed(statements):
+    elif {row.code for row in statements if row.topic == "training"} == {"missed"}:
         step = _more_epochs(results)
     else:
         command = f"python -m harness export {folder_of(results)} --markdown"
@@ -108,25 +114,24 @@ def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] 
 
 def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
     """Return the first option to try against a cause of a leading cell, the one that stands out most from the noise."""
-    found = [_proposal_of(row, statements, context) for row in _one_each(statements)]
-    return max((one for one in found if one), key=lambda one: one.stands_out, default=None)
-
-
-def _proposal_of(row: Row, statements: Sequence[Row], context: Context) -> Proposal | None:
-    """Return the option to try against the largest cause of a cell that an option may change."""
-    cause = target(causes_of(row, context))
-    options = options_of(cause, context) if cause else []
-    if cause is None or not options:
-        return None
-    cell_id = cause.cell_id
-    text = next_experiment(context.results.experiment, context.cells[cell_id], context.options[cell_id], options[0])
-    head = f"# Compares {options[0].axis} in {context.label(cell_id)}.\n"
-    return Proposal(options[0], cause, f"{head}{text}", _noise(cell_id, statements))
+    found = []
+    for row in _one_each(statements):
+        cause = target(causes_of(row, context))
+        if cause and (options := options_of(cause, context)):
+            cell_id, option = cause.cell_id, options[0]
+            text = next_experiment(context.results.experiment, context.cells[cell_id], context.options[cell_id], option)
+            head = f"# Compares {option.axis} in {context.label(cell_id)}.\n"
+            found.append(Proposal(option, cause, f"{head}{text}", _noise(cell_id, statements)))
+    return max(found, key=lambda one: one.stands_out, default=None)
 
 
 def _one_each(statements: Sequence[Row]) -> list[Row]:
-    """Return one cause of each cell that has any."""
-    return [*{row.cell_id: row for row in statements if row.topic == "loss"}.values()]
+    """Return the first cause of each cell that has any."""
+    found: dict[str, Row] = {}
+    for row in statements:
+        if row.topic == "loss":
+            found.setdefault(row.cell_id, row)
+    return [*found.values()]
 
 
 def _noise(cell_id: str, statements: Sequence[Row]) -> float | None:
@@ -178,11 +183,6 @@ def _longer_windows(proposal: Proposal | None, context: Context) -> NextStep:
     wide = hidden if proposal else "The intervals of this run are too wide for a decision."
     why = f"{wide} {again} with throughput.window_seconds: {longer:g}, all else as here:"
     return _run_file(why, file, results)
-
-
-def _target_missed(statements: Sequence[Row]) -> bool:
-    training = [row.code for row in statements if row.topic == "training"]
-    return bool(training) and all(code == "missed" for code in training)
 
 
 def _more_epochs(results: Results) -> NextStep:
@@ -252,11 +252,6 @@ class Verdict:
         return found
 
 
-BRACKETS = (
-    "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds. In tables and figures "
-    "x2 means: on 2 devices."
-)
-"""What the numbers in brackets are, and what the labels of tables mean, for below the sentences."""
 NO_VERDICT = Verdict(())
 
 
@@ -273,7 +268,7 @@ def make_verdict(results: Results) -> Verdict:
     context, statements = context_of(results), rows_of(results.verdict)
     sentences: list[Sentence] = []
     for topic, phrase in PHRASES.items():
-        rows = _rows(topic, statements)
+        rows = _one_each(statements) if topic == "loss" else [row for row in statements if row.topic == topic]
         for row in rows[:MOST]:
             sentences.append(replace(phrase(row, context), evidence=row.evidence))
         if len(rows) > MOST:
@@ -281,17 +276,6 @@ def make_verdict(results: Results) -> Verdict:
             sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))
     step = next_step(statements, context)
     return Verdict((*sentences, *further(context), step.sentence), step.file, step.others)
-
-
-def _rows(topic: str, statements: Sequence[Row]) -> list[Row]:
-    """Return the statements of a topic that have a sentence each; of the causes of one cell the first."""
-    rows = [row for row in statements if row.topic == topic]
-    if topic != "loss":
-        return rows
-    return [row for at, row in enumerate(rows) if row.cell_id not in [one.cell_id for one in rows[:at]]]
-
-
-MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
 
 
 def plain(text: str) -> str:

@@ -41,7 +41,10 @@ MOST_COLUMNS = 3
 
 def batch_sizes(results: Results) -> Drawing:
     """Draw per-device throughput, and on GPUs peak memory, against the per-device batch; crosses: no result."""
-    rows = _rows(results.cells)
+    cells = results.cells
+    on_gpus = cells["peak_memory_bytes"].where(cells["device"] == "cuda")  # on a CPU it is that of a process
+    of_one_device = {end: cells[end] / cells["devices"] for end in ("low", "high")}
+    rows = cells.assign(peak_gib=on_gpus / GIB, **of_one_device)
     quantities = [SPEED, *([MEMORY] if rows[MEMORY].notna().any() else [])]
     title = f"Per-device throughput{' and peak memory' if MEMORY in quantities else ''} against batch size"
     every = facets_of(rows, batch=False)
@@ -49,7 +52,9 @@ def batch_sizes(results: Results) -> Drawing:
     if not facets:
         return Drawing(title, "Left out: only one batch size was measured of each setting.", None)
     not_equivalent = not_equivalent_cells(results)
-    failed = _without_result(results.trials)
+    trials = results.trials[results.trials["kind"] == "throughput"]
+    bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
+    failed = trials[bad | trials["skip_code"].isin(["out_of_memory", "doctor_memory", "too_few_samples"])]
     figure, grid = make_grid(len(quantities), len(facets))
     for line, value in zip(grid, quantities, strict=True):
         limits = common_limits([_limits(part, value) for _, part in facets])
@@ -74,13 +79,6 @@ def batch_sizes(results: Results) -> Drawing:
         f"{captions.in_table(every, facets, '')}"
     )
     return Drawing(title, caption, figure)
-
-
-def _rows(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells with their peak memory in GiB, on GPUs alone: that of a process on a CPU is not its device's."""
-    of_device = cells["peak_memory_bytes"].where(cells["device"] == "cuda")
-    ends = {end: cells[end] / cells["devices"] for end in ("low", "high")}
-    return cells.assign(peak_gib=of_device / GIB, **ends)
 
 
 def _limits(part: pd.DataFrame, value: str) -> Limits:
@@ -112,13 +110,6 @@ def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str, limit
 def _name_devices(axes: Axes, devices: str, at: tuple[float, float], strategy: str) -> None:
     """Write the number of devices beside the last point of a line."""
     axes.annotate(devices, at, xytext=(7, -3), textcoords="offset points", color=COLOURS[strategy])
-
-
-def _without_result(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the throughput trials without a result: failed, or skipped for lack of memory or samples."""
-    bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
-    skipped = trials["skip_code"].isin(["out_of_memory", "doctor_memory", "too_few_samples"])
-    return trials[(trials["kind"] == "throughput") & (bad | skipped)]
 
 
 def memory_by_gpu(results: Results) -> Drawing:

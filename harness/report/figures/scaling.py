@@ -137,8 +137,9 @@ def efficiency_by_devices(results: Results) -> Drawing:
     def axes_and_ideal(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
         linear_values(axes, "y", ends, percent=True)
         axes.axhline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
-        for low, high in noise_of(results.noise, part):
-            axes.axhspan(low, high, color="0.85", zorder=0)
+        floors = results.noise[results.noise["cell_id"].isin(part["base_id"]) & results.noise["low"].notna()]
+        for row in rows_of(floors):
+            axes.axhspan(row.low, row.high, color="0.85", zorder=0)
         axes.set_ylabel("scaling efficiency")
 
     def text(row: Row) -> str:
@@ -154,12 +155,6 @@ def efficiency_by_devices(results: Results) -> Drawing:
         f"{captions.set_apart(rows)}{captions.in_table(every, facets)}{captions.cut(facets)}"
     )
     return Drawing(title, caption, figure)
-
-
-def noise_of(noise: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[float, float]]:
-    """Return the noise floors of the bases of these rows."""
-    mine = noise[noise["cell_id"].isin(rows["base_id"]) & noise["low"].notna()]
-    return [(row.low, row.high) for row in rows_of(mine)]
 
 
 def paired_ratios(results: Results) -> Drawing:

@@ -175,7 +175,9 @@ def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
     known = bool(group["reached"].notna().any())
     reached = int(group["reached"].fillna(False).sum())
     row = rows_of(group[:1])[0]
-    row |= {name: _losses(group[name]) for name in LOSSES}
+    for name in LOSSES:
+        largest = max(filter(math.isfinite, group[name].dropna()), default=0.0)
+        row[name] = _span(group[name], loss_form(largest))
     for name in ("train_accuracy", *metrics):
         _, factor, form, suffix = _format_of(name)
         row[name] = _span(group[name] * factor, form, suffix)
@@ -211,10 +213,6 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
 def training_setting(row: Row) -> str:
     """Return what varies in the run besides strategy and devices, and the global batch."""
     return joined(setting_without_batch(row), f"global batch {row.global_batch_size}")
-
-
-def _losses(values: pd.Series[float]) -> str:
-    return _span(values, loss_form(max(filter(math.isfinite, values.dropna()), default=0.0)))
 
 
 def _span(values: pd.Series[float], form: str, suffix: str = "") -> str:

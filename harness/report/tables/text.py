@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -243,5 +244,4 @@ def impossible_lines(reasons: Mapping[str, int], most: int = 8) -> list[str]:
 
 def counts(values: Sequence[str]) -> str:
     """Return '3 ok, 1 oom', in the order of appearance."""
-    tally = {value: values.count(value) for value in dict.fromkeys(values)}
-    return ", ".join(f"{count} {value}" for value, count in tally.items())
+    return ", ".join(f"{count} {value}" for value, count in Counter(values).items())
