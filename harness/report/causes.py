@@ -58,6 +58,17 @@ SLOW_IN_TURN = "The ranks are slow in turn, as if the work of a batch varies, or
 """In place of the slowest rank, if no rank is slower than the others on the whole."""
 PINNED = "The ranks are pinned to the same processors: give each its own, or none."
 """In place of what devices share, if it is their processors."""
+NAMES: Mapping[str, str] = {
+    "smaller batch": "the smaller batch of each device",
+    "wrapper": "the strategy's own work on each device",
+    "threads": "the threads of dp",
+    "side by side": "devices that slow each other down",
+    "slowest rank": "the wait for the slowest device",
+    "rest": "not explained",
+}
+"""The parts of a waterfall in words that need no key; the others are called by terms of the field."""
+NOTHING_TO_CHANGE = frozenset({*MACHINE, "rest"})
+"""The causes that no option changes: the advice is against the largest of the others."""
 
 
 def options_to_try(part: str, row: Row, experiment: Experiment, cores: int | None = None) -> list[Option]:
@@ -123,19 +134,6 @@ def varied_options(experiment: Experiment) -> list[str]:
 
 def _grids(experiment: Experiment) -> tuple[Grid, ...]:
     return (*([experiment.grid] if experiment.grid else []), *experiment.cells)
-
-
-NAMES: Mapping[str, str] = {
-    "smaller batch": "the smaller batch of each device",
-    "wrapper": "the strategy's own work on each device",
-    "threads": "the threads of dp",
-    "side by side": "devices that slow each other down",
-    "slowest rank": "the wait for the slowest device",
-    "rest": "not explained",
-}
-"""The parts of a waterfall in words that need no key; the others are called by terms of the field."""
-NOTHING_TO_CHANGE = frozenset({*MACHINE, "rest"})
-"""The causes that no option changes: the advice is against the largest of the others."""
 
 
 def name_of(part: str) -> str:

@@ -25,6 +25,8 @@ from harness.system.files import replace_all
 NAMED = 6
 """The most cells, or facts, that a sentence names."""
 KEEP_RUNS = "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or state --run-noise."
+JSON_VERSION = 1
+"""Number of the layout of the JSON: raised if a key changes its meaning or goes."""
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -117,10 +119,6 @@ def _unmatched(comparison: Comparison) -> Iterator[str]:
 
 def _joined(named: list[str], count: int) -> str:
     return "; ".join(named) + ("; ..." if count > len(named) else "")
-
-
-JSON_VERSION = 1
-"""Number of the layout of the JSON: raised if a key changes its meaning or goes."""
 
 
 @dataclass(frozen=True)

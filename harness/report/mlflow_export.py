@@ -51,9 +51,9 @@ RATIOS = {
     "efficiency_low": "efficiency_low",
     "efficiency_high": "efficiency_high",
 }
-"""The same of the table scaling."""
+"""Columns of the table scaling that become metrics, each with its name there."""
 TARGET = {name: name for name in ("time_to_target_s", "samples_to_target", "epochs_to_target")}
-"""The same of the table convergence, for each seed."""
+"""Columns of the table convergence that become metrics for each seed, each with its name there."""
 CURVES = ("train_loss", "train_accuracy", "learning_rate", "val_")
 """How the names of the columns of a learning curve begin."""
 LONGEST_PARAM, LONGEST_TAG = 500, 5000

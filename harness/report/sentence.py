@@ -31,6 +31,29 @@ TOPICS: Mapping[str, str] = {
     "next": "What to do next",
 }
 """The topics in the order of the page, each with its heading."""
+WORDS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "block": (re.compile(r"\d+ (?:more )?blocks?\b"), "repetitions of the whole grid"),
+    "efficiency": (re.compile(r"\befficiency(?= \d)"), "throughput per device"),
+    "threshold": (re.compile(r"threshold of \d+ %"), "from which this report counts devices as well used"),
+    "exposed communication": (
+        re.compile(r"(?<!against )\bexposed communication\b"),
+        "gradient exchange that no computation hides",
+    ),
+    "slow each other": (
+        re.compile(r"devices that slow each other down\b"),
+        "they share memory bandwidth, caches or power; side by side in figures",
+    ),
+    "wrapper": (re.compile(r"the strategy's own work on each device\b"), "wrapper in figures"),
+    "cell": (re.compile(r"(?:\d+|its) cells?\b"), "points of the grid"),
+    "trial": (re.compile(r"\d+ planned trials?\b"), "one cell in one block each"),
+}
+"""Each word of the verdict: where a sentence uses it, and what it means."""
+BASE = re.compile(r" \(strategy [^()]*, same [a-z ]+\)")
+"""What a ratio is over, as base_words has it."""
+COUNTED = ("incomplete", "open")
+"""The topics whose sentences begin with a number of cells or trials."""
+HOLM = re.compile(r"Holm's adjustment")
+HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
 
 
 @dataclass(frozen=True)
@@ -127,29 +150,6 @@ def context_of(results: Results) -> Context:
     return Context(results, cells, {cell_id: values or {} for cell_id, values in options})
 
 
-WORDS: Mapping[str, tuple[re.Pattern[str], str]] = {
-    "block": (re.compile(r"\d+ (?:more )?blocks?\b"), "repetitions of the whole grid"),
-    "efficiency": (re.compile(r"\befficiency(?= \d)"), "throughput per device"),
-    "threshold": (re.compile(r"threshold of \d+ %"), "from which this report counts devices as well used"),
-    "exposed communication": (
-        re.compile(r"(?<!against )\bexposed communication\b"),
-        "gradient exchange that no computation hides",
-    ),
-    "slow each other": (
-        re.compile(r"devices that slow each other down\b"),
-        "they share memory bandwidth, caches or power; side by side in figures",
-    ),
-    "wrapper": (re.compile(r"the strategy's own work on each device\b"), "wrapper in figures"),
-    "cell": (re.compile(r"(?:\d+|its) cells?\b"), "points of the grid"),
-    "trial": (re.compile(r"\d+ planned trials?\b"), "one cell in one block each"),
-}
-"""Each word of the verdict: where a sentence uses it, and what it means."""
-BASE = re.compile(r" \(strategy [^()]*, same [a-z ]+\)")
-"""What a ratio is over, as base_words has it."""
-COUNTED = ("incomplete", "open")
-"""The topics whose sentences begin with a number of cells or trials."""
-
-
 def explained(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
     """Yield the sentences in the order of the page, with the meaning of a word in brackets after its first use.
 
@@ -185,10 +185,6 @@ def _explained(text: str, known: set[str]) -> str:
             text, added = f"{text[:place]}{meaning}{text[place:]}", added + len(meaning)
             known.update({word}, (other for other, (pattern, _) in WORDS.items() if pattern.search(meaning)))
     return text
-
-
-HOLM = re.compile(r"Holm's adjustment")
-HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
 
 
 def with_holm_explained(texts: Sequence[str]) -> list[str]:

@@ -30,6 +30,33 @@ from harness.report.tables.ratios import pair_label, pair_setting
 from harness.report.tables.text import decimal, duration, percent, speed, with_ends
 
 times = decimal("{:.2f}")
+MOST_BLOCKS = 100
+"""The most further blocks that are proposed."""
+REASONS: Mapping[str, str] = {
+    "differs": "one setting measured twice differs from itself by more than chance (A/A test; 1 in 20 does by chance)",
+    "noise": "one setting measured twice may differ from itself by up to {reach} (A/A test)",
+    "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
+    "blocks": f"few blocks, {GOOD_BLOCKS} are better",
+    "equivalence": "it is not known whether it trains as one device does",
+}
+seconds = decimal("{:.3g} s")
+ENDED: Mapping[str | None, str] = {
+    "interrupted": "the run was interrupted",
+    "finished": "the last call left them out (--only, or another machine)",
+    "error": "the run ended with an error of its own",
+    None: "the run was killed, or is still going on",
+}
+"""Why trials have no result, by the end of the last invocation."""
+LEAST_PERCENT = 1e-4
+"""The smallest difference of updates that is written, in percent."""
+FAILURES: Mapping[str, str] = {
+    "error": "failed with an error",
+    "oom": "ran out of memory",
+    "diverged": "had a loss or parameter that is no number",
+    "timeout": "made no progress within the limit",
+    "lost": "lost their process or node",
+}
+"""The outcomes of trials in plain words."""
 
 
 def what_to_use(row: Row, context: Context) -> Sentence:
@@ -133,17 +160,6 @@ def _short_names(ids: Sequence[str], ratios: dict[str, Row], context: Context) -
     return [context.name(one) for one in ids]
 
 
-MOST_BLOCKS = 100
-"""The most further blocks that are proposed."""
-REASONS: Mapping[str, str] = {
-    "differs": "one setting measured twice differs from itself by more than chance (A/A test; 1 in 20 does by chance)",
-    "noise": "one setting measured twice may differ from itself by up to {reach} (A/A test)",
-    "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
-    "blocks": f"few blocks, {GOOD_BLOCKS} are better",
-    "equivalence": "it is not known whether it trains as one device does",
-}
-
-
 def how_sure(row: Row, context: Context) -> Sentence:
     """Return the level of trust in one or several settings, with its reasons."""
     level, reasons, others = row.code, texts(row.reasons), texts(row.others)
@@ -181,29 +197,9 @@ def cost(blocks: int, context: Context) -> str:
     spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
     if spent <= 0 or groups.empty:
         return ""
-    seconds = spent / groups["block"].nunique() * blocks
-    whole_minutes = 60 <= seconds < 3570
-    return f" (about {f'{seconds / 60:.0f} min' if whole_minutes else duration(seconds)})"
-
-
-seconds = decimal("{:.3g} s")
-ENDED: Mapping[str | None, str] = {
-    "interrupted": "the run was interrupted",
-    "finished": "the last call left them out (--only, or another machine)",
-    "error": "the run ended with an error of its own",
-    None: "the run was killed, or is still going on",
-}
-"""Why trials have no result, by the end of the last invocation."""
-LEAST_PERCENT = 1e-4
-"""The smallest difference of updates that is written, in percent."""
-FAILURES: Mapping[str, str] = {
-    "error": "failed with an error",
-    "oom": "ran out of memory",
-    "diverged": "had a loss or parameter that is no number",
-    "timeout": "made no progress within the limit",
-    "lost": "lost their process or node",
-}
-"""The outcomes of trials in plain words."""
+    total_s = spent / groups["block"].nunique() * blocks
+    whole_minutes = 60 <= total_s < 3570
+    return f" (about {f'{total_s / 60:.0f} min' if whole_minutes else duration(total_s)})"
 
 
 def _incomplete(row: Row, context: Context) -> Sentence:

@@ -28,7 +28,7 @@ from harness.report.figures.common import (
     strategy_legend,
     with_several_points,
 )
-from harness.report.labels import cell_label, is_missing, rate_unit, rows_of
+from harness.report.labels import cell_label, is_missing, number, rate_unit, rows_of
 from harness.report.tables.text import speed, with_ends
 
 BATCH = "per_device_batch_size"
@@ -62,7 +62,7 @@ def batch_sizes(results: Results) -> Drawing:
             lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
             _panel(axes, part, lost, value, ends)
             for row in rows_of(part[part["cell_id"].isin(not_equivalent) & part[value].notna()]):
-                hatch_point(axes, row[BATCH], row[value])
+                hatch_point(axes, number(row[BATCH]), row[value])
         hide_repeated_labels(line)
         line[0].set_ylabel(f"{LABELS[value]}\n({'GiB' if value == MEMORY else rate_unit(rows)})")
     for axes, (facet, _) in zip(grid[0], facets, strict=True):
@@ -95,14 +95,14 @@ def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str, limit
     for (strategy, devices, *_), group in part.groupby(["strategy", *LINES], dropna=False):
         last = rows_of(group.sort_values(BATCH))[-1]
         if not is_missing(last[value]):
-            _name_devices(axes, str(devices), (last[BATCH], last[value]), str(strategy))
+            _name_devices(axes, str(devices), (number(last[BATCH]), last[value]), str(strategy))
     for row in rows_of(part[part[value].notna()]):
         text = f"{row[value]:.3g} GiB"
         if value == SPEED:
-            draw_interval(axes, "y", row[BATCH], (row.low, row.high), limits, COLOURS[row.strategy])
+            draw_interval(axes, "y", number(row[BATCH]), (row.low, row.high), limits, COLOURS[row.strategy])
             n = "" if is_missing(row.blocks) else f", n = {row.blocks}"
             text = f"{with_ends(speed, row[value], row.low, row.high)} of one device{n}"
-        mark(axes, row[BATCH], row[value], f"{cell_label(row)}: {text}")
+        mark(axes, number(row[BATCH]), row[value], f"{cell_label(row)}: {text}")
     for batch in sorted(lost[BATCH].dropna().unique()):
         axes.plot(batch, 0, marker="x", color="crimson", markersize=8, clip_on=False, zorder=5)
 

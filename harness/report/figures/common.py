@@ -273,18 +273,14 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
         for apart in (False, True):
             for first in rows_of(part[marks == apart][:1]):
                 label = shown_strategy(first) if apart else strategy
-                entries.append(Line2D([], [], **_look(strategy, apart), label=label))
+                entries.append(Line2D([], [], **_look(strategy, apart), linestyle=":" if apart else "-", label=label))
     return [*entries, Line2D([], [], color="0.45", linestyle="--", label="ideal")] if ideal else entries
 
 
 def _look(strategy: str, apart: bool) -> dict[str, Any]:
-    """Return the colour, marker and line of a strategy; ``apart``: of rows that are no claim about speed."""
-    return {
-        "color": COLOURS[strategy],
-        "marker": MARKERS[strategy],
-        "markerfacecolor": "white" if apart else COLOURS[strategy],
-        "linestyle": ":" if apart else "-",
-    }
+    """Return the colour and marker of a strategy; ``apart``: hollow, for rows that are no claim about speed."""
+    colour = COLOURS[strategy]
+    return {"color": colour, "marker": MARKERS[strategy], "markerfacecolor": "white" if apart else colour}
 
 
 def draw_point(axes: Axes, x: float, y: float, row: Row, **options: Any) -> None:
@@ -308,8 +304,9 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
     for keys, group in rows.groupby(["strategy", *units], dropna=False, sort=False):
         if len(group) == 1 and not marked:
             continue  # a line of one point without a marker is invisible
-        strategy = str(keys[0])
-        look = _look(strategy, is_no_claim(rows_of(group[:1])[0]))
-        look |= {"marker": MARKERS[strategy] if marked else None, "markeredgecolor": COLOURS[strategy]}
+        strategy, apart = str(keys[0]), is_no_claim(rows_of(group[:1])[0])
+        look = _look(strategy, apart) | {"markeredgecolor": COLOURS[strategy], "linestyle": ":" if apart else "-"}
+        if not marked:
+            look["marker"] = None
         places, values = (group[name].astype(float).to_numpy() for name in (x, y))  # a series would name the axes
         sns.lineplot(x=places, y=values, ax=axes, linewidth=1.2, estimator=None, **look)

@@ -28,7 +28,7 @@ from harness.report.figures.common import (
     not_equivalent_cells,
     panels,
 )
-from harness.report.labels import rows_of
+from harness.report.labels import number, rows_of
 
 WHISKERS = (5, 95)
 NAMES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
@@ -100,7 +100,7 @@ def _draw_boxes(
     for y, (box, row) in enumerate(zip(boxes["boxes"], rows_of(part), strict=True), 1):
         box.set_facecolor((*COLOURS[row.strategy], 0.15 if is_no_claim(row) else 0.65))
         box.set_hatch("////" if row.cell_id in not_equivalent else None)
-        low, middle, high = (1000 * value for value in (row.step_p5_s, row.step_s, row.step_p95_s))
+        low, middle, high = (1000 * number(value) for value in (row.step_p5_s, row.step_s, row.step_p95_s))
         text = f"{row.label}: {middle:.3g} ms (5th to 95th percentile: {low:.3g} to {high:.3g} ms)"
         mark(axes, low, y, text, x_end=high)
 

@@ -23,6 +23,13 @@ OF_PROCESS = ("peak_memory_bytes", "peak_reserved_bytes", "build_peak_bytes", "e
 """The columns that on a CPU are of the whole process."""
 SEVERITIES = ("error", "warning", "note")
 SAID = ["check", "severity", "means", "advice"]
+INTERVALS: Mapping[str, Callable[[Row], str]] = {
+    "scaling": lambda row: row.label,
+    "versus": lambda row: joined(pair_label(row), pair_setting(row)),
+    "parity": lambda row: f"{parity_label(row)} under Ray / torchrun",
+    "noise": lambda row: f"{row.label} / its twin",
+}
+"""The tables whose intervals throughput.blocks sets, each with the label of a row."""
 
 DOUBTS: Mapping[str, str] = {
     "impossible efficiency": "a speedup that more devices cannot explain",
@@ -170,15 +177,6 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
         if row.device != "cuda":
             row.update(dict.fromkeys(OF_PROCESS))
     return make_table(columns, rows)
-
-
-INTERVALS: Mapping[str, Callable[[Row], str]] = {
-    "scaling": lambda row: row.label,
-    "versus": lambda row: joined(pair_label(row), pair_setting(row)),
-    "parity": lambda row: f"{parity_label(row)} under Ray / torchrun",
-    "noise": lambda row: f"{row.label} / its twin",
-}
-"""The tables whose intervals throughput.blocks sets, each with the label of a row."""
 
 
 def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
