@@ -12,7 +12,7 @@ from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue
 from harness.config.yaml_source import dump
-from harness.report.labels import Row, Scalar, is_missing, number, plural, rows_of, texts
+from harness.report.labels import Row, is_missing, number, plural, rows_of, texts
 from harness.report.sentence import Context, Sentence
 from harness.report.tables.text import percent, with_ends
 
@@ -58,6 +58,17 @@ SLOW_IN_TURN = "The ranks are slow in turn, as if the work of a batch varies, or
 """In place of the slowest rank, if no rank is slower than the others on the whole."""
 PINNED = "The ranks are pinned to the same processors: give each its own, or none."
 """In place of what devices share, if it is their processors."""
+NAMES: Mapping[str, str] = {
+    "smaller batch": "the smaller batch of each device",
+    "wrapper": "the strategy's own work on each device",
+    "threads": "the threads of dp",
+    "side by side": "devices that slow each other down",
+    "slowest rank": "the wait for the slowest device",
+    "rest": "not explained",
+}
+"""The parts of a waterfall in words that need no key; the others are called by terms of the field."""
+NOTHING_TO_CHANGE = frozenset({*MACHINE, "rest"})
+"""The causes that no option changes: the advice is against the largest of the others."""
 
 
 def options_to_try(part: str, row: Row, experiment: Experiment, cores: int | None = None) -> list[Option]:
@@ -67,9 +78,7 @@ def options_to_try(part: str, row: Row, experiment: Experiment, cores: int | Non
     more loader workers than the ``cores`` of a node.
     """
     varied = set(varied_options(experiment))
-    for axis in ("compile", "strategy"):
-        if any(len(getattr(grid, axis)) > 1 for grid in _grids(experiment)):
-            varied.add(axis)
+    varied |= {axis for axis in ("compile", "strategy") for grid in _grids(experiment) if len(getattr(grid, axis)) > 1}
     offered = (_within(cores, option, row) for option in ADVICE.get(part, ()) if option.axis not in varied)
     return [option for option in offered if len(option.values) > 1 and _applies(option, row)]
 
@@ -78,23 +87,24 @@ def _within(cores: int | None, option: Option, row: Row) -> Option:
     """Return the option with no more loader workers a device than the node has cores for each."""
     if option is not LOADER or cores is None:
         return option
-    most = cores // (int(number(row["devices"])) // int(number(row["nodes"])))
+    most = cores // (row.devices // row.nodes)
     return Option(option.axis, tuple(dict.fromkeys(min(workers, most) for workers in WORKERS)))
 
 
 def _applies(option: Option, row: Row) -> bool:
     """Return whether the cell's strategy and batch have the option."""
-    gradient_bytes = None if is_missing(row.get("parameters")) else GRADIENT_BYTES * number(row["parameters"])
-    if option in (BUCKETS, COMPRESSION) and gradient_bytes and gradient_bytes <= FIRST_BUCKET_BYTES:
+    parameters = row.get("parameters")
+    if option in (BUCKETS, COMPRESSION) and parameters and GRADIENT_BYTES * parameters <= FIRST_BUCKET_BYTES:
         return False
-    section = option.axis.partition(".")[0]
-    traits, options = BUILTIN_TRAITS.get(str(row["strategy"])), row.get("options")
     if option is ACCUMULATION:
+        options = row.get("options")
         static = isinstance(options, Mapping) and options.get("ddp.static_graph")
-        return number(row["per_device_batch_size"]) % MICRO_BATCHES == 0 and not static
+        return number(row.per_device_batch_size) % MICRO_BATCHES == 0 and not static
     if option is COMPILE:
+        traits = BUILTIN_TRAITS.get(row.strategy)
         return traits is None or traits.compiles
-    return section not in BUILTIN_TRAITS or section == row["strategy"]
+    section = option.axis.partition(".")[0]
+    return section not in BUILTIN_TRAITS or section == row.strategy
 
 
 def next_experiment(experiment: Experiment, row: Row, options: Mapping[str, PlainValue], option: Option) -> str:
@@ -105,13 +115,13 @@ def next_experiment(experiment: Experiment, row: Row, options: Mapping[str, Plai
     content = experiment.model_dump(mode="json", exclude_defaults=True)
     for name in ("cells", "exclude", "convergence", "checkpoint", "published"):
         content.pop(name, None)
-    batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
+    batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
     axes = ("data", "model", "strategy", "devices", "nodes", batch, "precision", "compile", "variant")
     grid: dict[str, list[PlainValue]] = {axis: [row[axis]] for axis in axes if not is_missing(row.get(axis))}
     grid |= {name: [options[name]] for name in varied_options(experiment) if name in options}
-    if not is_missing(row["device_ids"]):
+    if not is_missing(row.device_ids):
         del grid["devices"]
-        grid["device_ids"] = [[int(number) for number in str(row["device_ids"]).split(",")]]
+        grid["device_ids"] = [[int(number) for number in row.device_ids.split(",")]]
     content |= {"name": f"{experiment.name[:40]}-next", "grid": {**grid, option.axis: list(option.values)}}
     return dump(content, flow=None, width=100)
 
@@ -126,19 +136,6 @@ def _grids(experiment: Experiment) -> tuple[Grid, ...]:
     return (*([experiment.grid] if experiment.grid else []), *experiment.cells)
 
 
-NAMES: Mapping[str, str] = {
-    "smaller batch": "the smaller batch of each device",
-    "wrapper": "the strategy's own work on each device",
-    "threads": "the threads of dp",
-    "side by side": "devices that slow each other down",
-    "slowest rank": "the wait for the slowest device",
-    "rest": "not explained",
-}
-"""The parts of a waterfall in words that need no key; the others are called by terms of the field."""
-NOTHING_TO_CHANGE = frozenset({*MACHINE, "rest"})
-"""The causes that no option changes: the advice is against the largest of the others."""
-
-
 def name_of(part: str) -> str:
     """Return a part of a step in words."""
     return NAMES.get(part, part)
@@ -147,69 +144,45 @@ def name_of(part: str) -> str:
 def why_not_better(row: Row, context: Context) -> Sentence:
     """Return the sentence on all causes of a cell, of which ``row`` is one; the advice is against the largest alone."""
     causes = causes_of(row, context)
-    certain = [one for one in causes if one["code"] not in (UNCLEAR, SAVED)]
+    certain = [one for one in causes if one.code not in (UNCLEAR, SAVED)]
     listed = "; ".join(_listed(one, context, is_first=at == 0) for at, one in enumerate(certain))
-    few = [one for one in causes if one["code"] == NO_INTERVAL]
-    blocks = plural(int(number(few[0]["n"])), "block") if few else ""
-    no_interval = f" No interval: measured in {blocks}, {LEAST_BLOCKS} are needed." if few else ""
-    others = f"{_saved(causes)}{_uncertain(causes)}"
-    text = f"{listed or 'no cause is certain'}.{no_interval}{others} {_new_advice(causes, context)}"
-    return Sentence("loss", context.short(row["cell_id"]), text.strip())
-
-
-def _saved(causes: Sequence[Row]) -> str:
-    """Return the parts that take less than on one device: without them the others may add up to more than is lost."""
-    saved = [{**one, **_turned(one)} for one in causes if one["code"] == SAVED]
-    listed = "; ".join(f"{_share(one)} {name_of(str(one['subject']))}" for one in saved)
-    return f" Saved, compared with one device: {listed}." if saved else ""
-
-
-def _turned(row: Row) -> Row:
-    """Return the share of a part that saves time, as what it saves."""
-    return {"value": -number(row["value"])} | {
-        end: None if is_missing(row[other]) else -number(row[other])
-        for end, other in (("low", "high"), ("high", "low"))
-    }
-
-
-def _uncertain(causes: Sequence[Row]) -> str:
-    """Return the causes whose interval includes 0, in short: what a reader may leave aside."""
-    unclear = [one for one in causes if one["code"] == UNCLEAR]
-    listed = ", ".join(f"{percent(one['value'])} {name_of(str(one['subject']))}" for one in unclear)
-    intervals = "its interval" if len(unclear) == 1 else "their intervals"
-    return f" May be 0, by {intervals}: {listed}." if unclear else ""
+    few = next((one for one in causes if one.code == NO_INTERVAL), None)
+    no_interval = f" No interval: measured in {plural(few.n, 'block')}, {LEAST_BLOCKS} are needed." if few else ""
+    parts = [f"{listed or 'no cause is certain'}.{no_interval}"]
+    # without the parts that take less than on one device the others may add up to more than is lost
+    if saved := [f"{_share(one, sign=-1)} {name_of(one.subject)}" for one in causes if one.code == SAVED]:
+        parts.append(f"Saved, compared with one device: {'; '.join(saved)}.")
+    if unclear := [f"{percent(one.value)} {name_of(one.subject)}" for one in causes if one.code == UNCLEAR]:
+        intervals = "its interval" if len(unclear) == 1 else "their intervals"
+        parts.append(f"May be 0, by {intervals}: {', '.join(unclear)}.")
+    return Sentence("loss", context.short(row.cell_id), " ".join([*parts, _new_advice(causes, context)]).strip())
 
 
 def causes_of(row: Row, context: Context) -> list[Row]:
     """Return the causes of the cell of a row, the largest first."""
     verdict = context.results.verdict
-    return rows_of(verdict[(verdict["topic"] == "loss") & (verdict["cell_id"] == row["cell_id"])])
+    return rows_of(verdict[(verdict["topic"] == "loss") & (verdict["cell_id"] == row.cell_id)])
 
 
 def _listed(row: Row, context: Context, *, is_first: bool) -> str:
-    because = f" ({'; '.join(texts(row['reasons']))})" if texts(row["reasons"]) else ""
+    because = f" ({'; '.join(texts(row.reasons))})" if texts(row.reasons) else ""
     share = f"{_share(row)}{' of the step:' if is_first else ''}"
-    return f"{share} {name_of(str(row['subject']))}{because}{_of_the_base(row, context)}"
+    return f"{share} {name_of(row.subject)}{because}{_of_the_base(row, context)}"
 
 
-def _share(row: Row) -> str:
-    return with_ends(percent, *(_rounded(row[name]) for name in ("value", "low", "high")))
+def _share(row: Row, *, sign: int = 1) -> str:
+    """Return a share in whole per cent, without the sign of a zero; ``sign`` -1: as what the part saves."""
+    ends = (row.value, row.low, row.high) if sign == 1 else (row.value, row.high, row.low)
+    return with_ends(percent, *(None if is_missing(end) else round(sign * number(end), 2) + 0.0 for end in ends))
 
 
 def _of_the_base(row: Row, context: Context) -> str:
     """Return how long one device waits for data, beside the whole wait of several: it is no loss of scaling alone."""
-    ratio, phases = context.ratio(row["cell_id"]), context.table("phases")
-    if row["evidence"] != WHOLE_WAIT or ratio is None:
+    ratio, phases = context.ratio(row.cell_id), context.table("phases")
+    if row.evidence != WHOLE_WAIT or ratio is None:
         return ""
-    waits = phases.loc[phases["cell_id"] == ratio["base_id"], "waits"].dropna()
-    return (
-        f" ({percent(waits.iloc[0])} on {plural(int(number(ratio['base_devices'])), 'device')})" if len(waits) else ""
-    )
-
-
-def _rounded(value: Scalar) -> Scalar:
-    """Return a share in whole per cent, without the sign of a zero."""
-    return None if is_missing(value) else round(number(value), 2) + 0.0
+    waits = phases.loc[phases["cell_id"] == ratio.base_id, "waits"].dropna()
+    return f" ({percent(waits.iloc[0])} on {plural(ratio.base_devices, 'device')})" if len(waits) else ""
 
 
 def target(causes: Sequence[Row]) -> Row | None:
@@ -218,8 +191,8 @@ def target(causes: Sequence[Row]) -> Row | None:
     A wait for data is a measurement of its own, which counts without an interval too.
     """
     for row in causes:
-        certain = row["code"] == CLEAR or (row["subject"] == DATA and row["code"] == NO_INTERVAL)
-        if certain and row["subject"] not in NOTHING_TO_CHANGE:
+        certain = row.code == CLEAR or (row.subject == DATA and row.code == NO_INTERVAL)
+        if certain and row.subject not in NOTHING_TO_CHANGE:
             return row
     return None
 
@@ -228,7 +201,7 @@ def _new_advice(causes: Sequence[Row], context: Context) -> str:
     """Return what to try, unless the sentence on an earlier cell says the same."""
     advice, verdict = _advice(causes, context), context.results.verdict
     for row in rows_of(verdict[verdict["topic"] == "loss"].drop_duplicates("cell_id")):
-        if row["cell_id"] == causes[0]["cell_id"]:
+        if row.cell_id == causes[0]["cell_id"]:
             return advice
         if _advice(causes_of(row, context), context) == advice:
             return ""
@@ -238,27 +211,26 @@ def _new_advice(causes: Sequence[Row], context: Context) -> str:
 def _advice(causes: Sequence[Row], context: Context) -> str:
     row = target(causes)
     if row is None:
-        certain = [str(one["subject"]) for one in causes if one["code"] == CLEAR]
-        part = next((part for part in certain if part in MACHINE), "")
+        part = next((one.subject for one in causes if one.code == CLEAR and one.subject in MACHINE), "")
         if part == "slowest rank" and not context.has_doubt("slow rank", causes[0]["cell_id"]):
             return SLOW_IN_TURN
         pinned = part == "side by side" and context.has_doubt("shared by ranks", causes[0]["cell_id"])
         return PINNED if pinned else MACHINE.get(part, "")
     lines = "; ".join(map(str, options_of(row, context)))
-    return f"Against {name_of(str(row['subject']))}, try {lines}." if lines else ""
+    return f"Against {name_of(row.subject)}, try {lines}." if lines else ""
 
 
 def options_of(row: Row, context: Context) -> list[Option]:
     """Return the options that may reduce a cause, without those that the file varies already."""
-    cell = context.cells.get(str(row["cell_id"]))
+    cell = context.cells.get(row.cell_id)
     if cell is None:
         return []
     trials = context.table("trials").dropna(subset="parameters")  # which an examination, the first, does not know
-    known = trials.loc[trials["cell_id"] == row["cell_id"], "parameters"]
-    cell = {**cell, "parameters": known.max() if len(known) else None}
+    known = trials.loc[trials["cell_id"] == row.cell_id, "parameters"]
+    cell = Row(cell, parameters=known.max() if len(known) else None)
     nodes = [node for group in context.results.environment.get("groups", []) for node in group["nodes"]]
     cores = min((node["cores"] for node in nodes if node["cores"]), default=None)
-    return options_to_try(str(row["subject"]), cell, context.results.experiment, cores)
+    return options_to_try(row.subject, cell, context.results.experiment, cores)
 
 
 def smaller_causes(causes: Sequence[Row], context: Context) -> Iterator[str]:
@@ -266,5 +238,5 @@ def smaller_causes(causes: Sequence[Row], context: Context) -> Iterator[str]:
     first = target(causes)
     for row in causes:
         lines = "; ".join(map(str, options_of(row, context)))
-        if lines and row is not first and row["code"] == CLEAR:
-            yield f"{context.name(row['cell_id'])}, against {name_of(str(row['subject']))}: {lines}."
+        if lines and row is not first and row.code == CLEAR:
+            yield f"{context.name(row.cell_id)}, against {name_of(row.subject)}: {lines}."

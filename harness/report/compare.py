@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +13,7 @@ import pandas as pd
 from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison, exit_code
 from harness.errors import ComparisonError, WriteError, cause_of
-from harness.record.frames import records
-from harness.report.labels import Row, is_true, number, plural, rows_of
+from harness.report.labels import plural, rows_of
 from harness.report.page import render
 from harness.report.sentence import with_holm_explained
 from harness.report.tables import compare as tables
@@ -26,47 +25,45 @@ from harness.system.files import replace_all
 NAMED = 6
 """The most cells, or facts, that a sentence names."""
 KEEP_RUNS = "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or state --run-noise."
+JSON_VERSION = 1
+"""Number of the layout of the JSON: raised if a key changes its meaning or goes."""
 
 
 def sentences(comparison: Comparison) -> list[str]:
     """Return what the comparison found, most important first, a sentence each."""
-    found = [
-        *_changes(comparison),
-        *_noise(comparison),
-        *_gate(comparison),
-        *_unfinished(comparison),
-        *_differing(comparison),
-        *_unmatched(comparison),
-    ]
-    return with_holm_explained(found)
+    runs = rows_of(comparison.runs)
+    found = [*_changes(comparison), *_noise(comparison), *_gate(comparison)]
+    found += [f"{run.run} is {run_state(run)}: it is compared for what it has." for run in runs if not run.finished]
+    facts = [fact for fact in comparison.environment if fact.differs]
+    between = " -> " if len(runs) == 2 else " / "
+    named = [f"{each.name} {between.join(value or 'not recorded' for value in each.values)}" for each in facts[:NAMED]]
+    if facts:
+        differ = f"{plural(len(facts), 'fact')} of code or environment: {_joined(named, len(facts))}"
+        found.append(f"The runs differ in {differ}.")
+    return with_holm_explained([*found, *_unmatched(comparison)])
 
 
 def _changes(comparison: Comparison) -> Iterator[str]:
     labels = labels_of(comparison)
     for run in comparison.runs["run"].tolist()[1:]:
-        rows = [row for row in rows_of(comparison.cells) if row["run"] == run and not is_no_claim(row)]
+        rows = [row for row in rows_of(comparison.cells) if row.run == run and not is_no_claim(row)]
         for direction in (SLOWER, FASTER):
-            some = [row for row in rows if row["change"] == direction]
+            some = [row for row in rows if row.change == direction]
             named = _joined([f"{labels.of(row)}: {ratio_text(row)}" for row in some[:NAMED]], len(some))
             if some:
                 yield f"{run} is {direction} than A in {len(some)} of {plural(len(rows), 'cell')}: {named}."
-        within = sum(row["change"] == WITHIN_NOISE for row in rows)
+        within = sum(row.change == WITHIN_NOISE for row in rows)
         if within == len(rows) and rows:
             yield f"{run} against A: no change is claimed. Every difference is within the noise between runs."
         elif within:
             yield f"{run} against A: {within} of {plural(len(rows), 'cell')} within the noise between runs."
-        yield from _adjusted_away(comparison, rows)
-
-
-def _adjusted_away(comparison: Comparison, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield why cells are within noise though the intervals that are shown exclude 1."""
-    some = [row for row in rows if row["change"] == WITHIN_NOISE and not number(row["low"]) <= 1 <= number(row["high"])]
-    if some:
-        tested = int(comparison.cells["p_adjusted"].notna().sum())
-        yield (
-            f"Intervals of {len(some)} of them exclude 1 taken alone, but not after Holm's adjustment over "
-            f"{plural(tested, 'cell')}: of many cells some differ by chance. More earlier runs narrow them."
-        )
+        alone = sum(row.change == WITHIN_NOISE and not row.low <= 1 <= row.high for row in rows)
+        if alone:
+            tested = int(comparison.cells["p_adjusted"].notna().sum())
+            yield (
+                f"Intervals of {alone} of them exclude 1 taken alone, but not after Holm's adjustment over "
+                f"{plural(tested, 'cell')}: of many cells some differ by chance. More earlier runs narrow them."
+            )
 
 
 def _noise(comparison: Comparison) -> Iterator[str]:
@@ -90,8 +87,7 @@ def _noise(comparison: Comparison) -> Iterator[str]:
             f"throughput over {count} earlier runs below {comparison.history.folder})."
         )
     without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_no_claim(row)]
-    reasons = list(dict.fromkeys(words(row["reason"]) for row in without))
-    if reasons:
+    if reasons := list(dict.fromkeys(words(row.reason) for row in without)):
         yield (
             f"Undecided, {len(without)} of {plural(len(cells), 'cell')}: {_joined(reasons[:2], len(reasons))}."
             + f" {KEEP_RUNS}" * any("earlier run" in reason for reason in reasons)
@@ -105,46 +101,24 @@ def _percents(values: pd.Series[float]) -> str:
 
 def _gate(comparison: Comparison) -> Iterator[str]:
     labels = labels_of(comparison)
-    rows = rows_of(comparison.gate)
     for condition in map(str, comparison.conditions):
-        mine = [row for row in rows if row["condition"] == condition]
-        counts = {verdict: sum(row["verdict"] == verdict for row in mine) for verdict in (FAILS, PASSES, UNDECIDED)}
-        failing = [f"{row['run']}, {labels.of(row)}" for row in mine if row["verdict"] == FAILS]
+        mine = [row for row in rows_of(comparison.gate) if row.condition == condition]
+        found = [row.verdict for row in mine]
+        failing = [f"{row.run}, {labels.of(row)}" for row in mine if row.verdict == FAILS]
         named = f": {_joined(failing[:NAMED], len(failing))}" if failing else ""
-        counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        counted = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in (FAILS, PASSES, UNDECIDED))
         yield f"--fail-if {condition}: {counted if mine else 'no cell'}{named}."
-
-
-def _unfinished(comparison: Comparison) -> Iterator[str]:
-    for run in rows_of(comparison.runs):
-        if not is_true(run["finished"]):
-            yield f"{run['run']} is {run_state(run)}: it is compared for what it has."
-
-
-def _differing(comparison: Comparison) -> Iterator[str]:
-    facts = [fact for fact in comparison.environment if fact.differs]
-    between = " -> " if len(comparison.runs) == 2 else " / "
-    named = [f"{each.name} {between.join(value or 'not recorded' for value in each.values)}" for each in facts[:NAMED]]
-    if facts:
-        yield f"The runs differ in {plural(len(facts), 'fact')} of code or environment: {_joined(named, len(facts))}."
 
 
 def _unmatched(comparison: Comparison) -> Iterator[str]:
     labels = labels_of(comparison)
-    rows = rows_of(comparison.unmatched)
-    for run, letter in dict.fromkeys((str(row["run"]), str(row["measured_in"])) for row in rows):
-        mine = [row for row in rows if (row["run"], row["measured_in"]) == (run, letter)]
-        named = [f"{labels.of(row)} ({row['reason']})" for row in mine[:NAMED]]
-        other = run if letter != run else "A"
-        yield f"Measured in {letter}, not in {other}: {_joined(named, len(mine))}."
+    for (run, letter), group in comparison.unmatched.groupby(["run", "measured_in"], sort=False):
+        named = [f"{labels.of(row)} ({row.reason})" for row in rows_of(group[:NAMED])]
+        yield f"Measured in {letter}, not in {run if letter != run else 'A'}: {_joined(named, len(group))}."
 
 
 def _joined(named: list[str], count: int) -> str:
     return "; ".join(named) + ("; ..." if count > len(named) else "")
-
-
-JSON_VERSION = 1
-"""Number of the layout of the JSON: raised if a key changes its meaning or goes."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +206,7 @@ def _markdown_table(table: TextTable) -> Iterator[str]:
 def as_json(comparison: Comparison) -> str:
     """Return every table as JSON, its keys the columns of results/README.md; a missing value is null."""
     question = comparison.question
-    content = {
+    content: dict[str, object] = {
         "version": JSON_VERSION,
         "by": list(question.by),
         "only": dict(question.only),
@@ -241,11 +215,7 @@ def as_json(comparison: Comparison) -> str:
         "fail_if": [str(condition) for condition in comparison.conditions],
         "exit_code": exit_code(comparison.gate) if comparison.conditions else 0,
         "summary": [sentence.replace(NO_BREAK, " ") for sentence in sentences(comparison)],
-        "runs": _rows(comparison.runs),
-        "cells": _rows(comparison.cells),
-        "gate": _rows(comparison.gate),
-        "unmatched": _rows(comparison.unmatched),
-        "convergence": _rows(comparison.convergence),
+        **{name: rows_of(getattr(comparison, name)) for name in ("runs", "cells", "gate", "unmatched", "convergence")},
         "environment": [
             {
                 "name": fact.name,
@@ -255,12 +225,4 @@ def as_json(comparison: Comparison) -> str:
             for fact in comparison.environment
         ],
     }
-    return json.dumps(content, indent=1, allow_nan=False)
-
-
-def _rows(frame: pd.DataFrame) -> list[Mapping[str, object]]:
-    return [{name: _plain(value) for name, value in row.items()} for row in records(frame)]
-
-
-def _plain(value: object) -> object:
-    return [str(each) for each in value] if isinstance(value, tuple) else value
+    return json.dumps(content, indent=1, allow_nan=False, default=str)  # doubts with their counts are texts

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-
-import pandas as pd
 
 from harness.analysis.results import TABLES, Results, load
 from harness.errors import HarnessError, InternalError, WriteError, cause_of
@@ -16,7 +15,7 @@ from harness.report import summary
 from harness.report.figures import FIGURES, style
 from harness.report.page import Failure, Parts, failed, render
 from harness.report.pictures import KINDS, Picture, make_picture
-from harness.report.sections import DETAILS, SCALING, Page, make_pages
+from harness.report.sections import DETAILS, SCALING, make_pages
 from harness.report.summary import NO_FACTS, facts
 from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
@@ -51,34 +50,29 @@ def build_report(results: Results) -> Results:
     with _internal_error(folder):  # everything is made before anything is written
         folder.check()
         recorded = {table.name: getattr(results, table.name) for table in RAW}
-        tables = {name: _table(results, name, parts) for name in TABLES}
+        tables = {
+            name: parts.make(f"the table {name}", partial(getattr, results, name), lambda _: None) for name in TABLES
+        }
         with style():
             pictures = [make_picture(name, draw, results, parts) for name, draw in FIGURES.items()]
         verdict = parts.make("the verdict", lambda: make_verdict(results), lambda _: NO_VERDICT)
         html = _html(results, verdict, pictures, parts)
     folder.compact(recorded)
-    _write_tables(folder, tables)
-    _write_figures(folder, pictures)
-    replace_text(folder.path / NEXT_FILE, verdict.next_file)
-    replace_text(folder.report, html)
-    if parts.failures:
-        vars(results).update({name: empty_table(name) for name, table in tables.items() if table is None})
-        raise IncompleteReport(_incomplete(folder, parts), results)
-    return results
-
-
-def _table(results: Results, name: str, parts: Parts) -> pd.DataFrame | None:
-    """Return a table of the results; None if it fails."""
-    found: Callable[[], pd.DataFrame | None] = lambda: getattr(results, name)  # noqa: E731
-    return parts.make(f"the table {name}", found, lambda failure: None)
-
-
-def _write_tables(folder: RunFolder, tables: Mapping[str, pd.DataFrame | None]) -> None:
     for name, table in tables.items():
         if table is None:
             remove_all([folder.tables / f"{name}.csv"])  # of an earlier report
         else:
             folder.write_table(name, table)
+    _write_figures(folder, pictures)
+    replace_text(folder.path / NEXT_FILE, verdict.next_file)
+    replace_text(folder.report, html)
+    if not parts.failures:
+        return results
+    vars(results).update({name: empty_table(name) for name, table in tables.items() if table is None})
+    log = folder.write_log(parts.log, parts.tracebacks)
+    lines = "\n".join(f"  - {line}" for line in parts.lines)
+    message = f"{folder.report}: written without the parts that failed:\n{lines}\nTracebacks: {log}. {_remedy(folder)}"
+    raise IncompleteReport(message, results)
 
 
 def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
@@ -89,13 +83,6 @@ def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
     earlier = {path.name for pattern in patterns for path in folder.figures.glob(pattern)}
     remove_all(folder.figures / name for name in earlier - {*files})
     replace_all((folder.figures / name, content) for name, content in files.items())
-
-
-def _incomplete(folder: RunFolder, parts: Parts) -> str:
-    """Write the log of the failures; return the message that names them."""
-    log = folder.write_log(parts.log, parts.tracebacks)
-    lines = "\n".join(f"  - {line}" for line in parts.lines)
-    return f"{folder.report}: written without the parts that failed:\n{lines}\nTracebacks: {log}. {_remedy(folder)}"
 
 
 def _remedy(folder: RunFolder) -> str:
@@ -124,12 +111,19 @@ def _internal_error(folder: RunFolder) -> Iterator[None]:
 
 def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts: Parts) -> str:
     above, below = make_pages(SCALING, results, parts), make_pages(DETAILS, results, parts)
+    drawn = next((picture.anchor for picture in pictures if picture.image), None)
     content = {
         "name": results.experiment.name,
         **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),
         "size": parts.make("the size of the run", lambda: summary.size(results), lambda _: ""),
         "verdict": verdict,
-        "contents": _contents(above, pictures, below),
+        "contents": [
+            *((page.anchor, page.title) for page in above),
+            *([(drawn, "Figures")] if drawn else []),
+            *((page.anchor, page.title) for page in below),
+            ("configuration", "Configuration"),
+            ("environment", "Environment"),
+        ],
         "anchors": {
             *(page.anchor for page in (*above, *below)),
             *(picture.anchor for picture in pictures if picture.is_shown),
@@ -141,11 +135,3 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
         "below": below,
     }
     return render("template.html", **content, failures=parts.lines)
-
-
-def _contents(above: Sequence[Page], pictures: Sequence[Picture], below: Sequence[Page]) -> list[tuple[str, str]]:
-    """Return the anchor and title of each entry of the table of contents."""
-    first = next((picture.anchor for picture in pictures if picture.image), "")
-    named = [[(page.anchor, page.title) for page in pages] for pages in (above, below)]
-    last = [("configuration", "Configuration"), ("environment", "Environment")]
-    return [*named[0], *([(first, "Figures")] if first else []), *named[1], *last]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -15,12 +15,23 @@ Scalar: TypeAlias = str | float | None
 """A value of a table: text, number (an int or a bool is a float to a type checker), or None if it is missing."""
 NOT_EQUIVALENT = "not equivalent"
 """The verdict of a check whose training differs from that of one device."""
-Row: TypeAlias = Mapping[str, Scalar]
+
+
+class Row(dict[str, Any]):
+    """A row of a table: its values by column, which are attributes too; None is a missing value.
+
+    The schema defines the columns and their types.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"no column {name!r}")
 
 
 def rows_of(frame: pd.DataFrame) -> list[Row]:
     """Return the rows of a table; <NA> is None."""
-    return [*records(frame)]
+    return [Row(row) for row in records(frame)]
 
 
 def is_missing(value: Scalar) -> bool:
@@ -56,7 +67,7 @@ def is_not_equivalent(row: Row) -> bool:
 
 def why_excluded(row: Row) -> str:
     """Return in two words why the row has no ratio."""
-    return str(row["excluded"]).partition(":")[0]
+    return str(row.excluded).partition(":")[0]
 
 
 def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
@@ -78,7 +89,7 @@ def settings(frame: pd.DataFrame, *, batch: bool = True, own: bool = False) -> p
     ``batch``: whether it names the batch, ``own``: whether it names the options that only its strategy can have.
     """
     texts = [
-        joined(_setting(row) if batch else setting_without_batch(row), own_options(row) if own else "")
+        joined(_text(row, "setting") if batch else setting_without_batch(row), own_options(row) if own else "")
         for row in rows_of(frame)
     ]
     return pd.Series(texts, index=frame.index, dtype="str")
@@ -95,11 +106,6 @@ def shown_strategy(row: Row) -> str:
     return joined(strategy_text(row), own_options(row))
 
 
-def shown_devices(row: Row) -> str:
-    """Return the number of devices, and their ids and the link between them if the file names ids."""
-    return devices_text(row)
-
-
 def plain_label(row: Row) -> str:
     """Return a cell in words that need no key: 'ddp on 2 devices · batch 64/device · resnet14 · bucket_cap_mb=25'.
 
@@ -111,8 +117,8 @@ def plain_label(row: Row) -> str:
 
 def on_devices(row: Row) -> str:
     """Return 'on 2 devices', 'on 16 devices of 2 nodes' or 'on 2 devices (GPU 0,1: NV12)'."""
-    ids, link, nodes = (None if is_missing(row.get(name)) else row[name] for name in ("device_ids", "link", "nodes"))
-    placed = f"on {plural(int(number(row['devices'])), 'device')}"
+    ids, link, nodes = (row.get(name) for name in ("device_ids", "link", "nodes"))
+    placed = f"on {plural(row.devices, 'device')}"
     if ids:
         return f"{placed} (GPU {ids}{f': {link}' if link else ''})"
     return f"{placed} of {nodes} nodes" if nodes not in (None, 1) else placed
@@ -123,11 +129,11 @@ def batch_words(row: Row) -> str:
 
     Devices of an uneven training have no common batch: 'global batch 100'.
     """
-    if is_missing(row["per_device_batch_size"]):
-        return f"global batch {row['global_batch_size']}"
-    batch = f"batch {row['per_device_batch_size']}" + "/device" * (row["devices"] != 1)
-    is_global = row["scaling"] == "strong" and row["devices"] != 1
-    return f"{batch} (global batch {row['global_batch_size']})" if is_global else batch
+    if is_missing(row.per_device_batch_size):
+        return f"global batch {row.global_batch_size}"
+    batch = f"batch {row.per_device_batch_size}" + "/device" * (row.devices != 1)
+    is_global = row.scaling == "strong" and row.devices != 1
+    return f"{batch} (global batch {row.global_batch_size})" if is_global else batch
 
 
 def cell_label(row: Row) -> str:
@@ -137,8 +143,7 @@ def cell_label(row: Row) -> str:
 
 def own_options(row: Row) -> str:
     """Return the options of its strategy alone that vary in the run, 'bucket_cap_mb=25'; empty if there are none."""
-    own = row.get("own_options")
-    return "" if own is None or is_missing(own) else str(own)
+    return _text(row, "own_options")
 
 
 def check_label(row: Row) -> str:
@@ -153,12 +158,12 @@ def setting_without_batch(row: Row) -> str:
 
 def setting_without(row: Row, text: str) -> str:
     """Return the row's setting without one part of it."""
-    return SEPARATOR.join(part for part in _setting(row).split(SEPARATOR) if part != text)
+    return SEPARATOR.join(part for part in _text(row, "setting").split(SEPARATOR) if part != text)
 
 
-def _setting(row: Row) -> str:
-    setting = row.get("setting")
-    return "" if setting is None or is_missing(setting) else str(setting)
+def _text(row: Row, name: str) -> str:
+    value = row.get(name)
+    return "" if is_missing(value) else str(value)
 
 
 def plural(count: int, noun: str) -> str:

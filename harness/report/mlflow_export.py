@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, urlsplit
 from harness.analysis.results import Results
 from harness.errors import ExportError
 from harness.plan.comparison import CELL_AXES
-from harness.report.labels import Row, Scalar, is_missing, number, rows_of, texts
+from harness.report.labels import Row, is_missing, number, rows_of, texts
 from harness.report.sentence import Context, context_of
 from harness.report.verdict import make_verdict, verdict_lines
 from harness.system.sanitize import redact_text
@@ -51,15 +51,27 @@ RATIOS = {
     "efficiency_low": "efficiency_low",
     "efficiency_high": "efficiency_high",
 }
-"""The same of the table scaling."""
+"""Columns of the table scaling that become metrics, each with its name there."""
 TARGET = {name: name for name in ("time_to_target_s", "samples_to_target", "epochs_to_target")}
-"""The same of the table convergence, for each seed."""
+"""Columns of the table convergence that become metrics for each seed, each with its name there."""
 CURVES = ("train_loss", "train_accuracy", "learning_rate", "val_")
 """How the names of the columns of a learning curve begin."""
 LONGEST_PARAM, LONGEST_TAG = 500, 5000
 """The most characters that every version of MLflow accepts."""
 NOT_IN_NAMES = re.compile(r"[^\w.\- :/]")
 """The characters that MLflow rejects in the name of a parameter or metric."""
+IDENTITY, DIGEST = "harness.run", "harness.digest"
+"""The tags by which the runs of an earlier export are found, and by which a complete one is known."""
+PARENT = "mlflow.parentRunId"
+MOST_METRICS, MOST_PARAMS, MOST_RUNS = 1000, 100, 1000
+"""The most metrics and parameters of one request, and the most runs of one answer, that MLflow accepts."""
+SETTINGS = {
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # a folder is a target like any other; MLflow asks for a database
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # by default a server that is down is reported after minutes
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+"""Variables that MLflow reads; those that the user has set stay."""
 
 
 class MlflowMetric(NamedTuple):
@@ -84,7 +96,8 @@ class MlflowRun:
 class MlflowExport:
     """A run of the harness: its MLflow experiment, the run for the whole with its files, a run for each cell.
 
-    ``identity``: the same for every export of one run, wherever its folder lies.
+    ``identity``: the same for every export of one run, wherever its folder lies. ``files``: those to upload, by their
+    folder there: the report, the experiment file and the tables, if written.
     """
 
     experiment: str
@@ -111,24 +124,18 @@ def mlflow_export(results: Results) -> MlflowExport:
     start_s = min((one["started_at"] for one in invocations), default=0.0)
     end_s = max((one["started_at"] + one.get("wall_s", 0.0) for one in invocations), default=0.0)
     name = results.experiment.name
-    identity = json.dumps([name, start_s or results.folder.path.name])
-    context = context_of(results)
+    folder, context = results.folder, context_of(results)
+    identity = json.dumps([name, start_s or folder.path.name])
+    top = (folder.report, folder.path / "experiment.yaml")
     return MlflowExport(
         experiment=name,
         identity=hashlib.sha256(identity.encode()).hexdigest()[:16],
         whole=_whole(results, context),
         cells=tuple(_cells(results, context)),
-        files=_files(results),
+        files={"": tuple(path for path in top if path.is_file()), "tables": tuple(sorted(folder.tables.glob("*.csv")))},
         start_ms=round(1000 * start_s),
         end_ms=round(1000 * end_s),
     )
-
-
-def _files(results: Results) -> dict[str, tuple[Path, ...]]:
-    """Return the files to upload by their folder there: the report, the experiment file and the tables, if written."""
-    folder = results.folder
-    top = (folder.report, folder.path / "experiment.yaml")
-    return {"": tuple(path for path in top if path.is_file()), "tables": tuple(sorted(folder.tables.glob("*.csv")))}
 
 
 def _whole(results: Results, context: Context) -> MlflowRun:
@@ -136,14 +143,14 @@ def _whole(results: Results, context: Context) -> MlflowRun:
     outcomes = Counter(str(outcome) for outcome in results.trials.drop_duplicates("trial_id", keep="last")["outcome"])
     metrics = [MlflowMetric(f"trials_{name}", float(count)) for name, count in sorted(outcomes.items())]
     statements = rows_of(results.verdict)
-    trust = [row for row in statements if row["topic"] == "trust"]
-    reach = max((number(row["value"]) for row in trust if not is_missing(row["value"])), default=None)
-    metrics += [] if reach is None else [MlflowMetric("aa_test_reach", reach)]
+    trust = [row for row in statements if row.topic == "trust"]
+    if reaches := [row.value for row in trust if not is_missing(row.value)]:
+        metrics.append(MlflowMetric("aa_test_reach", max(reaches)))
     invocations = results.environment.get("invocations", [])
     facts = invocations[-1] if invocations else {}
-    levels = {str(row["code"]) for row in trust}
+    levels = {str(row.code) for row in trust}
     tags = {
-        "verdict": "; ".join(context.label(row["cell_id"]) for row in statements if row["topic"] == "fastest"),
+        "verdict": "; ".join(context.label(row.cell_id) for row in statements if row.topic == "fastest"),
         "trust": next((level for level in ("low", "medium", "high") if level in levels), ""),
         "version": facts.get("harness", ""),
         "git_commit": facts.get("git_commit") or "",
@@ -156,35 +163,24 @@ def _whole(results: Results, context: Context) -> MlflowRun:
 
 def _cells(results: Results, context: Context) -> Iterator[MlflowRun]:
     """Yield a run for each cell with a throughput, a ratio or a learning curve."""
-    speeds = {row["cell_id"]: row for row in rows_of(results.cells)}
-    ratios = {row["cell_id"]: row for row in rows_of(results.scaling)}
-    curves, named = _curves(results), _named(results)
+    speeds = {row.cell_id: row for row in rows_of(results.cells)}
+    ratios = {row.cell_id: row for row in rows_of(results.scaling)}
+    curves, named = _curves(results), dict[str, str]()
+    for row in rows_of(results.verdict[results.verdict["topic"] == "fastest"]):
+        named |= dict.fromkeys(texts(row.others), "cannot be told apart from what to use")
+        named[row.cell_id] = "what to use"
     for cell_id, row in context.cells.items():
         speed, ratio = speeds.get(cell_id), ratios.get(cell_id)
         metrics = (*_metrics(speed, SPEED), *_metrics(ratio, RATIOS), *curves.get(cell_id, ()))
         if metrics:
-            tags = {"label": str(row["label"]), "cell": cell_id, "verdict": named.get(cell_id, "")}
-            tags |= ({"unit": str(speed["unit"])} if speed else {}) | (_ratio_tags(ratio, context) if ratio else {})
-            yield MlflowRun(str(row["label"]), _params(row, context.options[cell_id]), metrics, _tags(tags))
-
-
-def _named(results: Results) -> dict[str, str]:
-    """Return what the verdict says of the cells that it names first, by cell."""
-    found: dict[str, str] = {}
-    for row in rows_of(results.verdict):
-        if row["topic"] == "fastest":
-            found |= dict.fromkeys(texts(row["others"]), "cannot be told apart from what to use")
-            found[str(row["cell_id"])] = "what to use"
-    return found
-
-
-def _ratio_tags(row: Row, context: Context) -> dict[str, str]:
-    """Return the base of a cell's ratios, its doubts, and whether it trains as one device does."""
-    return {
-        "base": context.label(row["base_id"]),
-        "doubts": "; ".join(texts(row["doubts"])),
-        "equivalence": "" if is_missing(row["equivalence"]) else str(row["equivalence"]),
-    }
+            tags = {"label": row.label, "cell": cell_id, "verdict": named.get(cell_id, "")}
+            if speed:
+                tags["unit"] = str(speed.unit)
+            if ratio:
+                equivalence = "" if is_missing(ratio.equivalence) else ratio.equivalence
+                doubts = "; ".join(texts(ratio.doubts))
+                tags |= {"base": context.label(ratio.base_id), "doubts": doubts, "equivalence": equivalence}
+            yield MlflowRun(row.label, _params(row, context.options[cell_id]), metrics, _tags(tags))
 
 
 def _tags(own: Mapping[str, str], others: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -198,7 +194,7 @@ def _params(row: Row, options: Mapping[str, object]) -> dict[str, str]:
     values = {axis: row[axis] for axis in CELL_AXES if axis in row and axis != "options" and not is_missing(row[axis])}
     known = {**values, **{name: value for name, value in options.items() if value is not None}}
     return {
-        _name(name): (value if isinstance(value, str) else json.dumps(value))[:LONGEST_PARAM]
+        NOT_IN_NAMES.sub("_", name): (value if isinstance(value, str) else json.dumps(value))[:LONGEST_PARAM]
         for name, value in known.items()
     }
 
@@ -206,50 +202,24 @@ def _params(row: Row, options: Mapping[str, object]) -> dict[str, str]:
 def _metrics(row: Row | None, names: Mapping[str, str], suffix: str = "") -> Iterator[MlflowMetric]:
     """Yield the numbers of a row that are known."""
     for column, name in names.items():
-        if row is not None and _is_known(row[column]):
-            yield MlflowMetric(_name(f"{name}{suffix}"), number(row[column]))
+        if row is not None and math.isfinite(value := number(row[column])):
+            yield MlflowMetric(NOT_IN_NAMES.sub("_", f"{name}{suffix}"), value)
 
 
 def _curves(results: Results) -> dict[str, list[MlflowMetric]]:
     """Return the learning curves of each cell, ``val_accuracy/seed_0`` by epoch, and the time to the target."""
-    epochs: dict[tuple[Scalar, Scalar], list[Row]] = {}
+    epochs: dict[tuple[str, int], list[Row]] = {}
     for row in rows_of(results.epochs.sort_values("epoch")):
-        epochs.setdefault((row["trial_id"], row["attempt"]), []).append(row)
-    names = [str(name) for name in results.epochs.columns if str(name).startswith(CURVES)]
+        epochs.setdefault((row.trial_id, row.attempt), []).append(row)
+    names = {str(name): str(name) for name in results.epochs.columns if str(name).startswith(CURVES)}
     found: dict[str, list[MlflowMetric]] = {}
     for row in rows_of(results.convergence):
-        seed = f"/seed_{row['seed']}"
-        metrics = found.setdefault(str(row["cell_id"]), [])
-        for epoch in epochs.get((row["trial_id"], row["attempt"]), []):
-            metrics += (one._replace(step=int(number(epoch["epoch"]))) for one in _metrics(epoch, _same(names), seed))
+        seed = f"/seed_{row.seed}"
+        metrics = found.setdefault(str(row.cell_id), [])
+        for epoch in epochs.get((row.trial_id, row.attempt), []):
+            metrics += (one._replace(step=epoch.epoch) for one in _metrics(epoch, names, seed))
         metrics += _metrics(row, TARGET, seed)
     return found
-
-
-def _same(names: list[str]) -> dict[str, str]:
-    return {name: name for name in names}
-
-
-def _is_known(value: Scalar) -> bool:
-    return not is_missing(value) and math.isfinite(number(value))
-
-
-def _name(name: str) -> str:
-    return NOT_IN_NAMES.sub("_", name)
-
-
-IDENTITY, DIGEST = "harness.run", "harness.digest"
-"""The tags by which the runs of an earlier export are found, and by which a complete one is known."""
-PARENT = "mlflow.parentRunId"
-MOST_METRICS, MOST_PARAMS, MOST_RUNS = 1000, 100, 1000
-"""The most metrics and parameters of one request, and the most runs of one answer, that MLflow accepts."""
-SETTINGS = {
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # a folder is a target like any other; MLflow asks for a database
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # by default a server that is down is reported after minutes
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-}
-"""Variables that MLflow reads; those that the user has set stay."""
 
 
 def export_to_mlflow(results: Results, target: str) -> str:

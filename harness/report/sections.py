@@ -24,7 +24,6 @@ from harness.report.tables.evidence import (
     ledger_table,
     memory_table,
     stalls_table,
-    usual_words,
 )
 from harness.report.tables.links import collectives_table, links_failed, links_table, links_words, topology_table
 from harness.report.tables.prediction import prediction_table, prediction_words, refusals
@@ -54,7 +53,7 @@ class Section:
     anchor: str
     table: Callable[[Results], TextTable]
     words: str | Callable[[Results], str] = ""
-    empty: Callable[[Results], str] = lambda results: ""
+    empty: str | Callable[[Results], str] = ""
     level: int = 2
     folded: str = ""
 
@@ -74,30 +73,21 @@ class Page:
 
 def make_pages(sections: Sequence[Section], results: Results, parts: Parts) -> list[Page]:
     """Return the sections that have rows, or a sentence instead of rows."""
-    pages = (
-        parts.make(
-            f"the section {section.title}",
-            partial(_page, section, results),
-            partial(_failed, section),
-        )
-        for section in sections
-    )
-    return [page for page in pages if page]
+    pages = []
+    for section in sections:
+        failed = partial(Page, section.title, section.anchor, TextTable((), ()), "", section.level, "")
+        if page := parts.make(f"the section {section.title}", partial(_page, section, results), failed):
+            pages.append(page)
+    return pages
 
 
 def _page(section: Section, results: Results) -> Page | None:
     table = section.table(results)
-    if not table.rows:
-        words = section.empty(results)
-    else:
-        words = section.words if isinstance(section.words, str) else section.words(results)
-    if not (table.rows or words):
+    words = section.words if table.rows else section.empty
+    shown = words if isinstance(words, str) else words(results)
+    if not (table.rows or shown):
         return None
-    return Page(section.title, section.anchor, table.without_constants(), words, section.level, section.folded)
-
-
-def _failed(section: Section, failure: str) -> Page:
-    return Page(section.title, section.anchor, TextTable((), ()), "", section.level, failure=failure)
+    return Page(section.title, section.anchor, table.without_constants(), shown, section.level, section.folded)
 
 
 SCALING = (
@@ -105,7 +95,7 @@ SCALING = (
         "Throughput and scaling",
         "scaling",
         lambda results: scaling_table(results.scaling),
-        lambda results: f"{summary.scaling_words(results.scaling)} {usual_words(results.trials)}".strip(),
+        summary.scaling_words,
         empty=lambda results: "No throughput was measured." if results.experiment.throughput else "",
     ),
     Section(
@@ -119,13 +109,7 @@ SCALING = (
         "error that the doctor found.",
         level=3,
     ),
-    Section(
-        "Noise floor",
-        "noise",
-        lambda results: noise_table(results.noise),
-        lambda results: summary.noise_words(results.noise),
-        level=3,
-    ),
+    Section("Noise floor", "noise", lambda results: noise_table(results.noise), summary.noise_words, level=3),
     Section(
         "Comparison along each axis",
         "versus",
@@ -174,10 +158,7 @@ SCALING = (
 
 DETAILS = (
     Section(
-        "Convergence",
-        "convergence",
-        lambda results: convergence_table(results.convergence),
-        summary.convergence_words,
+        "Convergence", "convergence", lambda results: convergence_table(results.convergence), summary.convergence_words
     ),
     Section(
         "Trainings by epoch",
@@ -289,7 +270,7 @@ DETAILS = (
         "outcomes",
         lambda results: outcome_table(results.outcomes),
         lambda results: " ".join(impossible_lines(results.impossible)),
-        empty=lambda results: "No trial has ended.",
+        empty="No trial has ended.",
     ),
     Section("Failed trials", "failed", lambda results: failure_table(results.trials), level=3),
     Section("Trials without a result", "missing", lambda results: missing_table(results.missing), level=3),

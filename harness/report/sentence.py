@@ -31,6 +31,29 @@ TOPICS: Mapping[str, str] = {
     "next": "What to do next",
 }
 """The topics in the order of the page, each with its heading."""
+WORDS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "block": (re.compile(r"\d+ (?:more )?blocks?\b"), "repetitions of the whole grid"),
+    "efficiency": (re.compile(r"\befficiency(?= \d)"), "throughput per device"),
+    "threshold": (re.compile(r"threshold of \d+ %"), "from which this report counts devices as well used"),
+    "exposed communication": (
+        re.compile(r"(?<!against )\bexposed communication\b"),
+        "gradient exchange that no computation hides",
+    ),
+    "slow each other": (
+        re.compile(r"devices that slow each other down\b"),
+        "they share memory bandwidth, caches or power; side by side in figures",
+    ),
+    "wrapper": (re.compile(r"the strategy's own work on each device\b"), "wrapper in figures"),
+    "cell": (re.compile(r"(?:\d+|its) cells?\b"), "points of the grid"),
+    "trial": (re.compile(r"\d+ planned trials?\b"), "one cell in one block each"),
+}
+"""Each word of the verdict: where a sentence uses it, and what it means."""
+BASE = re.compile(r" \(strategy [^()]*, same [a-z ]+\)")
+"""What a ratio is over, as base_words has it."""
+COUNTED = ("incomplete", "open")
+"""The topics whose sentences begin with a number of cells or trials."""
+HOLM = re.compile(r"Holm's adjustment")
+HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
 
 
 @dataclass(frozen=True)
@@ -80,13 +103,13 @@ class Context:
 
     def has_doubt(self, words: str, cell_id: Scalar = None) -> bool:
         """Return whether a trial has a doubt with these words: a trial of the cell, or any."""
-        rows = (row for row in rows_of(self.table("trials")) if cell_id in (None, row["cell_id"]))
-        return any(words in name for row in rows for name in texts(row["doubts"]))
+        rows = (row for row in rows_of(self.table("trials")) if cell_id in (None, row.cell_id))
+        return any(words in name for row in rows for name in texts(row.doubts))
 
     def label(self, cell_id: Scalar) -> str:
         """Return the label of a cell; its id if it has no trial, as one that no machine can run."""
         row = self.cells.get(str(cell_id))
-        return str(row["label"] if row else cell_id)
+        return str(row.label if row else cell_id)
 
     def name(self, cell_id: Scalar) -> str:
         """Return a cell in plain words, with its batch: see plain_label; its id if it has no trial."""
@@ -114,7 +137,7 @@ class Context:
     def ratio(self, cell_id: Scalar) -> Row | None:
         """Return a cell's row of scaling if it has a speedup over another cell."""
         for row in rows_of(self.table("scaling")):
-            if row["cell_id"] == cell_id != row["base_id"] and not is_missing(row["speedup"]):
+            if row.cell_id == cell_id != row.base_id and not is_missing(row.speedup):
                 return row
         return None
 
@@ -122,32 +145,9 @@ class Context:
 def context_of(results: Results) -> Context:
     """Return what the sentences on a run need."""
     first = results.trials.drop_duplicates("cell_id")
-    options = zip(first["cell_id"], first["options"], strict=True)
-    cells = {str(row["cell_id"]): row for row in rows_of(first)}
+    options = zip(first.cell_id, first.options, strict=True)
+    cells = {row.cell_id: row for row in rows_of(first)}
     return Context(results, cells, {cell_id: values or {} for cell_id, values in options})
-
-
-WORDS: Mapping[str, tuple[re.Pattern[str], str]] = {
-    "block": (re.compile(r"\d+ (?:more )?blocks?\b"), "repetitions of the whole grid"),
-    "efficiency": (re.compile(r"\befficiency(?= \d)"), "throughput per device"),
-    "threshold": (re.compile(r"threshold of \d+ %"), "from which this report counts devices as well used"),
-    "exposed communication": (
-        re.compile(r"(?<!against )\bexposed communication\b"),
-        "gradient exchange that no computation hides",
-    ),
-    "slow each other": (
-        re.compile(r"devices that slow each other down\b"),
-        "they share memory bandwidth, caches or power; side by side in figures",
-    ),
-    "wrapper": (re.compile(r"the strategy's own work on each device\b"), "wrapper in figures"),
-    "cell": (re.compile(r"(?:\d+|its) cells?\b"), "points of the grid"),
-    "trial": (re.compile(r"\d+ planned trials?\b"), "one cell in one block each"),
-}
-"""Each word of the verdict: where a sentence uses it, and what it means."""
-BASE = re.compile(r" \(strategy [^()]*, same [a-z ]+\)")
-"""What a ratio is over, as base_words has it."""
-COUNTED = ("incomplete", "open")
-"""The topics whose sentences begin with a number of cells or trials."""
 
 
 def explained(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
@@ -185,10 +185,6 @@ def _explained(text: str, known: set[str]) -> str:
             text, added = f"{text[:place]}{meaning}{text[place:]}", added + len(meaning)
             known.update({word}, (other for other, (pattern, _) in WORDS.items() if pattern.search(meaning)))
     return text
-
-
-HOLM = re.compile(r"Holm's adjustment")
-HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
 
 
 def with_holm_explained(texts: Sequence[str]) -> list[str]:

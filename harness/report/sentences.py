@@ -13,7 +13,6 @@ from harness.plan.labels import joined, strategy_text
 from harness.report.causes import why_not_better
 from harness.report.labels import (
     Row,
-    Scalar,
     is_missing,
     is_true,
     number,
@@ -31,123 +30,6 @@ from harness.report.tables.ratios import pair_label, pair_setting
 from harness.report.tables.text import decimal, duration, percent, speed, with_ends
 
 times = decimal("{:.2f}")
-
-
-def what_to_use(row: Row, context: Context) -> Sentence:
-    """Return the sentence on the fastest setting, or on one device if that is clearly faster."""
-    ratio, name = context.ratio(row["cell_id"]), context.name(row["cell_id"])
-    if ratio and _difference(ratio) == "slower":
-        rate = f"{speed(ratio['base_throughput_per_s'])} {rate_unit(context.table('leaders'))}"
-        best = f"the fastest setting {on_devices(context.cells[str(row['cell_id'])])}, {name}"
-        text = f"{rate}; {best}, has only {_gain(ratio)} times its throughput."
-        return Sentence("fastest", context.name(ratio["base_id"]), text)
-    return Sentence(
-        "fastest", _decision_open(ratio, name), f"{_compared(row, ratio, context)}. {_rivals(row, context)}".strip()
-    )
-
-
-def _decision_open(ratio: Row | None, name: str) -> str:
-    """Return the name of the fastest setting, with its base before it if neither is known to be faster."""
-    if ratio is None or _difference(ratio) not in ("not clear", "unknown"):
-        return name
-    return f"Undecided: {plural(int(number(ratio['base_devices'])), 'device')}, or {name}"
-
-
-def on_fewer_devices(row: Row, context: Context) -> Sentence:
-    """Return the same of a smaller number of devices."""
-    compared = _compared(row, context.ratio(row["cell_id"]), context)
-    return Sentence("fewer", context.name(row["cell_id"]), f"{compared}. {_rivals(row, context)}".strip())
-
-
-def _compared(row: Row, ratio: Row | None, context: Context) -> str:
-    """Return a setting's speedup and what it is over, whether that is clear, and its throughput."""
-    blocks = f" over {plural(int(number(row['n'])), 'block')}" if not is_missing(row["n"]) else ""
-    rate = f"{with_ends(speed, row['value'], row['low'], row['high'])} {rate_unit(context.table('leaders'))}{blocks}"
-    if ratio is None:
-        alone = context.cells.get(str(row["cell_id"]), {}).get("devices") == 1
-        return rate if alone else f"{rate}; not compared with one device, which has no result beside it"
-    base, gain = base_words(ratio), _gain(ratio)
-    found = _difference(ratio)
-    if found == "not clear":
-        return f"no clear gain over {base}: {gain} times its throughput; {rate}"
-    if found == "unknown":
-        return f"not known to be faster than {base}: {gain} times its throughput, without an interval; {rate}"
-    return f"{gain} times the throughput of {base}{', slower' * (found == 'slower')}; {rate}"
-
-
-def base_words(ratio: Row) -> str:
-    """Return what a ratio is over: '1 device (strategy single, same batch per device)'."""
-    batch = "same global batch" if ratio["scaling"] == "strong" else "same batch per device"
-    devices = plural(int(number(ratio["base_devices"])), "device")
-    return f"{devices} (strategy {ratio['base_strategy']}, {batch})"
-
-
-def _gain(ratio: Row) -> str:
-    return with_ends(times, ratio["speedup"], ratio["low"], ratio["high"])
-
-
-def _difference(ratio: Row) -> str:
-    """Return whether a cell is faster or slower than its base, by the interval; unknown without one."""
-    if is_missing(ratio["low"]):
-        return "unknown"
-    if number(ratio["low"]) <= 1 <= number(ratio["high"]):
-        return "not clear"
-    return "faster" if number(ratio["speedup"]) > 1 else "slower"
-
-
-def _rivals(row: Row, context: Context) -> str:
-    """Return the sentences on the other settings on as many devices at the same batch, and on the choice of a batch."""
-    beside = [
-        one
-        for one in rows_of(context.table("leaders"))
-        if one["leader_id"] == row["cell_id"] and one["cell_id"] != row["cell_id"]
-    ]
-    tied, untested = texts(row["others"]), texts(row["reasons"])
-    beaten = [str(one["cell_id"]) for one in beside if one["cell_id"] not in (*tied, *untested)]
-    where = on_devices(context.cells[str(row["cell_id"])])
-    ratios = {str(one["cell_id"]): one for one in beside}
-    parts = [
-        f"Faster {where} at this batch than {_with_ratios(beaten, ratios, context)}." if beaten else "",
-        f"No clear difference from {_with_ratios(tied, ratios, context)}." if tied else "",
-        f"For lack of blocks not compared with {context.names_of(untested)}." if untested else "",
-    ]
-    if row["code"] == "smallest batch":
-        parts.append(f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput {where}.")
-    return " ".join(part for part in parts if part)
-
-
-def _with_ratios(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> str:
-    """Return settings with their ratio to the leader: 'fsdp (0.87 times its throughput, 0.80 to 0.94)'."""
-    names = _short_names(ids, ratios, context)
-    some = [f"{name}{_share(ratios.get(cell_id))}" for cell_id, name in zip(ids, names, strict=True)]
-    more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
-    return "; ".join(some[:MOST]) + more
-
-
-def _share(row: Row | None) -> str:
-    if row is None or is_missing(row["ratio"]):
-        return ""
-    if is_missing(row["low"]):
-        return f" ({times(row['ratio'])} times its throughput)"
-    by_chance = is_true(row["tied"]) and not number(row["low"]) <= 1 <= number(row["high"])
-    why = "; of so many comparisons one may differ as much by chance" if by_chance else ""
-    return f" ({times(row['ratio'])} times its throughput, {times(row['low'])} to {times(row['high'])}{why})"
-
-
-def _short_names(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> list[str]:
-    """Return the strategies of settings if these tell them apart, else the full names."""
-    strategies: list[Scalar] = [shown_strategy(ratios[one]) if one in ratios else None for one in ids]
-    known = {shown_strategy(row) for row in ratios.values()}
-    leading = {shown_strategy(row) for one, row in context.cells.items() if one in _leaders_of(ratios)}
-    if None not in strategies and len(known) == len(ratios) and not known & leading:
-        return [str(one) for one in strategies]
-    return [context.name(one) for one in ids]
-
-
-def _leaders_of(ratios: dict[str, Row]) -> set[str]:
-    return {str(row["leader_id"]) for row in ratios.values()}
-
-
 MOST_BLOCKS = 100
 """The most further blocks that are proposed."""
 REASONS: Mapping[str, str] = {
@@ -157,53 +39,6 @@ REASONS: Mapping[str, str] = {
     "blocks": f"few blocks, {GOOD_BLOCKS} are better",
     "equivalence": "it is not known whether it trains as one device does",
 }
-
-
-def how_sure(row: Row, context: Context) -> Sentence:
-    """Return the level of trust in one or several settings, with its reasons."""
-    level, reasons, others = str(row["code"]), texts(row["reasons"]), texts(row["others"])
-    lead = level.capitalize()
-    if (context.results.verdict["topic"] == "trust").sum() > 1:
-        lead = f"{lead} for {', '.join(map(context.short, (row['cell_id'], *others[: MOST - 1])))}"
-    doubts = dict.fromkeys(plain_doubt(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
-    words = [REASONS[reason].format(reach=percent(row["value"])) for reason in reasons if reason in REASONS]
-    words += doubts
-    quiet = "" if is_missing(row["value"]) else f"one setting measured twice differs by at most {percent(row['value'])}"
-    text = f"{'; '.join(words) or f'{quiet} (A/A test), no doubts'}. {_further_blocks(row, context)}"
-    return Sentence("trust", lead, text.strip(), code=level)
-
-
-def _further_blocks(row: Row, context: Context) -> str:
-    """Return a sentence on the blocks that would narrow the intervals; empty if none are needed."""
-    blocks = int(number(row["n"]))
-    if not blocks or context.results.experiment.throughput is None:
-        return ""
-    if blocks > MOST_BLOCKS:
-        why = f"More blocks alone will not help ({blocks:,} for intervals within {percent(HALFWIDTH)})"
-        closing = "close other programs, or " if context.has_doubt("foreign load") else ""
-        return f"{why}: {closing}measure longer: throughput.window_seconds."
-    trials = context.table("trials")
-    timed = trials[
-        (trials["cell_id"] == row["cell_id"]) & (trials["kind"] == "throughput") & (trials["outcome"] == "ok")
-    ]
-    if timed["block"].nunique() == 1:
-        return f"One block does not show the spread: {plural(blocks, 'more block')} do{cost(blocks, context)}."
-    return f"Intervals within {percent(HALFWIDTH)} need about {plural(blocks, 'more block')}{cost(blocks, context)}."
-
-
-def cost(blocks: int, context: Context) -> str:
-    """Return ' (about 25 min)': the wall time of so many blocks, by that of the run's own."""
-    ledger, trials = context.table("ledger"), context.table("trials")
-    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
-    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
-    return f" ({_about(spent / groups['block'].nunique() * blocks)})" if spent > 0 and len(groups) else ""
-
-
-def _about(seconds: float) -> str:
-    """Return 'about 54 min': whole minutes from one minute, no seconds."""
-    return f"about {duration(seconds) if seconds < 60 or seconds >= 3570 else f'{seconds / 60:.0f} min'}"
-
-
 seconds = decimal("{:.3g} s")
 ENDED: Mapping[str | None, str] = {
     "interrupted": "the run was interrupted",
@@ -224,92 +59,235 @@ FAILURES: Mapping[str, str] = {
 """The outcomes of trials in plain words."""
 
 
+def what_to_use(row: Row, context: Context) -> Sentence:
+    """Return the sentence on the fastest setting, or on one device if that is clearly faster."""
+    ratio, name = context.ratio(row.cell_id), context.name(row.cell_id)
+    if ratio and _difference(ratio) == "slower":
+        rate = f"{speed(ratio.base_throughput_per_s)} {rate_unit(context.table('leaders'))}"
+        best = f"the fastest setting {on_devices(context.cells[row.cell_id])}, {name}"
+        text = f"{rate}; {best}, has only {_gain(ratio)} times its throughput."
+        return Sentence("fastest", context.name(ratio.base_id), text)
+    undecided = ratio is not None and _difference(ratio) in ("not clear", "unknown")
+    lead = f"Undecided: {plural(ratio.base_devices, 'device')}, or {name}" if ratio and undecided else name
+    return Sentence("fastest", lead, f"{_compared(row, ratio, context)}. {_rivals(row, context)}".strip())
+
+
+def on_fewer_devices(row: Row, context: Context) -> Sentence:
+    """Return the sentence on the fastest setting on a smaller number of devices."""
+    compared = _compared(row, context.ratio(row.cell_id), context)
+    return Sentence("fewer", context.name(row.cell_id), f"{compared}. {_rivals(row, context)}".strip())
+
+
+def _compared(row: Row, ratio: Row | None, context: Context) -> str:
+    """Return a setting's speedup and what it is over, whether that is clear, and its throughput."""
+    blocks = f" over {plural(row.n, 'block')}" if not is_missing(row.n) else ""
+    rate = f"{with_ends(speed, row.value, row.low, row.high)} {rate_unit(context.table('leaders'))}{blocks}"
+    if ratio is None:
+        cell = context.cells.get(row.cell_id)
+        alone = cell is not None and cell.devices == 1
+        return rate if alone else f"{rate}; not compared with one device, which has no result beside it"
+    base, gain = base_words(ratio), _gain(ratio)
+    found = _difference(ratio)
+    if found == "not clear":
+        return f"no clear gain over {base}: {gain} times its throughput; {rate}"
+    if found == "unknown":
+        return f"not known to be faster than {base}: {gain} times its throughput, without an interval; {rate}"
+    return f"{gain} times the throughput of {base}{', slower' * (found == 'slower')}; {rate}"
+
+
+def base_words(ratio: Row) -> str:
+    """Return what a ratio is over: '1 device (strategy single, same batch per device)'."""
+    batch = "same global batch" if ratio.scaling == "strong" else "same batch per device"
+    devices = plural(ratio.base_devices, "device")
+    return f"{devices} (strategy {ratio.base_strategy}, {batch})"
+
+
+def _gain(ratio: Row) -> str:
+    return with_ends(times, ratio.speedup, ratio.low, ratio.high)
+
+
+def _difference(ratio: Row) -> str:
+    """Return whether a cell is faster or slower than its base, by the interval; unknown without one."""
+    if is_missing(ratio.low):
+        return "unknown"
+    if number(ratio.low) <= 1 <= number(ratio.high):
+        return "not clear"
+    return "faster" if number(ratio.speedup) > 1 else "slower"
+
+
+def _rivals(row: Row, context: Context) -> str:
+    """Return the sentences on the other settings on as many devices at the same batch, and on the choice of a batch."""
+    leaders = rows_of(context.table("leaders"))
+    ratios = {one.cell_id: one for one in leaders if one.leader_id == row.cell_id != one.cell_id}
+    tied, untested = texts(row.others), texts(row.reasons)
+    beaten = [one for one in ratios if one not in (*tied, *untested)]
+    where = on_devices(context.cells[row.cell_id])
+    parts = [
+        f"Faster {where} at this batch than {_with_ratios(beaten, ratios, context)}." if beaten else "",
+        f"No clear difference from {_with_ratios(tied, ratios, context)}." if tied else "",
+        f"For lack of blocks not compared with {context.names_of(untested)}." if untested else "",
+    ]
+    if row.code == "smallest batch":
+        parts.append(f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput {where}.")
+    return " ".join(filter(None, parts))
+
+
+def _with_ratios(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> str:
+    """Return settings with their ratio to the leader: 'fsdp (0.87 times its throughput, 0.80 to 0.94)'."""
+    names = _short_names(ids, ratios, context)
+    some = [f"{name}{_share(ratios.get(cell_id))}" for cell_id, name in zip(ids, names, strict=True)]
+    more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
+    return "; ".join(some[:MOST]) + more
+
+
+def _share(row: Row | None) -> str:
+    if row is None or is_missing(row.ratio):
+        return ""
+    if is_missing(row.low):
+        return f" ({times(row.ratio)} times its throughput)"
+    by_chance = is_true(row.tied) and not number(row.low) <= 1 <= number(row.high)
+    why = "; of so many comparisons one may differ as much by chance" if by_chance else ""
+    return f" ({times(row.ratio)} times its throughput, {times(row.low)} to {times(row.high)}{why})"
+
+
+def _short_names(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> list[str]:
+    """Return the strategies of settings if these tell them apart, else the full names."""
+    leaders = {row.leader_id for row in ratios.values()}
+    known = {shown_strategy(row) for row in ratios.values()}
+    leading = {shown_strategy(row) for one, row in context.cells.items() if one in leaders}
+    if all(one in ratios for one in ids) and len(known) == len(ratios) and not known & leading:
+        return [shown_strategy(ratios[one]) for one in ids]
+    return [context.name(one) for one in ids]
+
+
+def how_sure(row: Row, context: Context) -> Sentence:
+    """Return the level of trust in one or several settings, with its reasons."""
+    level, reasons, others = row.code, texts(row.reasons), texts(row.others)
+    lead = level.capitalize()
+    if (context.results.verdict["topic"] == "trust").sum() > 1:
+        lead = f"{lead} for {', '.join(map(context.short, (row.cell_id, *others[: MOST - 1])))}"
+    doubts = dict.fromkeys(plain_doubt(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
+    words = [REASONS[reason].format(reach=percent(row.value)) for reason in reasons if reason in REASONS]
+    words += doubts
+    quiet = "" if is_missing(row.value) else f"one setting measured twice differs by at most {percent(row.value)}"
+    text = f"{'; '.join(words) or f'{quiet} (A/A test), no doubts'}. {_further_blocks(row, context)}"
+    return Sentence("trust", lead, text.strip(), code=level)
+
+
+def _further_blocks(row: Row, context: Context) -> str:
+    """Return a sentence on the blocks that would narrow the intervals; empty if none are needed."""
+    blocks = row.n
+    if not blocks or context.results.experiment.throughput is None:
+        return ""
+    if blocks > MOST_BLOCKS:
+        why = f"More blocks alone will not help ({blocks:,} for intervals within {percent(HALFWIDTH)})"
+        closing = "close other programs, or " if context.has_doubt("foreign load") else ""
+        return f"{why}: {closing}measure longer: throughput.window_seconds."
+    trials = context.table("trials")
+    timed = trials[(trials["cell_id"] == row.cell_id) & (trials["kind"] == "throughput") & (trials["outcome"] == "ok")]
+    if timed["block"].nunique() == 1:
+        return f"One block does not show the spread: {plural(blocks, 'more block')} do{cost(blocks, context)}."
+    return f"Intervals within {percent(HALFWIDTH)} need about {plural(blocks, 'more block')}{cost(blocks, context)}."
+
+
+def cost(blocks: int, context: Context) -> str:
+    """Return ' (about 25 min)': the wall time of so many blocks, by that of the run's own."""
+    ledger, trials = context.table("ledger"), context.table("trials")
+    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
+    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
+    if spent <= 0 or groups.empty:
+        return ""
+    total_s = spent / groups["block"].nunique() * blocks
+    whole_minutes = 60 <= total_s < 3570
+    return f" (about {f'{total_s / 60:.0f} min' if whole_minutes else duration(total_s)})"
+
+
 def _incomplete(row: Row, context: Context) -> Sentence:
-    count, cells = int(number(row["n"])), plural(int(number(row["n"])), "cell")
+    count, cells = row.n, plural(row.n, "cell")
     has = "has" if count == 1 else "have"
-    if row["code"] == "missing":
+    if row.code == "missing":
         invocations = context.results.environment.get("invocations", [])
         planned = context.table("trials")["trial_id"].nunique() + count
         why = ENDED.get(invocations[-1].get("ended") if invocations else None, ENDED[None])
         lead = f"{count} of {planned} planned trials {has} no result"
         return Sentence("incomplete", lead, f"{why}. What follows rests on the others.")
-    why = "; ".join(texts(row["reasons"]))
-    if row["code"] == "failed":
-        why = f"no trial succeeded ({context.names_of((str(row['cell_id']), *texts(row['others'])))})"
+    why = "; ".join(texts(row.reasons))
+    if row.code == "failed":
+        why = f"no trial succeeded ({context.names_of((row.cell_id, *texts(row.others)))})"
         return Sentence("incomplete", f"{cells} {has} no result", f"{why}.")
     return Sentence("incomplete", f"{cells} {'lacks' if count == 1 else 'lack'} trials", f"{why}.")
 
 
 def _choice(row: Row, context: Context) -> Sentence:
     versus = context.table("versus")
-    pairs = versus[(versus["cell_id"] == row["cell_id"]) & versus["other_id"].isin(texts(row["others"]))]
-    lead = next((joined(pair_label(pair), pair_setting(pair)) for pair in rows_of(pairs)), str(row["subject"]))
-    ratio = with_ends(times, row["value"], row["low"], row["high"])
-    blocks = plural(int(number(row["n"])), "block")
-    found = f"the first is {row['code']}" if row["code"] in (FASTER, SLOWER) else row["code"]
+    pairs = versus[(versus["cell_id"] == row.cell_id) & versus["other_id"].isin(texts(row.others))]
+    lead = next((joined(pair_label(pair), pair_setting(pair)) for pair in rows_of(pairs)), row.subject)
+    ratio = with_ends(times, row.value, row.low, row.high)
+    blocks = plural(row.n, "block")
+    found = f"the first is {row.code}" if row.code in (FASTER, SLOWER) else row.code
     return Sentence("choice", lead, f"{ratio} times the throughput over {blocks}: {found}.")
 
 
 def _scaling(row: Row, context: Context) -> Sentence:
-    bound, code, ratio = percent(EFFICIENT), str(row["code"]), context.ratio(row["cell_id"])
-    efficiency = with_ends(percent, row["value"], row["low"], row["high"])
+    bound, code, ratio = percent(EFFICIENT), row.code, context.ratio(row.cell_id)
+    efficiency = with_ends(percent, row.value, row.low, row.high)
     base = base_words(ratio) if ratio else "1 device"
-    found = f"efficiency {efficiency} on {row['devices']} devices, compared with {base}"
-    until = "" if is_missing(row["subject"]) else f"above the threshold of {bound} up to {row['subject']} devices; "
+    found = f"efficiency {efficiency} on {row.devices} devices, compared with {base}"
+    until = "" if is_missing(row.subject) else f"above the threshold of {bound} up to {row.subject} devices; "
     words = {
         "above": f"{found}: above the threshold of {bound}, as on every number of devices measured",
         "below": f"{until}{found}: below the threshold of {bound}",
         "not clear": f"{until}{found}: whether above the threshold of {bound} is not "
-        f"{'known without an interval' if is_missing(row['low']) else 'clear'}",
+        f"{'known without an interval' if is_missing(row.low) else 'clear'}",
     }
-    return Sentence("scaling", context.short(row["cell_id"]), f"{words[code]}.")
+    return Sentence("scaling", context.short(row.cell_id), f"{words[code]}.")
 
 
 def _training(row: Row, context: Context) -> Sentence:
-    label, seeds, target = context.name(row["cell_id"]), int(number(row["n"])), str(row["subject"])
-    if row["code"] == "missed":
-        cell = context.cells[str(row["cell_id"])]
-        batch = joined(f"Global batch {cell['global_batch_size']}", setting_without_batch(cell))
+    label, seeds, target = context.name(row.cell_id), row.n, row.subject
+    if row.code == "missed":
+        cell = context.cells[row.cell_id]
+        batch = joined(f"Global batch {cell.global_batch_size}", setting_without_batch(cell))
         return Sentence("training", batch, f"no training reached {target} with every seed.")
-    span = f" ({seconds(row['low'])} to {seconds(row['high'])} over {seeds} seeds)" if seeds > 1 else ""
-    text = f"shortest median time to {target}: {seconds(row['value'])}{span}."
-    if overlapping := texts(row["others"]):
+    span = f" ({seconds(row.low)} to {seconds(row.high)} over {seeds} seeds)" if seeds > 1 else ""
+    text = f"shortest median time to {target}: {seconds(row.value)}{span}."
+    if overlapping := texts(row.others):
         text += f" Not clearly before {context.names_of(overlapping)}, whose times overlap with its own."
     return Sentence("training", label, text)
 
 
 def _equivalence(row: Row, context: Context) -> Sentence:
-    code = str(row["code"])
+    code = row.code
     if code == "equivalent":
-        checks = plural(int(number(row["n"])), "check")
-        share = 100 * number(row["value"])
+        checks = plural(row.n, "check")
+        share = 100 * number(row.value)
         text = f"{checks}, updates differ by at most {max(share, LEAST_PERCENT) if share else 0:.2g} %."
         return Sentence("equivalence", "Every strategy trains as one device does", text)
-    label = context.name(row["cell_id"])
+    label = context.name(row.cell_id)
     if code == "unknown":
-        return Sentence("equivalence", label, f"whether it trains as one device does is {row['subject']}.", code=code)
-    return Sentence("equivalence", label, f"{row['subject']}; its ratios are no claims.", code=code)
+        return Sentence("equivalence", label, f"whether it trains as one device does is {row.subject}.", code=code)
+    return Sentence("equivalence", label, f"{row.subject}; its ratios are no claims.", code=code)
 
 
 def _failed(row: Row, context: Context) -> Sentence:
-    why = "; ".join(texts(row["reasons"])[:1])
-    if row["code"] == "tables":
-        tables = f"{'Table' if row['n'] == 1 else 'Tables'} {', '.join(texts(row['reasons']))}"
+    why = "; ".join(texts(row.reasons)[:1])
+    if row.code == "tables":
+        tables = f"{'Table' if row.n == 1 else 'Tables'} {', '.join(texts(row.reasons))}"
         return Sentence("failed", tables, "failed by an error of the harness; the sentences that need it are left out.")
-    if row["code"] == "preflight":
-        where = f" ({context.name(row['cell_id'])})" if row["cell_id"] in context.cells else ""
-        return Sentence("failed", f"Check before the measurement ({row['subject']})", f"{why}{where}.")
-    names = context.names_of((str(row["cell_id"]), *texts(row["others"])))
-    lead = f"{plural(int(number(row['n'])), 'trial')} {FAILURES.get(str(row['subject']), str(row['subject']))}"
+    if row.code == "preflight":
+        where = f" ({context.name(row.cell_id)})" if row.cell_id in context.cells else ""
+        return Sentence("failed", f"Check before the measurement ({row.subject})", f"{why}{where}.")
+    names = context.names_of((row.cell_id, *texts(row.others)))
+    lead = f"{plural(row.n, 'trial')} {FAILURES.get(row.subject, row.subject)}"
     return Sentence("failed", lead, f"{why} ({names}).")
 
 
 def _open(row: Row, context: Context) -> Sentence:
-    cells = plural(int(number(row["n"])), "cell")
-    if row["code"] == "too_few_devices":
+    cells = plural(row.n, "cell")
+    if row.code == "too_few_devices":
         text = "this machine has too few; the same file runs on a larger one."
-        return Sentence("open", f"{cells} on {row['subject']} devices", text)
-    return Sentence("open", cells, f"{'; '.join(texts(row['reasons']))}.")
+        return Sentence("open", f"{cells} on {row.subject} devices", text)
+    return Sentence("open", cells, f"{'; '.join(texts(row.reasons))}.")
 
 
 def further(context: Context) -> list[Sentence]:
@@ -323,18 +301,12 @@ def further(context: Context) -> list[Sentence]:
     elif len(context.table("cells")) and leaders is not None and leaders.empty:
         text = "every measured cell is emulated, oversubscribed, faulty or not equivalent to one device."
         found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
-    elif left_out := _left_out(context):
+    elif left_out := dict.fromkeys(strategy_text(row) for row in rows_of(context.table("cells")) if is_no_claim(row)):
         text = f"{', '.join(left_out)}; what was measured of it is in tables and figures."
         found.append(Sentence("open", "Left out of these claims", text, evidence="scaling"))
     if wide := imprecise({name: context.table(name) for name in INTERVALS}):
         found.append(Sentence("open", "Wide intervals", wide, evidence="scaling"))
     return found
-
-
-def _left_out(context: Context) -> list[str]:
-    """Return the measured strategies whose speed is no claim, as 'dp (emulated)'."""
-    cells = context.table("cells")
-    return list(dict.fromkeys(strategy_text(row) for row in rows_of(cells) if is_no_claim(row)))
 
 
 PHRASES: Mapping[str, Callable[[Row, Context], Sentence]] = {

@@ -14,21 +14,22 @@ from harness.analysis.stats import LEAST_BLOCKS
 from harness.config.sections import Throughput
 from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
+from harness.plan.labels import joined
 from harness.record.schema import AXES
-from harness.report.labels import Scalar, number, plural, rate_unit, rows_of, spread_options
-from harness.report.tables.evidence import summary_line
+from harness.report.labels import plural, rate_unit, spread_options
+from harness.report.tables.evidence import summary_line, usual_words
 from harness.report.tables.text import counts, duration, speed
 
 
 def size(results: Results) -> str:
     """Return the size of the run: trials by outcome, cells measured, wall time."""
     last = results.trials.drop_duplicates("trial_id", keep="last")
-    parts = [
-        f"trials: {counts(sorted(last['outcome'].tolist()))}",
-        *([plural(len(results.cells), "cell") + " measured"] if results.experiment.throughput else []),
-    ]
     wall = sum(float(invocation.get("wall_s") or 0) for invocation in results.environment.get("invocations", []))
-    return " · ".join([*parts, *([f"took {duration(wall)} until the report"] if wall else [])])
+    return joined(
+        f"trials: {counts(sorted(last['outcome'].tolist()))}",
+        f"{plural(len(results.cells), 'cell')} measured" if results.experiment.throughput else "",
+        f"took {duration(wall)} until the report" if wall else "",
+    )
 
 
 def checks_words(results: Results) -> str:
@@ -53,12 +54,9 @@ def preflight_words(results: Results) -> str:
     return f"{line} An examination is the first trial of its worker group; {after}"
 
 
-def noise_words(noise: pd.DataFrame) -> str:
-    if noise.empty:
-        return ""
-    known = noise[noise["low"].notna()]
-    widest = max((abs(number(row[end]) - 1) for row in rows_of(known) for end in ("low", "high")), default=0.0)
-    floor = f" Differences under {100 * widest:.0f} % may be noise." if len(known) else ""
+def noise_words(results: Results) -> str:
+    ends = pd.concat([results.noise["low"], results.noise["high"]]).dropna()
+    floor = f" Differences under {100 * (ends - 1).abs().max():.0f} % may be noise." if len(ends) else ""
     return (
         "A/A test: the base was measured twice in every block, the second time in a worker group of its own. Their "
         f"ratio should be 1; the noise floor of this run is how far its interval reaches from 1.{floor}"
@@ -66,6 +64,7 @@ def noise_words(noise: pd.DataFrame) -> str:
 
 
 def asked(results: Results) -> list[tuple[str, str]]:
+    """Return the configuration: each axis and option with its values, and the settings that are not defaults."""
     experiment, trials = results.experiment, results.trials
     trials = trials[trials["kind"] != "diagnostic"]
     asked = [("workload", experiment.workload)]
@@ -75,26 +74,22 @@ def asked(results: Results) -> list[tuple[str, str]]:
         distinct = [value for value in trials[axis].drop_duplicates().tolist() if not pd.isna(value)]
         if not distinct or (axis == "global_batch_size" and trials["scaling"].eq("weak").all()):
             continue
-        asked.append((axis.replace("_", " "), ", ".join(str(value) for value in _sorted(distinct))))
+        if all(isinstance(value, int | float) for value in distinct):
+            distinct.sort()
+        asked.append((axis.replace("_", " "), ", ".join(map(str, distinct))))
     for name, values in spread_options(trials).items():
         known = dict.fromkeys(str(value) for value in values.tolist() if value is not None)
         asked.append((str(name), ", ".join(known)))
     if chosen := experiment.training.model_dump(exclude_defaults=True):
-        words = (f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
-        asked.append(("training", "; ".join(words)))
-    if experiment.throughput:
-        t = experiment.throughput
-        blocks = _blocks(t, results.environment)
-        asked.append(
-            (
-                "throughput",
-                f"{blocks}; warm-up in rounds of {t.warmup_steps} steps until steady, "
-                f"at most {t.warmup_rounds}, "
-                f"then {t.windows} windows of at least {t.window_steps} steps and {t.window_seconds:g} s",
-            )
+        each = (f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
+        asked.append(("training", "; ".join(each)))
+    if t := experiment.throughput:
+        words = (
+            f"{_blocks(t, results.environment)}; warm-up in rounds of {t.warmup_steps} steps until steady, at most "
+            f"{t.warmup_rounds}, then {t.windows} windows of at least {t.window_steps} steps and {t.window_seconds:g} s"
         )
-    if experiment.convergence:
-        c = experiment.convergence
+        asked.append(("throughput", words))
+    if c := experiment.convergence:
         asked.append(("convergence", f"{c.epochs} epochs, seeds {', '.join(map(str, c.seeds))}"))
     return asked
 
@@ -108,27 +103,23 @@ def _blocks(settings: Throughput, environment: RunEnvironment) -> str:
     return f"{rule.at_least} to {rule.at_most} blocks, for intervals within {100 * rule.halfwidth:g} %"
 
 
-def _sorted(values: list[Scalar]) -> list[Scalar]:
-    return sorted(values, key=number) if all(isinstance(value, int | float) for value in values) else values
-
-
-def scaling_words(scaling: pd.DataFrame) -> str:
-    if scaling.empty:
-        return ""
-    kinds = sorted(scaling["scaling"].unique())
+def scaling_words(results: Results) -> str:
+    scaling = results.scaling
     words = {
         "weak": "weak scaling: the per-device batch is fixed",
         "strong": "strong scaling: the global batch is fixed",
     }
+    kinds = [words[kind] for kind in sorted(scaling["scaling"].unique())]
     bases = scaling.drop_duplicates("base_id")["base_throughput_per_s"]
     span = " to ".join(dict.fromkeys(speed(value) for value in (bases.min(), bases.max())))
     return (
         f"Against the base of the same setting ({span} {rate_unit(scaling)} in absolute numbers), "
-        f"{' and '.join(words[kind] for kind in kinds)}. "
+        f"{' and '.join(kinds)}. "
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
         f"logarithm over n blocks, each in fresh processes; below {LEAST_BLOCKS} blocks the range is given, with n. "
-        "Italics: no claim about speed (emulated, oversubscribed, or measured despite an error that the doctor found)."
-    )
+        "Italics: no claim about speed (emulated, oversubscribed, or measured despite an error that the doctor found). "
+        f"{usual_words(results.trials)}"
+    ).rstrip()
 
 
 def memory_words(results: Results) -> str:
@@ -149,10 +140,9 @@ def convergence_words(results: Results) -> str:
     settings = results.experiment.convergence
     if settings is None:
         return ""
-    target = settings.target
     resumed = int(results.trials["resumed_epoch"].notna().sum())
     words = f"{settings.epochs} epochs; median over seeds, smallest and largest in brackets."
-    if target:
+    if target := settings.target:
         bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
         words += (
             f" Target: {target.metric} {bound}, checked at the end of each epoch; a seed that misses it counts as "
@@ -189,7 +179,11 @@ def facts(environment: RunEnvironment) -> Facts:
         "machine_line": machine_line(seen),
         "nodes": [{"host": node["host"], "facts": node_facts(node)} for node in seen],
         "environment_differs": difference(environment),
-        "invocations_differ": invocation_differences(environment),
+        "invocations_differ": [
+            f"Invocation {number} differs from the one before: {'; '.join(invocation['differs'])}."
+            for number, invocation in enumerate(environment.get("invocations", []))
+            if invocation.get("differs")
+        ],
     }
 
 
@@ -240,15 +234,6 @@ def difference(environment: RunEnvironment) -> str:
             seen.setdefault(node["host"], set()).add(json.dumps([node.get(key) for key in keys], sort_keys=True))
     different = [host for host, versions in seen.items() if len(versions) > 1]
     return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
-
-
-def invocation_differences(environment: RunEnvironment) -> list[str]:
-    """Return a sentence for each invocation with other code, versions or hardware than the one before."""
-    return [
-        f"Invocation {number} differs from the one before: {'; '.join(invocation['differs'])}."
-        for number, invocation in enumerate(environment.get("invocations", []))
-        if invocation.get("differs")
-    ]
 
 
 def started(environment: RunEnvironment) -> str:

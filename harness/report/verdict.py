@@ -23,6 +23,12 @@ LONGER = 4
 SHORTEST = 0.25
 """Seconds of a window that a number of steps alone set."""
 NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
+MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
+BRACKETS = (
+    "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds. In tables and figures "
+    "x2 means: on 2 devices."
+)
+"""What the numbers in brackets are, and what the labels of tables mean, for below the sentences."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +56,10 @@ class Proposal:
     """How far a setting that is measured twice may differ from itself; None if that was not measured."""
 
     @property
-    def share(self) -> float:
-        """The share of the step that the cause takes."""
-        return number(self.cause["value"])
-
-    @property
     def stands_out(self) -> float:
         """By how much the cause exceeds the noise: the lower end of its interval, if there is one."""
-        low = self.cause["low"]
-        return (self.share if is_missing(low) else number(low)) - (self.noise or 0.0)
+        low = self.cause.low
+        return float(self.cause.value if is_missing(low) else low) - (self.noise or 0.0)
 
 
 def next_step(statements: Sequence[Row], context: Context) -> NextStep:
@@ -81,13 +82,16 @@ def next_step(statements: Sequence[Row], context: Context) -> NextStep:
         step = _more_blocks(blocks, proposal, context)
     elif blocks:
         step = _longer_windows(proposal, context)
-    elif _target_missed(statements):
+    elif {row.code for row in statements if row.topic == "training"} == {"missed"}:
         step = _more_epochs(results)
     else:
         command = f"python -m harness export {folder_of(results)} --markdown"
         step = NextStep("Nothing here calls for another measurement. To show the verdict to others:", command)
-    others = (*_other_blocks(blocks, step, context), *_others(statements, context))
-    return NextStep(step.why, step.command, step.file, others)
+    others = [one for row in _one_each(statements) for one in smaller_causes(causes_of(row, context), context)]
+    feasible = blocks is not None and blocks.subject == "fixed" and blocks.n <= MOST_BLOCKS
+    if blocks and feasible and "--add-blocks" not in step.command:
+        others.insert(0, f"To narrow the intervals: {_add_blocks(blocks.n, results)}")
+    return replace(step, others=tuple(others))
 
 
 def folder_of(results: Results) -> str:
@@ -98,7 +102,7 @@ def folder_of(results: Results) -> str:
 def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] | None:
     """Return why and how to resume a run that lacks trials, or in which nothing was measured."""
     trials, resume = context.table("trials"), _resume(context.results)
-    codes = [row["code"] for row in statements if row["topic"] == "incomplete"]
+    codes = [row.code for row in statements if row.topic == "incomplete"]
     if len(trials) and trials["purpose"].fillna("").eq("links").all():  # a run of the links alone is never resumed
         return None
     if "missing" in codes or "time_up" in codes:
@@ -110,39 +114,36 @@ def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] 
 
 def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
     """Return the first option to try against a cause of a leading cell, the one that stands out most from the noise."""
-    found = [_proposal_of(row, statements, context) for row in _one_each(statements)]
-    return max((one for one in found if one), key=lambda one: one.stands_out, default=None)
-
-
-def _proposal_of(row: Row, statements: Sequence[Row], context: Context) -> Proposal | None:
-    """Return the option to try against the largest cause of a cell that an option may change."""
-    cause = target(causes_of(row, context))
-    options = options_of(cause, context) if cause else []
-    if cause is None or not options:
-        return None
-    cell_id = str(cause["cell_id"])
-    text = next_experiment(context.results.experiment, context.cells[cell_id], context.options[cell_id], options[0])
-    head = f"# Compares {options[0].axis} in {context.label(cell_id)}.\n"
-    return Proposal(options[0], cause, f"{head}{text}", _noise(cell_id, statements))
+    found = []
+    for row in _one_each(statements):
+        cause = target(causes_of(row, context))
+        if cause and (options := options_of(cause, context)):
+            cell_id, option = cause.cell_id, options[0]
+            text = next_experiment(context.results.experiment, context.cells[cell_id], context.options[cell_id], option)
+            head = f"# Compares {option.axis} in {context.label(cell_id)}.\n"
+            found.append(Proposal(option, cause, f"{head}{text}", _noise(cell_id, statements)))
+    return max(found, key=lambda one: one.stands_out, default=None)
 
 
 def _one_each(statements: Sequence[Row]) -> list[Row]:
-    """Return one cause of each cell that has any."""
-    return [*{row["cell_id"]: row for row in statements if row["topic"] == "loss"}.values()]
+    """Return the first cause of each cell that has any."""
+    found: dict[str, Row] = {}
+    for row in statements:
+        if row.topic == "loss":
+            found.setdefault(row.cell_id, row)
+    return [*found.values()]
 
 
 def _noise(cell_id: str, statements: Sequence[Row]) -> float | None:
     """Return how far the base of a leading cell may differ from itself, by its A/A test; None without one."""
-    trust = (row for row in statements if row["topic"] == "trust" and not is_missing(row["value"]))
-    return max(
-        (number(row["value"]) for row in trust if cell_id in (row["cell_id"], *texts(row["others"]))), default=None
-    )
+    trust = (row for row in statements if row.topic == "trust" and not is_missing(row.value))
+    return max((row.value for row in trust if cell_id in (row.cell_id, *texts(row.others))), default=None)
 
 
 def _try(proposal: Proposal, context: Context) -> NextStep:
-    share, cause = percent(proposal.share), name_of(str(proposal.cause["subject"]))
+    share, cause = percent(proposal.cause.value), name_of(proposal.cause.subject)
     noise = "" if proposal.noise is None else f", more than the noise of this run ({percent(proposal.noise)})"
-    where = context.name(proposal.cause["cell_id"])
+    where = context.name(proposal.cause.cell_id)
     why = f"{share} of the step is {cause}{noise}. Compare {proposal.option} for {where}, all else as here:"
     return _run_file(why, proposal.file, context.results)
 
@@ -158,15 +159,14 @@ def _run_file(why: str, file: str, results: Results) -> NextStep:
 
 def _blocks(statements: Sequence[Row]) -> Row | None:
     """Return the statement that asks for further blocks."""
-    asking = (row for row in statements if row["topic"] == "trust" and not is_missing(row["n"]))
-    return next((row for row in asking if number(row["n"]) > 0), None)
+    return next((row for row in statements if row.topic == "trust" and (row.n or 0) > 0), None)
 
 
 def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextStep:
-    results, blocks = context.results, int(number(row["n"]))
+    results, blocks = context.results, row.n
     more = f"{plural(blocks, 'more block')}{cost(blocks, context)}"
     why = f"The measurement is the weakest point. {more} would narrow the intervals"
-    if row["subject"] == "fixed":
+    if row.subject == "fixed":
         return NextStep(f"{why}:", _add_blocks(blocks, results), proposal.file if proposal else NOTHING_NEXT)
     at_most = (results.experiment.throughput.most_blocks if results.experiment.throughput else 0) + blocks
     file = _changed(results, f"With {more}.", {"throughput": {"blocks": {"at_most": at_most}}})
@@ -183,11 +183,6 @@ def _longer_windows(proposal: Proposal | None, context: Context) -> NextStep:
     wide = hidden if proposal else "The intervals of this run are too wide for a decision."
     why = f"{wide} {again} with throughput.window_seconds: {longer:g}, all else as here:"
     return _run_file(why, file, results)
-
-
-def _target_missed(statements: Sequence[Row]) -> bool:
-    training = [row["code"] for row in statements if row["topic"] == "training"]
-    return bool(training) and all(code == "missed" for code in training)
 
 
 def _more_epochs(results: Results) -> NextStep:
@@ -224,18 +219,6 @@ def _resume(results: Results) -> str:
     return f"python -m harness.run --resume {folder_of(results)}{address}"
 
 
-def _other_blocks(row: Row | None, step: NextStep, context: Context) -> Iterator[str]:
-    """Yield how to add blocks if that is not what to do next."""
-    feasible = row is not None and row["subject"] == "fixed" and number(row["n"]) <= MOST_BLOCKS
-    if row and feasible and "--add-blocks" not in step.command:
-        yield f"To narrow the intervals: {_add_blocks(int(number(row['n'])), context.results)}"
-
-
-def _others(statements: Sequence[Row], context: Context) -> Iterator[str]:
-    for row in _one_each(statements):
-        yield from smaller_causes(causes_of(row, context), context)
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The sentences, an experiment file that the last one may need, and what else may be tried."""
@@ -269,11 +252,6 @@ class Verdict:
         return found
 
 
-BRACKETS = (
-    "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds. In tables and figures "
-    "x2 means: on 2 devices."
-)
-"""What the numbers in brackets are, and what the labels of tables mean, for below the sentences."""
 NO_VERDICT = Verdict(())
 
 
@@ -290,25 +268,14 @@ def make_verdict(results: Results) -> Verdict:
     context, statements = context_of(results), rows_of(results.verdict)
     sentences: list[Sentence] = []
     for topic, phrase in PHRASES.items():
-        rows = _rows(topic, statements)
+        rows = _one_each(statements) if topic == "loss" else [row for row in statements if row.topic == topic]
         for row in rows[:MOST]:
-            sentences.append(replace(phrase(row, context), evidence=str(row["evidence"])))
+            sentences.append(replace(phrase(row, context), evidence=row.evidence))
         if len(rows) > MOST:
             more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
             sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))
     step = next_step(statements, context)
     return Verdict((*sentences, *further(context), step.sentence), step.file, step.others)
-
-
-def _rows(topic: str, statements: Sequence[Row]) -> list[Row]:
-    """Return the statements of a topic that have a sentence each; of the causes of one cell the first."""
-    rows = [row for row in statements if row["topic"] == topic]
-    if topic != "loss":
-        return rows
-    return [row for at, row in enumerate(rows) if row["cell_id"] not in [one["cell_id"] for one in rows[:at]]]
-
-
-MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
 
 
 def plain(text: str) -> str:

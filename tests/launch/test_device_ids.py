@@ -22,10 +22,10 @@ from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory, Machine, Node
+from harness.plan.labels import devices_text
 from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.plan.trial import WorkerGroup
 from harness.record.reading import _skip_code
-from harness.report.labels import shown_devices
 from tests.conftest import gpu_cluster, laptop
 from tests.records import line
 
@@ -279,7 +279,7 @@ def test_pairs_are_rows_of_their_own_with_their_link(make_experiment: Make) -> N
         ("0,1", "NV12", 1.8),
         ("0,2", "SYS", 1.2),
     ]
-    assert [shown_devices(row) for row in table.to_dict("records")] == [
+    assert [devices_text(row) for row in table.to_dict("records")] == [
         "1 (GPU 0)",
         "2 (GPU 0,1: NV12)",
         "2 (GPU 0,2: SYS)",

@@ -13,20 +13,21 @@ from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
 from harness.report.causes import ADVICE, BUCKETS, MACHINE, Option, next_experiment, options_to_try, varied_options
+from harness.report.labels import Row
 
-CELL: dict[str, Any] = {
-    "data": "digits",
-    "model": "resnet8",
-    "strategy": "ddp",
-    "devices": 2,
-    "device_ids": None,
-    "nodes": 1,
-    "scaling": "weak",
-    "per_device_batch_size": 32,
-    "global_batch_size": 64,
-    "precision": "fp32",
-    "compile": False,
-}
+CELL = Row(
+    data="digits",
+    model="resnet8",
+    strategy="ddp",
+    devices=2,
+    device_ids=None,
+    nodes=1,
+    scaling="weak",
+    per_device_batch_size=32,
+    global_batch_size=64,
+    precision="fp32",
+    compile=False,
+)
 GRID = {"data": ["digits"], "model": ["resnet8"], "strategy": ["ddp"], "devices": [2], "per_device_batch_size": [32]}
 
 
@@ -45,7 +46,7 @@ def test_every_part_of_a_step_has_an_answer() -> None:
 @pytest.mark.parametrize("part", ADVICE)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_each_proposal_is_an_experiment_file_that_compares_its_values(part: str, strategy: str) -> None:
-    cell = {**CELL, "strategy": strategy}
+    cell = Row(CELL, strategy=strategy)
     for option in options_to_try(part, cell, experiment()):
         text = next_experiment(experiment(), cell, {}, option)
         found = parse_experiment(yaml.safe_load(text), source="next")
@@ -55,12 +56,12 @@ def test_each_proposal_is_an_experiment_file_that_compares_its_values(part: str,
 
 
 def test_options_of_another_strategy_are_not_proposed() -> None:
-    found = options_to_try("exposed communication", {**CELL, "strategy": "fsdp"}, experiment())
+    found = options_to_try("exposed communication", Row(CELL, strategy="fsdp"), experiment())
     assert [str(option) for option in found] == ["training.accumulation: [1, 4]"]
 
 
 def test_a_batch_that_does_not_divide_is_not_accumulated() -> None:
-    found = options_to_try("reduce-scatter", {**CELL, "strategy": "fsdp", "per_device_batch_size": 6}, experiment())
+    found = options_to_try("reduce-scatter", Row(CELL, strategy="fsdp", per_device_batch_size=6), experiment())
     assert found == []
 
 
@@ -80,7 +81,7 @@ def test_an_axis_that_the_file_varies_is_not_proposed_again(content: dict[str, A
 def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_holds(
     parameters: int | None, offered: bool
 ) -> None:
-    found = options_to_try("exposed communication", {**CELL, "parameters": parameters}, experiment())
+    found = options_to_try("exposed communication", Row(CELL, parameters=parameters), experiment())
     assert [option.axis for option in found if option.axis.startswith("ddp.")] == (
         ["ddp.bucket_cap_mb", "ddp.comm_hook"] if offered else []
     )
@@ -110,6 +111,6 @@ def test_the_next_file_holds_the_cells_other_options_and_settings() -> None:
 
 
 def test_named_gpus_stay_named() -> None:
-    cell = {**CELL, "device_ids": "0,4"}
+    cell = Row(CELL, device_ids="0,4")
     grid = yaml.safe_load(next_experiment(experiment(), cell, {}, BUCKETS))["grid"]
     assert grid["device_ids"] == [[0, 4]] and "devices" not in grid

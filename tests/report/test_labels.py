@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.analysis.ratios import scaling
 from harness.analysis.trials import trials
 from harness.report.labels import (
+    Row,
     batch_words,
     cell_label,
     check_label,
@@ -67,8 +68,8 @@ def test_an_empty_table_has_no_settings() -> None:
 
 
 def test_the_batch_in_words_has_what_the_scaling_holds_fixed() -> None:
-    weak = {"scaling": "weak", "per_device_batch_size": 64, "global_batch_size": 128, "devices": 2}
-    assert batch_words(weak) == "batch 64/device" and batch_words({**weak, "devices": 1}) == "batch 64"
-    assert batch_words({**weak, "scaling": "strong"}) == "batch 64/device (global batch 128)"
-    uneven = {**weak, "scaling": "strong", "per_device_batch_size": None, "global_batch_size": 25}
+    weak = Row(scaling="weak", per_device_batch_size=64, global_batch_size=128, devices=2)
+    assert batch_words(weak) == "batch 64/device" and batch_words(Row(weak, devices=1)) == "batch 64"
+    assert batch_words(Row(weak, scaling="strong")) == "batch 64/device (global batch 128)"
+    uneven = Row(weak, scaling="strong", per_device_batch_size=None, global_batch_size=25)
     assert batch_words(uneven) == "global batch 25"

@@ -112,9 +112,9 @@ def test_two_blocks_are_shown_with_n_and_their_range_which_is_no_interval() -> N
 
 
 def test_equal_blocks_have_no_range() -> None:
-    row: Row = {"ratio": 1.0, "low": None, "high": None, "least": 1.0, "most": 1.0, "blocks": 2}
+    row = Row(ratio=1.0, low=None, high=None, least=1.0, most=1.0, blocks=2)
     assert estimate(percent, row, "ratio").replace(NO_BREAK, " ") == "100 % (n = 2)"
-    assert estimate(percent, {**row, "ratio": None}, "ratio") == "-"
+    assert estimate(percent, Row(row, ratio=None), "ratio") == "-"
 
 
 def test_parts_by_setting_name_their_base() -> None:

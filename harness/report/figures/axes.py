@@ -49,8 +49,7 @@ def tick_text(value: float) -> str:
 def log_values(axes: Axes, direction: Direction, limits: Limits) -> None:
     """Set a logarithmic axis of values with these limits."""
     ticks = value_ticks(*limits)
-    (axes.set_xscale if direction == "x" else axes.set_yscale)("log")
-    (axes.set_xlim if direction == "x" else axes.set_ylim)(*limits)
+    axes.set(**{f"{direction}scale": "log", f"{direction}lim": limits})
     axis = axes.xaxis if direction == "x" else axes.yaxis
     axis.set_ticks(ticks, [tick_text(tick) for tick in ticks])
     axis.set_ticks([], minor=True)
@@ -64,27 +63,21 @@ def linear_values(
     axis.set_major_locator(MaxNLocator(nbins=steps, steps=ROUND))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g} %" if percent else tick_text(value)))
     if limits:
-        (axes.set_xlim if direction == "x" else axes.set_ylim)(*limits)
+        axes.set(**{f"{direction}lim": limits})
 
 
 def device_axis(axes: Axes, devices: pd.Series[int]) -> None:
     """Set a log2 axis with ticks at 1, 2, 4, 8 ...; at the measured numbers if it holds no power of two."""
-    low, high = int(devices.min()), int(devices.max())
-    powers = [2**k for k in range((low - 1).bit_length(), high.bit_length())]
-    _log2(axes, powers or sorted({*devices.astype(int)}), low, high)
+    log2_axis(axes, devices, most_ticks=0)
     axes.set_xlabel("devices")
 
 
-def log2_axis(axes: Axes, values: pd.Series[int]) -> None:
-    """Set a log2 axis with ticks at the measured values, or at powers of two if there are many values."""
+def log2_axis(axes: Axes, values: pd.Series[int], most_ticks: int = MOST_TICKS) -> None:
+    """Set a log2 axis with ticks at the measured values, or at the powers of two among more than ``most_ticks``."""
     ticks = sorted({int(value) for value in values.dropna()})
     low, high = ticks[0], ticks[-1]
-    if len(ticks) > MOST_TICKS:
-        ticks = [2**k for k in range((low - 1).bit_length(), high.bit_length())]
-    _log2(axes, ticks, low, high)
-
-
-def _log2(axes: Axes, ticks: Sequence[int], low: int, high: int) -> None:
+    if len(ticks) > most_ticks:
+        ticks = [2**k for k in range((low - 1).bit_length(), high.bit_length())] or ticks
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xticks([], minor=True)
@@ -94,12 +87,8 @@ def _log2(axes: Axes, ticks: Sequence[int], low: int, high: int) -> None:
 def common_limits(limits: Sequence[Limits], *, log: bool = False) -> list[Limits]:
     """Return the limits of each panel: one for all, unless a panel's own would fill too little of them."""
     low, high = min(low for low, _ in limits), max(high for _, high in limits)
-    shortest = min(_length(one, log) for one in limits)
-    return [(low, high)] * len(limits) if _length((low, high), log) <= SHARED_LENGTH * shortest else [*limits]
-
-
-def _length(limits: Limits, log: bool) -> float:
-    return math.log(limits[1] / limits[0]) if log else limits[1] - limits[0]
+    whole, *lengths = (math.log(end / start) if log else end - start for start, end in ((low, high), *limits))
+    return [(low, high)] * len(limits) if whole <= SHARED_LENGTH * min(lengths) else [*limits]
 
 
 def log_limits(values: Iterable[float], ends: Iterable[Scalar]) -> Limits:
@@ -123,9 +112,9 @@ def draw_interval(
     """Draw an interval along a direction, with an arrow where it exceeds the limits; nothing if it is missing."""
     if is_missing(ends[0]) or is_missing(ends[1]):
         return
-    known = number(ends[0]), number(ends[1])
-    inside = min(max(known[0], limits[0]), limits[1]), max(min(known[1], limits[1]), limits[0])
-    clipped = known[0] < limits[0], known[1] > limits[1]
+    low, high = number(ends[0]), number(ends[1])
+    inside = min(max(low, limits[0]), limits[1]), max(min(high, limits[1]), limits[0])
+    clipped = low < limits[0], high > limits[1]
     xy = (inside, (place, place)) if direction == "x" else ((place, place), inside)
     axes.plot(*xy, color=colour, linewidth=1.2, zorder=3)
     for end, is_clipped, cap, arrow in zip(inside, clipped, CAPS[direction], ARROWS[direction], strict=True):

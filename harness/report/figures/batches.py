@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -30,7 +28,7 @@ from harness.report.figures.common import (
     strategy_legend,
     with_several_points,
 )
-from harness.report.labels import Row, cell_label, is_missing, number, rate_unit, rows_of
+from harness.report.labels import cell_label, is_missing, number, rate_unit, rows_of
 from harness.report.tables.text import speed, with_ends
 
 BATCH = "per_device_batch_size"
@@ -43,7 +41,10 @@ MOST_COLUMNS = 3
 
 def batch_sizes(results: Results) -> Drawing:
     """Draw per-device throughput, and on GPUs peak memory, against the per-device batch; crosses: no result."""
-    rows = _rows(results.cells)
+    cells = results.cells
+    on_gpus = cells["peak_memory_bytes"].where(cells["device"] == "cuda")  # on a CPU it is that of a process
+    of_one_device = {end: cells[end] / cells["devices"] for end in ("low", "high")}
+    rows = cells.assign(peak_gib=on_gpus / GIB, **of_one_device)
     quantities = [SPEED, *([MEMORY] if rows[MEMORY].notna().any() else [])]
     title = f"Per-device throughput{' and peak memory' if MEMORY in quantities else ''} against batch size"
     every = facets_of(rows, batch=False)
@@ -51,7 +52,9 @@ def batch_sizes(results: Results) -> Drawing:
     if not facets:
         return Drawing(title, "Left out: only one batch size was measured of each setting.", None)
     not_equivalent = not_equivalent_cells(results)
-    failed = _without_result(results.trials)
+    trials = results.trials[results.trials["kind"] == "throughput"]
+    bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
+    failed = trials[bad | trials["skip_code"].isin(["out_of_memory", "doctor_memory", "too_few_samples"])]
     figure, grid = make_grid(len(quantities), len(facets))
     for line, value in zip(grid, quantities, strict=True):
         limits = common_limits([_limits(part, value) for _, part in facets])
@@ -59,7 +62,7 @@ def batch_sizes(results: Results) -> Drawing:
             lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
             _panel(axes, part, lost, value, ends)
             for row in rows_of(part[part["cell_id"].isin(not_equivalent) & part[value].notna()]):
-                hatch_point(axes, number(row[BATCH]), number(row[value]))
+                hatch_point(axes, number(row[BATCH]), row[value])
         hide_repeated_labels(line)
         line[0].set_ylabel(f"{LABELS[value]}\n({'GiB' if value == MEMORY else rate_unit(rows)})")
     for axes, (facet, _) in zip(grid[0], facets, strict=True):
@@ -68,31 +71,14 @@ def batch_sizes(results: Results) -> Drawing:
         axes.set_xlabel("per-device batch size (samples)")
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])
-    return Drawing(title, _caption(rows, failed, every, [name for name, _ in facets], not_equivalent), figure)
-
-
-def _rows(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells with their peak memory in GiB, on GPUs alone: that of a process on a CPU is not its device's."""
-    of_device = cells["peak_memory_bytes"].where(cells["device"] == "cuda")
-    ends = {end: cells[end] / cells["devices"] for end in ("low", "high")}
-    return cells.assign(peak_gib=of_device / GIB, **ends)
-
-
-def _caption(
-    rows: pd.DataFrame,
-    failed: pd.DataFrame,
-    every: Sequence[tuple[str, pd.DataFrame]],
-    drawn: Sequence[str],
-    not_equivalent: frozenset[str],
-) -> str:
-    left = [name for name, _ in every if name not in drawn]
-    rest = f" In the table alone: {'; '.join(left[:3])}{'; ...' if len(left) > 3 else ''}." if left else ""
-    memory = " Memory: allocated on the GPU." if rows[MEMORY].notna().any() else ""
-    return (
+    memory = " Memory: allocated on the GPU." if MEMORY in quantities else ""
+    caption = (
         f"Each point is one cell, {captions.count(rows)}; bars are 95 % intervals of its throughput"
         f"{captions.no_interval(rows)}; lines join cells of one strategy and device count (beside the line)."
-        f"{memory}{captions.failures(failed)}{captions.otherwise(not_equivalent, rows)}{captions.set_apart(rows)}{rest}"
+        f"{memory}{captions.failures(failed)}{captions.hatch_note(not_equivalent, rows)}{captions.set_apart(rows)}"
+        f"{captions.in_table(every, facets, '')}"
     )
+    return Drawing(title, caption, figure)
 
 
 def _limits(part: pd.DataFrame, value: str) -> Limits:
@@ -107,32 +93,23 @@ def _panel(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str, limit
     linear_values(axes, "y", limits)
     draw_lines(axes, part, BATCH, value, LINES)
     for (strategy, devices, *_), group in part.groupby(["strategy", *LINES], dropna=False):
-        last = group.sort_values(BATCH).iloc[-1]
-        if not pd.isna(last[value]):
-            at = (float(last[BATCH]), float(last[value]))
-            colour = COLOURS[str(strategy)]
-            axes.annotate(str(devices), at, xytext=(7, -3), textcoords="offset points", color=colour)
+        last = rows_of(group.sort_values(BATCH))[-1]
+        if not is_missing(last[value]):
+            _name_devices(axes, str(devices), (number(last[BATCH]), last[value]), str(strategy))
     for row in rows_of(part[part[value].notna()]):
+        text = f"{row[value]:.3g} GiB"
         if value == SPEED:
-            colour = COLOURS[str(row["strategy"])]
-            draw_interval(axes, "y", number(row[BATCH]), (row["low"], row["high"]), limits, colour)
-        mark(axes, number(row[BATCH]), number(row[value]), f"{cell_label(row)}: {_text(row, value)}")
+            draw_interval(axes, "y", number(row[BATCH]), (row.low, row.high), limits, COLOURS[row.strategy])
+            n = "" if is_missing(row.blocks) else f", n = {row.blocks}"
+            text = f"{with_ends(speed, row[value], row.low, row.high)} of one device{n}"
+        mark(axes, number(row[BATCH]), row[value], f"{cell_label(row)}: {text}")
     for batch in sorted(lost[BATCH].dropna().unique()):
         axes.plot(batch, 0, marker="x", color="crimson", markersize=8, clip_on=False, zorder=5)
 
 
-def _text(row: Row, value: str) -> str:
-    if value == MEMORY:
-        return f"{number(row[value]):.3g} GiB"
-    n = "" if is_missing(row["blocks"]) else f", n = {row['blocks']}"
-    return f"{with_ends(speed, row[value], row['low'], row['high'])} of one device{n}"
-
-
-def _without_result(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the throughput trials without a result: failed, or skipped for lack of memory or samples."""
-    bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
-    skipped = trials["skip_code"].isin(["out_of_memory", "doctor_memory", "too_few_samples"])
-    return trials[(trials["kind"] == "throughput") & (bad | skipped)]
+def _name_devices(axes: Axes, devices: str, at: tuple[float, float], strategy: str) -> None:
+    """Write the number of devices beside the last point of a line."""
+    axes.annotate(devices, at, xytext=(7, -3), textcoords="offset points", color=COLOURS[strategy])
 
 
 def memory_by_gpu(results: Results) -> Drawing:
@@ -159,10 +136,8 @@ def _draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
     draw_lines(axes, part, "gpu", "gib", ["cell_id"])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for row in rows_of(part):
-        place, value = number(row["gpu"]), number(row["gib"])
-        mark(axes, place, value, f"{cell_label(row)}, GPU {row['gpu']} ({row['name']}): {value:.3g} GiB")
-        if place == number(row["devices"]) - 1:
-            colour = COLOURS[str(row["strategy"])]
-            axes.annotate(str(row["devices"]), (place, value), xytext=(7, -3), textcoords="offset points", color=colour)
+        mark(axes, row.gpu, row.gib, f"{cell_label(row)}, GPU {row.gpu} ({row.name}): {row.gib:.3g} GiB")
+        if row.gpu == row.devices - 1:
+            _name_devices(axes, str(row.devices), (row.gpu, row.gib), row.strategy)
     axes.set_xlabel("GPU of the cell")
     axes.set_ylabel("peak memory (GiB)")

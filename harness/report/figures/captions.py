@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.report.figures.axes import Limits
-from harness.report.figures.common import MOST_FACETS
-from harness.report.labels import NOT_EQUIVALENT, is_unverified, rate_unit, rows_of
+from harness.report.figures.common import MOST_FACETS, Facet
+from harness.report.labels import NOT_EQUIVALENT, is_unverified, plural, rate_unit, rows_of
 
 
-def in_table(all_facets: Sequence[tuple[str, pd.DataFrame]], drawn: Sequence[tuple[str, pd.DataFrame]]) -> str:
+def in_table(all_facets: Sequence[Facet], drawn: Sequence[Facet], why: str = ", as a single point") -> str:
     """Return a sentence on the settings that the table alone has, since a panel would hold a single point."""
     names = {name for name, _ in drawn}
     alone = [name for name, _ in all_facets if name not in names]
-    if not alone:
-        return ""
     some = "; ".join(alone[:3]) + ("; ..." if len(alone) > 3 else "")
-    return f" In the table alone, as a single point: {some}."
+    return f" In the table alone{why}: {some}." if alone else ""
 
 
 def scales(limits: Sequence[Limits]) -> str:
@@ -27,35 +25,31 @@ def scales(limits: Sequence[Limits]) -> str:
     return " Scales differ between panels." if len({*limits}) > 1 else ""
 
 
-def cut(facets: Sequence[tuple[str, pd.DataFrame]]) -> str:
+def cut(facets: Sequence[Facet]) -> str:
     return f" The first {MOST_FACETS} settings are drawn; tables/ has all." if len(facets) == MOST_FACETS else ""
 
 
 def set_apart(rows: pd.DataFrame) -> str:
-    emulated, shared = rows["emulated"].fillna(False).any(), rows["oversubscribed"].fillna(False).any()
-    words = []
-    if "emulated_compute" in rows and rows["emulated_compute"].fillna(False).any():
-        words.append("layers wait instead of computing")
-    elif emulated:
-        words.append("DataParallel on CPU slots is emulated")
-    if shared:
-        words.append("oversubscribed ranks share a device")
-    if "faulty" in rows and rows["faulty"].fillna(False).any():
-        words.append("faulty cells have an error of the doctor")
+    """Return a sentence on the marks of rows that are no claim about speed, and one on fp16."""
+    meanings = {
+        "emulated": "DataParallel on CPU slots is emulated",
+        "emulated_compute": "layers wait instead of computing",
+        "oversubscribed": "oversubscribed ranks share a device",
+        "faulty": "faulty cells have an error of the doctor",
+    }
+    found = [name for name in meanings if name in rows and rows[name].fillna(False).any()]
+    words = [meanings[name] for name in found if name != "emulated" or "emulated_compute" not in found]
     marked = f" Hollow, dotted, pale or starred: {' and '.join(words)}; not a claim about speed." if words else ""
     scaled = rows["precision"].eq("fp16").fillna(False).any()
     return marked + (" A step in fp16 includes the host's read of whether a gradient overflowed." if scaled else "")
 
 
 def bases(rows: pd.DataFrame) -> str:
-    unique = rows.drop_duplicates("base_id")
-    speeds = [float(speed) for speed in unique["base_throughput_per_s"]]
-    first = unique.iloc[0]
-    what = f"{first['base_strategy']} on {first['base_devices']} device{'s' if first['base_devices'] > 1 else ''}"
-    if unique[["base_strategy", "base_devices"]].drop_duplicates().shape[0] > 1:
-        what = "as in the table"
+    unique = rows_of(rows.drop_duplicates("base_id"))
+    speeds = [row.base_throughput_per_s for row in unique]
+    names = {f"{row.base_strategy} on {plural(row.base_devices, 'device')}" for row in unique}
     span = " to ".join(dict.fromkeys(f"{speed:,.0f}" for speed in (min(speeds), max(speeds))))
-    return f"Base: {what}, {span} {rate_unit(rows)}."
+    return f"Base: {names.pop() if len(names) == 1 else 'as in the table'}, {span} {rate_unit(rows)}."
 
 
 def no_interval(rows: pd.DataFrame) -> str:
@@ -79,10 +73,8 @@ def global_batches(rows: pd.DataFrame) -> str:
 
 
 def failures(failed: pd.DataFrame) -> str:
-    if failed.empty:
-        return ""
-    counts = failed.groupby("outcome").size()
-    return " Crosses: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + " (trials)."
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in failed.groupby("outcome").size().items())
+    return f" Crosses: {counts} (trials)." if counts else ""
 
 
 def noise(noise: pd.DataFrame) -> str:
@@ -92,25 +84,25 @@ def noise(noise: pd.DataFrame) -> str:
 
 
 def excluded(rows: pd.DataFrame) -> str:
-    hatched = " Hatched: not equivalent to one device." if rows["equivalence"].eq(NOT_EQUIVALENT).any() else ""
-    return hatched + unverified(rows)
+    """Return the sentences on rows that are not equivalent to one device, or of which that is not known."""
+    return hatch_note(rows.loc[rows["equivalence"].eq(NOT_EQUIVALENT), "cell_id"], rows) + unverified(rows)
 
 
 def unverified(rows: pd.DataFrame) -> str:
     """Return a sentence that names the cells whose equivalence to one device is unknown."""
-    cells = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in rows_of(rows) if is_unverified(row))
+    cells = dict.fromkeys(f"{row.strategy} on {row.devices}" for row in rows_of(rows) if is_unverified(row))
     return f" Equivalence to one device unknown: {', '.join(cells)}." if cells else ""
 
 
-def otherwise(cells: Collection[str], rows: pd.DataFrame) -> str:
-    """Return the same sentence if any row is one of these cells."""
+def hatch_note(cells: Iterable[str], rows: pd.DataFrame) -> str:
+    """Explain hatching if a drawn row is one of these cells, which are not equivalent to one device."""
     return " Hatched: not equivalent to one device." if rows["cell_id"].isin(cells).any() else ""
 
 
 def unsteady(rows: pd.DataFrame) -> str:
     """Return a sentence that names the cells whose steps were not steady."""
     bad = rows[[any(doubt.name == "no steady state" for doubt in doubts) for doubts in rows["unusual"]]]
-    names = dict.fromkeys(f"{row['strategy']} on {row['devices']}" for row in rows_of(bad))
+    names = dict.fromkeys(f"{row.strategy} on {row.devices}" for row in rows_of(bad))
     return f" Not steady when the windows began: {', '.join(names)}." if names else ""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import matplotlib
 import pandas as pd
@@ -22,18 +22,15 @@ from matplotlib.lines import Line2D
 from harness.analysis.common import is_no_claim, no_claims
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
-from harness.plan.labels import joined
-from harness.report.figures.axes import Limits, draw_interval
+from harness.plan.labels import devices_text, joined
+from harness.report.figures.axes import Limits
 from harness.report.labels import (
     NOT_EQUIVALENT,
     Row,
-    Scalar,
     is_not_equivalent,
-    number,
     own_options,
     rows_of,
     settings,
-    shown_devices,
     shown_strategy,
 )
 
@@ -176,8 +173,7 @@ def style() -> Iterator[None]:
 def facets_of(rows: pd.DataFrame, *, batch: bool = True, own: bool = True) -> list[Facet]:
     """Return the rows by setting (see ``settings``), in the order of the table."""
     names = settings(rows, batch=batch, own=own)
-    first = list(dict.fromkeys(names))[:MOST_FACETS]
-    return [(str(name), rows[names == name]) for name in first]
+    return [(str(name), rows[names == name]) for name in names.unique()[:MOST_FACETS]]
 
 
 def with_several_points(facets: Sequence[Facet], axis: str = "") -> list[Facet]:
@@ -243,14 +239,13 @@ def panels(
 
 def hide_repeated_labels(line: Sequence[Axes]) -> None:
     """Hide the labels of ticks that are those of the first panel of a line."""
+
+    def labels_of(axes: Axes) -> list[tuple[float, str]]:
+        return [(float(label.get_position()[1]), label.get_text()) for label in axes.get_yticklabels()]
+
     for axes in line[1:]:
-        if _labels_of(axes) == _labels_of(line[0]):
+        if labels_of(axes) == labels_of(line[0]):
             axes.tick_params(labelleft=False)
-
-
-def _labels_of(axes: Axes) -> list[tuple[float, str]]:
-    """Return the places and texts of the ticks of the vertical axis."""
-    return [(float(label.get_position()[1]), label.get_text()) for label in axes.get_yticklabels()]
 
 
 def add_title(axes: Axes, name: str, place: Literal["left", "center", "right"] = "center") -> None:
@@ -276,42 +271,28 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
         part = rows[rows["strategy"] == strategy]
         marks = no_claims(part)
         for apart in (False, True):
-            if len(alike := part[marks == apart]):
-                first = rows_of(alike[:1])[0]
-                entries.append(
-                    Line2D(
-                        [],
-                        [],
-                        color=COLOURS[strategy],
-                        marker=MARKERS[strategy],
-                        markerfacecolor="white" if apart else COLOURS[strategy],
-                        linestyle=":" if apart else "-",
-                        label=shown_strategy(first) if apart else strategy,
-                    )
-                )
+            for first in rows_of(part[marks == apart][:1]):
+                label = shown_strategy(first) if apart else strategy
+                entries.append(Line2D([], [], **_look(strategy, apart), linestyle=":" if apart else "-", label=label))
     return [*entries, Line2D([], [], color="0.45", linestyle="--", label="ideal")] if ideal else entries
 
 
-def draw_point(axes: Axes, row: Row, value: float, ends: tuple[Scalar, Scalar], limits: Limits) -> None:
-    strategy, devices = str(row["strategy"]), number(row["devices"])
-    draw_interval(axes, "y", devices, ends, limits, COLOURS[strategy])
-    face = "white" if is_no_claim(row) else COLOURS[strategy]
+def _look(strategy: str, apart: bool) -> dict[str, Any]:
+    """Return the colour and marker of a strategy; ``apart``: hollow, for rows that are no claim about speed."""
+    colour = COLOURS[strategy]
+    return {"color": colour, "marker": MARKERS[strategy], "markerfacecolor": "white" if apart else colour}
+
+
+def draw_point(axes: Axes, x: float, y: float, row: Row, **options: Any) -> None:
+    """Draw the marker of a row's strategy, hollow if it is no claim about speed, hatched if it is not equivalent."""
     if is_not_equivalent(row):
-        hatch_point(axes, devices, value)
-    axes.plot(
-        devices,
-        value,
-        marker=MARKERS[strategy],
-        markersize=6,
-        color=COLOURS[strategy],
-        markerfacecolor=face,
-        zorder=4,
-    )
+        hatch_point(axes, x, y)
+    axes.plot(x, y, **_look(row.strategy, is_no_claim(row)), zorder=4, **options)
 
 
 def axis_label(row: Row) -> str:
     """Return 'ddp x2', starred if it is a rehearsal, with the strategy's own options that vary in the run."""
-    return joined(f"{row['strategy']} x{shown_devices(row)}{'*' * is_no_claim(row)}", own_options(row))
+    return joined(f"{row.strategy} x{devices_text(row)}{'*' * is_no_claim(row)}", own_options(row))
 
 
 def hatch_point(axes: Axes, x: float, y: float) -> None:
@@ -324,15 +305,8 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
         if len(group) == 1 and not marked:
             continue  # a line of one point without a marker is invisible
         strategy, apart = str(keys[0]), is_no_claim(rows_of(group[:1])[0])
-        sns.lineplot(
-            x=group[x].astype(float).to_numpy(),  # a series would name the axes
-            y=group[y].astype(float).to_numpy(),
-            ax=axes,
-            color=COLOURS[strategy],
-            marker=MARKERS[strategy] if marked else None,
-            markeredgecolor=COLOURS[strategy],
-            markerfacecolor="white" if apart else COLOURS[strategy],
-            linestyle=":" if apart else "-",
-            linewidth=1.2,
-            estimator=None,
-        )
+        look = _look(strategy, apart) | {"markeredgecolor": COLOURS[strategy], "linestyle": ":" if apart else "-"}
+        if not marked:
+            look["marker"] = None
+        places, values = (group[name].astype(float).to_numpy() for name in (x, y))  # a series would name the axes
+        sns.lineplot(x=places, y=values, ax=axes, linewidth=1.2, estimator=None, **look)

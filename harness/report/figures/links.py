@@ -13,7 +13,7 @@ from harness.analysis.results import Results
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, common_limits, log_limits, log_values
 from harness.report.figures.common import MOST_FACETS, Drawing, mark, panels
-from harness.report.labels import Row, number, rows_of
+from harness.report.labels import rows_of
 from harness.report.tables.links import operation_label, operations, placement_label
 from harness.report.tables.text import size
 
@@ -39,15 +39,17 @@ def bus_bandwidth(results: Results) -> Drawing:
     for sizes in found:
         facets.setdefault(placement_label(rows_of(sizes[:1])[0]), []).append(sizes)
     drawn = [(label, pd.concat(parts)) for label, parts in list(facets.items())[:MOST_FACETS]]
-    firsts = {operation_label(row): row for sizes in found for row in rows_of(sizes[:1])}
+    looks = {operation_label(row): STYLES[row.operation] for sizes in found for row in rows_of(sizes[:1])}
     limits = common_limits([_limits(part) for _, part in drawn], log=True)
     figure = panels(drawn, _draw, limits, legend=[])
-    handles = [_legend(label, row) for label, row in firsts.items()]
+    handles = [
+        Line2D([], [], color=grey, linestyle=line, marker=marker, markersize=4, label=label)
+        for label, (line, marker, grey) in looks.items()
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False)  # the width of one panel
     everything = pd.concat(found)
-    counts = everything["repetitions"]
+    counts, largest = everything["repetitions"], size(float(everything["size_bytes"].max()))
     repetitions = " to ".join(dict.fromkeys(str(int(n)) for n in (counts.min(), counts.max())))
-    largest = size(float(everything["size_bytes"].max()))
     caption = (
         "Algorithm bandwidth (size over time of the slowest rank), times 2(n-1)/n for all-reduce and (n-1)/n for "
         "all-gather and reduce-scatter of n devices, as nccl-tests defines it. Bars: shortest and longest of "
@@ -70,8 +72,8 @@ def _draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
         error = [(y - slowest).clip(lower=0) / 1e9, (fastest - y).clip(lower=0) / 1e9]
         axes.errorbar(x, y / 1e9, yerr=error, color=grey, linestyle=line, marker=marker, markersize=4, linewidth=1)
         for row, speed in zip(rows_of(sizes), y / 1e9, strict=True):
-            text = f"{operation_label(row)}, {size(row['size_bytes'])}: {speed:.3g} GB/s"
-            mark(axes, number(row["size_bytes"]), speed, text)
+            text = f"{operation_label(row)}, {size(row.size_bytes)}: {speed:.3g} GB/s"
+            mark(axes, row.size_bytes, speed, text)
     axes.set_xscale("log", base=2)
     log_values(axes, "y", ends)
     least, most = float(part["size_bytes"].min()), float(part["size_bytes"].max())
@@ -83,8 +85,3 @@ def _draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
     axes.set_xlim(least / 1.5, most * 1.5)
     axes.set_xlabel("size")
     axes.set_ylabel("bus bandwidth (GB/s)")
-
-
-def _legend(label: str, row: Row) -> Line2D:
-    line, marker, grey = STYLES[str(row["operation"])]
-    return Line2D([], [], color=grey, linestyle=line, marker=marker, markersize=4, label=label)

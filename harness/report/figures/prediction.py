@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -16,7 +17,7 @@ from harness.analysis.results import Results
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, common_limits, device_axis, draw_interval, log_limits, log_values
 from harness.report.figures.common import COLOURS, MOST_FACETS, Drawing, Facet, add_legend, mark, panels, style
-from harness.report.labels import Row, is_missing, number, rows_of
+from harness.report.labels import is_missing, rows_of
 from harness.report.tables.prediction import MILLISECONDS, family_label
 
 LAWS: Mapping[str, tuple[str, Literal["--", "-.", ":"]]] = {
@@ -53,10 +54,16 @@ def _drawing_of(prediction: pd.DataFrame) -> Drawing:
     def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
         device_axis(axes, devices)
         log_values(axes, "y", ends)
-        _draw_laws(axes, part)
+        for name, (_, line) in LAWS.items():
+            places, step_s = (_numbers(part.loc[part[name].notna(), column]) for column in ("devices", name))
+            axes.plot(places, 1e3 * step_s, color="0.5", linestyle=line, linewidth=1)
         _draw_predicted(axes, part[part["step_s"].notna()])
-        for row in rows_of(part):
-            _draw_measured(axes, row, ends)
+        for row in rows_of(part[part["measured_s"].notna()]):
+            value = 1e3 * row.measured_s
+            interval = [None if is_missing(end) else 1e3 * end for end in (row.measured_low, row.measured_high)]
+            draw_interval(axes, "y", row.devices, (interval[0], interval[1]), ends, MEASURED)
+            axes.plot(row.devices, value, marker="x", markersize=6, color=MEASURED, zorder=5)
+            mark(axes, row.devices, value, f"{row.devices} devices, measured: {value:.4g} ms")
         axes.set_ylabel("step time (ms)")
 
     caption = (
@@ -66,7 +73,14 @@ def _drawing_of(prediction: pd.DataFrame) -> Drawing:
     )
     figure = panels(facets, draw, limits, legend=())
     figure.set_figwidth(max(LEAST_WIDTH, figure.get_figwidth()))
-    add_legend(figure, _legend(known))
+    strategies = dict.fromkeys(map(str, known["strategy"]))
+    legend: list[Artist] = [
+        *(Line2D([], [], color=COLOURS[name], marker="o", label=f"{name}, predicted") for name in strategies),
+        Patch(color="0.5", alpha=BAND, label="95 % interval"),
+        Line2D([], [], color=MEASURED, marker="x", linestyle="", label="measured"),
+        *(Line2D([], [], color="0.5", linestyle=line, label=label) for label, line in LAWS.values()),
+    ]
+    add_legend(figure, legend)
     return Drawing(TITLE, caption, figure)
 
 
@@ -87,12 +101,6 @@ def write_prediction(folder: Path, prediction: pd.DataFrame) -> list[Path]:
     return [*paths]
 
 
-def _draw_laws(axes: Axes, part: pd.DataFrame) -> None:
-    for name, (_, line) in LAWS.items():
-        known = part[part[name].notna()]
-        axes.plot(_numbers(known["devices"]), 1e3 * _numbers(known[name]), color="0.5", linestyle=line, linewidth=1)
-
-
 def _draw_predicted(axes: Axes, part: pd.DataFrame) -> None:
     """Draw the band and the line of a family; a single size has a bar."""
     colour = COLOURS[str(part["strategy"].iloc[0])]
@@ -103,35 +111,15 @@ def _draw_predicted(axes: Axes, part: pd.DataFrame) -> None:
         axes.fill_between(devices, 1e3 * low, 1e3 * high, color=colour, alpha=BAND, linewidth=0)
     axes.plot(devices, 1e3 * _numbers(part["step_s"]), color=colour, marker="o", markersize=4, linewidth=1.2)
     for row in rows_of(part):
-        ends = f"{MILLISECONDS(row['low'])} to {MILLISECONDS(row['high'])}"
-        text = f"{row['devices']} devices, predicted: {MILLISECONDS(row['step_s'])} ms ({ends})"
-        mark(axes, number(row["devices"]), 1e3 * number(row["step_s"]), text)
-
-
-def _draw_measured(axes: Axes, row: Row, ends: Limits) -> None:
-    if is_missing(row["measured_s"]):
-        return
-    devices, value = number(row["devices"]), 1e3 * number(row["measured_s"])
-    low, high = (
-        None if is_missing(row[name]) else 1e3 * number(row[name]) for name in ("measured_low", "measured_high")
-    )
-    draw_interval(axes, "y", devices, (low, high), ends, MEASURED)
-    axes.plot(devices, value, marker="x", markersize=6, color=MEASURED, zorder=5)
-    mark(axes, devices, value, f"{row['devices']} devices, measured: {value:.4g} ms")
+        ends = f"{MILLISECONDS(row.low)} to {MILLISECONDS(row.high)}"
+        text = f"{row.devices} devices, predicted: {MILLISECONDS(row.step_s)} ms ({ends})"
+        mark(axes, row.devices, 1e3 * row.step_s, text)
 
 
 def _limits(part: pd.DataFrame) -> Limits:
     names = ("step_s", "measured_s", "ideal_s", "ring_line_s")
     values = [1e3 * float(value) for name in names for value in part[name].dropna()]
     return log_limits(values, [*(1e3 * part["low"]), *(1e3 * part["high"])])
-
-
-def _legend(rows: pd.DataFrame) -> Sequence[Line2D | Patch]:
-    strategies = dict.fromkeys(map(str, rows["strategy"]))
-    laws = [Line2D([], [], color="0.5", linestyle=line, label=label) for label, line in LAWS.values()]
-    predicted = [Line2D([], [], color=COLOURS[name], marker="o", label=f"{name}, predicted") for name in strategies]
-    band = Patch(color="0.5", alpha=BAND, label="95 % interval")
-    return [*predicted, band, Line2D([], [], color=MEASURED, marker="x", linestyle="", label="measured"), *laws]
 
 
 def _numbers(values: pd.Series[float]) -> np.ndarray:

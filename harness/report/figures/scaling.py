@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
@@ -24,24 +26,26 @@ from harness.report.figures.axes import (
 )
 from harness.report.figures.common import (
     COLOURS,
-    MARKERS,
     Drawing,
+    Facet,
     draw_lines,
     draw_point,
     facets_of,
-    hatch_point,
     mark,
     merge_single_rows,
     panels,
     strategy_legend,
     with_several_points,
 )
-from harness.report.labels import Row, cell_label, is_not_equivalent, number, rate_unit, rows_of
+from harness.report.labels import Row, cell_label, rate_unit, rows_of
 from harness.report.tables.ratios import main_axes, pair_label, ratio
 from harness.report.tables.text import estimate, percent, speed
 
 JOINED = (*TAGS, "nodes", "device_ids")
 """Points that agree in these columns are joined over devices."""
+LONGEST_LABEL = 60
+"""The most characters of a label; a longer one would leave no place for the axes."""
+SINGLE = "Left out: each setting has a single point, which the table has."
 
 
 def throughput_by_devices(results: Results) -> Drawing:
@@ -53,24 +57,19 @@ def throughput_by_devices(results: Results) -> Drawing:
     every = facets_of(rows)
     facets = with_several_points(every)
     if not facets:
-        return Drawing(title, "Left out: each setting has a single point, which the table has.", None)
+        return Drawing(title, SINGLE, None)
     limits = common_limits([_throughput_limits(part) for _, part in facets], log=True)
-    devices = pd.concat([part["devices"] for _, part in facets])
 
-    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
-        device_axis(axes, devices)
+    def axes_and_ideal(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
         log_values(axes, "y", ends)
         for base, ideal in _ideals(part):
             axes.plot(base, ideal, color="0.45", linestyle="--", linewidth=1, zorder=1)
-        for row in rows_of(part):
-            value = number(row["throughput_per_s"])
-            draw_point(axes, row, value, (row["throughput_low"], row["throughput_high"]), ends)
-            text = estimate(speed, row, "throughput_per_s", "throughput_")
-            mark(axes, number(row["devices"]), value, f"{cell_label(row)}: {text} {rate_unit(rows)}")
-        draw_lines(axes, part, "devices", "throughput_per_s", JOINED, marked=False)
         axes.set_ylabel(f"throughput ({rate_unit(rows)})")
 
-    figure = panels(facets, draw, limits, legend=strategy_legend(rows, ideal=True))
+    def text(row: Row) -> str:
+        return f"{estimate(speed, row, 'throughput_per_s', 'throughput_')} {rate_unit(rows)}"
+
+    figure = _against_devices(facets, limits, axes_and_ideal, "throughput_per_s", "throughput_", text, rows)
     caption = (
         f"Geometric mean over {captions.count(rows)}; bars are 95 % t intervals{captions.no_interval(rows)}, an "
         f"arrow at ends beyond the axis. Dashed: the base times devices. {captions.bases(rows)}"
@@ -79,6 +78,31 @@ def throughput_by_devices(results: Results) -> Drawing:
         f"{captions.scales(limits)}{captions.cut(facets)}"
     )
     return Drawing(title, caption, figure)
+
+
+def _against_devices(
+    facets: Sequence[Facet],
+    limits: Sequence[Limits],
+    draw_axes: Callable[[Axes, pd.DataFrame, Limits], None],
+    name: str,
+    prefix: str,
+    text: Callable[[Row], str],
+    rows: pd.DataFrame,
+) -> Figure:
+    """Draw the column ``name`` against devices; ``prefix``: that of its interval; ``text``: a value on hover."""
+    devices = pd.concat([part["devices"] for _, part in facets])
+
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        device_axis(axes, devices)
+        draw_axes(axes, part, ends)
+        for row in rows_of(part):
+            interval = row[f"{prefix}low"], row[f"{prefix}high"]
+            draw_interval(axes, "y", row.devices, interval, ends, COLOURS[row.strategy])
+            draw_point(axes, row.devices, row[name], row, markersize=6)
+            mark(axes, row.devices, row[name], f"{cell_label(row)}: {text(row)}")
+        draw_lines(axes, part, "devices", name, JOINED, marked=False)
+
+    return panels(facets, draw, limits, legend=strategy_legend(rows, ideal=True))
 
 
 def _ideals(part: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -107,25 +131,21 @@ def efficiency_by_devices(results: Results) -> Drawing:
     every = facets_of(rows)
     facets = with_several_points(every)
     if not facets:
-        return Drawing(title, "Left out: each setting has a single point, which the table has.", None)
-    limits = (0.0, max(1.1, float(rows["efficiency"].max()) * 1.1))
-    devices = pd.concat([part["devices"] for _, part in facets])
+        return Drawing(title, SINGLE, None)
+    limits = [(0.0, max(1.1, float(rows["efficiency"].max()) * 1.1))] * len(facets)
 
-    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
-        device_axis(axes, devices)
+    def axes_and_ideal(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
         linear_values(axes, "y", ends, percent=True)
         axes.axhline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
-        for low, high in noise_of(results.noise, part):
-            axes.axhspan(low, high, color="0.85", zorder=0)
-        for row in rows_of(part):
-            value = number(row["efficiency"])
-            draw_point(axes, row, value, (row["efficiency_low"], row["efficiency_high"]), ends)
-            text = estimate(percent, row, "efficiency", "efficiency_")
-            mark(axes, number(row["devices"]), value, f"{cell_label(row)}: {text}")
-        draw_lines(axes, part, "devices", "efficiency", JOINED, marked=False)
+        floors = results.noise[results.noise["cell_id"].isin(part["base_id"]) & results.noise["low"].notna()]
+        for row in rows_of(floors):
+            axes.axhspan(row.low, row.high, color="0.85", zorder=0)
         axes.set_ylabel("scaling efficiency")
 
-    figure = panels(facets, draw, [limits] * len(facets), legend=strategy_legend(rows, ideal=True))
+    def text(row: Row) -> str:
+        return estimate(percent, row, "efficiency", "efficiency_")
+
+    figure = _against_devices(facets, limits, axes_and_ideal, "efficiency", "efficiency_", text, rows)
     caption = (
         f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block, "
         f"{captions.count(rows)}{captions.no_interval(rows)}, an arrow at ends beyond the axis. "
@@ -137,17 +157,6 @@ def efficiency_by_devices(results: Results) -> Drawing:
     return Drawing(title, caption, figure)
 
 
-def noise_of(noise: pd.DataFrame, rows: pd.DataFrame) -> list[tuple[float, float]]:
-    """Return the noise floors of the bases of these rows."""
-    mine = noise[noise["cell_id"].isin(rows["base_id"]) & noise["low"].notna()]
-    return [(number(row["low"]), number(row["high"])) for row in rows_of(mine)]
-
-
-LONGEST_LABEL = 60
-"""The most characters of a label; a longer one would leave no place for the axes."""
-NOTHING = "Left out: no two cells that differ in one axis were measured in the same block."
-
-
 def paired_ratios(results: Results) -> Drawing:
     """Draw the ratios of throughputs, with intervals, along the axis the file is about, and between launchers."""
     title = "Paired throughput ratios"
@@ -155,27 +164,25 @@ def paired_ratios(results: Results) -> Drawing:
     left_out = rows["ratio"].isna()
     rows = rows[~left_out]
     if rows.empty:
-        return Drawing(title, NOTHING, None)
+        return Drawing(title, "Left out: no two cells that differ in one axis were measured in the same block.", None)
     if len(rows) == 1:
         return Drawing(title, "Left out: there is one ratio, in the table.", None)
     every = facets_of(rows)
     facets = merge_single_rows(every)
     limits = log_limits([0.9, 1.1, *rows["ratio"].astype(float)], [*rows["low"], *rows["high"]])
+    floors = rows_of(results.noise[results.noise["low"].notna()])
 
     def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
         log_values(axes, "x", ends)
         axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for y, row in enumerate(rows_of(part)):
-            for low, high in _floors(results.noise, row):
-                axes.barh(y, high - low, left=low, height=1.0, color="0.85", linewidth=0, zorder=0)
-            strategy, value = str(row["strategy"]), number(row["ratio"])
-            colour = COLOURS[strategy]
-            draw_interval(axes, "x", y, (row["low"], row["high"]), ends, colour)
-            face = "white" if is_no_claim(row) else colour
-            if is_not_equivalent(row):
-                hatch_point(axes, value, y)
-            axes.plot(value, y, marker=MARKERS[strategy], color=colour, markerfacecolor=face, zorder=4)
-            mark(axes, value, y, f"{row['label']}: {estimate(ratio, row, 'ratio')}")
+            for base in floors:
+                if _setting(base) == _setting(row):
+                    width = base.high - base.low
+                    axes.barh(y, width, left=base.low, height=1.0, color="0.85", linewidth=0, zorder=0)
+            draw_interval(axes, "x", y, (row.low, row.high), ends, COLOURS[row.strategy])
+            draw_point(axes, row.ratio, y, row)
+            mark(axes, row.ratio, y, f"{row.label}: {estimate(ratio, row, 'ratio')}")
         axes.set_yticks(range(len(part)), part["label"].tolist())
         axes.set_ylim(len(part) - 0.4, -0.6)
         axes.set_xlabel("ratio of throughputs")
@@ -190,30 +197,21 @@ def paired_ratios(results: Results) -> Drawing:
     return Drawing(title, caption, figure)
 
 
-def _floors(noise: pd.DataFrame, row: Row) -> list[tuple[float, float]]:
-    """Return the noise floors of the bases of a row's setting."""
-    known = rows_of(noise[noise["low"].notna()])
-    return [(number(base["low"]), number(base["high"])) for base in known if _setting(base) == _setting(row)]
-
-
 def _setting(row: Row) -> tuple[str, ...]:
-    batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
+    """Return the axes of a setting, of its batches the one that is held fixed."""
+    batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
     return tuple(str(row[axis]) for axis in (*SETTING_AXES, batch) if axis != "per_device_batch_size" or axis == batch)
 
 
 def _labelled_rows(results: Results) -> pd.DataFrame:
+    """Return the ratios with their labels, which have a star in place of the words that set a rehearsal apart."""
+
+    def starred(row: Row, label: str) -> str:
+        plain = re.sub(rf" \((({'|'.join(TAGS)})(, )?)+\)", "", label)
+        short = plain if len(plain) <= LONGEST_LABEL else f"{plain[: LONGEST_LABEL - 3]}..."
+        return f"{short}{'*' * is_no_claim(row)}"
+
     versus, parity = main_axes(results.versus), results.parity
-    versus = versus.assign(label=[_starred(row, pair_label(row)) for row in rows_of(versus)])
-    parity = parity.assign(label=[_starred(row, _launchers(row)) for row in rows_of(parity)])
+    versus = versus.assign(label=[starred(row, pair_label(row)) for row in rows_of(versus)])
+    parity = parity.assign(label=[starred(row, f"Ray / torchrun: {cell_label(row)}") for row in rows_of(parity)])
     return pd.concat([versus, parity], ignore_index=True)
-
-
-def _launchers(row: Row) -> str:
-    return f"Ray / torchrun: {cell_label(row)}"
-
-
-def _starred(row: Row, label: str) -> str:
-    """Return the label with a star in place of the words that set a rehearsal apart."""
-    plain = re.sub(rf" \((({'|'.join(TAGS)})(, )?)+\)", "", label)
-    short = plain if len(plain) <= LONGEST_LABEL else f"{plain[: LONGEST_LABEL - 3]}..."
-    return f"{short}{'*' * is_no_claim(row)}"

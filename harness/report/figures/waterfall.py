@@ -14,8 +14,8 @@ from harness.analysis.waterfall import MOST_REST
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, draw_interval, linear_values
-from harness.report.figures.common import COLOURS, Colour, Drawing, mark, panels
-from harness.report.labels import Row, number, rows_of
+from harness.report.figures.common import COLOURS, Drawing, mark, panels
+from harness.report.labels import number, rows_of
 from harness.report.tables.text import decimal, estimate
 
 MOST_CELLS = 6
@@ -49,11 +49,14 @@ def efficiency_waterfall(results: Results) -> Drawing:
     withheld = (by_cell["part"].transform("size") == len(("ideal", "rest"))) & (
         by_cell["reason"].transform("count") > 0
     )
-    left_out, rows = _withheld(rows[withheld]), rows[~withheld]
+    labels = ", ".join(map(str, rows.loc[withheld, "label"].drop_duplicates()))
+    most = f"{100 * MOST_REST:.0f} %"
+    left_out = f" Withheld, since their parts leave over {most} of the step unexplained: {labels}." if labels else ""
+    rows = rows[~withheld]
     if rows.empty:
         return Drawing(title, f"Left out:{left_out}", None)
     cells = _by_importance(rows, results.verdict)
-    names = [row for row in ROWS if row in {*map(_row_of, rows["part"])}]
+    names = [row for row in ROWS if row in {*rows["part"].replace(ROW_OF)}]
     starts = range(0, len(cells), MOST_CELLS)[:MOST_FIGURES]
     figures = [_figure(cells[start : start + MOST_CELLS], names) for start in starts]
     caption = (
@@ -66,19 +69,13 @@ def efficiency_waterfall(results: Results) -> Drawing:
     return Drawing(title, caption, figures[0], figures[1:])
 
 
-def _withheld(rows: pd.DataFrame) -> str:
-    """Return a sentence on the cells whose parts are not shown."""
-    share, labels = f"{100 * MOST_REST:.0f} %", ", ".join(map(str, rows["label"].drop_duplicates()))
-    return f" Withheld, since their parts leave over {share} of the step unexplained: {labels}." if labels else ""
-
-
 def _by_importance(rows: pd.DataFrame, verdict: pd.DataFrame) -> list[pd.DataFrame]:
     named = list(dict.fromkeys(verdict["cell_id"].dropna()))
 
     def importance(cell: pd.DataFrame) -> tuple[int, bool, float]:
-        first = rows_of(cell[cell["part"] == "ideal"])[0]
-        place = named.index(first["cell_id"]) if first["cell_id"] in named else len(named)
-        return place, is_no_claim(first), number(first["share"])
+        first = rows_of(cell[cell.part == "ideal"])[0]
+        place = named.index(first.cell_id) if first.cell_id in named else len(named)
+        return place, is_no_claim(first), first.share
 
     return sorted((part for _, part in rows.groupby("cell_id", sort=False)), key=importance)
 
@@ -92,13 +89,9 @@ def _choice(cells: int) -> str:
     return f"{order} The first {MOST_CELLS} of {cells} cells; others: {others}, tables/waterfall.csv has all."
 
 
-def _row_of(part: str) -> str:
-    return ROW_OF.get(part, part)
-
-
 def _communication(rows: pd.DataFrame) -> str:
     """Return a sentence on what the row of communication holds for each strategy that was drawn."""
-    held = rows[rows["part"].map(_row_of) == COMMUNICATION].groupby("strategy", sort=False)["part"].unique()
+    held = rows[rows["part"].replace(ROW_OF) == COMMUNICATION].groupby("strategy", sort=False)["part"].unique()
     if held.empty:
         return ""
     each = "; ".join(f"{strategy}: {', '.join(map(str, parts))}" for strategy, parts in held.items())
@@ -114,8 +107,8 @@ def _graph_search(rows: pd.DataFrame) -> str:
 
 
 def _figure(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> Figure:
-    facets = [(f"{row['label']}{'*' * is_no_claim(row)}", cell) for cell in cells for row in rows_of(cell[:1])]
-    lefts = [1.0 - number(end) for cell in cells for end in cell[cell["part"] != "ideal"]["share"].cumsum()]
+    facets = [(f"{row.label}{'*' * is_no_claim(row)}", cell) for cell in cells for row in rows_of(cell[:1])]
+    lefts = [1.0 - number(end) for cell in cells for end in cell[cell.part != "ideal"]["share"].cumsum()]
     limits = min(0.0, *lefts), max(1.05, *lefts)
 
     def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
@@ -127,30 +120,25 @@ def _figure(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> Figure:
 
 
 def _draw(axes: Axes, part: pd.DataFrame, limits: Limits, names: Sequence[str]) -> None:
-    colour = COLOURS[str(part["strategy"].iloc[0])]
-    bars = rows_of(part)
-    left = 1.0
-    for row in (row for row in bars if row["part"] != "ideal"):
-        _draw_part(axes, row, left, names.index(_row_of(str(row["part"]))), limits, colour)
-        left -= number(row["share"])
-    ideal = next(row for row in bars if row["part"] == "ideal")
-    axes.barh(len(names), number(ideal["share"]), height=0.7, color=colour)
-    draw_interval(axes, "x", len(names), (ideal["low"], ideal["high"]), limits, "0.25")
-    mark(axes, 0.0, len(names), f"efficiency: {estimate(share, ideal, 'share')}", x_end=number(ideal["share"]))
-    sums = part.assign(row=part["part"].map(_row_of)).groupby("row")["share"].sum().to_dict()
+    left, last = 1.0, len(names)
+    for row in sorted(rows_of(part), key=lambda row: bool(row.part == "ideal")):
+        colour = COLOURS[row.strategy]
+        text = estimate(share, row, "share")
+        if row.part == "ideal":
+            axes.barh(last, row.share, height=0.7, color=colour)
+            draw_interval(axes, "x", last, (row.low, row.high), limits, "0.25")
+            mark(axes, 0.0, last, f"efficiency: {text}", x_end=row.share)
+            continue
+        y, start = names.index(ROW_OF.get(row.part, row.part)), left - row.share
+        hatch = "////" if row.share < 0 else None
+        axes.barh(y, row.share, left=start, height=0.7, color=(*colour, 0.55), edgecolor=colour, hatch=hatch)
+        draw_interval(axes, "x", y, (left - number(row.high), left - number(row.low)), limits, "0.25")
+        mark(axes, start, y, f"{row.part}: {text}", x_end=left)
+        left = start
+    sums = part["share"].groupby(part["part"].replace(ROW_OF)).sum().to_dict()
     for y, name in enumerate([*names, "ideal"]):
         text = share(sums[name]) if name in sums else "-"
         axes.text(1.05, y, text, transform=axes.get_yaxis_transform(), verticalalignment="center")
     axes.set_yticks(range(len(names) + 1), [*names, EFFICIENCY])
     axes.set_ylim(len(names) + 0.6, -0.6)
     axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=0)
-
-
-def _draw_part(axes: Axes, row: Row, left: float, y: int, limits: Limits, colour: Colour) -> None:
-    """Draw the bar of a part, whose loss begins at ``left``, in row ``y``."""
-    taken = number(row["share"])
-    hatch = "////" if taken < 0 else None
-    axes.barh(y, taken, left=left - taken, height=0.7, color=(*colour, 0.55), edgecolor=colour, hatch=hatch)
-    low, high = number(row["low"]), number(row["high"])
-    draw_interval(axes, "x", y, (left - high, left - low), limits, "0.25")
-    mark(axes, left - taken, y, f"{row['part']}: {estimate(share, row, 'share')}", x_end=left)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FAILS, FASTER, SLOWER, Comparison
@@ -50,11 +49,11 @@ def labels_of(comparison: Comparison) -> Labels:
 
 def runs_table(comparison: Comparison) -> TextTable:
     """Return the compared runs: folder, start, commit, and whether they are finished."""
-    columns: tuple[Column, ...] = (
+    columns = (
         ("run", "run", words),
         ("folder", "folder", words),
-        ("started", lambda row: start_text(row["started_at"]), words),
-        ("commit", lambda row: words(row["git_commit"])[:12], words),
+        ("started", lambda row: start_text(row.started_at), words),
+        ("commit", lambda row: words(row.git_commit)[:12], words),
         ("state", run_state, words),
     )
     return make_table(columns, rows_of(comparison.runs))
@@ -69,22 +68,20 @@ def start_text(seconds: object) -> str:
 
 def run_state(run: Row) -> str:
     """Return whether a run is finished, and how many of its trials failed."""
-    missing, failed = int(number(run["missing"])), int(number(run["failed"]))
-    finished = "finished" if is_true(run["finished"]) else "unfinished"
     parts = [
-        finished,
-        f"{plural(missing, 'trial')} without a result" * (missing > 0),
-        f"{failed} failed" * (failed > 0),
+        "finished" if is_true(run.finished) else "unfinished",
+        f"{plural(run.missing, 'trial')} without a result" * (run.missing > 0),
+        f"{run.failed} failed" * (run.failed > 0),
     ]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(filter(None, parts))
 
 
 def run_lines(comparison: Comparison) -> list[str]:
     """Return the compared runs for a terminal, two lines each."""
     lines = []
     for run in rows_of(comparison.runs):
-        commit = "" if is_missing(run["git_commit"]) else f", commit {str(run['git_commit'])[:12]}"
-        lines += [f"{run['run']}  {run['folder']}", f"   {start_text(run['started_at'])}{commit}, {run_state(run)}"]
+        commit = "" if is_missing(run.git_commit) else f", commit {run.git_commit[:12]}"
+        lines += [f"{run.run}  {run.folder}", f"   {start_text(run.started_at)}{commit}, {run_state(run)}"]
     return lines
 
 
@@ -99,42 +96,36 @@ def cell_tables(comparison: Comparison) -> list[tuple[str, TextTable]]:
         settings = [""] * len(rows)
     parts: dict[str, list[Row]] = {}
     for row, setting in zip(rows, settings, strict=True):
-        title = joined(f"{row['run']} / A", setting, words(row["by"]), f"A in {rate_unit(comparison.cells)}")
-        parts.setdefault(title, []).append({**row, "label": _within(labels.of(row), setting)})
-    return [(title, make_table(_columns(comparison, wide=False), part, kind)) for title, part in parts.items()]
+        title = joined(f"{row.run} / A", setting, words(row.by), f"A in {rate_unit(comparison.cells)}")
+        label = labels.of(row)
+        short = label.replace(f" · {setting}", "", 1) if setting else label  # the setting stands above
+        parts.setdefault(title, []).append(Row(row, label=short))
+    columns = (
+        ("cell", "label", words),
+        ("A", "first_throughput_per_s", speed),
+        ("ratio (95 %)", ratio_text, flush_right),
+        ("speedups", "speedup_ratio", ratio),
+        ("change", _change_text, words),
+    )
+    return [(title, make_table(columns, part, kind)) for title, part in parts.items()]
 
 
 def cell_table(comparison: Comparison) -> TextTable:
     """Return the cells of every later run against the first, with both throughputs."""
-    labels = labels_of(comparison)
-    rows = [{**row, "label": labels.of(row)} for row in rows_of(comparison.cells)]
-    keys = {"ratio (95 %)": "ratio", "speedups": "speedup_ratio"}
-    return make_table(_columns(comparison, wide=True), rows, kind, keys=keys)
-
-
-def _within(label: str, setting: str) -> str:
-    """Return a cell's label without the setting, which stands above."""
-    return label.replace(f" · {setting}", "", 1) if setting else label
-
-
-def _columns(comparison: Comparison, *, wide: bool) -> tuple[Column, ...]:
-    cells = comparison.cells
-    unit = rate_unit(cells)
-    by: tuple[Column, ...] = (("compared by", "by", words),) if comparison.question.by else ()
-    second: tuple[Column, ...] = ((f"later ({unit})", "throughput_per_s", speed),)
-    why: tuple[Column, ...] = (("reason", "reason", words),) if cells["reason"].notna().any() else ()
-    speedups: tuple[Column, ...] = (("speedups", _speedup if wide else _speedup_alone, flush_right),)
-    return (
-        *(_letters(comparison) if wide else ()),
-        ("cell", "label", words),
-        *(by if wide else ()),
-        (f"A ({unit})" if wide else "A", "first_throughput_per_s", speed),
-        *(second if wide else ()),
+    unit = rate_unit(comparison.cells)
+    columns = (
+        *_letters(comparison),
+        ("cell", labels_of(comparison).of, words),
+        *((("compared by", "by", words),) if comparison.question.by else ()),
+        (f"A ({unit})", "first_throughput_per_s", speed),
+        (f"later ({unit})", "throughput_per_s", speed),
         ("ratio (95 %)", ratio_text, flush_right),
-        *(speedups if cells["speedup_ratio"].notna().any() else ()),
-        ("change", lambda row: change(row).replace(" ", NO_BREAK), words),
-        *(why if wide else ()),
+        ("speedups", lambda row: with_ends(ratio, row.speedup_ratio, row.speedup_low, row.speedup_high), flush_right),
+        ("change", _change_text, words),
+        ("reason", "reason", words),
     )
+    keys = {"ratio (95 %)": "ratio", "speedups": "speedup_ratio"}
+    return make_table(columns, rows_of(comparison.cells), kind, keys=keys)
 
 
 def _letters(comparison: Comparison) -> tuple[Column, ...]:
@@ -144,9 +135,13 @@ def _letters(comparison: Comparison) -> tuple[Column, ...]:
 
 def change(row: Row) -> str:
     """Return what is claimed of a cell: slower, faster, within noise, undecided, or no claim."""
-    if not is_missing(row["change"]):
-        return str(row["change"])
+    if not is_missing(row.change):
+        return str(row.change)
     return NO_CLAIM if is_no_claim(row) else NOT_DECIDED
+
+
+def _change_text(row: Row) -> str:
+    return change(row).replace(" ", NO_BREAK)
 
 
 def kind(row: Row) -> str:
@@ -156,42 +151,33 @@ def kind(row: Row) -> str:
 
 def ratio_text(row: Row) -> str:
     """Return a cell's ratio with its interval, if there is one."""
-    return with_ends(ratio, row["ratio"], row["low"], row["high"])
-
-
-def _speedup(row: Row) -> str:
-    return with_ends(ratio, row["speedup_ratio"], row["speedup_low"], row["speedup_high"])
-
-
-def _speedup_alone(row: Row) -> str:
-    return ratio(row["speedup_ratio"])
+    return with_ends(ratio, row.ratio, row.low, row.high)
 
 
 def gate_table(comparison: Comparison) -> TextTable:
     """Return the verdict of each condition of --fail-if on each cell."""
-    labels = labels_of(comparison)
-    columns: tuple[Column, ...] = (
+
+    def p_value(value: Scalar) -> str:
+        return "-" if is_missing(value) else "< 0.001" if number(value) < 0.001 else f"{number(value):.3f}"
+
+    columns = (
         *_letters(comparison),
-        ("cell", labels_column(labels), words),
+        ("cell", labels_of(comparison).of, words),
         ("fails if", "condition", words),
         ("ratio", "ratio", ratio),
-        ("p (Holm)", "p_adjusted", _p_value),
+        ("p (Holm)", "p_adjusted", p_value),
         ("verdict", "verdict", words),
         ("reason", "reason", words),
     )
-    return make_table(columns, rows_of(comparison.gate), lambda row: "base" if row["verdict"] == FAILS else "")
-
-
-def _p_value(value: Scalar) -> str:
-    return "-" if is_missing(value) else "< 0.001" if number(value) < 0.001 else f"{number(value):.3f}"
+    return make_table(columns, rows_of(comparison.gate), lambda row: "base" if row.verdict == FAILS else "")
 
 
 def unmatched_table(comparison: Comparison) -> TextTable:
     """Return the cells that only one of both runs has measured."""
-    columns: tuple[Column, ...] = (
+    columns = (
         ("compared with A", "run", words),
         ("measured in", "measured_in", words),
-        ("cell", labels_column(labels_of(comparison)), words),
+        ("cell", labels_of(comparison).of, words),
         ("reason", "reason", words),
     )
     return make_table(columns, rows_of(comparison.unmatched))
@@ -199,43 +185,36 @@ def unmatched_table(comparison: Comparison) -> TextTable:
 
 def convergence_table(comparison: Comparison, *, narrow: bool = False) -> TextTable:
     """Return each metric of the trainings in both runs; ``narrow``, for a terminal: without training loss, reasons."""
-    reasons: tuple[Column, ...] = (("reason", "reason", words),)
-    rows = [row for row in rows_of(comparison.convergence) if not (narrow and row["metric"] == "train_loss")]
-    columns: tuple[Column, ...] = (
+    rows = [row for row in rows_of(comparison.convergence) if not (narrow and row.metric == "train_loss")]
+
+    def form_of(row: Row) -> tuple[str, float, str, str]:
+        return METRICS.get(row.metric, (row.metric, 1.0, "{:.4g}", ""))
+
+    def value(row: Row, name: str) -> str:
+        _, factor, form, unit = form_of(row)
+        return decimal(form + unit, factor)(row[name])
+
+    def difference(row: Row) -> str:
+        _, factor, _, unit = form_of(row)
+        return with_ends(decimal("{:+.3g}", factor), row.difference, row.low, row.high) + unit
+
+    columns = (
         *_letters(comparison),
-        ("cell", labels_column(labels_of(comparison)), words),
-        ("metric", lambda row: METRICS.get(str(row["metric"]), (str(row["metric"]),))[0], words),
-        ("A", lambda row: _metric(row, "first"), flush_right),
-        ("later", lambda row: _metric(row, "later"), flush_right),
-        ("later - A (95 %)", _difference, flush_right),
+        ("cell", labels_of(comparison).of, words),
+        ("metric", lambda row: form_of(row)[0], words),
+        ("A", lambda row: value(row, "first"), flush_right),
+        ("later", lambda row: value(row, "later"), flush_right),
+        ("later - A (95 %)", difference, flush_right),
         ("n", "seeds", flush_right),
-        *(() if narrow else reasons),
+        *(() if narrow else (("reason", "reason", words),)),
     )
     return make_table(columns, rows)
-
-
-def labels_column(labels: Labels) -> Callable[[Row], str]:
-    """Return the function that labels a row."""
-    return lambda row: labels.of(row)
-
-
-def _metric(row: Row, name: str) -> str:
-    _, factor, form, unit = METRICS.get(str(row["metric"]), ("", 1.0, "{:.4g}", ""))
-    return "-" if is_missing(row[name]) else form.format(number(row[name]) * factor) + unit
-
-
-def _difference(row: Row) -> str:
-    _, factor, _, unit = METRICS.get(str(row["metric"]), ("", 1.0, "", ""))
-    signed = decimal("{:+.3g}", factor)
-    return with_ends(signed, row["difference"], row["low"], row["high"]) + unit
 
 
 def environment_table(comparison: Comparison, *, differing: bool = False) -> TextTable:
     """Return the environments side by side; ``differing``: only the facts that differ."""
     letters = [str(run) for run in comparison.runs["run"]]
     facts = [fact for fact in comparison.environment if fact.differs or not differing]
-    columns: list[Column] = [("", "name", words), *((letter, letter, words) for letter in letters)]
-    rows: list[Row] = [
-        {"name": fact.name, "differs": fact.differs, **dict(zip(letters, fact.values, strict=True))} for fact in facts
-    ]
-    return make_table(columns, rows, lambda row: "base" if row["differs"] else "")
+    columns = (("", "name", words), *((letter, letter, words) for letter in letters))
+    rows = [Row(zip(letters, fact.values, strict=True), name=fact.name, differs=fact.differs) for fact in facts]
+    return make_table(columns, rows, lambda row: "base" if row.differs else "")

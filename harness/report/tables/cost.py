@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.report.labels import Row, Scalar, is_missing, number, rows_of, shown_devices, shown_strategy
+from harness.plan.labels import devices_text
+from harness.report.labels import Row, is_missing, rows_of
 from harness.report.tables.text import (
-    Column,
+    CELL,
     TextTable,
     decimal,
     flush_right,
@@ -18,34 +19,29 @@ from harness.report.tables.text import (
 )
 
 share = decimal("{:.1f}", 100)
-CELL: tuple[Column, ...] = (
-    ("setting", "setting", words),
-    ("strategy", shown_strategy, words),
-    ("devices", shown_devices, flush_right),
-)
 DEVICES = {"devices": "devices"}
 
 
 def compute_table(cells: pd.DataFrame) -> TextTable:
     """Return model FLOP/s of one device of each cell, relative to the device's peak."""
-    columns: tuple[Column, ...] = (
+
+    def mfu(row: Row) -> str:
+        if is_missing(row.achieved_flops_per_s):
+            return f"not counted: {row.flops_reason}"
+        return "no published peak" if is_missing(row.mfu) else percent(row.mfu)
+
+    columns = (
         *CELL,
         ("GFLOP/s per device", "achieved_flops_per_s", decimal("{:,.3g}", 1e-9)),
-        ("% of matmul peak", _of_measured_peak, percent),
-        ("MFU", _mfu, flush_right),
+        (
+            "% of matmul peak",
+            lambda row: None if is_missing(row.achieved_flops_per_s) else row.of_measured_peak,
+            percent,
+        ),
+        ("MFU", mfu, flush_right),
     )
     counted = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
     return make_table(columns, rows_of(counted), keys={**DEVICES, "MFU": "mfu"})
-
-
-def _of_measured_peak(row: Row) -> Scalar:
-    return None if is_missing(row["achieved_flops_per_s"]) else row["of_measured_peak"]
-
-
-def _mfu(row: Row) -> str:
-    if is_missing(row["achieved_flops_per_s"]):
-        return f"not counted: {row['flops_reason']}"
-    return "no published peak" if is_missing(row["mfu"]) else percent(row["mfu"])
 
 
 def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
@@ -53,48 +49,40 @@ def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
 
     At most ``most`` rows: the whole table is on disk.
     """
-    columns: tuple[Column, ...] = (
-        ("cell", lambda row: row["label"] if _is_first(row) else "", words),
-        ("part", lambda row: "ideal (efficiency)" if _is_first(row) else row["part"], words),
+
+    def interval(row: Row) -> str:
+        """Return the interval or, below 3 blocks, the range, marked as such."""
+        if not is_missing(row.low):
+            return f"{share(row.low)} to {share(row.high)} %"
+        return f"n = {row.blocks}: {share(row.least)} to {share(row.most)} %" if (row.blocks or 0) > 1 else "-"
+
+    columns = (
+        ("cell", lambda row: row.label if row.part == "ideal" else "", words),
+        ("part", lambda row: "ideal (efficiency)" if row.part == "ideal" else row.part, words),
         ("ms of a step", "part_s", milliseconds),
         ("share", "share", decimal("{:.1f} %", 100)),
-        ("95 % interval", _interval, flush_right),
+        ("95 % interval", interval, flush_right),
         ("n", "blocks", flush_right),
     )
     left_out = len(waterfall[most:])
     rest = f"and {left_out} more, in tables/waterfall.csv" if left_out else ""
-    kind = lambda row: "base" if _is_first(row) else ""  # noqa: E731
+    kind = lambda row: "base" if row.part == "ideal" else ""  # noqa: E731
     return make_table(columns, rows_of(waterfall[:most]), kind, rest, ordered=True)
-
-
-def _is_first(row: Row) -> bool:
-    return row["part"] == "ideal"
-
-
-def _interval(row: Row) -> str:
-    """Return the interval or, below 3 blocks, the range, marked as such."""
-    if not is_missing(row["low"]):
-        return f"{share(row['low'])} to {share(row['high'])} %"
-    return f"n = {row['blocks']}: {share(row['least'])} to {share(row['most'])} %" if number(row["blocks"]) > 1 else "-"
 
 
 def unexplained_table(trials: pd.DataFrame, waterfall: pd.DataFrame) -> TextTable:
     """Return the cells whose efficiency loss could not be explained, or not by all parts, each with the reason."""
-    columns: tuple[Column, ...] = (
-        ("cell", "label", words),
-        ("reason", "reason", words),
-    )
     bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")].drop_duplicates("cell_id")
     failed = bad[["label"]].assign(reason=bad["explain_error"])
     unknown = waterfall.loc[waterfall["reason"].notna(), ["label", "reason"]]
-    return make_table(columns, rows_of(pd.concat([failed, unknown])))
+    return make_table((("cell", "label", words), ("reason", "reason", words)), rows_of(pd.concat([failed, unknown])))
 
 
 def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
     """Return ddp's exposed communication by difference, beside DDP's own timers."""
-    columns: tuple[Column, ...] = (
+    columns = (
         ("setting", "setting", words),
-        ("devices", shown_devices, flush_right),
+        ("devices", devices_text, flush_right),
         ("exposed, by difference (ms)", "part_s", milliseconds),
         ("exposed, DDP's timer (ms)", "ddp_exposed_s", milliseconds),
         ("first to last bucket, DDP's timer (ms)", "ddp_communication_s", milliseconds),
@@ -106,13 +94,13 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
 
 def gpu_table(gpus: pd.DataFrame) -> TextTable:
     """Return NVML's readings of the GPUs of each cell."""
-    columns: tuple[Column, ...] = (
+    columns = (
         *CELL,
         ("utilisation", "gpu_utilisation", percent),
         ("power per GPU (W)", "power_w", decimal("{:,.0f}")),
         ("lowest SM clock (% of maximum)", "sm_clock_fraction", percent),
         ("highest temperature (\N{DEGREE SIGN}C)", "temperature_c", decimal("{:.0f}")),
-        ("throttled", lambda row: "not known" if is_missing(row["throttled"]) else row["throttled"] or "no", words),
+        ("throttled", lambda row: "not known" if is_missing(row.throttled) else row.throttled or "no", words),
         ("samples per joule", "samples_per_joule", decimal("{:,.3g}")),
         ("n", "blocks", flush_right),
     )
@@ -121,17 +109,16 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
 
 def device_memory_table(device_memory: pd.DataFrame) -> TextTable:
     """Return the memory of the first GPU of each cell on several against that of its others."""
-    columns: tuple[Column, ...] = (
+    columns = (
         *CELL,
         ("GPU 0", "allocated_bytes", size),
         ("others, smallest", "least", size),
         ("others, largest", "most", size),
-        ("GPU 0 / largest other", lambda row: number(row["allocated_bytes"]) / number(row["most"]), decimal("{:.2f}")),
+        ("GPU 0 / largest other", lambda row: row.allocated_bytes / row.most, decimal("{:.2f}")),
     )
     rows = []
     for _, gpus in device_memory.groupby("cell_id", sort=False):
         first, *others = rows_of(gpus)
-        peaks = [number(row["allocated_bytes"]) for row in others]
-        if peaks:
-            rows.append({**first, "least": min(peaks), "most": max(peaks)})
+        if peaks := [row.allocated_bytes for row in others]:
+            rows.append(Row(first, least=min(peaks), most=max(peaks)))
     return make_table(columns, rows, keys=DEVICES)

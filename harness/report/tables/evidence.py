@@ -10,21 +10,26 @@ import pandas as pd
 from harness.analysis.doubts import kind_of, meaning, timed, usual_doubts
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.plan.labels import joined
-from harness.report.labels import (
-    Row,
-    cell_label,
-    check_label,
-    is_missing,
-    is_true,
-    number,
-    plural,
-    rows_of,
-    settings,
-    shown_strategy,
-)
+from harness.report.labels import Row, cell_label, check_label, is_missing, is_true, number, plural, rows_of, settings
 from harness.report.tables.ratios import pair_label, pair_setting, parity_label, ratio
 from harness.report.tables.scaling import DOUBTFUL, UNVERIFIED
-from harness.report.tables.text import Column, TextTable, decimal, duration, flush_right, make_table, size, speed, words
+from harness.report.tables.text import CELL, TextTable, decimal, duration, flush_right, make_table, size, speed, words
+
+NAMED = 6
+"""The most cells that a sentence names."""
+LEVELS = {"trial": "trials", "group": "worker groups, outside trials", "run": "command, outside worker groups"}
+PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+OF_PROCESS = ("peak_memory_bytes", "peak_reserved_bytes", "build_peak_bytes", "estimated_peak_bytes")
+"""The columns that on a CPU are of the whole process."""
+SEVERITIES = ("error", "warning", "note")
+SAID = ["check", "severity", "means", "advice"]
+INTERVALS: Mapping[str, Callable[[Row], str]] = {
+    "scaling": lambda row: row.label,
+    "versus": lambda row: joined(pair_label(row), pair_setting(row)),
+    "parity": lambda row: f"{parity_label(row)} under Ray / torchrun",
+    "noise": lambda row: f"{row.label} / its twin",
+}
+"""The tables whose intervals throughput.blocks sets, each with the label of a row."""
 
 DOUBTS: Mapping[str, str] = {
     "impossible efficiency": "a speedup that more devices cannot explain",
@@ -57,19 +62,11 @@ def plain_doubt(name: str) -> str:
     return f"{words}: {which}" if which else words
 
 
-NAMED = 6
-"""The most cells that a sentence names."""
-LEVELS = {"trial": "trials", "group": "worker groups, outside trials", "run": "command, outside worker groups"}
-PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
-OF_PROCESS = ("peak_memory_bytes", "peak_reserved_bytes", "build_peak_bytes", "estimated_peak_bytes")
-"""The columns that on a CPU are of the whole process."""
-
-
 def unverified(equivalence: pd.DataFrame) -> str:
     """Return a sentence on the checks without a verdict, with the cause of each; empty if there are none."""
     causes: dict[str, list[str]] = {}
     for row in rows_of(equivalence[equivalence["equivalent"].isna()]):
-        causes.setdefault(str(row["reason"]).removeprefix("unknown: "), []).append(check_label(row))
+        causes.setdefault(str(row.reason).removeprefix("unknown: "), []).append(check_label(row))
     if not causes:
         return ""
     each = "; ".join(f"{', '.join(dict.fromkeys(cells))} ({cause})" for cause, cells in causes.items())
@@ -78,18 +75,16 @@ def unverified(equivalence: pd.DataFrame) -> str:
 
 def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
     """Return whether each strategy is equivalent to one device."""
-    differences: tuple[Column, ...] = (
-        ("gradient difference", "gradient_difference", decimal("{:.2g} %", 100)),
-        ("first update's", "first_difference", decimal("{:.2g} %", 100)),
-    )
-    columns: tuple[Column, ...] = (
+    two_digits = decimal("{:.2g} %", 100)
+    columns = (
         ("strategy", cell_label, words),
         ("setting", "setting", words),
         ("global batch", "global_batch_size", flush_right),
         ("in", "computed_in", words),
-        *(known for known in differences if equivalence[str(known[1])].notna().any()),
-        ("update difference", "difference", decimal("{:.2g} %", 100)),
-        ("verdict", lambda row: "equivalent" if is_true(row["equivalent"]) else str(row["reason"]), words),
+        ("gradient difference", "gradient_difference", two_digits),
+        ("first update's", "first_difference", two_digits),
+        ("update difference", "difference", two_digits),
+        ("verdict", lambda row: "equivalent" if is_true(row.equivalent) else str(row.reason), words),
     )
     return make_table(columns, rows_of(equivalence.assign(setting=settings(equivalence, batch=False))))
 
@@ -97,10 +92,10 @@ def equivalence_table(equivalence: pd.DataFrame) -> TextTable:
 def doubt_table(trials: pd.DataFrame) -> TextTable:
     """Return each doubt with its number of timed trials and its meaning."""
     counted = timed(trials)
-    columns: tuple[Column, ...] = (
+    columns = (
         ("doubt", "doubt", words),
-        ("timed trials", lambda row: f"{row['trials']} of {len(counted)}", flush_right),
-        ("meaning", lambda row: meaning(str(row["doubt"])), words),
+        ("timed trials", lambda row: f"{row.trials} of {len(counted)}", flush_right),
+        ("meaning", lambda row: meaning(row.doubt), words),
     )
     counts = Counter(name for names in counted["doubts"] for name in names)
     rows = [{"doubt": name, "trials": count} for name, count in counts.most_common()]
@@ -120,14 +115,14 @@ def usual_words(trials: pd.DataFrame) -> str:
 
 def stalls_table(stalls: pd.DataFrame) -> TextTable:
     """Return each stalled window with seconds and ranks, and the trial's throughput with and without such windows."""
-    columns: tuple[Column, ...] = (
+    columns = (
         ("cell", "label", words),
         ("block", "block", flush_right),
         ("window", "window", flush_right),
         ("stalled", "stalled_s", duration),
         ("median step, s", "step_median_s", decimal("{:.3g}")),
         ("ranks", "waiting_ranks", words),
-        ("cause", lambda row: "not known" if is_missing(row["cause"]) else str(row["cause"]), words),
+        ("cause", lambda row: "not known" if is_missing(row.cause) else row.cause, words),
         ("with it, per s", "throughput_per_s", speed),
         ("without, per s", "unstalled_throughput_per_s", speed),
     )
@@ -137,11 +132,11 @@ def stalls_table(stalls: pd.DataFrame) -> TextTable:
 def ledger_table(ledger: pd.DataFrame) -> TextTable:
     """Return the run's time by part, the largest part first."""
     total = float(ledger["seconds"].sum())
-    columns: tuple[Column, ...] = (
-        ("level", lambda row: LEVELS[str(row["level"])], words),
+    columns = (
+        ("level", lambda row: LEVELS[row.level], words),
         ("part", "part", words),
         ("time", "seconds", duration),
-        ("of total", lambda row: number(row["seconds"]) / total, decimal("{:.1f} %", 100)),
+        ("of total", lambda row: row.seconds / total, decimal("{:.1f} %", 100)),
     )
     sums = ledger.groupby(["level", "part"], sort=False)["seconds"].sum().sort_values(ascending=False)
     return make_table(columns, rows_of(sums[sums >= 0.0005 * total].reset_index()))
@@ -152,54 +147,36 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
 
     On a CPU the known parts alone: the peak is that of a process, libraries included, not of the rank's device.
     """
-    reserved: tuple[Column, ...] = (("reserved", "peak_reserved_bytes", size),)
-    estimated: tuple[Column, ...] = (("estimated", "estimated_peak_bytes", size),)
-    built: tuple[Column, ...] = (("construction", "build_peak_bytes", size),)
-    columns: tuple[Column, ...] = (
-        ("setting", "setting", words),
-        ("strategy", shown_strategy, words),
+
+    def rest(row: Row) -> float | None:
+        if is_missing(row.peak_memory_bytes):
+            return None
+        return max(0.0, number(row.peak_memory_bytes) - sum(number(row[part]) for part in PARTS))
+
+    columns = (
+        *CELL[:2],
         ("devices", "devices", flush_right),
         ("peak", "peak_memory_bytes", size),
-        *(estimated if cells["estimated_peak_bytes"].notna().any() else ()),
-        *(reserved if ranks["peak_reserved_bytes"].notna().any() else ()),
+        ("estimated", "estimated_peak_bytes", size),
+        ("reserved", "peak_reserved_bytes", size),
         ("parameters", "parameter_bytes", size),
         ("gradients", "gradient_bytes", size),
         ("optimizer", "optimizer_bytes", size),
-        ("rest", _rest, size),
-        *(built if ranks["build_peak_bytes"].notna().any() else ()),
+        ("rest", rest, size),
+        ("construction", "build_peak_bytes", size),
     )
     keys = trials[trials["kind"] == "throughput"][["trial_id", "attempt", "cell_id"]]
     merged = ranks.merge(keys, on=["trial_id", "attempt"], how="inner").dropna(subset=["peak_memory_bytes"])
     fullest = merged.sort_values("peak_memory_bytes").drop_duplicates("cell_id", keep="last")
-    of_rank = {row["cell_id"]: row for row in rows_of(fullest) if not is_missing(row["parameter_bytes"])}
+    of_rank = {row.cell_id: row for row in rows_of(fullest) if not is_missing(row.parameter_bytes)}
     construction = merged.groupby("cell_id")["build_peak_bytes"].max().to_dict()
-    rows: list[Row] = [
-        {
-            **row,
-            "build_peak_bytes": construction.get(row["cell_id"]),
-            **{name: of_rank[row["cell_id"]][name] for name in ("peak_memory_bytes", "peak_reserved_bytes", *PARTS)},
-            **({} if row["device"] == "cuda" else dict.fromkeys(OF_PROCESS)),
-        }
-        for row in rows_of(cells)
-        if row["cell_id"] in of_rank
-    ]
+    rows = [row for row in rows_of(cells) if row.cell_id in of_rank]
+    for row in rows:
+        row.update({name: of_rank[row.cell_id][name] for name in ("peak_memory_bytes", "peak_reserved_bytes", *PARTS)})
+        row["build_peak_bytes"] = construction.get(row.cell_id)
+        if row.device != "cuda":
+            row.update(dict.fromkeys(OF_PROCESS))
     return make_table(columns, rows)
-
-
-def _rest(row: Row) -> float | None:
-    if is_missing(row["peak_memory_bytes"]):
-        return None
-    known = sum(number(row[part]) for part in PARTS)
-    return max(0.0, number(row["peak_memory_bytes"]) - known)
-
-
-INTERVALS: Mapping[str, Callable[[Row], str]] = {
-    "scaling": lambda row: str(row["label"]),
-    "versus": lambda row: joined(pair_label(row), pair_setting(row)),
-    "parity": lambda row: f"{parity_label(row)} under Ray / torchrun",
-    "noise": lambda row: f"{row['label']} / its twin",
-}
-"""The tables whose intervals throughput.blocks sets, each with the label of a row."""
 
 
 def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
@@ -207,8 +184,8 @@ def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
     asked, wide = 0, []
     for name, label in INTERVALS.items():
         claims = [row for row in rows_of(tables[name]) if is_missing(row.get("excluded"))]
-        asked += sum(not is_missing(row["precise"]) for row in claims)
-        wide += [label(row) for row in claims if not is_missing(row["precise"]) and not row["precise"]]
+        asked += sum(not is_missing(row.precise) for row in claims)
+        wide += [label(row) for row in claims if row.precise is False]
     if not wide:
         return ""
     some = "; ".join(wide[:NAMED]) + ("; ..." if len(wide) > NAMED else "")
@@ -222,7 +199,7 @@ def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     known = noise[noise["low"].notna()]
     if not known.empty:
         floors = "; ".join(
-            (f"{row['setting']}: " if words(row["setting"]) else "") + f"{ratio(row['low'])} to {ratio(row['high'])}"
+            (f"{row.setting}: " if words(row.setting) else "") + f"{ratio(row.low)} to {ratio(row.high)}"
             for row in rows_of(known)
         )
         wrong = int(known["excludes_one"].fillna(False).sum())
@@ -233,27 +210,17 @@ def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         lines.append(f"Noise floor: unknown, as an interval needs {LEAST_BLOCKS} blocks.")
     if wide := imprecise(tables):
         lines.append(wide)
-    if unknown := unverified(tables["equivalence"]):
-        lines.append(unknown)
-    return lines + _doubt_lines(tables["trials"])
-
-
-def _doubt_lines(trials: pd.DataFrame) -> list[str]:
-    usual = usual_doubts(trials)
-    lines = [usual_words(trials)] if usual else []
-    rows = [line.cells for line in doubt_table(trials).rows]
+    trials = tables["trials"]
+    lines += filter(None, (unverified(tables["equivalence"]), usual_words(trials)))
+    usual, rows = usual_doubts(trials), [line.cells for line in doubt_table(trials).rows]
     if rest := [f"{plain_doubt(name)} ({name}, in {count})" for name, count, *_ in rows if kind_of(name) not in usual]:
         lines.append(f"Reasons to distrust a number ({DOUBTFUL}), by timed trials: {'; '.join(rest)}.")
     return lines
 
 
-SEVERITIES = ("error", "warning", "note")
-SAID = ["check", "severity", "means", "advice"]
-
-
 def findings_table(findings: pd.DataFrame) -> TextTable:
     """Return the findings, errors first; one that several cells share is one row."""
-    columns: tuple[Column, ...] = (
+    columns = (
         ("severity", "severity", words),
         ("check", "check", words),
         ("where", "where", words),
@@ -263,15 +230,10 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
         ("action", "advice", words),
     )
     rows = [
-        {
-            **rows_of(group[:1])[0],
-            "where": finding_location(group),
-            "place": places_text(group),
-            "seen": seen_text(group),
-        }
+        Row(rows_of(group[:1])[0], where=finding_location(group), place=places_text(group), seen=seen_text(group))
         for group in group_findings(findings)
     ]
-    return make_table(columns, rows, lambda row: "base" if row["severity"] == "error" else "")
+    return make_table(columns, rows, lambda row: "base" if row.severity == "error" else "")
 
 
 def group_findings(findings: pd.DataFrame) -> list[pd.DataFrame]:
@@ -291,16 +253,10 @@ def places_text(rows: pd.DataFrame) -> str:
 
 
 def finding_location(rows: pd.DataFrame) -> str:
-    """Return 'ddp x2 · resnet8, dp x2 · resnet8'."""
-    names = [examined_label(row) for row in rows_of(rows)]
-    return ", ".join(dict.fromkeys(names))
-
-
-def examined_label(row: Row) -> str:
-    """Return the label of an examined cell, or 'the nodes' for a finding of no cell in particular."""
-    if is_missing(row["strategy"]):
-        return "the nodes"
-    return str(row["label"])
+    """Return 'ddp x2 · resnet8, dp x2 · resnet8', or 'the nodes' for a finding of no cell in particular."""
+    return ", ".join(
+        dict.fromkeys("the nodes" if is_missing(row.strategy) else str(row.label) for row in rows_of(rows))
+    )
 
 
 def summary_line(findings: pd.DataFrame, examined: int) -> str:

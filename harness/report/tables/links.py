@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pandas as pd
 
 from harness.plan.environment import RunEnvironment
-from harness.report.labels import Row, Scalar, is_missing, number, rows_of, shown_devices
+from harness.plan.labels import devices_text
+from harness.report.labels import Row, Scalar, is_missing, number, rows_of
 from harness.report.summary import nodes
-from harness.report.tables.text import Column, TextTable, decimal, flush_right, make_table, size, speed, words
+from harness.report.tables.text import TextTable, decimal, flush_right, make_table, size, speed, words
 
 MOST_COLUMNS = 16
 """The most devices of the matrix; tables/links.csv has all."""
@@ -31,28 +32,28 @@ def microseconds(value: Scalar) -> str:
 
 def placement_label(row: Row) -> str:
     """Return '4 on 2 nodes, nccl', or '2 (GPU 0,1), cuda'."""
-    return f"{shown_devices({**row, 'link': None})}, {row['backend']}"
+    return f"{devices_text(Row(row, link=None))}, {row.backend}"
 
 
 def topology_table(environment: RunEnvironment) -> TextTable:
     """Return the square of links between the GPUs of each node that recorded one, as ``nvidia-smi topo -m`` does."""
     found = {node["host"]: topology for node in nodes(environment) if (topology := node.get("topology"))}
+    widest = max((len(topology["links"]) for topology in found.values()), default=0)
+    gpus = [f"GPU {place}" for place in range(min(widest, MOST_COLUMNS))]
     rows: list[Row] = []
     for host, topology in found.items():
         for place, links in enumerate(topology["links"]):
-            named = {f"GPU {other}": link or "not known" for other, link in enumerate(links[:MOST_COLUMNS])}
+            named = {f"GPU {other}": link or "not known" for other, link in enumerate(links)}
             numa = topology["numa"][place] if place < len(topology.get("numa", [])) else None
-            rows.append({"node": "" if place else host, "GPU": f"GPU {place}", "numa": numa, **named})
-    widest = max((len(topology["links"]) for topology in found.values()), default=0)
-    columns: tuple[Column, ...] = (
+            ends = {"node": "" if place else host, "GPU": f"GPU {place}", "numa": numa}
+            rows.append(Row({**dict.fromkeys(gpus), **named, **ends}))
+    columns = (
         ("node", "node", words),
         ("GPU", "GPU", words),
-        *((f"GPU {place}", f"GPU {place}", words) for place in range(min(widest, MOST_COLUMNS))),
+        *((gpu, gpu, words) for gpu in gpus),
         ("NUMA node", "numa", flush_right),
     )
-    return make_table(
-        columns, [{name: row.get(name) for _, name, _ in columns if isinstance(name, str)} for row in rows]
-    )
+    return make_table(columns, rows)
 
 
 def links_table(links: pd.DataFrame) -> TextTable:
@@ -61,7 +62,7 @@ def links_table(links: pd.DataFrame) -> TextTable:
     Bandwidth of the largest size, latency (time of the smallest size) and, for GPUs, the kind of link.
     """
     count = min(MOST_COLUMNS, max(int(links["devices"].max()), 2)) if len(links) else 0
-    columns: list[Column] = [("devices", "label", words), ("from", "from", flush_right), ("", "quantity", words)]
+    columns = [("devices", "label", words), ("from", "from", flush_right), ("", "quantity", words)]
     columns += [(f"to {target}", str(target), flush_right) for target in range(count)]
     lines = [line for _, part in links.groupby(PLACEMENT, dropna=False, sort=False) for line in _matrix(part, count)]
     return make_table(columns, lines, ordered=True)
@@ -74,27 +75,23 @@ def _matrix(links: pd.DataFrame, count: int) -> list[Row]:
     for _, pair in links.sort_values("size_bytes").groupby(["source", "target"]):
         sizes = rows_of(pair)
         first = sizes[0]
-        source, target = int(number(first["source"])), int(number(first["target"]))
-        ends[source, target] = first, sizes[-1]
-        if first["operation"] == "send_receive":
-            ends[target, source] = ends[source, target]
+        ends[first.source, first.target] = first, sizes[-1]
+        if first.operation == "send_receive":
+            ends[first.target, first.source] = first, sizes[-1]
     lines: list[Row] = []
     for source in range(min(count, int(links["devices"].iloc[0]))):
         here = {target: ends[source, target] for target in range(count) if (source, target) in ends}
         quantities = {
-            "GB/s": {target: GIGA(last["bus_bytes_per_s"]) for target, (_, last) in here.items()},
-            "us": {target: microseconds(first["time_s"]) for target, (first, _) in here.items()},
-            "link": {target: words(first["link"]) for target, (first, _) in here.items()},
+            "GB/s": {target: GIGA(last.bus_bytes_per_s) for target, (_, last) in here.items()},
+            "us": {target: microseconds(first.time_s) for target, (first, _) in here.items()},
+            "link": {target: words(first.link) for target, (first, _) in here.items()},
         }
         for quantity, cells in quantities.items():
             if quantity != "link" or any(cells.values()):
-                lines.append(_line(label if source == 0 and quantity == "GB/s" else "", source, quantity, cells, count))
+                shown = {str(target): cells.get(target, "X" if target == source else "") for target in range(count)}
+                named = label if source == 0 and quantity == "GB/s" else ""
+                lines.append(Row({"label": named, "from": str(source), "quantity": quantity, **shown}))
     return lines
-
-
-def _line(label: str, source: int, quantity: str, cells: Mapping[int, str], count: int) -> Row:
-    shown = {str(target): cells.get(target, "X" if target == source else "") for target in range(count)}
-    return {"label": label, "from": str(source), "quantity": quantity, **shown}
 
 
 def collectives_table(collectives: pd.DataFrame, links: pd.DataFrame) -> TextTable:
@@ -102,7 +99,7 @@ def collectives_table(collectives: pd.DataFrame, links: pd.DataFrame) -> TextTab
 
     Of pairs, the median over the pairs of a tier.
     """
-    columns: tuple[Column, ...] = (
+    columns = (
         ("devices", "label", words),
         ("operation", "name", words),
         ("latency (us)", "latency_s", microseconds),
@@ -111,45 +108,40 @@ def collectives_table(collectives: pd.DataFrame, links: pd.DataFrame) -> TextTab
         ("bus GB/s", "bus_bytes_per_s", GIGA),
         ("n", "repetitions", flush_right),
     )
-    return make_table(columns, map(_extremes, operations(collectives, links)))
+    rows = []
+    for sizes in map(rows_of, operations(collectives, links)):
+        last = sizes[-1]
+        named = {"label": placement_label(last), "name": operation_label(last)}
+        rows.append(Row(last, latency_s=sizes[0].time_s, **named))
+    return make_table(columns, rows)
 
 
 def operations(collectives: pd.DataFrame, links: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the sizes of each operation of each placement and tier, one row a size; of pairs the median over them."""
     keys = [*PLACEMENT, "operation", "tier"]
+    values = ["time_s", "min_s", "max_s", "algorithm_bytes_per_s", "bus_bytes_per_s"]
     found = [part for frame in (collectives, links) for _, part in frame.groupby(keys, dropna=False, sort=False)]
     found.sort(key=lambda part: (part["nodes"].iloc[0], part["devices"].iloc[0]))
-    return [_median(part) for part in found]
-
-
-def _median(sizes: pd.DataFrame) -> pd.DataFrame:
-    values = ["time_s", "min_s", "max_s", "algorithm_bytes_per_s", "bus_bytes_per_s"]
-    medians = sizes.groupby("size_bytes", sort=True)[values].median()
-    first = sizes.drop_duplicates("size_bytes").set_index("size_bytes").sort_index()
-    return first.assign(**{name: medians[name] for name in values}).reset_index()
-
-
-def _extremes(sizes: pd.DataFrame) -> Row:
-    rows: Sequence[Row] = rows_of(sizes)
-    first, last = rows[0], rows[-1]
-    return {**last, "label": placement_label(last), "name": operation_label(last), "latency_s": first["time_s"]}
+    medians = []
+    for sizes in found:
+        first = sizes.drop_duplicates("size_bytes").set_index("size_bytes").sort_index()
+        medians.append(first.assign(**sizes.groupby("size_bytes")[values].median()).reset_index())
+    return medians
 
 
 def operation_label(row: Row) -> str:
     """Return 'all-reduce', or 'send and receive inside a node' for pairs if the placement has several nodes."""
-    name = NAMES[str(row["operation"])]
-    pair = row["operation"] in ("send_receive", "copy") and not is_missing(row["nodes"]) and number(row["nodes"]) > 1
-    return f"{name} {row['tier']}" if pair else name
+    pair = row.operation in ("send_receive", "copy") and (row.nodes or 0) > 1
+    return f"{NAMES[row.operation]} {row.tier}" if pair else NAMES[row.operation]
 
 
 def links_tables(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, TextTable]]:
     """Return the tables of a run's links under their titles; none if no links were measured."""
-    links, collectives = tables["links"], tables["collectives"]
-    both = (
-        ("Links and collectives", collectives_table(collectives, links)),
-        ("Links between devices", links_table(links)),
-    )
-    return [(title, table) for title, table in both if table.rows]
+    both = {
+        "Links and collectives": collectives_table(tables["collectives"], tables["links"]),
+        "Links between devices": links_table(tables["links"]),
+    }
+    return [(title, table) for title, table in both.items() if table.rows]
 
 
 def links_words(trials: pd.DataFrame) -> str:

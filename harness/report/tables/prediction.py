@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.analysis.prediction import Size
-from harness.plan.labels import joined
-from harness.report.labels import Row, is_missing, number, rows_of, shown_devices
+from harness.plan.labels import devices_text, joined
+from harness.report.labels import Row, Scalar, is_missing, rows_of, texts
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, words
 
 WIDE = ("cells", "from", "own, ms", "exposed, ms", "other, ms")
-MEASURED = ("measured_s", "measured_low", "measured_high")
 MILLISECONDS = decimal("{:,.4g}", 1000)
 
 
@@ -23,27 +22,27 @@ def prediction_table(prediction: pd.DataFrame, *, narrow: bool = False) -> TextT
     """
     columns: tuple[Column, ...] = (
         ("cells", family_label, words),
-        ("devices", shown_devices, words),
-        ("from", lambda row: ", ".join(dict.fromkeys(size.split()[0] for size in _texts(row["fitted"]))), words),
-        ("measured, ms", lambda row: _interval(row, *MEASURED), words),
-        ("predicted, ms", lambda row: _interval(row, "step_s", "low", "high"), words),
-        ("error", lambda row: _signed(row["error"]), words),
+        ("devices", devices_text, words),
+        ("from", lambda row: ", ".join(dict.fromkeys(size.split()[0] for size in texts(row.fitted))), words),
+        ("measured, ms", _measured, words),
+        ("predicted, ms", lambda row: _interval(row.step_s, row.low, row.high), words),
+        ("error", lambda row: _signed(row.error), words),
         ("own, ms", "own_s", MILLISECONDS),
         ("exposed, ms", "exposed_s", MILLISECONDS),
-        ("other, ms", lambda row: number(row["other_s"]) + number(row["data_s"]), MILLISECONDS),
-        ("Amdahl", lambda row: _law(row, "amdahl_s"), words),
-        ("ring line", lambda row: _law(row, "ring_line_s"), words),
-        ("mark", lambda row: ", ".join(_texts(row["marks"])), words),
+        ("other, ms", lambda row: row.other_s + row.data_s, MILLISECONDS),
+        ("Amdahl", lambda row: _law(row, row.amdahl_s), words),
+        ("ring line", lambda row: _law(row, row.ring_line_s), words),
+        ("mark", lambda row: ", ".join(texts(row.marks)), words),
     )
     if narrow:
         columns = tuple(column for column in columns if column[0] not in WIDE)
-    rows = [row for row in rows_of(prediction) if not is_missing(row["step_s"])]
-    return make_table(columns, rows, lambda row: "apart" if row["marks"] else "")
+    rows = rows_of(prediction[prediction["step_s"].notna()])
+    return make_table(columns, rows, lambda row: "apart" if row.marks else "")
 
 
 def prediction_words(prediction: pd.DataFrame) -> str:
     """Return what the table shows, how good held-out sizes were, and why some sizes are not predicted."""
-    errors = [abs(number(row["error"])) for row in rows_of(prediction) if not is_missing(row["error"])]
+    errors = prediction["error"].dropna().abs().tolist()
     graded = ""
     if errors:
         mean = percent(sum(errors) / len(errors))
@@ -61,9 +60,8 @@ def prediction_words(prediction: pd.DataFrame) -> str:
 def refusals(prediction: pd.DataFrame) -> list[str]:
     """Return a sentence for each reason, with the cells and sizes that are not predicted for it."""
     sizes: dict[tuple[str, str], list[str]] = {}
-    for row in rows_of(prediction):
-        if not is_missing(row["refusal"]):
-            sizes.setdefault((family_label(row), str(row["refusal"])), []).append(_size(row).words)
+    for row in rows_of(prediction[prediction["refusal"].notna()]):
+        sizes.setdefault((family_label(row), row.refusal), []).append(Size(row.devices, row.nodes).words)
     names: dict[tuple[str, str], list[str]] = {}
     for (name, reason), of in sizes.items():
         names.setdefault((", ".join(of), reason), []).append(name)
@@ -73,40 +71,32 @@ def refusals(prediction: pd.DataFrame) -> list[str]:
 def measured_alone(prediction: pd.DataFrame, devices: Sequence[int]) -> list[str]:
     """Return a sentence for each size among ``devices`` that was measured, and that too few smaller ones predict."""
     return [
-        f"Not predicted: {family_label(row)} on {_size(row).words}: it was measured, {_interval(row, *MEASURED)} ms a "
-        "step, and a prediction of it needs two smaller measured sizes."
+        f"Not predicted: {family_label(row)} on {Size(row.devices, row.nodes).words}: it was measured, "
+        f"{_measured(row)} ms a step, and a prediction of it needs two smaller measured sizes."
         for row in rows_of(prediction)
-        if row["kind"] == "measured" and row["devices"] in devices
+        if row.kind == "measured" and row.devices in devices
     ]
-
-
-def _size(row: Row) -> Size:
-    return Size(int(number(row["devices"])), int(number(row["nodes"])))
 
 
 def family_label(row: Row) -> str:
     """Return 'ddp · resnet8 · batch 32 per device': what the cells of a curve have in common."""
-    return joined(str(row["strategy"]), str(row["setting"]), str(row["own_options"]))
+    return joined(str(row.strategy), str(row.setting), str(row.own_options))
 
 
-def _texts(values: object) -> tuple[str, ...]:
-    return values if isinstance(values, tuple) else ()
+def _measured(row: Row) -> str:
+    return _interval(row.measured_s, row.measured_low, row.measured_high)
 
 
-def _interval(row: Row, value: str, low: str, high: str) -> str:
-    if is_missing(row[value]):
-        return ""
-    ends = "" if is_missing(row[low]) else f" ({MILLISECONDS(row[low])} to {MILLISECONDS(row[high])})"
-    return f"{MILLISECONDS(row[value])}{ends}"
+def _interval(value: Scalar, low: Scalar, high: Scalar) -> str:
+    ends = "" if is_missing(low) else f" ({MILLISECONDS(low)} to {MILLISECONDS(high)})"
+    return "" if is_missing(value) else f"{MILLISECONDS(value)}{ends}"
 
 
-def _law(row: Row, name: str) -> str:
+def _law(row: Row, step_s: float | None) -> str:
     """Return the error of a law, or its step over the predicted one."""
-    of = row["step_s"] if is_missing(row["measured_s"]) else row["measured_s"]
-    return "" if is_missing(row[name]) or is_missing(of) else _signed(number(row[name]) / number(of) - 1)
+    of = row.step_s if is_missing(row.measured_s) else row.measured_s
+    return _signed(None if is_missing(step_s) or is_missing(of) else step_s / of - 1)
 
 
-def _signed(share: object) -> str:
-    if share is None or is_missing(share):  # type: ignore[arg-type]
-        return ""
-    return f"{100 * float(str(share)):+.1f}{NO_BREAK}%"
+def _signed(share: float | None) -> str:
+    return "" if share is None or is_missing(share) else f"{100 * share:+.1f}{NO_BREAK}%"

@@ -10,7 +10,7 @@ import pandas as pd
 from harness.config.published import METRICS
 from harness.config.values import GIB
 from harness.report.labels import Row, is_missing, is_true, number, rows_of
-from harness.report.tables.text import LARGE_LOSS, NO_BREAK, Column, TextTable, flush_right, make_table, percent, words
+from harness.report.tables.text import LARGE_LOSS, NO_BREAK, TextTable, flush_right, make_table, percent, words
 
 RATE = "throughput_per_s"
 OTHER = "other hardware"
@@ -44,22 +44,25 @@ POINTS = "points"
 
 def published_table(published: pd.DataFrame) -> TextTable:
     """Return each published figure beside the measured one, and how far both are apart."""
-    columns: tuple[Column, ...] = (
+    columns = (
         ("cell", "cell", words),
         ("figure", _figure, words),
         ("published", _published, flush_right),
         ("measured", _measured, flush_right),
         ("n", "n", flush_right),
         ("difference", _difference, flush_right),
-        ("measured on", lambda row: OTHER if is_true(row["other_hardware"]) else "the same model", words),
+        ("measured on", lambda row: OTHER if is_true(row.other_hardware) else "the same model", words),
     )
-    return make_table(columns, rows_of(published), lambda row: "apart" if is_true(row["other_hardware"]) else "")
+    return make_table(columns, rows_of(published), lambda row: "apart" if is_true(row.other_hardware) else "")
 
 
 def published_words(published: pd.DataFrame) -> str:
     """Return what the table shows, and the sources with their hardware."""
-    sources = dict.fromkeys(f"{_source(row)}: {row['hardware']}." for row in rows_of(published))
-    here = words(rows_of(published[:1])[0]["measured_on"]) or "unknown hardware"
+    rows = rows_of(published)
+    sources = dict.fromkeys(
+        f"{row.source}{'' if is_missing(row.url) else f' ({row.url})'}: {row.hardware}." for row in rows
+    )
+    here = words(rows[0].measured_on) or "unknown hardware"
     return (
         "Figures that others published beside this run's: the mean over seeds or blocks, and its difference from what "
         f"was published, or from the nearer end of a range. In italics: measured on {OTHER}, so that a difference in "
@@ -67,27 +70,18 @@ def published_words(published: pd.DataFrame) -> str:
     )
 
 
-def _source(row: Row) -> str:
-    return str(row["source"]) + ("" if is_missing(row["url"]) else f" ({row['url']})")
-
-
 def _figure(row: Row) -> str:
     places = [f"{name} {row[name]}" for name in ("epoch", "step") if not is_missing(row[name])]
-    last = [] if places or METRICS[str(row["metric"])][0] != "epochs" else ["last epoch"]
-    unit = [f"in {row['metric_unit']}"] if row["metric"] == RATE and not is_missing(row["metric_unit"]) else []
-    return ", ".join([" ".join([NAMES[str(row["metric"])], *unit]), *places, *last])
-
-
-def _other_unit(row: Row) -> bool:
-    """Return whether a throughput was published in another unit than the one in which the workload counts."""
-    return row["metric"] == RATE and not is_missing(row["unit"]) and row["metric_unit"] != f"{row['unit']}/s"
+    last = [] if places or METRICS[row.metric][0] != "epochs" else ["last epoch"]
+    unit = f" in {row.metric_unit}" if row.metric == RATE and not is_missing(row.metric_unit) else ""
+    return ", ".join([f"{NAMES[row.metric]}{unit}", *places, *last])
 
 
 def _number(row: Row, value: float, size: float) -> tuple[str, str]:
     """Return a number and its unit, both as suits ``size``, the largest of those that stand together."""
     if math.isnan(value):
         return "nan", ""
-    forms = UNITS.get(words(row["metric_unit"]), ((0.0, "", "{:,.5g}"),))
+    forms = UNITS.get(words(row.metric_unit), ((0.0, "", "{:,.5g}"),))
     unit, form = next((unit, form) for least, unit, form in forms if not size < least)
     return form.format(FACTORS.get(unit, 1.0) * value), unit
 
@@ -100,26 +94,26 @@ def _span(row: Row, *values: float) -> str:
 
 
 def _published(row: Row) -> str:
-    return _span(row, *(number(row[f"published_{end}"]) for end in ("low", "high")))
+    return _span(row, number(row.published_low), number(row.published_high))
 
 
 def _measured(row: Row) -> str:
-    if is_missing(row["n"]) or not number(row["n"]):
-        return f"counted in {row['unit']}" if _other_unit(row) else "not measured"
-    low, high = (number(row[f"measured_{end}"]) for end in ("low", "high"))
+    if not row.n:
+        other_unit = row.metric == RATE and not is_missing(row.unit) and row.metric_unit != f"{row.unit}/s"
+        return f"counted in {row.unit}" if other_unit else "not measured"
+    low, high = number(row.measured_low), number(row.measured_high)
     spread = f" ({_span(row, low, high)})" if _span(row, low) != _span(row, high) else ""
-    return f"{_span(row, number(row['measured']))}{spread}"
+    return f"{_span(row, number(row.measured))}{spread}"
 
 
 def _difference(row: Row) -> str:
-    if row["measured"] is None:
+    if row.measured is None:
         return ""
-    if is_missing(row["difference"]):
-        both = math.isnan(number(row["measured"])) and math.isnan(number(row["published_low"]))
+    if is_missing(row.difference):
+        both = math.isnan(number(row.measured)) and math.isnan(number(row.published_low))
         return "both nan" if both else "one is nan"
-    if not number(row["difference"]):
-        return "within the range" if row["published_low"] != row["published_high"] else "none"
-    sign = "+" if number(row["difference"]) > 0 else ""
-    share = "" if is_missing(row["relative_difference"]) else f" ({sign}{percent(row['relative_difference'])})"
-    difference = _span(row, number(row["difference"])).replace("%", POINTS)
-    return f"{sign}{difference}{share}"
+    if not row.difference:
+        return "within the range" if row.published_low != row.published_high else "none"
+    sign = "+" if row.difference > 0 else ""
+    share = "" if is_missing(row.relative_difference) else f" ({sign}{percent(row.relative_difference)})"
+    return f"{sign}{_span(row, row.difference).replace('%', POINTS)}{share}"

@@ -18,12 +18,10 @@ from harness.report.labels import (
     rate_unit,
     rows_of,
     setting_without,
-    shown_devices,
-    shown_strategy,
     why_excluded,
 )
 from harness.report.tables.scaling import marked
-from harness.report.tables.text import Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
+from harness.report.tables.text import CELL, Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
 
 LARGE = 10.0
 """The ratio from which on three digits are written."""
@@ -37,53 +35,42 @@ def ratio(value: Scalar) -> str:
 
 def noise_table(noise: pd.DataFrame) -> TextTable:
     """Return each base against its twin."""
-    unit = rate_unit(noise)
-    columns: tuple[Column, ...] = (
-        ("setting", "setting", words),
-        (f"base ({unit})", "throughput_per_s", speed),
-        (f"twin ({unit})", "twin_throughput_per_s", speed),
-        ("twin / base (95 % interval)", _ratio, flush_right),
-        ("n", "blocks", flush_right),
-    )
-    return make_table(columns, rows_of(noise), _kind, keys={"twin / base (95 % interval)": "ratio"})
+    names: list[Column] = [("setting", "setting", words)]
+    speeds = {"base": "throughput_per_s", "twin": "twin_throughput_per_s"}
+    return _ratio_table(noise, names, speeds, "twin / base")
 
 
 def parity_table(parity: pd.DataFrame, *, narrow: bool = False) -> TextTable:
-    """Return each cell under Ray against the same cell under torchrun."""
-    unit = rate_unit(parity)
-    speeds: tuple[Column, ...] = (
-        (f"torchrun ({unit})", "control_throughput_per_s", speed),
-        (f"Ray ({unit})", "throughput_per_s", speed),
-    )
-    columns: tuple[Column, ...] = (
-        ("cell", cell_label, words),
-        ("setting", _beside_launchers, words),
-        *(() if narrow else speeds),
-        ("Ray / torchrun (95 % interval)", _ratio, flush_right),
-        ("n", "blocks", flush_right),
-    )
-    return make_table(columns, rows_of(parity), _kind, keys={"Ray / torchrun (95 % interval)": "ratio"})
+    """Return each cell under Ray against the same cell under torchrun; ``narrow``: see versus_table."""
+    names: list[Column] = [("cell", cell_label, words), ("setting", _beside_launchers, words)]
+    speeds = {} if narrow else {"torchrun": "control_throughput_per_s", "Ray": "throughput_per_s"}
+    return _ratio_table(parity, names, speeds, "Ray / torchrun")
 
 
 def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     """Return each cell against another that differs in one axis; ``narrow``, for a terminal: without throughputs."""
-    unit = rate_unit(versus)
-    speeds: tuple[Column, ...] = (
-        (f"second ({unit})", "other_throughput_per_s", speed),
-        (f"first ({unit})", "throughput_per_s", speed),
-    )
-    columns: tuple[Column, ...] = (
-        ("first / second", pair_label, words),
-        ("setting", pair_setting, words),
-        *(() if narrow else speeds),
-        ("ratio (95 % interval)", _ratio, flush_right),
+    names: list[Column] = [("first / second", pair_label, words), ("setting", pair_setting, words)]
+    speeds = {} if narrow else {"second": "other_throughput_per_s", "first": "throughput_per_s"}
+    return _ratio_table(versus, names, speeds, "ratio")
+
+
+def _ratio_table(frame: pd.DataFrame, names: list[Column], speeds: dict[str, str], title: str) -> TextTable:
+    """Return what names each pair, its throughputs by heading, its ratio and the number of blocks."""
+    unit, heading = rate_unit(frame), f"{title} (95 % interval)"
+
+    def text(row: Row) -> str:
+        return why_excluded(row) if is_missing(row.ratio) else marked(estimate(ratio, row, "ratio"), row)
+
+    def kind(row: Row) -> str:
+        return "apart" if is_no_claim(row) or is_not_equivalent(row) else "base" if is_true(row.excludes_one) else ""
+
+    columns = (
+        *names,
+        *((f"{name} ({unit})", column, speed) for name, column in speeds.items()),
+        (heading, text, flush_right),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_of(versus), _kind, keys={"ratio (95 % interval)": "ratio"})
-
-
-def _kind(row: Row) -> str:
-    return "apart" if is_no_claim(row) or is_not_equivalent(row) else "base" if is_true(row["excludes_one"]) else ""
+    return make_table(columns, rows_of(frame), kind, keys={heading: "ratio"})
 
 
 def pair_label(row: Row) -> str:
@@ -114,7 +101,7 @@ def _compared(row: Row) -> tuple[str, str, str, str]:
 
 def _beside_launchers(row: Row) -> str:
     """Return the setting without the launcher, since both are compared."""
-    return setting_without(row, str(row["launcher"]))
+    return setting_without(row, row.launcher)
 
 
 def main_axes(versus: pd.DataFrame) -> pd.DataFrame:
@@ -127,40 +114,26 @@ def main_axes(versus: pd.DataFrame) -> pd.DataFrame:
     return next((rows for rows in (choices, strategies) if len(rows)), versus)
 
 
-def _ratio(row: Row) -> str:
-    if is_missing(row["ratio"]):
-        return why_excluded(row)
-    return marked(estimate(ratio, row, "ratio"), row)
-
-
 def leaders_table(leaders: pd.DataFrame) -> TextTable:
     """Return each setting against the fastest of its group; groups of one setting are left out."""
-    compared = leaders[leaders["settings"] > 1]
-    columns: tuple[Column, ...] = (
-        ("setting", "setting", words),
-        ("strategy", shown_strategy, words),
-        ("devices", shown_devices, flush_right),
+
+    def leads(row: Row) -> bool:
+        return bool(row.cell_id == row.leader_id)
+
+    def verdict(row: Row) -> str:
+        if leads(row):
+            return "fastest"
+        return "too few blocks" if is_missing(row.tied) else "cannot be told apart" if row.tied else "slower"
+
+    to_fastest = "to the fastest (95 % interval)"
+    columns = (
+        *CELL,
         ("global batch", "global_batch_size", flush_right),
         (rate_unit(leaders), "throughput_per_s", speed),
-        ("to the fastest (95 % interval)", _leaders_ratio, flush_right),
+        (to_fastest, lambda row: "1" if leads(row) else estimate(ratio, row, "ratio"), flush_right),
         ("p (Holm)", "p_value", decimal("{:.2g}")),
-        ("verdict", _verdict, words),
+        ("verdict", verdict, words),
     )
-    keys = {"devices": "devices", "to the fastest (95 % interval)": "ratio"}
-    return make_table(columns, rows_of(compared), lambda row: "base" if _leads(row) else "", keys=keys)
-
-
-def _leads(row: Row) -> bool:
-    return row["cell_id"] == row["leader_id"]
-
-
-def _leaders_ratio(row: Row) -> str:
-    return "1" if _leads(row) else estimate(ratio, row, "ratio")
-
-
-def _verdict(row: Row) -> str:
-    if _leads(row):
-        return "fastest"
-    if is_missing(row["tied"]):
-        return "too few blocks"
-    return "cannot be told apart" if is_true(row["tied"]) else "slower"
+    keys = {"devices": "devices", to_fastest: "ratio"}
+    compared = rows_of(leaders[leaders["settings"] > 1])
+    return make_table(columns, compared, lambda row: "base" if leads(row) else "", keys=keys)

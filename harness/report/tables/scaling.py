@@ -25,11 +25,10 @@ from harness.report.labels import (
     rate_unit,
     rows_of,
     setting_without_batch,
-    shown_devices,
-    shown_strategy,
     why_excluded,
 )
 from harness.report.tables.text import (
+    CELL,
     NO_BREAK,
     Column,
     TextTable,
@@ -57,7 +56,15 @@ METRICS = {
     "val_iou": ("IoU", 100.0, "{:.1f}", " %"),
 }
 """Title, factor, format and unit of the metrics of the built-in workloads; other metrics are shown as recorded."""
+VALUES = ("train_loss", "val_loss", "time_to_target_s", "samples_to_target")
+"""The numbers of a training beside its metrics."""
+MOST_EPOCHS = 20
+"""The most epochs of a training that are shown."""
+MOST_ROWS = 200
+TRIAL = ["trial_id", "attempt"]
+LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 two_digits = decimal("{:.2f}")
+rate = decimal("{:.4g}")
 
 
 def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
@@ -65,71 +72,61 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
 
     Speedup's interval is left out: it is that of efficiency, times the devices. Unusual doubts are a mark.
     """
-    columns: tuple[Column, ...] = (
-        ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row["unusual"] else ""), words),
-        (rate_unit(scaling), _throughput_or_interval, flush_right),
-        ("speedup", lambda row: _speedup(row, two_digits(row["speedup"])), flush_right),
-        ("efficiency", _efficiency_in_words, flush_right),
+    columns = (
+        ("strategy", lambda row: cell_label(row) + (f" {DOUBTFUL}" if row.unusual else ""), words),
+        (  # a terminal has no space for the range of fewer blocks
+            rate_unit(scaling),
+            lambda row: with_ends(speed, row.throughput_per_s, row.throughput_low, row.throughput_high),
+            flush_right,
+        ),
+        ("speedup", lambda row: _speedup(row, two_digits(row.speedup)), flush_right),
+        (  # with the doubts that take its meaning away
+            "efficiency",
+            lambda row: "; ".join([_efficiency(row), *(name for name in LOUD if name in row.unusual)]),
+            flush_right,
+        ),
         ("n", "blocks", flush_right),
     )
     parts: dict[str, list[Row]] = {}
-    for row in rows_of(unusual_doubts(scaling)):
-        parts.setdefault(words(row["setting"]) or _fixed(row), []).append(row)
+    for row in _scaling_rows(scaling):
+        parts.setdefault(words(row.setting) or joined(words(row.model), batch_text(row)), []).append(row)
     return [
         (f"{name} (base: {', '.join(dict.fromkeys(map(_base, rows)))})", make_table(columns, rows, _kind))
         for name, rows in parts.items()
     ]
 
 
-def _fixed(row: Row) -> str:
-    """Return the model and the batch: the title of a table if nothing varies but strategies and devices."""
-    return joined(words(row["model"]), batch_text(row))
-
-
 def scaling_table(scaling: pd.DataFrame) -> TextTable:
     """Return throughput, speedup and efficiency of each cell against its base, with intervals; n; base; doubts."""
-    unit, rows = rate_unit(scaling), rows_of(unusual_doubts(scaling))
-    doubts: tuple[Column, ...] = (("doubts, by blocks", "unusual", words),)
-    columns: tuple[Column, ...] = (
-        ("setting", "setting", words),
-        ("strategy", shown_strategy, words),
-        ("devices", shown_devices, flush_right),
-        (unit, _throughput, flush_right),
+    unit = rate_unit(scaling)
+    columns = (
+        *CELL,
+        (unit, lambda row: estimate(speed, row, "throughput_per_s", "throughput_"), flush_right),
         ("speedup", lambda row: _speedup(row, estimate(two_digits, row, "speedup")), flush_right),
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
         (f"base ({unit})", _base, flush_right),
-        *(doubts if any(row["unusual"] for row in rows) else ()),
+        ("doubts, by blocks", "unusual", words),
     )
     keys = {"devices": "devices", unit: "throughput_per_s", "speedup": "speedup", "efficiency": "efficiency"}
-    return make_table(columns, rows, _kind, keys=keys)
+    return make_table(columns, _scaling_rows(scaling), _kind, keys=keys)
 
 
-def unusual_doubts(scaling: pd.DataFrame) -> pd.DataFrame:
+def _scaling_rows(scaling: pd.DataFrame) -> list[Row]:
     """Return the rows with each cell's unusual doubts as text; its base has a row of its own."""
-    texts = ["; ".join(map(str, doubts)) for doubts in scaling["unusual"]]
-    return scaling.assign(unusual=pd.Series(texts, index=scaling.index, dtype="string"))
+    return [Row(row, unusual="; ".join(map(str, row.unusual))) for row in rows_of(scaling)]
 
 
 def _is_base(row: Row) -> bool:
-    return row["cell_id"] == row["base_id"]
+    return bool(row.cell_id == row.base_id)
 
 
 def _kind(row: Row) -> str:
     return "base" if _is_base(row) else "apart" if is_no_claim(row) or is_not_equivalent(row) else ""
 
 
-def _throughput(row: Row) -> str:
-    return estimate(speed, row, "throughput_per_s", "throughput_")
-
-
-def _throughput_or_interval(row: Row) -> str:
-    """Return the throughput with its interval if there is one: a terminal has no space for two ranges."""
-    return with_ends(speed, row["throughput_per_s"], row["throughput_low"], row["throughput_high"])
-
-
 def _base(row: Row) -> str:
-    return f"{row['base_strategy']} x{row['base_devices']}: {speed(row['base_throughput_per_s'])}"
+    return f"{row.base_strategy} x{row.base_devices}: {speed(row.base_throughput_per_s)}"
 
 
 def _speedup(row: Row, text: str) -> str:
@@ -146,27 +143,22 @@ def marked(text: str, row: Row, *, in_words: bool = True) -> str:
 def _efficiency(row: Row) -> str:
     if _is_base(row):
         return "base"
-    if is_missing(row["efficiency"]):
+    if is_missing(row.efficiency):
         return why_excluded(row)
     return marked(estimate(percent, row, "efficiency", "efficiency_"), row)
 
 
-def _efficiency_in_words(row: Row) -> str:
-    """Return the efficiency with the doubts that take its meaning away."""
-    loud = [name for name in LOUD if name in words(row["unusual"])]
-    return "; ".join([_efficiency(row), *loud])
-
-
 def convergence_table(convergence: pd.DataFrame) -> TextTable:
     """Return each cell's final losses and metrics, and time and samples to the target, over the seeds."""
-    metrics, shown = _metrics(convergence), convergence["train_accuracy"].notna().any()
+    names = [str(name) for name in convergence.columns if str(name).startswith("val_") and name != "val_loss"]
+    metrics = [name for name in names if convergence[name].notna().any()]
     columns: tuple[Column, ...] = (
-        ("strategy", _training, words),
+        ("strategy", lambda row: marked(cell_label(row), row), words),
         ("setting", training_setting, words),
         ("seeds", "seeds", flush_right),
         ("training samples", "training_samples", decimal("{:,.0f}")),
         ("training loss", "train_loss", flush_right),
-        *((("training accuracy", "train_accuracy", flush_right),) if shown else ()),
+        ("training accuracy", "train_accuracy", flush_right),
         ("validation loss", "val_loss", flush_right),
         *((METRICS[name][0] if name in METRICS else name.removeprefix("val_"), name, flush_right) for name in metrics),
         ("reached target", "reached", flush_right),
@@ -174,9 +166,7 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
         ("samples to target", "samples_to_target", flush_right),
     )
     rows = [_over_seeds(group, metrics) for _, group in convergence.groupby("cell_id", sort=False)]
-    keys = {
-        title: _middle_of(name) for title, name, _ in columns if isinstance(name, str) and name in {*VALUES, *metrics}
-    }
+    keys = {title: f"{name}_median" for title, name, _ in columns if name in {*VALUES, *metrics}}
     return make_table(columns, rows, lambda row: "apart" if is_no_claim(row) else "", keys=keys)
 
 
@@ -184,32 +174,26 @@ def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
     """Return the row of a cell: its axes, and the median and ends of what its trainings reached."""
     known = bool(group["reached"].notna().any())
     reached = int(group["reached"].fillna(False).sum())
-    return {
-        **rows_of(group[:1])[0],
-        "seeds": len(group),
-        "train_loss": _losses(group["train_loss"]),
-        "train_accuracy": _metric(group, "train_accuracy"),
-        "val_loss": _losses(group["val_loss"]),
-        **{name: _metric(group, name) for name in metrics},
-        "reached": f"{reached} of {len(group)}" if known else "-",
-        "time_to_target_s": _to_target(group, "time_to_target_s", "{:.1f}"),
-        "samples_to_target": _to_target(group, "samples_to_target", "{:,.0f}"),
-        **{_middle_of(name): _middle(group[name]) for name in (*VALUES, *metrics)},
-    }
+    row = rows_of(group[:1])[0]
+    for name in LOSSES:
+        largest = max(filter(math.isfinite, group[name].dropna()), default=0.0)
+        row[name] = _span(group[name], loss_form(largest))
+    for name in ("train_accuracy", *metrics):
+        _, factor, form, suffix = _format_of(name)
+        row[name] = _span(group[name] * factor, form, suffix)
+    row |= {f"{name}_median": median(_or_infinite(group[name])) for name in (*VALUES, *metrics)}
+    return Row(
+        row,
+        seeds=len(group),
+        reached=f"{reached} of {len(group)}" if known else "-",
+        time_to_target_s=_to_target(group, "time_to_target_s", "{:.1f}"),
+        samples_to_target=_to_target(group, "samples_to_target", "{:,.0f}"),
+    )
 
 
-VALUES = ("train_loss", "val_loss", "time_to_target_s", "samples_to_target")
-"""The numbers of a training beside its metrics."""
-
-
-def _middle_of(name: str) -> str:
-    """Return the key of the median over the seeds, by which rows sort."""
-    return f"{name}_median"
-
-
-def _middle(values: pd.Series[float]) -> float:
-    """Return the median over the seeds, of which a missing one counts as infinite."""
-    return median(sorted(values.astype("Float64").fillna(math.inf).astype(float)))
+def _or_infinite(values: pd.Series[float]) -> list[float]:
+    """Return the values of the seeds in order, of which a missing one counts as infinite."""
+    return sorted(values.astype("Float64").fillna(math.inf).astype(float))
 
 
 def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
@@ -217,8 +201,8 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
 
     If the median seed missed the target: the least that its training time can be, '-' for samples.
     """
-    values = sorted(group[name].astype("Float64").fillna(math.inf).astype(float))
-    middle = _middle(group[name])
+    values = _or_infinite(group[name])
+    middle = median(values)
     if middle < math.inf:
         shown = _spread(values[0], middle, values[-1], form, alone=len(values) == 1)
         return shown.replace(form.format(math.inf), f"not{NO_BREAK}reached")
@@ -226,35 +210,16 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
     return f">= {form.format(least)}" if group["reached"].notna().any() and not math.isnan(least) else "-"
 
 
-def _training(row: Row) -> str:
-    return marked(cell_label(row), row)
-
-
 def training_setting(row: Row) -> str:
     """Return what varies in the run besides strategy and devices, and the global batch."""
-    return joined(setting_without_batch(row), f"global batch {row['global_batch_size']}")
-
-
-def _metrics(convergence: pd.DataFrame) -> list[str]:
-    """Return the columns of the metrics that any training has."""
-    names = [str(name) for name in convergence.columns if str(name).startswith("val_") and name != "val_loss"]
-    return [name for name in names if convergence[name].notna().any()]
-
-
-def _metric(group: pd.DataFrame, name: str) -> str:
-    _, factor, form, suffix = METRICS.get(name, ("", 1.0, "{:.4g}", ""))
-    return _span(group[name] * factor, form, suffix)
-
-
-def _losses(values: pd.Series[float]) -> str:
-    return _span(values, loss_form(max(filter(math.isfinite, values.dropna()), default=0.0)))
+    return joined(setting_without_batch(row), f"global batch {row.global_batch_size}")
 
 
 def _span(values: pd.Series[float], form: str, suffix: str = "") -> str:
     known = sorted(values.dropna().astype(float), key=lambda value: (math.isnan(value), value))
     if not known:
         return "-"
-    middle = known[len(known) // 2] if len(known) % 2 else sum(known[len(known) // 2 - 1 : len(known) // 2 + 1]) / 2
+    middle = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2  # statistics.median would not sort NaN
     return _spread(known[0], middle, known[-1], form, suffix, alone=len(known) == 1)
 
 
@@ -268,7 +233,7 @@ def _spread(low: float, middle: float, high: float, form: str, suffix: str = "",
 
 def outcome_table(outcomes: pd.DataFrame) -> TextTable:
     """Return the trials by kind, outcome and reason."""
-    columns: tuple[Column, ...] = (
+    columns = (
         ("kind", "kind", words),
         ("outcome", "outcome", words),
         ("trials", "trials", flush_right),
@@ -279,8 +244,8 @@ def outcome_table(outcomes: pd.DataFrame) -> TextTable:
 
 def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
     """Return the trials that neither succeeded nor were skipped, each with its log."""
-    columns: tuple[Column, ...] = (
-        ("trial", lambda row: f"{row['label']}, {row['trial_id']}", words),
+    columns = (
+        ("trial", lambda row: f"{row.label}, {row.trial_id}", words),
         ("attempt", "attempt", flush_right),
         ("outcome", "outcome", words),
         ("reason", "reason", words),
@@ -293,47 +258,32 @@ def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
 
 def missing_table(missing: pd.DataFrame, most: int = 50) -> TextTable:
     """Return the planned trials without a result by cell: blocks and reason."""
-    columns: tuple[Column, ...] = (
+    columns = (
         ("cell", "label", words),
         ("trials", "trials", flush_right),
         ("blocks", "blocks", words),
         ("reason", "reason", words),
     )
     named = missing.assign(label=missing["label"].fillna(missing["cell_id"]))
-    rows: list[Row] = [
-        {
-            "label": str(label),
-            "reason": str(reason),
-            "trials": len(group),
-            "blocks": ranges(sorted(set(group["block"].tolist()))),
-        }
+    rows = [
+        Row(label=label, reason=reason, trials=len(group), blocks=ranges(sorted({*group["block"]})))
         for (label, reason), group in named.groupby(["label", "reason"], sort=False)
     ]
     rest = f"and {len(rows) - most} more, in tables/missing.csv" if len(rows) > most else ""
     return make_table(columns, rows[:most], rest=rest)
 
 
-MOST_EPOCHS = 20
-"""The most epochs of a training that are shown."""
-MOST_ROWS = 200
-TRIAL = ["trial_id", "attempt"]
-LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
-NO_METRICS = (*LOSSES, "train_s")
-rate = decimal("{:.4g}")
-
-
 def epochs_table(epochs: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
     """Return the epochs of each training: losses, metrics and learning rate, and the samples of the training set."""
     own = [name for name in trials.columns if name in TRIAL or name not in epochs.columns]
     merged = epochs.merge(trials.loc[trials["kind"] == "convergence", own], on=TRIAL, validate="many_to_one")
-    shown = [name for name in _epochs_metrics(epochs.columns) if epochs[name].notna().any()]
     columns: tuple[Column, ...] = (
         ("strategy", cell_label, words),
         ("setting", training_setting, words),
         ("seed", "seed", flush_right),
         ("epoch", "epoch", flush_right),
         *((title, name, _loss) for name, title in LOSSES.items()),
-        *((_title(name), partial(_shown, name), flush_right) for name in shown),
+        *((_title(name), partial(_metric, name), flush_right) for name in _metrics(epochs.columns)),
         ("learning rate", "learning_rate", rate),
         ("training samples", "training_samples", decimal("{:,.0f}")),
     )
@@ -344,19 +294,16 @@ def epochs_table(epochs: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
 
 def epoch_lines(epochs: Columns) -> list[str]:
     """Return a line an epoch of one training, as its result has them: 'epoch 3: training loss 0.0634, ...'."""
-    names = list(epochs)
-    rows: list[Row] = [dict(zip(names, values, strict=True)) for values in zip(*epochs.values(), strict=True)]
-    return [_epoch_line(row) for row in _some(rows)]
-
-
-def _epoch_line(row: Row) -> str:
-    known = [name for name in _epochs_metrics(row) if not is_missing(row[name])]
-    values = (
-        *(f"{title} {_loss(row[name])}" for name, title in LOSSES.items() if row.get(name) is not None),
-        *(f"{_title(name)} {_shown(name, row)}" for name in known),
-        f"learning rate {rate(row['learning_rate'])}",
-    )
-    return f"epoch {number(row['epoch']):.0f}: {', '.join(values)}"
+    rows = [Row(zip(epochs, values, strict=True)) for values in zip(*epochs.values(), strict=True)]
+    lines = []
+    for row in _some(rows):
+        values = (
+            *(f"{title} {_loss(row[name])}" for name, title in LOSSES.items() if row.get(name) is not None),
+            *(f"{_title(name)} {_metric(name, row)}" for name in _metrics(row) if not is_missing(row[name])),
+            f"learning rate {rate(row.learning_rate)}",
+        )
+        lines.append(f"epoch {row.epoch:.0f}: {', '.join(values)}")
+    return lines
 
 
 def _loss(value: Scalar) -> str:
@@ -370,9 +317,9 @@ def _some(rows: Sequence[Row]) -> list[Row]:
     return [row for place, row in enumerate(rows, start=1) if (len(rows) - place) % every == 0]
 
 
-def _epochs_metrics(names: Iterable[object]) -> list[str]:
+def _metrics(names: Iterable[object]) -> list[str]:
     """Return the metrics among the columns of epochs: of the training set, then of the validation set."""
-    found = [str(name) for name in names if str(name) not in NO_METRICS]
+    found = [str(name) for name in names if name not in (*LOSSES, "train_s")]
     return [name for start in ("train_", "val_") for name in found if name.startswith(start)]
 
 
@@ -382,7 +329,7 @@ def _title(name: str) -> str:
     return f"{kind} {_format_of(name)[0] or name.partition('_')[2]}"
 
 
-def _shown(name: str, row: Row) -> str:
+def _metric(name: str, row: Row) -> str:
     _, factor, form, suffix = _format_of(name)
     return decimal(form + suffix, factor)(row[name])
 

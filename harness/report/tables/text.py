@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from harness.analysis.stats import ENDS
-from harness.report.labels import Row, Scalar, is_missing, number, plural
+from harness.plan.labels import devices_text
+from harness.report.labels import Row, Scalar, is_missing, number, plural, shown_strategy
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 LARGE_LOSS = 1e6
 """From which size on a loss is written with a power of ten."""
+REST = "rest"
+"""The kind of a last line, on the rows that are left out."""
+LEAST_SORTED = 3
+"""The fewest rows of a table that a reader may want to sort."""
+EMPTY = ("", "-")
+"""The texts of a missing value."""
 Format: TypeAlias = Callable[[Scalar], str]
 Column: TypeAlias = tuple[str, str | Callable[[Row], Scalar], Format]
 """Heading; name of a column, or function of a row; format. Columns are set flush right unless their format is words."""
@@ -28,12 +36,6 @@ class Heading:
     number: bool = False
 
 
-REST = "rest"
-"""The kind of a last line, on the rows that are left out."""
-LEAST_SORTED = 3
-"""The fewest rows of a table that a reader may want to sort."""
-
-
 @dataclass(frozen=True)
 class Line:
     """A row of text. ``kind`` is 'base', 'apart' (a rehearsal), REST or empty; ``numbers``: by which columns sort."""
@@ -42,11 +44,17 @@ class Line:
     kind: str = ""
     numbers: tuple[float | None, ...] = ()
 
+    @classmethod
+    def of_rest(cls, text: str, columns: int) -> Line:
+        """Return the last line of a table, on the rows that are left out."""
+        return cls((text, *[""] * (columns - 1)), REST)
+
     @property
-    def values(self) -> Iterator[tuple[str, str]]:
-        """Yield the text of each cell and its number as text, empty if it has none."""
-        for cell, value in zip_longest(self.cells, self.numbers):
-            yield cell, "" if value is None else f"{value:.6g}"
+    def values(self) -> list[tuple[str, str]]:
+        """The text of each cell and its number as text, empty if it has none."""
+        return [
+            (cell, "" if value is None else f"{value:.6g}") for cell, value in zip_longest(self.cells, self.numbers)
+        ]
 
     def keep(self, columns: Sequence[int]) -> Line:
         """Return the line with these columns alone."""
@@ -92,13 +100,13 @@ class TextTable:
         same = [index for index in range(len(self.columns)) if index not in varied]
         common = tuple((self.columns[index].title, lines[0].cells[index]) for index in same)
         columns = tuple(self.columns[index] for index in varied)
-        rest = [_rest_line(self.rest, len(columns))] if self.rest else []
+        rest = [Line.of_rest(self.rest, len(columns))] if self.rest else []
         return replace(self, columns=columns, rows=(*(line.keep(varied) for line in lines), *rest), common=common)
 
 
 def make_table(
     columns: Sequence[Column],
-    rows: Iterable[Row],
+    rows: Iterable[Mapping[str, Any]],
     kind: Callable[[Row], str] = lambda row: "",
     rest: str = "",
     *,
@@ -111,39 +119,25 @@ def make_table(
     value is text, the name of the number by which they sort. ``ordered``: see TextTable.
     """
     headings = tuple(Heading(title, form is not words) for title, _, form in columns)
-    lines = [_line(columns, row, kind(row), keys) for row in rows]
+    lines = [_line(columns, Row(row), kind, keys) for row in rows]
     filled = [
         index for index in range(len(headings)) if not lines or any(line.cells[index] not in EMPTY for line in lines)
     ]
     headings, lines = tuple(headings[index] for index in filled), [line.keep(filled) for line in lines]
     if rest:
-        lines.append(_rest_line(rest, len(headings)))
+        lines.append(Line.of_rest(rest, len(headings)))
     return TextTable(headings, tuple(lines), ordered)
 
 
-EMPTY = ("", "-")
-"""The texts of a missing value."""
-
-
-def _line(columns: Sequence[Column], row: Row, kind: str, keys: Mapping[str, str]) -> Line:
-    found = [value(row) if callable(value) else row[value] for _, value, _ in columns]
-    cells = tuple(form(value) for value, (_, _, form) in zip(found, columns, strict=True))
-    sorted_by = [
-        row[keys[title]] if title in keys else value for value, (title, _, _) in zip(found, columns, strict=True)
-    ]
-    numbers = tuple(
-        None if form is words else _number(value) for value, (_, _, form) in zip(sorted_by, columns, strict=True)
-    )
-    return Line(cells, kind, numbers)
-
-
-def _number(value: Scalar) -> float | None:
-    """Return a number to sort by; None for text, missing and infinite values, which come last."""
-    return None if isinstance(value, str) or not math.isfinite(number(value)) else number(value)
-
-
-def _rest_line(rest: str, columns: int) -> Line:
-    return Line((rest, *[""] * (columns - 1)), REST)
+def _line(columns: Sequence[Column], row: Row, kind: Callable[[Row], str], keys: Mapping[str, str]) -> Line:
+    cells, numbers = [], []
+    for title, value, form in columns:
+        found = value(row) if callable(value) else row[value]
+        cells.append(form(found))
+        by = row[keys[title]] if title in keys else found
+        is_number = form is not words and not isinstance(by, str) and math.isfinite(number(by))
+        numbers.append(number(by) if is_number else None)  # text, missing and infinite values come last
+    return Line(tuple(cells), kind(row), tuple(numbers))
 
 
 def words(value: Scalar) -> str:
@@ -161,6 +155,12 @@ def decimal(form: str, factor: float = 1.0) -> Format:
     return lambda value: "-" if is_missing(value) else form.format(factor * number(value))
 
 
+CELL: tuple[Column, ...] = (
+    ("setting", "setting", words),
+    ("strategy", shown_strategy, words),
+    ("devices", devices_text, flush_right),
+)
+"""The columns that name a cell."""
 percent = decimal("{:.0f} %", 100)
 milliseconds = decimal("{:.2f}", 1000)
 
@@ -217,7 +217,7 @@ def estimate(form: Format, row: Row, name: str, prefix: str = "") -> str:
     value, (low, high, least, most) = row[name], (row[f"{prefix}{end}"] for end in ENDS)
     if is_missing(value) or not is_missing(low):
         return with_ends(form, value, low, high)
-    blocks = f"n = {row['blocks']}"
+    blocks = f"n = {row.blocks}"
     if is_missing(least) or least == most:
         return f"{form(value)} ({blocks})".replace(" ", NO_BREAK)
     return with_ends(form, value, least, most).replace("(", f"({blocks}: ".replace(" ", NO_BREAK), 1)
@@ -244,5 +244,4 @@ def impossible_lines(reasons: Mapping[str, int], most: int = 8) -> list[str]:
 
 def counts(values: Sequence[str]) -> str:
     """Return '3 ok, 1 oom', in the order of appearance."""
-    tally = {value: values.count(value) for value in dict.fromkeys(values)}
-    return ", ".join(f"{count} {value}" for value, count in tally.items())
+    return ", ".join(f"{count} {value}" for value, count in Counter(values).items())
