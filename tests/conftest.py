@@ -8,9 +8,8 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -22,6 +21,10 @@ from harness.plan.grid import OwnCode
 from harness.plan.inventory import Inventory, Node
 from harness.system.user_code import CodeVersion
 
+FEW_STEPS = {"blocks": 1, "warmup_steps": 2, "warmup_rounds": 2, "windows": 1, "window_steps": 4, "window_seconds": 0.0}
+FEW_STEPS |= {"twin": False, "explain": False}
+"""The section ``throughput`` of a run that is to be short."""
+
 
 @atexit.register
 def silence_unloading() -> None:
@@ -30,10 +33,15 @@ def silence_unloading() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-SHARED = ("trained", "ray_cluster")
+SHARED = ("trained", "ray_cluster", "examined")
 """Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
-KILLING = ("test_faults", "test_two_nodes", "test_killed", "test_interrupted")
-"""Modules that look at what killed processes leave on the machine: with ``-n`` one process has them, the first one."""
+KILLING = {
+    "test_faults": "faults",
+    "test_killed": "faults",
+    "test_two_nodes": "drivers",
+    "test_interrupted": "drivers",
+}
+"""The longest modules, in two groups of about the same time, which run first. Each looks at its own processes alone."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -49,9 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _order(item: pytest.Item) -> tuple[bool, bool, int]:
-    """Return what sorts a test: of the slow ones the longest group is first, so that no process ends with it."""
+    """Return what sorts a test: of the slow ones the longest groups are first, so that no process ends with them."""
     alone, slow = (item.get_closest_marker(name) is not None for name in ("alone", "slow"))
-    place = KILLING.index(item.path.stem) if item.path.stem in KILLING else len(KILLING)
+    place = [*KILLING].index(item.path.stem) if item.path.stem in KILLING else len(KILLING)
     return alone, slow, place if slow else 0
 
 
@@ -61,9 +69,8 @@ def _group(item: pytest.Item) -> str:
         return "alone"
     if not item.get_closest_marker("slow"):
         return item.path.stem
-    if item.path.stem in KILLING:
-        return "killing"
-    return next((name for name in SHARED if name in getattr(item, "fixturenames", ())), f"{item.path.stem} slow")
+    shared = (name for name in SHARED if name in getattr(item, "fixturenames", ()))
+    return KILLING.get(item.path.stem) or next(shared, f"{item.path.stem} slow")
 
 
 def pytest_collection_finish() -> None:
@@ -180,46 +187,3 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, st
     for world_size in (2, 1, 3):
         found |= torch.load(fork_ranks(main, world_size, folder))
     return found
-
-
-@dataclass(frozen=True)
-class FaultRow:
-    """A line of the table that closes a run of the tests with faults in it."""
-
-    fault: str
-    injected: str
-    seen: str
-    before: int
-    after: int
-    recovery_s: float | None
-
-    KEY: ClassVar[pytest.StashKey[list[FaultRow]]] = pytest.StashKey()
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Under pytest-xdist, send the faults that this process injected to the one that prints them."""
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["faults"] = [asdict(row) for row in session.config.stash.get(FaultRow.KEY, [])]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Receive the faults that a process of pytest-xdist injected."""
-    rows = [FaultRow(**row) for row in getattr(node, "workeroutput", {}).get("faults", [])]
-    node.config.stash.setdefault(FaultRow.KEY, []).extend(rows)
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """What each injected fault came to; ``before`` and ``after`` are the trials that were measured."""
-    rows = config.stash.get(FaultRow.KEY, [])
-    if not rows:
-        return
-    terminalreporter.section("faults")
-    terminalreporter.write_line(
-        f"{'fault':24}{'injected how':38}{'outcome seen':18}{'before':>7}{'after':>7}{'recovery':>10}"
-    )
-    for row in rows:
-        seconds = f"{row.recovery_s:.1f} s" if row.recovery_s is not None else "-"
-        terminalreporter.write_line(
-            f"{row.fault:24}{row.injected:38}{row.seen:18}{row.before:>7}{row.after:>7}{seconds:>10}"
-        )

@@ -103,11 +103,7 @@ def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fa
     stream = batches(data, shares, seed=SEED, ranks=ranks, options={}, collate=collate)
     for share, batch in zip(shares, stream, strict=True):
         training.step(batch, share)
-    flat: list[float] = []
-    for parameter in training.model.parameters():
-        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        flat += whole.detach().flatten().double().tolist()
-    return flat
+    return parameters_of(training)
 
 
 class OnMeta(Regression):

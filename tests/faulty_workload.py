@@ -127,16 +127,6 @@ class Faults:
         return total * math.nan
 
     @staticmethod
-    def inf(workload: Faulty, total: Tensor) -> Tensor:
-        return total * math.inf
-
-    @staticmethod
-    def no_collectives(workload: Faulty, total: Tensor) -> Tensor:
-        while True:
-            time.sleep(0.001)
-            total = total + torch.zeros(1).sum()
-
-    @staticmethod
     def sleeps(workload: Faulty, total: Tensor) -> Tensor:
         time.sleep(3600)
         return total
@@ -150,10 +140,6 @@ class Faults:
     def sigsegv(workload: Faulty, total: Tensor) -> Tensor:
         ctypes.string_at(0)
         return total
-
-    @staticmethod
-    def os_exit(workload: Faulty, total: Tensor) -> Tensor:
-        os._exit(9)
 
     @staticmethod
     def node(workload: Faulty, total: Tensor) -> Tensor:

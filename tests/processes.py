@@ -16,16 +16,22 @@ import psutil
 from harness.analysis.evidence import foreign_cores
 from harness.analysis.results import Results
 from harness.record.frames import records
+from harness.system.scratch import PREFIX, shared_memory
 
 ROOT = Path(__file__).parents[1]
 MARK = "HARNESS_TEST_MARK"
+RUN = (sys.executable, "-m", "tests.without_figures", "harness.run")
+"""The command for tests that look at no figure."""
 
 
 class Command:
-    """``python -m harness.run ARGUMENTS`` in a session of its own, as a terminal or a batch system gives it."""
+    """``python -m harness.run ARGUMENTS`` in a session of its own, as a terminal or a batch system gives it.
 
-    def __init__(self, *arguments: object, log: Path) -> None:
-        self.mark, self.log = uuid.uuid4().hex, log
+    ``temporary``: its folder for temporary files, with a short name: Ray has sockets in it.
+    """
+
+    def __init__(self, *arguments: object, log: Path, temporary: Path) -> None:
+        self.mark, self.log, self.temporary = uuid.uuid4().hex, log, temporary
         self._seen: set[psutil.Process] = set()
         with log.open("wb") as file:
             self.process = subprocess.Popen(
@@ -34,7 +40,7 @@ class Command:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env={**os.environ, MARK: self.mark, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, MARK: self.mark, "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)},
                 start_new_session=True,
             )
 
@@ -55,6 +61,21 @@ class Command:
                     self._seen.add(process)
         return [process for process in self._seen if process.pid != self.process.pid and lives(process)]
 
+    def is_running(self, name: str) -> bool:
+        """Whether a process of this name came from the command."""
+        for process in self.others():
+            with contextlib.suppress(psutil.Error):
+                if name in " ".join(process.cmdline()):
+                    return True
+        return False
+
+    def files(self) -> set[Path]:
+        """Its scratch folders, and what its processes have open or mapped in shared memory: other runs have theirs."""
+        memory = shared_memory()
+        paths = [Path(name) for process in (self.process, *self.others()) for name in held_paths(process.pid)]
+        held = {memory / path.relative_to(memory).parts[0] for path in paths if memory in path.parents}
+        return {path for path in (*held, *self.temporary.glob(f"{PREFIX}*")) if path.exists()}
+
     def wait_for(self, what: Callable[[], object], within_s: float = 120.0) -> None:
         until = time.monotonic() + within_s
         while not what():
@@ -71,6 +92,18 @@ class Command:
             assert waited < within_s, f"after {waited:.0f} s there are still {[p.cmdline()[:3] for p in left]}"
             time.sleep(0.05)
         return time.monotonic() - began
+
+
+def held_paths(pid: int) -> set[str]:
+    """Return what a process has open or mapped, as paths."""
+    found: set[str] = set()
+    folder = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError):
+        found |= {line.split(maxsplit=5)[-1] for line in (folder / "maps").read_text().splitlines()}
+        for number in (folder / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(number))
+    return found
 
 
 def marked(mark: str) -> list[psutil.Process]:

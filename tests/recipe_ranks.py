@@ -16,7 +16,7 @@ from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import batches, epoch_shares
 from harness.train.ranks import Ranks
 from harness.train.training import Training
-from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, SEVERAL, Regression
+from tests.equivalence import BATCH, CPU, EPOCHS, SAMPLES, SEED, SEVERAL, Regression, parameters_of
 
 RECIPES: dict[str, dict[str, Any]] = {
     "accumulated": {"accumulation": 3},
@@ -49,14 +49,6 @@ def step_through(training: Training, ranks: Ranks, epochs: Iterable[int]) -> Non
     source = batches(Regression().datasets()[0], shares, seed=SEED, ranks=ranks, options={}, micro_batches=count)
     for share in shares:
         training.step(islice(source, count) if count > 1 else next(source), share)
-
-
-def parameters_of(training: Training) -> list[float]:
-    flat: list[float] = []
-    for parameter in training.model.parameters():
-        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        flat += whole.detach().flatten().double().tolist()
-    return flat
 
 
 def train(strategy: str, rank: int, world_size: int, devices: int, unit: str, recipe: str) -> list[float]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 import harness
-from tests.test_two_nodes import HERE, of_the_cluster
+from tests.processes import ROOT, RUN
+from tests.ray_nodes import ended_afterwards, own_variables, start_node
 
 pytestmark = pytest.mark.slow
 
@@ -35,21 +31,18 @@ class Head:
     """A head without devices, to which a node of two CPUs may be added."""
 
     def __init__(self, variables: dict[str, str]) -> None:
-        self.variables = {**variables, "PYTHONPATH": str(HERE.parent)}
-        self._ray("--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false")
+        self.variables = {**variables, "PYTHONPATH": str(ROOT)}
+        place = ("--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false")
+        start_node(*place, variables=self.variables)
 
     def add_node(self) -> None:
-        self._ray(f"--address={HEAD}:{PORT}", f"--node-ip-address={OTHER}", "--num-cpus=2")
-
-    def _ray(self, *words: str) -> None:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, "--disable-usage-stats"]
-        subprocess.run(command, env=self.variables, check=True, capture_output=True, timeout=120)
+        place = (f"--address={HEAD}:{PORT}", f"--node-ip-address={OTHER}", "--num-cpus=2")
+        start_node(*place, variables=self.variables)
 
     def start(self, home: Path, wait_for: str) -> subprocess.Popen[str]:
         """Start a run that waits for nodes; its messages can be read from its output."""
-        wait = f"cluster: {{wait_for: {wait_for}}}\n" if wait_for else ""
-        (home / "late.yaml").write_text(EXPERIMENT + wait)
-        command = [sys.executable, "-m", "harness.run", "late.yaml", "--address", f"{HEAD}:{PORT}", "--quiet"]
+        (home / "late.yaml").write_text(f"{EXPERIMENT}cluster: {{wait_for: {wait_for}}}\n")
+        command = [*RUN, "late.yaml", "--address", f"{HEAD}:{PORT}", "--quiet"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command, env=self.variables, cwd=home, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
@@ -58,28 +51,12 @@ class Head:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    try:
-        yield Head({**plain, **token})
-    finally:
-        left = of_the_cluster(token["RAY_AUTH_TOKEN"])
-        for process in left:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=10)
+    variables = own_variables()
+    with ended_afterwards(variables["RAY_AUTH_TOKEN"]):
+        yield Head(variables)
 
 
-def test_where_no_cell_can_run_there_is_one_line_and_no_run_folder(head: Head, tmp_path: Path) -> None:
-    _, error = (run := head.start(tmp_path, wait_for="")).communicate(timeout=120)
-    assert run.returncode == 2
-    (line,) = error.splitlines()
-    assert line.startswith("error: late.yaml: no cell can run on 0 nodes, 0 CPU cores, no GPU: too few devices: ")
-    assert "(1 cell)" in line
-    assert [path.name for path in tmp_path.iterdir()] == ["late.yaml"]
-
-
-def test_nor_after_a_wait_in_vain(head: Head, tmp_path: Path) -> None:
+def test_after_a_wait_in_vain_for_any_device_there_is_one_line_and_no_run_folder(head: Head, tmp_path: Path) -> None:
     output, error = (run := head.start(tmp_path, wait_for="3s")).communicate(timeout=120)
     assert run.returncode == 2
     first, last = output.splitlines()

@@ -22,6 +22,7 @@ from harness.run.request import AUTO, Request
 from harness.system.uri import below
 from tests.forks import start
 from tests.object_store import CREDENTIALS, Fault, Proxy, s3_server
+from tests.processes import RUN
 from tests.scripted import TEXT, command
 
 pytestmark = pytest.mark.slow
@@ -164,14 +165,14 @@ def test_a_run_with_ray_sends_each_trial_between_the_trials(s3: Proxy, tmp_path:
     """The store is slow, so that a trial that did not wait for the last one's objects would overlap with them."""
     s3.delay_s = 0.2
     (file := tmp_path / "mirrored.yaml").write_text(FILE)
-    run = [sys.executable, "-m", "harness.run", str(file), "--output", s3.uri(), "--resume", "auto"]
+    run = [*RUN, str(file), "--output", s3.uri(), "--resume", "auto"]
     done = subprocess.run(run, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     s3.delay_s = 0.0
     (name,) = runs_below(open_store(s3.uri()), "mirrored")
     assert f"Results in s3://bucket/runs/{name}?" in done.stdout
     uri = below(s3.uri(), name)
-    report = [sys.executable, "-m", "harness.report", uri, "--local", "elsewhere"]
+    report = [sys.executable, "-m", "tests.without_figures", "harness.report", uri, "--local", "elsewhere"]
     shown = subprocess.run(report, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
     assert shown.returncode == 0 and f"Report: elsewhere/{name}/report.html" in shown.stdout
     lines: list[Any] = harness.load(tmp_path / "elsewhere" / name).lines

@@ -27,7 +27,7 @@ from harness.report.verdict import make_verdict
 from harness.run.execution import Execution
 from harness.run.prepare import check_optimizers, check_workloads
 from harness.train.workloads import load_class
-from tests.conftest import laptop
+from tests.conftest import FEW_STEPS, laptop
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 REFERENCE = (Path(__file__).parents[1] / "experiments" / "README.md").read_text()
@@ -82,15 +82,7 @@ def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.Mo
             "grid": {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 128},
             "workload_options": {"width": 16},
             "optimizer": {"name": "SGD", "lr": 0.001},
-            "throughput": {
-                "blocks": 1,
-                "warmup_steps": 2,
-                "warmup_rounds": 2,
-                "windows": 1,
-                "window_steps": 5,
-                "window_seconds": 0,
-                "twin": False,
-            },
+            "throughput": {**FEW_STEPS, "explain": True},
             "convergence": {"epochs": 2, "seeds": 0, "target": {"metric": "val_loss", "at_most": 4.0}},
         },
         source="own.yaml",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from harness.report.html import write_report
 from harness.run.execution import Execution
 from harness.run.pipeline import run
 from harness.run.request import Request, read_experiment
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import FEW_STEPS, gpu_cluster, laptop
+from tests.processes import RUN
 
 ROOT = Path(__file__).parents[1]
 CIFAR10, AUGMENTED, SCALED = (
@@ -139,7 +139,7 @@ def test_the_studies_run_scaled_down_on_a_cpu(name: str, tmp_path: Path) -> None
     grid |= {"strategy": ["single", "dp"], "devices": [1, 2], **SMALLER[name]}
     grid.pop("device_ids", None)
     content.pop("published", None)  # of the cells of its hardware
-    content |= {"device": "cpu", "loader": {"workers": 0}, "throughput": SHORT, "exclude": [], "preflight": False}
+    content |= {"device": "cpu", "loader": {"workers": 0}, "throughput": FEW_STEPS, "exclude": [], "preflight": False}
     content |= {"convergence": content.get("convergence") and {"epochs": 1, "seeds": 0, "only": {"devices": 1}}}
     if name == "gpu_pairs_8xgpu.yaml":
         grid["optimizer.lr"], content["equivalence"] = [0.001], False
@@ -152,18 +152,6 @@ def test_the_studies_run_scaled_down_on_a_cpu(name: str, tmp_path: Path) -> None
     kinds = {"throughput", "convergence"} if content["convergence"] else {"throughput"}
     assert {*trials["kind"]} - {"diagnostic"} == kinds
     assert {("single", 1), ("dp", 2)} <= {*zip(trials["strategy"], trials["devices"], strict=True)}
-
-
-SHORT = {
-    "blocks": 1,
-    "warmup_steps": 1,
-    "warmup_rounds": 2,
-    "windows": 1,
-    "window_steps": 2,
-    "window_seconds": 0,
-    "twin": False,
-    "explain": False,
-}
 
 
 @pytest.mark.slow
@@ -183,7 +171,7 @@ def test_the_recipe_trains_on_digits(tmp_path: Path) -> None:
     content["convergence"]["seeds"] = 0
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(content))
-    command = [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out"), "--no-preflight"]
+    command = [*RUN, str(file), "--output", str(tmp_path / "out"), "--no-preflight"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = harness.load(next((tmp_path / "out").glob("*/*")))

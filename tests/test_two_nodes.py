@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import socket
 import subprocess
@@ -21,7 +20,8 @@ import pytest
 
 import harness
 from harness.analysis.results import Results
-from tests.conftest import FaultRow
+from tests.processes import RUN
+from tests.ray_nodes import ended_afterwards, of_the_cluster, own_variables, start_node
 
 pytestmark = pytest.mark.slow
 
@@ -40,32 +40,21 @@ optimizer: {name: SGD, lr: 0.01}
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    return {**{name: value for name, value in os.environ.items() if not name.startswith("RAY_")}, **token}
+    return own_variables()
 
 
 @pytest.fixture(scope="module")
 def address(environment: dict[str, str]) -> Iterator[str]:
     """A head and a second node, one CPU each."""
-    ray = [sys.executable, "-m", "ray.scripts.scripts"]
     with socket.socket() as free:
         free.bind((HEAD, 0))
-        address = f"{HEAD}:{free.getsockname()[1]}"
-    port = address.split(":")[1]
-    head = ["start", "--head", f"--node-ip-address={HEAD}", f"--port={port}", "--num-cpus=1"]
-    other = ["start", f"--address={address}", f"--node-ip-address={OTHER}", "--num-cpus=1"]
-    quiet = {"env": environment, "check": True, "capture_output": True, "timeout": 120}
-    subprocess.run([*ray, *head, "--include-dashboard=false", "--disable-usage-stats"], **quiet)  # type: ignore[call-overload]
-    try:
-        lacks = {**environment, "A_NODE_WITHOUT_IT": "1"}
-        subprocess.run([*ray, *other], **{**quiet, "env": lacks})  # type: ignore[call-overload]
-        yield address
-    finally:
-        own = of_the_cluster(environment["RAY_AUTH_TOKEN"])  # `ray stop` would end every Ray of this machine
-        for process in own:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(own, timeout=10)
+        port = free.getsockname()[1]
+    head = ("--head", f"--node-ip-address={HEAD}", f"--port={port}", "--num-cpus=1", "--include-dashboard=false")
+    other = (f"--address={HEAD}:{port}", f"--node-ip-address={OTHER}", "--num-cpus=1")
+    with ended_afterwards(environment["RAY_AUTH_TOKEN"]):
+        start_node(*head, variables=environment)
+        start_node(*other, variables={**environment, "A_NODE_WITHOUT_IT": "1"})
+        yield f"{HEAD}:{port}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def killed(home: Path, address: str, environment: dict[str, str]) -> Killed:
     """The run, its driver ended by SIGKILL while a worker group works."""
-    command = [sys.executable, "-m", "harness.run", "two.yaml", "--address", address, "--output", "out", "--quiet"]
+    command = [*RUN, "two.yaml", "--address", address, "--output", "out", "--quiet"]
     token = environment["RAY_AUTH_TOKEN"]
     result = {**environment, "PYTHONPATH": str(HERE.parent)}
     run = subprocess.Popen(command, env=result, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -108,7 +97,7 @@ def results(killed: Killed, home: Path, address: str, environment: dict[str, str
     """The same run, gone on with to its end."""
     (folder,) = (home / "out" / "two").iterdir()
     done = subprocess.run(
-        [sys.executable, "-m", "harness.run", "two.yaml", "--address", address, "--resume", str(folder)],
+        [*RUN, "two.yaml", "--address", address, "--resume", str(folder)],
         env={**environment, "PYTHONPATH": str(HERE.parent)},
         cwd=home,
         capture_output=True,
@@ -117,16 +106,6 @@ def results(killed: Killed, home: Path, address: str, environment: dict[str, str
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return harness.load(folder)
-
-
-def of_the_cluster(token: str) -> list[psutil.Process]:
-    """Return the living processes of the cluster with this token."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("RAY_AUTH_TOKEN") == token and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def workers(token: str) -> list[psutil.Process]:
@@ -298,7 +277,7 @@ WAIT_S = 8.0
 
 
 def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kills the second node
-    address: str, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+    address: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     shutil.copy(HERE / "faulty_workload.py", tmp_path)
     (tmp_path / "marks").mkdir()
@@ -308,7 +287,7 @@ def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kil
         [sys.executable, "-c", HOG, address, OTHER], env=environment, stdout=subprocess.PIPE, text=True
     )
     assert hog.stdout and hog.stdout.readline() == "taken\n"
-    command = [sys.executable, "-m", "harness.run", "shrinks.yaml", "--address", address, "--output", "out"]
+    command = [*RUN, "shrinks.yaml", "--address", address, "--output", "out"]
     run = subprocess.Popen(
         command, env=result, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -337,33 +316,8 @@ def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kil
     groups = harness.load(next((tmp_path / "out/shrinks").iterdir())).environment["groups"]
     ranks = [row for group in groups if len(group["ranks"]) == 2 for row in group["ranks"]]
     assert {row["address"] for row in ranks if row["rank"] == rank} == {OTHER}
-    _show(request, lines, faulty, float(next((tmp_path / "marks").iterdir()).name.rsplit("-", 1)[1]), tmp_path)
 
 
 def _lines(home: Path) -> list[dict[str, Any]]:
     files = list(home.glob("out/*/*/trials.jsonl"))
     return [json.loads(line) for line in files[0].read_text().splitlines()] if files else []
-
-
-def _show(request: pytest.FixtureRequest, lines: Any, faulty: Any, at: float, home: Path) -> None:
-    table = request.config.stash.setdefault(FaultRow.KEY, [])
-    groups = harness.load(next((home / "out/shrinks").iterdir())).environment["groups"]
-    ready = [g["started_at"] + g["start_s"] for g in groups if g["start_s"]]
-    ok = [i for i, line in enumerate(lines) if line["outcome"] == "ok"]
-    recovery_s = min((r - at for r in ready if r > at), default=None)
-    for name, injected, line in (
-        ("group cannot start", "another job has a node's CPU", faulty[0]),
-        ("node", "kill all of a node's processes", faulty[1]),
-        ("cluster too small", "that node stays away", faulty[2]),
-    ):
-        i = lines.index(line)
-        table.append(
-            FaultRow(
-                name,
-                injected,
-                line["outcome"],
-                sum(k < i for k in ok),
-                sum(k > i for k in ok),
-                recovery_s if name == "node" else None,
-            )
-        )

@@ -35,7 +35,7 @@ def run(make_experiment: Callable[..., Experiment], how: str) -> TrialResult:
         launcher="torchrun",
         throughput=QUICK,
         optimizer={"name": "SGD", "lr": 0.01},
-        limits={"trial": 15.0},
+        limits={"trial": 8.0},
     )
     plan = make_plan(experiment, cluster.local_inventory())
     asked = [t for group in plan.groups for t in group.trials if t.cell.devices == 2 and not t.purpose]

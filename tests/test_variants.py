@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +11,7 @@ import harness
 from harness.analysis.results import Results
 from harness.report.tables.ratios import versus_table
 from harness.report.tables.text import NO_BREAK
+from tests.processes import ROOT, RUN
 
 pytestmark = pytest.mark.slow
 
@@ -68,8 +69,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         (folder / "own_helper.py").write_text(helper)
     (home / "own_later.py").write_text("")
     (home / "versions.yaml").write_text(FILE)
-    command = [sys.executable, "-m", "harness.run", "versions.yaml", "--output", "results"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=home)
+    command = [*RUN, "versions.yaml", "--output", "results"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=home, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (home / "results" / "versions").iterdir()
     return harness.load(folder)

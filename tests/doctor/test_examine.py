@@ -19,7 +19,7 @@ from tests.doctor.faulty import FAULTS, HEALTHY
 from tests.doctor.ranks import BUILTIN, cell_for
 from tests.doctor.test_judges import moved_wrongly, node, topology
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]  # a slow loader is a finding
+pytestmark = pytest.mark.slow
 
 NO_FINDING = "(none)"
 FAULTY = [(check, f"{workload.__name__} {strategy}") for check, pairs in FAULTS.items() for workload, strategy in pairs]

@@ -11,7 +11,7 @@ from tests.doctor.conftest import Examined
 from tests.doctor.scripts import SCRIPTS
 from tests.doctor.test_examine import NO_FINDING, checks
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]  # with test_examine, whose fixture takes two minutes
+pytestmark = pytest.mark.slow
 
 
 def test_each_script_is_printed_with_its_findings(examined: Examined, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("the profiler sees kernels", "profiling:kernels_are_seen", cpu=False, alone=True),
     # failures; under Ray on a CPU in tests/test_faults.py
     Claim("a full GPU's cuBLAS is oom", "memory:cublas_on_a_full_gpu", cpu=False, alone=True),
-    Claim("oom and recovery, torchrun", "runs:out_of_memory", ("torchrun",), limit_s=180, alone=True),
+    Claim("oom and recovery, torchrun", "runs:out_of_memory", ("torchrun",), limit_s=180, cpu=False, alone=True),
     Claim("oom and recovery, Ray", "runs:out_of_memory", ("ray",), limit_s=180, cpu=False, alone=True),
     # several GPUs
     Claim("exposed communication, fsdp", "communication:exposed", gpus=2, limit_s=120, alone=True),

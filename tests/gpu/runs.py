@@ -29,7 +29,7 @@ preflight: false
 HUNGRY = """
 name: hungry
 workload: hungry:Hungry
-device: DEVICE
+device: cuda
 launcher: LAUNCHER
 grid:
   strategy: [single]
@@ -64,10 +64,7 @@ class Hungry:
 
     def loss(self, model, batch):
         (x,) = batch
-        if x.device.type == "cuda":  # until the device is full
-            taken = [torch.ones(2**28, device=x.device) for _ in range(self.blocks)]
-        else:  # at once more than the system can give, so that the host is not filled
-            taken = [torch.empty(self.blocks * 2**28, device=x.device)]
+        taken = [torch.ones(2**28, device=x.device) for _ in range(self.blocks)]  # until the device is full
         return model(x).square().sum() + 0 * taken[-1][0].detach(), torch.tensor(len(x))
 '''
 
@@ -93,12 +90,13 @@ def harness_run(text: str, workload: str = "") -> Iterator[Path]:
 
 def out_of_memory(device: torch.device, launcher: str) -> Verdict:
     """A trial that fills the device is a row "oom"; the next one, in fresh processes, is measured."""
-    before = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    with harness_run(HUNGRY.replace("DEVICE", device.type).replace("LAUNCHER", launcher), WORKLOAD) as folder:
+    need_cuda(device)
+    before = torch.cuda.mem_get_info(device)[0]
+    with harness_run(HUNGRY.replace("LAUNCHER", launcher), WORKLOAD) as folder:
         lines = (folder / "trials.jsonl").read_text().splitlines()  # in the order in which the trials ended
     outcomes = [json.loads(line)["outcome"] for line in lines]
     after_first = outcomes[outcomes.index("oom") :] if "oom" in outcomes else []
-    held = before - torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    held = before - torch.cuda.mem_get_info(device)[0]
     good = sorted(outcomes) == ["ok", "ok", "oom", "oom"] and "ok" in after_first and held < GIB
     return judged(good, f"outcomes {', '.join(outcomes)}; memory kept afterwards {max(0, held) / GIB:.2f} GiB")
 

@@ -1,15 +1,12 @@
-"""Who can reach a Ray of our own while it works, and what is left of it and of its run afterwards."""
+"""Who can reach a Ray of our own while it works, and what is left of it afterwards."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +19,14 @@ from harness.launch.protocol import GroupStarted
 from harness.launch.ray import cluster
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
-from harness.system.scratch import JUST_MADE_S, PREFIX, shared_memory
+from tests.conftest import FEW_STEPS
 from tests.listening import command_of, listened_on, outside, started_since
 
 pytestmark = pytest.mark.slow
 
-Make = Callable[..., Experiment]
 TESTS = Path(__file__).parents[1]
 GRID = {"model": "resnet8", "strategy": "ddp", "devices": 2, "per_device_batch_size": 8}
-QUICK = {
-    "blocks": 1,
-    "warmup_steps": 2,
-    "windows": 1,
-    "window_steps": 4,
-    "window_seconds": 2.0,
-}  # long enough to look at them
 CLIENT = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); ray.get(ray.put(1))"
-MARK = "HARNESS_TEST_RUN"
 
 
 # --- while it works
@@ -133,7 +121,7 @@ def workers_of(commands: list[str]) -> int:
 def small() -> Experiment:
     from harness.config.experiment import parse_experiment
 
-    timed = {**QUICK, "twin": False, "explain": False}
+    timed = {**FEW_STEPS, "window_seconds": 2.0}  # long enough to look at them
     sections = {"throughput": timed, "equivalence": False, "preflight": False}
     return parse_experiment({"name": "small", "grid": GRID, **sections}, source="small")
 
@@ -243,97 +231,3 @@ def test_without_ray_s_private_names_a_trial_is_equally_protected(tmp_path: Path
         assert code != 0
         assert "Authentication token is missing or incorrect" in output
     assert facts["parts"] and "resources" not in facts["parts"]  # the detail that the fallback costs
-
-
-# --- afterwards
-
-
-FILE = """
-name: small
-grid: {model: resnet8, strategy: ddp, devices: 2, per_device_batch_size: 8}
-loader: {workers: 1}
-throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_seconds: SECONDS, twin: false, explain: false}
-equivalence: false
-preflight: false
-"""
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[bytes], str]]]:
-    """Starts the command with windows of so many seconds; gives it, and the mark of all its processes."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def begin(seconds: str) -> tuple[subprocess.Popen[bytes], str]:
-        file = tmp_path / f"small-{seconds}.yaml"
-        file.write_text(FILE.replace("SECONDS", seconds))
-        mark = secrets.token_hex(8)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out"), "--quiet"],
-            env={**os.environ, MARK: mark},
-            cwd=TESTS.parent,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        started.append(process)
-        return process, mark
-
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Every living process of a run, whoever its parent is now: what it started has its environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def scratch_folders() -> set[Path]:
-    places = {Path("/tmp"), Path(os.environ.get("TMPDIR", "/tmp")), shared_memory()}
-    return {folder for place in places for folder in place.glob(f"{PREFIX}*")}
-
-
-def in_shared_memory() -> set[Path]:
-    """Everything there, whoever made it: tensors of loader workers, Ray's objects, our own counters."""
-    return set(shared_memory().iterdir())
-
-
-def ray_sessions() -> set[Path]:
-    return set(Path("/tmp/ray").glob("session_2*"))
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.1)
-    return condition()
-
-
-@pytest.mark.alone
-def test_the_next_run_removes_files_of_a_killed_run_and_leaves_none_itself(start: Any) -> None:
-    before, sessions, in_memory_before = scratch_folders(), ray_sessions(), in_shared_memory()
-    driver, mark = start("600")
-    in_memory = shared_memory().name
-    assert wait_for(lambda: sum(f.parent.name == in_memory for f in scratch_folders() - before) >= 2, 120)
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    assert wait_for(lambda: not marked(mark), 30), [command_of(process) for process in marked(mark)]
-    left = scratch_folders() - before
-    assert len(left) >= 4  # of both ranks, of Ray's session, of Ray Train
-    then = time.time() - 2 * JUST_MADE_S
-    for folder in left:
-        os.utime(folder, (then, then))
-    following, mark = start("0.1")
-    assert following.wait(300) == 0
-    assert wait_for(lambda: not marked(mark), 10), [command_of(process) for process in marked(mark)]
-    assert scratch_folders() - before == set()
-    assert ray_sessions() == sessions
-    assert wait_for(lambda: in_shared_memory() <= in_memory_before, 10), in_shared_memory() - in_memory_before

@@ -47,4 +47,5 @@ def execute(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TESTS))
+        patch.setattr("harness.report.html.FIGURES", {})
         yield run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +19,7 @@ from harness.run.variants import own_traits
 from harness.train.strategies import load_strategy_class
 from tests.conftest import laptop
 from tests.own_strategy import Zero1
-from tests.processes import ROOT
+from tests.processes import ROOT, RUN
 
 ZERO1 = "tests.own_strategy:Zero1"
 CONTENT = {
@@ -106,7 +105,8 @@ grid: {model: [small], strategy: [single, "own_strategy:Zero1", "own_strategy:Un
        per_device_batch_size: [8]}
 exclude: [{strategy: single, devices: 2}]
 optimizer: {name: Adam, lr: 0.001}
-throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 2, window_seconds: 0, twin: false}
+throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 2, window_seconds: 0, twin: false,
+  explain: false}
 preflight: false
 """
 
@@ -115,7 +115,7 @@ preflight: false
 def test_it_trains_on_several_ranks_and_one_that_trains_otherwise_is_found(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(FILE)
     (tmp_path / "own_strategy.py").write_text((ROOT / "tests" / "own_strategy.py").read_text())
-    command = [sys.executable, "-m", "harness.run", str(tmp_path / "own.yaml"), "--output", str(tmp_path / "out")]
+    command = [*RUN, str(tmp_path / "own.yaml"), "--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (tmp_path / "out" / "own").iterdir()
