@@ -111,7 +111,9 @@ def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_remove
         assert not list(Path("/tmp/ray").glob(f"session_2*_{command.process.pid}"))
     assert kept
     left = {path for path in files if path.exists()}
-    assert {path.parent for path in left} == {run.temporary, shared_memory()}  # of Ray's session, of a rank
+    assert (
+        run.temporary in {path.parent for path in left} <= {run.temporary, shared_memory()}
+    )  # Ray's session, a rank's
     then = time.time() - 2 * JUST_MADE_S
     for path in left:
         os.utime(path, (then, then))
@@ -121,14 +123,14 @@ def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_remove
     print("seconds until the last process was gone:", [f"{seconds:.1f}" for seconds in waited])
 
 
-def test_a_sigterm_to_all_processes_ends_in_order(run: Run) -> None:
-    """As a batch system sends it; Ray would end a driver whose raylet is gone. Ctrl-C is handled the same way."""
+def test_ctrl_c_in_a_terminal_ends_in_order(run: Run) -> None:
+    """A terminal sends it to all processes; a SIGTERM is handled the same way."""
     run.set_window(1.0)
     command = run.call()
     command.wait_for(lambda: run.done)
     files, began = command.files(), time.monotonic()
     assert files
-    os.killpg(command.process.pid, signal.SIGTERM)
+    os.killpg(command.process.pid, signal.SIGINT)
     command.seconds_until_alone(within_s=ORDERLY_S)
     gone_s = time.monotonic() - began
     command.process.wait(60)
@@ -174,24 +176,41 @@ def test_ctrl_c_before_anything_is_measured(run: Run) -> None:
         command.seconds_until_alone(within_s=GONE_S)
 
 
-SIGTERM_AFTER_RAY = """
-import os, signal, time
+SIGTERM_TO_GROUP = """
+import os, signal, sys, time
+import ray
 from harness.launch.ray import cluster
 from harness.system.process import handle_signals
+
+def interrupted_by(send, *to):
+    try:
+        send(*to, signal.SIGTERM)
+        time.sleep(10)
+    except KeyboardInterrupt:
+        return "interrupted"
 
 with handle_signals():
     with cluster.start_embedded(cluster.local_inventory()):
         pass
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
-    except KeyboardInterrupt:
-        print("interrupted")
+    print(interrupted_by(os.kill, os.getpid()))
+with handle_signals(), cluster.start_embedded(cluster.local_inventory()):
+    kept = ray.put(bytes(1_000_000))
+    print(interrupted_by(os.killpg, 0))
+    time.sleep(3)
+    print(len(ray.get(kept)))
 """
 
 
-def test_a_sigterm_ends_in_order_also_after_ray_has_ended() -> None:
-    """Ray takes its driver's handlers away when it ends."""
-    words = [sys.executable, "-c", SIGTERM_AFTER_RAY]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, start_new_session=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+def test_a_sigterm_to_the_process_group_ends_in_order_also_after_ray_has_ended() -> None:
+    """Ray ends a driver whose raylet is gone, and takes its handlers away when it ends."""
+    message = subprocess.run(
+        [sys.executable, "-c", SIGTERM_TO_GROUP],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        start_new_session=True,
+        check=False,
+    )
+    assert (message.returncode, message.stdout.split()) == (0, ["interrupted", "interrupted", "1000000"]), (
+        message.stderr
+    )

@@ -77,7 +77,7 @@ def test_code_of_ones_own_needs_the_file_that_names_it_unchanged(make_experiment
     with pytest.raises(WorkloadError, match="names the workload mlp; the checkpoint is of tests"):
         evaluate(place, other)
     values = json.loads((place / "epoch-2" / "state.json").read_text())
-    values["trained"]["code"] = "0" * 64
+    values["trained"]["code"] = dict.fromkeys(values["trained"]["code"], "0" * 64)
     (place / "epoch-2" / "state.json").write_text(json.dumps(values))
     with pytest.raises(WorkloadError, match="is not the code that the checkpoint was trained with"):
         evaluate(place, file)
