@@ -34,28 +34,8 @@ from harness.plan.rows import PartnerIds, SetIds, TrialAxes
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
 LAUNCHERS = ("ray", "torchrun")
-CELL_AXES = (
-    "workload",
-    "data",
-    "model",
-    "strategy",
-    "device",
-    "devices",
-    "device_ids",
-    "nodes",
-    "scaling",
-    "per_device_batch_size",
-    "global_batch_size",
-    "precision",
-    "compile",
-    "launcher",
-    "oversubscribed",
-    "emulated",
-    "emulated_compute",
-    "options",
-    "variant",
-)
-"""The axes of a recorded trial that are its cell's own; ``link`` is what the node has between the devices."""
+CELL_AXES = tuple(name for name in TrialAxes.__annotations__ if name not in ("link", "faulty"))
+"""The axes of a recorded trial that are its cell's own; what the node and the doctor found is not."""
 NOT_NAMED = frozenset({"options", "emulated", "emulated_compute", "oversubscribed", "scaling"})
 """Axes of a table that cannot be named: options have names of their own, the others follow from the file."""
 DEVICE_AXES = frozenset({"devices", "device_ids", "nodes", "per_device_batch_size", "global_batch_size"})

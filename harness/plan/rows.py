@@ -1,17 +1,26 @@
 """The types of recorded rows: plain values, sent by the ranks, stored in the run folder and read by the analysis.
 
-``harness/record/schema`` gives each column its unit and meaning. Optional keys are absent from rows of some
-devices or kinds of trials.
+A field with a ``Meaning`` is a column of a table: ``harness/record/schema`` takes its name, type, unit and meaning from
+here. Optional keys are absent from rows of some devices or kinds of trials.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NotRequired
+from dataclasses import dataclass
+from typing import Annotated, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from harness.config.values import PlainValue
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning and the unit of a column; the unit is empty for texts, flags and numbers without one."""
+
+    text: str
+    unit: str = ""
 
 
 class ActivationBytes(TypedDict):
@@ -92,11 +101,13 @@ class LinkRow(TypedDict):
     target: int | None
     link: str | None
     size_bytes: int
-    repetitions: int
-    calls: int
-    time_s: float
-    min_s: float
-    max_s: float
+    repetitions: Annotated[int, Meaning("number of timed repetitions")]
+    calls: Annotated[int, Meaning("number of calls in each repetition, back to back")]
+    time_s: Annotated[
+        float, Meaning("time of one transfer or collective on the slowest rank, median over repetitions", "s")
+    ]
+    min_s: Annotated[float, Meaning("time, shortest repetition", "s")]
+    max_s: Annotated[float, Meaning("time, longest repetition", "s")]
 
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
@@ -109,34 +120,30 @@ class ExchangeRow(TypedDict):
     of the forward pass, all waiting for exchanges excluded, until it can begin, and until what follows needs it.
     """
 
-    position: int
-    operation: Collective
-    size_bytes: int
-    ready_s: float
-    needed_s: float
+    position: Annotated[int, Meaning("number of the collective in the step, from 0")]
+    operation: Annotated[Collective, Meaning("all_reduce (ddp: a bucket), all_gather or reduce_scatter (fsdp: a unit)")]
+    size_bytes: Annotated[int, Meaning("size of the whole tensor", "bytes")]
+    ready_s: Annotated[float, Meaning("computation from the start of the forward pass until it can begin", "s")]
+    needed_s: Annotated[
+        float, Meaning("computation from the start of the forward pass until what follows needs it", "s")
+    ]
 
 
 class ExchangeSeconds(TypedDict, total=False):
     """Seconds a step of the parts of an exchange, each known for one strategy; None if a profile did not show it."""
 
-    dp_replicate_s: float | None
-    dp_scatter_s: float | None
-    dp_gather_s: float | None
-    dp_reduce_s: float | None
-    fsdp_all_gather_s: float | None
-    fsdp_reduce_scatter_s: float | None
-    fsdp_shard_copy_s: float | None
-    dp_replicate_exposed_s: float | None
-    dp_scatter_exposed_s: float | None
-    dp_gather_exposed_s: float | None
-    dp_reduce_exposed_s: float | None
-    fsdp_all_gather_exposed_s: float | None
-    fsdp_reduce_scatter_exposed_s: float | None
-    fsdp_shard_copy_exposed_s: float | None
-    dp_threads_s: float
-    dp_side_by_side_s: float
-    ddp_communication_s: float
-    ddp_exposed_s: float
+    dp_threads_s: Annotated[
+        float, Meaning("threads: one replica's step in a thread, minus the same without a thread", "s")
+    ]
+    dp_side_by_side_s: Annotated[
+        float, Meaning("contention: the step of all replicas at once, nothing copied, minus that of one alone", "s")
+    ]
+    ddp_communication_s: Annotated[
+        float, Meaning("DDP's timer: first bucket ready to last bucket reduced, per step", "s")
+    ]
+    ddp_exposed_s: Annotated[
+        float, Meaning("DDP's timer: part of that span after the end of backward's computation", "s")
+    ]
 
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
@@ -189,92 +196,122 @@ class PhaseSeconds(TypedDict, total=False):
     ``in_turn_s``: of windows without exchange, what ranks that are slow in turn lose; the same on every rank.
     """
 
-    wait_s: float
-    idle_s: float
-    copy_s: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    rest_s: float
-    host_wait_s: float
-    host_copy_s: float
-    host_forward_s: float
-    host_backward_s: float
-    host_optimizer_s: float
-    host_rest_s: float
-    in_turn_s: float
+    wait_s: Annotated[float, Meaning("waiting for data, on a CPU", "s")]
+    idle_s: Annotated[float, Meaning("idle time of the GPU's stream before the step's first kernel", "s")]
+    copy_s: Annotated[float, Meaning("copy of the batch to the device", "s")]
+    forward_s: Annotated[float, Meaning("forward pass and loss, over all micro-batches", "s")]
+    backward_s: Annotated[float, Meaning("backward pass, including the communication that it waits for", "s")]
+    optimizer_s: Annotated[float, Meaning("gradient clipping and optimizer step", "s")]
+    rest_s: Annotated[float, Meaning("clearing of gradients, and the harness's own bookkeeping", "s")]
+    host_wait_s: Annotated[float, Meaning("host's time beside a GPU's: waiting for data", "s")]
+    host_copy_s: Annotated[float, Meaning("host's time: launch of the copy", "s")]
+    host_forward_s: Annotated[float, Meaning("host's time: launch of the forward pass", "s")]
+    host_backward_s: Annotated[float, Meaning("host's time: launch of the backward pass", "s")]
+    host_optimizer_s: Annotated[float, Meaning("host's time: launch of the optimizer step", "s")]
+    host_rest_s: Annotated[float, Meaning("host's time: rest of the step", "s")]
+    in_turn_s: Annotated[
+        float,
+        Meaning("without exchange: sum over steps of the slowest rank's time, less the largest sum of a rank", "s"),
+    ]
 
 
 class WindowRow(PhaseSeconds):
     """One window of one rank."""
 
-    rank: int
-    window: int
-    window_kind: WindowKind
-    duration_s: float
-    steps: int
-    weight: float
+    rank: Annotated[int, Meaning("rank in the worker group")]
+    window: Annotated[int, Meaning("number of the window in the trial, from 0")]
+    window_kind: Annotated[
+        WindowKind, Meaning("warmup, timed, phases, epochs, or together and alone: with and without gradient exchange")
+    ]
+    duration_s: Annotated[float, Meaning("time between the two device synchronizations", "s")]
+    steps: Annotated[int, Meaning("number of optimizer steps")]
+    weight: Annotated[float, Meaning("number of samples or tokens that this rank trained on")]
 
 
 class RankFacts(TypedDict, total=False):
     """The measured columns of one rank: memory, process, load, NVML's readings; None if a value is not known."""
 
-    peak_memory_bytes: int | None
-    build_peak_bytes: int | None
-    peak_reserved_bytes: int | None
-    allocated_by_device: str | None
-    reserved_by_device: str | None
-    resident_bytes: int | None
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    settings: str
-    processors: str
-    watched_s: float
-    own_cpu_s: float
-    node_cpu_s: float
-    swapped_bytes: int
-    gpu_utilisation: float | None
-    power_w: float | None
-    sm_clock_mhz: float | None
-    sm_clock_fraction: float | None
-    temperature_c: float | None
-    throttled: str | None
-    energy_j: float | None
-    samples_per_joule: float | None
-    foreign_gpu_processes: int | None
+    peak_memory_bytes: Annotated[
+        int | None, Meaning("peak in the steps: allocated on the fullest of its GPUs, or resident on a CPU", "bytes")
+    ]
+    build_peak_bytes: Annotated[
+        int | None, Meaning("peak while model and optimizer were built, as peak_memory_bytes", "bytes")
+    ]
+    peak_reserved_bytes: Annotated[
+        int | None, Meaning("peak memory reserved by the allocator on the fullest of its GPUs", "bytes")
+    ]
+    allocated_by_device: Annotated[
+        str | None, Meaning("peak allocated bytes of each of its GPUs, in the order of devices")
+    ]
+    reserved_by_device: Annotated[
+        str | None, Meaning("peak reserved bytes of each of its GPUs, in the order of devices")
+    ]
+    resident_bytes: Annotated[int | None, Meaning("peak resident set size of the process", "bytes")]
+    parameter_bytes: Annotated[int, Meaning("part of the peak: parameters, or this rank's shards", "bytes")]
+    gradient_bytes: Annotated[int, Meaning("part of the peak: gradients", "bytes")]
+    optimizer_bytes: Annotated[int, Meaning("part of the peak: optimizer state", "bytes")]
+    settings: Annotated[str, Meaning("settings of its process, beside the file's, that change speed or arithmetic")]
+    processors: Annotated[str, Meaning("processors that its training thread is pinned to; empty if none")]
+    watched_s: Annotated[float, Meaning("observed time: from the start of the timed windows to their end", "s")]
+    own_cpu_s: Annotated[float, Meaning("CPU time of this rank and its loader workers in the observed time", "s")]
+    node_cpu_s: Annotated[float, Meaning("CPU time of the whole node in the observed time", "s")]
+    swapped_bytes: Annotated[int, Meaning("memory swapped on the node in the observed time", "bytes")]
+    gpu_utilisation: Annotated[
+        float | None, Meaning("NVML: fraction of the last sampling period in which a kernel ran, mean of GPUs")
+    ]
+    power_w: Annotated[
+        float | None,
+        Meaning(
+            "NVML: power of one of its GPUs, energy over the observed time; without energy counters, at the end", "W"
+        ),
+    ]
+    sm_clock_mhz: Annotated[float | None, Meaning("NVML: SM clock at the end, lowest of its GPUs", "MHz")]
+    sm_clock_fraction: Annotated[float | None, Meaning("NVML: SM clock over the GPU's maximum, lowest of its GPUs")]
+    temperature_c: Annotated[
+        float | None, Meaning("NVML: temperature at the end, highest of its GPUs", "degree Celsius")
+    ]
+    throttled: Annotated[str | None, Meaning("NVML: reasons for throttled clocks; empty if none")]
+    energy_j: Annotated[
+        float | None, Meaning("NVML: energy in the observed time; `<NA>` under 10 s and on shared GPUs", "J")
+    ]
+    samples_per_joule: Annotated[float | None, Meaning("samples or tokens of this rank over energy_j", "samples/J")]
+    foreign_gpu_processes: Annotated[
+        int | None, Meaning("number of processes of others on its GPUs; `<NA>` if unknown")
+    ]
 
 
 class RankPlace(TypedDict):
     """The place of one rank: node, address, machine."""
 
-    rank: int
-    local_rank: int
-    node_rank: int
-    node_id: str
-    address: str
-    host: str
+    rank: Annotated[int, Meaning("rank in the worker group")]
+    local_rank: Annotated[int, Meaning("rank on its node")]
+    node_rank: Annotated[int, Meaning("number of its node in the worker group")]
+    node_id: Annotated[str, Meaning("Ray's node id")]
+    address: Annotated[str, Meaning("network address of the node")]
+    host: Annotated[str, Meaning("host name of the machine")]
 
 
 class RankRow(RankPlace, RankFacts):
     """One rank of one trial. ``devices`` is text, 'cuda:0, cuda:1'."""
 
-    devices: str
-    device_model: NotRequired[str]
-    threads: int
+    devices: Annotated[str, Meaning("devices of this rank")]
+    device_model: NotRequired[Annotated[str, Meaning("product name of its devices")]]
+    threads: Annotated[int, Meaning("number of torch's intra-op threads of a rank")]
 
 
 class FindingRow(TypedDict):
     """One finding of the doctor."""
 
-    check: str
-    severity: Severity
-    seen: str
-    means: str
-    advice: str
-    place: NotRequired[str]
+    check: Annotated[str, Meaning("name of the check")]
+    severity: Annotated[
+        Severity, Meaning("error (such cells are skipped, or measured and marked as faulty), warning or note")
+    ]
+    seen: Annotated[str, Meaning("observation, with the numbers")]
+    means: Annotated[str, Meaning("consequence")]
+    advice: Annotated[str, Meaning("recommended action")]
+    place: NotRequired[Annotated[str, Meaning("place in the user's code to look at first")]]
     """A place in the user's code; absent if there is none."""
-    stops: NotRequired[bool]
+    stops: NotRequired[Annotated[bool, Meaning("true if cells with the error are skipped; `<NA>` of warnings")]]
     """Whether an error stops its cells; absent from warnings."""
 
 
@@ -282,23 +319,37 @@ class TrialFacts(ExchangeSeconds, total=False):
     """Further columns of a trial's row, each known for some kinds of trials only."""
 
     link: str | None
-    inline: bool
-    steady: bool
-    effective_lr: float
-    dtypes: str
-    shard_units: int
-    loss_scale: float
-    skipped_updates: int
-    resumed_epoch: int | None
-    training_samples: int
-    distinct_samples: int
-    diverged_step: int | None
-    freed_s: float
-    flops_per_unit: float | None
-    flops_reason: str | None
-    measured_peak_flops_per_s: float | None
-    explain_error: str
-    links_error: str
+    inline: Annotated[bool, Meaning("true if run in the command's own process (--inline), for a debugger; in no ratio")]
+    steady: Annotated[bool, Meaning("true if the warm-up ended in a steady state, false if at its limit")]
+    effective_lr: Annotated[
+        float, Meaning("learning rate scaled with the global batch, after warm-up, before any schedule")
+    ]
+    dtypes: Annotated[str, Meaning("dtypes of weights, gradients, forward pass and loss")]
+    shard_units: Annotated[int, Meaning("number of groups of parameters that fsdp gathers together, the root included")]
+    loss_scale: Annotated[float, Meaning("loss scale of fp16 after the timed steps")]
+    skipped_updates: Annotated[int, Meaning("timed steps whose update the loss scale skipped, at least")]
+    resumed_epoch: Annotated[
+        int | None, Meaning("epoch of the checkpoint that training resumed from; `<NA>` if from scratch")
+    ]
+    training_samples: Annotated[int, Meaning("number of samples in the training set; `<NA>` of throughput", "samples")]
+    distinct_samples: Annotated[int, Meaning("distinct samples that an epoch reads, of the doctor's trials", "samples")]
+    diverged_step: Annotated[
+        int | None, Meaning("first step with a loss that is not finite, counted from 1 over the whole trial")
+    ]
+    freed_s: Annotated[
+        float, Meaning("time from a failure's first sign on the driver to the end of its worker group", "s")
+    ]
+    flops_per_unit: Annotated[
+        float | None, Meaning("forward and backward of one sample or token; a multiply-add counts as 2", "FLOP")
+    ]
+    flops_reason: Annotated[str | None, Meaning("reason if flops_per_unit is `<NA>`")]
+    measured_peak_flops_per_s: Annotated[
+        float | None, Meaning("matrix product on one device in this precision", "FLOP/s")
+    ]
+    explain_error: Annotated[
+        str, Meaning("reason if the waterfall is incomplete: a failure after the timed windows, or a limit")
+    ]
+    links_error: Annotated[str, Meaning("reason if the measurement of links or collectives is incomplete")]
     findings: list[FindingRow]
     figures: dict[str, str]
     memory: MemoryFacts
@@ -308,56 +359,91 @@ class TrialFacts(ExchangeSeconds, total=False):
 class TrialAxes(TypedDict):
     """A cell's value on each axis of the tables; the link of its GPUs is a fact of the trial."""
 
-    workload: str
-    data: str | None
-    model: str | None
-    strategy: str
-    device: str
-    devices: int
-    device_ids: str | None
-    nodes: int
-    scaling: str
-    per_device_batch_size: int | None
-    global_batch_size: int
-    precision: str
-    compile: bool
-    launcher: str
-    oversubscribed: bool
-    emulated: bool
-    emulated_compute: NotRequired[bool]
-    faulty: NotRequired[bool]
-    options: Mapping[str, PlainValue]
-    variant: NotRequired[str | None]
+    workload: Annotated[str, Meaning("built-in name or package.module:ClassName")]
+    data: Annotated[str | None, Meaning("data set")]
+    model: Annotated[str | None, Meaning("model size, by name")]
+    strategy: Annotated[str, Meaning("single, dp, ddp or fsdp")]
+    device: Annotated[str, Meaning("cpu or cuda")]
+    devices: Annotated[int, Meaning("number of GPUs, or of CPU slots")]
+    device_ids: Annotated[str | None, Meaning("GPU ids on the node, if the experiment file names them")]
+    link: NotRequired[
+        Annotated[
+            str,
+            Meaning("links between its GPUs, as in nvidia-smi topo -m, best first: NV12, PIX, PXB, PHB, NODE, SYS"),
+        ]
+    ]
+    nodes: Annotated[int, Meaning("number of nodes (machines)")]
+    scaling: Annotated[str, Meaning("weak (per-device batch fixed) or strong (global batch fixed)")]
+    per_device_batch_size: Annotated[int | None, Meaning("batch size of one device", "samples")]
+    global_batch_size: Annotated[int, Meaning("batch size summed over all devices", "samples")]
+    precision: Annotated[str, Meaning("fp32 (TF32 off), tf32, bf16 or fp16 (with a loss scale)")]
+    compile: Annotated[bool, Meaning("true if the model is compiled with torch.compile")]
+    launcher: Annotated[str, Meaning("launcher of the processes: ray, or torchrun as the control")]
+    oversubscribed: Annotated[
+        bool, Meaning("true if several ranks share a device: a functional test, no claim about speed")
+    ]
+    emulated: Annotated[
+        bool,
+        Meaning(
+            "true for DataParallel on CPU slots, and with emulated_compute: a functional test, no claim about speed"
+        ),
+    ]
+    emulated_compute: NotRequired[
+        Annotated[bool, Meaning("true if layers wait instead of computing (workload emulated_compute)")]
+    ]
+    faulty: NotRequired[
+        Annotated[
+            bool,
+            Meaning(
+                "true if such cells are measured despite an error of the doctor: no claim about speed; `<NA>` if not"
+            ),
+        ]
+    ]
+    options: Annotated[
+        Mapping[str, PlainValue], Meaning("options of strategy, workload, optimizer, schedule, training and loader")
+    ]
+    variant: NotRequired[
+        Annotated[
+            str | None, Meaning("name of the version of the user's code; `<NA>` if the experiment file has no variants")
+        ]
+    ]
 
 
 class PartnerIds(TypedDict):
     """The cells that a cell is compared with; None if it has no such partner."""
 
-    base_id: str | None
-    alone_id: str | None
-    wrapped_id: str | None
+    base_id: Annotated[str | None, Meaning("planned base cell, the denominator of its ratios")]
+    alone_id: Annotated[str | None, Meaning("cell of the unwrapped model on one device at the same per-device batch")]
+    wrapped_id: Annotated[str | None, Meaning("cell of the same strategy on one device at the same per-device batch")]
 
 
 class SetIds(TypedDict):
     """The sets of cells in which a cell is compared; None if it is compared in no such set."""
 
-    family_id: str | None
-    launchers_id: str | None
-    strategies_id: str | None
+    family_id: Annotated[
+        str | None, Meaning("set of cells that differ only in their devices: one replaces a base that failed")
+    ]
+    launchers_id: Annotated[str | None, Meaning("set of cells that differ only in their launcher")]
+    strategies_id: Annotated[str | None, Meaning("set of cells on several devices that differ only in their strategy")]
 
 
 class TrialColumns(TrialAxes, PartnerIds, SetIds):
     """A trial's identity and axes."""
 
-    trial_id: str
-    cell_id: str
-    check_id: str | None
-    kind: Kind
-    purpose: Purpose
-    block: int
-    seed: int
-    added: bool
-    code: NotRequired[str | None]
+    trial_id: Annotated[str, Meaning("id of the trial: its cell, and its block or seed")]
+    cell_id: Annotated[str, Meaning("hash of the cell's resolved content")]
+    check_id: Annotated[str | None, Meaning("cell of its equivalence check")]
+    kind: Annotated[Kind, Meaning("throughput, convergence or diagnostic")]
+    purpose: Annotated[
+        Purpose,
+        Meaning(
+            "of a diagnostic trial: twin (noise floor), explain (waterfall), profile, equivalence, doctor or links"
+        ),
+    ]
+    block: Annotated[int, Meaning("number of the block, a repetition of the grid")]
+    seed: Annotated[int, Meaning("random seed of the model and of the data order")]
+    added: Annotated[bool, Meaning("true for a base cell that the planner added")]
+    code: NotRequired[Annotated[str | None, Meaning("hash of the Python files of the variant")]]
 
 
 class Circumstances(TypedDict):
@@ -366,30 +452,41 @@ class Circumstances(TypedDict):
     ``environment``: of its worker group, as a hash.
     """
 
-    attempt: int
-    invocation: int
-    group_id: str | None
-    environment: NotRequired[str | None]
-    position: int | None
+    attempt: Annotated[int, Meaning("number of the attempt, from 1; a lost trial is retried")]
+    invocation: Annotated[int, Meaning("number of the invocation, from 0, plus 1 per resume; pairs of one come first")]
+    group_id: Annotated[str | None, Meaning("worker group, whose processes ran this trial and others")]
+    environment: NotRequired[
+        Annotated[
+            str | None,
+            Meaning(
+                "hash of its worker group's code, versions, settings and hardware; equal in pairs of two invocations"
+            ),
+        ]
+    ]
+    position: Annotated[int | None, Meaning("position in the order of its worker group")]
 
 
 class RecordedTrial(TrialColumns, Circumstances):
     """One line of trials.jsonl."""
 
-    outcome: Outcome
-    reason: str
-    skip_code: SkipCode | None
-    error_type: str | None
-    error_rank: int | None
-    started_at: float | None
-    trial_s: float | None
-    steps_s: float | None
-    unit: str | None
-    parameters: int | None
+    outcome: Annotated[Outcome, Meaning("outcome: ok, oom, diverged, error, timeout, lost or skipped")]
+    reason: Annotated[str, Meaning("reason for an outcome other than ok")]
+    skip_code: Annotated[SkipCode | None, Meaning("reason for a skip, as one word; `<NA>` if it was not skipped")]
+    error_type: Annotated[str | None, Meaning("class name of the exception")]
+    error_rank: Annotated[int | None, Meaning("rank that failed first; the others fail because of it")]
+    started_at: Annotated[float | None, Meaning("start of the trial, as Unix time", "s since 1970")]
+    trial_s: Annotated[float | None, Meaning("time inside the worker group, on rank 0", "s")]
+    steps_s: Annotated[
+        float | None, Meaning("part of trial_s spent in steps of any kind, or in a check or examination", "s")
+    ]
+    unit: Annotated[str | None, Meaning("unit of throughput: samples or tokens")]
+    parameters: Annotated[int | None, Meaning("number of parameters of the model")]
     facts: TrialFacts
     parts: dict[str, float]
     ranks: list[RankRow]
     windows: list[WindowRow]
     links: list[LinkRow] | None
     exchanges: NotRequired[list[ExchangeRow] | None]
-    log: str | None
+    log: Annotated[
+        str | None, Meaning("path in the run folder: traceback or stacks, and the last output of the failed rank")
+    ]

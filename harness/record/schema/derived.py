@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.plan.rows import FindingRow
 from harness.record.schema.recorded import (
     ADDED,
     BLOCK,
@@ -25,6 +26,7 @@ from harness.record.schema.table import (
     PRECISE,
     UNIT,
     Table,
+    columns_of,
     ends,
     paired,
 )
@@ -73,13 +75,7 @@ FINDINGS = Table(
         _c("trial_id", "string", "trial of the examination, if there was one"),
         _c("cell_id", "string", "cell of the finding, if it concerns one cell"),
         *CELL_COLUMNS,
-        _c("check", "string", "name of the check"),
-        _c("severity", "string", "error (such cells are skipped, or measured and marked as faulty), warning or note"),
-        _c("stops", "boolean", "true if cells with the error are skipped; `<NA>` of warnings, and in older runs"),
-        _c("place", "string", "place in the user's code to look at first"),
-        _c("seen", "string", "observation, with the numbers"),
-        _c("means", "string", "consequence"),
-        _c("advice", "string", "recommended action"),
+        *columns_of(FindingRow),
     ),
 )
 

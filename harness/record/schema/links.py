@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness.record.schema.table import Table
+from harness.plan.rows import LinkRow
+from harness.record.schema.table import Table, columns_of
 from harness.record.schema.table import column as _c
 
 _PLACEMENT = (
@@ -15,11 +16,7 @@ _PLACEMENT = (
     _c("backend", "string", "gloo or nccl between processes; cuda for copies inside a process"),
 )
 _TIMES = (
-    _c("repetitions", "Int64", "number of timed repetitions"),
-    _c("calls", "Int64", "number of calls in each repetition, back to back"),
-    _c("time_s", "Float64", "time of one transfer or collective on the slowest rank, median over repetitions", "s"),
-    _c("min_s", "Float64", "time, shortest repetition", "s"),
-    _c("max_s", "Float64", "time, longest repetition", "s"),
+    *columns_of(LinkRow),
     _c("algorithm_bytes_per_s", "Float64", "size_bytes over time_s", "bytes/s"),
     _c(
         "bus_bytes_per_s",

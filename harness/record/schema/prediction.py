@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness.record.schema.table import CELL_COLUMNS, CELL_ID, Table
+from harness.plan.rows import ExchangeRow
+from harness.record.schema.table import CELL_COLUMNS, CELL_ID, Table, columns_of
 from harness.record.schema.table import column as _c
 
 _DESCRIBED = tuple(column for column in CELL_COLUMNS if column.name != "label")
@@ -42,10 +43,6 @@ EXCHANGES = Table(
         _c("trial_id", "string", "trial after whose timed windows it was recorded"),
         CELL_ID,
         *CELL_COLUMNS,
-        _c("position", "Int64", "number of the collective in the step, from 0"),
-        _c("operation", "string", "all_reduce (ddp: a bucket), all_gather or reduce_scatter (fsdp: a unit)"),
-        _c("size_bytes", "Int64", "size of the whole tensor", "bytes"),
-        _c("ready_s", "Float64", "computation from the start of the forward pass until it can begin", "s"),
-        _c("needed_s", "Float64", "computation from the start of the forward pass until what follows needs it", "s"),
+        *columns_of(ExchangeRow),
     ),
 )

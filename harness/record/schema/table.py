@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections.abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from pandas.api.typing import NAType
 from pandas.arrays import FloatingArray
 
 from harness.plan.comparison import options_text
+from harness.plan.rows import RecordedTrial, TrialAxes
 
 DType = Literal["string", "Int64", "Float64", "boolean", "list", "mapping"]
 """pandas' types, and lists (tuples) and mappings, which pandas holds as objects and files hold as text."""
@@ -112,11 +115,39 @@ _DTYPES: Mapping[DType, ExtensionDtype] = {
 _EMPTY: Mapping[DType, ExtensionArray] = {name: pd.Series(dtype=dtype).array for name, dtype in _DTYPES.items()}
 
 
+_KINDS: Mapping[object, DType] = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
+
+
+def columns_of(row: type) -> tuple[Column, ...]:
+    """Return the columns that a type of rows declares: its fields with a ``Meaning``, in order."""
+    columns = []
+    for name, hint in get_type_hints(row, include_extras=True).items():
+        field = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
+        if get_origin(field) is Annotated:
+            kind, meaning = get_args(field)[:2]
+            columns.append(Column(name, _dtype(kind), meaning.unit, meaning.text))
+    return tuple(columns)
+
+
+def _dtype(kind: object) -> DType:
+    """Return the type of a column whose values are of a kind, or None."""
+    if get_origin(kind) in (UnionType, Union):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is collections.abc.Mapping:
+        return "mapping"
+    return "string" if get_origin(kind) is Literal else _KINDS[kind]
+
+
+def by_name(*rows: type) -> dict[str, Column]:
+    """Return the columns that these types declare, by name."""
+    return {column.name: column for row in rows for column in columns_of(row)}
+
+
 def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:
     return Column(name, dtype, unit, meaning)
 
 
-UNIT = column("unit", "string", "unit of throughput: samples or tokens")
+UNIT = by_name(RecordedTrial)["unit"]
 PRECISE = column(
     "precise",
     "boolean",
@@ -157,47 +188,8 @@ def paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
     )
 
 
-CELL_ID = column("cell_id", "string", "hash of the cell's resolved content")
-AXIS_COLUMNS = (
-    column("workload", "string", "built-in name or package.module:ClassName"),
-    column("data", "string", "data set"),
-    column("model", "string", "model size, by name"),
-    column("strategy", "string", "single, dp, ddp or fsdp"),
-    column("device", "string", "cpu or cuda"),
-    column("devices", "Int64", "number of GPUs, or of CPU slots"),
-    column("device_ids", "string", "GPU ids on the node, if the experiment file names them"),
-    column(
-        "link",
-        "string",
-        "links between its GPUs, as in nvidia-smi topo -m, best first: NV12, PIX, PXB, PHB, NODE, SYS",
-    ),
-    column("nodes", "Int64", "number of nodes (machines)"),
-    column("scaling", "string", "weak (per-device batch fixed) or strong (global batch fixed)"),
-    column("per_device_batch_size", "Int64", "batch size of one device", "samples"),
-    column("global_batch_size", "Int64", "batch size summed over all devices", "samples"),
-    column("precision", "string", "fp32 (TF32 off), tf32, bf16 or fp16 (with a loss scale)"),
-    column("compile", "boolean", "true if the model is compiled with torch.compile"),
-    column("launcher", "string", "launcher of the processes: ray, or torchrun as the control"),
-    column(
-        "oversubscribed", "boolean", "true if several ranks share a device: a functional test, no claim about speed"
-    ),
-    column(
-        "emulated",
-        "boolean",
-        "true for DataParallel on CPU slots, and with emulated_compute: a functional test, no claim about speed",
-    ),
-    column(
-        "faulty",
-        "boolean",
-        "true if such cells are measured despite an error of the doctor: no claim about speed; `<NA>` without one",
-    ),
-    column("emulated_compute", "boolean", "true if layers wait instead of computing (workload emulated_compute)"),
-    column("options", "mapping", "options of strategy, workload, optimizer, schedule, training and loader"),
-    column(
-        "variant", "string", "name of the version of the user's code; `<NA>` if the experiment file has no variants"
-    ),
-)
-
+CELL_ID = by_name(RecordedTrial)["cell_id"]
+AXIS_COLUMNS = columns_of(TrialAxes)
 LABEL_COLUMNS = (
     column("label", "string", "label of the cell: strategy, devices, and the axes and options that vary in the run"),
     column(
