@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,16 @@ def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_remove
     waited: list[float] = []
     kept: list[str] = []
     files: set[Path] = set()
+    run.set_window(1.0)
+
+    def reached(moment: str, command: Command) -> bool:
+        if moment:
+            return command.is_running(moment)
+        return bool(run.done) and any(path.parent == shared_memory() for path in command.files())
+
     for moment in ("gcs_server", "RayTrainWorker", ""):
         command = run.call()
-        command.wait_for(lambda moment=moment, command=command: command.is_running(moment) if moment else run.done)
+        command.wait_for(partial(reached, moment, command))
         files |= command.files()
         command.process.kill()
         command.process.wait()
@@ -111,9 +119,7 @@ def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_remove
         assert not list(Path("/tmp/ray").glob(f"session_2*_{command.process.pid}"))
     assert kept
     left = {path for path in files if path.exists()}
-    assert (
-        run.temporary in {path.parent for path in left} <= {run.temporary, shared_memory()}
-    )  # Ray's session, a rank's
+    assert {path.parent for path in left} == {run.temporary, shared_memory()}  # of Ray's session, of a rank
     then = time.time() - 2 * JUST_MADE_S
     for path in left:
         os.utime(path, (then, then))
@@ -123,14 +129,18 @@ def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_remove
     print("seconds until the last process was gone:", [f"{seconds:.1f}" for seconds in waited])
 
 
-def test_ctrl_c_in_a_terminal_ends_in_order(run: Run) -> None:
-    """A terminal sends it to all processes; a SIGTERM is handled the same way."""
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)],
+    ids=["Ctrl-C in a terminal", "SIGTERM", "SIGTERM to everybody, as SLURM sends it"],
+)
+def test_an_interruption_ends_in_order(run: Run, number: int, send: Callable[[int, int], None]) -> None:
     run.set_window(1.0)
     command = run.call()
     command.wait_for(lambda: run.done)
     files, began = command.files(), time.monotonic()
     assert files
-    os.killpg(command.process.pid, signal.SIGINT)
+    send(command.process.pid, number)
     command.seconds_until_alone(within_s=ORDERLY_S)
     gone_s = time.monotonic() - began
     command.process.wait(60)

@@ -19,7 +19,6 @@ from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
 from tests.conftest import laptop
-from tests.injected_workload import LOAD_S
 from tests.on_ray.conftest import TESTS, Executed
 from tests.processes import most_foreign_cores
 
@@ -39,12 +38,11 @@ THROUGHPUT = {
 
 
 def study(faults: list[str], **sections: object) -> Experiment:
-    """single and ddp on one and two devices, with what explains them, by fault; fsdp on two for large gradients."""
+    """single and ddp on one and two devices, with what explains them, and fsdp on two, for each fault."""
     content = {
         "name": "injected",
         "grid": {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 4},
-        "exclude": [{"strategy": "ddp", "devices": 1}],
-        "cells": [{"strategy": "fsdp", "devices": 2, "per_device_batch_size": 4, "workload.fault": "gradients"}],
+        "cells": [{"strategy": "fsdp", "devices": 2, "per_device_batch_size": 4}],
         "workload": "tests.injected_workload:Injected",
         "workload_options": {"fault": faults},
         "optimizer": {"name": "SGD", "lr": 0.0001},
@@ -61,7 +59,7 @@ def injected(execute: Callable[[Experiment], Executed]) -> Results:
     """All faults in one study, in the same two worker groups."""
     results, _ = execute(study(FAULTS))
     measured = results.trials[results.trials["outcome"] != "skipped"]
-    assert set(measured["outcome"]) == {"ok"} and (measured["purpose"] == "").sum() == 2 * len(FAULTS) + 1
+    assert set(measured["outcome"]) == {"ok"} and (measured["purpose"] == "").sum() == 4 * len(FAULTS)
     return results
 
 
@@ -93,18 +91,20 @@ def unexplained_doubts(results: Results, fault: str) -> set[str]:
 
 def test_a_study_without_injection_loses_little_and_has_no_doubt(injected: Results) -> None:
     healthy = losses(injected, "none")
+    alone = most_foreign_cores(injected) <= FOREIGN_CORES
+    assert not alone or all(abs(share) < 0.15 for share in healthy.values())
     for fault, part in PARTS.items():
-        assert healthy[part] < 0.3 and healthy[part] < losses(injected, fault)[part], part
+        assert healthy[part] < losses(injected, fault)[part], part
     assert not unexplained_doubts(injected, "none"), "steps that sleep are alike but where the machine is not"
 
 
 def test_a_sleeping_loader_is_data_wait(injected: Results) -> None:
     parts = losses(injected, "loader")
     assert max(parts, key=lambda part: parts[part]) == "waiting for data"
-    assert parts["waiting for data"] > 0.5  # 4 samples of 12.5 ms before 10 ms of computing
+    assert parts["waiting for data"] > 0.3  # 4 samples of 5 ms beside 20 ms of computing
     phases = of_fault(injected.phases, "loader")
     waits = phases[phases["devices"] == 2]["wait_s"].astype(float)
-    assert len(waits) == 1 and (waits > 4 * 0.9 * LOAD_S).all()
+    assert len(waits) == 2 and (waits > 0.018).all()
 
 
 def test_large_gradients_are_exposed_communication(injected: Results) -> None:
@@ -115,7 +115,7 @@ def test_large_gradients_are_exposed_communication(injected: Results) -> None:
 def test_a_rank_that_sleeps_is_the_slowest_and_is_named(injected: Results) -> None:
     parts = losses(injected, "rank1")
     assert max(parts, key=lambda part: parts[part]) == "slowest rank"
-    assert parts["slowest rank"] > 0.5  # 50 ms of 60
+    assert parts["slowest rank"] > 0.3  # 20 ms of 40
     assert "slow rank 1" in doubts(injected, "rank1")
 
 
@@ -124,10 +124,8 @@ def test_a_collectives_duration_is_measured(injected: Results) -> None:
     assert trials.loc[("ddp", 2, ""), "ddp_communication_s"] > 0.001  # DDP's own clock: 25 MB in a step
     fsdp = trials.loc[("fsdp", 2, "profile")]
     assert fsdp["fsdp_all_gather_s"] > 0.001 and fsdp["fsdp_reduce_scatter_s"] > 0.001
-    parts = injected.waterfall[injected.waterfall["strategy"] == "fsdp"]
-    assert {"all-gather", "reduce-scatter"} <= set(parts["part"]) or parts[
-        "reason"
-    ].notna().any()  # withheld: too noisy
+    parts = injected.waterfall[injected.waterfall["strategy"] == "fsdp"]["part"]
+    assert {"all-gather", "reduce-scatter"} <= set(parts)
 
 
 def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path) -> None:

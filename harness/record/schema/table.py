@@ -130,7 +130,7 @@ def columns_of(row: type) -> tuple[Column, ...]:
 
 
 def _dtype(kind: object) -> DType:
-    """Return the type of a column whose values are of a kind, or None."""
+    """Return the column type of an annotation such as ``float | None`` or a Literal of texts; raises KeyError."""
     if get_origin(kind) in (UnionType, Union):
         kind = next(each for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is collections.abc.Mapping:
