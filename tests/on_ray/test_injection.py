@@ -94,7 +94,9 @@ def test_a_study_without_injection_loses_little_and_has_no_doubt(injected: Resul
     alone = most_foreign_cores(injected) <= FOREIGN_CORES
     assert not alone or all(abs(share) < 0.15 for share in healthy.values())
     for fault, part in PARTS.items():
-        assert healthy[part] < losses(injected, fault)[part], part
+        assert healthy.get(part, 0.0) < losses(injected, fault)[part], part
+    withheld = of_fault(injected.waterfall, "none").query("strategy == 'ddp'")["reason"].dropna()
+    assert set(PARTS.values()) <= set(healthy) or len(withheld) == 1, "a part is missing only for a stated reason"
     assert not unexplained_doubts(injected, "none"), "steps that sleep are alike but where the machine is not"
 
 
