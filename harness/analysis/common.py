@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import pandas as pd
 
 from harness.analysis.stats import Estimate
+from harness.config.axes import BATCHES, CELL_AXES
 from harness.config.strategy_traits import strategy_order
 from harness.config.values import PlainValue
 from harness.plan.cell import is_wanted
-from harness.plan.comparison import CELL_AXES, NOT_NAMED, is_own_option, natural, options_text
+from harness.plan.comparison import is_own_option, natural, options_text
 from harness.plan.labels import TAGS
 from harness.record.frames import records
 
@@ -152,9 +153,6 @@ def order(row: Row) -> tuple[object, ...]:
     return (*fixed, strategy_order(row["strategy"]), row["devices"], row["nodes"], ids, options_text(row["options"]))
 
 
-BATCHES = frozenset({"per_device_batch_size", "global_batch_size"})
-
-
 def axis_value(row: Row, name: str) -> PlainValue:
     """Return a recorded cell's value on an axis or option, as ``Cell.axis`` does; None if it has none."""
     if "." in name:
@@ -187,7 +185,7 @@ def differing_axes(row: Row, other: Row) -> list[str]:
 
 def _content(row: Row, by: frozenset[str]) -> dict[str, object]:
     following = "per_device_batch_size" if row["scaling"] == "strong" else "global_batch_size"
-    without = by | NOT_NAMED - {"scaling", "oversubscribed"} | (BATCHES if by & BATCHES else {following})
+    without = {*by, "options", "emulated", "emulated_compute", *(BATCHES if by & {*BATCHES} else (following,))}
     options: Mapping[str, PlainValue] = row["options"] or {}
     own = {name for name in options if is_own_option(row, name)} if "strategy" in by else set()
     return {

@@ -30,9 +30,10 @@ from harness.analysis.run_pairs import (
     no_shared_cell,
 )
 from harness.analysis.stats import LEVEL, holm, mean_interval
+from harness.config.axes import AXES
 from harness.errors import ComparisonError
 from harness.record.frames import records
-from harness.record.schema import AXES, COMPARED_CONVERGENCE, COMPARISON, GATE, RUNS, UNMATCHED
+from harness.record.schema import COMPARED_CONVERGENCE, COMPARISON, GATE, RUNS, UNMATCHED
 
 METRICS = ("throughput", "speedup")
 _GRAMMAR = re.compile(r"\s*([a-z_]+)\s*([<>])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")

@@ -26,8 +26,12 @@ TOO_EFFICIENT = 1.5
 
 
 class Doubt(NamedTuple):
-    """``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial."""
+    """A reason to distrust a number: in plain words, and its meaning with the threshold.
 
+    ``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial.
+    """
+
+    words: str
     meaning: str
     own: Callable[[Evidence], bool | str] = lambda trial: False
     beside: Callable[[Evidence, Evidence], bool] = lambda trial, base: False
@@ -78,88 +82,111 @@ def _both_known(trial: Evidence, base: Evidence) -> bool:
 
 DOUBTS: Mapping[str, Doubt] = {
     "impossible efficiency": Doubt(
+        "a speedup that more devices cannot explain",
         f"the throughput of a device is more than {TOO_EFFICIENT:g} times the base's, which neither caches nor noise "
         "explain: a base that waits for data or shares its cores, a weight of loss() that counts too much, or steps "
         "that leave out work",
         beside=_too_efficient,
     ),
     "waits for data": Doubt(
+        "most of the step is a wait for data",
         f"the step waits for data for more than {100 * WAITS:.0f} % of its time: a ratio is one of loaders, not of "
         "strategies",
         own=lambda trial: trial.wait_fraction is not None and trial.wait_fraction > WAITS,
     ),
     "inline": Doubt(
+        "it ran in the command's own process",
         "the trial ran in the command's own process (--inline), where a debugger may have stopped it; no ratio uses it",
         own=lambda trial: trial.inline,
     ),
     "no steady state": Doubt(
+        "the speed had not settled after the warm-up",
         "the warm-up reached its limit before the medians of two successive rounds of steps, and the ends of the last "
         f"round's trend, agreed within {100 * STEADY_CHANGE:.0f} % (or within their noise, up to "
         f"{100 * STEADY_NOISE:.0f} %)",
         own=lambda trial: trial.steady is False,
     ),
     "skipped updates": Doubt(
+        "fp16 skipped updates",
         "in fp16, the loss scale skipped the update of one or more timed steps, which took less time than others",
         own=lambda trial: trial.skipped_updates > 0,
     ),
     "wide spread": Doubt(
+        "the times of single steps vary widely",
         f"the interquartile range of the timed steps exceeds {100 * WIDE_SPREAD:.0f} % of their median",
         own=lambda trial: trial.spread is not None and trial.spread > WIDE_SPREAD,
     ),
     "windows drift": Doubt(
+        "the speed changed during a measurement",
         f"the rates of the trial's timed windows differ by more than {100 * (DRIFT - 1):.0f} %: the speed changed "
         "during the measurement, because of a clock, a temperature or another load",
         own=lambda trial: trial.drift is not None and trial.drift > DRIFT,
     ),
     "stalled": Doubt(
+        "single steps took seconds",
         f"a timed step of a rank took more than {STALL_RATIO:g} times the trial's median and more than {STALL_S:g} s, "
         "as if a link is down, a disk slow or a process stopped; the table stalls has its seconds and ranks, and the "
         "throughput without such windows",
         own=lambda trial: trial.stalled,
     ),
     "slow rank": Doubt(
+        "one device was slower than the others",
         f"that rank's step without gradient exchange takes more than {SLOW_RANK:g} times the median rank's "
         "(known only if throughput.explain times ddp's steps without exchange)",
         own=lambda trial: "" if trial.slow_rank is None else f" {trial.slow_rank}",
     ),
     "settings of the process": Doubt(
+        "the process ran with settings that change its speed",
         "a rank's process ran with settings that change its speed or its arithmetic, and that the experiment file does "
         "not name: a mode for debugging, a profiler, a variable, parameters of another dtype than the precision's, or "
         "processors that several ranks are pinned to",
         own=_settings,
     ),
     "foreign load": Doubt(
+        "other programs used the processor",
         f"other processes kept more than {FOREIGN_CORES:g} cores of a node busy during the timed steps",
         own=_foreign_load,
     ),
     "memory swapped": Doubt(
+        "memory was swapped to disk",
         "the node swapped memory during the timed steps",
         own=lambda trial: any(swapped > 0 for swapped in trial.values("swapped_bytes")),
     ),
     "clocks throttled": Doubt(
+        "a GPU lowered its clock, for heat or a fault",
         "a GPU's clocks were throttled by heat or hardware for more than 1 % of the timed steps, or at their end; a "
         "power limit is a GPU's usual state under load, and no doubt: the table of GPUs has it",
         own=lambda trial: any(map(throttling, trial.ranks)),
     ),
     "other clock than the base's": Doubt(
+        "the GPUs' clock differs",
         f"the SM clock after the timed steps differs from the base's by more than {100 * (CLOCK_CHANGE - 1):.0f} %: "
         "a ratio is partly one of clocks",
         beside=_other_clock,
     ),
     "foreign load on the GPU": Doubt(
+        "other programs used a GPU",
         "other processes computed on a GPU during the timed steps",
         own=lambda trial: any(processes > 0 for processes in trial.values("foreign_gpu_processes")),
     ),
     "threads differ from the base's": Doubt(
-        "the number of threads per device is not the base's", beside=_other_threads
+        "the number of threads per device differs",
+        "the number of threads per device is not the base's",
+        beside=_other_threads,
     ),
-    "other devices than the base's": Doubt("the device models are not the base's", beside=_other_devices),
-    "other hosts than the base's": Doubt("a host of the base is not among the trial's hosts", beside=_other_hosts),
+    "other devices than the base's": Doubt(
+        "the devices are of another model", "the device models are not the base's", beside=_other_devices
+    ),
+    "other hosts than the base's": Doubt(
+        "the machines are others", "a host of the base is not among the trial's hosts", beside=_other_hosts
+    ),
     "environment differs from the base's": Doubt(
+        "versions or settings differ",
         "versions, settings or hardware differ from those of the base's worker group",
         beside=lambda trial, base: None not in (trial.nodes, base.nodes) and trial.nodes != base.nodes,
     ),
     "block cut in two": Doubt(
+        "an interruption lies between the trials of a ratio",
         "the trial and its base are of two invocations of the command, in equal environments: an interruption lies "
         "between them, and what changed with it is in the ratio",
         beside=lambda trial, base: trial.invocation != base.invocation,
@@ -212,6 +239,12 @@ def _doubt_names(trial: Evidence, base: Evidence | None) -> Iterator[str]:
 def kind_of(name: str) -> str:
     """Return the name of a trial's doubt in DOUBTS: 'slow rank' for 'slow rank 1'."""
     return max((kind for kind in DOUBTS if name.startswith(kind)), key=len)
+
+
+def plain_doubt(name: str) -> str:
+    """Return a trial's doubt in plain words, with what its name has after a colon: settings."""
+    words, (_, _, which) = DOUBTS[kind_of(name)].words, name.partition(": ")
+    return f"{words}: {which}" if which else words
 
 
 def meaning(name: str) -> str:

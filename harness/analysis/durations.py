@@ -17,14 +17,13 @@ from harness.errors import HarnessError
 from harness.plan.budget import wall_seconds
 from harness.plan.environment import RunEnvironment
 from harness.plan.planner import least_warmup_s
-from harness.plan.rows import Purpose, RecordedTrial
+from harness.plan.rows import RecordedTrial
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.reading import naming_file
 
 CELL, TRAINING = "cell", "convergence"
 GROUPS, COMMAND, REPORT = "worker groups", "command", "report"
-PURPOSES: tuple[Purpose, ...] = ("twin", "explain", "profile", "equivalence", "doctor", "links")
 Key = tuple[str, str]
 """(part, id of the cell or '')."""
 

@@ -26,11 +26,12 @@ from harness.analysis.run_cells import (
     started_at,
 )
 from harness.analysis.stats import geometric_mean, half_width, p_value, pooled_deviation
+from harness.config.axes import AXES
 from harness.errors import HarnessError, RunFolderError
 from harness.plan.labels import Labels
 from harness.record.frames import records
 from harness.record.reading import find_run_folders
-from harness.record.schema import AXES, HISTORY
+from harness.record.schema import HISTORY
 
 UNREAD = "unread"
 """The attribute of the table with the folders that could not be read: a mapping of paths to reasons."""

@@ -14,7 +14,6 @@ from harness.analysis.durations import (
     CELL,
     COMMAND,
     GROUPS,
-    PURPOSES,
     REPORT,
     TRAINING,
     EarlierRun,
@@ -31,17 +30,12 @@ from harness.plan.comparison import axes_of
 from harness.plan.environment import RunEnvironment
 from harness.plan.labels import SEPARATOR
 from harness.plan.planner import GROUP_START_S, TORCHRUN_START_S, Plan, keeping
-from harness.plan.trial import Trial, WorkerGroup
+from harness.plan.trial import PURPOSES, Trial, WorkerGroup
 from harness.record.estimate import Basis, Bound, Estimate, EstimatedPart
 from harness.record.schema import PREVIEW
 
-PART_LABELS = {
-    "twin": "A/A test of the base",
-    "explain": "cells that explain others",
-    "profile": "profiles of collectives",
-    "equivalence": "equivalence checks",
-    "doctor": "preflight",
-    "links": "links and collectives",
+PART_LABELS: Mapping[str, str] = {
+    **{name: traits.label for name, traits in PURPOSES.items()},
     GROUPS: "start and end of worker groups",
     COMMAND: "plan, Ray, records",
     REPORT: "report",

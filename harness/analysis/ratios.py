@@ -30,7 +30,8 @@ from harness.analysis.common import (
 from harness.analysis.doubts import CountedDoubt, tally, unusual, usual_doubts
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.stats import Estimate, geometric_mean, holm, paired_ratio, ratio_p_value
-from harness.plan.comparison import SIZES, axis_pairs
+from harness.config.axes import SIZES, WORK_AXES
+from harness.plan.comparison import axis_pairs
 from harness.plan.labels import TAGS
 from harness.record.schema import DESCRIPTION, LEADERS, NOISE, PARITY, SCALING, VERSUS
 
@@ -284,7 +285,7 @@ def versus(
 
 
 SIGNIFICANCE = 0.05
-GROUP_AXES = ("workload", "data", "model", "precision", "device", "devices", "global_batch_size")
+GROUP_AXES = (*WORK_AXES, "devices", "global_batch_size")
 """The question that settings answer alike: they train the same, on the same number of devices, at the same batch."""
 
 

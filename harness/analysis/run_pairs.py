@@ -22,9 +22,9 @@ from harness.analysis.history import (
 from harness.analysis.results import Results
 from harness.analysis.run_cells import RunCell, run_cells, started_at
 from harness.analysis.stats import geometric_mean
+from harness.config.axes import NAMED_AXES
 from harness.config.values import PlainValue
 from harness.errors import ComparisonError
-from harness.plan.comparison import NOT_NAMED
 from harness.record.frames import records
 
 MOST_ALIKE = 40
@@ -244,5 +244,6 @@ def no_shared_cell(first: Side, later: Side) -> ComparisonError:
         )
     values = {axis: [json.dumps(axis_value(one, axis), default=str) for one in (row, other)] for axis in axes}
     named = "; ".join(f"{axis}: {' and '.join(both)}" for axis, both in values.items())
-    advice = f". To compare cells that differ so: --by {','.join(axes)}" if not {*axes} & NOT_NAMED else ""
+    can_be_named = all("." in axis or axis in NAMED_AXES for axis in axes)
+    advice = f". To compare cells that differ so: --by {','.join(axes)}" if can_be_named else ""
     return ComparisonError(f"{paths} share no cell; the two most alike differ in {named}{advice}")

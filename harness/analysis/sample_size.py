@@ -8,10 +8,10 @@ from harness.analysis.common import Lines, Record, Records
 from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
 from harness.analysis.trials import throughput
+from harness.config.axes import SIZES
 from harness.config.sections import BlockRule
 from harness.plan.cell import Cell
 from harness.plan.comparison import (
-    SIZES,
     axes_of,
     axis_pairs,
     base_cell,

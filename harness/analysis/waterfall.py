@@ -72,18 +72,26 @@ def seconds_of(sizes: Sequence[int], measured: Sequence[tuple[int, float]]) -> n
     return found
 
 
-PARTS = (
-    "smaller batch",
-    "wrapper",
-    "threads",
-    "side by side",
-    "slowest rank",
-    "exposed communication",
-    *(part.name for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts),
-    "waiting for data",
-    "rest",
-)
-"""In the order in which they are taken from the ideal; a strategy has those that apply to it."""
+class Part(NamedTuple):
+    """A part of the waterfall: its name in sentences, and its row in figures, if they are not its name in tables."""
+
+    words: str = ""
+    row: str = ""
+
+
+COMMUNICATION = "communication"
+PARTS: Mapping[str, Part] = {
+    "smaller batch": Part("the smaller batch of each device"),
+    "wrapper": Part("the strategy's own work on each device"),
+    "threads": Part("the threads of dp", row="wrapper"),
+    "side by side": Part("devices that slow each other down"),
+    "slowest rank": Part("the wait for the slowest device"),
+    "exposed communication": Part(row=COMMUNICATION),
+    **{part.name: Part(row=COMMUNICATION) for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
+    "waiting for data": Part(),
+    "rest": Part("not explained"),
+}
+"""The parts by name, in the order in which they are taken from the ideal; a strategy has those that apply to it."""
 OF_REPLICAS = {"threads": "dp_threads_s", "side by side": "dp_side_by_side_s"}
 """The parts that a trial of replicas in one process measures itself, and their columns."""
 MOST_TIMES = 3.0

@@ -57,7 +57,7 @@ def parse_only(text: str, option: str = "--only") -> dict[str, Any]:
 
 def parse_axes(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the axes of '--by devices,ddp.bucket_cap_mb', each once; raises ComparisonError."""
-    from harness.plan.comparison import check_axis
+    from harness.config.axes import check_axis
 
     names = [name.strip() for text in texts for name in text.split(",")]
     try:

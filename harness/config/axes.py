@@ -1,11 +1,16 @@
-"""The names of a grid's axes, and filters over them."""
+"""The axes of a cell, each declared once: type, meaning, and where it counts; and filters over them.
+
+The columns of the tables, the plain axes of a grid, the sets of cells that are compared, and labels follow from here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator
+from typing_extensions import TypedDict
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import OptionValue, PlainValue
@@ -13,22 +18,147 @@ from harness.errors import closest, nearest
 
 OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", *BUILTIN_TRAITS)
 """The sections of the file whose options are axes too."""
+PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
+LauncherName = Literal["ray", "torchrun"]
 
 
-AXES = (
-    "data",
-    "model",
-    "strategy",
-    "devices",
-    "nodes",
-    "per_device_batch_size",
-    "global_batch_size",
-    "precision",
-    "compile",
-    "launcher",
-    "device_ids",
-    "variant",
-)
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning and the unit of a column; the unit is empty for texts, flags and numbers without one."""
+
+    text: str
+    unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis(Meaning):
+    """The meaning of an axis, and where it counts.
+
+    ``default``: the value of a cell whose file does not give it. ``plain``: a key of a grid whose value a cell takes
+    unchanged. ``named``: files, filters and --by may name it. ``found``: found by the trial, not chosen by its cell.
+    ``work``: cells that differ in it do different work. ``size``: it sets the size of the problem, and is no choice.
+    ``placement``: the devices, which every label names. ``tag``: named beside the strategy in a label if true.
+    ``silent``: a label's constants omit its default. ``follows``: the axes with which it may differ since it follows
+    from them.
+    """
+
+    default: object = None
+    plain: bool = False
+    named: bool = True
+    found: bool = False
+    work: bool = False
+    size: bool = False
+    placement: bool = False
+    tag: bool = False
+    silent: bool = False
+    follows: tuple[str, ...] = ()
+
+
+class TrialAxes(TypedDict):
+    """A cell's value on each axis, and what its trial found about its devices."""
+
+    workload: Annotated[str, Axis("built-in name or package.module:ClassName", work=True)]
+    data: Annotated[str | None, Axis("data set", work=True, size=True)]
+    model: Annotated[str | None, Axis("model size, by name", work=True, size=True)]
+    strategy: Annotated[str, Axis("single, dp, ddp or fsdp")]
+    device: Annotated[str, Axis("cpu or cuda", work=True)]
+    devices: Annotated[int, Axis("number of GPUs, or of CPU slots", placement=True, size=True)]
+    device_ids: Annotated[
+        str | None, Axis("GPU ids on the node, if the experiment file names them", placement=True, follows=("devices",))
+    ]
+    link: NotRequired[
+        Annotated[
+            str,
+            Axis(
+                "links between its GPUs, as in nvidia-smi topo -m, best first: NV12, PIX, PXB, PHB, NODE, SYS",
+                found=True,
+                named=False,
+            ),
+        ]
+    ]
+    nodes: Annotated[int, Axis("number of nodes (machines)", placement=True, follows=("devices",))]
+    scaling: Annotated[str, Axis("weak (per-device batch fixed) or strong (global batch fixed)", named=False)]
+    per_device_batch_size: Annotated[
+        int | None, Axis("batch size of one device", "samples", size=True, follows=("global_batch_size",))
+    ]
+    global_batch_size: Annotated[
+        int, Axis("batch size summed over all devices", "samples", size=True, follows=("per_device_batch_size",))
+    ]
+    precision: Annotated[
+        PrecisionName,
+        Axis("fp32 (TF32 off), tf32, bf16 or fp16 (with a loss scale)", default="fp32", plain=True, work=True),
+    ]
+    compile: Annotated[
+        bool, Axis("true if the model is compiled with torch.compile", default=False, plain=True, silent=True)
+    ]
+    launcher: Annotated[
+        LauncherName, Axis("launcher of the processes: ray, or torchrun as the control", default="ray", silent=True)
+    ]
+    oversubscribed: Annotated[
+        bool,
+        Axis(
+            "true if several ranks share a device: a functional test, no claim about speed",
+            named=False,
+            tag=True,
+            follows=("strategy", "devices"),
+        ),
+    ]
+    emulated: Annotated[
+        bool,
+        Axis(
+            "true for DataParallel on CPU slots, and with emulated_compute: a functional test, no claim about speed",
+            named=False,
+            tag=True,
+            follows=("strategy", "devices"),
+        ),
+    ]
+    emulated_compute: NotRequired[
+        Annotated[bool, Axis("true if layers wait instead of computing (workload emulated_compute)", named=False)]
+    ]
+    faulty: NotRequired[
+        Annotated[
+            bool,
+            Axis(
+                "true if such cells are measured despite an error of the doctor: no claim about speed; `<NA>` if not",
+                found=True,
+                named=False,
+                tag=True,
+            ),
+        ]
+    ]
+    options: Annotated[
+        Mapping[str, PlainValue],
+        Axis("options of strategy, workload, optimizer, schedule, training and loader", named=False),
+    ]
+    variant: NotRequired[
+        Annotated[
+            str | None, Axis("name of the version of the user's code; `<NA>` if the experiment file has no variants")
+        ]
+    ]
+
+
+def declared(row: type) -> dict[str, tuple[Any, Meaning]]:
+    """Return the type and the meaning of each field of a type of rows that has a ``Meaning``, in order."""
+    found = {}
+    for name, hint in get_type_hints(row, include_extras=True).items():
+        field = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
+        if get_origin(field) is Annotated:
+            kind, meaning = get_args(field)[:2]
+            found[name] = (kind, meaning)
+    return found
+
+
+AXES: Mapping[str, Axis] = {name: axis for name, (_, axis) in declared(TrialAxes).items() if isinstance(axis, Axis)}
+"""Every axis by name, in the order of the tables."""
+CELL_AXES = tuple(name for name, axis in AXES.items() if not axis.found)
+"""The axes that are chosen by the cell."""
+NAMED_AXES = tuple(name for name, axis in AXES.items() if axis.named)
+"""The axes that can be named; options have names of their own, the others follow from the file."""
+WORK_AXES = tuple(name for name, axis in AXES.items() if axis.work)
+SIZES = frozenset(name for name, axis in AXES.items() if axis.size)
+PLAIN_AXES = {name: (kind, AXES[name].default) for name, (kind, _) in declared(TrialAxes).items() if AXES[name].plain}
+"""The type and the default of the axes that a cell takes from its grid unchanged."""
+BATCHES = ("global_batch_size", "per_device_batch_size")
 
 
 def is_option_axis(key: object) -> bool:
@@ -37,18 +167,20 @@ def is_option_axis(key: object) -> bool:
     return bool(dot) and section in OPTION_SECTIONS and option.isidentifier()
 
 
+def check_axis(name: str) -> str:
+    """Return the name of an axis or option; raise ValueError if it is unknown."""
+    if name not in NAMED_AXES and not is_option_axis(name):
+        note = batch_note(closest(name, NAMED_AXES))
+        hint = nearest(name, NAMED_AXES)
+        raise ValueError(f"unknown axis {name!r}; {hint}, or an option such as optimizer.lr{note}")
+    return name
+
+
 def check_filter(value: dict[str, PlainValue]) -> dict[str, PlainValue]:
     """Return the filter, a mapping of axes to the accepted values; raise ValueError at an unknown axis."""
     for key in value:
-        if key not in AXES and not is_option_axis(key):
-            note = batch_note(closest(str(key), AXES))
-            raise ValueError(
-                f"unknown axis {key!r}; {nearest(str(key), AXES)}, or an option such as optimizer.lr{note}"
-            )
+        check_axis(str(key))
     return value
-
-
-BATCHES = ("global_batch_size", "per_device_batch_size")
 
 
 def batch_note(offered: Sequence[str]) -> str:

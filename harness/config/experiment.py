@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from harness.config import yaml_source
-from harness.config.axes import Filter
+from harness.config.axes import Filter, LauncherName
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
 from harness.config.doctor_checks import check_allowed
 from harness.config.problems import Conflict, describe_errors, raise_conflicts, validate
@@ -28,7 +28,6 @@ from harness.config.sections import (
     Cost,
     Grid,
     GrowingCluster,
-    LauncherName,
     Limits,
     Loader,
     StrategyOptions,

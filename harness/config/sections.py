@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from harness.config.axes import Filter, is_option_axis
+from harness.config.axes import PLAIN_AXES, Filter, is_option_axis
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS, Strict
 from harness.config.values import (
@@ -37,9 +37,6 @@ from harness.config.values import (
     absolute_folders,
 )
 from harness.errors import nearest
-
-PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
-LauncherName = Literal["ray", "torchrun"]
 
 
 def _strategy(value: object) -> object:
@@ -64,7 +61,12 @@ class Cost(Strict):
     currency: Annotated[str, Field(min_length=1, max_length=20)]
 
 
-class Grid(Strict):
+_plain_axes = {name: (Axis[kind], (default,)) for name, (kind, default) in PLAIN_AXES.items()}  # type: ignore[valid-type]
+_PlainGrid: Any = create_model("_PlainGrid", __base__=Strict, **_plain_axes)  # type: ignore[call-overload]
+"""The axes of a grid that need no rule of their own, from the table of axes."""
+
+
+class Grid(_PlainGrid):
     """Axes whose product is a set of cells. Keys such as ``optimizer.lr`` make any option an axis too.
 
     ``device_ids`` names GPUs of one node; their number is the number of devices, so ``devices`` is left out.
@@ -78,8 +80,6 @@ class Grid(Strict):
     nodes: Axis[Count] | None = None
     per_device_batch_size: Axis[Batch] | None = None
     global_batch_size: Axis[Batch] | None = None
-    precision: Axis[PrecisionName] = ("fp32",)
-    compile: Axis[bool] = (False,)
     options: Options = Field(default_factory=dict)
 
     @model_validator(mode="before")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import psutil
 import torch
@@ -124,7 +125,7 @@ def without_steps(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Fi
 def modes_of(cell: Cell, experiment: Experiment) -> list[tuple[str, bool]]:
     """Return precision and compilation of the experiment's cells, without repetitions; the cell's own is first."""
     grids = [grid for grid in (experiment.grid, *experiment.cells) if grid]
-    pairs = [(precision, compiled) for grid in grids for precision in grid.precision for compiled in grid.compile]
+    pairs = [mode for grid in grids for mode in product(*(getattr(grid, axis) for axis in ("precision", "compile")))]
     own = [(cell.precision, False), (cell.precision, cell.compile)]
     return [mode for mode in dict.fromkeys([*own, *pairs]) if cell.traits.compiles or not mode[1]]
 

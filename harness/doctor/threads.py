@@ -52,7 +52,7 @@ def judge(seen: Sequence[Threads], case: Case) -> list[Finding]:
 
 
 def _crowded(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    for node in [] if case.cell.oversubscribe else dict.fromkeys(rank.node for rank in seen):
+    for node in [] if case.cell.oversubscribed else dict.fromkeys(rank.node for rank in seen):
         own = [(r.pinned, 1 if case.cell.device == "cuda" else r.threads) for r in seen if r.node == node]
         if shared := crowded(own):
             text = f"several ranks are pinned to the same processors of a node: {join_names(list(map(str, shared)))}"
@@ -91,7 +91,7 @@ def _started(seen: Sequence[Threads]) -> list[Finding]:
 
 
 def _oversubscribed(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    if case.cell.oversubscribe:  # requested by the user, and a column of its rows
+    if case.cell.oversubscribed:  # requested by the user, and a column of its rows
         return []
     by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]
     loaders_each = int_option(case.cell.loader, "workers", 0) * place(case.cell).devices_per_worker

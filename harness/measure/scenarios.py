@@ -96,7 +96,7 @@ class Setup:
         ranks, settings = context.ranks, self.training.settings.names()
         peak = memory.peak(ranks.devices) if self.fresh_peak else RankFacts()
         facts: RankFacts = {**peak, "build_peak_bytes": self.build_peak_bytes, **memory.of_state(self.training)}
-        settings += [] if context.trial.cell.oversubscribe else crowding(ranks)
+        settings += [] if context.trial.cell.oversubscribed else crowding(ranks)
         return {**facts, "settings": ", ".join(settings), "processors": ", ".join(map(str, sorted(pinned())))}
 
 
@@ -118,7 +118,7 @@ def throughput(context: TrialContext) -> TrialResult:
     setup = _build(context)
     stepper = _stepper(context, setup)
     try:
-        speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribe)
+        speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribed)
     except ScaleDiverged as error:  # the warm-up in fp16 found no loss scale
         context.rank_facts |= setup.of_rank(context)
         return TrialResult(

@@ -54,7 +54,7 @@ class Cell:
     global_batch_size: int
     precision: str = "fp32"
     compile: bool = False
-    oversubscribe: bool = False
+    oversubscribed: bool = False
     launcher: str = "ray"
     device_ids: tuple[int, ...] = ()
     strategy_options: Options = field(default_factory=dict)

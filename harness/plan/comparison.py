@@ -8,7 +8,6 @@ Ratios are taken between trials of one block, so the partners of a cell are meas
     equivalence cell    a few steps, against its own base                     whether a ratio is allowed
     family              cells that differ in their devices alone              stands in for a base that failed
     launchers           the cell under Ray and under torchrun                 parity
-    strategies          cells that differ in their strategy alone             recorded, for reading by hand
     variants            cells that differ in the version of the user's code   versus
 
 The first four are cells, recorded with a trial as base_id, alone_id, wrapped_id and check_id. The others are sets of
@@ -20,74 +19,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Generic, NamedTuple, TypeVar, get_args
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
-from harness.config.axes import AXES, batch_note, is_option_axis
-from harness.config.sections import PrecisionName
+from harness.config.axes import AXES, BATCHES, CELL_AXES, LauncherName, PrecisionName, TrialAxes
 from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
-from harness.errors import closest, nearest
 from harness.plan.cell import Cell, format_gpu_ids, share_of
-from harness.plan.rows import PartnerIds, SetIds, TrialAxes
+from harness.plan.rows import PartnerIds, SetIds
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
-LAUNCHERS = ("ray", "torchrun")
-CELL_AXES = tuple(name for name in TrialAxes.__annotations__ if name not in ("link", "faulty"))
-"""The axes of a recorded trial that are its cell's own; what the node and the doctor found is not."""
-NOT_NAMED = frozenset({"options", "emulated", "emulated_compute", "oversubscribed", "scaling"})
-"""Axes of a table that cannot be named: options have names of their own, the others follow from the file."""
-DEVICE_AXES = frozenset({"devices", "device_ids", "nodes", "per_device_batch_size", "global_batch_size"})
-STRATEGY_AXES = frozenset({"strategy", "options", "emulated"})
-SETTING_AXES = (
-    "workload",
-    "data",
-    "model",
-    "scaling",
-    "per_device_batch_size",
-    "precision",
-    "compile",
-    "launcher",
-    "variant",
-)
-"""The axes that a comparison of strategies and device counts holds fixed, besides options."""
-
-
-def check_axis(name: str) -> str:
-    """Return the name of an axis or option; raise ValueError if it is unknown."""
-    allowed = dict.fromkeys((*AXES, *(axis for axis in CELL_AXES if axis not in NOT_NAMED)))
-    if name not in allowed and not is_option_axis(name):
-        note = batch_note(closest(name, allowed))
-        raise ValueError(
-            f"unknown axis {name!r}; {nearest(name, allowed)}, or an option such as ddp.bucket_cap_mb{note}"
-        )
-    return name
 
 
 def axes_of(cell: Cell) -> TrialAxes:
     """Return a cell's value on each axis of the tables."""
-    return {
-        "workload": cell.workload,
-        "data": cell.data,
-        "model": cell.model,
-        "strategy": cell.strategy,
-        "device": cell.device,
-        "devices": cell.devices,
-        "device_ids": format_gpu_ids(cell.device_ids) or None,
-        "nodes": cell.nodes,
-        "scaling": cell.scaling,
-        "per_device_batch_size": cell.per_device_batch_size,
-        "global_batch_size": cell.global_batch_size,
-        "precision": cell.precision,
-        "compile": cell.compile,
-        "launcher": cell.launcher,
-        "oversubscribed": cell.oversubscribe,
-        "emulated": cell.emulated,
-        "emulated_compute": cell.emulated_compute,
-        "options": cell.options,
-        "variant": cell.variant,
-    }
+    values: Any = {name: getattr(cell, name) for name in CELL_AXES}
+    axes: TrialAxes = values | {"device_ids": format_gpu_ids(cell.device_ids) or None}
+    return axes
 
 
 def comparable(cell: Cell) -> bool:
@@ -123,7 +72,7 @@ def _on_one_device(cell: Cell, *, bare: bool) -> Cell:
         own_traits=None if bare else cell.own_traits,
         devices=1,
         nodes=1,
-        oversubscribe=False,
+        oversubscribed=False,
         device_ids=cell.device_ids[:1],
         strategy_options={} if bare else cell.strategy_options,
         uneven=None,
@@ -154,7 +103,7 @@ def equivalence_cell(cell: Cell, batch: int) -> Cell:
 
 def other_launcher_cells(cell: Cell) -> list[Cell]:
     """Return the same cell under every other launcher."""
-    return [replace(cell, launcher=launcher) for launcher in LAUNCHERS if launcher != cell.launcher]
+    return [replace(cell, launcher=launcher) for launcher in get_args(LauncherName) if launcher != cell.launcher]
 
 
 def other_variant_cells(cell: Cell, codes: Mapping[str, str]) -> list[Cell]:
@@ -195,16 +144,14 @@ def partner_ids(cell: Cell, *, equivalence: bool = False) -> PartnerIds:
 
 
 def set_ids(axes: Mapping[str, object]) -> SetIds:
-    """Return family_id, launchers_id and strategies_id of a cell, given its value on each of CELL_AXES.
+    """Return family_id and launchers_id of a cell, given its value on each of CELL_AXES.
 
     Cells of a family hold the same batch fixed: the global one under strong scaling, else the per-device one.
-    strategies_id is None for a cell that is compared with no other strategy: on one device, or unwrapped.
     """
-    batch = axes.get("global_batch_size" if axes.get("scaling") == "strong" else "per_device_batch_size")
+    placed = {name for name in CELL_AXES if AXES[name].placement}
     return {
-        "family_id": _digest(axes, DEVICE_AXES, batch),
-        "launchers_id": _digest(axes, frozenset({"launcher"})),
-        "strategies_id": _digest(axes, STRATEGY_AXES, _shared_options(axes)) if beside_strategies(axes) else None,
+        "family_id": _digest(axes, placed | {*BATCHES}, axes.get(_batch_axis(axes))),
+        "launchers_id": _digest(axes, {"launcher"}),
     }
 
 
@@ -227,11 +174,6 @@ def backend_of(axes: Mapping[str, object]) -> str:
     return "nccl" if axes["device"] == "cuda" and not by_gloo else "gloo"
 
 
-def _shared_options(axes: Mapping[str, object]) -> Mapping[str, object]:
-    """Return every option but the strategy's own."""
-    return {name: value for name, value in options_of(axes).items() if not is_own_option(axes, name)}
-
-
 def is_own_option(axes: Mapping[str, object], name: str) -> bool:
     """Return whether an option is one of the cell's strategy, and of no other."""
     return name.startswith(f"{axes['strategy']}.")
@@ -242,10 +184,9 @@ def options_text(options: Mapping[str, object]) -> str:
     return json.dumps(options, sort_keys=True)
 
 
-def _digest(axes: Mapping[str, object], without: frozenset[str], *more: object) -> str:
+def _digest(axes: Mapping[str, object], without: Collection[str], *more: object) -> str:
     values = {**axes, "options": options_text(options_of(axes))}
-    names = [name for name in CELL_AXES if name not in without]
-    shared = [values.get(name) for name in names]
+    shared = [values.get(name) for name in CELL_AXES if name not in without]
     text = json.dumps([*shared, *more], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -254,19 +195,9 @@ Axes = Mapping[str, object]
 """A cell's value on each of CELL_AXES, its options among them."""
 Item = TypeVar("Item")
 
-FOLLOWERS: Mapping[str, frozenset[str]] = {
-    "strategy": frozenset({"emulated", "oversubscribed"}),
-    "devices": frozenset({"nodes", "device_ids", "oversubscribed", "emulated"}),
-    "per_device_batch_size": frozenset({"global_batch_size"}),
-    "global_batch_size": frozenset({"per_device_batch_size"}),
-}
-"""The axes that may differ with an axis because they follow from it."""
 PRECISIONS = get_args(PrecisionName)
-SIZES = frozenset({"data", "model", "devices", "per_device_batch_size", "global_batch_size"})
-"""The axes that set the size of the problem, which is no choice: throughput.blocks asks no width of their intervals."""
-NOT_COMPARED = frozenset(
-    {"workload", "device", "launcher", "scaling", "oversubscribed", "emulated", "emulated_compute", "options"}
-)
+NOT_COMPARED = frozenset({"workload", "device", "launcher"})
+"""The named axes that make no pairs: the first two are equal in a run, and launchers have a comparison of their own."""
 
 
 class AxisPair(NamedTuple, Generic[Item]):
@@ -299,7 +230,7 @@ def axis_pairs(cells: Iterable[tuple[Axes, Item]], placements: Sequence[str] = (
 def varying_axes(cells: Sequence[Axes]) -> list[str]:
     """Return the axes and options that have several values among these cells, without those that only follow others."""
     batch = {_batch_axis(axes) for axes in cells}
-    named = [axis for axis in CELL_AXES if axis not in NOT_COMPARED]
+    named = [axis for axis in CELL_AXES if AXES[axis].named and axis not in NOT_COMPARED]
     named = [axis for axis in named if not axis.endswith("batch_size") or axis in batch]
     options = dict.fromkeys(name for axes in cells for name in options_of(axes))
     return [axis for axis in (*named, *options) if len({_key(axis_value(axis, axes)) for axes in cells}) > 1]
@@ -350,7 +281,7 @@ def _is_compared(axis: str, axes: Axes) -> bool:
 
 def _held_fixed(axis: str, axes: Axes) -> str:
     """Return what cells that are compared along the axis have in common, as text."""
-    follow = FOLLOWERS.get(axis, frozenset()) | {axis, "options"}
+    follow = {axis, "options", *(name for name in CELL_AXES if axis in AXES[name].follows)}
     if axis == "devices":
         follow |= {"global_batch_size", "per_device_batch_size"} - {_batch_axis(axes)}
     options = {

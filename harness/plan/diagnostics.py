@@ -146,7 +146,7 @@ def links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     cells = sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
     chosen: dict[tuple[Placement, bool], Cell] = {}
     for cell in cells:
-        without_links = cell.devices == 1 or cell.oversubscribe or (cell.device == "cpu" and cell.traits.one_process)
+        without_links = cell.devices == 1 or cell.oversubscribed or (cell.device == "cpu" and cell.traits.one_process)
         if not without_links:
             chosen.setdefault((place(cell), cell.device == "cpu" or cell.backend == "gloo"), cell)
     first = min((trial.block for trial in trials), default=0)

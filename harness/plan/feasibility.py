@@ -93,7 +93,7 @@ def _named_devices(cell: Cell, machine: Machine) -> SkipReason | None:
 
 def _enough_devices(cell: Cell, machine: Machine) -> SkipReason | None:
     per_node = place(cell).devices_per_node
-    if cell.oversubscribe or machine.holds(cell.nodes, per_node):
+    if cell.oversubscribed or machine.holds(cell.nodes, per_node):
         return None
     kind = "GPUs" if machine.device == "cuda" else "CPU slots"
     have = " + ".join(str(n) for n in machine.devices_per_node) or "0"
@@ -157,7 +157,7 @@ def _collectives_work(cell: Cell, machine: Machine) -> SkipReason | None:
     """Forbid backends that cannot connect the processes, and a mesh of nodes on one node."""
     if cell.backend == "nccl" and machine.device != "cuda":
         return SkipReason("needs_cuda", f"{cell.strategy}.backend nccl connects GPUs; CPU slots use gloo")
-    if cell.backend == "nccl" and cell.oversubscribe:
+    if cell.backend == "nccl" and cell.oversubscribed:
         return SkipReason("shared_device", f"{cell.strategy}.backend nccl rejects ranks that share a GPU")
     if cell.strategy_options.get("mesh") == "hybrid" and cell.nodes == 1 and cell.devices > 1:
         return SkipReason("one_node", "fsdp.mesh hybrid shards inside nodes and replicates between them: one is flat")

@@ -8,6 +8,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from harness.config.axes import PLAIN_AXES
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
 from harness.config.published import Level, Published
@@ -92,21 +93,8 @@ class Cells:
     added: tuple[Cell, ...]
 
 
-class GridPoint(NamedTuple):
-    """One value of each axis of a grid; None if the experiment leaves an axis to the planner or the workload."""
-
-    data: str | None
-    model: str | None
-    strategy: str
-    device_ids: tuple[int, ...]
-    devices: int | None
-    nodes: int | None
-    per_device_batch_size: int | None
-    global_batch_size: int | None
-    precision: str
-    compile: bool
-    launcher: str
-    variant: str | None
+GridPoint = Mapping[str, Any]
+"""One value of each axis of a grid; None if the experiment leaves an axis to the planner or the workload."""
 
 
 def expand(
@@ -178,8 +166,7 @@ def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]
         "nodes": grid.nodes or (None,),
         "per_device_batch_size": grid.per_device_batch_size or (None,),  # a grid has one of the two
         "global_batch_size": grid.global_batch_size or (None,),
-        "precision": grid.precision,
-        "compile": grid.compile,
+        **{name: getattr(grid, name) for name in PLAIN_AXES},
         "launcher": experiment.launcher,
         "variant": tuple(experiment.variants) or (None,),
     }
@@ -208,9 +195,9 @@ def _cells(
     own_names = experiment.own_strategies
     sections = [_sections(dict(zip(options, values, strict=True)), own_names) for values in product(*options.values())]
     for values in product(*fixed.values()):
-        point = GridPoint(**dict(zip(fixed, values, strict=True)))
-        own = variants[point.variant] if point.variant else None
-        traits = (own.traits if own else own_traits).get(point.strategy)
+        point = dict(zip(fixed, values, strict=True))
+        own = variants[point["variant"]] if point["variant"] else None
+        traits = (own.traits if own else own_traits).get(point["strategy"])
         for chosen in sections:
             yield _cell(point, chosen, experiment, machine, traits, own.version.code if own else None)
 
@@ -223,15 +210,15 @@ def _cell(
     own: StrategyTraits | None,
     code: str | None,
 ) -> Cell:
-    strategy, ids = point.strategy, point.device_ids
-    devices = len(ids) if point.devices is None else point.devices
+    strategy, ids = point["strategy"], point["device_ids"]
+    devices = len(ids) if ids else point["devices"]
     traits = own or BUILTIN_TRAITS[strategy]
-    nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point.nodes, experiment, machine)
+    nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
     scaling, per_device, total = _batch_sizes(point, devices)
     return Cell(
         workload=experiment.workload,
-        data=point.data,
-        model=point.model,
+        data=point["data"],
+        model=point["model"],
         strategy=strategy,
         device=machine.device,
         devices=devices,
@@ -239,10 +226,8 @@ def _cell(
         scaling=scaling,
         per_device_batch_size=per_device,
         global_batch_size=total,
-        precision=point.precision,
-        compile=point.compile,
-        oversubscribe=oversubscribed,
-        launcher=point.launcher,
+        oversubscribed=oversubscribed,
+        launcher=point["launcher"],
         device_ids=ids,
         strategy_options=options.get(strategy, {}),
         workload_options=options.get("workload", {}),
@@ -250,18 +235,19 @@ def _cell(
         schedule=options.get("schedule", {}),
         training=options.get("training", {}),
         loader=options.get("loader", {}),
-        variant=point.variant,
+        variant=point["variant"],
         code=code,
         own_traits=own,
+        **{name: point[name] for name in PLAIN_AXES},
     )
 
 
 def _batch_sizes(point: GridPoint, devices: int) -> tuple[Scaling, int | None, int]:
     """Return the scaling with the per-device and the global batch size; the first is None if it does not divide."""
-    if point.per_device_batch_size is not None:
-        return "weak", point.per_device_batch_size, point.per_device_batch_size * devices
-    assert point.global_batch_size is not None
-    return "strong", share_of(point.global_batch_size, devices), point.global_batch_size
+    per_device, total = point["per_device_batch_size"], point["global_batch_size"]
+    if per_device is not None:
+        return "weak", per_device, per_device * devices
+    return "strong", share_of(total, devices), total
 
 
 def _nodes(

@@ -40,7 +40,7 @@ def needed_bundles(plan: Plan, given_up: Collection[Demand] = ()) -> list[dict[s
     They are those of the whole cluster, not only what it lacks: an autoscaler counts the nodes that are there.
     ``given_up``: what it cannot bring; with a request that it cannot meet as a whole it may bring no node at all.
     """
-    demands = {demand_of(plan, trial.cell) for trial in plan.trials if not trial.cell.oversubscribe}
+    demands = {demand_of(plan, trial.cell) for trial in plan.trials if not trial.cell.oversubscribed}
     demands |= {demand_of(plan, cell) for cell in lacking(plan)} - set(given_up)
     on_gpus = plan.machine.device == "cuda"
     key, each = ("GPU", 1) if on_gpus else ("CPU", cpus_of_a_slot(plan.inventory, plan.machine))

@@ -12,8 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 
+from harness.config.axes import AXES, CELL_AXES
 from harness.plan.cell import Cell
-from harness.plan.comparison import CELL_AXES, axes_of, is_own_option, options_of
+from harness.plan.comparison import axes_of, is_own_option, options_of
 from harness.plan.trial import Trial
 
 Axes = Mapping[str, object]
@@ -21,16 +22,13 @@ Axes = Mapping[str, object]
 SEPARATOR = " · "
 BATCH = "per_device_batch_size"
 """The place of the batch among the axes: the per-device one under weak scaling, the global one under strong scaling."""
-PLACEMENT_AXES = frozenset({"strategy", "emulated", "oversubscribed", "devices", "device_ids", "nodes"})
-"""The axes that every label names."""
-OTHER_AXES = tuple(
-    axis
-    for axis in CELL_AXES
-    if axis not in PLACEMENT_AXES | {"scaling", "global_batch_size", "options", "emulated_compute"}
+SETTING_AXES = tuple(
+    name
+    for name in CELL_AXES
+    if AXES[name].named and not AXES[name].placement and name not in ("strategy", "global_batch_size")
 )
-DEFAULTS: Mapping[str, object] = {"compile": False, "launcher": "ray"}
-"""Values that are not worth a word if all cells have them; so is the kind of device, which the plan gives."""
-TAGS = ("emulated", "oversubscribed", "faulty")
+"""The axes that a label names if they vary; it always names the strategy and the devices."""
+TAGS = sorted(name for name, axis in AXES.items() if axis.tag)
 LONGEST = 40
 """The most characters of a value; a longer one is cut, and a digest makes it unique."""
 _PLAIN = re.compile(r"[\w./:@%+-]+")
@@ -41,12 +39,12 @@ class Labels:
 
     def __init__(self, cells: Iterable[Axes]) -> None:
         cells = list(cells)
-        values: dict[str, set[Hashable]] = {axis: set() for axis in OTHER_AXES}
+        values: dict[str, set[Hashable]] = {axis: set() for axis in SETTING_AXES}
         strategies = Counter(str(axes["strategy"]) for axes in cells)
         owners: dict[str, str | None] = {}
         holders: Counter[str] = Counter()
         for axes in cells:
-            for axis in OTHER_AXES:
+            for axis in SETTING_AXES:
                 values[axis].add(_key(_value(axes, axis)))
             for name, value in options_of(axes).items():
                 values.setdefault(name, set()).add(_key(value))
@@ -65,9 +63,11 @@ class Labels:
         if not self._cells:
             return ""
         first = self._cells[0]
-        shared = ((axis, _value(first, axis)) for axis in OTHER_AXES if axis in self._constant and axis != "device")
+        shared = ((axis, _value(first, axis)) for axis in SETTING_AXES if axis in self._constant and axis != "device")
         return SEPARATOR.join(
-            _axis_text(axis, value) for axis, value in shared if value is not None and DEFAULTS.get(axis, ()) != value
+            _axis_text(axis, value)
+            for axis, value in shared
+            if value is not None and not (AXES[axis].silent and value == AXES[axis].default)
         )
 
     def of(self, axes: Axes) -> str:
@@ -80,7 +80,7 @@ class Labels:
         Strategy and devices; the setting, which cells of several strategies can share; the options that only its
         strategy can have. The last two may be empty.
         """
-        named = ((axis, _value(axes, axis)) for axis in OTHER_AXES)
+        named = zip(SETTING_AXES, setting_of(axes), strict=True)
         setting = [_axis_text(axis, value) for axis, value in named if self._differs(axis, value)]
         own: list[str] = []
         for name, value in sorted(options_of(axes).items()):
@@ -129,6 +129,11 @@ def batch_text(axes: Axes) -> str:
     if axes.get("scaling") == "strong":
         return f"global batch {axes.get('global_batch_size')}"
     return f"batch {axes.get(BATCH)}/device"
+
+
+def setting_of(axes: Axes) -> tuple[object, ...]:
+    """Return a cell's value on each of SETTING_AXES."""
+    return tuple(_value(axes, axis) for axis in SETTING_AXES)
 
 
 def _value(axes: Axes, axis: str) -> object:

@@ -79,7 +79,7 @@ def traced_cell(cell: Cell) -> Cell:
         global_batch_size=share * one.devices,
         precision={"tf32": "fp32", "fp16": "bf16"}.get(cell.precision, cell.precision),
         compile=False,
-        oversubscribe=False,
+        oversubscribed=False,
         launcher="ray",
         device_ids=(),
         strategy_options=_without(one.strategy_options, "backend", "sync_batch_norm"),
@@ -151,7 +151,7 @@ def _sharers(cell: Cell, inventory: Inventory) -> int:
     if cell.device == "cpu":
         return ranks_of_node(cell)
     gpus = min((node.gpus for node in inventory.nodes if node.gpus), default=1)
-    return -(-ranks_of_node(cell) // gpus) if cell.oversubscribe else 1
+    return -(-ranks_of_node(cell) // gpus) if cell.oversubscribed else 1
 
 
 def available(cell: Cell, inventory: Inventory) -> int | None:

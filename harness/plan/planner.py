@@ -29,7 +29,7 @@ from harness.plan.grid import NO_TRAITS, NO_VARIANTS, TraitsByName, Variants, de
 from harness.plan.inventory import Inventory, Machine, resolve
 from harness.plan.labels import Labels
 from harness.plan.rows import Purpose
-from harness.plan.trial import Impossible, Skip, Trial, WorkerGroup
+from harness.plan.trial import PURPOSES, Impossible, Skip, Trial, WorkerGroup
 from harness.system.process import no_garbage_collection
 
 
@@ -258,7 +258,7 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
         for trial in in_block:
             cell = trial.cell
             twin, variant = trial.purpose == "twin", cell.variant or ""  # one process imports one version of a module
-            key = (placements[cell], cell.oversubscribe, cell.launcher, cell.backend, twin, variant)
+            key = (placements[cell], cell.oversubscribed, cell.launcher, cell.backend, twin, variant)
             by_placement.setdefault(key, []).append(trial)
         keys = sorted(by_placement)
         order.shuffle(keys)
@@ -281,8 +281,7 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
 
 def _turn(trial: Trial) -> int:
     """Return the sort key of a trial in its worker group."""
-    turns = {"doctor": -2, "equivalence": -1, "links": 2, "profile": 3}
-    return turns.get(trial.purpose, int(trial.kind == "convergence"))
+    return PURPOSES[trial.purpose].turn if trial.purpose else int(trial.kind == "convergence")
 
 
 def bases_first(groups: Iterable[WorkerGroup], blocks: Collection[int]) -> tuple[WorkerGroup, ...]:

@@ -6,21 +6,11 @@ here. Optional keys are absent from rows of some devices or kinds of trials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from harness.config.values import PlainValue
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """The meaning and the unit of a column; the unit is empty for texts, flags and numbers without one."""
-
-    text: str
-    unit: str = ""
+from harness.config.axes import Meaning, TrialAxes
 
 
 class ActivationBytes(TypedDict):
@@ -148,8 +138,7 @@ class ExchangeSeconds(TypedDict, total=False):
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "explain", "profile", "equivalence", "doctor", "links"]
-"""The purpose of a diagnostic trial: A/A test of the base, part of the waterfall, profile of collectives, equivalence
-check, examination, measurement of links and collectives."""
+"""The purpose of a diagnostic trial; PURPOSES in plan/trial.py says what each is."""
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 SkipCode = Literal[
     "strategy_devices",
@@ -356,59 +345,6 @@ class TrialFacts(ExchangeSeconds, total=False):
     estimates: dict[str, int]
 
 
-class TrialAxes(TypedDict):
-    """A cell's value on each axis of the tables; the link of its GPUs is a fact of the trial."""
-
-    workload: Annotated[str, Meaning("built-in name or package.module:ClassName")]
-    data: Annotated[str | None, Meaning("data set")]
-    model: Annotated[str | None, Meaning("model size, by name")]
-    strategy: Annotated[str, Meaning("single, dp, ddp or fsdp")]
-    device: Annotated[str, Meaning("cpu or cuda")]
-    devices: Annotated[int, Meaning("number of GPUs, or of CPU slots")]
-    device_ids: Annotated[str | None, Meaning("GPU ids on the node, if the experiment file names them")]
-    link: NotRequired[
-        Annotated[
-            str,
-            Meaning("links between its GPUs, as in nvidia-smi topo -m, best first: NV12, PIX, PXB, PHB, NODE, SYS"),
-        ]
-    ]
-    nodes: Annotated[int, Meaning("number of nodes (machines)")]
-    scaling: Annotated[str, Meaning("weak (per-device batch fixed) or strong (global batch fixed)")]
-    per_device_batch_size: Annotated[int | None, Meaning("batch size of one device", "samples")]
-    global_batch_size: Annotated[int, Meaning("batch size summed over all devices", "samples")]
-    precision: Annotated[str, Meaning("fp32 (TF32 off), tf32, bf16 or fp16 (with a loss scale)")]
-    compile: Annotated[bool, Meaning("true if the model is compiled with torch.compile")]
-    launcher: Annotated[str, Meaning("launcher of the processes: ray, or torchrun as the control")]
-    oversubscribed: Annotated[
-        bool, Meaning("true if several ranks share a device: a functional test, no claim about speed")
-    ]
-    emulated: Annotated[
-        bool,
-        Meaning(
-            "true for DataParallel on CPU slots, and with emulated_compute: a functional test, no claim about speed"
-        ),
-    ]
-    emulated_compute: NotRequired[
-        Annotated[bool, Meaning("true if layers wait instead of computing (workload emulated_compute)")]
-    ]
-    faulty: NotRequired[
-        Annotated[
-            bool,
-            Meaning(
-                "true if such cells are measured despite an error of the doctor: no claim about speed; `<NA>` if not"
-            ),
-        ]
-    ]
-    options: Annotated[
-        Mapping[str, PlainValue], Meaning("options of strategy, workload, optimizer, schedule, training and loader")
-    ]
-    variant: NotRequired[
-        Annotated[
-            str | None, Meaning("name of the version of the user's code; `<NA>` if the experiment file has no variants")
-        ]
-    ]
-
-
 class PartnerIds(TypedDict):
     """The cells that a cell is compared with; None if it has no such partner."""
 
@@ -424,7 +360,6 @@ class SetIds(TypedDict):
         str | None, Meaning("set of cells that differ only in their devices: one replaces a base that failed")
     ]
     launchers_id: Annotated[str | None, Meaning("set of cells that differ only in their launcher")]
-    strategies_id: Annotated[str | None, Meaning("set of cells on several devices that differ only in their strategy")]
 
 
 class TrialColumns(TrialAxes, PartnerIds, SetIds):

@@ -14,6 +14,33 @@ from harness.plan.cell import Cell, Placement
 from harness.plan.rows import ExchangeRow, Kind, LinkRow, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
 
 
+class PurposeTraits(NamedTuple):
+    """What the trials of a purpose are.
+
+    ``mark``: in their ids. ``turn``: their place in the order of a worker group; that of a throughput trial is 0, of a
+    training 1. ``label``, ``why``: what they measure, and what for. ``done``: the end of one, in a line of a run.
+    """
+
+    mark: str
+    turn: int
+    label: str
+    why: str
+    done: str = ""
+
+
+PURPOSES: Mapping[Purpose, PurposeTraits] = {
+    "twin": PurposeTraits("t", 0, "A/A test of the base", "for the noise floor (A/A test of the base)"),
+    "explain": PurposeTraits("", 0, "cells that explain others", "for the losses of efficiency"),
+    "profile": PurposeTraits("p", 3, "profiles of collectives", "for the collectives (profiles)", "profiled"),
+    "equivalence": PurposeTraits("e", -1, "equivalence checks", "for the equivalence of strategies", "checked"),
+    "doctor": PurposeTraits(
+        "d", -2, "preflight", "for the doctor, each the first trial of its worker group", "examined"
+    ),
+    "links": PurposeTraits("l", 2, "links and collectives", "for the bandwidth of links and collectives", "measured"),
+}
+"""The purposes of diagnostic trials, in the order of tables."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One cell in one block, or, for convergence, one cell with one seed."""
@@ -52,7 +79,7 @@ class Trial:
     @property
     def id(self) -> str:
         repeat = f"s{self.seed}" if self.kind == "convergence" else f"b{self.block}"
-        mark = {"twin": "t", "profile": "p", "equivalence": "e", "doctor": "d", "links": "l"}.get(self.purpose, "")
+        mark = PURPOSES[self.purpose].mark if self.purpose else ""
         return f"{self.cell.id}-{repeat}{mark}"
 
 

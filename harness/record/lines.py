@@ -78,7 +78,7 @@ class Record:
         return line
 
 
-SCHEMA = 4
+SCHEMA = 5
 """The version of the files of a run folder; folders of another one are not read."""
 
 

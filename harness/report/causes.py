@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.analysis.verdict.rules import CLEAR, DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
+from harness.analysis.waterfall import PARTS
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -58,15 +59,6 @@ SLOW_IN_TURN = "The ranks are slow in turn, as if the work of a batch varies, or
 """In place of the slowest rank, if no rank is slower than the others on the whole."""
 PINNED = "The ranks are pinned to the same processors: give each its own, or none."
 """In place of what devices share, if it is their processors."""
-NAMES: Mapping[str, str] = {
-    "smaller batch": "the smaller batch of each device",
-    "wrapper": "the strategy's own work on each device",
-    "threads": "the threads of dp",
-    "side by side": "devices that slow each other down",
-    "slowest rank": "the wait for the slowest device",
-    "rest": "not explained",
-}
-"""The parts of a waterfall in words that need no key; the others are called by terms of the field."""
 NOTHING_TO_CHANGE = frozenset({*MACHINE, "rest"})
 """The causes that no option changes: the advice is against the largest of the others."""
 
@@ -138,7 +130,7 @@ def _grids(experiment: Experiment) -> tuple[Grid, ...]:
 
 def name_of(part: str) -> str:
     """Return a part of a step in words."""
-    return NAMES.get(part, part)
+    return PARTS[part].words or part
 
 
 def why_not_better(row: Row, context: Context) -> Sentence:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from harness.analysis.results import Results
+from harness.config.axes import CELL_AXES
 from harness.errors import ExportError
-from harness.plan.comparison import CELL_AXES
 from harness.report.labels import Row, is_missing, number, rows_of, texts
 from harness.report.sentence import Context, context_of
 from harness.report.verdict import make_verdict, verdict_lines

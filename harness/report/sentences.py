@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.analysis.common import is_no_claim
+from harness.analysis.doubts import plain_doubt
 from harness.analysis.results import attempt
 from harness.analysis.verdict.choices import FASTER, SLOWER
 from harness.analysis.verdict.rules import EFFICIENT, ENOUGH
@@ -25,7 +26,7 @@ from harness.report.labels import (
     texts,
 )
 from harness.report.sentence import MOST, Context, Sentence
-from harness.report.tables.evidence import INTERVALS, imprecise, plain_doubt
+from harness.report.tables.evidence import INTERVALS, imprecise
 from harness.report.tables.ratios import pair_label, pair_setting
 from harness.report.tables.text import decimal, duration, percent, speed, with_ends
 

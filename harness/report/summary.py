@@ -11,11 +11,11 @@ from typing_extensions import TypedDict
 
 from harness.analysis.results import Results
 from harness.analysis.stats import LEAST_BLOCKS
+from harness.config.axes import AXES
 from harness.config.sections import Throughput
 from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import joined
-from harness.record.schema import AXES
 from harness.report.labels import plural, rate_unit, spread_options
 from harness.report.tables.evidence import summary_line, usual_words
 from harness.report.tables.text import counts, duration, speed

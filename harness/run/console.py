@@ -19,6 +19,7 @@ from rich.text import Text
 from harness.plan.labels import Labels
 from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
+from harness.plan.trial import PURPOSES
 from harness.record.folder import RunFolder
 from harness.report.labels import plural
 from harness.report.page import Parts
@@ -95,11 +96,9 @@ def trial_result(line: RecordedTrial) -> str:
 
     if line["outcome"] != "ok":
         return str(line["reason"])
-    if done := {"equivalence": "checked", "links": "measured", "profile": "profiled"}.get(line["purpose"]):
-        return f"{done} in {line['steps_s']:.1f} s"
-    if line["purpose"] == "doctor":
-        found = line["facts"].get("findings", [])
-        return f"examined in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
+    if line["purpose"] and (done := PURPOSES[line["purpose"]].done):
+        found = line["facts"].get("findings")
+        return f"{done} in {line['steps_s']:.1f} s" + (f": {plural(len(found), 'finding')}" if found else "")
     if line["kind"] != "convergence":
         return f"{speed(throughput(line['windows']))} {line['unit']}/s"
     samples = line["facts"].get("training_samples")

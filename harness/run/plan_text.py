@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 from rich import box
 from rich.console import Group
@@ -18,20 +17,12 @@ from harness.plan.comparison import axes_of
 from harness.plan.memory_forecast import CUDA_ALLOWANCE
 from harness.plan.planner import Plan, why_trained
 from harness.plan.rows import Purpose
-from harness.plan.trial import Trial
+from harness.plan.trial import PURPOSES, Trial
 from harness.report.labels import plural
 from harness.report.tables.text import impossible_lines
 from harness.run.events import MemoryForecast
 from harness.system.sanitize import escape_control
 
-WHY: Mapping[Purpose, str] = {
-    "twin": "for the noise floor (A/A test of the base)",
-    "explain": "for the losses of efficiency",
-    "profile": "for the collectives (profiles)",
-    "equivalence": "for the equivalence of strategies",
-    "doctor": "for the doctor, each the first trial of its worker group",
-    "links": "for the bandwidth of links and collectives",
-}
 STATE = ("para-\nmeters", "gradi-\nents", "opti-\nmizer", "buckets")
 REST = ("activa-\ntions", "allow-\nance")
 WIDE = 120
@@ -103,7 +94,9 @@ def _numbers(plan: Plan) -> list[str]:
     if added:
         lines.append(f"Added: {plural(len(added), 'cell')}, {plural(len(bases), 'trial')}: the base of ratios.")
     lines += [
-        f"Added: {plural(purposes[purpose], 'trial')} {why}." for purpose, why in WHY.items() if purpose in purposes
+        f"Added: {plural(purposes[purpose], 'trial')} {traits.why}."
+        for purpose, traits in PURPOSES.items()
+        if purpose in purposes
     ]
     groups = f"{plural(len(plan.groups), 'worker group')} of fresh processes"
     together = (

@@ -13,12 +13,11 @@ import pytest
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.common import Record
-from harness.analysis.doubts import DOUBTS, CountedDoubt, Doubt, doubts, kind_of, meaning, tally
+from harness.analysis.doubts import DOUBTS, CountedDoubt, Doubt, doubts, kind_of, meaning, plain_doubt, tally
 from harness.analysis.equivalence import Verdict, equivalence, verdicts
 from harness.analysis.evidence import foreign_cores, slow_ranks
 from harness.record.folder import RunFolder
 from harness.record.schema import CHECKS, EQUIVALENCE, WINDOWS
-from harness.report.tables.evidence import plain_doubt
 from harness.report.tables.scaling import scaling_by_setting, scaling_table
 from tests.records import line, steps_of
 
@@ -454,7 +453,7 @@ def test_a_doubt_that_names_a_rank_has_its_meaning() -> None:
 def test_every_doubt_is_explained_and_judged_by_one_function() -> None:
     for name, doubt in DOUBTS.items():
         assert doubt.meaning, name
-        judged_by = {doubt.own, doubt.beside} - {Doubt("").own, Doubt("").beside}
+        judged_by = {doubt.own, doubt.beside} - {Doubt("", "").own, Doubt("", "").beside}
         assert len(judged_by) == 1, name
 
 

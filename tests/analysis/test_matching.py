@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from harness.analysis.common import content_key, differing_axes, matches
+from harness.config.axes import check_axis
 from harness.config.experiment import Experiment
-from harness.plan.comparison import axes_of, check_axis
+from harness.plan.comparison import axes_of
 from harness.plan.planner import make_plan
 from tests.conftest import gpu_cluster
 from tests.records import line

@@ -93,7 +93,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": "a/b", "grid": {"per_device_batch_size": 8}}, "name: got 'a/b'"),
     ({"name": "x" * 65, "grid": {"per_device_batch_size": 8}}, "name: got"),
     ({"name": "x"}, "give a grid, or a list of cells, or both: there is nothing to measure"),
-    ({"name": "x", "grid": [1]}, "grid: got [1]; allowed: a mapping with keys such as data, model"),
+    ({"name": "x", "grid": [1]}, "grid: got [1]; allowed: a mapping with keys such as precision, compile, data, mo"),
     ({"name": "x", "grid": {}}, "grid: give exactly one of per_device_batch_size (weak) and global_batch_size"),
     (
         {"name": "x", "grid": {"per_device_batch_size": 8, "global_batch_size": 8}},

@@ -299,7 +299,7 @@ def test_threads_beyond_the_processors() -> None:
     assert "1 computing threads and 4 loader workers" in finding.seen
     (finding,) = threads.judge([replace(rank, threads=8)] * 2, case())
     assert "16 computing threads" in finding.seen
-    assert threads.judge([replace(rank, threads=8)] * 2, case(oversubscribe=True)) == []
+    assert threads.judge([replace(rank, threads=8)] * 2, case(oversubscribed=True)) == []
     assert threads.judge([rank, replace(rank, node=1), replace(rank, node=1)], case(devices=3, batch=63)) == []
     (finding,) = threads.judge([rank, replace(rank, node=1, threads=4)], case())  # not the first one's node
     assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
@@ -310,7 +310,7 @@ def test_ranks_that_are_pinned_to_the_same_processors_are_named() -> None:
     zero, one, both = (replace(rank, pinned=frozenset(own)) for own in ({0}, {1}, {0, 1}))
     (finding,) = threads.judge([zero, zero], case())
     assert finding.seen == "several ranks are pinned to the same processors of a node: 0"
-    assert threads.judge([zero, zero], case(oversubscribe=True)) == []
+    assert threads.judge([zero, zero], case(oversubscribed=True)) == []
     assert threads.judge([zero, replace(zero, node=1)], case()) == []
     for healthy in ([zero, one], [both, both], [rank, rank], [zero]):
         assert threads.judge(healthy, case()) == []

@@ -134,7 +134,7 @@ def test_on_cpu_slots_they_are_skipped_rows(make_experiment: Make) -> None:
         ({}, (8,), None),
         ({}, (2, 8), None),
         ({}, (2, 1), "too few devices: needs GPU 2 of one node, counted from 0, has 2 + 1 GPUs"),
-        ({"oversubscribe": True}, (2,), "too few devices: needs GPU 2 of one node, counted from 0, has 2 GPUs"),
+        ({"oversubscribed": True}, (2,), "too few devices: needs GPU 2 of one node, counted from 0, has 2 GPUs"),
         (
             {"devices": 3, "device_ids": (0, 1, 2)},
             (8,),

@@ -39,7 +39,7 @@ OTHER: dict[str, Any] = {
     "global_batch_size": 64,
     "precision": "bf16",
     "compile": True,
-    "oversubscribe": True,
+    "oversubscribed": True,
     "launcher": "torchrun",
     "device_ids": (4, 5, 6, 7),
     "strategy_options": {"bucket_cap_mb": 1},

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.config.axes import AXES, CELL_AXES
 from harness.plan.comparison import (
-    CELL_AXES,
     axes_of,
     base_cell,
     base_cells,
@@ -21,7 +21,6 @@ from harness.plan.comparison import (
     single_device_cell,
     wrapped_single_device_cell,
 )
-from harness.record.schema import AXES
 from tests.plan.test_cell import CELL
 
 
@@ -89,12 +88,6 @@ def test_the_partners_of_a_cell_have_its_variant() -> None:
     assert other_variant_cells(CELL, {}) == []
 
 
-def test_the_sets_of_cells_without_variants_have_the_ids_of_versions_that_had_none() -> None:
-    axes = {name: value for name, value in axes_of(CELL).items() if name != "variant"}
-    assert set_ids(axes) == ids()
-    assert shared_with_the_cell(variant="after", code="1") == set()
-
-
 def ids(**changes: Any) -> dict[str, str | None]:
     return set_ids(axes_of(replace(CELL, **changes)))
 
@@ -110,12 +103,12 @@ def shared_with_the_cell(**changes: Any) -> set[str]:
         ({"device_ids": (0, 1, 2, 3)}, {"family_id"}),
         ({"per_device_batch_size": 16, "global_batch_size": 64}, set()),
         ({"launcher": "torchrun"}, {"launchers_id"}),
-        ({"strategy": "fsdp", "strategy_options": {"reshard_after_forward": True}}, {"strategies_id"}),
-        ({"strategy": "dp", "strategy_options": {}}, {"strategies_id"}),  # emulated on a CPU
-        ({"strategy_options": {"bucket_cap_mb": 1}}, {"strategies_id"}),
+        ({"strategy": "fsdp", "strategy_options": {"reshard_after_forward": True}}, set()),
+        ({"strategy_options": {"bucket_cap_mb": 1}}, set()),
         ({"optimizer": {"name": "SGD", "lr": 0.2}}, set()),
         ({"precision": "bf16"}, set()),
-        ({"oversubscribe": True}, set()),
+        ({"oversubscribed": True}, set()),
+        ({"variant": "after", "code": "1"}, set()),
     ],
 )
 def test_cells_of_a_set_differ_in_one_thing(changes: dict[str, Any], shared: set[str]) -> None:
@@ -127,11 +120,6 @@ def test_under_strong_scaling_a_family_shares_the_global_batch() -> None:
     half = replace(strong, devices=2, nodes=1).at_global_batch_size(64)
     assert set_ids(axes_of(strong))["family_id"] == set_ids(axes_of(half))["family_id"]
     assert set_ids(axes_of(strong))["family_id"] != ids()["family_id"]
-
-
-def test_one_device_is_compared_with_no_other_strategy() -> None:
-    assert ids(strategy="single")["strategies_id"] is None
-    assert ids(devices=1)["strategies_id"] is None
 
 
 def test_every_axis_of_the_tables_is_the_cells_but_its_nodes_link_and_what_the_doctor_found() -> None:

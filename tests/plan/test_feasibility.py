@@ -36,7 +36,7 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
         ),
         ({"devices": 16, "nodes": 2}, TWO_NODES, None),
         ({"launcher": "torchrun"}, LAPTOP, None),
-        ({"launcher": "torchrun", "devices": 4, "oversubscribe": True}, LAPTOP, None),
+        ({"launcher": "torchrun", "devices": 4, "oversubscribed": True}, LAPTOP, None),
         (
             {"launcher": "torchrun", "devices": 16, "nodes": 2},
             TWO_NODES,
@@ -54,7 +54,7 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
             "too_few_devices: too few devices: needs 9 devices on each of 2 nodes, has 8 + 8 GPUs",
         ),
         ({"nodes": 2}, LAPTOP, "too_few_devices: too few devices: needs 1 devices on each of 2 nodes, has 2 CPU slots"),
-        ({"devices": 4, "oversubscribe": True}, LAPTOP, None),
+        ({"devices": 4, "oversubscribed": True}, LAPTOP, None),
         (
             {"scaling": "strong", "per_device_batch_size": None, "global_batch_size": 33},
             LAPTOP,
@@ -97,7 +97,7 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
         ({"strategy_options": {"backend": "nccl"}}, TWO_NODES, None),
         ({"strategy_options": {"backend": "gloo"}}, LAPTOP, None),
         (
-            {"strategy_options": {"backend": "nccl"}, "oversubscribe": True},
+            {"strategy_options": {"backend": "nccl"}, "oversubscribed": True},
             TWO_NODES,
             "shared_device: ddp.backend nccl rejects ranks that share a GPU",
         ),

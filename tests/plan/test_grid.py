@@ -195,7 +195,7 @@ def test_only_cells_that_do_not_fit_are_oversubscribed(make_experiment: Make) ->
         {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8}, oversubscribe=True
     )
     asked = cells_of(experiment, laptop()).asked
-    shared = [(cell.strategy, cell.devices) for cell in asked if cell.oversubscribe]
+    shared = [(cell.strategy, cell.devices) for cell in asked if cell.oversubscribed]
     assert shared == [("dp", 4), ("ddp", 4)]
 
 

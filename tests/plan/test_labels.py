@@ -11,13 +11,13 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from harness.config import yaml_source
+from harness.config.axes import CELL_AXES, TrialAxes
 from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
 from harness.plan.cell import SHARED_SECTIONS, Cell
-from harness.plan.comparison import CELL_AXES, axes_of
+from harness.plan.comparison import axes_of
 from harness.plan.labels import LONGEST, SEPARATOR, Labels, batch_text, devices_text, strategy_text
 from harness.plan.planner import Plan, make_plan
-from harness.plan.rows import TrialAxes
 from tests.any_experiment import experiments
 from tests.conftest import gpu_cluster, laptop
 
@@ -110,7 +110,7 @@ def test_long_values_are_cut_and_still_differ() -> None:
 
 
 def test_devices_and_what_sets_a_strategy_apart() -> None:
-    axes = axes_of(replace(CELL, strategy="dp", device_ids=(0, 1), oversubscribe=True))
+    axes = axes_of(replace(CELL, strategy="dp", device_ids=(0, 1), oversubscribed=True))
     assert strategy_text(axes) == "dp (emulated, oversubscribed)"
     assert devices_text(axes) == "2 (GPU 0,1)"
     assert devices_text({**axes, "link": "NV12"}) == "2 (GPU 0,1: NV12)"

@@ -116,9 +116,9 @@ def test_on_a_cpu_all_processes_of_a_node_share_its_memory() -> None:
 
 @pytest.mark.parametrize(("ranks", "nodes", "sharers"), [(2, 1, 1), (4, 1, 2), (5, 1, 3), (4, 2, 1)])
 def test_ranks_that_share_a_gpu_share_its_memory(ranks: int, nodes: int, sharers: int) -> None:
-    planned = replace(cell("ddp", ranks, oversubscribe=True), nodes=nodes)
+    planned = replace(cell("ddp", ranks, oversubscribed=True), nodes=nodes)
     assert forecast(planned, examined(), h100s(2)).sharers == sharers
-    assert forecast(replace(planned, oversubscribe=False), examined(), h100s(2)).sharers == 1
+    assert forecast(replace(planned, oversubscribed=False), examined(), h100s(2)).sharers == 1
 
 
 def test_an_unknown_peak_has_the_verdict_of_the_parts_that_are_known() -> None:

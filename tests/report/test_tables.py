@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pandas as pd
 import pytest
 
@@ -10,8 +12,8 @@ from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.ratios import noise, parity, versus
+from harness.config.axes import LauncherName
 from harness.config.sections import Target
-from harness.plan.comparison import LAUNCHERS
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.record.schema.table import floats
 from harness.report.labels import Row, plural
@@ -296,7 +298,10 @@ def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
     rates = (50.0, 100.0, 200.0)
     lines = []
     for block, rate in enumerate(rates):
-        ddp = [line("ddp2", block=block, rates=(100.0, 100.0), launcher=name, strategy="ddp") for name in LAUNCHERS]
+        ddp = [
+            line("ddp2", block=block, rates=(100.0, 100.0), launcher=name, strategy="ddp")
+            for name in get_args(LauncherName)
+        ]
         ddp[1] |= {"cell_id": "ddp2t", "trial_id": f"ddp2t-b{block}", "base_id": None}
         base, dp = line("single", block=block), line("dp2", block=block, rates=(rate / 2, rate / 2), emulated=False)
         twin = {**base, "purpose": "twin", "kind": "diagnostic", "trial_id": f"single-b{block}t"}

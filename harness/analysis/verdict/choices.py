@@ -9,7 +9,7 @@ import pandas as pd
 from harness.analysis.common import Record, is_no_claim, rows_of
 from harness.analysis.stats import LEVEL, holm
 from harness.analysis.verdict.statement import Statement, Tables
-from harness.plan.comparison import SIZES
+from harness.config.axes import SIZES
 
 NO_CHOICES = frozenset({*SIZES, "strategy"})
 """The axes that the other statements are about; every other axis, and every option, is a choice."""

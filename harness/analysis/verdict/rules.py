@@ -13,6 +13,7 @@ import pandas as pd
 from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
 from harness.analysis.ratios import own_work
 from harness.analysis.verdict.statement import Statement, Tables
+from harness.config.axes import WORK_AXES
 from harness.plan.feasibility import IMPOSSIBLE
 
 EFFICIENT = 0.80
@@ -26,7 +27,6 @@ CUT_SHORT = {"time_up"}
 RANK = r" on rank \d+: "
 """What stands in a reason between the type of an error and its message."""
 PLACES = ("nodes", "device_ids")
-COMPARED_AXES = ("workload", "data", "model", "precision", "device")
 
 
 def fastest(tables: Tables) -> list[Statement]:
@@ -42,9 +42,7 @@ def fewer_devices(tables: Tables) -> list[Statement]:
 
 def _by_devices(tables: Tables) -> list[list[list[Record]]]:
     """Return the rows of each model, data set and precision by their number of devices, the most last."""
-    compared = grouped(
-        rows_of(tables["leaders"]), lambda row: (*columns_of(row, *COMPARED_AXES).values(), own_work(row))
-    )
+    compared = grouped(rows_of(tables["leaders"]), lambda row: (*columns_of(row, *WORK_AXES).values(), own_work(row)))
     by_number = (grouped(rows, lambda row: int(row.devices)) for rows in compared.values())
     return [[rows for _, rows in sorted(of.items())] for of in by_number]
 
@@ -137,7 +135,7 @@ def training(tables: Tables) -> list[Statement]:
     rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(vars(row))]
     groups: dict[tuple[object, ...], dict[str, list[Record]]] = {}
     for row in rows:
-        key = (*columns_of(row, *COMPARED_AXES, "global_batch_size").values(), own_work(row))
+        key = (*columns_of(row, *WORK_AXES, "global_batch_size").values(), own_work(row))
         groups.setdefault(key, {}).setdefault(str(row.cell_id), []).append(row)
     found = []
     for seeds in groups.values():

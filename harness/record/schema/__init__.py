@@ -36,11 +36,10 @@ from harness.record.schema.recorded import (
     TRIALS,
     WINDOWS,
 )
-from harness.record.schema.table import AXIS_COLUMNS, CELL_COLUMNS, Column, Table
+from harness.record.schema.table import CELL_COLUMNS, Column, Table
 from harness.record.schema.training import CONVERGENCE, EQUIVALENCE
 
 __all__ = [
-    "AXES",
     "CELLS",
     "CHECKS",
     "COLLECTIVES",
@@ -122,8 +121,6 @@ DERIVED = (
     FINDINGS,
 )
 COMPARED = (RUNS, COMPARISON, GATE, UNMATCHED, COMPARED_CONVERGENCE, HISTORY)
-AXES = tuple(column.name for column in AXIS_COLUMNS)
-"""The names of the axes."""
 DESCRIPTION = tuple(column.name for column in CELL_COLUMNS)
 """The names of the columns that describe a cell: its labels and axes."""
 

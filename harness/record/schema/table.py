@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,9 @@ from pandas.api.extensions import ExtensionArray, ExtensionDtype
 from pandas.api.typing import NAType
 from pandas.arrays import FloatingArray
 
+from harness.config.axes import TrialAxes, declared
 from harness.plan.comparison import options_text
-from harness.plan.rows import RecordedTrial, TrialAxes
+from harness.plan.rows import RecordedTrial
 
 DType = Literal["string", "Int64", "Float64", "boolean", "list", "mapping"]
 """pandas' types, and lists (tuples) and mappings, which pandas holds as objects and files hold as text."""
@@ -120,13 +121,9 @@ _KINDS: Mapping[object, DType] = {str: "string", int: "Int64", float: "Float64",
 
 def columns_of(row: type) -> tuple[Column, ...]:
     """Return the columns that a type of rows declares: its fields with a ``Meaning``, in order."""
-    columns = []
-    for name, hint in get_type_hints(row, include_extras=True).items():
-        field = get_args(hint)[0] if get_origin(hint) is NotRequired else hint
-        if get_origin(field) is Annotated:
-            kind, meaning = get_args(field)[:2]
-            columns.append(Column(name, _dtype(kind), meaning.unit, meaning.text))
-    return tuple(columns)
+    return tuple(
+        Column(name, _dtype(kind), meaning.unit, meaning.text) for name, (kind, meaning) in declared(row).items()
+    )
 
 
 def _dtype(kind: object) -> DType:

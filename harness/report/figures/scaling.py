@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
-from harness.plan.comparison import SETTING_AXES
-from harness.plan.labels import TAGS
+from harness.plan.labels import TAGS, setting_of
 from harness.report.figures import captions
 from harness.report.figures.axes import (
     Limits,
@@ -177,7 +176,7 @@ def paired_ratios(results: Results) -> Drawing:
         axes.axvline(1.0, color="0.45", linestyle="--", linewidth=1, zorder=1)
         for y, row in enumerate(rows_of(part)):
             for base in floors:
-                if _setting(base) == _setting(row):
+                if setting_of(base) == setting_of(row):
                     width = base.high - base.low
                     axes.barh(y, width, left=base.low, height=1.0, color="0.85", linewidth=0, zorder=0)
             draw_interval(axes, "x", y, (row.low, row.high), ends, COLOURS[row.strategy])
@@ -195,12 +194,6 @@ def paired_ratios(results: Results) -> Drawing:
         f"{captions.set_apart(rows)}{captions.cut(every)}"
     )
     return Drawing(title, caption, figure)
-
-
-def _setting(row: Row) -> tuple[str, ...]:
-    """Return the axes of a setting, of its batches the one that is held fixed."""
-    batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
-    return tuple(str(row[axis]) for axis in (*SETTING_AXES, batch) if axis != "per_device_batch_size" or axis == batch)
 
 
 def _labelled_rows(results: Results) -> pd.DataFrame:

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
-from harness.analysis.waterfall import MOST_REST
-from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.analysis.waterfall import COMMUNICATION, MOST_REST, PARTS
 from harness.report.figures import captions
 from harness.report.figures.axes import Limits, draw_interval, linear_values
 from harness.report.figures.common import COLOURS, Drawing, mark, panels
@@ -23,15 +22,9 @@ MOST_CELLS = 6
 MOST_FIGURES = 5
 """The most figures, so that a run of many cells has its report in time; the table has every cell."""
 ROW_HEIGHT = 0.24
-COMMUNICATION, EFFICIENCY = "communication", "efficiency"
-ROWS = ("smaller batch", "wrapper", "side by side", "slowest rank", COMMUNICATION, "waiting for data", "rest")
-"""The rows of every panel, in the order of the parts; a strategy without such a part has an empty row."""
-ROW_OF = {
-    "threads": "wrapper",
-    "exposed communication": COMMUNICATION,
-    **{part.name: COMMUNICATION for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
-}
-"""The rows of the parts that are not named like them."""
+EFFICIENCY = "efficiency"
+ROW_OF = {name: part.row or name for name, part in PARTS.items()}
+"""The row of each part; a strategy without the parts of a row has it empty."""
 share = decimal("{:.1f} %", 100)
 
 
@@ -56,7 +49,7 @@ def efficiency_waterfall(results: Results) -> Drawing:
     if rows.empty:
         return Drawing(title, f"Left out:{left_out}", None)
     cells = _by_importance(rows, results.verdict)
-    names = [row for row in ROWS if row in {*rows["part"].replace(ROW_OF)}]
+    names = [row for row in dict.fromkeys(ROW_OF.values()) if row in {*rows["part"].replace(ROW_OF)}]
     starts = range(0, len(cells), MOST_CELLS)[:MOST_FIGURES]
     figures = [_figure(cells[start : start + MOST_CELLS], names) for start in starts]
     caption = (

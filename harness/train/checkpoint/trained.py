@@ -12,8 +12,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harness.config.axes import PrecisionName
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
-from harness.config.sections import PrecisionName
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.config.values import PlainValue, Seed
 from harness.errors import RunFolderError, WorkloadError

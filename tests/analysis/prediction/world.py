@@ -11,7 +11,8 @@ import pandas as pd
 from harness.analysis.prediction.model import exposed_s
 from harness.analysis.prediction.observed import Exchange, Family, Observed, Size
 from harness.analysis.prediction.ring import RingCost
-from harness.record.schema import AXES, COLLECTIVES
+from harness.config.axes import AXES
+from harness.record.schema import COLLECTIVES
 
 COST = RingCost(1e-4, 2e-4, 2.5e7, 0.5)
 OWN_S, BATCH = 0.1, 4
