@@ -23,10 +23,8 @@ from harness.analysis.common import (
 from harness.analysis.stats import ENDS, mean_interval
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, HOST_PHASES, LEDGER, PHASES
-from harness.record.schema.recorded import COLLECTIVE_COLUMNS
 
 NAMES = ("wait_s", "idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "rest_s")
-COLLECTIVES = [column.name for column in COLLECTIVE_COLUMNS]
 HOST_NAMES = tuple(f"host_{name}" for name in NAMES if name != "idle_s")
 
 
@@ -34,25 +32,11 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None = None
     """Return one row a measured cell: seconds of its step by phase, the mean over ranks and blocks.
 
     Phases add up to the step. Source: the timed windows or, if timing the phases costs too much, separate windows.
-    The collectives of dp and fsdp, from profiled steps, lie inside the phases, overlapped or not: they must not be
-    added. The share of the wait for data has an interval over blocks. ``pilot``: the number of blocks that a rule
+    The share of the wait for data has an interval over blocks. ``pilot``: the number of blocks that a rule
     decided from.
     """
-    own = (
-        measured(trials)
-        .groupby("cell_id")[["launchers_id", *COLLECTIVES]]
-        .agg(
-            {"launchers_id": "first", **dict.fromkeys(COLLECTIVES, "mean")}  # in runs until version 3 the trial's own
-        )
-    )
-    profiles = measured(trials, "profile").groupby("launchers_id")[COLLECTIVES].mean()
-    both = own[COLLECTIVES].fillna(profiles.reindex(own["launchers_id"]).set_axis(own.index))
-    profiled = both.to_dict("index")
     waits = _data_waits(trials, windows, pilot)
-    return PHASES.frame(
-        {**row, **{name: profiled[row["cell_id"]][name] for name in COLLECTIVES}, **waits[str(row["cell_id"])]}
-        for row in _by_cell(trials, windows, NAMES)
-    )
+    return PHASES.frame({**row, **waits[str(row["cell_id"])]} for row in _by_cell(trials, windows, NAMES))
 
 
 def _data_waits(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None) -> dict[str, Values]:

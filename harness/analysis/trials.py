@@ -93,26 +93,17 @@ def label_columns(axes: Row, labels: Labels) -> dict[str, str]:
 
 def trial_row(line: Row) -> Row:
     """Return the columns of a recorded trial that follow from its line alone."""
-    row = {
-        name: value
-        for name, value in line.items()
-        if name not in ("windows", "ranks", "facts", "parts", "links", "exchanges")
-    }
+    known = {**line, **line["facts"]}
     peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
-    builds = [rank["build_peak_bytes"] for rank in line["ranks"] if rank.get("build_peak_bytes") is not None]
     first = [window for window in line["windows"] if window["rank"] == 0]
-    steps = {kind: sum(w["steps"] for w in first if w["window_kind"] == kind) for kind in ("timed", "warmup")}
     return {
-        **row,
-        **line["facts"],
+        **{name: known[name] for name in TRIALS.names if name in known},
         "device_model": " + ".join(sorted({rank["device_model"] for rank in line["ranks"] if rank.get("device_model")}))
         or None,
         "threads": line["ranks"][0].get("threads") if line["ranks"] else None,
         "throughput_per_s": throughput(line["windows"]),
         "peak_memory_bytes": max(peaks, default=None),
-        "build_peak_bytes": max(builds, default=None),
-        "timed_steps": steps["timed"] or None,
-        "warmup_steps": steps["warmup"] or None,
+        "warmup_steps": sum(w["steps"] for w in first if w["window_kind"] == "warmup") or None,
     }
 
 

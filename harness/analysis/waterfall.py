@@ -92,8 +92,8 @@ PARTS: Mapping[str, Part] = {
     "rest": Part("not explained"),
 }
 """The parts by name, in the order in which they are taken from the ideal; a strategy has those that apply to it."""
-OF_REPLICAS = {"threads": "dp_threads_s", "side by side": "dp_side_by_side_s"}
-"""The parts that a trial of replicas in one process measures itself, and their columns."""
+OF_REPLICAS = ("threads", "side by side")
+"""The parts that a trial of replicas in one process measures itself."""
 MOST_TIMES = 3.0
 """A part that takes more than this many times what its exchange needs at the measured speed is something else."""
 MOST_REST = 0.20
@@ -222,7 +222,8 @@ def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing 
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s), **exposed}
     if traits and traits.explained_by == "removal":
         return None
-    parts = {part: value for part, column in OF_REPLICAS.items() if not pd.isna(value := getattr(row, column))}
+    own = row.exchange_s or {}
+    parts = {part: own[part] for part in OF_REPLICAS if part in own}
     if wrapped is not None and traits and traits.wrapper_cost:
         # without exchange fsdp's step has no optimizer: whole steps show the wrapper, those others what ranks lose
         parts["wrapper"] = wrapped.net_s - alone.net_s
@@ -249,8 +250,8 @@ def _profiled_parts(strategy: str, profile: Record | None) -> dict[str, float] |
         return {}
     if profile is None:
         return None
-    seen = {part.name: getattr(profile, part.exposed_column) for part in traits.profiled_parts}
-    return {name: seconds for name, seconds in seen.items() if not pd.isna(seconds)} or None
+    seen = profile.exposed_s or {}
+    return {part.name: seen[part.name] for part in traits.profiled_parts if part.name in seen} or None
 
 
 def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:

@@ -68,21 +68,18 @@ class FsdpOptions(ProcessOptions):
 class ProfiledPart:
     """A part of a step that the profiler measures.
 
-    ``name``: its label in the waterfall. ``column``: its column in the table of trials, in seconds a step. ``events``:
-    its names in a profile: of kernels of NCCL, of which the first that occurs counts, and of calls on the host, which
-    may be followed by the name of a module in brackets. ``waits``: whether a rank waits for the others in it.
+    ``name``: its label in the waterfall, and its key in a trial's exchange_s. ``events``: its names in a profile: of
+    kernels of NCCL, of which the first that occurs counts, and of calls on the host, which may be followed by the name
+    of a module in brackets. ``waits``: whether a rank waits for the others in it.
     """
 
     name: str
-    column: str
-    description: str
     events: tuple[str, ...]
     waits: bool = True
 
-    @property
-    def exposed_column(self) -> str:
-        """The column of the time in which nothing is computed meanwhile."""
-        return f"{self.column.removesuffix('_s')}_exposed_s"
+
+ALL_REDUCE = "all-reduce"
+"""The key of ddp's exchange in exchange_s, which DDP times itself."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +132,10 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
         emulated_on_cpu=True,
         explained_by="profile",
         profiled_parts=(  # autograd functions of nn.DataParallel; those of the emulation on CPU have the same names
-            ProfiledPart(
-                "replicate", "dp_replicate_s", "copying the model to the devices, per step", ("Broadcast", "Replicate")
-            ),
-            ProfiledPart("scatter", "dp_scatter_s", "splitting the batch", ("Scatter",)),
-            ProfiledPart("gather", "dp_gather_s", "joining the outputs", ("Gather",)),
-            ProfiledPart("reduce", "dp_reduce_s", "adding up the gradients", ("BroadcastBackward",)),
+            ProfiledPart("replicate", ("Broadcast", "Replicate")),  # copies of the model
+            ProfiledPart("scatter", ("Scatter",)),  # the batch
+            ProfiledPart("gather", ("Gather",)),  # the outputs
+            ProfiledPart("reduce", ("BroadcastBackward",)),  # the gradients
         ),
         marker="s",
         summary="DataParallel: one process drives all devices and copies the model to each in every forward pass",
@@ -162,14 +157,10 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
         profiled_parts=(  # a kernel of NCCL and its annotation cover the same time; gloo's run in a thread of its own
             ProfiledPart(
                 "all-gather",
-                "fsdp_all_gather_s",
-                "gathering parameters, per step",
                 ("ncclDevKernel_AllGather", "nccl:_all_gather_base", "gloo:all_gather", "c10d::_allgather_base_"),
             ),
             ProfiledPart(
                 "reduce-scatter",
-                "fsdp_reduce_scatter_s",
-                "reducing and scattering gradients",
                 # gloo implements reduce-scatter as an all-reduce
                 (
                     "ncclDevKernel_ReduceScatter",
@@ -178,14 +169,9 @@ BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
                     "c10d::_reduce_scatter_base_",
                 ),
             ),
-            # on one device there is none of this; copies of gradients are made there too, and are in the wrapper
-            ProfiledPart(
-                "shard copies",
-                "fsdp_shard_copy_s",
-                "copying shards together before they are gathered, and apart afterwards, with the host's part of it",
-                ("FSDP::all_gather", "FSDP::all_gather_copy_out"),
-                waits=False,
-            ),
+            # copies of shards before and after they are gathered, with the host's part; on one device there are none.
+            # Copies of gradients are made there too, and are in the wrapper.
+            ProfiledPart("shard copies", ("FSDP::all_gather", "FSDP::all_gather_copy_out"), waits=False),
         ),
         options=FsdpOptions,
         marker="^",

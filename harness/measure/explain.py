@@ -64,8 +64,10 @@ def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_c
             seconds[name] += _timed(step, replicas, count, devices, clock)
     per_step = {name: total * stepper.micro_batches / (ROUNDS * count) for name, total in seconds.items()}
     return {
-        "dp_threads_s": per_step["thread"] - per_step["direct"],
-        "dp_side_by_side_s": per_step["at once"] - per_step["thread"],
+        "exchange_s": {
+            "threads": per_step["thread"] - per_step["direct"],
+            "side by side": per_step["at once"] - per_step["thread"],
+        }
     }
 
 

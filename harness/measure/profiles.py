@@ -13,7 +13,7 @@ from torch._C._autograd import DeviceType
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from harness.config.strategy_traits import ProfiledPart, StrategyTraits
+from harness.config.strategy_traits import ALL_REDUCE, ProfiledPart, StrategyTraits
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.window import synchronize
 from harness.plan.rows import TrialFacts
@@ -78,7 +78,7 @@ def _event(event: Any) -> Event:
 def collective_times(
     events: Sequence[Event], parts: Sequence[ProfiledPart], device: torch.device
 ) -> dict[str, CollectiveTime | None]:
-    """Return the time of each part's collective by column; None if no event of it was seen.
+    """Return the time of each part's collective by name; None if no event of it was seen.
 
     Exposed time is the union of the collective's intervals minus the union of the intervals of computation, as
     Holistic Trace Analysis defines it. On a GPU both are those of kernels on ``device``. On a CPU the collective's are
@@ -90,9 +90,9 @@ def collective_times(
     covered = union(event.span for event in computation)
     times: dict[str, CollectiveTime | None] = {}
     for part in parts:
-        running = union(event.span for event in collectives[part.column])
+        running = union(event.span for event in collectives[part.name])
         exposed = minus(running, covered)
-        times[part.column] = CollectiveTime(_seconds(running), _seconds(exposed)) if running else None
+        times[part.name] = CollectiveTime(_seconds(running), _seconds(exposed)) if running else None
         covered = union([*covered, *running])
     return times
 
@@ -141,7 +141,7 @@ def _on_host(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int)
     for part in parts:
         calls = _calls(host, part)
         taken = {call.thread: union(e.span for e in earlier if e.thread == call.thread) for call in calls}
-        collectives[part.column] = [
+        collectives[part.name] = [
             call._replace(span=span) for call in calls for span in minus([call.span], taken[call.thread])
         ]
         earlier += calls
@@ -164,8 +164,8 @@ def _on_gpu(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) 
         inside = _Inside(_calls(host, part))
         launching = {event.correlation for event in host if event in inside} - {0}  # 0: launched by no call
         own = [k for k in kernels if k not in taken and (part.waits or not k.name.startswith("nccl"))]
-        collectives[part.column] = _of_nccl(there, part) or [k for k in own if k.launched_by in launching]
-        taken.update(collectives[part.column])
+        collectives[part.name] = _of_nccl(there, part) or [k for k in own if k.launched_by in launching]
+        taken.update(collectives[part.name])
     computation = [k for k in kernels if k not in taken and not k.name.startswith(("nccl", *MEMORY))]
     return collectives, computation
 
@@ -203,8 +203,8 @@ def _seconds(intervals: Intervals) -> float:
     return sum(end - start for start, end in intervals) / 1e9
 
 
-def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, Any]:
-    """Return seconds a step of each collective, total and exposed, from a few profiled steps; None if not seen.
+def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
+    """Return seconds a step of each collective that is seen, total and exposed, from a few profiled steps.
 
     Those of the rank that waits least for its collectives: the others wait for it, which is no cost of exchange.
     """
@@ -213,17 +213,16 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> dict[str, A
         stepper.step()
     events = _profiled(stepper)
     by_rank = stepper.ranks.gather(collective_times(events, traits.profiled_parts, device))
-    waiting = [part.column for part in traits.profiled_parts if part.waits]
+    waiting = [part.name for part in traits.profiled_parts if part.waits]
 
     def exposed_s(times: Mapping[str, CollectiveTime | None]) -> float:
-        return sum(time.exposed_s for column in waiting if (time := times[column])) or float("inf")
+        return sum(time.exposed_s for name in waiting if (time := times[name])) or float("inf")
 
-    least = min(by_rank, key=exposed_s)
-    facts: dict[str, Any] = {}
-    for part in traits.profiled_parts:
-        time = least[part.column]
-        facts[part.column] = time and time.total_s / PROFILED_STEPS
-        facts[part.exposed_column] = time and time.exposed_s / PROFILED_STEPS
+    seen = {name: time for name, time in min(by_rank, key=exposed_s).items() if time}
+    facts: TrialFacts = {
+        "exchange_s": {name: time.total_s / PROFILED_STEPS for name, time in seen.items()},
+        "exposed_s": {name: time.exposed_s / PROFILED_STEPS for name, time in seen.items()},
+    }
     unseen = device.type == "cuda" and all(event.gpu is None for event in events)
     return facts | ({"explain_error": NO_KERNELS} if unseen else {})
 
@@ -292,6 +291,6 @@ def read_ddp_timers(model: nn.Module, step: Callable[[], object]) -> TrialFacts:
     if not any(span for span, _ in spans):
         return {}
     return {
-        "ddp_communication_s": statistics.median(span for span, _ in spans),
-        "ddp_exposed_s": statistics.median(exposed for _, exposed in spans),
+        "exchange_s": {ALL_REDUCE: statistics.median(span for span, _ in spans)},
+        "exposed_s": {ALL_REDUCE: statistics.median(exposed for _, exposed in spans)},
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -162,7 +162,7 @@ def profile(context: TrialContext) -> TrialResult:
         unit=setup.workload.unit,
         parameters=setup.training.parameters,
         steps_s=stepper.spent_s,
-        facts=cast(TrialFacts, facts),
+        facts=facts,
     )
 
 

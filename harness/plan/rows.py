@@ -6,6 +6,7 @@ here. Optional keys are absent from rows of some devices or kinds of trials.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -116,23 +117,6 @@ class ExchangeRow(TypedDict):
     ready_s: Annotated[float, Meaning("computation from the start of the forward pass until it can begin", "s")]
     needed_s: Annotated[
         float, Meaning("computation from the start of the forward pass until what follows needs it", "s")
-    ]
-
-
-class ExchangeSeconds(TypedDict, total=False):
-    """Seconds a step of the parts of an exchange, each known for one strategy; None if a profile did not show it."""
-
-    dp_threads_s: Annotated[
-        float, Meaning("threads: one replica's step in a thread, minus the same without a thread", "s")
-    ]
-    dp_side_by_side_s: Annotated[
-        float, Meaning("contention: the step of all replicas at once, nothing copied, minus that of one alone", "s")
-    ]
-    ddp_communication_s: Annotated[
-        float, Meaning("DDP's timer: first bucket ready to last bucket reduced, per step", "s")
-    ]
-    ddp_exposed_s: Annotated[
-        float, Meaning("DDP's timer: part of that span after the end of backward's computation", "s")
     ]
 
 
@@ -304,8 +288,26 @@ class FindingRow(TypedDict):
     """Whether an error stops its cells; absent from warnings."""
 
 
-class TrialFacts(ExchangeSeconds, total=False):
-    """Further columns of a trial's row, each known for some kinds of trials only."""
+class TrialFacts(TypedDict, total=False):
+    """Facts of a trial, each known for some kinds of trials only.
+
+    Those without a ``Meaning`` are in its line, and no column: ``shard_units``, fsdp's groups of parameters that are
+    gathered together; ``dtypes`` of weights, gradients, forward pass and loss; ``loss_scale`` after fp16's timed steps;
+    ``distinct_samples`` that an epoch reads, of the doctor; ``diverged_step``, from 1; ``freed_s`` from a failure's
+    first sign on the driver to the end of its worker group.
+    """
+
+    exchange_s: Annotated[
+        Mapping[str, float],
+        Meaning(
+            "time per step by part of the exchange: collectives by a profile, overlapped or not; all-reduce by DDP's "
+            "timer, first bucket ready to last reduced; dp's threads, and side by side: contention of its replicas",
+            "s",
+        ),
+    ]
+    exposed_s: Annotated[
+        Mapping[str, float], Meaning("part of exchange_s in which nothing is computed, by the same clocks", "s")
+    ]
 
     link: str | None
     inline: Annotated[bool, Meaning("true if run in the command's own process (--inline), for a debugger; in no ratio")]
@@ -313,21 +315,17 @@ class TrialFacts(ExchangeSeconds, total=False):
     effective_lr: Annotated[
         float, Meaning("learning rate scaled with the global batch, after warm-up, before any schedule")
     ]
-    dtypes: Annotated[str, Meaning("dtypes of weights, gradients, forward pass and loss")]
-    shard_units: Annotated[int, Meaning("number of groups of parameters that fsdp gathers together, the root included")]
-    loss_scale: Annotated[float, Meaning("loss scale of fp16 after the timed steps")]
+    dtypes: str
+    shard_units: int
+    loss_scale: float
     skipped_updates: Annotated[int, Meaning("timed steps whose update the loss scale skipped, at least")]
     resumed_epoch: Annotated[
         int | None, Meaning("epoch of the checkpoint that training resumed from; `<NA>` if from scratch")
     ]
     training_samples: Annotated[int, Meaning("number of samples in the training set; `<NA>` of throughput", "samples")]
-    distinct_samples: Annotated[int, Meaning("distinct samples that an epoch reads, of the doctor's trials", "samples")]
-    diverged_step: Annotated[
-        int | None, Meaning("first step with a loss that is not finite, counted from 1 over the whole trial")
-    ]
-    freed_s: Annotated[
-        float, Meaning("time from a failure's first sign on the driver to the end of its worker group", "s")
-    ]
+    distinct_samples: int
+    diverged_step: int | None
+    freed_s: float
     flops_per_unit: Annotated[
         float | None, Meaning("forward and backward of one sample or token; a multiply-add counts as 2", "FLOP")
     ]
@@ -378,7 +376,7 @@ class TrialColumns(TrialAxes, PartnerIds, SetIds):
     block: Annotated[int, Meaning("number of the block, a repetition of the grid")]
     seed: Annotated[int, Meaning("random seed of the model and of the data order")]
     added: Annotated[bool, Meaning("true for a base cell that the planner added")]
-    code: NotRequired[Annotated[str | None, Meaning("hash of the Python files of the variant")]]
+    code: NotRequired[str | None]
 
 
 class Circumstances(TypedDict):
@@ -398,22 +396,24 @@ class Circumstances(TypedDict):
             ),
         ]
     ]
-    position: Annotated[int | None, Meaning("position in the order of its worker group")]
+    position: int | None
 
 
 class RecordedTrial(TrialColumns, Circumstances):
-    """One line of trials.jsonl."""
+    """One line of trials.jsonl.
+
+    ``error_type``, ``error_rank``: the exception's class, and the rank that failed first; others fail because of it.
+    ``trial_s``: seconds inside the worker group, on rank 0; ``steps_s``: those in steps, a check or an examination.
+    """
 
     outcome: Annotated[Outcome, Meaning("outcome: ok, oom, diverged, error, timeout, lost or skipped")]
     reason: Annotated[str, Meaning("reason for an outcome other than ok")]
     skip_code: Annotated[SkipCode | None, Meaning("reason for a skip, as one word; `<NA>` if it was not skipped")]
-    error_type: Annotated[str | None, Meaning("class name of the exception")]
-    error_rank: Annotated[int | None, Meaning("rank that failed first; the others fail because of it")]
+    error_type: str | None
+    error_rank: int | None
     started_at: Annotated[float | None, Meaning("start of the trial, as Unix time", "s since 1970")]
-    trial_s: Annotated[float | None, Meaning("time inside the worker group, on rank 0", "s")]
-    steps_s: Annotated[
-        float | None, Meaning("part of trial_s spent in steps of any kind, or in a check or examination", "s")
-    ]
+    trial_s: float | None
+    steps_s: float | None
     unit: Annotated[str | None, Meaning("unit of throughput: samples or tokens")]
     parameters: Annotated[int | None, Meaning("number of parameters of the model")]
     facts: TrialFacts

@@ -59,7 +59,7 @@ def build_report(results: Results) -> Results:
         html = _html(results, verdict, pictures, parts)
     folder.compact(recorded)
     for name, table in tables.items():
-        if table is None:
+        if table is None or table.empty:
             remove_all([folder.tables / f"{name}.csv"])  # of an earlier report
         else:
             folder.write_table(name, table)

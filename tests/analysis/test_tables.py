@@ -58,14 +58,12 @@ def test_a_trial_that_failed_has_missing_values_not_zeros() -> None:
     assert pd.isna(failed["throughput_per_s"])
     assert pd.isna(failed["step_s"])
     assert pd.isna(failed["peak_memory_bytes"])
-    assert pd.isna(failed["timed_steps"])
 
 
 def test_a_trials_step_time_is_the_median_of_its_timed_steps() -> None:
     row = trials_of([line("single")]).iloc[0]
     assert row["step_s"] == pytest.approx(0.1)  # the warm-up step took 9 s
     assert row["wait_fraction"] == pytest.approx(0.25)
-    assert row["timed_steps"] == 10
     assert row["peak_memory_bytes"] == 1000
 
 

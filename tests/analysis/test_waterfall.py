@@ -161,7 +161,7 @@ def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
 def test_strong_scaling_names_the_smaller_batch() -> None:
     strong = {"scaling": "strong", "global_batch_size": 20}
     two = [{**window("timed", rank, 2, 0.070), "weight": 50.0} for rank in (0, 1)]
-    seen = {"fsdp_all_gather_exposed_s": 0.004, "fsdp_reduce_scatter_exposed_s": 0.001}
+    seen = {"all-gather": 0.004, "reduce-scatter": 0.001}
     lines = [
         trial("single", [window("timed", 0, 2, 0.1)], **strong, per_device_batch_size=20, alone_id="single"),
         trial(
@@ -179,7 +179,7 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
             **strong,
             alone_id="small",
         ),
-        profile("fsdp2", **strong, **seen),
+        profile("fsdp2", seen, **strong),
     ]
     lines[1]["windows"] = [window("timed", 0, 2, 0.060)]
     seconds = waterfall_of(lines).set_index("part")["part_s"].to_dict()
@@ -196,14 +196,15 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
     )
 
 
-def profile(cell: str, *, block: int = 0, strategy: str = "fsdp", **columns: Any) -> dict[str, Any]:
-    """Return a trial that profiles the cell's collectives; ``columns`` in seconds are its facts."""
-    facts = {name: columns.pop(name) for name in list(columns) if name.endswith("_s")}
-    one = line(cell, rates=(1.0, 1.0), block=block, strategy=strategy, facts=facts, **columns)
+def profile(
+    cell: str, exposed: dict[str, float] | None, *, block: int = 0, strategy: str = "fsdp", **columns: Any
+) -> dict[str, Any]:
+    """Return a trial that profiles the cell's collectives, with the exposed seconds of each."""
+    one = line(cell, rates=(1.0, 1.0), block=block, strategy=strategy, facts={"exposed_s": exposed or {}}, **columns)
     return {**one, "kind": "diagnostic", "purpose": "profile", "trial_id": f"{cell}-b{block}p", "windows": []}
 
 
-def fsdp_study(block: int, *, profiled: bool = True, **exposed: float) -> list[dict[str, Any]]:
+def fsdp_study(block: int, exposed: dict[str, float] | None = None, *, profiled: bool = True) -> list[dict[str, Any]]:
     """Return trials; ms a step: single 100; fsdp on one device 104, 90 alone; on two devices 160, 95 and 99 alone."""
     two = [
         *(window("timed", rank, 2, 0.160) for rank in (0, 1)),
@@ -216,11 +217,11 @@ def fsdp_study(block: int, *, profiled: bool = True, **exposed: float) -> list[d
         trial("fsdp1", one, block=block, strategy="fsdp", devices=1),
         trial("fsdp2", two, block=block, strategy="fsdp", alone_id="single", wrapped_id="fsdp1"),
     ]
-    return [*trials, profile("fsdp2", block=block, **exposed)] if profiled else trials
+    return [*trials, profile("fsdp2", exposed, block=block)] if profiled else trials
 
 
 def test_fsdps_parts_by_hand_each_measured_by_itself() -> None:
-    seconds = waterfall_of(fsdp_study(0, fsdp_all_gather_exposed_s=0.02, fsdp_reduce_scatter_exposed_s=0.01))
+    seconds = waterfall_of(fsdp_study(0, {"all-gather": 0.02, "reduce-scatter": 0.01}))
     assert seconds.set_index("part")["part_s"].to_dict() == pytest.approx(
         {
             "ideal": 0.100,
@@ -237,8 +238,8 @@ def test_fsdps_parts_by_hand_each_measured_by_itself() -> None:
 
 
 def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
-    facts = {"steady": True, "dp_threads_s": 0.003, "dp_side_by_side_s": 0.030}
-    exposed = {f"dp_{name}_exposed_s": 0.001 for name in ("replicate", "scatter", "gather", "reduce")}
+    facts = {"steady": True, "exchange_s": {"threads": 0.003, "side by side": 0.030}}
+    exposed = dict.fromkeys(("replicate", "scatter", "gather", "reduce"), 0.001)
     lines = [
         trial("single", [window("timed", 0, 2, 0.100)], alone_id="single"),
         trial(
@@ -250,14 +251,14 @@ def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
             alone_id="single",
             facts=facts,
         ),
-        profile("dp2", strategy="dp", **exposed, dp_replicate_s=0.9),
+        profile("dp2", exposed, strategy="dp"),
     ]
     parts = waterfall_of(lines).set_index("part")["part_s"].drop(index=["ideal", "waiting for data"])
     assert parts.to_dict() == pytest.approx(
         {
             "threads": 0.003,
             "side by side": 0.030,
-            **dict.fromkeys(("replicate", "scatter", "gather", "reduce"), 0.001),
+            **exposed,
             "rest": 0.140 - 0.100 - 0.037,
         },
         abs=1e-9,
@@ -265,20 +266,20 @@ def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
 
 
 def test_a_collective_that_was_not_seen_in_every_block_is_in_the_rest_and_the_parts_add_up() -> None:
-    seen = {"fsdp_all_gather_exposed_s": 0.02, "fsdp_reduce_scatter_exposed_s": 0.01}
-    lines = [*fsdp_study(0, **seen), *fsdp_study(1, fsdp_all_gather_exposed_s=0.02)]
+    seen = {"all-gather": 0.02, "reduce-scatter": 0.01}
+    lines = [*fsdp_study(0, seen), *fsdp_study(1, {"all-gather": 0.02})]
     rows = waterfall_of(lines).set_index("part")
     assert "reduce-scatter" not in rows.index and rows.loc["all-gather", "part_s"] == pytest.approx(0.02)
     assert rows.loc["rest", "part_s"] == pytest.approx(0.027) and rows["share"].sum() == pytest.approx(1.0)
     for second in (fsdp_study(1), fsdp_study(1, profiled=False)):
-        rows = waterfall_of([*fsdp_study(0, **seen), *second]).set_index("part")
+        rows = waterfall_of([*fsdp_study(0, seen), *second]).set_index("part")
         assert rows.loc["rest", "blocks"] == 1, "a block of which nothing was profiled does not count"
 
 
 def test_without_any_profile_the_other_parts_are_shown_and_the_collectives_are_in_the_rest() -> None:
     """As in a run that is older than the trials of profiles, or in a container that forbids CUPTI."""
     old = fsdp_study(0, profiled=False)
-    old[2]["facts"] = {"steady": True, "fsdp_all_gather_s": 0.02}  # its total, which is no loss
+    old[2]["facts"] = {"steady": True, "exchange_s": {"all-gather": 0.02}}  # its total, which is no loss
     for rank in (0, 1):
         old[2]["windows"][rank]["duration_s"] -= STEPS * 0.030
     rows = waterfall_of(old).set_index("part")
@@ -287,7 +288,7 @@ def test_without_any_profile_the_other_parts_are_shown_and_the_collectives_are_i
 
 
 def test_a_profile_of_another_invocation_or_launcher_counts() -> None:
-    lines = fsdp_study(0, fsdp_all_gather_exposed_s=0.02)
+    lines = fsdp_study(0, {"all-gather": 0.02})
     lines[3] |= {"invocation": 1, "cell_id": "under-ray", "launchers_id": "both"}
     lines[2]["launchers_id"] = "both"
     assert waterfall_of(lines).set_index("part").loc["all-gather", "part_s"] == pytest.approx(0.02)
@@ -346,25 +347,6 @@ def test_the_interval_of_a_share_ends_at_0_and_1() -> None:
 
 def test_a_wait_has_no_interval_below_three_blocks() -> None:
     assert pd.isna(waiting(0.5, 0.6)["waits_low"]) and waiting(0.5, 0.6)["waits"] == pytest.approx(0.55)
-
-
-@pytest.mark.parametrize("purpose", ["", "profile"])
-def test_collectives_are_listed_beside_their_phases(purpose: str) -> None:
-    """Of the timed trials, as in older runs, or of trials of their own."""
-    lines = [
-        line("fsdp2", rates=(9.0, 9.0), block=block, facts={"steady": True, "fsdp_all_gather_s": seconds})
-        for block, seconds in enumerate((0.002, 0.004))
-    ]
-    for one in lines:
-        one["windows"] = [window | {"forward_s": 1.0, "rest_s": 1.0} for window in one["windows"]]
-    if purpose:
-        lines += [profile("fsdp2", block=one["block"], **one.pop("facts")) for one in lines]
-        for one in lines[:2]:
-            one["facts"] = {"steady": True}
-    trials = trial_tables.trials(lines, steps_of(lines))
-    (row,) = phase_tables.phases(trials, trial_tables.windows(lines)).to_dict("records")
-    assert row["fsdp_all_gather_s"] == pytest.approx(0.003) and pd.isna(row["dp_replicate_s"])
-    assert row["step_s"] == pytest.approx(0.2), "they are not added to it"
 
 
 def test_ddps_wrapper_and_contention_start_from_its_own_step_without_exchange() -> None:

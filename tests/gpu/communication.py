@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.measure.links import Meter, measure_links, operations_of
 from harness.measure.profiles import measure_collectives
 from harness.train.ranks import Ranks
@@ -20,10 +21,10 @@ SLACK = 1.05
 def exposed(device: torch.device) -> Verdict:
     """fsdp's collectives are seen, and no more of each is exposed than there is; a step with them takes longer."""
     seen = run_ranks(exposed_of, device, 2, within_s=100.0)[0]
-    parts = [name.removesuffix("_s") for name in seen if name.endswith("_s") and not name.endswith("exposed_s")]
-    known = all(value is not None for name, value in seen.items() if name.endswith("_s"))
-    text = ", ".join(f"{name} {_ms(seen[f'{name}_s'])} of which exposed {_ms(_exposed(seen, name))}" for name in parts)
-    holds = known and bool(parts) and all(0 <= _exposed(seen, p) <= SLACK * seen[f"{p}_s"] for p in parts)
+    total, bare = seen["exchange_s"], seen["exposed_s"]
+    text = ", ".join(f"{name} {_ms(total[name])} of which exposed {_ms(bare[name])}" for name in total)
+    expected = {part.name for part in BUILTIN_TRAITS["fsdp"].profiled_parts}
+    holds = set(total) == expected and all(0 <= bare[name] <= SLACK * total[name] for name in total)
     return judged(holds, f"{text}; a step {_ms(seen['step'])}", **seen)
 
 
@@ -35,13 +36,8 @@ def exposed_of(ranks: Ranks) -> dict[str, Any]:
     return {**measure_collectives(cell.traits, stepper), "step": step_s}
 
 
-def _exposed(seen: dict[str, Any], part: str) -> float:
-    value = seen[f"{part}_exposed_s"]
-    return -1.0 if value is None else float(value)
-
-
-def _ms(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{1000 * seconds:.2f} ms"
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms"
 
 
 def links(device: torch.device, ranks: str) -> Verdict:

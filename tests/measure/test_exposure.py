@@ -55,9 +55,9 @@ def test_on_a_gpu_the_time_that_kernels_cover_is_not_exposed() -> None:
         kernel("ampere_sgemm", 0, 100, gpu=1),  # nor does another GPU's kernel cover it
     ]
     assert collective_times(events, FSDP, GPU) == {
-        "fsdp_all_gather_s": us(100, 30 + 10),
-        "fsdp_reduce_scatter_s": None,
-        "fsdp_shard_copy_s": None,
+        "all-gather": us(100, 30 + 10),
+        "reduce-scatter": None,
+        "shard copies": None,
     }
 
 
@@ -65,16 +65,16 @@ def test_an_annotation_on_a_gpu_is_no_computation_and_counts_only_without_its_ke
     annotation = kernel("nccl:_all_gather_base", 0, 110, annotation=True)
     region = kernel("FSDP::all_gather (layers.0)", 0, 120, annotation=True)
     both = collective_times([kernel(GATHER, 0, 100), annotation, region], FSDP, GPU)
-    assert both["fsdp_all_gather_s"] == us(100, 100)
-    assert collective_times([annotation, region], FSDP, GPU)["fsdp_all_gather_s"] == us(110, 110)
+    assert both["all-gather"] == us(100, 100)
+    assert collective_times([annotation, region], FSDP, GPU)["all-gather"] == us(110, 110)
 
 
 def test_time_of_two_collectives_at_once_counts_once() -> None:
     events = [kernel(GATHER, 0, 100), kernel(SCATTER, 60, 140), kernel("ampere_sgemm", 130, 150)]
     assert collective_times(events, FSDP, GPU) == {
-        "fsdp_all_gather_s": us(100, 100),
-        "fsdp_reduce_scatter_s": us(80, 30),
-        "fsdp_shard_copy_s": None,
+        "all-gather": us(100, 100),
+        "reduce-scatter": us(80, 30),
+        "shard copies": None,
     }
 
 
@@ -92,8 +92,8 @@ def test_what_a_replicating_call_launches_belongs_to_it_with_the_calls_inside() 
     ]
     events[-1] = kernel("elementwise", 300, 400, by=0)
     times = collective_times(events, DP, GPU)
-    assert times["dp_replicate_s"] == us(50, 20 + 15 + 5)
-    assert times["dp_gather_s"] is None
+    assert times["replicate"] == us(50, 20 + 15 + 5)
+    assert times["gather"] is None
 
 
 def test_without_kernels_collectives_are_unknown_though_their_calls_are_seen() -> None:
@@ -111,7 +111,7 @@ def test_on_a_cpu_the_caller_waits_while_gloos_thread_works_unless_it_computes()
         call("aten::mm", 60, 75),
         call("FSDP::pre_forward", 0, 110),
     ]
-    assert collective_times(events, FSDP, CPU)["fsdp_all_gather_s"] == us(100, 85)
+    assert collective_times(events, FSDP, CPU)["all-gather"] == us(100, 85)
 
 
 def test_copies_of_shards_are_fsdps_ranges_without_the_collective_that_they_start() -> None:
@@ -126,8 +126,8 @@ def test_copies_of_shards_are_fsdps_ranges_without_the_collective_that_they_star
         call("FSDP::pre_forward (layers.0)", 0, 90),  # on one device too
     ]
     times = collective_times(events, FSDP, CPU)
-    assert times["fsdp_all_gather_s"] == us(40, 35)
-    assert times["fsdp_shard_copy_s"] == us(30 - 8 + 12, 20 + 12)  # the call of the collective is not theirs
+    assert times["all-gather"] == us(40, 35)
+    assert times["shard copies"] == us(30 - 8 + 12, 20 + 12)  # the call of the collective is not theirs
 
 
 def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> None:
@@ -142,8 +142,8 @@ def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> No
         kernel("nccl:_all_gather_base", 1000, 11000, annotation=True),
     ]
     times = collective_times(events, FSDP, GPU)
-    assert times["fsdp_all_gather_s"] == us(10000, 10000)
-    assert times["fsdp_shard_copy_s"] == us(1000, 1000)
+    assert times["all-gather"] == us(10000, 10000)
+    assert times["shard copies"] == us(1000, 1000)
 
 
 @pytest.mark.parametrize("name", ["ncclKernel_AllGather_RING_LL_Sum_int8_t", "ncclSymkDevKernel_AllGather_ST"])
@@ -156,7 +156,7 @@ def test_a_kernel_of_nccl_by_any_name_is_no_copy(name: str) -> None:
         kernel("nccl:_all_gather_base", 10, 50, annotation=True),
     ]
     times = collective_times(events, FSDP, GPU)
-    assert (times["fsdp_all_gather_s"], times["fsdp_shard_copy_s"]) == (us(40, 40), us(10, 10))
+    assert (times["all-gather"], times["shard copies"]) == (us(40, 40), us(10, 10))
 
 
 def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
@@ -167,7 +167,7 @@ def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
         kernel("Memcpy DtoH (Device -> Pinned)", 10, 30, by=2),
     ]
     times = collective_times(events, FSDP, GPU)
-    assert (times["fsdp_all_gather_s"], times["fsdp_shard_copy_s"]) == (us(20, 20), us(10, 10))
+    assert (times["all-gather"], times["shard copies"]) == (us(20, 20), us(10, 10))
 
 
 def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() -> None:
@@ -183,15 +183,15 @@ def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() 
         kernel("ampere_sgemm", 10, 40),
     ]
     times = collective_times(events, FSDP, GPU)
-    assert times["fsdp_all_gather_s"] == us(40, 20)
-    assert times["fsdp_shard_copy_s"] == us(20 + 10, 10 + 10)
+    assert times["all-gather"] == us(40, 20)
+    assert times["shard copies"] == us(20 + 10, 10 + 10)
 
 
 def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_itself() -> None:
     events = [call("Broadcast", 0, 50), call("aten::clone", 5, 45), call("aten::mm", 10, 20, thread=2)]
-    assert collective_times(events, DP, CPU)["dp_replicate_s"] == us(50, 40)
+    assert collective_times(events, DP, CPU)["replicate"] == us(50, 40)
 
 
 def test_a_call_that_ends_in_another_thread_encloses_nothing() -> None:
     events = [call("gloo:all_gather", 0, 100, thread=None), call("aten::mm", 20, 60)]
-    assert collective_times(events, FSDP, CPU)["fsdp_all_gather_s"] == us(100, 60)
+    assert collective_times(events, FSDP, CPU)["all-gather"] == us(100, 60)

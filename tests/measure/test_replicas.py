@@ -36,7 +36,7 @@ def test_threads_and_what_replicas_lose_to_each_other_are_separate_seconds_a_ste
     stepper = stepper_for(cell, workload)
     workload.sizes.clear()
     facts = measure_replicas(stepper, 20, clock=lambda: workload.seconds)
-    assert facts == {"dp_threads_s": times * (10.0 - 1.0), "dp_side_by_side_s": times * (2 * 10.0 - 10.0)}
+    assert facts == {"exchange_s": {"threads": times * (10.0 - 1.0), "side by side": times * (2 * 10.0 - 10.0)}}
     assert set(workload.sizes) == {8 // times}, "each replica has its chunk of the batch"
     assert len(workload.sizes) == ROUNDS * (5 + 1) * (1 + 1 + 2)
 

@@ -261,7 +261,7 @@ def test_a_timed_trial_profiles_nothing_and_a_profile_times_nothing(
         timed = run_scenario(context(trials[""], experiment, TWO_REPLICAS))
         with pytest.raises(RuntimeError, match="no profile"):
             run_scenario(context(trials["profile"], experiment, TWO_REPLICAS))
-    assert {"dp_threads_s", "dp_side_by_side_s"} <= timed.facts.keys() and "explain_error" not in timed.facts
+    assert {*timed.facts["exchange_s"]} == {"threads", "side by side"} and "explain_error" not in timed.facts
     profile = run_scenario(context(trials["profile"], experiment, TWO_REPLICAS))
     assert profile.outcome == "ok" and not profile.windows and profile.steps_s > 0
-    assert profile.facts["dp_reduce_exposed_s"] > 0
+    assert profile.facts["exposed_s"]["reduce"] > 0

@@ -264,7 +264,7 @@ def test_compute_and_communication_are_shown_with_their_references() -> None:
     assert compute_table(cells).rows[0].cells[1:] == ("2", "2", "25 %", "no published peak")
     row = {"cell_id": "a", "strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8}
     waterfall = WATERFALL.frame([{**row, "part": "exposed communication", "part_s": 0.004}])
-    trials = TRIALS.frame([{**row, "ddp_exposed_s": 0.001, "ddp_communication_s": None}])
+    trials = TRIALS.frame([{**row, "exposed_s": {"all-reduce": 0.001}}])
     assert communication_table(waterfall, trials).rows[0].cells == ("2", "4.00", "1.00")
 
 

@@ -6,7 +6,6 @@ from harness.plan.rows import FindingRow
 from harness.record.schema.recorded import (
     ADDED,
     BLOCK,
-    COLLECTIVE_COLUMNS,
     HOST_PHASE_COLUMNS,
     KIND,
     OUTCOME,
@@ -176,12 +175,11 @@ DEVICE_MEMORY = Table(
 
 PHASES = Table(
     "phases",
-    "the step of one cell by phase, in seconds per step; phases add up to the step and contain the profiled parts",
+    "the step of one cell by phase, in seconds per step; phases add up to the step",
     (
         *_CELL,
         _c("step_s", "Float64", "step time, mean over ranks and blocks", "s"),
         *PHASE_COLUMNS,
-        *COLLECTIVE_COLUMNS,
         _c("waits", "Float64", "fraction of the step spent waiting for data, mean over blocks: idle_s, else wait_s"),
         _c("blocks", "Int64", "number of blocks in that estimate (n)"),
         *ends("waits"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.rows import PhaseSeconds, RankRow, RecordedTrial, TrialFacts, WindowRow
 from harness.record.schema.table import LABEL_COLUMNS, Table, by_name, columns_of
 from harness.record.schema.table import column as _c
@@ -16,17 +15,6 @@ PARAMETERS, EFFECTIVE_LR = _LINE["parameters"], _LINE["effective_lr"]
 RANK, THREADS, WINDOW = by_name(RankRow)["rank"], by_name(RankRow)["threads"], by_name(WindowRow)["window"]
 """Columns of several tables."""
 
-COLLECTIVE_COLUMNS = tuple(
-    _c(part.column, "Float64", f"profiled: {part.description}, overlapped by computation or not", "s")
-    for traits in BUILTIN_TRAITS.values()
-    for part in traits.profiled_parts
-)
-EXPOSED_COLUMNS = tuple(
-    _c(part.exposed_column, "Float64", f"profiled: {part.description}, while nothing is computed", "s")
-    for traits in BUILTIN_TRAITS.values()
-    for part in traits.profiled_parts
-)
-
 _COMPUTED = (
     _c("device_model", "string", "product name of the devices"),
     THREADS,
@@ -38,13 +26,9 @@ _COMPUTED = (
         "peak in the steps, largest over ranks: allocated on the GPU, or resident on a CPU",
         "bytes",
     ),
-    _c("build_peak_bytes", "Int64", "peak while model and optimizer were built, largest over ranks", "bytes"),
     WAIT_FRACTION,
-    _c("timed_steps", "Int64", "number of steps in timed windows"),
     _c("warmup_steps", "Int64", "number of warm-up steps"),
     _c("doubts", "list", "names of the doubts about its figures, explained at the end of results/README.md"),
-    *COLLECTIVE_COLUMNS,
-    *EXPOSED_COLUMNS,
 )
 """What is computed from the windows, ranks and profiles of one trial."""
 

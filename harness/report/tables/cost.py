@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from harness.config.strategy_traits import ALL_REDUCE
 from harness.plan.labels import devices_text
 from harness.report.labels import Row, is_missing, rows_of
 from harness.report.tables.text import (
@@ -84,11 +85,15 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
         ("setting", "setting", words),
         ("devices", devices_text, flush_right),
         ("exposed, by difference (ms)", "part_s", milliseconds),
-        ("exposed, DDP's timer (ms)", "ddp_exposed_s", milliseconds),
-        ("first to last bucket, DDP's timer (ms)", "ddp_communication_s", milliseconds),
+        ("exposed, DDP's timer (ms)", "exposed_s", milliseconds),
+        ("first to last bucket, DDP's timer (ms)", "exchange_s", milliseconds),
     )
     exposed = waterfall[waterfall["part"] == "exposed communication"]
-    own = trials.groupby("cell_id")[["ddp_exposed_s", "ddp_communication_s"]].mean()
+    timed = [
+        (row.cell_id, *((times or {}).get(ALL_REDUCE) for times in (row.exposed_s, row.exchange_s)))
+        for row in rows_of(trials)
+    ]
+    own = pd.DataFrame(timed, columns=["cell_id", "exposed_s", "exchange_s"]).groupby("cell_id").mean()
     return make_table(columns, rows_of(exposed.join(own, on="cell_id")), keys=DEVICES)
 
 
