@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.cli.common import exit_code_of
+from harness.cli.arguments import exit_code_of
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.run import pipeline

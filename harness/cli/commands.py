@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.common import show, versions
+from harness.cli.arguments import show, versions
 from harness.cli.compare import compare_command, history_command
 from harness.cli.experiment import doctor_command, plan_command, run_command
 from harness.cli.init import init_command

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from harness.cli.common import command, show
-from harness.cli.values import parse_axes, parse_cells, parse_conditions, parse_only, parse_share
+from harness.cli.arguments import command, parse_axes, parse_cells, parse_conditions, parse_only, parse_share, show
 from harness.errors import Collected, ComparisonError, RunFolderError
 from harness.system.sanitize import escape_control
 from harness.system.uri import is_uri

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from harness.cli.common import NoUserCode, away_from_current_folder, exit_code_of
-from harness.cli.values import parse_assumed, parse_only
+from harness.cli.arguments import NoUserCode, away_from_current_folder, exit_code_of, parse_assumed, parse_only
 from harness.errors import Collected, ExperimentError
 from harness.system.process import INTERRUPTED, UNSETTLED
 

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from harness.cli.common import command, show
+from harness.cli.arguments import command, show
 from harness.errors import ExperimentError, nearest
 from harness.system.files import PACKAGE_FOLDER
 

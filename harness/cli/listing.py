@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.cli.common import command
+from harness.cli.arguments import command
 from harness.errors import ExperimentError, nearest
 
 Row = tuple[str, ...]

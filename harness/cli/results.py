@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness.cli.common import NoUserCode, RunArgument, away_from_current_folder, command, show
+from harness.cli.arguments import NoUserCode, RunArgument, away_from_current_folder, command, show
 from harness.errors import ExportError, PredictionError, RunFolderError
 from harness.system.uri import is_uri
 
@@ -63,7 +63,7 @@ def predict_command(
     """Predict step times for more devices than RUN_FOLDER measured, with 95 % intervals; measures nothing."""
     from harness.analysis.prediction import Asked, read_links
     from harness.analysis.results import load, predict
-    from harness.cli.values import parse_numbers
+    from harness.cli.arguments import parse_numbers
 
     numbers = parse_numbers(devices, "--devices")
     asked = Asked(numbers, parse_numbers(nodes, "--nodes") if nodes else (), far=far, most_fitted=fit_up_to)
@@ -76,7 +76,7 @@ def predict_command(
         )
     further = read_links(links, results.collectives) if links else None
     table = predict(results, asked, further)
-    from harness.report.labels import rows_of
+    from harness.report.row import rows_of
     from harness.report.tables.prediction import family_label, measured_alone, prediction_table, refusals
     from harness.run.console import rich_table
 

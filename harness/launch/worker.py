@@ -18,7 +18,7 @@ import torch
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
-from harness.measure import environment, memory, scenarios, topology
+from harness.measure import environment, memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
 from harness.plan.environment import GroupRank, NodeEnvironment
@@ -181,11 +181,13 @@ def _link(environments: Sequence[NodeEnvironment]) -> str | None:
     found: list[str] = []
     for node_id in dict.fromkeys(facts["node_id"] for facts in environments):
         here = [facts for facts in environments if facts["node_id"] == node_id]
-        links = topology.links_between(here[0]["topology"], [device["uuid"] for f in here for device in f["devices"]])
+        links = environment.links_between(
+            here[0]["topology"], [device["uuid"] for f in here for device in f["devices"]]
+        )
         if links is None:
             return None
         found += links
-    return topology.format_links(found)
+    return environment.format_links(found)
 
 
 def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResult:

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.measure.environment import describe_device
+from harness.measure.environment import capture_topology, describe_device, links_between
 from harness.measure.scenarios import TrialContext
-from harness.measure.topology import capture_topology, links_between
 from harness.measure.window import Clock, synchronize
 from harness.plan.diagnostics import seconds_of_links
 from harness.plan.environment import Topology

@@ -21,9 +21,8 @@ from harness.plan.environment import GroupEnvironment, Invocation, RunEnvironmen
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, RecordedTrial
 from harness.plan.trial import Trial, TrialResult
-from harness.record.frames import csv_bytes
+from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame
 from harness.record.lines import SCHEMA, Record, merged, plan_content, raw_name
-from harness.record.parquet import gather, in_parquet, read_frame, write_frame
 from harness.record.reading import (
     check_environment,
     check_plan,

@@ -13,7 +13,7 @@ from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue
 from harness.config.yaml_source import dump
-from harness.report.labels import Row, is_missing, number, plural, rows_of, texts
+from harness.report.row import Row, is_missing, number, plural, rows_of, texts
 from harness.report.sentence import Context, Sentence
 from harness.report.tables.text import percent, with_ends
 

@@ -13,8 +13,8 @@ import pandas as pd
 from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison, exit_code
 from harness.errors import ComparisonError, WriteError, cause_of
-from harness.report.labels import plural, rows_of
 from harness.report.page import render
+from harness.report.row import plural, rows_of
 from harness.report.sentence import with_holm_explained
 from harness.report.tables import compare as tables
 from harness.report.tables.compare import labels_of, ratio_text, run_state

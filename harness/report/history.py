@@ -19,9 +19,9 @@ from harness.config.values import PlainValue
 from harness.errors import ComparisonError
 from harness.plan.labels import Labels
 from harness.report.compare import write_output
-from harness.report.figures.axes import Limits, common_limits, draw_interval, linear_values
-from harness.report.figures.common import COLOURS, MARKERS, panels, style
-from harness.report.labels import Row, is_missing, is_true, rate_unit, rows_of, texts
+from harness.report.figures.drawing import COLOURS, MARKERS, panels, style
+from harness.report.figures.scales import Limits, common_limits, draw_interval, linear_values
+from harness.report.row import Row, is_missing, is_true, rate_unit, rows_of, texts
 from harness.report.tables.compare import start_text
 from harness.report.tables.ratios import ratio
 from harness.report.tables.text import TextTable, flush_right, make_table, speed, with_ends, words

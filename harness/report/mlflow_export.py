@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, urlsplit
 from harness.analysis.results import Results
 from harness.config.axes import CELL_AXES
 from harness.errors import ExportError
-from harness.report.labels import Row, is_missing, number, rows_of, texts
+from harness.report.row import Row, is_missing, number, rows_of, texts
 from harness.report.sentence import Context, context_of
 from harness.report.verdict import make_verdict, verdict_lines
 from harness.system.sanitize import redact_text

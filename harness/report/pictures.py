@@ -12,7 +12,7 @@ from PIL import Image
 
 from harness.analysis.results import Results
 from harness.report.figures import Drawing
-from harness.report.figures.common import Area, Chart
+from harness.report.figures.drawing import Area, Chart
 from harness.report.page import Parts
 
 DPI, COLOURS = 144, 256

@@ -12,7 +12,7 @@ from harness.analysis.results import Results, attempt
 from harness.config.values import PlainValue
 from harness.plan.labels import SEPARATOR
 from harness.record.schema import empty_table
-from harness.report.labels import Row, Scalar, is_missing, plain_label, rows_of, texts
+from harness.report.row import Row, Scalar, is_missing, plain_label, rows_of, texts
 
 MOST = 4
 """The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""

@@ -12,7 +12,7 @@ from harness.analysis.verdict.rules import EFFICIENT, ENOUGH
 from harness.analysis.verdict.trust import GOOD_BLOCKS, HALFWIDTH
 from harness.plan.labels import joined, strategy_text
 from harness.report.causes import why_not_better
-from harness.report.labels import (
+from harness.report.row import (
     Row,
     is_missing,
     is_true,

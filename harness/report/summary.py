@@ -16,7 +16,7 @@ from harness.config.sections import Throughput
 from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import joined
-from harness.report.labels import plural, rate_unit, spread_options
+from harness.report.row import plural, rate_unit, spread_options
 from harness.report.tables.evidence import summary_line, usual_words
 from harness.report.tables.text import counts, duration, speed
 

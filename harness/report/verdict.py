@@ -11,7 +11,7 @@ from itertools import pairwise
 from harness.analysis.results import Results
 from harness.config.yaml_source import dump
 from harness.report.causes import Option, causes_of, name_of, next_experiment, options_of, smaller_causes, target
-from harness.report.labels import Row, is_missing, number, plural, rows_of, texts
+from harness.report.row import Row, is_missing, number, plural, rows_of, texts
 from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of, explained
 from harness.report.sentences import MOST_BLOCKS, PHRASES, cost, further
 from harness.report.tables.text import percent

@@ -21,8 +21,8 @@ from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
 from harness.plan.trial import PURPOSES
 from harness.record.folder import RunFolder
-from harness.report.labels import plural
 from harness.report.page import Parts
+from harness.report.row import plural
 from harness.report.tables.evidence import (
     belief_lines,
     finding_location,

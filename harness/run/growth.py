@@ -14,8 +14,8 @@ from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster, live_nodes
 from harness.launch.ray.node_request import NodeRequest, RayCoordinator
 from harness.plan.cell import Cell
-from harness.plan.growth import Bundles, Demand, demand_of, lacking, needed_bundles
 from harness.plan.inventory import Inventory
+from harness.plan.node_demand import Bundles, Demand, demand_of, lacking, needed_bundles
 from harness.plan.planner import Plan
 from harness.run.events import Emit, Note
 

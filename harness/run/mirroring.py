@@ -29,7 +29,7 @@ from harness.errors import StoreError
 from harness.record.folder import RunFolder
 from harness.record.store import open_store
 from harness.record.writer import ClaimedError, SupersededError, Writer
-from harness.report.labels import plural
+from harness.report.row import plural
 from harness.run.events import Emit, Event, GroupReady, GroupStarting, Note, TrialEnded, Unsent
 from harness.run.request import Request, resume_command
 from harness.system.process import interrupted

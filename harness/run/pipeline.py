@@ -22,7 +22,7 @@ from harness.record.estimate import read_estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.store import open_store
 from harness.report.html import IncompleteReport, write_report
-from harness.report.labels import plural
+from harness.report.row import plural
 from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.dry_run import estimated

@@ -18,7 +18,7 @@ from harness.plan.memory_forecast import CUDA_ALLOWANCE
 from harness.plan.planner import Plan, why_trained
 from harness.plan.rows import Purpose
 from harness.plan.trial import PURPOSES, Trial
-from harness.report.labels import plural
+from harness.report.row import plural
 from harness.report.tables.text import impossible_lines
 from harness.run.events import MemoryForecast
 from harness.system.sanitize import escape_control

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.analysis.prediction import Asked
-from harness.analysis.prediction.model import slowest_ranks, without_stalls
 from harness.analysis.prediction.observed import families
+from harness.analysis.prediction.step_model import slowest_ranks, without_stalls
 from harness.analysis.results import Results, load, predict
 from harness.config.experiment import Experiment, parse_experiment
 from harness.plan.planner import Plan, make_plan

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from harness.cli.arguments import exit_code_of
 from harness.cli.commands import app, main
-from harness.cli.common import exit_code_of
 from harness.config.experiment import load_experiment
 from harness.errors import ExperimentError
 from harness.plan.planner import make_plan

@@ -16,7 +16,7 @@ from harness.cli.commands import app
 from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.record.schema import COMPARED
-from harness.report.figures.common import panels
+from harness.report.figures.drawing import panels
 from tests.run_folders import NODE, make_run
 
 Make = Callable[..., Experiment]

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.analysis.prediction import read_links
+from harness.cli.arguments import parse_numbers
 from harness.cli.commands import app
-from harness.cli.values import parse_numbers
 from harness.errors import PredictionError, RunFolderError
 from tests.analysis.prediction.world import collectives
 

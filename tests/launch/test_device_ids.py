@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from harness.analysis.ratios import scaling
-from harness.cli.values import parse_only
+from harness.cli.arguments import parse_only
 from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables

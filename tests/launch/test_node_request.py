@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from harness.errors import ClusterError
 from harness.launch.ray import private
 from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, NodeRequest, RayCoordinator
-from harness.plan.growth import Bundles
+from harness.plan.node_demand import Bundles
 
 ONE = {"CPU": 1.0}
 TICK_S = _AutoscalingCoordinatorActor.TICK_INTERVAL_S

@@ -19,7 +19,7 @@ from harness.config.sections import Convergence
 from harness.measure.convergence import COLLECT_STEPS, EpochData, Epochs
 from harness.measure.losses import MOST_RECORDED, StepLosses
 from harness.plan.cell import Cell
-from harness.train.checkpoint import CheckpointManager, files
+from harness.train.checkpoint import CheckpointManager, manager
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 
@@ -119,7 +119,7 @@ def test_a_training_that_was_done_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_checkpoints_are_written_every_so_often_and_at_the_end(tmp_path: Path) -> None:
     epochs_of(CELL, 5, tmp_path, every=2)
-    assert files.epochs(tmp_path) == [5, 4]
+    assert manager.epochs(tmp_path) == [5, 4]
 
 
 def test_if_the_newest_checkpoint_is_torn_the_previous_one_is_used(tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ def test_if_the_newest_checkpoint_is_torn_the_previous_one_is_used(tmp_path: Pat
     model.write_bytes(model.read_bytes()[:-4])
     rest = epochs_of(CELL, 4, tmp_path)
     assert rest.resumed_epoch == 2
-    assert files.epochs(tmp_path) == [4, 3]
+    assert manager.epochs(tmp_path) == [4, 3]
 
 
 def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
     run = epochs_of(replace(CELL, optimizer={"name": "SGD", "lr": 1e30}), 3, tmp_path)
     assert run.diverged and (run.diverged.rank, run.diverged.step) == (0, 2)
-    assert files.epochs(tmp_path) == []
+    assert manager.epochs(tmp_path) == []
 
 
 def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.measure.topology import numa_node_of_bus, numa_nodes
+from harness.measure.environment import numa_node_of_bus, numa_nodes
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure import telemetry, topology
+from harness.measure import environment, telemetry
 from harness.measure.telemetry import ENERGY_LEAST_S, Nvml, Reading, Telemetry, open_telemetry, summarise
 
 A, B, C = "GPU-aa11", "GPU-aa22", "GPU-bb33"
@@ -226,7 +226,7 @@ def test_nvml_is_given_back_once() -> None:
 
 def test_pynvml_has_the_names_that_are_used() -> None:
     pynvml = pytest.importorskip("pynvml")
-    code = "".join(Path(str(module.__file__)).read_text() for module in (telemetry, topology))
+    code = "".join(Path(str(module.__file__)).read_text() for module in (telemetry, environment))
     names = set(re.findall(r"nvml\.(nvml\w+|NVML\w+)", code))
     assert len(names) > 20
     assert [name for name in names if not hasattr(pynvml, name)] == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.launch.worker import _link
-from harness.measure import topology
+from harness.measure import environment
 
 
 class FakeError(Exception):
@@ -78,7 +78,7 @@ class FakeNvml:
 
 def captured(*gpus: Gpu, **facts: Any) -> dict[str, Any]:
     nvml = FakeNvml(*gpus, **facts)
-    found = topology.capture_topology(nvml)
+    found = environment.capture_topology(nvml)
     assert nvml.users == 0
     assert found
     return found
@@ -120,7 +120,7 @@ def test_pcie_links_are_named_by_the_common_ancestor(level: Any, name: str | Non
 
 @pytest.mark.parametrize("break_it", [lambda: FakeNvml(driver=False), object])
 def test_without_nvml_there_is_no_topology(break_it: Callable[[], Any]) -> None:
-    assert topology.capture_topology(break_it()) is None
+    assert environment.capture_topology(break_it()) is None
 
 
 FOUR = {
@@ -148,25 +148,25 @@ FOUR = {
     ],
 )
 def test_the_links_between_some_of_them(uuids: list[str | None], links: list[str] | None) -> None:
-    assert topology.links_between(FOUR, uuids) == links
-    assert topology.links_between(None, uuids) is None
+    assert environment.links_between(FOUR, uuids) == links
+    assert environment.links_between(None, uuids) is None
 
 
 def test_distinct_links_are_named_best_first() -> None:
-    assert topology.format_links(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"]) == (
+    assert environment.format_links(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"]) == (
         "NV12, NV4, PIX, PXB, PHB, NODE, SYS"
     )
-    assert topology.format_links([]) is None
+    assert environment.format_links([]) is None
 
 
-def environment(node: str, *uuids: str, known: Any = FOUR) -> dict[str, Any]:
+def node_of(node: str, *uuids: str, known: Any = FOUR) -> dict[str, Any]:
     return {"node_id": node, "topology": known, "devices": [{"uuid": uuid} for uuid in uuids]}
 
 
 def test_a_group_has_the_links_inside_each_of_its_nodes() -> None:
-    assert _link([environment("n0", "a"), environment("n0", "b")]) == "NV12"
-    assert _link([environment("n0", "a", "b")]) == "NV12"
-    both = [environment("n0", "a"), environment("n1", "b"), environment("n0", "b"), environment("n1", "c")]
+    assert _link([node_of("n0", "a"), node_of("n0", "b")]) == "NV12"
+    assert _link([node_of("n0", "a", "b")]) == "NV12"
+    both = [node_of("n0", "a"), node_of("n1", "b"), node_of("n0", "b"), node_of("n1", "c")]
     assert _link(both) == "NV12, PIX"
-    assert _link([environment("n0", "a"), environment("n1", "a")]) is None
-    assert _link([environment("n0", "a", "b"), environment("n1", "a", "b", known=None)]) is None
+    assert _link([node_of("n0", "a"), node_of("n1", "a")]) is None
+    assert _link([node_of("n0", "a", "b"), node_of("n1", "a", "b", known=None)]) is None

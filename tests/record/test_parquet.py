@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.record import parquet
-from harness.record.parquet import gather, in_parquet, read_frame, write_frame
+from harness.record import frames
+from harness.record.frames import gather, in_parquet, read_frame, write_frame
 from harness.record.schema import EPOCHS, STEPS
 
 
@@ -49,7 +49,7 @@ def test_a_loss_that_is_not_finite_keeps_its_value_also_when_it_is_compacted(tmp
 def test_a_workloads_own_metric_comes_last_and_need_not_be_in_every_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "FILES", 1)
+    monkeypatch.setattr(frames, "FILES", 1)
     frame = gather(EPOCHS, written(tmp_path, EPOCHS, {"epoch": [1], "val_top5": [0.5]}, {"epoch": [1]}))
     assert frame.columns.tolist() == [*EPOCHS.names, "val_top5"]
     assert frame["val_top5"].tolist()[0] == 0.5 and pd.isna(frame["val_top5"].tolist()[1])
@@ -65,7 +65,7 @@ def test_a_value_of_another_type_is_refused() -> None:
 
 
 def test_a_frame_is_written_in_parts_and_reads_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROWS", 2)
+    monkeypatch.setattr(frames, "ROWS", 2)
     frame = STEPS.frame([{"trial_id": "a", "attempt": 1, "step": step, "loss": None} for step in range(5)])
     for rows in (frame, frame.head(0)):
         write_frame(tmp_path / "steps.parquet", rows)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import harness
-from harness.cli.common import BAD_INPUT, exit_code_of
+from harness.cli.arguments import BAD_INPUT, exit_code_of
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
 from harness.record.lines import SCHEMA

@@ -13,7 +13,7 @@ from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
 from harness.report.causes import ADVICE, BUCKETS, MACHINE, Option, next_experiment, options_to_try, varied_options
-from harness.report.labels import Row
+from harness.report.row import Row
 
 CELL = Row(
     data="digits",

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from harness.report.figures.axes import (
+from harness.report.figures.scales import (
     common_limits,
     device_axis,
     draw_interval,

@@ -30,8 +30,8 @@ from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, PREDICTION, TRAINING_STEPS, VERDICT, WATERFALL
 from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, style
-from harness.report.figures.axes import ARROWS
-from harness.report.figures.common import COLOURS, MARKERS, TYPE_SIZE, ByStrategy, Chart, merge_single_rows
+from harness.report.figures.drawing import COLOURS, MARKERS, TYPE_SIZE, ByStrategy, Chart, merge_single_rows
+from harness.report.figures.scales import ARROWS
 from harness.report.figures.steps import step_phases
 from harness.report.tables.ratios import versus_table
 from harness.report.tables.scaling import convergence_table, scaling_by_setting, scaling_table

@@ -18,7 +18,7 @@ import pytest
 
 import harness
 from harness.analysis.results import TABLES, Results, load
-from harness.cli.common import FAILED, exit_code_of
+from harness.cli.arguments import FAILED, exit_code_of
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import make_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.analysis.ratios import scaling
 from harness.analysis.trials import trials
-from harness.report.labels import (
+from harness.report.row import (
     Row,
     batch_words,
     cell_label,

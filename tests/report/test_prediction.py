@@ -13,7 +13,7 @@ import pytest
 from harness.analysis.prediction import Asked, Links, predictions
 from harness.analysis.prediction.observed import Exchange, Size
 from harness.analysis.results import Results
-from harness.report.figures.common import style
+from harness.report.figures.drawing import style
 from harness.report.figures.prediction import predicted_steps, write_prediction
 from harness.report.tables.prediction import measured_alone, prediction_table, prediction_words, refusals
 from tests.analysis.prediction.world import EXCHANGES, collectives, family, observed, step_s

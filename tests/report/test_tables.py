@@ -16,7 +16,7 @@ from harness.config.axes import LauncherName
 from harness.config.sections import Target
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.record.schema.table import floats
-from harness.report.labels import Row, plural
+from harness.report.row import Row, plural
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.evidence import findings_table, imprecise, memory_table
 from harness.report.tables.ratios import ratio

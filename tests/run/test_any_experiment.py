@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from harness.cli.common import BAD_INPUT, exit_code_of
+from harness.cli.arguments import BAD_INPUT, exit_code_of
 from harness.config import yaml_source
 from harness.config.experiment import load_experiment, parse_experiment
 from harness.errors import ExperimentError, HarnessError
@@ -211,7 +211,7 @@ def test_the_worst_files_are_refused(name: str, tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys, time
 from pathlib import Path
-from harness.cli.common import exit_code_of
+from harness.cli.arguments import exit_code_of
 from harness.config.experiment import load_experiment
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan

@@ -15,7 +15,7 @@ from harness.analysis.ratios import noise, parity, scaling, versus
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.record.schema import EQUIVALENCE, FINDINGS
-from harness.report.labels import plural
+from harness.report.row import plural
 from harness.report.sentence import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.values import parse_only
+from harness.cli.arguments import parse_only
 from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
 from harness.launch.ray.session import JOB_VARIABLE

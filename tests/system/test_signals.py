@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.cli.common import exit_code_of
+from harness.cli.arguments import exit_code_of
 from harness.errors import HarnessError, WriteError
 from harness.system.process import deferred_interrupts, handle_signals
 
@@ -161,7 +161,7 @@ def test_the_exit_code_is_ours_wherever_the_interruption_came(tmp_path: Path) ->
     """Inside an exec() of a string, as of every dataclass that is being imported, ``python -m`` notes it."""
     (tmp_path / "interrupted.py").write_text(
         "import sys\n"
-        "from harness.cli.common import exit_code_of\n"
+        "from harness.cli.arguments import exit_code_of\n"
         "sys.exit(exit_code_of(lambda: exec('raise KeyboardInterrupt') or 0))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from harness.train.checkpoint import files
-from harness.train.checkpoint.state import State
+from harness.train.checkpoint import manager
+from harness.train.checkpoint.manager import State
 
 
 def state(number: float) -> State:
@@ -18,8 +18,8 @@ def state(number: float) -> State:
 
 
 def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
-    files.write(tmp_path, 2, state(0.5), {"rows": [{"loss": 0.1}]})
-    back = files.read(tmp_path, 2)
+    manager.write(tmp_path, 2, state(0.5), {"rows": [{"loss": 0.1}]})
+    back = manager.read(tmp_path, 2)
     assert back is not None
     for name, tensor in state(0.5).model.items():
         assert torch.equal(back.model[name], tensor)
@@ -29,7 +29,7 @@ def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
 
 
 def test_only_safetensors_and_json_are_written(tmp_path: Path) -> None:
-    here = files.write(tmp_path, 1, state(1.0), {})
+    here = manager.write(tmp_path, 1, state(1.0), {})
     assert sorted(path.name for path in here.iterdir()) == [
         "model.safetensors",
         "optimizer.safetensors",
@@ -41,41 +41,41 @@ def test_only_safetensors_and_json_are_written(tmp_path: Path) -> None:
 
 def test_the_newest_two_stay(tmp_path: Path) -> None:
     for epoch in (1, 2, 9, 10):
-        files.write(tmp_path, epoch, state(float(epoch)), {})
-    assert files.epochs(tmp_path) == [10, 9]
+        manager.write(tmp_path, epoch, state(float(epoch)), {})
+    assert manager.epochs(tmp_path) == [10, 9]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-10", "epoch-9"]
 
 
 def test_a_torn_checkpoint_does_not_count(tmp_path: Path) -> None:
     for epoch in (1, 2):
-        files.write(tmp_path, epoch, state(float(epoch)), {})
+        manager.write(tmp_path, epoch, state(float(epoch)), {})
     (tmp_path / "partial").mkdir()
     (tmp_path / "partial" / "model.safetensors").write_bytes(b"half")
-    assert files.epochs(tmp_path) == [2, 1]
+    assert manager.epochs(tmp_path) == [2, 1]
     for part in ("model.safetensors", "state.json"):
         path = tmp_path / "epoch-2" / part
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
-        assert files.read(tmp_path, 2) is None
+        assert manager.read(tmp_path, 2) is None
         path.write_bytes(whole)
-    assert files.read(tmp_path, 2) is not None
+    assert manager.read(tmp_path, 2) is not None
     for text in ("[]", "1", "[" * 100_000):
         (tmp_path / "epoch-2" / "state.json").write_text(text)
-        assert files.read(tmp_path, 2) is None
-    assert files.read(tmp_path, 1) is not None
-    files.write(tmp_path, 3, state(3.0), {})
+        assert manager.read(tmp_path, 2) is None
+    assert manager.read(tmp_path, 1) is not None
+    manager.write(tmp_path, 3, state(3.0), {})
     assert not (tmp_path / "partial").exists()
 
 
 def test_a_torn_one_is_written_anew(tmp_path: Path) -> None:
-    here = files.write(tmp_path, 2, state(1.0), {})
+    here = manager.write(tmp_path, 2, state(1.0), {})
     (here / "rng.safetensors").unlink()
-    assert files.read(tmp_path, 2) is None
-    files.write(tmp_path, 2, state(2.0), {})
-    back = files.read(tmp_path, 2)
+    assert manager.read(tmp_path, 2) is None
+    manager.write(tmp_path, 2, state(2.0), {})
+    back = manager.read(tmp_path, 2)
     assert back is not None
     assert float(back.model["weight"][0, 0]) == 2.0
 
 
 def test_no_folder_has_no_checkpoints(tmp_path: Path) -> None:
-    assert files.epochs(tmp_path / "none") == []
+    assert manager.epochs(tmp_path / "none") == []

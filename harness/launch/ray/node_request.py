@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import ClusterError
 from harness.launch.ray import private
-from harness.plan.growth import Bundles
+from harness.plan.node_demand import Bundles
 
 if TYPE_CHECKING:
     from ray import ObjectRef

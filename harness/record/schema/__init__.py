@@ -8,24 +8,28 @@ from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GAT
 from harness.record.schema.conclusions import LEADERS, PUBLISHED, VERDICT
 from harness.record.schema.derived import (
     CELLS,
+    COLLECTIVES,
+    CONVERGENCE,
     DEVICE_MEMORY,
+    EQUIVALENCE,
+    EXCHANGES,
     FINDINGS,
     GPUS,
     HOST_PHASES,
     LEDGER,
+    LINKS,
     MISSING,
     NOISE,
     OUTCOMES,
     PARITY,
     PHASES,
+    PREDICTION,
+    PREVIEW,
     SCALING,
     STALLS,
     VERSUS,
     WATERFALL,
 )
-from harness.record.schema.links import COLLECTIVES, LINKS
-from harness.record.schema.prediction import EXCHANGES, PREDICTION
-from harness.record.schema.preview import PREVIEW
 from harness.record.schema.recorded import (
     CHECKS,
     EPOCHS,
@@ -37,7 +41,6 @@ from harness.record.schema.recorded import (
     WINDOWS,
 )
 from harness.record.schema.table import CELL_COLUMNS, Column, Table
-from harness.record.schema.training import CONVERGENCE, EQUIVALENCE
 
 __all__ = [
     "CELLS",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from harness.plan.rows import FindingRow
+from harness.plan.rows import ExchangeRow, FindingRow, LinkRow
 from harness.record.schema.recorded import (
     ADDED,
     BLOCK,
+    EFFECTIVE_LR,
     HOST_PHASE_COLUMNS,
     KIND,
     OUTCOME,
@@ -13,6 +14,7 @@ from harness.record.schema.recorded import (
     PHASE_COLUMNS,
     RANK,
     REASON,
+    SEED,
     TRIAL_COLUMNS,
     WAIT_FRACTION,
     WINDOW,
@@ -24,13 +26,70 @@ from harness.record.schema.table import (
     PAIRED_THROUGHPUT,
     PRECISE,
     UNIT,
+    Column,
     Table,
     columns_of,
     ends,
     paired,
 )
 from harness.record.schema.table import column as _c
-from harness.record.schema.training import CHECKED
+
+CHECKED = (
+    _c("equivalence", "string", "equivalent to one device, not equivalent, or unknown; `<NA>` without a check"),
+    _c(
+        "excluded",
+        "string",
+        "reason if its ratio is no claim: not equivalent to one device; or missing: other hardware or environment",
+    ),
+)
+
+EQUIVALENCE = Table(
+    "equivalence",
+    "one equivalence check of a strategy against one device, in fp32 or in the cell's precision: a few steps without "
+    "batch statistics and dropout",
+    (
+        _c("cell_id", "string", "cell of the check"),
+        _c("base_id", "string", "cell of the check on one device"),
+        *CELL_COLUMNS,
+        _c("computed_in", "string", "precision of the steps: fp32, or the cell's if that is bf16 or fp16"),
+        _c("gradient_difference", "Float64", "norm of the difference of both gradients over that of one device's"),
+        _c("first_difference", "Float64", "the same of the first update; in 16 bits of its part along one device's"),
+        _c("difference", "Float64", "the same of scaled updates; in older runs of three at the recipe's rate"),
+        _c("bound", "Float64", "largest difference that counts as rounding: 0.01, in 16 bits 0.05"),
+        _c("equivalent", "boolean", "true if each difference is at most the bound; `<NA>` if unknown"),
+        _c("reason", "string", "reason if not equivalent or unknown"),
+    ),
+)
+
+CONVERGENCE = Table(
+    "convergence",
+    "one training of one cell with one seed",
+    (
+        *TRIAL_COLUMNS,
+        CELL_ID,
+        *CELL_COLUMNS,
+        SEED,
+        EFFECTIVE_LR,
+        _c("epochs", "Int64", "number of epochs trained"),
+        _c("training_samples", "Int64", "number of samples in the training set", "samples"),
+        _c("train_loss", "Float64", "mean training loss over the last epoch"),
+        _c("train_accuracy", "Float64", "accuracy on the training set after the last epoch, if it was computed"),
+        _c("val_loss", "Float64", "mean validation loss after the last epoch"),
+        _c("val_accuracy", "Float64", "validation accuracy after the last epoch"),
+        _c("val_perplexity", "Float64", "validation perplexity after the last epoch"),
+        _c("val_psnr", "Float64", "peak signal-to-noise ratio over the validation images after the last epoch", "dB"),
+        _c("val_iou", "Float64", "intersection over union of the foreground of validation, after the last epoch"),
+        _c("best_val_accuracy", "Float64", "validation accuracy, best of all epochs"),
+        _c("target", "string", "target of the experiment file"),
+        _c("reached", "boolean", "true if the target was reached"),
+        _c("time_to_target_s", "Float64", "training time until the end of the epoch that reached the target", "s"),
+        _c("samples_to_target", "Int64", "number of samples until then", "samples"),
+        _c("epochs_to_target", "Int64", "number of epochs until then"),
+        _c("train_s", "Float64", "training time at the end", "s"),
+        *CHECKED,
+    ),
+)
+
 
 _CELL = (CELL_ID, *CELL_COLUMNS)
 
@@ -272,5 +331,139 @@ MISSING = Table(
         _c("label", "string", "readable label of the cell"),
         BLOCK,
         _c("reason", "string", "reason: cut short, or not started"),
+    ),
+)
+
+
+_DESCRIBED = tuple(column for column in CELL_COLUMNS if column.name != "label")
+
+PREDICTION = Table(
+    "prediction",
+    "one size of the cells that differ in their devices alone, predicted from smaller ones",
+    (
+        _c("family_id", "string", "hash of what the cells have in common"),
+        *_DESCRIBED,
+        _c("kind", "string", "measured; held out: predicted from smaller sizes too; asked: predicted alone"),
+        _c("fitted", "list", "sizes from which it was predicted"),
+        _c("measured_s", "Float64", "measured step time, mean over blocks", "s"),
+        _c("measured_low", "Float64", "lower end of its 95 % confidence interval", "s"),
+        _c("measured_high", "Float64", "upper end of its 95 % confidence interval", "s"),
+        _c("step_s", "Float64", "predicted mean step time of a new run; `<NA>` if it is refused", "s"),
+        _c("low", "Float64", "lower end of the 95 % prediction interval", "s"),
+        _c("high", "Float64", "upper end of the 95 % prediction interval", "s"),
+        _c("error", "Float64", "predicted over measured step time, less 1"),
+        _c("throughput_per_s", "Float64", "predicted throughput", "samples/s"),
+        _c("own_s", "Float64", "of the predicted step: computation of the slowest rank", "s"),
+        _c("exposed_s", "Float64", "of the predicted step: exchange that no computation covers", "s"),
+        _c("data_s", "Float64", "of the predicted step: waiting for data", "s"),
+        _c("other_s", "Float64", "of the predicted step: the optimizer of sharded parameters, and the rest", "s"),
+        _c("ideal_s", "Float64", "step time without any loss", "s"),
+        _c("amdahl_s", "Float64", "step time by Amdahl's law, fitted to the same sizes", "s"),
+        _c("ring_line_s", "Float64", "step time by a cost as (n-1)/n and one as n-1, fitted to the same sizes", "s"),
+        _c("marks", "list", "far: beyond 8 times the largest measured size; emulated, faulty: no claim about speed"),
+        _c("refusal", "string", "why it is not predicted, and what to measure; `<NA>` if it is"),
+    ),
+)
+
+EXCHANGES = Table(
+    "exchanges",
+    "one collective of a step, in the order of their calls",
+    (
+        _c("trial_id", "string", "trial after whose timed windows it was recorded"),
+        CELL_ID,
+        *CELL_COLUMNS,
+        *columns_of(ExchangeRow),
+    ),
+)
+
+
+def _both(name: str, unit: str, meaning: str, actual: str = "") -> tuple[Column, Column]:
+    """Return the columns of a quantity as estimated before the run, and as it was."""
+    return (
+        _c(f"estimated_{name}", "Float64", f"{meaning}, estimated before the run", unit),
+        _c(f"actual_{name}", "Float64", f"{actual or meaning}; `<NA>` before the run", unit),
+    )
+
+
+PREVIEW = Table(
+    "preview",
+    "one part of a run: a cell, its convergence, diagnostic trials of a kind, what is outside of trials, their sums",
+    (
+        _c(
+            "part",
+            "string",
+            "cell, for its throughput; convergence; twin, explain, profile, equivalence, doctor or links; worker "
+            "groups (outside of trials); command (outside of groups); measurement (their sum); report; total",
+        ),
+        CELL_ID,
+        _c("label", "string", "readable label of the cell, or name of the part"),
+        _c("devices", "Int64", "number of devices of the cell"),
+        _c("planned_trials", "Int64", "number of planned trials; of worker groups that of the groups"),
+        _c("measured_trials", "Int64", "number of those that were started"),
+        *_both("s", "s", "wall time"),
+        _c(
+            "error", "Float64", "estimated over actual time, less 1; `<NA>` of a lower bound, and if trials are missing"
+        ),
+        *_both("device_hours", "h", "wall time times the machine's devices, working or not"),
+        *_both("busy_device_hours", "h", "the same of the devices that trials occupied"),
+        *_both("cost", "", "device-hours times the price of the experiment file"),
+        _c("currency", "string", "currency of the cost"),
+        *_both("energy_kwh", "kWh", "power in the timed windows times occupied device-hours; none without readings"),
+        _c("fits", "string", "verdict of --memory: fits, may not fit, will not fit or unknown; `<NA>` without it"),
+        _c("basis", "string", "source of the estimate: earlier run, lower bound, unknown"),
+    ),
+)
+
+
+_PLACEMENT = (
+    _c("trial_id", "string", "trial that measured the placement"),
+    _c("device", "string", "cpu or cuda"),
+    _c("device_model", "string", "product name of the devices"),
+    _c("device_ids", "string", "GPU ids on the node, if the experiment file names them"),
+    _c("devices", "Int64", "number of devices of the placement (n)"),
+    _c("nodes", "Int64", "number of nodes (machines) of the placement"),
+    _c("backend", "string", "gloo or nccl between processes; cuda for copies inside a process"),
+)
+_TIMES = (
+    *columns_of(LinkRow),
+    _c("algorithm_bytes_per_s", "Float64", "size_bytes over time_s", "bytes/s"),
+    _c(
+        "bus_bytes_per_s",
+        "Float64",
+        "bus bandwidth of nccl-tests: algorithm bandwidth, times 2(n-1)/n for all_reduce, (n-1)/n for all_gather and "
+        "reduce_scatter",
+        "bytes/s",
+    ),
+)
+
+LINKS = Table(
+    "links",
+    "one message size between two devices of one placement; the smallest size shows the latency",
+    (
+        *_PLACEMENT,
+        _c("operation", "string", "send_receive: half of a message's return trip between two ranks; copy: one process"),
+        _c("source", "Int64", "number of the sending device in the placement: its rank, if each rank has one device"),
+        _c("target", "Int64", "number of the receiving device in the placement"),
+        _c("tier", "string", "inside a node, or between nodes"),
+        _c("link", "string", "link between the two GPUs, as in nvidia-smi topo -m: NV12, PIX, PXB, PHB, NODE, SYS"),
+        _c("size_bytes", "Int64", "size of the message", "bytes"),
+        *_TIMES,
+    ),
+)
+
+COLLECTIVES = Table(
+    "collectives",
+    "one size of one collective of all ranks of one placement; the smallest size shows the latency",
+    (
+        *_PLACEMENT,
+        _c("operation", "string", "all_reduce (ddp), all_gather or reduce_scatter (fsdp)"),
+        _c("tier", "string", "between nodes if its ranks are on several nodes, else inside a node"),
+        _c(
+            "size_bytes",
+            "Int64",
+            "size of the whole tensor, of which ranks hold parts in all_gather and reduce_scatter",
+            "bytes",
+        ),
+        *_TIMES,
     ),
 )

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from harness.analysis.stats import LEAST_BLOCKS
-from harness.report.figures.axes import Limits
-from harness.report.figures.common import MOST_FACETS, Facet
-from harness.report.labels import NOT_EQUIVALENT, is_unverified, plural, rate_unit, rows_of
+from harness.report.figures.drawing import MOST_FACETS, Facet
+from harness.report.figures.scales import Limits
+from harness.report.row import NOT_EQUIVALENT, is_unverified, plural, rate_unit, rows_of
 
 
 def in_table(all_facets: Sequence[Facet], drawn: Sequence[Facet], why: str = ", as a single point") -> str:

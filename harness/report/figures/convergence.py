@@ -12,8 +12,7 @@ from harness.analysis.common import order
 from harness.analysis.results import Results
 from harness.plan.labels import TAGS
 from harness.report.figures import captions
-from harness.report.figures.axes import linear_values, log_limits, log_values
-from harness.report.figures.common import (
+from harness.report.figures.drawing import (
     MOST_FACETS,
     MOST_MARKS,
     PANEL,
@@ -27,7 +26,8 @@ from harness.report.figures.common import (
     mark,
     strategy_legend,
 )
-from harness.report.labels import plural, rows_of, settings
+from harness.report.figures.scales import linear_values, log_limits, log_values
+from harness.report.row import plural, rows_of, settings
 from harness.report.tables.text import decimal
 
 TRIAL = ["trial_id", "attempt"]

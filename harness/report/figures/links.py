@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
-from harness.report.figures.axes import Limits, common_limits, log_limits, log_values
-from harness.report.figures.common import MOST_FACETS, Drawing, mark, panels
-from harness.report.labels import rows_of
+from harness.report.figures.drawing import MOST_FACETS, Drawing, mark, panels
+from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
+from harness.report.row import rows_of
 from harness.report.tables.links import operation_label, operations, placement_label
 from harness.report.tables.text import size
 

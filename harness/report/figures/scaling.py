@@ -14,16 +14,7 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
 from harness.plan.labels import TAGS, setting_of
 from harness.report.figures import captions
-from harness.report.figures.axes import (
-    Limits,
-    common_limits,
-    device_axis,
-    draw_interval,
-    linear_values,
-    log_limits,
-    log_values,
-)
-from harness.report.figures.common import (
+from harness.report.figures.drawing import (
     COLOURS,
     Drawing,
     Facet,
@@ -36,7 +27,16 @@ from harness.report.figures.common import (
     strategy_legend,
     with_several_points,
 )
-from harness.report.labels import Row, cell_label, rate_unit, rows_of
+from harness.report.figures.scales import (
+    Limits,
+    common_limits,
+    device_axis,
+    draw_interval,
+    linear_values,
+    log_limits,
+    log_values,
+)
+from harness.report.row import Row, cell_label, rate_unit, rows_of
 from harness.report.tables.ratios import main_axes, pair_label, ratio
 from harness.report.tables.text import estimate, percent, speed
 

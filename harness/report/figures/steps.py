@@ -16,8 +16,7 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
 from harness.config.strategy_traits import strategy_order
 from harness.report.figures import captions
-from harness.report.figures.axes import Limits, common_limits, linear_values
-from harness.report.figures.common import (
+from harness.report.figures.drawing import (
     COLOURS,
     Drawing,
     Facet,
@@ -28,7 +27,8 @@ from harness.report.figures.common import (
     not_equivalent_cells,
     panels,
 )
-from harness.report.labels import number, rows_of
+from harness.report.figures.scales import Limits, common_limits, linear_values
+from harness.report.row import number, rows_of
 
 WHISKERS = (5, 95)
 NAMES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")

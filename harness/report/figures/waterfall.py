@@ -12,9 +12,9 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
 from harness.analysis.waterfall import COMMUNICATION, MOST_REST, PARTS
 from harness.report.figures import captions
-from harness.report.figures.axes import Limits, draw_interval, linear_values
-from harness.report.figures.common import COLOURS, Drawing, mark, panels
-from harness.report.labels import number, rows_of
+from harness.report.figures.drawing import COLOURS, Drawing, mark, panels
+from harness.report.figures.scales import Limits, draw_interval, linear_values
+from harness.report.row import number, rows_of
 from harness.report.tables.text import decimal, estimate
 
 MOST_CELLS = 6

@@ -7,7 +7,7 @@ import time
 from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FAILS, FASTER, SLOWER, Comparison
 from harness.plan.labels import Labels, joined
-from harness.report.labels import Row, Scalar, is_missing, is_true, number, plural, rate_unit, rows_of
+from harness.report.row import Row, Scalar, is_missing, is_true, number, plural, rate_unit, rows_of
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import METRICS
 from harness.report.tables.text import (

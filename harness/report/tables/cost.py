@@ -6,7 +6,7 @@ import pandas as pd
 
 from harness.config.strategy_traits import ALL_REDUCE
 from harness.plan.labels import devices_text
-from harness.report.labels import Row, is_missing, rows_of
+from harness.report.row import Row, is_missing, rows_of
 from harness.report.tables.text import (
     CELL,
     TextTable,

@@ -10,7 +10,7 @@ import pandas as pd
 from harness.analysis.doubts import kind_of, meaning, plain_doubt, timed, usual_doubts
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.plan.labels import joined
-from harness.report.labels import Row, cell_label, check_label, is_missing, is_true, number, plural, rows_of, settings
+from harness.report.row import Row, cell_label, check_label, is_missing, is_true, number, plural, rows_of, settings
 from harness.report.tables.ratios import pair_label, pair_setting, parity_label, ratio
 from harness.report.tables.scaling import DOUBTFUL, UNVERIFIED
 from harness.report.tables.text import CELL, TextTable, decimal, duration, flush_right, make_table, size, speed, words

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.analysis.prediction import Size
 from harness.plan.labels import devices_text, joined
-from harness.report.labels import Row, Scalar, is_missing, rows_of, texts
+from harness.report.row import Row, Scalar, is_missing, rows_of, texts
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, words
 
 WIDE = ("cells", "from", "own, ms", "exposed, ms", "other, ms")

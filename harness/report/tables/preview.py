@@ -15,7 +15,7 @@ from harness.plan.inventory import device_of_driver
 from harness.plan.planner import Plan
 from harness.record.estimate import Estimate, read_estimate
 from harness.record.folder import RunFolder
-from harness.report.labels import Row, Scalar, is_missing, number, plural, rows_of
+from harness.report.row import Row, Scalar, is_missing, number, plural, rows_of
 from harness.report.tables.text import Column, TextTable, duration, flush_right, make_table, percent, words
 
 SUMS = (MEASUREMENT, TOTAL)

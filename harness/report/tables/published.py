@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.config.published import METRICS
 from harness.config.values import GIB
-from harness.report.labels import Row, is_missing, is_true, number, rows_of
+from harness.report.row import Row, is_missing, is_true, number, rows_of
 from harness.report.tables.text import LARGE_LOSS, NO_BREAK, TextTable, flush_right, make_table, percent, words
 
 RATE = "throughput_per_s"

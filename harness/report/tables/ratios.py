@@ -7,7 +7,7 @@ import pandas as pd
 from harness.analysis.common import is_no_claim
 from harness.analysis.verdict.choices import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
-from harness.report.labels import (
+from harness.report.row import (
     Row,
     Scalar,
     cell_label,

@@ -13,7 +13,7 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import LOUD
 from harness.plan.labels import batch_text, joined
 from harness.plan.trial import Columns
-from harness.report.labels import (
+from harness.report.row import (
     NOT_EQUIVALENT,
     Row,
     Scalar,

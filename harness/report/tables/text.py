@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from harness.analysis.stats import ENDS
 from harness.plan.labels import devices_text
-from harness.report.labels import Row, Scalar, is_missing, number, plural, shown_strategy
+from harness.report.row import Row, Scalar, is_missing, number, plural, shown_strategy
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 LARGE_LOSS = 1e6

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from harness.train.checkpoint.files import CheckpointManager
+from harness.train.checkpoint.manager import CheckpointManager
 
 __all__ = ["CheckpointManager"]

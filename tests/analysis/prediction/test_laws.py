@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis.prediction.model import by_laws
+from harness.analysis.prediction.step_model import by_laws
 
 
 @pytest.mark.parametrize(("strong", "ideal"), [(False, 8.0), (True, 1.0)])

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.prediction.model import exposed_s
 from harness.analysis.prediction.observed import Exchange
 from harness.analysis.prediction.ring import RingCost
+from harness.analysis.prediction.step_model import exposed_s
 
 COSTS = {name: RingCost(0.0, 0.0, 1.0, 0.0) for name in ("all_reduce", "all_gather", "reduce_scatter")}
 """With two ranks an all-reduce takes a second a byte, the others half of it."""

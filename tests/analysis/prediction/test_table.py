@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from harness.analysis.prediction import Asked, Links, predictions
-from harness.analysis.prediction.model import DOUBLING_ERROR
 from harness.analysis.prediction.observed import Exchange, Family, Size
 from harness.analysis.prediction.ring import RingCost, fit_ring
+from harness.analysis.prediction.step_model import DOUBLING_ERROR
 from harness.errors import PredictionError
 from harness.record.frames import records
 from tests.analysis.prediction.world import BATCH, COST, OWN_S, collectives, family, observed, row, step_s
@@ -44,7 +44,7 @@ def test_the_step_of_more_ranks_is_met() -> None:
 def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(
-        "harness.analysis.prediction.links.fit_ring", lambda *given: made.append(given) or fit_ring(*given)
+        "harness.analysis.prediction.collective_times.fit_ring", lambda *given: made.append(given) or fit_ring(*given)
     )
     found = rows(family(), Asked(devices=(8, 16, 32), nodes=(8, 16, 32)))
     assert [row["kind"] for row in found[-3:]] == ["asked"] * 3

@@ -23,8 +23,8 @@ from harness.analysis.common import is_no_claim, no_claims
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
 from harness.plan.labels import devices_text, joined
-from harness.report.figures.axes import Limits
-from harness.report.labels import (
+from harness.report.figures.scales import Limits
+from harness.report.row import (
     NOT_EQUIVALENT,
     Row,
     is_not_equivalent,

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from harness.report.labels import Scalar, is_missing, number
+from harness.report.row import Scalar, is_missing, number
 
 Limits = tuple[float, float]
 Direction = Literal["x", "y"]

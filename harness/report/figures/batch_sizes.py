@@ -11,8 +11,7 @@ from harness.analysis.results import Results
 from harness.config.values import GIB
 from harness.plan.labels import TAGS
 from harness.report.figures import captions
-from harness.report.figures.axes import Limits, common_limits, draw_interval, linear_values, log2_axis
-from harness.report.figures.common import (
+from harness.report.figures.drawing import (
     COLOURS,
     Drawing,
     add_legend,
@@ -28,7 +27,8 @@ from harness.report.figures.common import (
     strategy_legend,
     with_several_points,
 )
-from harness.report.labels import cell_label, is_missing, number, rate_unit, rows_of
+from harness.report.figures.scales import Limits, common_limits, draw_interval, linear_values, log2_axis
+from harness.report.row import cell_label, is_missing, number, rate_unit, rows_of
 from harness.report.tables.text import speed, with_ends
 
 BATCH = "per_device_batch_size"
