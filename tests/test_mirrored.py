@@ -35,7 +35,7 @@ Kill = tuple[str, int, str]
 KILLS: tuple[Kill, ...] = (
     ("/claims/", 1, "after"),
     ("/plan.json", 1, "before"),
-    ("/environment.json", 1, "before"),
+    ("/environment.jsonl", 1, "before"),
     ("/raw/", 1, "before"),
     ("/raw/", 2, "half"),
     ("/raw/", 1, "after"),

@@ -100,7 +100,7 @@ def figures(lines: Lines) -> dict[str, Mapping[str, str]]:
 def static_findings(plan: Mapping[str, Any], environment: RunEnvironment, labels: Labels) -> pd.DataFrame:
     """Return rows of schema.FINDINGS: of cells, batches that do not divide; without a cell, findings about the nodes.
 
-    ``plan`` and ``environment`` are the contents of plan.json and environment.json, ``labels`` those of the run.
+    ``plan`` and ``environment`` are the contents of plan.json and environment.jsonl, ``labels`` those of the run.
     """
     cannot_run = [*plan["skipped"], *plan["impossible"]]
     uneven = {row["cell_id"]: row for row in cannot_run if row["per_device_batch_size"] is None}

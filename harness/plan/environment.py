@@ -1,4 +1,4 @@
-"""The types of environment.json: facts of each node, worker group and invocation."""
+"""The types of environment.jsonl: facts of each node, worker group and invocation."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Invocation(TypedDict, total=False):
 
 
 class RunEnvironment(TypedDict, total=False):
-    """The content of environment.json."""
+    """The content of environment.jsonl, its entries together."""
 
     invocations: list[Invocation]
     groups: list[GroupEnvironment]

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -29,6 +29,7 @@ from harness.record.reading import (
     encode_json,
     for_file,
     naming_file,
+    read_environment,
     read_lines,
     read_object,
     read_text,
@@ -83,7 +84,7 @@ class RunFolder:
 
     @property
     def _environment(self) -> Path:
-        return self.path / "environment.json"
+        return self.path / "environment.jsonl"
 
     def _raw(self, name: str) -> Path:
         return self.path / "raw" / f"{name}.parquet"
@@ -191,20 +192,16 @@ class RunFolder:
             )
 
     def add_environment(self, entry: GroupEnvironment) -> None:
-        """Add the environment of one worker group to environment.json."""
-        with writing(self._environment):
-            content = self.environment()
-            content.setdefault("groups", []).append(sanitize.plain(entry))
-            replace_text(self._environment, json.dumps(content, indent=1))
+        """Append the environment of one worker group to environment.jsonl."""
+        self._append_environment({"group": entry})
 
     def set_invocation(self, invocation: int, facts: Invocation) -> None:
-        """Add facts of one invocation, numbered from 0, to environment.json."""
+        """Append facts of one invocation, numbered from 0, to environment.jsonl; they are added to its earlier ones."""
+        self._append_environment({"invocation": invocation, "facts": facts})
+
+    def _append_environment(self, entry: Mapping[str, object]) -> None:
         with writing(self._environment):
-            content = self.environment()
-            invocations = content.setdefault("invocations", [])
-            invocations.extend({} for _ in range(invocation + 1 - len(invocations)))
-            invocations[invocation].update(sanitize.plain(facts))
-            replace_text(self._environment, json.dumps(content, indent=1))
+            append_lines(self._environment, [encode_json(sanitize.plain(entry))])
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a table of the schema as CSV, replacing the file atomically. Return its path."""
@@ -222,10 +219,8 @@ class RunFolder:
         return read_lines(self._lines) if self._lines.exists() else []
 
     def environment(self) -> RunEnvironment:
-        """Return the content of environment.json ."""
-        if not self._environment.exists():
-            return {}
-        return cast(RunEnvironment, read_object(self._environment, lists=("invocations", "groups")))
+        """Return the content of environment.jsonl: invocations and worker groups."""
+        return read_environment(self._environment) if self._environment.exists() else {}
 
     def plan(self) -> dict[str, Any]:
         """Return the content of plan.json; its skipped trials and impossible cells are rows as of trials.jsonl."""
@@ -235,7 +230,7 @@ class RunFolder:
             return {**content, **{name: list(map(with_options, content.get(name, []))) for name in CANNOT_RUN}}
 
     def check(self) -> None:
-        """Raise RunFolderError if environment.json or plan.json lack what the tables are made from."""
+        """Raise RunFolderError if environment.jsonl or plan.json lack what the tables are made from."""
         with naming_file(self._environment):
             check_environment(self.environment())
         with naming_file(self.path / "plan.json"):

@@ -31,7 +31,7 @@ from harness.system.files import replace_all, writing
 from harness.system.uri import is_uri, problem_of, run_in
 
 LINES, PLAN = "trials.jsonl", "plan.json"
-HEAD = ("experiment.yaml", "experiment.resolved.yaml", "environment.json", "estimate.json", PLAN)
+HEAD = ("experiment.yaml", "experiment.resolved.yaml", "environment.jsonl", "estimate.json", PLAN)
 """The files that a resume needs besides the trials; the plan last, since it makes a folder that of a run."""
 WRITER = ".writer"
 """The file of a local run folder that names the last writer which sent it; it stays there."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import pyarrow as pa
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 from typing_extensions import TypedDict
 
@@ -20,6 +20,9 @@ from harness.errors import RunFolderError
 from harness.plan.comparison import options_text
 from harness.plan.environment import NodeFacts, RunEnvironment
 from harness.plan.rows import RecordedTrial
+
+MOST_INVOCATIONS = 100_000
+T = TypeVar("T")
 
 
 def find_run_folders(folder: Path) -> list[Path]:
@@ -126,30 +129,59 @@ class _Plan(TypedDict):
     impossible: list[_Impossible]
 
 
+class _Entry(TypedDict, total=False):
+    group: dict[str, Any]
+    invocation: Annotated[int, Field(ge=0, le=MOST_INVOCATIONS)]
+    facts: dict[str, Any]
+
+
+_ENTRY = TypeAdapter(_Entry)
 _ENVIRONMENT = TypeAdapter(_Environment)
 _PLAN = TypeAdapter(_Plan)
 
 
+def read_environment(path: Path) -> RunEnvironment:
+    """Return the entries of environment.jsonl together: the worker groups, and of each invocation its latest facts.
+
+    An entry that a crash cut short is skipped. Raises RunFolderError.
+    """
+    groups: list[dict[str, Any]] = []
+    invocations: list[dict[str, Any]] = []
+    with naming_file(path):
+        *lines, rest = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines if _torn(rest, _ENTRY_HEADS) else [*lines, rest], start=1):
+        with naming_file(path, f"line {number} "):
+            entry = _validated(_ENTRY, object_of(line))
+            if "group" in entry:
+                groups.append(entry["group"])
+            else:
+                invocations.extend({} for _ in range(entry["invocation"] + 1 - len(invocations)))
+                invocations[entry["invocation"]].update(entry["facts"])
+    return cast(RunEnvironment, {"invocations": invocations, "groups": groups})
+
+
 def check_environment(content: RunEnvironment) -> None:
-    """Raise ValueError if environment.json lacks what tables and report take from it."""
-    _check(_ENVIRONMENT, content)
+    """Raise ValueError if environment.jsonl lacks what tables and report take from it."""
+    _validated(_ENVIRONMENT, content)
 
 
 def check_plan(content: Mapping[str, object]) -> None:
     """Raise ValueError if plan.json lacks what the tables take from it."""
-    _check(_PLAN, content)
+    _validated(_PLAN, content)
 
 
-def _check(adapter: TypeAdapter[_Environment] | TypeAdapter[_Plan], content: object) -> None:
+def _validated(adapter: TypeAdapter[T], content: object) -> T:
+    """Return the content, validated; raises ValueError."""
     try:
-        adapter.validate_python(content)
+        return adapter.validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
-"""First bytes of every line; they identify a line that a crash cut short."""
+_ENTRY_HEADS = (b'{"group":', b'{"invocation":')
+"""First bytes of every line of trials.jsonl and of environment.jsonl; they identify a line that a crash cut short."""
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _LINES = TypeAdapter(list[RecordedTrial], config=ConfigDict(strict=True, extra="allow"))
 _ABSENT = {name: None for name, kind in get_type_hints(RecordedTrial).items() if NoneType in get_args(kind)}
@@ -179,10 +211,10 @@ def read_lines(path: Path) -> list[RecordedTrial]:
     return rows
 
 
-def _torn(line: bytes) -> bool:
+def _torn(line: bytes, heads: Sequence[bytes] = _HEADS) -> bool:
     """Return whether a line is empty or only the beginning of a trial's; trailing zeros of some file systems aside."""
     written = line.rstrip(b"\0")
-    return any(head.startswith(written[: len(head)]) for head in _HEADS)
+    return any(head.startswith(written[: len(head)]) for head in heads)
 
 
 def with_options(row: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ Each run has one folder, `results/<experiment>/<time>-<id>/`. This page is gener
 |---|---|
 | `experiment.yaml`, `experiment.resolved.yaml` | the experiment: the user's file, and the same with every default |
 | `plan.json` | the plan: machine, worker groups and their order, skipped trials and impossible cells, with reasons |
-| `environment.json` | each worker group's nodes (hardware, versions, threads, variables), and the run's invocations |
+| `environment.jsonl` | each worker group's nodes (hardware, versions, threads, variables), and the run's invocations |
 | `trials.jsonl` | one line per attempt at a trial, written at its end: a trial is finished once its line is on disk |
 | `raw/<trial>-<attempt>.parquet` | one trial's steps of every rank, its epochs, or its equivalence check's update |
 | `steps.parquet`, `epochs.parquet`, `checks.parquet` | the same of all trials, gathered from `raw/` |

@@ -172,7 +172,7 @@ NO_FACTS = Facts(started="", machine_line="", nodes=[], environment_differs="", 
 
 
 def facts(environment: RunEnvironment) -> Facts:
-    """Return the variables of the template that come from environment.json."""
+    """Return the variables of the template that come from environment.jsonl."""
     seen = nodes(environment)
     return {
         "started": started(environment),

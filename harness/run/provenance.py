@@ -116,7 +116,7 @@ def module_files(experiment: Experiment, home: Path, path: list[str]) -> dict[st
 def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, object]], path: list[str]) -> Path:
     """Return the experiment file of a run, if it and the user's modules are as they were; raise RunFolderError.
 
-    ``invocations``: those of the run, from its environment.json. Nothing inside the run folder is used, whoever wrote
+    ``invocations``: those of the run, from its environment.jsonl. Nothing inside the run folder is used, whoever wrote
     it, since its content may come from others.
     """
     recorded = next((found for facts in reversed(invocations) if (found := facts.get("source"))), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -42,9 +41,9 @@ def test_the_newest_run_with_all_cells_counts_and_damaged_ones_are_passed_over(t
     wanted = cells_of(EXAMPLE)
     found = newest_with(wanted, tmp_path)
     assert found and found.path.name == "20260102-b"
-    damaged = tmp_path / "scaling" / "20260102-b" / "environment.json"
-    content = json.loads(damaged.read_text())
-    damaged.write_text(json.dumps({**content, "invocations": [{"wall_s": "soon"}]}))
+    damaged = tmp_path / "scaling" / "20260102-b" / "environment.jsonl"
+    with damaged.open("a") as file:
+        file.write('{"invocation": 0, "facts": {"wall_s": "soon"}}\n')
     with pytest.raises(RunFolderError, match="is damaged or incomplete"):
         earlier_run(RunFolder.open(damaged.parent))
     found = newest_with(wanted, tmp_path)

@@ -206,6 +206,13 @@ def test_invocations_and_groups_are_added_to_the_environment(folder: RunFolder) 
     content = folder.environment()
     assert content["invocations"] == [{"started_at": 1.0, "wall_s": 2.0}, {"started_at": 3.0}]
     assert [group["group_id"] for group in content["groups"]] == ["b0-g0"]
+    path = folder.path / "environment.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"invocation":1,"fac')  # by a killed run
+    assert folder.environment() == content
+    folder.set_invocation(1, {"wall_s": 4.0})
+    assert path.read_bytes().startswith(whole) and len(path.read_bytes().splitlines()) == 5
+    assert folder.environment()["invocations"][1] == {"started_at": 3.0, "wall_s": 4.0}
 
 
 def test_a_text_is_replaced_whole(tmp_path: Path) -> None:

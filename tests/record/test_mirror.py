@@ -219,7 +219,7 @@ def test_a_copy_with_the_same_lines_has_the_other_files_of_now(run: Run, tmp_pat
     (run.path / "report.html").write_text("<html>")
     everything(writer)
     assert copy_down(store, run.name, copy).lines == 0
-    for name in ("environment.json", "report.html"):
+    for name in ("environment.jsonl", "report.html"):
         assert (copy / name).read_bytes() == (run.path / name).read_bytes()
 
 

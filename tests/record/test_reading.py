@@ -82,7 +82,7 @@ def test_a_folder_of_another_schema_is_refused_with_the_version_that_reads_it(
 TRASH = b"\x00\xff\x80trash\n\x93\n" * 40
 FILES = (
     "plan.json",
-    "environment.json",
+    "environment.jsonl",
     "experiment.resolved.yaml",
     "experiment.yaml",
     "trials.jsonl",
@@ -104,22 +104,24 @@ def test_a_folder_in_the_place_of_a_file(recorded: Path, name: str) -> None:
     assert name in output or "not a run folder" in output
 
 
-@pytest.mark.parametrize("name", ["plan.json", "environment.json"])
+@pytest.mark.parametrize("name", ["plan.json", "environment.jsonl"])
 @pytest.mark.parametrize("text", ["", "[]", "3", "null", '"x"', "{", "[" * 100_000, '{"a": ' * 100_000, "9" * 5000])
 def test_json_of_another_shape(recorded: Path, name: str, text: str) -> None:
-    (recorded / name).write_text(text)
+    (recorded / name).write_text(f"{text}\n")
     assert name in problem_of(recorded)
 
 
-@pytest.mark.parametrize("content", [{"invocations": 3}, {"groups": [1]}, {"groups": {"a": 1}}, {"invocations": [[]]}])
+@pytest.mark.parametrize(
+    "content", [{}, {"group": 1}, {"invocation": 0}, {"invocation": -1, "facts": {}}, {"invocation": 0, "facts": []}]
+)
 def test_an_environment_of_another_shape(recorded: Path, content: dict[str, Any]) -> None:
-    (recorded / "environment.json").write_text(json.dumps(content))
-    assert "environment.json: is damaged or incomplete" in problem_of(recorded)
+    (recorded / "environment.jsonl").write_text(json.dumps(content) + "\n")
+    assert "environment.jsonl: line 1 is damaged or incomplete" in problem_of(recorded)
 
 
-@pytest.mark.parametrize("content", [{"groups": [{}]}, {"groups": [{"nodes": [{}]}]}, {"groups": [{"nodes": 3}]}])
+@pytest.mark.parametrize("content", [{}, {"nodes": [{}]}, {"nodes": 3}])
 def test_an_environment_with_empty_nodes(recorded: Path, content: dict[str, Any]) -> None:
-    (recorded / "environment.json").write_text(json.dumps(content))
+    (recorded / "environment.jsonl").write_text(json.dumps({"group": content}) + "\n")
     report = (recorded / "report.html").read_text()
     with pytest.raises(RunFolderError, match="damaged or incomplete"):
         write_report(recorded)

@@ -366,8 +366,8 @@ def test_a_run_in_which_all_failed_still_has_a_report(make_experiment: Make, tmp
     [
         ("trials.jsonl", "[1]\n"),
         ("trials.jsonl", "{}\n"),
-        ("environment.json", '{"a'),
-        ("environment.json", "[]"),
+        ("environment.jsonl", '{"a'),
+        ("environment.jsonl", "[]"),
         ("experiment.yaml", None),
     ],
 )
@@ -472,10 +472,10 @@ def test_an_error_of_the_page_itself_is_no_damage(
     assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
 
 
-@pytest.mark.parametrize("text", ['{"groups": [{}]}', '{"groups": [{"nodes": [{}]}]}'])
+@pytest.mark.parametrize("text", ['{"group": {}}\n', '{"group": {"nodes": [{}]}}\n'])
 def test_an_environment_without_its_keys_is_a_damaged_file(run_folder: RunFolder, text: str) -> None:
-    (run_folder.path / "environment.json").write_text(text)
-    with pytest.raises(RunFolderError, match=r"environment.json: is damaged or incomplete \(ValueError: groups.0"):
+    (run_folder.path / "environment.jsonl").write_text(text)
+    with pytest.raises(RunFolderError, match=r"environment.jsonl: is damaged or incomplete \(ValueError: groups.0"):
         write_report(run_folder.path)
 
 
