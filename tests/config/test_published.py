@@ -17,10 +17,6 @@ Make = Callable[..., Experiment]
 BASIS: dict[str, Any] = {"cell": {"strategy": "ddp", "devices": 2}, "source": "A. Author", "hardware": "2 X100"}
 
 
-def entry(**given: Any) -> dict[str, Any]:
-    return {**BASIS, **given}
-
-
 @pytest.mark.parametrize(
     ("given", "level", "figures"),
     [
@@ -34,13 +30,13 @@ def entry(**given: Any) -> dict[str, Any]:
     ],
 )
 def test_figures_are_in_the_unit_of_the_column(given: dict[str, Any], level: str, figures: list[Any]) -> None:
-    found = Published.model_validate(entry(**given))
+    found = Published.model_validate({**BASIS, **given})
     assert found.level == level
     assert [(at, pytest.approx(low), pytest.approx(high)) for at, low, high in found.figures] == figures
 
 
 def test_a_loss_may_be_no_number() -> None:
-    found = Published.model_validate(entry(metric="running_loss", values=[2.3, "nan"]))
+    found = Published.model_validate({**BASIS, "metric": "running_loss", "values": [2.3, "nan"]})
     assert found.figures[0] == (1, 2.3, 2.3) and math.isnan(found.figures[1][1])
 
 
@@ -73,7 +69,7 @@ def test_a_loss_may_be_no_number() -> None:
 )
 def test_mistakes_are_named_with_their_place(given: dict[str, Any], message: str, make_experiment: Make) -> None:
     with pytest.raises(ExperimentError) as caught:
-        make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 4}, published=[entry(**given)])
+        make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 4}, published=[{**BASIS, **given}])
     assert message in str(caught.value)
 
 

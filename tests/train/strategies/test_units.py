@@ -19,19 +19,14 @@ def test_the_children_of_lists_and_sequentials_in_their_order() -> None:
     assert default_units(lists) == [lists[0][0], lists[1]]  # type: ignore[index]
 
 
-def test_a_list_inside_a_block_is_part_of_the_block() -> None:
+def test_a_list_inside_a_block_is_part_of_the_block_and_a_model_without_lists_is_one_unit() -> None:
     """The downsampling branch of torchvision's residual blocks: a Sequential of a convolution and a BatchNorm."""
     model = torchvision.models.resnet50(weights=None)
     units = default_units(model)
     assert len(units) == 16 and {type(unit).__name__ for unit in units} == {"Bottleneck"}
 
-
-def test_a_resnets_blocks() -> None:
-    model = SmallResNet(1, width=4, channels=3, classes=10)
-    assert default_units(model) == list(model.stages)
-
-
-def test_a_model_without_lists_is_one_unit() -> None:
+    small = SmallResNet(1, width=4, channels=3, classes=10)
+    assert default_units(small) == list(small.stages)
     assert default_units(nn.Linear(1, 1)) == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from harness.train.workloads.padded_sequences import (
     passages,
     tags,
 )
-from tests.train.workloads.learning import count, learn
 
 
 @pytest.mark.parametrize(
@@ -54,12 +52,6 @@ def test_passages_are_separated_by_empty_lines() -> None:
         b"last = 2",
     ]
     assert [end - start for start, end in passages(source, 5)] == [5, 5, 5]
-
-
-def test_model_sizes_are_as_documented() -> None:
-    with torch.device("meta"):
-        found = {name: count(Tagger(size)) for name, size in SIZES.items()}
-    assert found == {"small": 33_735, "medium": 956_167, "large": 14_834_695}
 
 
 def test_lengths_differ_strongly() -> None:
@@ -145,29 +137,6 @@ def test_weights_gathered_by_fsdp_keep_their_storage(
     calls.clear()
     workload.loss(model, workload.collate(sequences(2, 3)))[0].backward()
     assert bool(calls) == (kind is nn.LSTM)
-
-
-@pytest.mark.slow
-def test_it_learns() -> None:
-    options = {"text_bytes": 60_000, "longest": 64}
-    rows = learn("padded_sequences", "small", {"name": "Adam", "lr": 1e-2}, 3, **options)
-    assert rows[-1]["train_loss"] < 0.7 * rows[0]["train_loss"]
-    assert rows[-1]["val_accuracy"] > 0.55
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"model": "tiny"}, "grid.model: got 'tiny'"),
-        ({"data": "stdlibs"}, "grid.data: got 'stdlibs'; did you mean 'stdlib'? (allowed: stdlib, synthetic, "),
-        ({"longest": 0}, "workload_options.longest: got 0; allowed: a whole number from 1 to"),
-        ({"text_bytes": "much"}, "workload_options.text_bytes: got 'much'"),
-    ],
-)
-def test_invalid_options_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(WorkloadError) as caught:
-        PaddedSequences(**arguments)
-    assert str(caught.value).startswith(message)
 
 
 def test_a_folder_with_too_little_text(tmp_path: Path) -> None:
