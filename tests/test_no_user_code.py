@@ -17,8 +17,8 @@ from harness.config.experiment import load_experiment
 from harness.errors import ExperimentError
 from harness.run.request import check_no_user_code
 from tests.conftest import FEW_STEPS
+from tests.processes import ROOT, ended
 
-ROOT = Path(__file__).parents[1]
 SMALL = "name: small\ngrid: {model: resnet8, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\n"
 MARKS = "with open({mark!r}, 'a') as file:\n    file.write({name!r})\n"
 MISTAKEN = SMALL.replace("devices: [1, 2]", "devices: many")
@@ -45,11 +45,7 @@ def untrusted(tmp_path: Path) -> Path:
 
 def call(*arguments: object, cwd: Path, module: str = "harness.run", code: int = 0) -> str:
     """The errors of a command that leaves with this exit code."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stderr
+    return ended(sys.executable, "-m", module, *arguments, cwd=cwd, code=code).stderr
 
 
 def test_the_console_script_imports_nothing_of_the_current_folder(tmp_path: Path) -> None:

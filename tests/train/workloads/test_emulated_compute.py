@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,9 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
-    monkeypatch.setattr(emulated_compute, "time", clock)
-    yield clock
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(emulated_compute, "time", clock := Clock())
+    return clock
 
 
 def test_sizes_grow_to_the_last_layer() -> None:
@@ -58,19 +56,14 @@ def test_deadlines_are_absolute(clock: Clock) -> None:
     EmulatedCompute(mebibytes=0.01, layers=4, step_ms=120).build_model()(torch.zeros(2, 1))
     assert clock.now == pytest.approx(100.044)
     assert clock.slept == pytest.approx([0.010, 0.006, 0.006, 0.006])
-
-
-def test_a_late_layer_does_not_wait(clock: Clock) -> None:
-    model = EmulatedCompute(mebibytes=0.01, layers=2, step_ms=60).build_model()
-    clock.late = 1.0
-    model(torch.zeros(2, 1))
-    assert clock.slept == pytest.approx([0.01])
+    clock.late, clock.slept = 1.0, []
+    EmulatedCompute(mebibytes=0.01, layers=2, step_ms=60).build_model()(torch.zeros(2, 1))
+    assert clock.slept == pytest.approx([0.01]), "a late layer does not wait"
 
 
 def test_evaluation_waits_for_the_forward_pass_alone(clock: Clock) -> None:
-    model = EmulatedCompute(mebibytes=0.01, step_ms=30).build_model()
     with torch.no_grad():
-        model(torch.zeros(2, 1))
+        EmulatedCompute(mebibytes=0.01, step_ms=30).build_model()(torch.zeros(2, 1))
     assert clock.now == pytest.approx(100.01)
 
 
@@ -125,14 +118,9 @@ def test_the_gradient_is_that_of_the_sum_of_the_parameters(clock: Clock) -> None
         torch.testing.assert_close(parameter.grad, leaf.grad)
 
 
-def test_neighbouring_passes_are_correlated_as_asked() -> None:
-    passes = PassNumbers(random.Random(1), 0.8)
+@pytest.mark.parametrize("correlation", [0.8, 0.0])
+def test_neighbouring_passes_are_correlated_as_asked(correlation: float) -> None:
+    passes = PassNumbers(random.Random(1), correlation)
     numbers = np.array([passes.draw() for _ in range(20_000)])
     assert np.std(numbers) == pytest.approx(1.0, abs=0.05)
-    assert np.corrcoef(numbers[:-1], numbers[1:])[0, 1] == pytest.approx(0.8, abs=0.02)
-
-
-def test_without_correlation_passes_are_independent() -> None:
-    passes = PassNumbers(random.Random(1), 0.0)
-    numbers = np.array([passes.draw() for _ in range(20_000)])
-    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.02
+    assert np.corrcoef(numbers[:-1], numbers[1:])[0, 1] == pytest.approx(correlation, abs=0.02)

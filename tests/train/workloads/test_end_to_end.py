@@ -21,6 +21,7 @@ from harness.report.tables.scaling import convergence_table
 from harness.run.execution import Execution
 from harness.run.prepare import check_optimizers, check_target, check_workloads
 from harness.train import workloads
+from harness.train.workloads import datasets
 from tests import equivalence
 from tests.conftest import laptop
 from tests.doctor import ranks
@@ -77,28 +78,12 @@ def test_a_workloads_line_has_the_defaults_of_its_class(name: str) -> None:
 
 
 def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> None:
-    from harness.train.workloads import (
-        conv_stack,
-        datasets,
-        emulated_compute,
-        image_classification,
-        language_model,
-        mlp,
-        padded_sequences,
-        segmentation,
-    )
-
-    known = {
-        "image_classification": (datasets.NAMES, image_classification.MODELS),
-        "conv_stack": (conv_stack.NAMES, conv_stack.CHANNELS),
-        "mlp": (mlp.NAMES, mlp.SIZES),
-        "segmentation": (segmentation.NAMES, segmentation.WIDTHS),
-        "padded_sequences": (padded_sequences.NAMES, padded_sequences.SIZES),
-        "language_model": (language_model.NAMES, language_model.SHAPES),
-        "emulated_compute": (emulated_compute.NAMES, emulated_compute.SIZES),
-    }
-    named = {name: (tuple(one.data_names), tuple(one.models)) for name, one in BUILTIN_WORKLOADS.items()}
-    assert named == {name: (tuple(data), tuple(models)) for name, (data, models) in known.items()}
+    tables = ("MODELS", "CHANNELS", "WIDTHS", "SHAPES", "SIZES")
+    for name, builtin in BUILTIN_WORKLOADS.items():
+        module = importlib.import_module(builtin.location.partition(":")[0])
+        data_names = datasets.NAMES if name == "image_classification" else module.NAMES
+        known = (tuple(data_names), tuple(next(vars(module)[table] for table in tables if hasattr(module, table))))
+        assert (tuple(builtin.data_names), tuple(builtin.models)) == known
 
 
 @pytest.mark.slow

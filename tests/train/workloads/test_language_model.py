@@ -54,9 +54,9 @@ def test_the_standard_library_is_the_default() -> None:
     assert text.count(b"def ") > 50
 
 
-@pytest.mark.parametrize(("loss", "perplexity"), [(0.0, 1.0), (math.log(256), 256.0), (1e4, math.inf)])
-def test_perplexity_is_the_exponential_of_the_loss(loss: float, perplexity: float) -> None:
-    assert LanguageModel().derived({"loss": loss}) == {"perplexity": pytest.approx(perplexity)}
+def test_perplexity_is_the_exponential_of_the_loss() -> None:
+    for loss, perplexity in ((0.0, 1.0), (math.log(256), 256.0), (1e4, math.inf)):
+        assert LanguageModel().derived({"loss": loss}) == {"perplexity": pytest.approx(perplexity)}
 
 
 def test_a_text_shorter_than_the_context(tmp_path: Path) -> None:

@@ -46,11 +46,8 @@ def test_classes_of_bytes(source: str, kinds: str) -> None:
 
 def test_passages_are_separated_by_empty_lines() -> None:
     source = b"def f():\n    pass\n\n\nx = 1\n\n   \n\nlast = 2"
-    assert [source[start:end] for start, end in passages(source, 100)] == [
-        b"def f():\n    pass",
-        b"\nx = 1",
-        b"last = 2",
-    ]
+    found = [source[start:end] for start, end in passages(source, 100)]
+    assert found == [b"def f():\n    pass", b"\nx = 1", b"last = 2"]
     assert [end - start for start, end in passages(source, 5)] == [5, 5, 5]
 
 
@@ -101,24 +98,21 @@ def test_padding_changes_nothing() -> None:
     assert (int(correct), int(among)) == (right, 18)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_replicas_with_different_longest_sequences_are_gathered(replicas: int) -> None:
+class Short(Tagger):
+    """Pads a replica's part to its own longest."""
+
+    def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens[:, : int(lengths.max())], lengths)
+
+
+def test_replicas_with_different_longest_sequences_are_gathered() -> None:
     workload = PaddedSequences()
-    model = workload.build_model()
-    batch = workload.collate(sequences(2, 3, 12, 4, 1))
+    model, batch = workload.build_model(), workload.collate(sequences(2, 3, 12, 4, 1))
     expected, _ = workload.loss(model, batch)
-    found, _ = workload.loss(ReplicatedModule(model, replicas), batch)
-    torch.testing.assert_close(found, expected)
-
-
-def test_without_the_total_length_gathering_fails() -> None:
-    class Short(Tagger):
-        def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-            return super().forward(tokens[:, : int(lengths.max())], lengths)
-
-    workload = PaddedSequences()
+    for replicas in (2, 3):
+        torch.testing.assert_close(workload.loss(ReplicatedModule(model, replicas), batch)[0], expected)
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-        workload.loss(ReplicatedModule(Short(SIZES["small"]), 2), workload.collate(sequences(2, 3, 12, 4)))
+        workload.loss(ReplicatedModule(Short(SIZES["small"]), 2), batch)
 
 
 @pytest.mark.parametrize("kind", [MovedOnceLstm, nn.LSTM])
@@ -131,9 +125,8 @@ def test_weights_gathered_by_fsdp_keep_their_storage(
     workload = PaddedSequences()
     model = workload.build_model().to(torch.float32)
     assert calls  # cuDNN's layout, when it moves to a device
-    model = make_strategy("fsdp").wrap(
-        model, WrapContext([torch.device("cpu")], {}, default_units, Precision("fp32", "cpu"))
-    )
+    context = WrapContext([torch.device("cpu")], {}, default_units, Precision("fp32", "cpu"))
+    model = make_strategy("fsdp").wrap(model, context)
     calls.clear()
     workload.loss(model, workload.collate(sequences(2, 3)))[0].backward()
     assert bool(calls) == (kind is nn.LSTM)
