@@ -71,7 +71,7 @@ def test_a_cluster_file_keeps_its_nodes_and_starts_them_with_a_token_and_without
         assert "RAY_AUTH_MODE=token" in start and "RAY_worker_niceness=0" in start and "--disable-usage-stats" in start
 
 
-def test_the_manifest_follows_the_operators_rules() -> None:
+def test_the_manifest_follows_the_operators_rules_and_mounts_every_volume() -> None:
     """What the operator refuses by rules that its schema does not hold, and what a benchmark needs."""
     job = documents()["RayJob"]
     spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
@@ -85,6 +85,9 @@ def test_the_manifest_follows_the_operators_rules() -> None:
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     for group in cluster["workerGroupSpecs"]:
         assert group["minReplicas"] == group["replicas"] == group["maxReplicas"]
+    for pod in pods(job).values():
+        mounted = {mount["name"] for each in pod["spec"]["containers"] for mount in each["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
 
 
 def pods(job: dict[str, Any]) -> dict[str, Any]:
@@ -109,12 +112,6 @@ def test_pods_claim_and_experiment_have_kubernetes_own_schema() -> None:
     spoilt["spec"]["containers"][0]["volumeMount"] = spoilt["spec"]["containers"][0].pop("volumeMounts")
     with pytest.raises(validate.ValidationError):
         validate.validate(spoilt, KUBERNETES, strict=True)
-
-
-def test_every_volume_is_mounted_and_every_mount_has_its_volume() -> None:
-    for pod in pods(documents()["RayJob"]).values():
-        mounted = {mount["name"] for each in pod["spec"]["containers"] for mount in each["volumeMounts"]}
-        assert mounted == {volume["name"] for volume in pod["spec"]["volumes"]}
 
 
 def test_the_experiment_ends_before_the_job_is_killed_and_its_results_can_be_copied() -> None:

@@ -79,19 +79,15 @@ def test_ray_is_imported_in_one_package() -> None:
 
 
 @each_file
-def test_modules_and_functions_are_short(path: Path) -> None:
+def test_a_module_is_short_as_its_functions_are_and_opens_with_a_sentence(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= MOST_LINES
+    doc = ast.get_docstring(ast.parse(text))
+    assert doc and doc.split("\n")[0].rstrip().endswith((".", "``."))
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= MOST_FUNCTION_LINES, f"{node.name} has {length} lines"
-
-
-@each_file
-def test_a_module_opens_with_a_sentence(path: Path) -> None:
-    doc = ast.get_docstring(ast.parse(path.read_text()))
-    assert doc and doc.split("\n")[0].rstrip().endswith((".", "``."))
 
 
 def test_the_top_level_is_as_agreed_and_the_readme_is_short() -> None:

@@ -143,12 +143,6 @@ def test_the_link_between_the_nodes_is_measured_once(results: Results) -> None:
     assert set(results.collectives["operation"]) == {"all_reduce", "all_gather", "reduce_scatter"}
 
 
-def test_dp_cannot_run_across_nodes(results: Results) -> None:
-    dp = results.trials[results.trials["strategy"] == "dp"]
-    assert set(dp["nodes"]) <= {1}
-    assert "dp runs on one node only: one process uses all its devices" in results.impossible
-
-
 def test_both_nodes_and_their_interface_are_in_the_environment(results: Results) -> None:
     spanning = [group for group in results.environment["groups"] if len(group["nodes"]) == 2]
     assert spanning

@@ -111,6 +111,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (having(cells={"devices": 1}), "cells: got {'devices': 1}"),
     (having(cells=[3]), "cells[0]: got 3; allowed: a mapping"),
     (having(exclude=[{"stratgy": "ddp"}]), "exclude[0]: unknown axis 'stratgy'; did you mean 'strategy'?"),
+    (having(strategy_options={"zero 1:A": {"x": 1}}), "strategy_options.zero 1:A: unknown key"),
     (having(strategy_options={"ddq": {}}), "strategy_options.ddq: unknown key; did you mean 'ddp'?"),
     (having(strategy_options={"ddp": {"bucket_mb": 1}}), "strategy_options.ddp.bucket_mb: unknown key"),
     (having(strategy_options={"ddp": {"bucket_cap_mb": -1}}), "strategy_options.ddp.bucket_cap_mb[0]: got -1"),

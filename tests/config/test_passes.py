@@ -39,31 +39,23 @@ def test_wrong_values_do_not_hide_what_does_not_fit_together() -> None:
         "grid, loader.workers[0]: got -1; it should be greater than or equal to 0",
         "grid, ddp.bucket: unknown key; did you mean 'bucket_cap_mb'?",
     ]
+    lacking = problems_of("grid: {global_batch_size: 8}\ntraining: {lr_scaling: lineer, warmup_epochs: 2}\n")
+    assert lacking == ["name: is missing", "training.lr_scaling[0]: got 'lineer'; did you mean 'linear'?"]
 
 
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("name: x\ngrid: {per_device_batch_size: no}\n", ["grid.per_device_batch_size[0]: got False"]),
-        ("name: x\ngrid: {batch_size: 8}\n", ["grid.batch_size: unknown key"]),
-        (
-            "name: x\ngrid: {per_device_batch_size: 8}\nconvergence: {epoch: 3}\ncheckpoint: {}\n",
-            ["convergence.", "conv"],
-        ),
-        ("name: x\ngrid: {model: small, per_device_batch_size: 8}\nworkload: mpl\n", ["workload: got 'mpl'"]),
-        ("name: x\ncells: [{devices: 0, per_device_batch_size: 8}]\n", ["cells[0].devices[0]: got 0"]),
-        (
-            "name: x\ngrid: {per_device_batch_size: 8}\nthroughput: null\nconvergence: {epochs: 0}\n",
-            ["convergence.epochs: got 0"],
-        ),
-        (
-            "grid: {per_device_batch_size: 8}\ntraining: {lr_scaling: lineer, warmup_epochs: 2}\n",
-            ["name: is missing", "training.lr_scaling[0]: got 'lineer'"],
-        ),
+        ("grid: {per_device_batch_size: no}", ["grid.per_device_batch_size[0]: got False"]),
+        ("grid: {batch_size: 8}", ["grid.batch_size: unknown key"]),
+        ("grid: {global_batch_size: 8}\nconvergence: {epoch: 3}\ncheckpoint: {}", ["convergence.", "conv"]),
+        ("grid: {model: small, per_device_batch_size: 8}\nworkload: mpl", ["workload: got 'mpl'"]),
+        ("cells: [{devices: 0, per_device_batch_size: 8}]", ["cells[0].devices[0]: got 0"]),
+        ("grid: {global_batch_size: 8}\nthroughput: null\nconvergence: {epochs: 0}", ["convergence.epochs: got 0"]),
     ],
 )
 def test_nothing_that_only_follows_from_a_mistake_is_reported(text: str, problems: list[str]) -> None:
-    found = problems_of(text)
+    found = problems_of(f"name: x\n{text}\n")
     assert len(found) == len(problems), found
     assert all(one.startswith(start) for one, start in zip(found, problems, strict=True)), found
 

@@ -47,25 +47,23 @@ def test_each_claim_has_a_name_of_its_own_by_which_it_is_selected() -> None:
         named(["energie"])
 
 
-def own_claim(monkeypatch: pytest.MonkeyPatch, function: Any) -> Verdict:
-    monkeypatch.setitem(sys.modules, "tests.gpu.own", SimpleNamespace(claim=function))
-    return one.verdict_of(CLAIM, "cpu")
-
-
 def test_the_verdict_of_a_claim_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(error: Exception) -> Any:
+    def verdict(error: Exception | None) -> Verdict:
         def claim(device: object) -> Verdict:
-            raise error
+            if error:
+                raise error
+            return judged(True, "fine")
 
-        return claim
+        monkeypatch.setitem(sys.modules, "tests.gpu.own", SimpleNamespace(claim=claim))
+        return one.verdict_of(CLAIM, "cpu")
 
-    assert own_claim(monkeypatch, lambda device: judged(True, "fine")).status == "pass"
-    assert own_claim(monkeypatch, fails(NotRun("needs 2 GPUs"))) == Verdict("not run", "needs 2 GPUs")
-    assert own_claim(monkeypatch, fails(RuntimeError("no\nroom"))) == Verdict("FAIL", "RuntimeError: no room")
+    assert verdict(None).status == "pass"
+    assert verdict(NotRun("needs 2 GPUs")) == Verdict("not run", "needs 2 GPUs")
+    assert verdict(RuntimeError("no\nroom")) == Verdict("FAIL", "RuntimeError: no room")
     missing = ModuleNotFoundError("No module named 'ray.train'", name="ray.train")
-    assert re.fullmatch(r"needs ray==2\.60\.\d+", own_claim(monkeypatch, fails(missing)).text)
+    assert re.fullmatch(r"needs ray==2\.60\.\d+", verdict(missing).text)
     with pytest.raises(ModuleNotFoundError):  # a mistake in the tests themselves is no missing requirement
-        own_claim(monkeypatch, fails(ModuleNotFoundError("No module named 'harness.x'", name="harness.x")))
+        verdict(ModuleNotFoundError("No module named 'harness.x'", name="harness.x"))
 
 
 @pytest.mark.parametrize(

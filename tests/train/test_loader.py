@@ -135,12 +135,6 @@ def test_worker_processes_give_the_same_batches_and_stay_for_the_next_epoch() ->
             torch.testing.assert_close(one, two)
 
 
-def test_a_workloads_own_collate_is_used() -> None:
-    shares = epoch_shares(4, 2, seed=0, epoch=0, rank=0, world_size=1)
-    loaded = list(batches(Numbers(4), shares, seed=0, ranks=ONE, options={}, collate=len))
-    assert loaded == [2, 2]
-
-
 @pytest.mark.parametrize(("samples", "parts", "sizes"), [(6, 3, [2, 2, 2]), (5, 2, [2, 3]), (1, 3, [0, 0, 1])])
 def test_a_share_is_split_into_micro_batches(samples: int, parts: int, sizes: list[int]) -> None:
     keys = tuple((0, index) for index in range(samples))
@@ -151,8 +145,9 @@ def test_a_share_is_split_into_micro_batches(samples: int, parts: int, sizes: li
     assert {part.samples for part in Share(((0, 3),), 0, 10).split(2)} == {0}, "an empty share, into empty ones"
 
 
-def test_a_share_yields_its_micro_batches_one_by_one() -> None:
+def test_a_share_yields_its_micro_batches_one_by_one_collated_as_the_workload_does() -> None:
     shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
+    assert list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}, collate=len)) == [4, 4, 2]
     whole = list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}))
     parts = list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}, micro_batches=2))
     assert [len(part[0]) for part in parts] == [2, 2, 2, 2, 1, 1]
@@ -177,8 +172,6 @@ def test_a_data_set_that_draws_now_and_then_is_seeded_all_the_same() -> None:
 
 
 class Fetched(Numbers):
-    """Has a method for batches, which counts its calls."""
-
     calls = 0
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, float, float]]:
@@ -186,18 +179,15 @@ class Fetched(Numbers):
         return [(index, 0.0, 0.0) for index in indices]
 
 
-def test_a_data_set_with_a_method_for_batches_is_read_by_it() -> None:
-    data = Fetched(10)
-    assert SeededDataset(data, seed=1).__getitems__([(0, 3), (0, 7)]) == [(3, 0.0, 0.0), (7, 0.0, 0.0)]
-    assert data.calls == 1
-
-
 class FetchedWithNoise(Numbers):
     def __getitems__(self, indices: list[int]) -> list[tuple[int, float, float]]:
         return [self[index] for index in indices]
 
 
-def test_a_method_for_batches_that_draws_is_seeded_sample_by_sample() -> None:
+def test_a_data_set_with_a_method_for_batches_is_read_by_it_and_seeded_sample_by_sample() -> None:
+    data = Fetched(10)
+    assert SeededDataset(data, seed=1).__getitems__([(0, 3), (0, 7)]) == [(3, 0.0, 0.0), (7, 0.0, 0.0)]
+    assert data.calls == 1
     keys = [(0, 3), (1, 7)]
     assert SeededDataset(FetchedWithNoise(10), 1).__getitems__(keys) == SeededDataset(Numbers(10), 1).__getitems__(keys)
 

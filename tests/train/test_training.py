@@ -1,4 +1,4 @@
-"""One optimizer step: in one pass or in micro-batches, clipped or not."""
+"""One optimizer step: in one pass or in micro-batches, clipped or not; what loss() may return, what ranks gather."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.errors import WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share, batches, epoch_shares
-from harness.train.loss import on_device
+from harness.train.loss import as_loss, on_device
 from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
@@ -353,3 +355,40 @@ def test_without_exchange_synchronised_statistics_are_the_ranks_own(monkeypatch:
         assert torch.allclose(norm(rows), torch.tensor([[-1.0], [1.0]]), atol=1e-4) and not gathered
     norm(rows)
     assert len(gathered) == 1
+
+
+def test_a_sum_and_a_weight_are_returned_as_they_are() -> None:
+    total = torch.tensor(2.0)
+    for weight in (torch.tensor(4.0), 4, 4.0, torch.tensor([4])):
+        assert as_loss((total, weight)) == (total, weight)
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (torch.tensor(2.0), "a tensor without dimensions"),
+        (torch.zeros(64), "a tensor of shape (64,)"),
+        (2.0, "a float"),
+        (None, "None"),
+        ({"loss": 1}, "a dict"),
+        ((torch.tensor(2.0),) * 3, "a tuple of 3 items"),
+        ((torch.zeros(64), torch.tensor(64.0)), "(a tensor of shape (64,), a tensor without dimensions)"),
+        ((2.0, 64), "(a float, an int)"),
+        ((torch.tensor(2.0), None), "(a tensor without dimensions, None)"),
+    ],
+)
+def test_anything_else_is_named(returned: object, got: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        as_loss(returned)
+    assert str(error.value).startswith("loss() must return (sum, weight): ")
+    assert str(error.value).endswith(f"; got {got}")
+
+
+@pytest.mark.parametrize("value", [None, 0, "text"])
+def test_every_ranks_value_is_gathered_none_too(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
+    def all_gather_object(values: list[object], own: object) -> None:
+        values[:] = [own, "other"]
+
+    monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
+    assert ONE.gather(value) == [value]
+    assert replace(ONE, world_size=2).gather(value) == [value, "other"]

@@ -51,13 +51,10 @@ def test_a_mapping_keeps_its_type(kind: Any) -> None:
     assert type(moved) is kind and on_meta(moved["ids"])
     assert batch["ids"].device.type == "cpu", "the batch itself is left as it is"
     assert kind is not Encoding or on_meta(moved.ids)
-
-
-def test_mappings_that_another_mapping_cannot_make_or_that_are_read_only() -> None:
     grouped: Any = to_device(defaultdict(list, x=[torch.ones(1)]), META)
     assert grouped["new"] == [] and on_meta(grouped["x"][0])
-    moved: Any = to_device(MappingProxyType({"x": torch.ones(1)}), META)
-    assert on_meta(moved["x"])
+    read_only: Any = to_device(MappingProxyType({"x": torch.ones(1)}), META)
+    assert on_meta(read_only["x"])
 
 
 class Graph:

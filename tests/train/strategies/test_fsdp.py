@@ -1,4 +1,4 @@
-"""fully_shard as practitioners use it: bytes and dtypes of what is gathered, layers that stay float32, shards."""
+"""fully_shard as practitioners use it: bytes and dtypes of what is gathered, float32 layers, shards, units."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+import torchvision
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.measure import memory
 from harness.plan.cell import Cell
 from harness.train.loader import Share
 from harness.train.phases import Phase
 from harness.train.ranks import Ranks
+from harness.train.strategies import STRATEGIES
+from harness.train.strategies.base import default_units
 from harness.train.training import Training
-from harness.train.workloads.image_classification import ImageClassification
+from harness.train.workloads.image_classification import ImageClassification, SmallResNet
 from harness.train.workloads.language_model import LanguageModel
 
 CPU = torch.device("cpu")
@@ -78,9 +82,8 @@ def tokens(count: int = 2) -> torch.Tensor:
     return torch.randint(256, (count, 17), generator=torch.Generator().manual_seed(0))
 
 
-def bytes_a_parameter(cell: Cell) -> tuple[float, float, float, Traffic]:
+def bytes_a_parameter(training: Training) -> tuple[float, float, float, Traffic]:
     """Gathered in forward, gathered in backward, scattered, of one step."""
-    training = training_of(cell, gpt())
     traffic = Traffic()
 
     def backward_begins(point: Phase) -> None:
@@ -105,22 +108,23 @@ PADDING = 0.05
 
 @pytest.mark.usefixtures("eight_ranks")
 @pytest.mark.parametrize(
-    ("precision", "options", "size", "again"),
+    ("precision", "options", "size", "again", "text"),
     [
-        ("fp32", {}, 4, 1 - root_fraction()),
-        ("bf16", {}, 2, 1 - root_fraction()),
-        ("fp16", {}, 2, 1 - root_fraction()),
-        ("bf16", {"mixed_precision": "autocast"}, 4, 1 - root_fraction()),  # over float32 shards
-        ("fp32", {"reshard_after_forward": True}, 4, 1),
-        ("fp32", {"reshard_after_forward": False}, 4, 0),
+        ("fp32", {}, 4, 1 - root_fraction(), "float32"),
+        ("bf16", {}, 2, 1 - root_fraction(), "parameters gathered and computed in bfloat16"),
+        ("fp16", {}, 2, 1 - root_fraction(), "parameters gathered and computed in float16"),
+        ("bf16", {"mixed_precision": "autocast"}, 4, 1 - root_fraction(), "forward autocast to bfloat16"),
+        ("fp32", {"reshard_after_forward": True}, 4, 1, "float32"),
+        ("fp32", {"reshard_after_forward": False}, 4, 0, "float32"),
     ],
 )
 def test_a_step_gathers_each_parameter_once_in_its_dtype_and_the_units_once_more(
-    precision: str, options: dict[str, Any], size: int, again: float
+    precision: str, options: dict[str, Any], size: int, again: float, text: str
 ) -> None:
-    """Those of the root, in no unit, only if the file says so."""
-    cell = replace(CELL, precision=precision, strategy_options=options)
-    forward, backward, scattered, traffic = bytes_a_parameter(cell)
+    """Those of the root, in no unit, only if the file says so; the row names the dtypes and the number of groups."""
+    training = training_of(replace(CELL, precision=precision, strategy_options=options), gpt())
+    assert training.facts["dtypes"].endswith(text) and training.facts["shard_units"] == 3
+    forward, backward, scattered, traffic = bytes_a_parameter(training)
     assert forward == pytest.approx(size, rel=PADDING)
     assert backward == pytest.approx(size * again, rel=PADDING)
     assert scattered == pytest.approx(4, rel=PADDING)
@@ -279,29 +283,14 @@ def test_hybrid_shards_inside_a_node_replicates_between_nodes_and_records_no_exc
 
 
 @pytest.mark.usefixtures("eight_ranks")
-@pytest.mark.parametrize(
-    ("precision", "options", "text"),
-    [
-        ("fp32", {}, "float32"),
-        ("bf16", {}, "parameters gathered and computed in bfloat16"),
-        ("fp16", {}, "parameters gathered and computed in float16"),
-        ("bf16", {"mixed_precision": "autocast"}, "forward autocast to bfloat16"),
-    ],
-)
-def test_the_row_names_the_dtypes_and_the_number_of_groups(precision: str, options: dict[str, Any], text: str) -> None:
-    facts = training_of(replace(CELL, precision=precision, strategy_options=options), gpt()).facts
-    assert facts["dtypes"].endswith(text) and facts["shard_units"] == 3
-
-
-@pytest.mark.usefixtures("eight_ranks")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_alone_steps_exchange_nothing_after_the_first_and_update_nothing(precision: str) -> None:
     training = training_of(replace(CELL, precision=precision), gpt())
 
-    def words(parameter: Any) -> torch.Tensor:
-        """The bits of a shard: what a collective that moves nothing leaves may be NaN, unequal to itself."""
-        bits: torch.Tensor = parameter.to_local().detach().view(torch.int32)
-        return bits
+    def words() -> list[torch.Tensor]:
+        """The bits of the shards: what a collective that moves nothing leaves may be NaN, unequal to itself."""
+        shards: Any = training.model.parameters()
+        return [parameter.to_local().detach().view(torch.int32).clone() for parameter in shards]
 
     def calls() -> int:
         with Traffic() as traffic:
@@ -309,10 +298,33 @@ def test_alone_steps_exchange_nothing_after_the_first_and_update_nothing(precisi
         return traffic.calls + traffic.scattered
 
     usual = calls()
-    before = [words(parameter).clone() for parameter in training.model.parameters()]
+    before = words()
     with training.without_exchange():
         first, *others = (calls() for _ in range(3))
     assert usual > first > 0 and others == [0, 0]
-    after = [words(parameter) for parameter in training.model.parameters()]
-    assert all(map(torch.equal, before, after)), "they are shards again, and as before"
+    assert all(map(torch.equal, before, words())), "they are shards again, and as before"
     assert calls() > 0
+
+
+def test_the_children_of_lists_and_sequentials_in_their_order() -> None:
+    inner = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    outer = nn.Sequential(inner, nn.Linear(1, 1))
+    assert default_units(outer) == [inner[0], inner[1], outer[1]]
+    lists = nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)]), nn.Linear(1, 1)])
+    assert default_units(lists) == [lists[0][0], lists[1]]  # type: ignore[index]
+
+
+def test_a_list_inside_a_block_is_part_of_the_block_and_a_model_without_lists_is_one_unit() -> None:
+    """The downsampling branch of torchvision's residual blocks: a Sequential of a convolution and a BatchNorm."""
+    model = torchvision.models.resnet50(weights=None)
+    units = default_units(model)
+    assert len(units) == 16 and {type(unit).__name__ for unit in units} == {"Bottleneck"}
+
+    small = SmallResNet(1, width=4, channels=3, classes=10)
+    assert default_units(small) == list(small.stages)
+    assert default_units(nn.Linear(1, 1)) == []
+
+
+def test_every_strategy_of_the_file_is_there() -> None:
+    assert list(STRATEGIES)[:3] == list(BUILTIN_TRAITS)[:3] == ["single", "dp", "ddp"]
+    assert all(STRATEGIES[name].traits is traits for name, traits in BUILTIN_TRAITS.items())

@@ -47,13 +47,10 @@ METRICS = {
 }
 
 
-def test_every_workload_is_trained_here() -> None:
+def test_every_workload_is_trained_here_and_compared_and_examined_somewhere() -> None:
+    """Each is trained under every strategy, and by the doctor, on real ranks."""
     wanted = BUILTIN_WORKLOADS.keys() - {"image_classification"}
     assert wanted == SMALL.keys() == METRICS.keys(), f"SMALL and METRICS in {__file__} need {sorted(wanted)}"
-
-
-def test_every_workload_is_compared_and_examined_somewhere() -> None:
-    """Each is trained under every strategy, and by the doctor, on real ranks."""
     places = {"WORKLOADS in tests/equivalence.py": equivalence.WORKLOADS, "SIZES in tests/doctor/ranks.py": ranks.SIZES}
     missing = {place: sorted(BUILTIN_WORKLOADS.keys() - names) for place, names in places.items()}
     assert not any(missing.values()), missing
@@ -70,16 +67,11 @@ def test_every_workload_class_has_its_line() -> None:
     assert found == named, "BUILTIN_WORKLOADS in harness/config/builtin_workloads.py names other classes"
 
 
-@pytest.mark.parametrize("name", BUILTIN_WORKLOADS)
-def test_a_workloads_line_has_the_defaults_of_its_class(name: str) -> None:
-    parameters = inspect.signature(workloads.load_class(name)).parameters
-    builtin = BUILTIN_WORKLOADS[name]
-    assert (parameters["data"].default, parameters["model"].default) == (builtin.data, builtin.model)
-
-
-def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> None:
+def test_the_names_and_defaults_that_are_known_without_torch_are_those_of_the_classes() -> None:
     tables = ("MODELS", "CHANNELS", "WIDTHS", "SHAPES", "SIZES")
     for name, builtin in BUILTIN_WORKLOADS.items():
+        parameters = inspect.signature(workloads.load_class(name)).parameters
+        assert (parameters["data"].default, parameters["model"].default) == (builtin.data, builtin.model)
         module = importlib.import_module(builtin.location.partition(":")[0])
         data_names = datasets.NAMES if name == "image_classification" else module.NAMES
         known = (tuple(data_names), tuple(next(vars(module)[table] for table in tables if hasattr(module, table))))

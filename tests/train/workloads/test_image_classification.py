@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+from torchvision.datasets import CIFAR10
 
 from harness.errors import WorkloadError
 from harness.train.workloads import datasets
@@ -82,8 +85,6 @@ def test_missing_cifar10_is_an_error_with_file_and_place(tmp_path: Path) -> None
 
 def make_cifar(folder: Path) -> None:
     """CIFAR-10's own file format, with a few images of noise and torchvision's check sums set to theirs."""
-    import pickle
-
     target = folder / datasets.CIFAR10_FOLDER
     target.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
@@ -94,8 +95,6 @@ def make_cifar(folder: Path) -> None:
 
 
 def test_cifar10_is_read_by_the_loader_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchvision.datasets import CIFAR10
-
     make_cifar(tmp_path)
     monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)
@@ -113,8 +112,6 @@ def test_cifar10_is_read_by_the_loader_of_torchvision(tmp_path: Path, monkeypatc
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:
-    from PIL import Image
-
     for split in ("train", "val"):
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)
