@@ -146,39 +146,8 @@ def _change(draw: DrawFn, holder: Any, key: Any) -> None:
             holder[key] = [holder[key]] * draw(st.sampled_from([2, 30]))
 
 
-TAGS = (
-    "!!int ",
-    "!!binary ",
-    "!!set ",
-    "!!timestamp ",
-    "!!python/object/apply:os.system ",
-    "!x ",
-    "&a ",
-    "*a",
-    "<<: *a\n",
-)
-MARKS = (
-    "? ",
-    ": ",
-    "- ",
-    "{",
-    "}",
-    "[",
-    "]",
-    ",",
-    "|\n",
-    ">\n",
-    "'",
-    '"',
-    "\n",
-    "\t",
-    "  ",
-    "---\n",
-    "...\n",
-    "#",
-    "@",
-    "`",
-)
+TAGS = ("!!int ", "!!binary ", "!!set ", "!!timestamp ", "!!python/object/apply:os.system ", "&a ", "*a", "<<: *a\n")
+MARKS = ("!x ", "? ", ": ", "- ", "|\n", ">\n", "  ", "---\n", "...\n", *"{}[],'\"\n\t#@`")
 ODDITIES = ("%YAML 9.9\n", "\0", "\x1b", "\ufeff", "\u2028", "\x85", "\ud800", '"\\ud800"', "~", "=", "<<")
 VALUES = ("1e999", "0x", "0x" + "f" * 99, "1:1:1", ".nan", "2020-13-45")
 SNIPPETS = st.sampled_from(TAGS + MARKS + ODDITIES + VALUES)

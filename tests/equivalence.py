@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -39,8 +39,7 @@ class Regression:
         self.unit = unit
 
     def build_model(self) -> nn.Module:
-        layers = [nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)]
-        return nn.Sequential(*layers)
+        return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
         generator = torch.Generator().manual_seed(1)
@@ -84,25 +83,43 @@ class Faulty(Training):
         return super()._divisor(weight, share)
 
 
-def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fault: str, epochs: int) -> list[float]:
-    """All parameters after the epochs, the last batch of each uneven."""
-    base = Cell("w", None, None, strategy, "cpu", devices, 1, "strong", None, BATCH)
-    cell = replace(
-        base, optimizer={"name": "SGD", "lr": 0.05 if name in ("samples", "tokens") else 0.01, "momentum": 0.9}
-    )
-    per_worker = devices if strategy == "dp" else 1
-    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", tuple(CPU for _ in range(per_worker)))
-    workload = WORKLOADS[name]()
-    Faulty.fault = fault
-    training = Faulty(cell, workload, SEED, ranks)
-    share_rank = 0 if fault == "one rank's data repeated" else rank
-    shares = list(
-        chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, e, share_rank, world_size) for e in range(epochs))
-    )
+MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
+
+
+def training_of(
+    strategy: str,
+    rank: int,
+    world_size: int,
+    devices: int,
+    workload: Any,
+    kind: type[Training] = Training,
+    **change: Any,
+) -> Training:
+    """A training of this rank. ``change``: of the cell."""
+    cell = Cell("w", None, None, strategy, "cpu", devices, 1, "strong", None, BATCH)
+    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
+    training: Training = kind(replace(cell, **{"optimizer": MOMENTUM, **change}), workload, SEED, ranks)
+    return training
+
+
+def step_through(training: Training, epochs: Iterable[int], share_rank: int | None = None) -> None:
+    """These epochs, the last batch of each uneven. ``share_rank``: whose samples, if they are another rank's."""
+    workload: Any = training._workload
+    ranks, count = training._ranks, training._cell.micro_batches
+    place = (ranks.rank if share_rank is None else share_rank, ranks.world_size)
+    shares = list(chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, epoch, *place) for epoch in epochs))
     data, collate = Subset(workload.datasets()[0], range(SAMPLES)), getattr(workload, "collate", None)
-    stream = batches(data, shares, seed=SEED, ranks=ranks, options={}, collate=collate)
-    for share, batch in zip(shares, stream, strict=True):
-        training.step(batch, share)
+    source = batches(data, shares, seed=SEED, ranks=ranks, options={}, collate=collate, micro_batches=count)
+    for share in shares:
+        training.step(islice(source, count) if count > 1 else next(source), share)
+
+
+def train(strategy: str, rank: int, world_size: int, devices: int, name: str, fault: str, epochs: int) -> list[float]:
+    """All parameters after the epochs."""
+    optimizer = MOMENTUM if name in ("samples", "tokens") else {**MOMENTUM, "lr": 0.01}
+    Faulty.fault = fault
+    training = training_of(strategy, rank, world_size, devices, WORKLOADS[name](), Faulty, optimizer=optimizer)
+    step_through(training, range(epochs), 0 if fault == "one rank's data repeated" else None)
     return parameters_of(training)
 
 
@@ -122,15 +139,9 @@ class OnMeta(Regression):
 
 def train_otherwise(strategy: str, rank: int, world_size: int, workload: Regression, **change: Any) -> Training:
     """A training after one epoch."""
-    cell = replace(Cell("w", None, None, strategy, "cpu", world_size, 1, "strong", None, BATCH), **change)
-    cell = replace(cell, optimizer={"name": "SGD", "lr": 0.05, "momentum": 0.9})
-    training = Training(cell, workload, SEED, Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,)))
+    training = training_of(strategy, rank, world_size, world_size, workload, **change)
     training.expect_few_steps()  # at a loss scale of 65,536 the first one is skipped
-    shares = list(epoch_shares(SAMPLES, BATCH, SEED, 0, rank, world_size))
-    ranks = training._ranks
-    stream = batches(workload.datasets()[0], shares, seed=SEED, ranks=ranks, options={})
-    for share, batch in zip(shares, stream, strict=True):
-        training.step(batch, share)
+    step_through(training, range(1))
     return training
 
 
@@ -197,9 +208,8 @@ def results(rank: int, world_size: int) -> dict[tuple[str, int, str, str], Any]:
                 found[strategy, devices, name, ""] = train(strategy, rank, world_size, devices, name, "", EPOCHS)
         if world_size > 1:
             for fault in FAULTS:
-                found[strategy, world_size, "samples", fault] = train(
-                    strategy, rank, world_size, world_size, "samples", fault, EPOCHS
-                )
+                faulty = train(strategy, rank, world_size, world_size, "samples", fault, EPOCHS)
+                found[strategy, world_size, "samples", fault] = faulty
     if world_size == 1:
         for name in WORKLOADS:
             found["untrained", 1, name, ""] = train("single", rank, world_size, 1, name, "", 0)

@@ -49,7 +49,59 @@ class Samples(Dataset[Any]):
         return self.x[index], self.x[index].sum().unsqueeze(0)
 
 
-class Faulty:
+class Faults:
+    """What happens in step 7, each by its name."""
+
+    held: list[bytes]
+    stop_bytes: int
+
+    def step(self, total: Tensor) -> Tensor:
+        raise ValueError("a bad sample")
+
+    def unpicklable(self, total: Tensor) -> Tensor:
+        raise Unpicklable
+
+    def exits(self, total: Tensor) -> Tensor:
+        sys.exit(3)
+
+    def cuda_memory(self, total: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB (injected)")
+
+    def refused_memory(self, total: Tensor) -> Tensor:
+        return total + torch.empty(1 << 46, dtype=torch.uint8).sum()
+
+    def hog(self, total: Tensor) -> Tensor:
+        while sum(map(len, self.held)) < self.stop_bytes:
+            self.held.append(b"\1" * CHUNK_BYTES)
+            time.sleep(0.02)
+        return total
+
+    def nan(self, total: Tensor) -> Tensor:
+        return total * math.nan
+
+    def sleeps(self, total: Tensor) -> Tensor:
+        time.sleep(3600)
+        return total
+
+    def sigkill(self, total: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return total
+
+    def sigsegv(self, total: Tensor) -> Tensor:
+        ctypes.string_at(0)
+        return total
+
+    def node(self, total: Tensor) -> Tensor:
+        """Everything that Ray runs on this node is gone at once."""
+        raylet = psutil.Process(os.getppid())
+        assert raylet.name() == "raylet", raylet.name()
+        everything = [raylet, *raylet.children(recursive=True)]
+        for process in sorted(everything, key=lambda process: process.pid == os.getpid()):
+            process.kill()
+        return total
+
+
+class Faulty(Faults):
     """``fault``: what goes wrong; ``folder``: where the moment is noted, and ``once`` makes it the only one."""
 
     unit = "samples"
@@ -57,7 +109,7 @@ class Faulty:
     def __init__(self, fault: str = "none", folder: str = "", once: bool = False, stop_bytes: int = 0) -> None:
         self.fault, self.folder, self.once, self.stop_bytes = fault, Path(folder), once, stop_bytes
         self.steps = 0
-        self.held: list[Any] = []
+        self.held = []
 
     def build_model(self) -> nn.Module:
         self.steps = 0
@@ -84,72 +136,12 @@ class Faulty:
         if self.steps == STEP and faulty and not again and self.fault in dir(Faults):
             self.mark()
             print(f"last words before {self.fault}", flush=True)
-            total = getattr(Faults, self.fault)(self, total)
+            total = getattr(self, self.fault)(total)
         return total, torch.tensor(float(len(x)))
 
     def mark(self) -> None:
         """Notes when it happened, for the time to recovery."""
         (self.folder / f"{self.fault}-{time.time()}").touch()
-
-
-class Faults:
-    """What happens in step 7, each by its name."""
-
-    @staticmethod
-    def step(workload: Faulty, total: Tensor) -> Tensor:
-        raise ValueError("a bad sample")
-
-    @staticmethod
-    def unpicklable(workload: Faulty, total: Tensor) -> Tensor:
-        raise Unpicklable
-
-    @staticmethod
-    def exits(workload: Faulty, total: Tensor) -> Tensor:
-        sys.exit(3)
-
-    @staticmethod
-    def cuda_memory(workload: Faulty, total: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB (injected)")
-
-    @staticmethod
-    def refused_memory(workload: Faulty, total: Tensor) -> Tensor:
-        return total + torch.empty(1 << 46, dtype=torch.uint8).sum()
-
-    @staticmethod
-    def hog(workload: Faulty, total: Tensor) -> Tensor:
-        while sum(map(len, workload.held)) < workload.stop_bytes:
-            workload.held.append(b"\1" * CHUNK_BYTES)
-            time.sleep(0.02)
-        return total
-
-    @staticmethod
-    def nan(workload: Faulty, total: Tensor) -> Tensor:
-        return total * math.nan
-
-    @staticmethod
-    def sleeps(workload: Faulty, total: Tensor) -> Tensor:
-        time.sleep(3600)
-        return total
-
-    @staticmethod
-    def sigkill(workload: Faulty, total: Tensor) -> Tensor:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return total
-
-    @staticmethod
-    def sigsegv(workload: Faulty, total: Tensor) -> Tensor:
-        ctypes.string_at(0)
-        return total
-
-    @staticmethod
-    def node(workload: Faulty, total: Tensor) -> Tensor:
-        """Everything that Ray runs on this node is gone at once."""
-        raylet = psutil.Process(os.getppid())
-        assert raylet.name() == "raylet", raylet.name()
-        everything = [raylet, *raylet.children(recursive=True)]
-        for process in sorted(everything, key=lambda process: process.pid == os.getpid()):
-            process.kill()
-        return total
 
 
 def is_faulty_rank() -> bool:

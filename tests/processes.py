@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,19 @@ ROOT = Path(__file__).parents[1]
 MARK = "HARNESS_TEST_MARK"
 RUN = (sys.executable, "-m", "tests.without_figures", "harness.run")
 """The command for tests that look at no figure."""
+
+
+def ended(
+    *words: object, cwd: Path = ROOT, code: int = 0, variables: Mapping[str, str] = os.environ, timeout: float = 500
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, for which this package can be imported, to its end; it has to leave with this exit code."""
+    environment = {**variables, "PYTHONPATH": str(ROOT)}
+    command = [*map(str, words)]
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=timeout
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 class Command:
@@ -106,12 +119,12 @@ def held_paths(pid: int) -> set[str]:
     return found
 
 
-def marked(mark: str) -> list[psutil.Process]:
+def marked(mark: str, variable: str = MARK) -> list[psutil.Process]:
     """Return the living processes with this mark in their environment: not Ray's workers, whose title overwrites it."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark and lives(process):
+            if process.environ().get(variable) == mark and lives(process):
                 found.append(process)
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,12 +10,13 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from tests.cluster.machines import new_token
+from tests.processes import marked
+
 
 def own_variables() -> dict[str, str]:
     """Return this process's environment with the token of a new cluster, and no other variable of Ray's."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    return {**plain, **token, "RAY_USAGE_STATS_ENABLED": "0"}
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | new_token()
 
 
 def start_node(*words: str, variables: Mapping[str, str]) -> None:
@@ -26,12 +26,7 @@ def start_node(*words: str, variables: Mapping[str, str]) -> None:
 
 def of_the_cluster(token: str) -> list[psutil.Process]:
     """Return the living processes of the cluster with this token."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("RAY_AUTH_TOKEN") == token and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+    return marked(token, "RAY_AUTH_TOKEN")
 
 
 @contextmanager

@@ -55,10 +55,12 @@ def collected(*errors: HarnessError) -> HarnessError:
     return caught.value
 
 
-def test_one_error_stays_itself_and_no_error_is_raised_for_none() -> None:
+def test_one_error_stays_itself_no_error_is_raised_for_none_and_other_exceptions_are_not_kept() -> None:
     error = WorkloadError("a")
     assert collected(error) is error
     Collected().raise_all()
+    with pytest.raises(ZeroDivisionError), Collected().also():
+        raise ZeroDivisionError
 
 
 def test_several_errors_are_one_of_their_kind_each_once_also_if_they_were_joined_before() -> None:
@@ -69,16 +71,8 @@ def test_several_errors_are_one_of_their_kind_each_once_also_if_they_were_joined
     assert isinstance(collected(WorkloadError("a"), ExperimentError("--only", ["b"])), HarnessError)
 
 
-def test_problems_of_several_sources_name_theirs() -> None:
+def test_problems_of_several_sources_name_theirs_and_those_of_several_kinds_are_one_list() -> None:
     joined = collected(ExperimentError("e.yaml", ["a", "b"]), ExperimentError("--only", ["c"]))
     assert str(joined) == "e.yaml, --only: 3 problems\n  - e.yaml: a\n  - e.yaml: b\n  - --only: c"
-
-
-def test_problems_of_several_kinds_are_one_list() -> None:
     joined = collected(ExperimentError("--assume", ["a", "b"]), RunFolderError("/r: c"))
     assert str(joined) == "3 problems\n  - --assume: a\n  - --assume: b\n  - /r: c"
-
-
-def test_other_exceptions_are_not_kept() -> None:
-    with pytest.raises(ZeroDivisionError), Collected().also():
-        raise ZeroDivisionError

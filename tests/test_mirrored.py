@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,15 +20,12 @@ from harness.run.request import AUTO, Request
 from harness.system.uri import below
 from tests.forks import start
 from tests.object_store import CREDENTIALS, Fault, Proxy, s3_server
-from tests.processes import RUN
+from tests.processes import RUN, ended
 from tests.scripted import TEXT, command
 
 pytestmark = pytest.mark.slow
 
 BLOCKS = 2
-ROOT = Path(__file__).parents[1]
-
-
 Kill = tuple[str, int, str]
 KILLS: tuple[Kill, ...] = (
     ("/claims/", 1, "after"),
@@ -165,16 +160,13 @@ def test_a_run_with_ray_sends_each_trial_between_the_trials(s3: Proxy, tmp_path:
     """The store is slow, so that a trial that did not wait for the last one's objects would overlap with them."""
     s3.delay_s = 0.2
     (file := tmp_path / "mirrored.yaml").write_text(FILE)
-    run = [*RUN, str(file), "--output", s3.uri(), "--resume", "auto"]
-    done = subprocess.run(run, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ended(*RUN, file, "--output", s3.uri(), "--resume", "auto", cwd=tmp_path)
     s3.delay_s = 0.0
     (name,) = runs_below(open_store(s3.uri()), "mirrored")
     assert f"Results in s3://bucket/runs/{name}?" in done.stdout
     uri = below(s3.uri(), name)
-    report = [sys.executable, "-m", "tests.without_figures", "harness.report", uri, "--local", "elsewhere"]
-    shown = subprocess.run(report, cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
-    assert shown.returncode == 0 and f"Report: elsewhere/{name}/report.html" in shown.stdout
+    shown = ended(*RUN[:-1], "harness.report", uri, "--local", "elsewhere", cwd=tmp_path)
+    assert f"Report: elsewhere/{name}/report.html" in shown.stdout
     lines: list[Any] = harness.load(tmp_path / "elsewhere" / name).lines
     assert [line["outcome"] for line in lines] == ["ok"] * 6
     assert len({line["group_id"] for line in lines}) < 6
@@ -184,7 +176,3 @@ def test_a_run_with_ray_sends_each_trial_between_the_trials(s3: Proxy, tmp_path:
     ends = sorted(line["started_at"] + line["trial_s"] for line in lines)
     sent = sorted(at for at, path in s3.times if path.startswith("PUT") and path.partition("?")[0].endswith(".json"))
     assert sum(at < ends[-1] for at in sent) >= 4  # the first trials were there before the last had ended
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, **CREDENTIALS, "PYTHONPATH": str(ROOT)}

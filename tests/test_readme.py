@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from harness.analysis.results import load
+from harness.cli.commands import app
 from harness.config import experiment as config
 from harness.config.sections import Checkpoint, Convergence, Grid, Limits, Loader, Throughput, TrainingOptions
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -29,10 +31,10 @@ from harness.run.prepare import check_optimizers, check_workloads
 from harness.train.workloads import load_class
 from tests.conftest import FEW_STEPS, laptop
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-REFERENCE = (Path(__file__).parents[1] / "experiments" / "README.md").read_text()
-EXAMPLE = Path(__file__).parents[1] / "results" / "example" / "scaling-2-cpu-cores"
-EXPERIMENTS = sorted((Path(__file__).parents[1] / "experiments").glob("*.yaml"))
+ROOT = Path(__file__).parents[1]
+README, REFERENCE = (ROOT / "README.md").read_text(), (ROOT / "experiments" / "README.md").read_text()
+EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
 
 
 def block(language: str, text: str = README) -> str:
@@ -65,7 +67,7 @@ def test_every_option_of_a_section_is_explained() -> None:
 
 
 def test_the_workload_that_is_shown_is_the_file_that_runs() -> None:
-    source = (Path(__file__).parents[1] / "experiments" / "my_workload.py").read_text()
+    source = (ROOT / "experiments" / "my_workload.py").read_text()
     assert source.partition("\n\n")[2] == block("python")
 
 
@@ -92,20 +94,14 @@ def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.Mo
     folder = RunFolder.create(tmp_path, experiment, plan, "own")
     Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
     results = write_report(folder.path)
-    planned = {trial.id for trial in plan.trials}
-    done = results.trials[results.trials["trial_id"].isin(planned)]
+    done = results.trials[results.trials["trial_id"].isin({trial.id for trial in plan.trials})]
     assert set(done["outcome"]) == {"ok"}, done["reason"].tolist()
     assert results.epochs.groupby("trial_id")["train_loss"].is_monotonic_decreasing.all()
     sys.modules.pop("my_workload", None)
 
 
 def test_the_command_has_the_options_that_are_shown() -> None:
-    from typer.testing import CliRunner
-
-    from harness.cli.commands import app
-
-    helps = [CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output]
-    text = re.sub(r"\s+", "", "".join(helps))
+    text = re.sub(r"\s+", "", CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output)
     for option in set(re.findall(r"--[a-z-]+", README.split("## The command")[1].split("`harness run` is")[0])):
         assert option in text, option
 
@@ -127,9 +123,8 @@ def test_the_output_that_is_shown_is_the_examples() -> None:
 @pytest.mark.parametrize("inventory", [laptop(), Inventory.assume(1, 8), Inventory.assume(2, 8)], ids=str)
 def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inventory) -> None:
     plan = make_plan(config.load_experiment(path), inventory)
-    assert plan.trials or {skip.reason.split(":")[0] for skip in plan.skips} <= {"too few devices"} | {
-        "single runs on at most one device"
-    }
+    allowed = {"too few devices", "single runs on at most one device"}
+    assert plan.trials or {skip.reason.split(":")[0] for skip in plan.skips} <= allowed
 
 
 def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,4 +137,4 @@ def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path, monkeypat
     pd.testing.assert_frame_equal(rebuilt[then.columns], then)  # columns that came later are empty
     assert results.steps["step_s"].notna().all()
     figure = re.search(r"!\[.*\]\((.*)\)", README)
-    assert figure and (Path(__file__).parents[1] / figure[1]).is_file()
+    assert figure and (ROOT / figure[1]).is_file()

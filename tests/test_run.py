@@ -1,38 +1,23 @@
-"""The command as a user runs it: a process of its own, a run folder, an exit code, a resume."""
+"""The command as a user runs it: a process of its own, a run folder, an exit code."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import harness
-from harness.config.experiment import load_experiment
-from harness.launch.ray.cluster import local_inventory
-from harness.plan.planner import make_plan
-from harness.record.folder import RunFolder
+from tests.processes import ROOT, ended
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
 SMOKE = ROOT / "experiments" / "smoke.yaml"
-SMALL = """
-name: small
-grid: {model: resnet8, per_device_batch_size: 16}
-workload_options: {width: 4}
-"""
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "harness.run", *map(str, arguments)]
 
 
 def test_the_smoke_experiment(tmp_path: Path) -> None:
-    done = subprocess.run(command(SMOKE, "--output", tmp_path), capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = ended(sys.executable, "-m", "harness.run", SMOKE, "--output", tmp_path)
     assert done.stderr == ""
     assert "Plan of smoke" in done.stdout
     assert re.search(r"\[10/10\] ok ", done.stdout)  # three cells, checks, examinations; the links
@@ -49,14 +34,3 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     assert results.scaling["blocks"].tolist() == [1, 1, 1]
     assert results.environment["invocations"][0]["wall_s"] > 0
     assert "\x1b" not in done.stdout  # plain lines where the output is no terminal
-
-
-def test_a_resume_of_another_experiment_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "small.yaml"
-    file.write_text(SMALL)
-    experiment = load_experiment(file)
-    folder = RunFolder.create(tmp_path / "out", experiment, make_plan(experiment, local_inventory()), SMALL)
-    file.write_text(SMALL.replace("width: 4", "width: 8"))
-    done = subprocess.run(command(file, "--resume", folder.path), capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2
-    assert "was made by another experiment: workload_options differ" in done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from harness.launch.worker import run_scenario
 from harness.measure.scenarios import TrialContext
 from harness.plan.cell import Placement
 from harness.plan.planner import make_plan
-from harness.plan.trial import Trial, TrialResult, WorkerGroup
+from harness.plan.trial import TrialResult, WorkerGroup
 from harness.train.ranks import Ranks
 from tests.conftest import laptop
 from tests.worlds import ROOT, fork_ranks
@@ -47,10 +47,6 @@ def run(make_experiment: Callable[..., Experiment], how: str) -> TrialResult:
     return result
 
 
-def trial_of(purpose: str, trials: Sequence[Trial]) -> Trial:
-    return next(trial for trial in trials if trial.purpose == purpose)
-
-
 KINDS = ("contrastive", "logged", "kept", "grouped", "none")
 
 
@@ -71,12 +67,8 @@ def measure_each(rank: int, world_size: int, out: Path) -> None:
         experiment = parse_experiment(content, source="test.yaml")
         planned = [t for t in make_plan(experiment, laptop()).trials if t.cell.devices == 2]
         cache: dict[Hashable, Any] = {}
-        timed, examined = (
-            run_scenario(
-                TrialContext(next(t for t in planned if t.purpose == p), experiment, ranks, lambda: None, cache)
-            )
-            for p in ("", "doctor")
-        )
+        asked = (next(trial for trial in planned if trial.purpose == purpose) for purpose in ("", "doctor"))
+        timed, examined = (run_scenario(TrialContext(trial, experiment, ranks, lambda: None, cache)) for trial in asked)
         found[kind] = {
             "kinds": [window["window_kind"] for window in timed.windows],
             "in_turn_s": [window.get("in_turn_s") for window in timed.windows if window["window_kind"] == "alone"],

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-
 import pytest
 
 import harness
 from harness.analysis.results import Results
 from harness.report.tables.ratios import versus_table
 from harness.report.tables.text import NO_BREAK
-from tests.processes import ROOT, RUN
+from tests.processes import RUN, ended
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +66,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         (folder / "own_helper.py").write_text(helper)
     (home / "own_later.py").write_text("")
     (home / "versions.yaml").write_text(FILE)
-    command = [*RUN, "versions.yaml", "--output", "results"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=home, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ended(*RUN, "versions.yaml", "--output", "results", cwd=home)
     (folder,) = (home / "results" / "versions").iterdir()
     return harness.load(folder)
 

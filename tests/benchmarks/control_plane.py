@@ -12,7 +12,6 @@ import argparse
 import json
 import pickle
 import resource
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -25,7 +24,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.figures import write_figures
+from tests.benchmarks.figures import SHORT, measured_apart, table_of_numbers, write_figures
 
 if TYPE_CHECKING:
     from harness.launch.ray.launcher import RayGroup
@@ -79,13 +78,12 @@ class Traffic:
 
 def experiment_of(ranks: int) -> dict[str, object]:
     """Return trials of the same number of steps on so many ranks, in one worker group."""
-    steps = {"warmup_steps": 2, "warmup_rounds": 2, "windows": 1, "window_steps": STEPS, "window_seconds": 0}
     return {
         "name": "control_plane",
         "workload": "emulated_compute",
         "workload_options": {"mebibytes": 0.1, "step_ms": 5},
         "grid": {"strategy": "ddp", "devices": ranks, "per_device_batch_size": list(range(8, 8 + TRIALS))},
-        "throughput": {"blocks": 1, **steps, "twin": False, "explain": False},
+        "throughput": {**SHORT, "warmup_steps": 2, "window_steps": STEPS},
         "equivalence": False,
         "preflight": False,
     }
@@ -152,24 +150,13 @@ def missed(rows: list[Row]) -> list[str]:
 
 
 def table_of(rows: list[Row]) -> Table:
-    table = Table(title=f"{TRIALS} trials of ddp, {STEPS} timed steps each; seconds are no measurement")
-    for heading in COLUMNS.values():
-        table.add_column(heading, justify="right")
+    title = f"{TRIALS} trials of ddp, {STEPS} timed steps each; seconds are no measurement"
+    table = table_of_numbers(title, COLUMNS.values())
     for row in rows:
         table.add_row(*(f"{row[name]:,.{1 if name.endswith('_s') or 'messages' in name else 0}f}" for name in COLUMNS))
-    found = missed(rows)
-    table.caption = (
-        f"Ranks and trials cost no more if there are more ranks: {'; '.join(found) + ' MISSED' if found else 'met'}"
-    )
+    result = "; ".join(found) + " MISSED" if (found := missed(rows)) else "met"
+    table.caption = f"Ranks and trials cost no more if there are more ranks: {result}"
     return table
-
-
-def measured_apart(ranks: int) -> Row:
-    """Return the counts of a process of its own."""
-    command = [sys.executable, "-m", "tests.benchmarks.control_plane", "--one", str(ranks)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    row: Row = json.loads(done.stdout.splitlines()[-1])
-    return row
 
 
 def main() -> int:
@@ -182,7 +169,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             sys.stdout.write(json.dumps(measure(asked.one, Path(folder))) + "\n")
         return 0
-    rows = [measured_apart(ranks) for ranks in sorted(asked.ranks)]
+    rows = [measured_apart("control_plane", "--one", str(ranks)) for ranks in sorted(asked.ranks)]
     Console(width=150).print(table_of(rows))
     if asked.json:
         write_figures(asked.json, rows)

@@ -79,8 +79,7 @@ def covers(noise: Noise, blocks: int, two_stage: bool, random: np.random.Generat
         n = min(most, stein_blocks(pilot, HALFWIDTH))
     first = [block < blocks for block in range(n)] if two_stage else None
     estimate = paired_ratio(speeds[:n].tolist(), bases[:n].tolist(), pilot=first)
-    assert estimate.low is not None
-    assert estimate.high is not None
+    assert estimate.low is not None and estimate.high is not None
     return estimate.low <= TRUTH <= estimate.high
 
 
@@ -154,28 +153,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS)
     draws = parser.parse_args().draws
-    table = Table(title=f"Part of {draws} studies whose 95 % interval holds the truth")
-    for title in ("noise of a measurement", "blocks or pilot", "fixed", "two-stage"):
-        table.add_column(title)
+    title = f"Part of {draws} studies whose 95 % interval holds the truth"
+    table = Table("noise of a measurement", "blocks or pilot", "fixed", "two-stage", title=title)
     for (name, noise), blocks in product({**MUST_COVER, **FOR_INFORMATION}.items(), BLOCKS):
         found = [coverage(noise, blocks, two_stage, draws=draws) for two_stage in (False, True)]
         table.add_row(name, str(blocks), *(f"{100 * value:.1f} %" for value in found))
-    alarms = Table(title=f"Part of {draws} comparisons without a change in which one is claimed")
-    for title in ("earlier runs", "cells", "compare", "without Holm's adjustment", "blocks as replicates"):
-        alarms.add_column(title)
+    headings = ("earlier runs", "cells", "compare", "without Holm's adjustment", "blocks as replicates")
+    alarms = Table(*headings, title=f"Part of {draws} comparisons without a change in which one is claimed")
     for earlier, cells in product(EARLIER_RUNS, CELLS):
         rates = false_alarms(earlier, cells, draws=draws)
         alarms.add_row(str(earlier), str(cells), *(f"{100 * rate:.1f} %" for rate in rates))
-    stated = Table(title=f"Part of {draws} comparisons with a stated run noise of 5 % in which a cell is claimed")
-    for title in (
-        "spread of runs",
-        "blocks",
-        "cells",
-        "no change",
-        "by the stated noise alone",
-        "changed by 5 spreads",
-    ):
-        stated.add_column(title)
+    title = f"Part of {draws} comparisons with a stated run noise of 5 % in which a cell is claimed"
+    headings = ("blocks", "cells", "no change", "by the stated noise alone", "changed by 5 spreads")
+    stated = Table("spread of runs", *headings, title=title)
     for times, blocks, cells in product((1.5, 4.0), (2, 3, 5), CELLS):
         both = stated_claims(times, blocks, cells, shared=True, draws=draws)
         changed, _ = stated_claims(times, blocks, cells, shared=True, planted=5, draws=draws)

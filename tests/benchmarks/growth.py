@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.figures import write_figures
+from tests.benchmarks.figures import measured_apart, table_of_numbers, write_figures
 
 RANKS, STEPS, BLOCKS = 8, 100, 5
 WINDOWS = ("timed", "alone", "together", "alone", "together")
@@ -87,8 +86,8 @@ def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     run = RunFolder.create(folder, experiment, plan, "name: growth\n")
     waited = [0.0]
     files.to_disk = _timed_sync(files.to_disk, waited)  # how much of recording is the disk's own
-    rest = iter(plan.trials)
-    halves = [[next(rest) for _ in range(len(plan.trials) // 2)], list(rest)]
+    middle = len(plan.trials) // 2
+    halves = (plan.trials[:middle], plan.trials[middle:])
     reported = results_by_purpose(plain)  # made before the clock runs: making it is no part of recording
     for name, half in zip(HALVES, halves, strict=True):
         timed(name, lambda half=half: [record(run, trial, reported) for trial in half])  # type: ignore[misc]
@@ -118,8 +117,7 @@ def results_by_purpose(plain: bool = False) -> dict[str, Any]:
 
     from harness.plan.trial import TrialResult
 
-    ranks = RANKS
-    count = ranks * STEPS
+    ranks, count = RANKS, RANKS * STEPS
     noise = np.random.default_rng(0)  # numbers that no compression makes small
     steps = {
         "rank": np.repeat(np.arange(ranks), STEPS),
@@ -138,18 +136,9 @@ def results_by_purpose(plain: bool = False) -> dict[str, Any]:
     ]
     held = dict.fromkeys(("peak_memory_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes"), 10**6)
     place = {"node_rank": 0, "node_id": "n", "address": "127.0.0.1", "host": "a", "devices": "cpu"}
-    row = {**place, "threads": 1, **held}
-    bare = TrialResult(
-        "",
-        "ok",
-        started_at=0.0,
-        trial_s=2.0,
-        steps_s=1.0,
-        unit="samples",
-        parameters=1,
-        parts={"windows": 1.0, "build": 1.0},
-        ranks=tuple({"rank": rank, "local_rank": rank, **row} for rank in range(ranks)),
-    )
+    rows = tuple({"rank": rank, "local_rank": rank, **place, "threads": 1, **held} for rank in range(ranks))
+    took: dict[str, Any] = {"started_at": 0.0, "trial_s": 2.0, "steps_s": 1.0, "parts": {"windows": 1.0, "build": 1.0}}
+    bare = TrialResult("", "ok", **took, unit="samples", parameters=1, ranks=rows)
     facts = {"steady": True, "flops_per_unit": 1e6, "flops_reason": "", "measured_peak_flops_per_s": 1e12}
     timed = dataclasses.replace(bare, facts=facts, steps=steps)
     reported = tuple({"weight": 3200.0, **window} for window in windows)
@@ -226,9 +215,8 @@ def growth(rows: Rows) -> Rows:
 def table_of(rounds: list[Rows]) -> Table:
     """Of each size the median over the rounds, and under it the least and the most."""
     title = f"Seconds by size: trials of {STEPS} steps on {RANKS} ranks; {platform.processor() or 'CPU'}"
-    table = Table(title=f"{title}; median of {len(rounds)} rounds" if len(rounds) > 1 else title)
-    for name in ("trials (cells planned)", *COLUMNS, "peak GiB"):
-        table.add_column(name, justify="right")
+    title += f"; median of {len(rounds)} rounds" if len(rounds) > 1 else ""
+    table = table_of_numbers(title, ("trials (cells planned)", *COLUMNS, "peak GiB"))
     named = {"": median, "least": min, "most": max} if len(rounds) > 1 else {"": median}
     chosen = [over(rounds, choose) for choose in named.values()]  # type: ignore[arg-type]
     for size in zip(*chosen, strict=True):
@@ -237,14 +225,6 @@ def table_of(rounds: list[Rows]) -> Table:
             table.add_row(head, *(f"{row[column]:.2f}" for column in (*COLUMNS, "peak_gib")))
         table.add_section()
     return table
-
-
-def measured_apart(size: int, folder: str, plain: bool) -> dict[str, float]:
-    """A size measured in a process of its own."""
-    one = ["--one", str(size), tempfile.mkdtemp(dir=folder), *(["--plain"] if plain else [])]
-    command = [sys.executable, "-m", "tests.benchmarks.growth", *one]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def main() -> int:
@@ -258,9 +238,12 @@ def main() -> int:
     if asked.one:
         sys.stdout.write(json.dumps(measure(int(asked.one[0]), Path(asked.one[1]), asked.plain)))
         return 0
-    sizes = sorted(asked.sizes)
+    sizes, plain = sorted(asked.sizes), ["--plain"] if asked.plain else []
     with tempfile.TemporaryDirectory() as folder:
-        rounds = [[measured_apart(size, folder, asked.plain) for size in sizes] for _ in range(asked.rounds)]
+        rounds = [
+            [measured_apart("growth", "--one", str(size), tempfile.mkdtemp(dir=folder), *plain) for size in sizes]
+            for _ in range(asked.rounds)
+        ]
     table = table_of(rounds)
     table.caption, missed = verdict(rounds)
     Console(width=140).print(table)

@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +41,7 @@ from harness.system.process import no_garbage_collection
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.workloads.image_classification import ImageClassification
-from tests.benchmarks.figures import write_figures
+from tests.benchmarks.figures import measured_apart, write_figures
 
 TARGET = 1.01
 
@@ -145,15 +144,11 @@ def one_process(models: Sequence[str], pairs: int, window_s: float, device: torc
     for name in models:
         for strategy in ("single", "ddp"):
             seen = compare(name, strategy, pairs, window_s, device)
-            rows.append(
-                {
-                    "model": name,
-                    "strategy": strategy,
-                    "step_s": statistics.median(bare.median_s for _, bare in seen),
-                    "step": statistics.median(ours.median_s / bare.median_s for ours, bare in seen),
-                    "window": statistics.median(ours.mean_s / bare.mean_s for ours, bare in seen),
-                }
-            )
+            row: dict[str, Any] = {"model": name, "strategy": strategy}
+            row["step_s"] = statistics.median(bare.median_s for _, bare in seen)
+            row["step"] = statistics.median(ours.median_s / bare.median_s for ours, bare in seen)
+            row["window"] = statistics.median(ours.mean_s / bare.mean_s for ours, bare in seen)
+            rows.append(row)
     dist.destroy_process_group()
     return rows
 
@@ -177,18 +172,11 @@ def main() -> int:
         device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
         sys.stdout.write(json.dumps(one_process(asked.models, asked.pairs, asked.window, device)))
         return 0
-    command = [sys.executable, "-m", "tests.benchmarks.overhead", "--one"]
-    command += ["--pairs", str(asked.pairs), "--window", str(asked.window), "--models", *asked.models]
-    command += ["--device", asked.device]
-    result = [
-        json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-        for _ in range(asked.processes)
-    ]
-    table = Table(
-        title=f"Harness over a bare loop: {asked.processes} processes of {asked.pairs} pairs of {asked.window:g} s"
-    )
-    for title in ("model", "strategy", "bare step (ms)", "step time", f"at most {TARGET}", "whole window"):
-        table.add_column(title)
+    one = ["--one", "--pairs", str(asked.pairs), "--window", str(asked.window), "--models", *asked.models]
+    result = [measured_apart("overhead", *one, "--device", asked.device) for _ in range(asked.processes)]
+    title = f"Harness over a bare loop: {asked.processes} processes of {asked.pairs} pairs of {asked.window:g} s"
+    headings = ("model", "strategy", "bare step (ms)", "step time", f"at most {TARGET}", "whole window")
+    table = Table(*headings, title=title)
     missed = False
     for line in zip(*result, strict=True):
         step, window = (geometric_mean([row[what] for row in line]) for what in ("step", "window"))

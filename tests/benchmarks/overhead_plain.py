@@ -25,7 +25,7 @@ from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
-from tests.benchmarks.figures import write_figures
+from tests.benchmarks.figures import SHORT, write_figures
 from tests.benchmarks.plain_ddp import BATCH, STEPS, WARMUP
 
 ROOT = Path(__file__).parents[2]
@@ -50,16 +50,7 @@ def plan_for(devices: int) -> Plan:
         "device": "cpu",
         "grid": {"strategy": strategy, "devices": devices, "per_device_batch_size": BATCH},
         "optimizer": {"name": "SGD", "lr": 0.001},
-        "throughput": {
-            "blocks": 1,
-            "warmup_steps": WARMUP // 2,
-            "warmup_rounds": 2,
-            "windows": 1,
-            "window_steps": STEPS,
-            "window_seconds": 0.0,
-            "twin": False,
-            "explain": False,
-        },
+        "throughput": {**SHORT, "warmup_steps": WARMUP // 2, "window_steps": STEPS},
         "equivalence": False,
         "preflight": False,
     }
@@ -81,9 +72,8 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     asked = parser.parse_args()
-    table = Table(title=f"Harness over a plain script, both under torchrun, {asked.repeats} pairs of fresh processes")
-    for title in ("devices", "plain step (ms)", "ratio", "95 % interval"):
-        table.add_column(title)
+    title = f"Harness over a plain script, both under torchrun, {asked.repeats} pairs of fresh processes"
+    table = Table("devices", "plain step (ms)", "ratio", "95 % interval", title=title)
     figures = {devices: compare(devices, asked.repeats) for devices in asked.devices}
     for devices, seen in figures.items():
         ratio = paired_ratio(seen["harness_step_s"], seen["plain_step_s"])

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import psutil
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from harness.analysis.prediction import Asked
 from harness.analysis.prediction.observed import families
@@ -35,6 +35,7 @@ from harness.record.folder import RunFolder
 from harness.record.frames import records
 from harness.run.execution import Execution
 from tests.benchmarks.emulated_links import NamespaceLauncher, why_not, world
+from tests.benchmarks.figures import SHORT
 
 MOST_BUSY = 0.4
 HELD_OUT = (8, 16)
@@ -118,21 +119,13 @@ def experiment_of(studies: Sequence[Study], blocks: int, most: int, links_second
         for study in studies
         for devices, nodes in sizes
     ]
+    windows = {"warmup_steps": 3, "windows": 2, "window_steps": 8}
     content = {
         "name": "prediction",
         "workload": "emulated_compute",
         "device": "cpu",
         "cells": cells,
-        "throughput": {
-            "blocks": blocks,
-            "warmup_steps": 3,
-            "warmup_rounds": 2,
-            "windows": 2,
-            "window_steps": 8,
-            "window_seconds": 0.0,
-            "twin": False,
-            "links_seconds": links_seconds,
-        },
+        "throughput": {**SHORT, "blocks": blocks, **windows, "explain": True, "links_seconds": links_seconds},
         "optimizer": {"name": "SGD", "lr": 0.01},
         "equivalence": False,
         "preflight": False,
@@ -156,14 +149,11 @@ def measure(
 
 def without_held_out_links(plan: Plan) -> Plan:
     """Return the plan without measurements of the links of held-out placements, which no prediction may use."""
-    groups = [
-        replace(
-            group,
-            trials=tuple(t for t in group.trials if t.purpose != "links" or t.cell.devices <= MOST_FITTED),
-        )
-        for group in plan.groups
-    ]
-    return replace(plan, groups=tuple(group for group in groups if group.trials))
+    groups = []
+    for group in plan.groups:
+        kept = tuple(t for t in group.trials if t.purpose != "links" or t.cell.devices <= MOST_FITTED)
+        groups += [replace(group, trials=kept)] if kept else []
+    return replace(plan, groups=tuple(groups))
 
 
 def exposed_shares(results: Results) -> dict[tuple[str, int, int], float]:
@@ -192,21 +182,15 @@ def judged(results: Results) -> list[dict[str, Any]]:
         used = float(ranks["own_cpu_s"].sum()) / (float(ranks["watched_s"].max()) * (psutil.cpu_count() or 1))
         busy[cells[trial_id]] = max(busy.get(cells[trial_id], 0.0), used)
     by_size = {
-        (row["family_id"], row["devices"]): busy.get(row["cell_id"], math.nan)
-        for row in records(results.trials)
-        if row["devices"] in HELD_OUT
+        (row["family_id"], row["devices"]): busy.get(row["cell_id"], math.nan) for row in records(results.trials)
     }
-    table = predict(results, Asked(most_fitted=MOST_FITTED))
-    rows = [row for row in records(table) if row["devices"] in HELD_OUT and row["kind"] == "held out"]
     exposed = exposed_shares(results)
-    return [
-        {
-            **row,
-            "busy": by_size.get((row["family_id"], row["devices"]), math.nan),
-            "exposed_share": exposed.get((row["family_id"], row["devices"], row["nodes"])),
-        }
-        for row in rows
-    ]
+    predicted = records(predict(results, Asked(most_fitted=MOST_FITTED)))
+    rows = [row for row in predicted if row["devices"] in HELD_OUT and row["kind"] == "held out"]
+    for row in rows:
+        row["busy"] = by_size.get((row["family_id"], row["devices"]), math.nan)
+        row["exposed_share"] = exposed.get((row["family_id"], row["devices"], row["nodes"]))
+    return rows
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:
@@ -217,24 +201,11 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def tables(rows: Sequence[dict[str, Any]]) -> tuple[Table, list[str]]:
-    """Return every held-out row, and the lines of the judgement."""
-    table = Table(title="held out: measured and predicted step, ms")
-    for name in (
-        "ranks",
-        "measured",
-        "predicted",
-        "low",
-        "high",
-        "error",
-        "Amdahl",
-        "ring line",
-        "exposed",
-        "predicted",
-        "busy",
-        "",
-    ):
-        table.add_column(name, justify="right")
+def table_of(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return every held-out row."""
+    times, shares = ("measured", "predicted", "low", "high"), ("error", "Amdahl", "ring line", "exposed", "predicted")
+    columns = (Column(name, justify="right") for name in ("ranks", *times, *shares, "busy", ""))
+    table = Table(*columns, title="held out: measured and predicted step, ms")
     for row in rows:
         measured = row["measured_s"]
         seconds = [row[name] for name in ("measured_s", "step_s", "low", "high")]
@@ -247,7 +218,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> tuple[Table, list[str]]:
             f"{row['busy']:.2f}",
             (row["refusal"] or "")[:60] or ("left out" if row["busy"] > MOST_BUSY else ""),
         )
-    return table, judgement(rows)
+    return table
 
 
 def predicted_share(row: dict[str, Any]) -> float | None:
@@ -316,9 +287,8 @@ def main() -> None:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print every held-out row, and the judgement."""
-    table, lines = tables(rows)
-    Console(width=160).print(table)
-    print(*lines, sep="\n")
+    Console(width=160).print(table_of(rows))
+    print(*judgement(rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -122,17 +122,13 @@ def main() -> int:
 
 def _verdicts(rows: dict[str, dict[str, Any]]) -> dict[str, tuple[str, bool]]:
     """Of each way that has a target: 'met' or 'MISSED' with that, and whether it was missed."""
-    found = {}
-    for way, most in WAYS.items():
-        if most is not None:
-            found[way] = _verdict(rows["harness"]["outside_s"] / rows[way]["outside_s"], most)
-    for way in ("harness", "explained"):
-        found[way] = _verdict(rows[way]["trial_beside_steps_max_s"], TRIAL_MOST_S)
-    return found
-
-
-def _verdict(value: float, most: float) -> tuple[str, bool]:
-    return f"{'MISSED' if value > most else 'met'}: {most:.3g}", value > most
+    ours = rows["harness"]["outside_s"]
+    values = {way: (ours / rows[way]["outside_s"], most) for way, most in WAYS.items() if most is not None}
+    values |= {way: (rows[way]["trial_beside_steps_max_s"], TRIAL_MOST_S) for way in ("harness", "explained")}
+    return {
+        way: (f"{'MISSED' if value > most else 'met'}: {most:.3g}", value > most)
+        for way, (value, most) in values.items()
+    }
 
 
 def _table(rows: dict[str, dict[str, Any]], groups: tuple[WorkerGroup, ...]) -> Table:

@@ -8,6 +8,7 @@ has a name and no mount is outside of them, so that nothing remains.
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -66,29 +67,21 @@ class Machine:
 
     def run(self, *words: str, cwd: Path = ROOT, timeout: float = 120, check: bool = True, **more: str) -> str:
         """Run a command to its end and return its output; AssertionError with the output if it fails."""
-        done = subprocess.run(
-            self.command(*words, cwd=cwd),
-            env={**clean_environment(), **self.variables, **more},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        command, env = self.command(*words, cwd=cwd), self._environment(more)
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, env=env, text=True, timeout=timeout, check=False, **pipes)
         assert not check or done.returncode == 0, f"{words}: exit code {done.returncode}: {done.stdout}"
         return done.stdout
 
     def start(self, *words: str, log: Path, cwd: Path = ROOT, **more: str) -> subprocess.Popen[bytes]:
         """Start a command and return its process; its output goes to a file."""
+        command, env = self.command(*words, cwd=cwd), self._environment(more)
         with log.open("ab") as output:
-            return subprocess.Popen(
-                self.command(*words, cwd=cwd),
-                env={**clean_environment(), **self.variables, **more},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            return subprocess.Popen(command, env=env, **pipes)
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        return {**clean_environment(), **self.variables, **more}
 
     def processes(self) -> list[psutil.Process]:
         """Return every process of the machine but its first."""
@@ -121,6 +114,11 @@ def why_not(script: str = "ip link add v0 type veth peer v1") -> str | None:
     words = [*ISOLATED, "bash", "-ec", script]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     return f"refused on this machine: {' '.join(done.stderr.split())}" if done.returncode else None
+
+
+def new_token() -> dict[str, str]:
+    """Return the variables of a Ray cluster with a token of its own."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def clean_environment() -> dict[str, str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.machines import ROOT, Machine, machines
+from tests.cluster.machines import ROOT, Machine, machines, new_token
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -25,8 +24,7 @@ main()
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A head that says it is of another version of Ray."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    with machines(tmp_path_factory.mktemp("older"), 1, **token) as (machine,):
+    with machines(tmp_path_factory.mktemp("older"), 1, **new_token()) as (machine,):
         machine.run("python", "-c", OLDER, cwd=Path("/"))
         yield machine
 

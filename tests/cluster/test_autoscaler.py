@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 import harness
 from tests.cluster.autoscaler import seen, start_head, watching
-from tests.cluster.machines import Machine, machines, wait_for
+from tests.cluster.machines import Machine, machines, new_token, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -31,8 +30,7 @@ NEEDED = 2
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    with machines(tmp_path_factory.mktemp("grows"), 1, **token) as (made,):
+    with machines(tmp_path_factory.mktemp("grows"), 1, **new_token()) as (made,):
         yield made
 
 

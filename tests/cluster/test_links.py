@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 import harness
 from harness.analysis.results import Results
-from tests.cluster.machines import Machine, machines, wait_for, why_not
+from tests.cluster.machines import Machine, machines, new_token, wait_for, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -41,11 +40,10 @@ def nodes(tmp_path: Path) -> Iterator[list[Machine]]:
     """A head and a second node of one CPU each."""
     if reason := why_not(f"ip link add v0 type veth peer v1; tc qdisc add dev v0 root tbf {' '.join(TBF)} rate 25mbit"):
         pytest.skip(reason)
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     common = ("--num-cpus=1", "--disable-usage-stats")
     folder = tmp_path / "machines"
     folder.mkdir()
-    with machines(folder, 2, **token) as (head, other):
+    with machines(folder, 2, **new_token()) as (head, other):
         start = ("ray", "start", f"--node-ip-address={head.address}", *common)
         head.run(*start, "--head", "--port=6379", "--include-dashboard=false", cwd=Path("/"), PYTHONPATH="")
         join = ("ray", "start", f"--node-ip-address={other.address}", *common, f"--address={head.address}:6379")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from tests.cluster.machines import ROOT, Machine, machines, wait_for
+from tests.cluster.machines import ROOT, Machine, machines, new_token, wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,8 +35,7 @@ ADDRESS = "http://10.77.0.1:8265"
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A head with a dashboard and two CPUs."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    with machines(tmp_path_factory.mktemp("job"), 1, **token) as (machine,):
+    with machines(tmp_path_factory.mktemp("job"), 1, **new_token()) as (machine,):
         machine.run(
             *("ray", "start", "--head", f"--node-ip-address={machine.address}", "--port=6379", "--num-cpus=2"),
             *("--dashboard-host=0.0.0.0", "--disable-usage-stats"),

@@ -19,48 +19,31 @@ def problems_of(content: dict[str, Any]) -> list[str]:
     return list(caught.value.problems)
 
 
-def with_grid(**grid: Any) -> dict[str, Any]:
-    return {"name": "x", "grid": {"per_device_batch_size": 8, **grid}}
+def grid(**axes: Any) -> dict[str, Any]:
+    return {"name": "x", "grid": {"per_device_batch_size": 8, **axes}}
 
 
-def with_section(**sections: Any) -> dict[str, Any]:
+def having(**sections: Any) -> dict[str, Any]:
     return {"name": "x", "grid": {"per_device_batch_size": 8}, **sections}
 
 
-def test_a_scalar_is_an_axis_of_one_value() -> None:
-    experiment = config.parse_experiment(with_grid(strategy="ddp", devices=2), source="f")
+def test_a_grid_has_axes_a_scalar_is_one_value_and_a_dotted_key_an_option() -> None:
+    options = {"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}
+    content = grid(strategy="ddp", devices=2, **options) | {"convergence": {"epochs": 1, "seeds": [3]}}
+    experiment = config.parse_experiment(content, source="f")
     assert experiment.grid is not None
-    assert experiment.grid.strategy == ("ddp",)
-    assert experiment.grid.devices == (2,)
-
-
-def test_an_experiment_is_frozen() -> None:
-    experiment = config.parse_experiment(with_grid(), source="f")
+    assert (experiment.grid.strategy, experiment.grid.devices) == (("ddp",), (2,))
+    assert experiment.grid.options == options
+    assert config.parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
     with pytest.raises(Exception, match="frozen"):
         experiment.name = "other"  # type: ignore[misc]
-
-
-def test_a_dotted_key_makes_an_option_an_axis() -> None:
-    experiment = config.parse_experiment(
-        with_grid(**{"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}), source="f"
-    )
-    assert experiment.grid is not None
-    assert experiment.grid.options == {"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}
-
-
-def test_the_resolved_experiment_reads_back_as_itself() -> None:
-    experiment = config.parse_experiment(
-        with_grid(**{"optimizer.lr": [0.1, 0.2]}) | {"convergence": {"epochs": 1, "seeds": [3]}}, source="f"
-    )
-    again = config.parse_experiment(experiment.model_dump(mode="json"), source="f")
-    assert again == experiment
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [(90, 90.0), (1.5, 1.5), ("90s", 90.0), ("10m", 600.0), ("2h", 7200.0), ("1.5h", 5400.0)]
 )
 def test_durations_are_parsed(text: object, seconds: float) -> None:
-    content = with_section(limits={"wall": float(text) if isinstance(text, int) else text})
+    content = having(limits={"wall": float(text) if isinstance(text, int) else text})
     assert config.parse_experiment(content, source="f").limits.wall == seconds
 
 
@@ -84,150 +67,138 @@ def test_all_problems_are_reported_at_once() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grid": {"per_device_batch_size": 8}}, "name: is missing"),
-    (
-        {"name": 3, "grid": {"per_device_batch_size": 8}},
-        "name: got 3; allowed: text (in quotes, if it looks like another type)",
-    ),
-    ({"name": "", "grid": {"per_device_batch_size": 8}}, "name: got ''; allowed: 1 to 64 letters"),
-    ({"name": ".x", "grid": {"per_device_batch_size": 8}}, "name: got '.x'"),
-    ({"name": "a/b", "grid": {"per_device_batch_size": 8}}, "name: got 'a/b'"),
-    ({"name": "x" * 65, "grid": {"per_device_batch_size": 8}}, "name: got"),
+    (having(name=3), "name: got 3; allowed: text (in quotes, if it looks like another type)"),
+    (having(name=""), "name: got ''; allowed: 1 to 64 letters"),
+    (having(name=".x"), "name: got '.x'"),
+    (having(name="a/b"), "name: got 'a/b'"),
+    (having(name="x" * 65), "name: got"),
     ({"name": "x"}, "give a grid, or a list of cells, or both: there is nothing to measure"),
     ({"name": "x", "grid": [1]}, "grid: got [1]; allowed: a mapping with keys such as precision, compile, data, mo"),
     ({"name": "x", "grid": {}}, "grid: give exactly one of per_device_batch_size (weak) and global_batch_size"),
     (
-        {"name": "x", "grid": {"per_device_batch_size": 8, "global_batch_size": 8}},
+        grid(global_batch_size=8),
         "grid: give exactly one of per_device_batch_size (weak) and global_batch_size (strong)",
     ),
-    (with_grid(strategy=[]), "grid.strategy: got []"),
-    (with_grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),
-    (with_grid(strategy=None), "grid.strategy[0]: got None"),
-    (with_grid(devices=-1), "grid.devices[0]: got -1; it should be greater than or equal to 1"),
-    (with_grid(devices=[]), "grid.devices: got []; allowed: at least one value"),
-    (with_section(optimizer="SGD"), "optimizer: got 'SGD'; allowed: a mapping, {key: value}"),
-    (with_section(exclude={"strategy": "ddp"}), "exclude: got {'strategy': 'ddp'}; allowed: a list"),
+    (grid(strategy=[]), "grid.strategy: got []"),
+    (grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),
+    (grid(strategy=None), "grid.strategy[0]: got None"),
+    (grid(devices=-1), "grid.devices[0]: got -1; it should be greater than or equal to 1"),
+    (grid(devices=[]), "grid.devices: got []; allowed: at least one value"),
+    (having(optimizer="SGD"), "optimizer: got 'SGD'; allowed: a mapping, {key: value}"),
+    (having(exclude={"strategy": "ddp"}), "exclude: got {'strategy': 'ddp'}; allowed: a list"),
+    (grid(**{"optimzer.lr": 0.1}), "grid.optimzer.lr: unknown key; did you mean 'optimizer.lr'? (allowed: options"),
+    (grid(devices=2.5), "grid.devices[0]: got 2.5; allowed: an integer"),
+    (grid(devices=True), "grid.devices[0]: got True; allowed: an integer"),
+    (grid(devices="2"), "grid.devices[0]: got '2'; allowed: an integer"),
+    (grid(devices=10**9), "grid.devices[0]: got 1000000000; it should be less than or equal to 65536"),
+    (grid(nodes=0), "grid.nodes[0]: got 0"),
+    (grid(per_device_batch_size=0), "grid.per_device_batch_size[0]: got 0"),
+    (grid(per_device_batch_size=10**12), "grid.per_device_batch_size[0]: got 1000000000000"),
+    (grid(precision="fp17"), "grid.precision[0]: got 'fp17'; did you mean 'fp16'?"),
+    (grid(compile="yes"), "grid.compile[0]: got 'yes'; allowed: true or false"),
+    (grid(model=3), "grid.model[0]: got 3; allowed: text (in quotes, if it looks like another type)"),
+    (grid(number=3), "grid.number: unknown key"),
+    (having(rule=3), "rule: unknown key"),
+    (grid(modle="resnet18"), "grid.modle: unknown key; did you mean 'model'?"),
+    (grid(**{"optimiser.lr": 1}), "grid.optimiser.lr: unknown key"),
+    (grid(**{"ddp.bucket": 1}), "grid, ddp.bucket: unknown key; did you mean 'bucket_cap_mb'?"),
+    (grid(**{"ddp.bucket_cap_mb": "x"}), "grid, ddp.bucket_cap_mb[0]: got 'x'"),
+    (grid(**{"loader.workers": -1}), "grid, loader.workers[0]: got -1"),
+    (having(workload="image_clasification"), "workload: got 'image_clasification'; did you mean"),
+    (having(workload="a b:c"), "workload: got 'a b:c'"),
+    (having(workload=7), "workload: got 7; allowed: text (in quotes, if it looks like another type)"),
+    (having(cells=[{"devices": 1}]), "cells[0]: give exactly one of per_device_batch_size"),
+    (having(cells={"devices": 1}), "cells: got {'devices': 1}"),
+    (having(cells=[3]), "cells[0]: got 3; allowed: a mapping"),
+    (having(exclude=[{"stratgy": "ddp"}]), "exclude[0]: unknown axis 'stratgy'; did you mean 'strategy'?"),
+    (having(strategy_options={"zero 1:A": {"x": 1}}), "strategy_options.zero 1:A: unknown key"),
+    (having(strategy_options={"ddq": {}}), "strategy_options.ddq: unknown key; did you mean 'ddp'?"),
+    (having(strategy_options={"ddp": {"bucket_mb": 1}}), "strategy_options.ddp.bucket_mb: unknown key"),
+    (having(strategy_options={"ddp": {"bucket_cap_mb": -1}}), "strategy_options.ddp.bucket_cap_mb[0]: got -1"),
+    (having(strategy_options={"dp": {"x": 1}}), "strategy_options.dp.x: unknown key; nothing is allowed here"),
+    (having(workload_options=[1]), "workload_options: got [1]"),
+    (having(workload_options={"width": float("inf")}), "workload_options.width: got inf"),
+    (having(workload_options={"width": {"a": 1}}), "workload_options.width: got a mapping"),
+    (having(workload_options={"width": [[1, [float("nan")]]]}), "workload_options.width: got [[1, [nan]]]"),
+    (having(workload_options={"width": 2**63}), "workload_options.width: got an integer of more than 63"),
+    (having(workload_options={"day": date(2026, 1, 1)}), "workload_options.day: got a date, datetime.date(2026"),
+    (having(workload_options={"blob": [b"x"]}), "workload_options.blob: got a bytes, b'x'; allowed: text,"),
+    (having(workload_options={f"o{n}": 1 for n in range(101)}), "workload_options: got {'o0': 1, 'o1': 1"),
+    (having(exclude=[{"model": {"a": 1}}]), "exclude[0].model: got a mapping"),
+    (having(workload="own:Class\n"), "workload: got 'own:Class\\n'"),
+    (grid(options=3, **{"optimizer.lr": 1}), "grid: options: got 3; write optimizer.lr and the like"),
+    (grid(options={"x.y": 1}), "grid: options: unknown axis 'x.y'"),
+    (having(optimizer={"lr": 0.1}), "optimizer: needs a name, a class of torch.optim such as SGD"),
+    (having(optimizer={"name": "SGD", "lr": float("nan")}), "optimizer.lr: got nan; allowed: finite numbers"),
+    (having(schedule={"T_max": 3}), "schedule: needs a name, a class of torch.optim.lr_scheduler such as StepLR"),
+    (grid(**{"schedule.T_max": [3, 4]}), "schedule: needs a name"),
     (
-        with_grid(**{"optimzer.lr": 0.1}),
-        "grid.optimzer.lr: unknown key; did you mean 'optimizer.lr'? (allowed: options",
-    ),
-    (with_grid(devices=2.5), "grid.devices[0]: got 2.5; allowed: an integer"),
-    (with_grid(devices=True), "grid.devices[0]: got True; allowed: an integer"),
-    (with_grid(devices="2"), "grid.devices[0]: got '2'; allowed: an integer"),
-    (with_grid(devices=10**9), "grid.devices[0]: got 1000000000; it should be less than or equal to 65536"),
-    (with_grid(nodes=0), "grid.nodes[0]: got 0"),
-    (with_grid(per_device_batch_size=0), "grid.per_device_batch_size[0]: got 0"),
-    (with_grid(per_device_batch_size=10**12), "grid.per_device_batch_size[0]: got 1000000000000"),
-    (with_grid(precision="fp17"), "grid.precision[0]: got 'fp17'; did you mean 'fp16'?"),
-    (with_grid(compile="yes"), "grid.compile[0]: got 'yes'; allowed: true or false"),
-    (with_grid(model=3), "grid.model[0]: got 3; allowed: text (in quotes, if it looks like another type)"),
-    (with_grid(number=3), "grid.number: unknown key"),
-    (with_section(rule=3), "rule: unknown key"),
-    (with_grid(modle="resnet18"), "grid.modle: unknown key; did you mean 'model'?"),
-    (with_grid(**{"optimiser.lr": 1}), "grid.optimiser.lr: unknown key"),
-    (with_grid(**{"ddp.bucket": 1}), "grid, ddp.bucket: unknown key; did you mean 'bucket_cap_mb'?"),
-    (with_grid(**{"ddp.bucket_cap_mb": "x"}), "grid, ddp.bucket_cap_mb[0]: got 'x'"),
-    (with_grid(**{"loader.workers": -1}), "grid, loader.workers[0]: got -1"),
-    (with_section(workload="image_clasification"), "workload: got 'image_clasification'; did you mean"),
-    (with_section(workload="a b:c"), "workload: got 'a b:c'"),
-    (with_section(workload=7), "workload: got 7; allowed: text (in quotes, if it looks like another type)"),
-    (with_section(cells=[{"devices": 1}]), "cells[0]: give exactly one of per_device_batch_size"),
-    (with_section(cells={"devices": 1}), "cells: got {'devices': 1}"),
-    (with_section(cells=[3]), "cells[0]: got 3; allowed: a mapping"),
-    (with_section(exclude=[{"stratgy": "ddp"}]), "exclude[0]: unknown axis 'stratgy'; did you mean 'strategy'?"),
-    (with_section(exclude={"strategy": "ddp"}), "exclude: got {'strategy': 'ddp'}"),
-    (with_section(strategy_options={"ddq": {}}), "strategy_options.ddq: unknown key; did you mean 'ddp'?"),
-    (with_section(strategy_options={"ddp": {"bucket_mb": 1}}), "strategy_options.ddp.bucket_mb: unknown key"),
-    (with_section(strategy_options={"ddp": {"bucket_cap_mb": -1}}), "strategy_options.ddp.bucket_cap_mb[0]: got -1"),
-    (with_section(strategy_options={"dp": {"x": 1}}), "strategy_options.dp.x: unknown key; nothing is allowed here"),
-    (with_section(workload_options=[1]), "workload_options: got [1]"),
-    (with_section(workload_options={"width": float("inf")}), "workload_options.width: got inf"),
-    (with_section(workload_options={"width": {"a": 1}}), "workload_options.width: got a mapping"),
-    (with_section(workload_options={"width": [[1, [float("nan")]]]}), "workload_options.width: got [[1, [nan]]]"),
-    (with_section(workload_options={"width": 2**63}), "workload_options.width: got an integer of more than 63"),
-    (with_section(workload_options={"day": date(2026, 1, 1)}), "workload_options.day: got a date, datetime.date(2026"),
-    (with_section(workload_options={"blob": [b"x"]}), "workload_options.blob: got a bytes, b'x'; allowed: text,"),
-    (with_section(workload_options={f"o{n}": 1 for n in range(101)}), "workload_options: got {'o0': 1, 'o1': 1"),
-    (with_section(exclude=[{"model": {"a": 1}}]), "exclude[0].model: got a mapping"),
-    (with_section(workload="own:Class\n"), "workload: got 'own:Class\\n'"),
-    (with_grid(options=3, **{"optimizer.lr": 1}), "grid: options: got 3; write optimizer.lr and the like"),
-    (with_grid(options={"x.y": 1}), "grid: options: unknown axis 'x.y'"),
-    (with_section(optimizer={"lr": 0.1}), "optimizer: needs a name, a class of torch.optim such as SGD"),
-    (with_section(optimizer={"name": "SGD", "lr": float("nan")}), "optimizer.lr: got nan; allowed: finite numbers"),
-    (with_section(schedule={"T_max": 3}), "schedule: needs a name, a class of torch.optim.lr_scheduler such as StepLR"),
-    (with_grid(**{"schedule.T_max": [3, 4]}), "schedule: needs a name"),
-    (
-        {**with_grid(**{"optimizer.name": "Adam"}), "cells": [{"per_device_batch_size": 4}]},
+        {**grid(**{"optimizer.name": "Adam"}), "cells": [{"per_device_batch_size": 4}]},
         "optimizer: needs a name, a class of torch.optim such as SGD; or the axis optimizer.name in each grid",
     ),
-    (with_section(loader={"workers": 1000}), "loader.workers[0]: got 1000"),
-    (with_section(loader={"wrokers": 1}), "loader.wrokers: unknown key; did you mean 'workers'?"),
-    (with_section(training={"acumulation": 2}), "training.acumulation: unknown key; did you mean 'accumulation'?"),
-    (with_section(training={"accumulation": 0}), "training.accumulation[0]: got 0"),
-    (with_section(training={"clip_grad_norm": 0.0}), "training.clip_grad_norm[0]: got 0.0"),
-    (with_section(training={"clip_grad_norm": float("inf")}), "training.clip_grad_norm[0]: got inf"),
+    (having(loader={"workers": 1000}), "loader.workers[0]: got 1000"),
+    (having(loader={"wrokers": 1}), "loader.wrokers: unknown key; did you mean 'workers'?"),
+    (having(training={"acumulation": 2}), "training.acumulation: unknown key; did you mean 'accumulation'?"),
+    (having(training={"accumulation": 0}), "training.accumulation[0]: got 0"),
+    (having(training={"clip_grad_norm": 0.0}), "training.clip_grad_norm[0]: got 0.0"),
+    (having(training={"clip_grad_norm": float("inf")}), "training.clip_grad_norm[0]: got inf"),
     (
-        with_section(training={"clip_grad_norm": 1.0, "clip_grad_value": 1.0}),
+        having(training={"clip_grad_norm": 1.0, "clip_grad_value": 1.0}),
         "training: clip_grad_norm: not together with clip_grad_value; to compare them, give each a grid of its own",
     ),
     (
-        with_section(training={"lr_scaling": "lineer", "lr_base_batch_size": 8}),
+        having(training={"lr_scaling": "lineer", "lr_base_batch_size": 8}),
         "training.lr_scaling[0]: got 'lineer'; did you mean 'linear'? (allowed: linear, none, sqrt)",
     ),
     (
-        with_section(training={"lr_scaling": ["none", "sqrt"]}),
+        having(training={"lr_scaling": ["none", "sqrt"]}),
         "training: lr_scaling: needs lr_base_batch_size, the global batch size that the optimizer's lr was chosen for",
     ),
+    (grid(**{"training.lr_scaling": ["none", "linear"]}), "grid, training.lr_scaling: needs lr_base_batch_size"),
+    (grid(**{"training.accumulation": [1, "2"]}), "grid, training.accumulation[1]: got '2'"),
     (
-        with_grid(**{"training.lr_scaling": ["none", "linear"]}),
-        "grid, training.lr_scaling: needs lr_base_batch_size",
-    ),
-    (with_grid(**{"training.accumulation": [1, "2"]}), "grid, training.accumulation[1]: got '2'"),
-    (
-        with_section(training={"warmup_epochs": 2}),
+        having(training={"warmup_epochs": 2}),
         "training: warmup_epochs: needs lr_scaling linear or sqrt; it rises from the optimizer's lr to",
     ),
-    (with_section(checkpoint={"every": 1}), "checkpoint: needs a convergence section; only its trials have epochs"),
-    (with_section(checkpoint={"every": 0}, convergence={"epochs": 1}), "checkpoint.every: got 0"),
-    (with_section(throughput={"blocks": 0}), "throughput.blocks: got 0"),
-    (with_section(throughput={"blocks": "many"}), "throughput.blocks: got 'many'"),
-    (with_section(throughput={"window_seconds": -1}), "throughput.window_seconds: got -1"),
-    (with_section(throughput={"windw_steps": 1}), "throughput.windw_steps: unknown key; did you mean 'window_steps'?"),
-    (with_section(throughput=None), "throughput and convergence are both off"),
-    (with_section(convergence={}), "convergence.epochs: is missing"),
-    (with_section(convergence={"epochs": 0}), "convergence.epochs: got 0"),
-    (with_section(convergence={"epochs": 1, "seeds": []}), "convergence.seeds: got []"),
+    (having(checkpoint={"every": 1}), "checkpoint: needs a convergence section; only its trials have epochs"),
+    (having(checkpoint={"every": 0}, convergence={"epochs": 1}), "checkpoint.every: got 0"),
+    (having(throughput={"blocks": 0}), "throughput.blocks: got 0"),
+    (having(throughput={"blocks": "many"}), "throughput.blocks: got 'many'"),
+    (having(throughput={"window_seconds": -1}), "throughput.window_seconds: got -1"),
+    (having(throughput={"windw_steps": 1}), "throughput.windw_steps: unknown key; did you mean 'window_steps'?"),
+    (having(throughput=None), "throughput and convergence are both off"),
+    (having(convergence={}), "convergence.epochs: is missing"),
+    (having(convergence={"epochs": 0}), "convergence.epochs: got 0"),
+    (having(convergence={"epochs": 1, "seeds": []}), "convergence.seeds: got []"),
     (
-        with_section(convergence={"epochs": 1, "seeds": [1, 1]}),
+        having(convergence={"epochs": 1, "seeds": [1, 1]}),
         "convergence: seeds: got [1, 1]; each seed may appear only once",
     ),
-    (with_section(convergence={"epochs": 1, "seeds": [-1]}), "convergence.seeds[0]: got -1"),
-    (with_section(convergence={"epochs": 1, "target": {"metric": "a"}}), "convergence.target: give exactly one of"),
-    (with_section(convergence={"epochs": 1, "target": {"at_least": 1.0}}), "convergence.target.metric: is missing"),
-    (with_section(convergence={"epochs": 1, "only": {"modle": "x"}}), "convergence.only: unknown axis 'modle'"),
-    (with_section(limits={"wall": "2 hours"}), "limits.wall: got '2 hours'; allowed: a number of seconds"),
-    (with_section(limits={"wall": "0s"}), "limits.wall: got '0s'"),
-    (with_section(limits={"trial": -5.0}), "limits.trial: got -5.0"),
-    (with_section(limits={"attempts": 0}), "limits.attempts: got 0"),
-    (
-        with_section(cluster={"wait_for": "10 minutes"}),
-        "cluster.wait_for: got '10 minutes'; allowed: a number of seconds",
-    ),
-    (with_section(cluster={"wait_for": 0}), "cluster.wait_for: got 0"),
-    (with_section(cluster={}), "cluster.wait_for: "),
-    (with_section(cluster="10m"), "cluster: got '10m'"),
-    (with_section(limits={"device_hours": 0}), "limits.device_hours: got 0"),
-    (with_section(limits={"device_hours": float("nan")}), "limits.device_hours: got nan"),
-    (with_section(limits={"cost": -1.0}), "limits.cost: got -1.0"),
-    (with_section(limits={"cost": 1}), "limits.cost: needs the price of a device, as cost: {per_device_hour: 2.5"),
-    (with_section(cost={"per_device_hour": -2.5, "currency": "USD"}), "cost.per_device_hour: got -2.5"),
-    (with_section(cost={"per_device_hour": float("inf"), "currency": "USD"}), "cost.per_device_hour: got inf"),
-    (with_section(cost={"per_device_hour": 2.5, "currency": False}), "cost.currency: got False"),
-    (with_section(cost={"per_device_hour": 2.5}), "cost.currency: "),
-    (with_section(cost=2.5), "cost: got 2.5"),
-    (with_section(device="gpu"), "device: got 'gpu'; did you mean 'cuda'? (allowed: auto, cpu, cuda)"),
-    (with_section(oversubscribe="yes"), "oversubscribe: got 'yes'; allowed: true or false"),
-    (with_section(seed=-1), "seed: got -1"),
-    (with_section(seed=1.5), "seed: got 1.5"),
+    (having(convergence={"epochs": 1, "seeds": [-1]}), "convergence.seeds[0]: got -1"),
+    (having(convergence={"epochs": 1, "target": {"metric": "a"}}), "convergence.target: give exactly one of"),
+    (having(convergence={"epochs": 1, "target": {"at_least": 1.0}}), "convergence.target.metric: is missing"),
+    (having(convergence={"epochs": 1, "only": {"modle": "x"}}), "convergence.only: unknown axis 'modle'"),
+    (having(limits={"wall": "2 hours"}), "limits.wall: got '2 hours'; allowed: a number of seconds"),
+    (having(limits={"wall": "0s"}), "limits.wall: got '0s'"),
+    (having(limits={"trial": -5.0}), "limits.trial: got -5.0"),
+    (having(limits={"attempts": 0}), "limits.attempts: got 0"),
+    (having(cluster={"wait_for": "10 minutes"}), "cluster.wait_for: got '10 minutes'; allowed: a number of seconds"),
+    (having(cluster={"wait_for": 0}), "cluster.wait_for: got 0"),
+    (having(cluster={}), "cluster.wait_for: "),
+    (having(cluster="10m"), "cluster: got '10m'"),
+    (having(limits={"device_hours": 0}), "limits.device_hours: got 0"),
+    (having(limits={"device_hours": float("nan")}), "limits.device_hours: got nan"),
+    (having(limits={"cost": -1.0}), "limits.cost: got -1.0"),
+    (having(limits={"cost": 1}), "limits.cost: needs the price of a device, as cost: {per_device_hour: 2.5"),
+    (having(cost={"per_device_hour": -2.5, "currency": "USD"}), "cost.per_device_hour: got -2.5"),
+    (having(cost={"per_device_hour": float("inf"), "currency": "USD"}), "cost.per_device_hour: got inf"),
+    (having(cost={"per_device_hour": 2.5, "currency": False}), "cost.currency: got False"),
+    (having(cost={"per_device_hour": 2.5}), "cost.currency: "),
+    (having(cost=2.5), "cost: got 2.5"),
+    (having(device="gpu"), "device: got 'gpu'; did you mean 'cuda'? (allowed: auto, cpu, cuda)"),
+    (having(oversubscribe="yes"), "oversubscribe: got 'yes'; allowed: true or false"),
+    (having(seed=-1), "seed: got -1"),
+    (having(seed=1.5), "seed: got 1.5"),
 ]
 
 
@@ -244,25 +215,17 @@ def test_the_message_names_the_file_and_counts() -> None:
     assert str(caught.value).splitlines()[0] == "my.yaml: 2 problems"
 
 
-def test_relative_data_paths_resolve_from_the_file(tmp_path: Any) -> None:
-    path = tmp_path / "e.yaml"
-    path.write_text("name: x\ngrid: {data: [./images, digits], per_device_batch_size: 8}\n")
-    experiment = config.load_experiment(path)
-    assert experiment.grid is not None
+def test_relative_paths_of_data_and_checkpoints_resolve_from_the_file(tmp_path: Path) -> None:
+    text = "name: x\ngrid: {data: [./images, digits], per_device_batch_size: 8}\nconvergence: {epochs: 2}\n"
+    (tmp_path / "e.yaml").write_text(f"{text}checkpoint: {{every: 2, folder: kept}}\n")
+    experiment = config.load_experiment(tmp_path / "e.yaml")
+    assert experiment.grid and experiment.checkpoint
     assert experiment.grid.data == (str(tmp_path / "images"), "digits")
-
-
-def test_a_relative_checkpoint_folder_resolves_from_the_file(tmp_path: Any) -> None:
-    path = tmp_path / "e.yaml"
-    grid = "grid: {per_device_batch_size: 8}\nconvergence: {epochs: 2}\n"
-    path.write_text(f"name: x\n{grid}checkpoint: {{every: 2, folder: kept}}\n")
-    checkpoint = config.load_experiment(path).checkpoint
-    assert checkpoint is not None
-    assert (checkpoint.every, checkpoint.folder) == (2, str(tmp_path / "kept"))
+    assert (experiment.checkpoint.every, experiment.checkpoint.folder) == (2, str(tmp_path / "kept"))
 
 
 def test_training_options_of_a_grid_join_those_of_the_section() -> None:
-    content = with_grid(**{"training.lr_scaling": ["none", "linear"]}) | {"training": {"lr_base_batch_size": 256}}
+    content = grid(**{"training.lr_scaling": ["none", "linear"]}) | {"training": {"lr_base_batch_size": 256}}
     axes = config.parse_experiment(content, source="f").option_axes()
     assert axes["training.lr_base_batch_size"] == (256,)
     assert axes["training.accumulation"] == (1,)
@@ -278,7 +241,7 @@ def test_training_options_of_a_grid_join_those_of_the_section() -> None:
     ],
 )
 def test_the_name_of_an_optimizer_or_schedule_may_be_an_axis(sections: Any, axes: Any) -> None:
-    experiment = config.parse_experiment({**with_grid(**axes), **sections}, source="f")
+    experiment = config.parse_experiment({**grid(**axes), **sections}, source="f")
     resolved = experiment.model_dump(mode="json")
     assert config.parse_experiment(resolved, source="f") == experiment
     if "optimizer.name" in axes:  # SGD's default rate and momentum are no other optimizer's
@@ -293,7 +256,7 @@ def test_only_the_first_of_many_problems_are_listed() -> None:
     assert max(map(len, problems)) <= 500
 
 
-OWN = with_section(workload="own:Own")
+OWN = having(workload="own:Own")
 
 
 def test_variants_are_named_folders_relative_to_the_file() -> None:
@@ -307,7 +270,7 @@ def test_variants_are_named_folders_relative_to_the_file() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (with_section(variants={"a": ".", "b": "x"}), "variants: needs a workload or a strategy of your own, "),
+        (having(variants={"a": ".", "b": "x"}), "variants: needs a workload or a strategy of your own, "),
         (OWN | {"variants": {"a": "."}}, "variants: got a alone; allowed: at least two, to compare"),
         (OWN | {"variants": {"a/b": ".", "c": "."}}, "allowed: 1 to 64 letters, digits"),
         (OWN | {"variants": {"a": "", "c": "."}}, "variants.a: got ''"),
@@ -322,7 +285,7 @@ def test_variants_are_at_least_two_versions_of_own_code(content: dict[str, Any],
 
 def test_checks_that_are_allowed_are_named_by_their_files() -> None:
     def allowed(**given: object) -> tuple[str, ...]:
-        return config.parse_experiment(with_grid() | given, source="f").allow
+        return config.parse_experiment(grid() | given, source="f").allow
 
     assert allowed() == ()
     assert allowed(allow=["copies", "divergence"]) == ("copies", "divergence")

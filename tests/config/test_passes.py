@@ -39,33 +39,23 @@ def test_wrong_values_do_not_hide_what_does_not_fit_together() -> None:
         "grid, loader.workers[0]: got -1; it should be greater than or equal to 0",
         "grid, ddp.bucket: unknown key; did you mean 'bucket_cap_mb'?",
     ]
+    lacking = problems_of("grid: {global_batch_size: 8}\ntraining: {lr_scaling: lineer, warmup_epochs: 2}\n")
+    assert lacking == ["name: is missing", "training.lr_scaling[0]: got 'lineer'; did you mean 'linear'?"]
 
 
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("name: x\ngrid: {per_device_batch_size: no}\n", ["grid.per_device_batch_size[0]: got False"]),
-        ("name: x\ngrid: {batch_size: 8}\n", ["grid.batch_size: unknown key"]),
-        ("name: x\ngrid: 3\n", ["grid: got 3"]),
-        (
-            "name: x\ngrid: {per_device_batch_size: 8}\nconvergence: {epoch: 3}\ncheckpoint: {}\n",
-            ["convergence.", "conv"],
-        ),
-        ("name: x\ngrid: {per_device_batch_size: 8}\noptimizer: [SGD]\n", ["optimizer: got ['SGD']"]),
-        ("name: x\ngrid: {model: small, per_device_batch_size: 8}\nworkload: mpl\n", ["workload: got 'mpl'"]),
-        ("name: x\ncells: [{devices: 0, per_device_batch_size: 8}]\n", ["cells[0].devices[0]: got 0"]),
-        (
-            "name: x\ngrid: {per_device_batch_size: 8}\nthroughput: null\nconvergence: {epochs: 0}\n",
-            ["convergence.epochs: got 0"],
-        ),
-        (
-            "grid: {per_device_batch_size: 8}\ntraining: {lr_scaling: lineer, warmup_epochs: 2}\n",
-            ["name: is missing", "training.lr_scaling[0]: got 'lineer'"],
-        ),
+        ("grid: {per_device_batch_size: no}", ["grid.per_device_batch_size[0]: got False"]),
+        ("grid: {batch_size: 8}", ["grid.batch_size: unknown key"]),
+        ("grid: {global_batch_size: 8}\nconvergence: {epoch: 3}\ncheckpoint: {}", ["convergence.", "conv"]),
+        ("grid: {model: small, per_device_batch_size: 8}\nworkload: mpl", ["workload: got 'mpl'"]),
+        ("cells: [{devices: 0, per_device_batch_size: 8}]", ["cells[0].devices[0]: got 0"]),
+        ("grid: {global_batch_size: 8}\nthroughput: null\nconvergence: {epochs: 0}", ["convergence.epochs: got 0"]),
     ],
 )
 def test_nothing_that_only_follows_from_a_mistake_is_reported(text: str, problems: list[str]) -> None:
-    found = problems_of(text)
+    found = problems_of(f"name: x\n{text}\n")
     assert len(found) == len(problems), found
     assert all(one.startswith(start) for one, start in zip(found, problems, strict=True)), found
 
@@ -93,31 +83,26 @@ def test_a_key_in_the_wrong_section_is_shown_its_place(content: dict[str, Any], 
 
 @pytest.mark.parametrize("name", ["batch_size", "batch", "batchsize", "Batch_Size"])
 def test_a_batch_size_offers_both_kinds(name: str) -> None:
+    hint = "did you mean 'global_batch_size' or 'per_device_batch_size'?"
+    explained = "global: fixed over device counts (strong scaling), per device: fixed on each (weak scaling)"
     (problem,) = problems_of(f"name: x\ngrid: {{{name}: 8}}\n")
-    assert "did you mean 'global_batch_size' or 'per_device_batch_size'?" in problem
+    assert hint in problem
     for text in (f"exclude: [{{{name}: 8}}]", f"convergence: {{epochs: 1, only: {{{name}: 8}}}}"):
         with pytest.raises(ExperimentError) as caught:
-            config.parse_experiment(
-                yaml.safe_load(f"name: x\ngrid: {{per_device_batch_size: 8}}\n{text}\n"), source="f"
-            )
+            content = yaml.safe_load(f"name: x\ngrid: {{per_device_batch_size: 8}}\n{text}\n")
+            config.parse_experiment(content, source="f")
         (problem,) = caught.value.problems
-        assert "did you mean 'global_batch_size' or 'per_device_batch_size'?" in problem
-        assert problem.endswith(
-            "global: fixed over device counts (strong scaling), per device: fixed on each (weak scaling)"
-        )
+        assert hint in problem and problem.endswith(explained)
 
 
 def test_a_key_that_appears_twice_is_one_of_the_problems(tmp_path: Any) -> None:
-    (tmp_path / "e.yaml").write_text("name: x\nseed: 1\nseed: 2\ngrid: {devices: 0, per_device_batch_size: 8}\n")
-    with pytest.raises(ExperimentError) as caught:
-        config.load_experiment(tmp_path / "e.yaml")
-    assert caught.value.problems == (
-        "line 3: the key 'seed' appears twice; keep one of them",
-        "grid.devices[0]: got 0; it should be greater than or equal to 1",
-    )
-    (tmp_path / "e.yaml").write_text("name: x\nseed: 1\nseed: 2\ngrid: {per_device_batch_size: 8}\n")
-    with pytest.raises(ExperimentError, match="appears twice"):
-        config.load_experiment(tmp_path / "e.yaml")
+    twice = "line 3: the key 'seed' appears twice; keep one of them"
+    for devices, more in (("0", ("grid.devices[0]: got 0; it should be greater than or equal to 1",)), ("1", ())):
+        text = f"name: x\nseed: 1\nseed: 2\ngrid: {{devices: {devices}, per_device_batch_size: 8}}\n"
+        (tmp_path / "e.yaml").write_text(text)
+        with pytest.raises(ExperimentError) as caught:
+            config.load_experiment(tmp_path / "e.yaml")
+        assert caught.value.problems == (twice, *more)
 
 
 def test_the_names_of_data_and_models_of_a_built_in_workload_are_checked_with_the_rest() -> None:

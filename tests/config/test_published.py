@@ -17,10 +17,6 @@ Make = Callable[..., Experiment]
 BASIS: dict[str, Any] = {"cell": {"strategy": "ddp", "devices": 2}, "source": "A. Author", "hardware": "2 X100"}
 
 
-def entry(**given: Any) -> dict[str, Any]:
-    return {**BASIS, **given}
-
-
 @pytest.mark.parametrize(
     ("given", "level", "figures"),
     [
@@ -34,47 +30,38 @@ def entry(**given: Any) -> dict[str, Any]:
     ],
 )
 def test_figures_are_in_the_unit_of_the_column(given: dict[str, Any], level: str, figures: list[Any]) -> None:
-    found = Published.model_validate(entry(**given))
+    found = Published.model_validate({**BASIS, **given})
     assert found.level == level
     assert [(at, pytest.approx(low), pytest.approx(high)) for at, low, high in found.figures] == figures
 
 
 def test_a_loss_may_be_no_number() -> None:
-    found = Published.model_validate(entry(metric="running_loss", values=[2.3, "nan"]))
+    found = Published.model_validate({**BASIS, "metric": "running_loss", "values": [2.3, "nan"]})
     assert found.figures[0] == (1, 2.3, 2.3) and math.isnan(found.figures[1][1])
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"metric": "val_acuracy", "value": 1}, "published[0].metric: got 'val_acuracy'; did you mean 'val_accuracy'?"),
-        ({"metric": "val_loss"}, "published[0]: got no figure; give exactly one of value, range and values"),
-        ({"metric": "val_loss", "value": 1, "range": [1, 2]}, "published[0]: got value, range; give exactly one of"),
-        (
-            {"metric": "val_loss", "range": [2, 1]},
-            "published[0]: range: got [2.0, 1.0]; allowed: the lowest figure, then",
-        ),
-        (
-            {"metric": "val_loss", "value": 1, "at": {"step": 1}},
-            "published[0]: at: got step for val_loss; allowed: epoch",
-        ),
-        (
-            {"metric": "throughput_per_s", "value": 1, "at": {"epoch": 1}},
-            "published[0]: at: got epoch for throughput_per_s",
-        ),
-        ({"metric": "throughput_per_s", "values": [1, 2]}, "published[0]: values: got several of throughput_per_s"),
-        ({"metric": "loss", "value": 1}, "published[0]: at: loss is a figure of one step; give at: {step: n}"),
-        ({"metric": "step_s", "value": 1, "unit": "min"}, "published[0]: unit: got 'min' for step_s; allowed: s, ms"),
-        ({"metric": "val_loss", "value": 1, "at": {}}, "published[0].at: give exactly one of epoch and step"),
-        ({"metric": "val_loss", "value": 1, "souce": "x"}, "published[0].souce: unknown key"),
-        ({"metric": "val_loss", "value": 1, "cell": {"stategy": "dp"}}, "published[0].cell: unknown axis 'stategy'"),
-        ({"metric": "val_loss", "value": "much"}, "published[0].value"),
+        ({"metric": "val_acuracy", "value": 1}, ".metric: got 'val_acuracy'; did you mean 'val_accuracy'?"),
+        ({"metric": "val_loss"}, ": got no figure; give exactly one of value, range and values"),
+        ({"metric": "val_loss", "value": 1, "range": [1, 2]}, ": got value, range; give exactly one of"),
+        ({"metric": "val_loss", "range": [2, 1]}, ": range: got [2.0, 1.0]; allowed: the lowest figure, then"),
+        ({"metric": "val_loss", "value": 1, "at": {"step": 1}}, ": at: got step for val_loss; allowed: epoch"),
+        ({"metric": "throughput_per_s", "value": 1, "at": {"epoch": 1}}, ": at: got epoch for throughput_per_s"),
+        ({"metric": "throughput_per_s", "values": [1, 2]}, ": values: got several of throughput_per_s"),
+        ({"metric": "loss", "value": 1}, ": at: loss is a figure of one step; give at: {step: n}"),
+        ({"metric": "step_s", "value": 1, "unit": "min"}, ": unit: got 'min' for step_s; allowed: s, ms"),
+        ({"metric": "val_loss", "value": 1, "at": {}}, ".at: give exactly one of epoch and step"),
+        ({"metric": "val_loss", "value": 1, "souce": "x"}, ".souce: unknown key"),
+        ({"metric": "val_loss", "value": 1, "cell": {"stategy": "dp"}}, ".cell: unknown axis 'stategy'"),
+        ({"metric": "val_loss", "value": "much"}, ".value"),
     ],
 )
 def test_mistakes_are_named_with_their_place(given: dict[str, Any], message: str, make_experiment: Make) -> None:
     with pytest.raises(ExperimentError) as caught:
-        make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 4}, published=[entry(**given)])
-    assert message in str(caught.value)
+        make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 4}, published=[{**BASIS, **given}])
+    assert f"published[0]{message}" in str(caught.value)
 
 
 def test_every_metric_is_a_column_and_has_a_unit() -> None:

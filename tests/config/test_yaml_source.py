@@ -1,4 +1,4 @@
-"""Reading YAML: safe, one mapping, no duplicate key."""
+"""Reading YAML: safe, one mapping, no duplicate key; an error names the line and what to do."""
 
 from __future__ import annotations
 
@@ -21,19 +21,13 @@ from harness.errors import ExperimentError
         ("- a\n- b\n", "expected a mapping such as 'name: scaling' at the top level, got a list"),
         ("just words", "expected a mapping such as 'name: scaling' at the top level, got a str"),
         ("3", "expected a mapping such as 'name: scaling' at the top level, got a int"),
-        ("a: [1", "not valid YAML: line 1: expected ',' or ']'"),
-        ("a: b: c", "not valid YAML: line 1: mapping values are not allowed here"),
         ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' appears twice; keep one of them"),
         ("a:\n  x: 1\n  x: 2\n", "line 3: the key 'x' appears twice; keep one of them"),
         ("1: 2\n", "keys must be text, got 1; put it in quotes"),
-        ("a: !!python/object/apply:os.system ['true']", "not valid YAML: line 1: could not determine a constructor"),
-        ("a: 1\n---\nb: 2\n", "not valid YAML: line 2: expected a single document"),
         ('a: "\\e[31m"', "not valid YAML: line 1: holds '\\x1b', which is not a printable character"),
         ('a: 1\nb: "\\ud800"', "not valid YAML: line 2: holds '\\ud800', which is not a printable character"),
-        ("a: \0", "not valid YAML: line 1: unacceptable character #x0000"),
         ("a: !!int ''", "not valid YAML: line 1: cannot read '' as int"),
         ("a: !!timestamp soon", "not valid YAML: line 1: cannot read 'soon' as timestamp"),
-        ("a: 2020-13-45", "not valid YAML: line 1: cannot read '2020-13-45' as timestamp"),
         ("a: !!map x", "not valid YAML: line 1: expected a mapping node, but found scalar"),
         ("a: " + "9" * 101, "not valid YAML: line 1: a number of 101 characters; at most 100 are allowed"),
         ("a: &a\n  - *a", "not valid YAML: line 2: nested more than 20 deep, or in itself"),
@@ -50,6 +44,35 @@ def test_yaml_other_than_one_mapping_is_refused(text: str, problem: str) -> None
     with pytest.raises(ExperimentError) as caught:
         yaml_source.parse_mapping(text, source="f.yaml")
     assert caught.value.problems[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem", "hint"),
+    [
+        ("a: 1\ngrid:\n\tdevices: 2\n", 3, r"found character '\t'", "indent with spaces, not with tabs"),
+        ("grid:\n  devices:[1, 2]\n  strategy: x\n", 3, "mapping values", "a space after its colon (in the line above"),
+        ("a: [1, 2\nb: 3\n", 2, "which begins in line 1)", "close the bracket"),
+        ("a: {b: 1\nc: 2\n", 2, "which begins in line 1)", "close the bracket"),
+        ("a:\n  b: 1\n c: 2\n", 3, "expected <block end>", "begin in the same column"),
+        ("a: 1\nb 2\nc: 3\n", 3, "could not find expected ':'", "a key ends in a colon and a space"),
+        ("a: *b\n", 1, "found undefined alias 'b'", "put text that begins with * in quotes"),
+        ("a: 1\nb: @home\n", 2, "found character '@'", "in quotes"),
+        ("a: 1\nb: 'x\nc: 3\n", 4, "which begins in line 2)", "close the quotation mark"),
+        ('a: "C:\\data"\n', 1, "found unknown escape character 'd'", "use single quotes"),
+        ("a: 1\n---\nb: 2\n", 2, "expected a single document", "remove the line '---'"),
+        ("a: !!python/object/apply:os.system [x]\n", 1, "could not determine a constructor", "write plain values"),
+        ("a: 1\nb: \0\n", 2, "unacceptable character #x0000", "remove the character"),
+        ("a: 2020-13-45\n", 1, "cannot read '2020-13-45' as timestamp", "put text that looks like a date in quotes"),
+        ("a: - b\n", 1, "sequence entries are not allowed here", "on the line below its key"),
+        ("a: ]\n", 1, "expected the node content", "a bracket has no partner"),
+    ],
+)
+def test_an_error_names_the_line_and_what_to_do(text: str, line: int, problem: str, hint: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        yaml_source.parse_mapping(text, source="f.yaml")
+    (found,) = caught.value.problems
+    assert found.startswith(f"not valid YAML: line {line}: ") and "\n" not in found
+    assert problem in found and hint in found.partition("; ")[2]
 
 
 def test_305_bytes_of_nested_aliases_are_refused_before_anything_is_built() -> None:
@@ -78,28 +101,17 @@ def test_all_duplicates_are_reported_in_the_order_of_the_file() -> None:
     ]
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="no such file; give the path of an experiment file"):
-        yaml_source.read_mapping(tmp_path / "none.yaml")
-
-
-def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match="is a folder"):
-        yaml_source.read_mapping(tmp_path)
-
-
-def test_a_file_that_is_not_text(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(ExperimentError, match="not a text file in UTF-8"):
-        yaml_source.read_mapping(path)
-
-
-def test_a_huge_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_bytes(b"a" * (yaml_source.MAX_BYTES + 1))
-    with pytest.raises(ExperimentError, match="not an experiment file"):
-        yaml_source.read_mapping(path)
+def test_what_is_no_experiment_file(tmp_path: Path) -> None:
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "huge.yaml").write_bytes(b"a" * (yaml_source.MAX_BYTES + 1))
+    for name, problem in {
+        "none.yaml": "no such file; give the path of an experiment file",
+        "": "is a folder",
+        "binary.yaml": "not a text file in UTF-8",
+        "huge.yaml": "not an experiment file",
+    }.items():
+        with pytest.raises(ExperimentError, match=problem):
+            yaml_source.read_mapping(tmp_path / name)
 
 
 def test_aliases_and_merges_of_a_usual_size() -> None:

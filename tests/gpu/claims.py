@@ -32,14 +32,11 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("FLOPs as on a CPU", "hardware:flops_agree"),
     # numbers
     Claim("fp32 is not TF32", "precision:tf32", cpu=False),
-    Claim("dtypes: single, bf16", "precision:dtypes", ("single", "bf16")),
-    Claim("dtypes: dp, bf16", "precision:dtypes", ("dp", "bf16")),
-    Claim("dtypes: ddp, bf16", "precision:dtypes", ("ddp", "bf16")),
-    Claim("dtypes: fsdp, bf16", "precision:dtypes", ("fsdp", "bf16")),
-    Claim("dtypes: single, fp16", "precision:dtypes", ("single", "fp16")),
-    Claim("dtypes: dp, fp16", "precision:dtypes", ("dp", "fp16")),
-    Claim("dtypes: ddp, fp16", "precision:dtypes", ("ddp", "fp16")),
-    Claim("dtypes: fsdp, fp16", "precision:dtypes", ("fsdp", "fp16")),
+    *(
+        Claim(f"dtypes: {strategy}, {precision}", "precision:dtypes", (strategy, precision))
+        for precision in ("bf16", "fp16")
+        for strategy in ("single", "dp", "ddp", "fsdp")
+    ),
     Claim("options train alike", "precision:options_train_alike"),
     Claim("ddp, two ranks on one GPU", "ranks:shared_gpu", ("ddp",), limit_s=90),
     Claim("fsdp, two ranks on one GPU", "ranks:shared_gpu", ("fsdp",), limit_s=90),

@@ -14,8 +14,10 @@ from torch.utils.data import TensorDataset
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.measure.equivalence import measure_sketches
 from harness.measure.stepper import Stepper
+from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.precision import Precision
+from harness.train.ranks import Ranks
 from harness.train.training import Training
 from tests.gpu.setting import SMALL, cell_of, group_of_one, need_cuda, one_rank
 from tests.gpu.verdict import NotRun, Verdict, judged
@@ -97,8 +99,7 @@ def tf32(device: torch.device) -> Verdict:
         product = (a.float().to(device) @ b.float().to(device)).double().cpu()
         errors[precision] = float((product - exact).norm() / exact.norm())
     Precision("fp32", device.type).apply()
-    modern = torch.cuda.get_device_capability(device) >= (8, 0)
-    if not modern:
+    if torch.cuda.get_device_capability(device) < (8, 0):
         raise NotRun("needs a GPU with TF32 (compute capability 8.0)")
     text = f"relative error {errors['fp32']:.1e} in fp32, {errors['tf32']:.1e} in tf32"
     return judged(errors["fp32"] < 1e-5 < 1e-4 < errors["tf32"], text, **errors)
@@ -125,15 +126,15 @@ def options_train_alike(device: torch.device) -> Verdict:
     off, bounds = {}, {}
     with group_of_one(device):
         for name, (cell, option, bound) in OPTIONS.items():
-            plain, own = (update_on_one_rank(device, {**cell, **more}) for more in ({}, option))
+            cells = (cell_of(device, {**SMALL, **cell, **more}) for more in ({}, option))
+            plain, own = (update_on(one_rank(device), one) for one in cells)
             off[name], bounds[name] = difference(own, plain), bound
     text = ", ".join(f"{name} {100 * value:.2g} %" for name, value in off.items())
     return judged(all(off[name] <= bounds[name] for name in off), f"{text}; bounds 1 %, hooks 5 %", **off)
 
 
-def update_on_one_rank(device: torch.device, grid: dict[str, Any]) -> list[float]:
-    """Return the update of the equivalence check of a small ResNet."""
-    cell = cell_of(device, {**SMALL, **grid})
+def update_on(ranks: Ranks, cell: Cell) -> list[float]:
+    """Return the update of one rank, as the equivalence check takes it."""
     workload = workloads.build(cell)
-    found = measure_sketches(cell, workload, workload.datasets()[0], 0, one_rank(device), lambda: None)
+    found = measure_sketches(cell, workload, workload.datasets()[0], 0, ranks, lambda: None)
     return found.quantities["scaled_update"]

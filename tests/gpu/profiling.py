@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from harness.measure.stepper import Stepper
-from tests.gpu.setting import SMALL, cell_of, group_of_one, median_pace_s, stepper_of, steps_for
-from tests.gpu.verdict import NotRun, Verdict, judged, measured
+from tests.gpu.setting import SMALL, cell_of, group_of_one, median_pace_s, need_cuda, stepper_of, steps_for
+from tests.gpu.verdict import Verdict, judged, measured
 
 WINDOWS, PROFILED = 7, 3
 
@@ -33,8 +33,7 @@ def after_a_profile(device: torch.device, teardown: str) -> Verdict:
 
 def kernels_are_seen(device: torch.device) -> Verdict:
     """The profiler sees kernels: containers often forbid CUPTI, and then collectives must be unknown, not 0."""
-    if device.type != "cuda":
-        raise NotRun("needs a GPU")
+    need_cuda(device)
     stepper = stepper_of(cell_of(device, SMALL), device)
     events = _profile(device, stepper).events() or []
     spans = [event.time_range.elapsed_us() for event in events if str(event.device_type).endswith("CUDA")]

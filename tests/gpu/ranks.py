@@ -9,10 +9,8 @@ import torch
 import torch.distributed as dist
 
 from harness.analysis.equivalence import MAX_DIFFERENCE
-from harness.measure.equivalence import measure_sketches
-from harness.train import workloads
 from harness.train.ranks import Ranks
-from tests.gpu.precision import difference
+from tests.gpu.precision import difference, update_on
 from tests.gpu.setting import cell_of, group_of_one, need_cuda, one_rank, stepper_of
 from tests.gpu.verdict import Verdict, judged
 from tests.gpu.world import run_ranks
@@ -23,19 +21,14 @@ MLP = {"model": "small", "global_batch_size": 16}
 def shared_gpu(device: torch.device, strategy: str) -> Verdict:
     """Two ranks that share a GPU over gloo, as under oversubscribe, train as one device does."""
     updates = run_ranks(update_of, device, 2, strategy, share=True, within_s=80.0)
-    cell = cell_of(device, {**MLP, "strategy": "single"}, workload="mlp")
-    workload = workloads.build(cell)
-    alone = measure_sketches(cell, workload, workload.datasets()[0], 0, one_rank(device), lambda: None)
-    off = difference(updates[0], alone.quantities["scaled_update"])
+    off = difference(updates[0], update_of(one_rank(device), "single"))
     return judged(off <= MAX_DIFFERENCE, f"the update differs by {100 * off:.2g} %; bound {100 * MAX_DIFFERENCE:.0f} %")
 
 
 def update_of(ranks: Ranks, strategy: str) -> list[float]:
     """Return the update of one rank, as the equivalence check takes it."""
-    cell = cell_of(ranks.devices[0], {**MLP, "strategy": strategy}, devices=ranks.world_size, workload="mlp")
-    workload = workloads.build(cell)
-    found = measure_sketches(cell, workload, workload.datasets()[0], 0, ranks, lambda: None)
-    return found.quantities["scaled_update"]
+    grid = {**MLP, "strategy": strategy}
+    return update_on(ranks, cell_of(ranks.devices[0], grid, devices=ranks.world_size, workload="mlp"))
 
 
 HEARTBEAT_S, IDLE_S = 5, 12.0

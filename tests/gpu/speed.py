@@ -86,9 +86,8 @@ def resnet50(device: torch.device) -> Verdict:
     text = f"{ratio:.3f} of the loop by hand; {rate:,.0f} images/s at batch {cell.global_batch_size}"
     if not cuda:
         return measured(text, ratio=ratio, images_per_s=rate)
-    return judged(
-        ratio >= LEAST_OF_HAND_WRITTEN, f"{text}; bound {LEAST_OF_HAND_WRITTEN}", ratio=ratio, images_per_s=rate
-    )
+    text += f"; bound {LEAST_OF_HAND_WRITTEN}"
+    return judged(ratio >= LEAST_OF_HAND_WRITTEN, text, ratio=ratio, images_per_s=rate)
 
 
 def hand_written(stepper: Stepper, device: torch.device) -> Callable[[int], float]:

@@ -47,25 +47,23 @@ def test_each_claim_has_a_name_of_its_own_by_which_it_is_selected() -> None:
         named(["energie"])
 
 
-def own_claim(monkeypatch: pytest.MonkeyPatch, function: Any) -> Verdict:
-    monkeypatch.setitem(sys.modules, "tests.gpu.own", SimpleNamespace(claim=function))
-    return one.verdict_of(CLAIM, "cpu")
-
-
 def test_the_verdict_of_a_claim_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(error: Exception) -> Any:
+    def verdict(error: Exception | None) -> Verdict:
         def claim(device: object) -> Verdict:
-            raise error
+            if error:
+                raise error
+            return judged(True, "fine")
 
-        return claim
+        monkeypatch.setitem(sys.modules, "tests.gpu.own", SimpleNamespace(claim=claim))
+        return one.verdict_of(CLAIM, "cpu")
 
-    assert own_claim(monkeypatch, lambda device: judged(True, "fine")).status == "pass"
-    assert own_claim(monkeypatch, fails(NotRun("needs 2 GPUs"))) == Verdict("not run", "needs 2 GPUs")
-    assert own_claim(monkeypatch, fails(RuntimeError("no\nroom"))) == Verdict("FAIL", "RuntimeError: no room")
+    assert verdict(None).status == "pass"
+    assert verdict(NotRun("needs 2 GPUs")) == Verdict("not run", "needs 2 GPUs")
+    assert verdict(RuntimeError("no\nroom")) == Verdict("FAIL", "RuntimeError: no room")
     missing = ModuleNotFoundError("No module named 'ray.train'", name="ray.train")
-    assert re.fullmatch(r"needs ray==2\.60\.\d+", own_claim(monkeypatch, fails(missing)).text)
+    assert re.fullmatch(r"needs ray==2\.60\.\d+", verdict(missing).text)
     with pytest.raises(ModuleNotFoundError):  # a mistake in the tests themselves is no missing requirement
-        own_claim(monkeypatch, fails(ModuleNotFoundError("No module named 'harness.x'", name="harness.x")))
+        verdict(ModuleNotFoundError("No module named 'harness.x'", name="harness.x"))
 
 
 @pytest.mark.parametrize(
@@ -125,28 +123,25 @@ def test_claims_that_time_steps_run_alone_and_last(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("machine", "claim", "reason"),
+    ("machine", "claim", "left_s", "reason"),
     [
-        (Machine("cpu", 0), replace(CLAIM, cpu=False), "needs a GPU"),
-        (Machine("cpu", 0), replace(CLAIM, cpu=False, gpus=2), "needs 2 GPUs"),
-        (Machine("cuda", 1), replace(CLAIM, gpus=2), "needs 2 GPUs"),
+        (Machine("cpu", 0), replace(CLAIM, cpu=False), 1000.0, "needs a GPU"),
+        (Machine("cpu", 0), replace(CLAIM, cpu=False, gpus=2), 1000.0, "needs 2 GPUs"),
+        (Machine("cuda", 1), replace(CLAIM, gpus=2), 1000.0, "needs 2 GPUs"),
+        (Machine("cuda", 1), CLAIM, 1.0, "the time is up (--minutes)"),
     ],
 )
-def test_a_claim_that_needs_other_devices_is_not_run(machine: Machine, claim: Claim, reason: str) -> None:
-    (done,) = run_all([claim], machine, forever())
+def test_a_claim_that_needs_other_devices_or_more_time_is_not_run(
+    machine: Machine, claim: Claim, left_s: float, reason: str
+) -> None:
+    (done,) = run_all([claim], machine, time.monotonic() + left_s)
     assert done.verdict == Verdict("not run", reason)
-
-
-def test_no_claim_is_started_after_the_time_limit() -> None:
-    (done,) = run_all([CLAIM], Machine("cuda", 1), time.monotonic() + 1.0)
-    assert done.verdict == Verdict("not run", "the time is up (--minutes)")
 
 
 def test_the_table_has_80_columns_and_the_files_hold_every_claim(tmp_path: Path) -> None:
     texts = ["short", "many words " * 30, "x" * 200]
-    done = [
-        Done(replace(CLAIM, name=f"claim {i} " + "y" * 30), judged(i > 0, text), 3.0) for i, text in enumerate(texts)
-    ]
+    named = [replace(CLAIM, name=f"claim {i} " + "y" * 30) for i in range(3)]
+    done = [Done(claim, judged(i > 0, text), 3.0) for i, (claim, text) in enumerate(zip(named, texts, strict=True))]
     lines = "\n".join([table.HEADING, *map(table.lines_of, done)]).splitlines()
     assert max(map(len, lines)) <= 80 and "many words" in "".join(lines)
     assert table.summary(done) == "2 pass, 1 FAIL"
@@ -201,11 +196,8 @@ def test_the_acceptance_on_a_cpu(tmp_path: Path, timed: bool) -> None:
     done = subprocess.run([*asked, "--only", *names], cwd=runner.ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:]
     rows = json.loads((tmp_path / "acceptance.json").read_text())["claims"]
-    by_status: dict[str, set[str]] = {}
-    for row in rows:
-        by_status.setdefault(row["status"], set()).add(row["claim"])
-    assert by_status["not run"] == {claim.name for claim in claims if not claim.cpu}
-    assert by_status["pass"] | by_status.get("measured", set()) == {claim.name for claim in claims if claim.cpu}
+    found = {row["claim"]: row["status"] in ("pass", "measured") for row in rows}
+    assert found == {claim.name: claim.cpu for claim in claims}, rows
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import psutil
@@ -45,16 +46,8 @@ def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: M
     )
     results, _ = execute(experiment)
     ok = results.trials[results.trials["outcome"] == "ok"]
-    assert sorted(zip(ok["strategy"], ok["devices"], strict=True)) == [
-        ("ddp", 1),
-        ("ddp", 2),
-        ("ddp", 4),
-        ("dp", 1),
-        ("dp", 2),
-        ("fsdp", 1),
-        ("fsdp", 2),
-        ("single", 1),
-    ]
+    placed = [*product(("dp", "ddp", "fsdp"), (1, 2)), ("ddp", 4), ("single", 1)]
+    assert sorted(zip(ok["strategy"], ok["devices"], strict=True)) == sorted(placed)
     ranks = results.ranks.merge(ok[["trial_id", "strategy", "devices"]], on="trial_id", suffixes=("_held", ""))
     two = ranks[(ranks["devices"] == 2) & (ranks["strategy"] == "ddp")]
     assert two[["rank", "local_rank", "node_rank"]].to_numpy().tolist() == [[0, 0, 0], [1, 1, 0]]

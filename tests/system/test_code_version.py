@@ -38,31 +38,30 @@ def test_the_version_is_first_and_the_others_are_not_on_the_import_path(
     assert sys.path == before
 
 
-def test_the_folder_of_this_package_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_this_package_stays_and_relative_ones_are_beside_it(
+    version: CodeVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = str(PACKAGE_FOLDER.parent)
     monkeypatch.setattr(sys, "path", [home, "/elsewhere"])
     assert path_without(home, "/elsewhere") == [home]
-
-
-def test_a_relative_folder_is_beside_this_package(version: CodeVersion) -> None:
     assert replace(version, folder="harness_variants/after").place == PACKAGE_FOLDER.parent / "harness_variants/after"
     assert version.place == Path(version.folder)
 
 
-def test_code_that_changed_is_refused(version: CodeVersion) -> None:
-    version.check()
-    (Path(version.folder) / "harness_own.py").write_text("NAME = 'later'\n")
-    with pytest.raises(WorkloadError, match=r"variants\.after: its code changed since the run was planned: its"):
-        version.check()
-
-
-def test_a_module_from_elsewhere_is_refused(version: CodeVersion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_from_elsewhere_and_code_that_changed_are_refused(
+    version: CodeVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("harness_own")
     monkeypatch.setitem(sys.modules, "harness_own", module)
     module.__file__ = f"{version.folder}/harness_own.py"
     version.check()
     module.__file__ = "/elsewhere/harness_own.py"
     with pytest.raises(WorkloadError, match=r"harness_own is imported from /elsewhere/harness_own\.py, not from"):
+        version.check()
+    monkeypatch.delitem(sys.modules, "harness_own")
+    version.check()
+    (Path(version.folder) / "harness_own.py").write_text("NAME = 'later'\n")
+    with pytest.raises(WorkloadError, match=r"variants\.after: its code changed since the run was planned: its"):
         version.check()
 
 

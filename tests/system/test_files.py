@@ -42,34 +42,22 @@ def test_a_line_cut_short_goes_before_the_next_comes(tmp_path: Path, torn: str) 
         file.write(torn)
     append_lines(path, ["two"])
     assert path.read_text() == "one\ntwo\n"
-
-
-def test_a_file_that_is_one_line_cut_short(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    path.write_text("torn")
+    path.write_text(torn)
     append_lines(path, ["one"])
     assert path.read_text() == "one\n"
 
 
-def test_a_line_that_does_not_fit_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> None:
+def test_lines_come_together_or_not_at_all_and_a_line_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    append_lines(path, ["a" * 6_000])
+    append_lines(path, ["one", "a" * 6_000])
     output = r"lines: cannot be written: File too large. What was recorded before is kept"
-    with small_files(), pytest.raises(WriteError, match=output):
-        append_lines(path, ["b" * 6_000])
-    assert path.read_text() == "a" * 6_000 + "\n"
+    for lines in (["b" * 6_000], ["three", "f" * LIMIT]):
+        with small_files(), pytest.raises(WriteError, match=output):
+            append_lines(path, lines)
+        append_lines(path, [])
+        assert path.read_text() == "one\n" + "a" * 6_000 + "\n"
     append_lines(path, ["c"])
-    assert path.read_text().endswith("\nc\n")
-
-
-def test_lines_come_together_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    append_lines(path, ["one", "two"])
-    assert path.read_text() == "one\ntwo\n"
-    with small_files(), pytest.raises(WriteError, match="File too large"):
-        append_lines(path, ["three", "f" * LIMIT])
-    append_lines(path, [])
-    assert path.read_text() == "one\ntwo\n"
+    assert path.read_text().endswith("a\nc\n")
 
 
 def test_of_files_that_go_together_none_is_half_there(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
+import torch
 import yaml
 
+from harness.launch.worker import failure
+from harness.measure.environment import VARIABLES, capture_environment
 from harness.system import sanitize
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
@@ -71,6 +75,7 @@ def test_secrets_in_sentences_are_redacted(output: str, shown: str) -> None:
 )
 def test_other_text_is_unchanged(output: str) -> None:
     assert sanitize.redact_text(output) == output
+    assert sanitize.redact_text(f"{output} \udcff.txt").encode().endswith(b" \\udcff.txt"), "it can be written"
 
 
 PARTS = ("sk-", "a", "a:", "http://", "://a:b", "password=", "eyJaaaaaaaaa.", "-----BEGIN A PRIVATE KEY-----")
@@ -99,6 +104,8 @@ def test_plain_values_keep_their_shape() -> None:
     expected = {**value, "api_key": sanitize.MARK, "deep": {"password": sanitize.MARK, "n": None}}
     assert sanitize.plain(value) == expected
     assert sanitize.plain(expected) == expected
+    row = sanitize.redact_row({"options": {"workload.password": "correct horse", "width": 8}})
+    assert row["options"] == {"width": 8, "workload.password": "<redacted>"}
 
 
 def test_variables_that_are_named_like_secrets_are_left_out() -> None:
@@ -107,10 +114,6 @@ def test_variables_that_are_named_like_secrets_are_left_out() -> None:
 
 
 def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from harness.measure.environment import VARIABLES, capture_environment
-
     monkeypatch.setenv("SOMETHING_ELSE", "1")
     monkeypatch.setenv("NCCL_SOME_SECRET", "1")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
@@ -121,8 +124,6 @@ def test_the_environment_holds_known_variables_only(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_redacts_secrets_of_its_own_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.launch.worker import failure
-
     monkeypatch.setenv("STORE_PASSWORD", "correct-horse-battery")
     try:
         raise ValueError("cannot log in with correct-horse-battery")
@@ -149,48 +150,33 @@ def test_a_value_goes_by_its_key_however_the_file_writes_it(text: str) -> None:
     result = sanitize.source(text, yaml.safe_load(text))
     assert not any(part in result for part in ("abc", "123", "correct"))
     assert "<redacted>" in result and "workload_options" in result
+    plain = "name: x  # why\ngrid: {devices: [1]}\n"
+    assert sanitize.source(plain, yaml.safe_load(plain)) == plain, "without a secret it stays as it was written"
 
 
-def test_a_file_without_a_secret_is_kept_as_it_was_written() -> None:
-    text = "name: x  # why\ngrid: {devices: [1]}\n"
-    assert sanitize.source(text, yaml.safe_load(text)) == text
+def tail_of(printed: str, most: int) -> str:
+    with TemporaryFile() as file:
+        file.write(printed.encode())
+        file.flush()
+        return sanitize.redacted_tail(file, most)
 
 
-def test_options_are_redacted_value_by_value() -> None:
-    options = {"workload.password": "correct horse", "width": 8}
-    redacted = sanitize.redact_row({"options": options})["options"]
-    assert redacted == {"width": 8, "workload.password": "<redacted>"}
-
-
-def test_half_a_surrogate_pair_can_be_written() -> None:
-    assert sanitize.redact_text("cannot open \udcff.txt").encode() == b"cannot open \\udcff.txt"
-
-
-def test_many_keys_leave_no_line_of_any(tmp_path: Path) -> None:
+def test_many_keys_leave_no_line_of_any() -> None:
     body = "\n".join(f"{number:02}Zm9vYmFyZm9vYmFyZm9v" for number in range(90))
     printed = "".join(KEY.replace("abc", body) + "\n" for _ in range(30))
     for shift in range(0, 4000, 97):  # wherever in a key the part that is read begins
-        (tmp_path / "printed").write_text(printed + "." * shift + "\nthe end")
-        with (tmp_path / "printed").open("rb") as file:
-            end = sanitize.redacted_tail(file, 4000)
+        end = tail_of(printed + "." * shift + "\nthe end", 4000)
         assert end.endswith("the end") and "Zm9v" not in end
 
 
-def test_of_one_endless_line_nothing_is_kept_that_may_be_the_rest_of_a_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_one_endless_line_nothing_is_kept_that_may_be_the_rest_of_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize, "MARGIN", 1 << 10)
     token = "hf_" + "abcdefghij" * 5
-    for shift in range(60):
-        (tmp_path / "printed").write_text("x" * 50 + token + "." * (sanitize.MARGIN + 400 - 30 - shift))
-        with (tmp_path / "printed").open("rb") as file:
-            end = sanitize.redacted_tail(file, 400)
-        assert end and set(end) == {"."}
     others = " hf_" + "0123456789" * 30  # with these taken out, all that was read is shorter than what is asked for
-    for shift in range(60):
-        (tmp_path / "printed").write_text("x" * 50 + token + (others * 5)[: sanitize.MARGIN + 400 - 30 - shift])
-        with (tmp_path / "printed").open("rb") as file:
-            end = sanitize.redacted_tail(file, 400)
+    for length in (sanitize.MARGIN + 400 - 30 - shift for shift in range(60)):
+        end = tail_of("x" * 50 + token + "." * length, 400)
+        assert end and set(end) == {"."}
+        end = tail_of("x" * 50 + token + (others * 5)[:length], 400)
         assert not [at for at in range(len(token) - 8) if token[at : at + 8] in end]
 
 
@@ -200,15 +186,11 @@ def test_of_one_endless_line_nothing_is_kept_that_may_be_the_rest_of_a_secret(
     ("before", "secret"),
     [("", "ghp_" + "a1B2" * 9), ("password=", "hunter2" * 5), ("", KEY.replace("abc", "Zm9vYmFy\n" * 200))],
 )
-def test_the_end_of_a_file_begins_with_no_rest_of_a_secret(
-    tmp_path: Path, before: str, secret: str, shown: int, output: str
-) -> None:
-    (tmp_path / "printed").write_text(output * 9000 + before + secret + "\n" + "." * (shown - 1))
-    with (tmp_path / "printed").open("rb") as file:
-        end = sanitize.redacted_tail(file, 100)
+def test_the_end_of_a_file_begins_with_no_rest_of_a_secret(before: str, secret: str, shown: int, output: str) -> None:
+    end = tail_of(output * 9000 + before + secret + "\n" + "." * (shown - 1), 100)
     assert len(end) <= 100 and end.endswith("." * (shown - 1))
     assert not [at for at in range(len(secret) - 8) if secret[at : at + 8] in end]
-    with (tmp_path / "printed").open("wb+") as file:
-        file.write(b"all of it")
-        file.flush()
-        assert sanitize.redacted_tail(file, 100) == "all of it"
+
+
+def test_a_file_that_is_shorter_than_asked_for_is_read_whole() -> None:
+    assert tail_of("all of it", 100) == "all of it"

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,10 +17,11 @@ import pytest
 from harness.cli.arguments import exit_code_of
 from harness.errors import HarnessError, WriteError
 from harness.system.process import deferred_interrupts, handle_signals
+from tests.processes import ROOT, ended
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 STUBBORN = """
-import sys, time
+import time
 from harness.system.process import handle_signals
 with handle_signals():
     try:
@@ -29,7 +32,36 @@ with handle_signals():
         time.sleep(60)
 """
 
-ROOT = Path(__file__).parents[2]
+STUCK = """
+import hashlib
+from harness.system.process import handle_signals
+with handle_signals():
+    print("up", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2_000_000_000)  # the main thread is in C for many minutes
+"""
+ORDERLY = """
+import time
+from harness.system.process import handle_signals
+try:
+    with handle_signals():
+        print("up", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("ended in order", flush=True)
+"""
+
+
+@contextmanager
+def started(*words: str, first: str = "up", **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of this Python that has printed its first line; killed in the end."""
+    environment = {**os.environ, **variables}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, *words], stdout=pipe, stderr=pipe, env=environment, text=True) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == f"{first}\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def send(number: int) -> None:
@@ -72,15 +104,12 @@ def test_a_signal_that_a_wrapper_hands_on_is_the_same_one(capfd: pytest.CaptureF
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_the_process_at_once(number: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout
-    assert process.stdout.readline() == b"up\n"
-    process.send_signal(number)
-    assert process.stdout.readline() == b"ending\n"
-    time.sleep(0.6)
-    process.send_signal(number)
-    process.communicate(timeout=20)  # it would sleep for a minute
-    assert process.returncode == 130
+    with started("-c", STUBBORN) as process:
+        process.send_signal(number)
+        assert process.stdout and process.stdout.readline() == "ending\n"
+        time.sleep(0.6)
+        process.send_signal(number)
+        assert process.wait(20) == 130  # it would sleep for a minute
 
 
 @pytest.mark.parametrize(("error", "code"), [(HarnessError("x"), 2), (WriteError("x"), 1), (KeyboardInterrupt(), 130)])
@@ -95,66 +124,33 @@ def test_exit_codes_of_exceptions(error: BaseException, code: int, capsys: pytes
 def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path: Path) -> None:
     """What it needs takes seconds to import: torch most of all, pydantic first."""
     (tmp_path / "pydantic.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)\n")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "harness.run", str(ROOT / "experiments" / "smoke.yaml")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        text=True,
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "importing\n"
-    asleep = 0  # times in a row: an exception in a callback of Python's import locks would be ignored
-    while asleep < 10:
-        time.sleep(0.05)
-        asleep = asleep + 1 if psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING else 0
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=50)
-    assert process.returncode == 130
-    assert "Traceback" not in error
-
-
-STUCK = """
-import hashlib
-from harness.system.process import handle_signals
-with handle_signals():
-    print("up", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2_000_000_000)  # the main thread is in C for many minutes
-"""
+    command = ("-m", "harness.run", str(ROOT / "experiments" / "smoke.yaml"))
+    with started(*command, first="importing", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}") as process:
+        asleep = 0  # times in a row: an exception in a callback of Python's import locks would be ignored
+        while asleep < 10:
+            time.sleep(0.05)
+            asleep = asleep + 1 if psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING else 0
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=50)
+    assert process.returncode == 130 and "Traceback" not in error
 
 
 @pytest.mark.slow
 def test_a_second_signal_is_handled_while_the_main_thread_is_in_c() -> None:
-    with subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stdout and process.stdout.readline() == b"up\n"
-            time.sleep(0.5)  # until it is there
-            process.send_signal(signal.SIGINT)
-            time.sleep(0.8)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
-        finally:
-            process.kill()
-
-
-ORDERLY = """
-import time
-from harness.system.process import handle_signals
-try:
-    with handle_signals():
-        print("up", flush=True)
-        time.sleep(60)
-except KeyboardInterrupt:
-    print("ended in order", flush=True)
-"""
+    with started("-c", STUCK) as process:
+        time.sleep(0.5)  # until it is there
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.8)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
 
 
 def test_a_closed_stderr_does_not_change_an_interruption() -> None:
-    with subprocess.Popen([sys.executable, "-c", ORDERLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout and process.stderr and process.stdout.readline() == b"up\n"
+    with started("-c", ORDERLY) as process:
+        assert process.stdout and process.stderr
         process.stderr.close()
         process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == b"ended in order\n"
+        assert process.stdout.readline() == "ended in order\n"
 
 
 def test_the_exit_code_is_ours_wherever_the_interruption_came(tmp_path: Path) -> None:
@@ -164,6 +160,4 @@ def test_the_exit_code_is_ours_wherever_the_interruption_came(tmp_path: Path) ->
         "from harness.cli.arguments import exit_code_of\n"
         "sys.exit(exit_code_of(lambda: exec('raise KeyboardInterrupt') or 0))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "interrupted"]
-    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False, timeout=60).returncode == 130
+    ended(sys.executable, "-m", "interrupted", cwd=tmp_path, code=130)

@@ -17,8 +17,8 @@ def state(number: float) -> State:
     return State(model, {"weight/momentum_buffer": tied + 1}, {"rank0.cpu": torch.get_rng_state()}, {"a": [1, None]})
 
 
-def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
-    manager.write(tmp_path, 2, state(0.5), {"rows": [{"loss": 0.1}]})
+def test_a_checkpoint_of_safetensors_and_json_reads_back(tmp_path: Path) -> None:
+    here = manager.write(tmp_path, 2, state(0.5), {"rows": [{"loss": 0.1}]})
     back = manager.read(tmp_path, 2)
     assert back is not None
     for name, tensor in state(0.5).model.items():
@@ -26,27 +26,19 @@ def test_a_checkpoint_reads_back(tmp_path: Path) -> None:
     assert torch.equal(back.optimizer["weight/momentum_buffer"], torch.full((4, 2), 1.5))
     assert torch.equal(back.rng["rank0.cpu"], torch.get_rng_state())
     assert back.values == {"a": [1, None], "rows": [{"loss": 0.1}]}
-
-
-def test_only_safetensors_and_json_are_written(tmp_path: Path) -> None:
-    here = manager.write(tmp_path, 1, state(1.0), {})
-    assert sorted(path.name for path in here.iterdir()) == [
-        "model.safetensors",
-        "optimizer.safetensors",
-        "rng.safetensors",
-        "state.json",
-    ]
+    tensors = {f"{name}.safetensors" for name in ("model", "optimizer", "rng")}
+    assert {path.name for path in here.iterdir()} == {*tensors, "state.json"}
     json.loads((here / "state.json").read_text())
 
 
 def test_the_newest_two_stay(tmp_path: Path) -> None:
     for epoch in (1, 2, 9, 10):
         manager.write(tmp_path, epoch, state(float(epoch)), {})
-    assert manager.epochs(tmp_path) == [10, 9]
+    assert manager.epochs(tmp_path) == [10, 9] and manager.epochs(tmp_path / "none") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-10", "epoch-9"]
 
 
-def test_a_torn_checkpoint_does_not_count(tmp_path: Path) -> None:
+def test_a_torn_checkpoint_does_not_count_and_is_written_anew(tmp_path: Path) -> None:
     for epoch in (1, 2):
         manager.write(tmp_path, epoch, state(float(epoch)), {})
     (tmp_path / "partial").mkdir()
@@ -63,19 +55,10 @@ def test_a_torn_checkpoint_does_not_count(tmp_path: Path) -> None:
         (tmp_path / "epoch-2" / "state.json").write_text(text)
         assert manager.read(tmp_path, 2) is None
     assert manager.read(tmp_path, 1) is not None
-    manager.write(tmp_path, 3, state(3.0), {})
-    assert not (tmp_path / "partial").exists()
-
-
-def test_a_torn_one_is_written_anew(tmp_path: Path) -> None:
-    here = manager.write(tmp_path, 2, state(1.0), {})
-    (here / "rng.safetensors").unlink()
+    (tmp_path / "epoch-2" / "rng.safetensors").unlink()
     assert manager.read(tmp_path, 2) is None
-    manager.write(tmp_path, 2, state(2.0), {})
+    manager.write(tmp_path, 2, state(4.0), {})
+    assert not (tmp_path / "partial").exists()
     back = manager.read(tmp_path, 2)
     assert back is not None
-    assert float(back.model["weight"][0, 0]) == 2.0
-
-
-def test_no_folder_has_no_checkpoints(tmp_path: Path) -> None:
-    assert manager.epochs(tmp_path / "none") == []
+    assert float(back.model["weight"][0, 0]) == 4.0

@@ -13,10 +13,16 @@ import pytest
 
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.cell import Cell
-from harness.train.checkpoint.trained import cell_of, check_code, own_code, trained_facts, trained_of
+from harness.train.checkpoint.trained import Trained, cell_of, check_code, own_code, trained_facts, trained_of
 
 CELL = Cell("mlp", "digits", "small", "ddp", "cpu", 8, 1, "strong", 8, 64, workload_options={"sizes": (1, 2)})
 FACTS = trained_facts(CELL, 3)
+
+
+def trained_by(workload: str) -> Trained:
+    return trained_of({"trained": trained_facts(replace(CELL, workload=workload), 0)}, "here")
+
+
 MODULES = {"own_net": "import own_net.layers", "own_net.layers": "", "own_parts": "", "own_file": "import own_parts"}
 
 
@@ -38,7 +44,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_modules_that_were_imported_from_its_folder_are_compared(home: Path) -> None:
     assert own_code("own_file").keys() == MODULES.keys()
-    trained = trained_of({"trained": trained_facts(replace(CELL, workload="own_file:Mine"), 0)}, "here")
+    trained = trained_by("own_file:Mine")
+    without = trained.model_copy(update={"code": {"own_parts": own_code("own_file")["own_parts"]}})
+    with pytest.raises(WorkloadError, match=r"own_file.py: is not the code"):
+        check_code(without, home / "own.yaml")
     check_code(trained, home / "own.yaml")
     (home / "own_unused.py").write_text("changed = True\n")
     check_code(trained, home / "own.yaml")
@@ -56,18 +65,11 @@ def test_of_an_installed_package_its_own_modules_are_compared(home: Path, monkey
 
 
 def test_a_class_may_be_named_where_it_is_re_exported(home: Path) -> None:
-    trained = trained_of({"trained": trained_facts(replace(CELL, workload="own_net:Mine"), 0)}, "here")
+    trained = trained_by("own_net:Mine")
     check_code(trained, home / "own.yaml")
     (home / "own_net" / "layers.py").write_text("class Mine: changed = True\n")
     with pytest.raises(WorkloadError, match=r"layers.py: is not the code"):
         check_code(trained, home / "own.yaml")
-
-
-def test_code_that_lacks_the_class_is_another(home: Path) -> None:
-    trained = trained_of({"trained": trained_facts(replace(CELL, workload="own_file:Mine"), 0)}, "here")
-    without = trained.model_copy(update={"code": {"own_parts": own_code("own_file")["own_parts"]}})
-    with pytest.raises(WorkloadError, match=r"own_file.py: is not the code"):
-        check_code(without, home / "own.yaml")
 
 
 @pytest.mark.parametrize(("devices", "batch", "accumulation", "part"), [(8, 64, 1, 8), (8, 64, 2, 4), (2, 5, 1, 3)])

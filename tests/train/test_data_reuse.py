@@ -58,16 +58,12 @@ def test_data_is_used_again_if_it_is_as_it_was_built(data: Any, reused: bool) ->
     assert found.is_unchanged == reused
 
 
-def test_changed_values_of_arrays_and_tensors_are_noticed() -> None:
+def test_changed_values_of_arrays_and_tensors_are_noticed_and_what_cannot_be_pickled_is_built_again() -> None:
     for name in ("values", "tensor"):
         data = Counting(counts=False)
         found = shared(data)
         getattr(data, name)[3] += 1
         assert not found.is_unchanged
-
-
-def test_what_cannot_be_pickled_is_built_again() -> None:
-    data = Counting(counts=False)
     data.lock = threading.Lock()  # type: ignore[attr-defined]
     assert pickle_digest(data) is None and not shared(data).is_unchanged
 

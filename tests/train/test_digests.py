@@ -62,11 +62,8 @@ def test_other_objects_count_by_what_they_hold(made: Any) -> None:
     assert value_digest(made(1.0)) == value_digest(made(1.0)) != value_digest(made(2.0))
 
 
-def test_objects_count_by_their_type_if_that_is_asked_for() -> None:
+def test_objects_count_by_their_type_if_that_is_asked_for_and_what_pickle_refuses_is_named() -> None:
     assert value_digest(Graph(1.0), objects=False) == value_digest(Graph(2.0), objects=False)
-
-
-def test_an_object_that_pickle_refuses_has_no_digest_and_is_named() -> None:
     with pytest.raises(NoDigest, match="values of the type Graph cannot be compared: pickle refuses them"):
         value_digest([torch.ones(2), Graph(1.0, lock=threading.Lock())])
 

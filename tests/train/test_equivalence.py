@@ -1,30 +1,36 @@
-"""From the same start, on the same global batches, every strategy ends where one device ends."""
+"""From the same start, on the same global batches, every strategy ends where one device ends.
+
+With accumulation and clipping too, and going on from a checkpoint of any strategy.
+"""
 
 from __future__ import annotations
+
+from itertools import product
 
 import pytest
 import torch
 
 from tests.equivalence import FAULTS, SEVERAL, WORKLOADS
+from tests.trained import OPTIMIZERS, RECIPES
 
 pytestmark = pytest.mark.slow
 
 BOUND = 1e-5
 Results = dict[tuple[str, int, str, str], list[float]]
+PLACED = [(strategy, devices) for strategy in ("dp", *SEVERAL) for devices in (1, 2, 3)]
 
 
-def difference(trained: Results, strategy: str, devices: int, workload: str, fault: str = "") -> float:
+def difference(
+    trained: Results, strategy: str, devices: int, workload: str, what: str = "", *, of_single: str = ""
+) -> float:
     """Relative difference from one device, norm over norm."""
-    mine = torch.tensor(trained[strategy, devices, workload, fault])
-    alone = torch.tensor(trained["single", 1, workload, ""])
+    mine = torch.tensor(trained[strategy, devices, workload, what])
+    alone = torch.tensor(trained["single", 1, workload, of_single])
     return float((mine - alone).norm() / alone.norm())
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize(
-    ("strategy", "devices"),
-    [(name, devices) for name in ("dp", *SEVERAL) for devices in (1, 2, 3)],
-)
+@pytest.mark.parametrize(("strategy", "devices"), PLACED)
 def test_every_strategy_trains_as_one_device_does(trained: Results, strategy: str, devices: int, workload: str) -> None:
     assert difference(trained, strategy, devices, workload) <= BOUND
 
@@ -35,28 +41,18 @@ def test_planted_faults_are_found(trained: Results, strategy: str, devices: int,
     assert difference(trained, strategy, devices, "samples", fault) > 10 * BOUND
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_training_moved_the_parameters(trained: Results, workload: str) -> None:
-    assert difference(trained, "untrained", 1, workload) > 100 * BOUND
-
-
-def test_weights_of_samples_matter(trained: Results) -> None:
-    start = torch.tensor(trained["single", 1, "samples", ""])
-    other = torch.tensor(trained["single", 1, "tokens", ""])
+def test_training_moved_the_parameters_and_weights_of_samples_matter(trained: Results) -> None:
+    assert min(difference(trained, "untrained", 1, workload) for workload in WORKLOADS) > 100 * BOUND
+    start, other = (torch.tensor(trained["single", 1, unit, ""]) for unit in ("samples", "tokens"))
     assert float((start - other).norm() / start.norm()) > 1e-3
-
-
-def otherwise(trained: Results, strategy: str, devices: int, name: str, reference: str) -> float:
-    mine = torch.tensor(trained[strategy, devices, "otherwise", name])
-    alone = torch.tensor(trained["single", 1, "otherwise", reference])
-    return float((mine - alone).norm() / alone.norm())
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_a_model_of_the_meta_device_trains_as_on_one_device(trained: Results, strategy: str, devices: int) -> None:
-    assert otherwise(trained, strategy, devices, "meta", "meta") <= BOUND
-    assert otherwise(trained, "single", 1, "meta", "fp32") > 0.1  # its initial values are others
+    assert difference(trained, strategy, devices, "otherwise", "meta", of_single="meta") <= BOUND
+    # its initial values are others
+    assert difference(trained, "single", 1, "otherwise", "meta", of_single="fp32") > 0.1
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
@@ -72,11 +68,48 @@ def test_a_model_of_the_meta_device_trains_as_on_one_device(trained: Results, st
 def test_arithmetic_in_16_bits_trains_as_on_one_device_within_its_rounding(
     trained: Results, strategy: str, devices: int, name: str, reference: str
 ) -> None:
-    assert 0 < otherwise(trained, strategy, devices, name, "fp32") < 0.01
-    assert otherwise(trained, strategy, devices, name, reference) < 0.01
+    assert 0 < difference(trained, strategy, devices, "otherwise", name, of_single="fp32") < 0.01
+    assert difference(trained, strategy, devices, "otherwise", name, of_single=reference) < 0.01
 
 
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_an_overflow_on_one_rank_is_a_skip_on_every_rank(trained: Results, strategy: str, devices: int) -> None:
     assert trained[strategy, devices, "otherwise", "scales"] == [512.0] * devices
+
+
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), *PLACED])
+def test_every_strategy_accumulates_and_clips_as_one_device_does(
+    trained: Results, strategy: str, devices: int, recipe: str, unit: str
+) -> None:
+    plain = "" if recipe == "accumulated" else "clipped"
+    assert difference(trained, strategy, devices, unit, recipe, of_single=plain) <= BOUND
+
+
+def test_clipping_changed_the_training(trained: Results) -> None:
+    assert difference(trained, "single", 1, "samples", "clipped") > 1e-3
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("strategy", SEVERAL)
+def test_gradients_are_reduced_once_a_step_with_any_accumulation(
+    trained: Results, strategy: str, world_size: int
+) -> None:
+    plain, accumulated = trained[strategy, world_size, "samples", "exchanges"]
+    assert plain == accumulated >= 4
+
+
+def test_a_checkpoint_of_any_strategy_goes_on_under_any(trained: Results) -> None:
+    across = [(key[0], key[1], key[3]) for key in trained if key[3].startswith("from ")]
+    sources = ("single1", "dp2", *(f"{strategy}2" for strategy in SEVERAL))
+    kept = {f"from {name}-{optimizer}" for name in sources for optimizer in OPTIMIZERS}
+    assert {(strategy, source) for strategy, _, source in across} >= {*product(("single", "dp", *SEVERAL), kept)}
+    uninterrupted = {"SGD": "", "AdamW": "AdamW"}
+    far = {
+        key: difference(trained, *key[:2], "samples", key[2], of_single=uninterrupted[key[2].partition("-")[2]])
+        for key in across
+    }
+    assert max(far.values()) <= BOUND, far
+    assert difference(trained, "single", 1, "samples", "AdamW") > 1e-3

@@ -61,10 +61,14 @@ def test_the_shares_of_all_ranks_are_the_global_batches(samples: int, batch: int
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_an_epoch_has_each_sample_once_and_a_shorter_last_batch() -> None:
+def test_an_epoch_has_each_sample_once_a_shorter_last_batch_and_an_order_of_its_own() -> None:
     shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
     assert [share.samples for share in shares] == [4, 4, 2]
     assert sorted(index for share in shares for _, index in share.keys) == list(range(10))
+
+    orders = {tuple(epoch_order(20, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1)}
+    assert len(orders) == 4
+    assert torch.equal(epoch_order(20, 0, 1), epoch_order(20, 0, 1))
 
 
 def test_a_rank_without_a_sample_still_takes_a_step() -> None:
@@ -72,12 +76,6 @@ def test_a_rank_without_a_sample_still_takes_a_step() -> None:
     empty = rank_share(codes, 7, rank=0, world_size=2)
     assert (empty.samples, empty.global_samples, empty.keys) == (0, 1, ((1, 5),))
     assert rank_share(codes, 7, rank=1, world_size=2).samples == 1
-
-
-def test_epochs_are_shuffled_anew_and_seeds_differ() -> None:
-    orders = {tuple(epoch_order(20, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1)}
-    assert len(orders) == 4
-    assert torch.equal(epoch_order(20, 0, 1), epoch_order(20, 0, 1))
 
 
 def test_the_endless_stream_has_full_batches_and_no_seam() -> None:
@@ -109,13 +107,10 @@ def test_randomness_depends_on_seed_epoch_and_sample_alone() -> None:
 
 
 def test_the_models_own_randomness_is_left_alone() -> None:
-    torch.manual_seed(5)
-    random.seed(5)
-    expected = (float(torch.rand(())), random.random())
-    torch.manual_seed(5)
-    random.seed(5)
+    before = torch.get_rng_state(), random.getstate()
     SeededDataset(Numbers(10), seed=1).__getitems__([(0, 3)])
-    assert (float(torch.rand(())), random.random()) == expected
+    list(batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1), seed=0, ranks=ONE, options={}))
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
 
 
 class ReadBy(Numbers):
@@ -140,12 +135,6 @@ def test_worker_processes_give_the_same_batches_and_stay_for_the_next_epoch() ->
             torch.testing.assert_close(one, two)
 
 
-def test_a_workloads_own_collate_is_used() -> None:
-    shares = epoch_shares(4, 2, seed=0, epoch=0, rank=0, world_size=1)
-    loaded = list(batches(Numbers(4), shares, seed=0, ranks=ONE, options={}, collate=len))
-    assert loaded == [2, 2]
-
-
 @pytest.mark.parametrize(("samples", "parts", "sizes"), [(6, 3, [2, 2, 2]), (5, 2, [2, 3]), (1, 3, [0, 0, 1])])
 def test_a_share_is_split_into_micro_batches(samples: int, parts: int, sizes: list[int]) -> None:
     keys = tuple((0, index) for index in range(samples))
@@ -153,26 +142,18 @@ def test_a_share_is_split_into_micro_batches(samples: int, parts: int, sizes: li
     assert [part.samples for part in split] == sizes
     assert tuple(key for part in split for key in part.keys[: part.samples]) == keys
     assert all(len(part.keys) == max(1, part.samples) and part.global_samples == 10 for part in split)
+    assert {part.samples for part in Share(((0, 3),), 0, 10).split(2)} == {0}, "an empty share, into empty ones"
 
 
-def test_an_empty_share_is_split_into_empty_ones() -> None:
-    assert {part.samples for part in Share(((0, 3),), 0, 10).split(2)} == {0}
-
-
-def test_a_share_yields_its_micro_batches_one_by_one() -> None:
+def test_a_share_yields_its_micro_batches_one_by_one_collated_as_the_workload_does() -> None:
     shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
+    assert list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}, collate=len)) == [4, 4, 2]
     whole = list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}))
     parts = list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}, micro_batches=2))
     assert [len(part[0]) for part in parts] == [2, 2, 2, 2, 1, 1]
     for one, several in zip(whole, zip(parts[::2], parts[1::2], strict=True), strict=True):
         for column, pieces in zip(one, zip(*several, strict=True), strict=True):
             assert torch.equal(column, torch.cat(pieces))
-
-
-def test_fetching_leaves_the_global_generator_alone() -> None:
-    before = torch.get_rng_state()
-    list(batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1), seed=0, ranks=ONE, options={}))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 class OddNumbers(Numbers):
@@ -191,8 +172,6 @@ def test_a_data_set_that_draws_now_and_then_is_seeded_all_the_same() -> None:
 
 
 class Fetched(Numbers):
-    """Has a method for batches, which counts its calls."""
-
     calls = 0
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, float, float]]:
@@ -200,20 +179,15 @@ class Fetched(Numbers):
         return [(index, 0.0, 0.0) for index in indices]
 
 
-def test_a_data_set_with_a_method_for_batches_is_read_by_it() -> None:
-    data = Fetched(10)
-    assert SeededDataset(data, seed=1).__getitems__([(0, 3), (0, 7)]) == [(3, 0.0, 0.0), (7, 0.0, 0.0)]
-    assert data.calls == 1
-
-
 class FetchedWithNoise(Numbers):
-    """Draws in its method for batches."""
-
     def __getitems__(self, indices: list[int]) -> list[tuple[int, float, float]]:
         return [self[index] for index in indices]
 
 
-def test_a_method_for_batches_that_draws_is_seeded_sample_by_sample() -> None:
+def test_a_data_set_with_a_method_for_batches_is_read_by_it_and_seeded_sample_by_sample() -> None:
+    data = Fetched(10)
+    assert SeededDataset(data, seed=1).__getitems__([(0, 3), (0, 7)]) == [(3, 0.0, 0.0), (7, 0.0, 0.0)]
+    assert data.calls == 1
     keys = [(0, 3), (1, 7)]
     assert SeededDataset(FetchedWithNoise(10), 1).__getitems__(keys) == SeededDataset(Numbers(10), 1).__getitems__(keys)
 

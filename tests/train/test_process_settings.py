@@ -52,13 +52,10 @@ def test_a_mode_is_seen_while_it_is_on_and_in_a_forward_pass_alone(mode: str) ->
     assert settings.names()[:1] == [mode]  # a context in loss(): off again when the step has ended
     model(torch.ones(1, 2))
     assert settings.names()[:1] == [mode] and not model._forward_hooks
-
-
-def test_a_mode_that_is_switched_on_later_is_seen_in_the_end() -> None:
-    settings = ProcessSettings(nn.Linear(2, 2), CPU, "float32", compiled=True)
-    with deterministic():
-        assert settings.names() == ["deterministic algorithms"]
-    assert settings.names() == []
+    later = ProcessSettings(model, CPU, "float32", compiled=True)
+    with MODES[mode]():
+        assert later.names() == [mode], "switched on later, it is seen in the end"
+    assert later.names() == []
 
 
 @pytest.mark.parametrize(
@@ -189,13 +186,11 @@ def test_the_affinity_is_that_of_the_thread_that_trains(monkeypatch: pytest.Monk
 
     def train() -> None:
         os.sched_setaffinity(0, {own})
-        monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, value])
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-        seen.extend([pinned(), crowding(ALONE)])
-        monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, (value[0], frozenset({own + 1}), 1)])
-        seen.append(crowding(ALONE))
-        monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, ("another host", *value[1:])])
-        seen.append(crowding(ALONE))
+        seen.append(pinned())
+        for other in (lambda v: v, lambda v: (v[0], frozenset({own + 1}), 1), lambda v: ("another host", *v[1:])):
+            monkeypatch.setattr(Ranks, "gather", lambda ranks, value, other=other: [value, other(value)])
+            seen.append(crowding(ALONE))
 
     thread = threading.Thread(target=train)
     thread.start()

@@ -1,21 +1,24 @@
-"""One optimizer step: in one pass or in micro-batches, clipped or not."""
+"""One optimizer step: in one pass or in micro-batches, clipped or not; what loss() may return, what ranks gather."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.errors import WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share, batches, epoch_shares
-from harness.train.loss import on_device
+from harness.train.loss import as_loss, on_device
 from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
@@ -28,19 +31,33 @@ ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
 CELL = Cell("w", None, None, "single", "cpu", 1, 1, "strong", None, BATCH, optimizer={"name": "SGD", "lr": 0.1})
 
 
-def trained(cell: Cell, unit: str = "samples") -> tuple[torch.Tensor, float, Training]:
-    """All parameters and the sum of the losses after one epoch, whose last batch holds one sample."""
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
-    workload = Regression(unit)
-    training = Training(cell, workload, SEED, ranks)
-    shares = list(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-    parts = cell.micro_batches
-    source = batches(workload.datasets()[0], shares, seed=SEED, ranks=ranks, options={}, micro_batches=parts)
-    steps = [training.step(islice(source, parts) if parts > 1 else next(source), share) for share in shares]
-    weight = sum(float(weight) for _, weight in steps)
+def training_of(cell: Cell = CELL, workload: Any = None, *, world_size: int = 1) -> Training:
+    ranks = replace(ONE, devices=(CPU,) * (cell.devices if cell.strategy == "dp" else 1), world_size=world_size)
+    return Training(cell, workload or Regression(), SEED, ranks)
+
+
+def steps(training: Training) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The steps of an epoch, whose last batch holds one sample; further ranks hold the same batches."""
+    ranks, parts = training._ranks, training._cell.micro_batches
+    shares = list(epoch_shares(SAMPLES, training._cell.global_batch_size, SEED, 0, 0, 1))
+    data = training._workload.datasets()[0]
+    source = batches(data, shares, seed=SEED, ranks=ranks, options={}, micro_batches=parts)
+    for share in shares:
+        whole = replace(share, global_samples=share.global_samples * ranks.world_size)
+        yield training.step(islice(source, parts) if parts > 1 else next(source), whole)
+
+
+def flat(training: Training) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
+
+
+def trained(cell: Cell, unit: str = "samples") -> tuple[torch.Tensor, float]:
+    """All parameters after one epoch, and the mean loss."""
+    training = training_of(cell, Regression(unit))
+    done = list(steps(training))
+    weight = sum(float(weight) for _, weight in done)
     assert unit == "tokens" or weight == SAMPLES
-    flat = torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
-    return flat, sum(float(loss) for loss, _ in steps) / weight, training
+    return flat(training), sum(float(loss) for loss, _ in done) / weight
 
 
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
@@ -48,34 +65,27 @@ def trained(cell: Cell, unit: str = "samples") -> tuple[torch.Tensor, float, Tra
 @pytest.mark.parametrize("accumulation", [2, 7, 9])
 def test_micro_batches_train_as_the_whole_batch_does(accumulation: int, strategy: str, unit: str) -> None:
     cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1)
-    whole, loss, _ = trained(CELL, unit)
-    parts, same_loss, _ = trained(replace(cell, training={"accumulation": accumulation}), unit)
+    whole, loss = trained(CELL, unit)
+    parts, same_loss = trained(replace(cell, training={"accumulation": accumulation}), unit)
     assert torch.allclose(parts, whole, rtol=1e-5, atol=1e-7)
     assert same_loss == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_clipped_step_is_as_long_as_its_norm_allows() -> None:
-    start = Training(CELL, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
-    before = torch.cat([parameter.detach().flatten() for parameter in start.model.parameters()])
-    one_step = replace(CELL, global_batch_size=SAMPLES)
+    before = flat(training_of())
 
-    def moved(training: dict[str, Any]) -> torch.Tensor:
-        ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
-        stepped = Training(replace(one_step, training=training), Regression(), SEED, ranks)
-        share = next(epoch_shares(SAMPLES, SAMPLES, SEED, 0, 0, 1))
-        data = Regression().datasets()[0]
-        stepped.step(next(batches(data, [share], seed=SEED, ranks=ranks, options={})), share)
-        return torch.cat([parameter.detach().flatten() for parameter in stepped.model.parameters()]) - before
+    def moved(options: dict[str, Any]) -> torch.Tensor:
+        training = training_of(replace(CELL, global_batch_size=SAMPLES, training=options))
+        next(steps(training))
+        return flat(training) - before
 
-    free = moved({})
-    assert float(free.norm()) > 0.002
+    assert float(moved({}).norm()) > 0.002
     assert float(moved({"clip_grad_norm": 0.02}).norm()) == pytest.approx(0.1 * 0.02, rel=1e-3)
     assert float(moved({"clip_grad_value": 0.02}).abs().max()) == pytest.approx(0.1 * 0.02, rel=1e-3)
 
 
 def test_the_rate_is_scaled_with_the_global_batch() -> None:
-    cell = replace(CELL, training={"lr_scaling": "linear", "lr_base_batch_size": 2})
-    training = Training(cell, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
+    training = training_of(replace(CELL, training={"lr_scaling": "linear", "lr_base_batch_size": 2}))
     assert training.effective_lr == pytest.approx(0.1 * BATCH / 2)
     assert training.optimizer.param_groups[0]["lr"] == training.effective_lr
 
@@ -110,15 +120,11 @@ def test_the_model_computes_in_bf16_in_every_replica_while_losses_and_parameters
     strategy: str, devices: int, precision: str, dtype: torch.dtype | None, accumulation: int
 ) -> None:
     cell = replace(CELL, strategy=strategy, devices=devices, precision=precision)
-    cell = replace(cell, training={"accumulation": accumulation})
     workload = Looks()
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(devices)))
-    training = Training(cell, workload, SEED, ranks)
-    share = next(iter(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1)))
-    data = workload.datasets()[0]
-    parts = list(batches(data, [share], seed=SEED, ranks=ranks, options={}, micro_batches=accumulation))
-    loss, _ = training.step(parts if accumulation > 1 else parts[0], share)
-    (whole,) = batches(data, [share], seed=SEED, ranks=ranks, options={})
+    training = training_of(replace(cell, training={"accumulation": accumulation}), workload)
+    loss, _ = next(steps(training))
+    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
+    (whole,) = batches(workload.datasets()[0], [share], seed=SEED, ranks=training._ranks, options={})
     training.evaluate(whole, share)
     assert len(workload.seen) == devices * (accumulation + 1) and set(workload.seen) == {dtype}
     assert {*workload.losses, loss.dtype} == {torch.float32}
@@ -127,41 +133,23 @@ def test_the_model_computes_in_bf16_in_every_replica_while_losses_and_parameters
 
 @pytest.mark.parametrize("strategy", ["single", "dp"])
 def test_the_names_of_a_bf16_models_parameters_are_its_own(strategy: str) -> None:
-    cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, precision="bf16")
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
-    training = Training(cell, Regression(), SEED, ranks)
+    training = training_of(replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, precision="bf16"))
     names = {name for name, _ in Regression().build_model().named_parameters()}
     assert {name for name, _ in training.unwrapped.named_parameters()} == names
     state = training.strategy.optimizer_state(training.model, training.optimizer)
     assert set(state["param_groups"][0]["params"]) == names
 
 
-def scaled(**options: Any) -> tuple[Training, Any]:
-    """A training in fp16 with its first batch and share."""
-    cell = replace(CELL, precision="fp16", **options)
-    training = Training(cell, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
-    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-    data = Regression().datasets()[0]
-    parts = list(batches(data, [share], seed=SEED, ranks=ONE, options={}, micro_batches=cell.micro_batches))
-    return training, lambda: training.step(parts if len(parts) > 1 else parts[0], share)
-
-
-def flat(training: Training) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in training.model.parameters()])
+FP16 = replace(CELL, precision="fp16")
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulation": 3}, {"clip_grad_norm": 0.02}])
 def test_fp16_trains_as_fp32_does_within_its_rounding(options: dict[str, Any]) -> None:
     """Clipping sees gradients without the loss scale, of 65,536, and micro-batches share one."""
-    before = flat(Training(CELL, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))))
-    training, step = scaled(training=options)
-    step()
-    exact = Training(replace(CELL, training=options), Regression(), SEED, training._ranks)
-    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-    count = exact._cell.micro_batches
-    data = Regression().datasets()[0]
-    parts = list(batches(data, [share], seed=SEED, ranks=ONE, options={}, micro_batches=count))
-    exact.step(parts if count > 1 else parts[0], share)
+    before = flat(training_of())
+    training, exact = (training_of(replace(cell, training=options)) for cell in (FP16, CELL))
+    for each in (training, exact):
+        next(steps(each))
     moved, expected = flat(training) - before, flat(exact) - before
     assert float((moved - expected).norm() / expected.norm()) < 0.01
     assert training.loss_scale() == LossScale(65536.0, 1, 2000)
@@ -189,15 +177,8 @@ def test_the_loss_scale_of_tokens_is_of_one_effect_in_every_strategy(
     scale = torch.amp.GradScaler.scale
     note = scaled_losses.append
     monkeypatch.setattr(torch.amp.GradScaler, "scale", lambda self, loss: note(loss.detach()) or scale(self, loss))
-    training_options = {"accumulation": accumulation} if accumulation > 1 else {}
-    cell = replace(CELL, precision="fp16", strategy=strategy, training=training_options)
-    ranks = replace(ONE, world_size=2 if strategy == "ddp" else 1)
-    training = Training(cell, Long(), SEED, ranks)
-    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-    data = Long().datasets()[0]
-    parts = list(batches(data, [share], seed=SEED, ranks=ranks, options={}, micro_batches=accumulation))
-    whole = replace(share, global_samples=BATCH * ranks.world_size)
-    loss, weight = training.step(parts if accumulation > 1 else parts[0], whole)
+    cell = replace(FP16, strategy=strategy, training={"accumulation": accumulation} if accumulation > 1 else {})
+    loss, weight = next(steps(training_of(cell, Long(), world_size=2 if strategy == "ddp" else 1)))
     seen, per_token = float(torch.stack(scaled_losses).sum()), float(loss / weight)
     assert 0.5 < seen / per_token < 2
     if accumulation == 1:
@@ -206,40 +187,36 @@ def test_the_loss_scale_of_tokens_is_of_one_effect_in_every_strategy(
 
 
 def test_a_step_whose_gradient_overflows_is_skipped_and_halves_the_scale() -> None:
-    training, step = scaled()
+    training = training_of(FP16)
     training.load_scaler_state({**training.scaler_state(), "scale": 2.0**40})
     before = flat(training)
-    step()
+    next(steps(training))
     assert torch.equal(flat(training), before)
     assert training.loss_scale() == LossScale(2.0**39, 0, 2000)
 
 
 def test_a_check_of_a_few_steps_begins_with_a_scale_at_which_none_is_skipped() -> None:
-    training, step = scaled()
+    training = training_of(FP16)
     training.expect_few_steps()
-    step()
+    next(steps(training))
     assert training.loss_scale() == LossScale(1024.0, 1, 2000)
 
 
-def test_a_snapshot_holds_the_loss_scale() -> None:
-    training, step = scaled()
-    step()
+def test_a_snapshot_holds_the_loss_scale_which_other_precisions_have_not() -> None:
+    assert training_of().loss_scale() is None
+    training = training_of(FP16)
+    next(steps(training))
     kept = training.snapshot()
     training.load_scaler_state({**training.scaler_state(), "scale": 4.0})
     training.restore(kept)
     assert training.loss_scale() == LossScale(65536.0, 1, 2000)
 
 
-def test_other_precisions_have_no_loss_scale() -> None:
-    assert Training(CELL, Regression(), SEED, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))).loss_scale() is None
-
-
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp"])
 def test_channels_last_reaches_the_convolutions(strategy: str) -> None:
     cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, training={"channels_last": True})
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
-    training = Training(cell, ImageClassification(model="resnet8", data="digits", width=8), SEED, ranks)
+    training = training_of(cell, ImageClassification(model="resnet8", data="digits", width=8))
     seen: list[tuple[bool, ...]] = []
 
     def note(module: nn.Module, args: Any, output: torch.Tensor) -> None:
@@ -256,7 +233,7 @@ def test_channels_last_reaches_the_convolutions(strategy: str) -> None:
 
 
 def test_without_the_option_nothing_is_channels_last() -> None:
-    training = Training(CELL, ImageClassification(model="resnet8", data="digits", width=8), SEED, ONE)
+    training = training_of(CELL, ImageClassification(model="resnet8", data="digits", width=8))
     assert all(parameter.is_contiguous() for parameter in training.model.parameters())
 
 
@@ -265,7 +242,7 @@ def test_cudnn_times_its_algorithms_only_where_the_cell_says_so(
     options: dict[str, Any], wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not wanted)
-    Training(replace(CELL, training=options), Regression(), SEED, ONE)
+    training_of(replace(CELL, training=options))
     assert torch.backends.cudnn.benchmark == wanted
 
 
@@ -274,10 +251,8 @@ def test_cudnn_times_its_algorithms_only_where_the_cell_says_so(
     ("hook", "dtype"), [("none", None), ("bf16_compress", torch.bfloat16), ("fp16_compress", torch.float16)]
 )
 def test_a_comm_hook_rounds_the_gradients_that_are_exchanged(hook: str, dtype: torch.dtype | None) -> None:
-    cell = replace(CELL, strategy="ddp", strategy_options={"comm_hook": hook, "backend": "gloo"})
-    training = Training(cell, Regression(), SEED, ONE)
-    share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-    training.step(next(batches(Regression().datasets()[0], [share], seed=SEED, ranks=ONE, options={})), share)
+    training = training_of(replace(CELL, strategy="ddp", strategy_options={"comm_hook": hook, "backend": "gloo"}))
+    next(steps(training))
     gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
     rounded = {to: all(torch.equal(g, g.to(to).float()) for g in gradients) for to in (torch.bfloat16, torch.float16)}
     assert rounded[torch.bfloat16] == (dtype is torch.bfloat16)
@@ -286,17 +261,16 @@ def test_a_comm_hook_rounds_the_gradients_that_are_exchanged(hook: str, dtype: t
 
 @pytest.mark.parametrize("name", ["fused", "foreach"])
 def test_an_optimizers_implementation_is_an_option(name: str) -> None:
-    cell = replace(CELL, optimizer={**CELL.optimizer, name: True})
-    assert Training(cell, Regression(), SEED, ONE).optimizer.defaults[name] is True
-    assert Training(CELL, Regression(), SEED, ONE).optimizer.defaults[name] is None
+    assert training_of(replace(CELL, optimizer={**CELL.optimizer, name: True})).optimizer.defaults[name] is True
+    assert training_of().optimizer.defaults[name] is None
 
 
 def test_a_model_larger_than_its_device_is_a_skip_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.train.model.device_bytes", lambda device: 1000)
     with pytest.raises(SkipTrial, match=r"^weights and gradients of the model take .* GiB; one device has .* GiB$"):
-        Training(CELL, Regression(), SEED, ONE)
+        training_of()
     monkeypatch.setattr("harness.train.model.device_bytes", lambda device: 10_000)
-    Training(CELL, Regression(), SEED, ONE)
+    training_of()
 
 
 def test_a_frozen_parameter_has_no_gradient_that_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,13 +306,10 @@ def test_the_tokens_of_a_global_batch_are_summed_while_backward_runs(
     monkeypatch.setattr("harness.train.loss.dist", events)
     cell = replace(CELL, training={"accumulation": accumulation})
     gradients = []
-    for ranks in (replace(ONE, world_size=2), ONE):
-        training = Training(cell, Regression("tokens"), SEED, ranks)
+    for world_size in (2, 1):
+        training = training_of(cell, Regression("tokens"), world_size=world_size)
         training.model[0].weight.register_hook(lambda _: events.seen.append("backward"))  # type: ignore[index]
-        share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-        data = Regression("tokens").datasets()[0]
-        parts = list(batches(data, [share], seed=SEED, ranks=ranks, options={}, micro_batches=accumulation))
-        training.step(parts if accumulation > 1 else parts[0], replace(share, global_samples=BATCH * ranks.world_size))
+        next(steps(training))
         gradients.append(torch.cat([p.grad.flatten() for p in training.model.parameters() if p.grad is not None]))
     last = accumulation - 1
     first = ["begun", "awaited"]  # once a training: the tokens of a sample
@@ -377,10 +348,47 @@ def test_without_exchange_synchronised_statistics_are_the_ranks_own(monkeypatch:
         return rows
 
     monkeypatch.setattr(nn.SyncBatchNorm, "forward", gathers)
-    training = Training(CELL, Synchronised(), SEED, ONE)
+    training = training_of(CELL, Synchronised())
     norm = training.model[1]  # type: ignore[index]
     rows = torch.tensor([[1.0], [3.0]])
     with training.without_exchange():
         assert torch.allclose(norm(rows), torch.tensor([[-1.0], [1.0]]), atol=1e-4) and not gathered
     norm(rows)
     assert len(gathered) == 1
+
+
+def test_a_sum_and_a_weight_are_returned_as_they_are() -> None:
+    total = torch.tensor(2.0)
+    for weight in (torch.tensor(4.0), 4, 4.0, torch.tensor([4])):
+        assert as_loss((total, weight)) == (total, weight)
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (torch.tensor(2.0), "a tensor without dimensions"),
+        (torch.zeros(64), "a tensor of shape (64,)"),
+        (2.0, "a float"),
+        (None, "None"),
+        ({"loss": 1}, "a dict"),
+        ((torch.tensor(2.0),) * 3, "a tuple of 3 items"),
+        ((torch.zeros(64), torch.tensor(64.0)), "(a tensor of shape (64,), a tensor without dimensions)"),
+        ((2.0, 64), "(a float, an int)"),
+        ((torch.tensor(2.0), None), "(a tensor without dimensions, None)"),
+    ],
+)
+def test_anything_else_is_named(returned: object, got: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        as_loss(returned)
+    assert str(error.value).startswith("loss() must return (sum, weight): ")
+    assert str(error.value).endswith(f"; got {got}")
+
+
+@pytest.mark.parametrize("value", [None, 0, "text"])
+def test_every_ranks_value_is_gathered_none_too(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
+    def all_gather_object(values: list[object], own: object) -> None:
+        values[:] = [own, "other"]
+
+    monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
+    assert ONE.gather(value) == [value]
+    assert replace(ONE, world_size=2).gather(value) == [value, "other"]

@@ -23,23 +23,16 @@ def on_meta(*tensors: torch.Tensor) -> bool:
     return all(tensor.device == META for tensor in tensors)
 
 
-def test_mappings_and_sequences_are_searched() -> None:
+def test_mappings_and_sequences_are_searched_and_keep_their_types() -> None:
     batch = {"x": torch.ones(2), "rest": (torch.zeros(1), ["text", torch.ones(1)])}
     moved: Any = to_device(batch, META)
     assert on_meta(moved["x"], moved["rest"][0], moved["rest"][1][1])
     assert type(moved) is dict and moved["rest"][1][0] == "text"
-
-
-def test_a_named_tuple_keeps_its_type() -> None:
-    moved: Any = to_device(Pair(torch.ones(2), [torch.ones(1)]), META)
-    assert type(moved) is Pair and on_meta(moved.x, moved.y[0])
-
-
-def test_a_packed_sequence_keeps_its_type_and_its_lengths_on_the_host() -> None:
-    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    moved: Any = to_device(packed, META)
-    assert type(moved) is PackedSequence and on_meta(moved.data)
-    assert moved.batch_sizes.device.type == "cpu"
+    named: Any = to_device(Pair(torch.ones(2), [torch.ones(1)]), META)
+    assert type(named) is Pair and on_meta(named.x, named.y[0])
+    packed: Any = to_device(pack_sequence([torch.ones(3, 2), torch.ones(1, 2)]), META)
+    assert type(packed) is PackedSequence and on_meta(packed.data)
+    assert packed.batch_sizes.device.type == "cpu", "lengths stay on the host"
 
 
 class Encoding(UserDict[str, torch.Tensor]):
@@ -58,13 +51,10 @@ def test_a_mapping_keeps_its_type(kind: Any) -> None:
     assert type(moved) is kind and on_meta(moved["ids"])
     assert batch["ids"].device.type == "cpu", "the batch itself is left as it is"
     assert kind is not Encoding or on_meta(moved.ids)
-
-
-def test_mappings_that_another_mapping_cannot_make_or_that_are_read_only() -> None:
     grouped: Any = to_device(defaultdict(list, x=[torch.ones(1)]), META)
     assert grouped["new"] == [] and on_meta(grouped["x"][0])
-    moved: Any = to_device(MappingProxyType({"x": torch.ones(1)}), META)
-    assert on_meta(moved["x"])
+    read_only: Any = to_device(MappingProxyType({"x": torch.ones(1)}), META)
+    assert on_meta(read_only["x"])
 
 
 class Graph:
@@ -124,8 +114,4 @@ def test_an_object_whose_tensors_cannot_be_moved_is_an_error(held: Any) -> None:
 @pytest.mark.parametrize("leaf", [None, 3, "text", b"bytes", np.ones(2), Opaque("no tensor"), Opaque])
 def test_without_a_tensor_an_object_is_left_as_it_is(leaf: object) -> None:
     assert to_device([leaf], META) == [leaf]
-
-
-def test_on_a_cpu_nothing_is_copied() -> None:
-    batch = object()
-    assert copier(torch.device("cpu"), {})(batch) is batch
+    assert copier(torch.device("cpu"), {})(leaf) is leaf, "on a CPU nothing is copied"

@@ -1,4 +1,4 @@
-"""fully_shard as practitioners use it: bytes and dtypes of what is gathered, layers that stay float32, shards."""
+"""fully_shard as practitioners use it: bytes and dtypes of what is gathered, float32 layers, shards, units."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+import torchvision
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.measure import memory
 from harness.plan.cell import Cell
 from harness.train.loader import Share
 from harness.train.phases import Phase
 from harness.train.ranks import Ranks
+from harness.train.strategies import STRATEGIES
+from harness.train.strategies.base import default_units
 from harness.train.training import Training
-from harness.train.workloads.image_classification import ImageClassification
+from harness.train.workloads.image_classification import ImageClassification, SmallResNet
 from harness.train.workloads.language_model import LanguageModel
 
 CPU = torch.device("cpu")
@@ -65,9 +69,9 @@ def eight_ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def training_of(cell: Cell, workload: Any) -> Training:
-    ranks = Ranks(0, dist.get_world_size(), 0, 0, "n", "127.0.0.1", (CPU,))
-    return Training(cell, workload, 0, ranks)
+def training_of(cell: Cell, workload: Any, world_size: int | None = None, seed: int = 0) -> Training:
+    size = dist.get_world_size() if world_size is None else world_size
+    return Training(cell, workload, seed, Ranks(0, size, 0, 0, "n", "127.0.0.1", (CPU,)))
 
 
 def gpt() -> LanguageModel:
@@ -78,9 +82,8 @@ def tokens(count: int = 2) -> torch.Tensor:
     return torch.randint(256, (count, 17), generator=torch.Generator().manual_seed(0))
 
 
-def bytes_a_parameter(cell: Cell) -> tuple[float, float, float, Traffic]:
+def bytes_a_parameter(training: Training) -> tuple[float, float, float, Traffic]:
     """Gathered in forward, gathered in backward, scattered, of one step."""
-    training = training_of(cell, gpt())
     traffic = Traffic()
 
     def backward_begins(point: Phase) -> None:
@@ -104,30 +107,28 @@ PADDING = 0.05
 
 
 @pytest.mark.usefixtures("eight_ranks")
-@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
-def test_a_step_gathers_each_parameter_once_in_its_dtype_and_the_units_once_more(precision: str, size: int) -> None:
-    forward, backward, scattered, traffic = bytes_a_parameter(replace(CELL, precision=precision))
+@pytest.mark.parametrize(
+    ("precision", "options", "size", "again", "text"),
+    [
+        ("fp32", {}, 4, 1 - root_fraction(), "float32"),
+        ("bf16", {}, 2, 1 - root_fraction(), "parameters gathered and computed in bfloat16"),
+        ("fp16", {}, 2, 1 - root_fraction(), "parameters gathered and computed in float16"),
+        ("bf16", {"mixed_precision": "autocast"}, 4, 1 - root_fraction(), "forward autocast to bfloat16"),
+        ("fp32", {"reshard_after_forward": True}, 4, 1, "float32"),
+        ("fp32", {"reshard_after_forward": False}, 4, 0, "float32"),
+    ],
+)
+def test_a_step_gathers_each_parameter_once_in_its_dtype_and_the_units_once_more(
+    precision: str, options: dict[str, Any], size: int, again: float, text: str
+) -> None:
+    """Those of the root, in no unit, only if the file says so; the row names the dtypes and the number of groups."""
+    training = training_of(replace(CELL, precision=precision, strategy_options=options), gpt())
+    assert training.facts["dtypes"].endswith(text) and training.facts["shard_units"] == 3
+    forward, backward, scattered, traffic = bytes_a_parameter(training)
     assert forward == pytest.approx(size, rel=PADDING)
-    assert backward == pytest.approx(size * (1 - root_fraction()), rel=PADDING)
+    assert backward == pytest.approx(size * again, rel=PADDING)
     assert scattered == pytest.approx(4, rel=PADDING)
     assert traffic.scattered_dtypes == {torch.float32}
-
-
-@pytest.mark.usefixtures("eight_ranks")
-def test_autocast_over_float32_shards_gathers_twice_the_bytes() -> None:
-    cell = replace(CELL, precision="bf16", strategy_options={"mixed_precision": "autocast"})
-    forward, backward, _, _ = bytes_a_parameter(cell)
-    assert forward == pytest.approx(4, rel=PADDING)
-    assert backward == pytest.approx(4 * (1 - root_fraction()), rel=PADDING)
-
-
-@pytest.mark.usefixtures("eight_ranks")
-def test_the_root_is_gathered_again_only_if_the_file_says_so() -> None:
-    def backward(reshard: bool) -> float:
-        return bytes_a_parameter(replace(CELL, strategy_options={"reshard_after_forward": reshard}))[1]
-
-    assert backward(True) == pytest.approx(4, rel=PADDING)
-    assert backward(False) == 0
 
 
 @pytest.mark.usefixtures("no_group")
@@ -189,34 +190,27 @@ class FlatList:
         return model(batch).square().sum(), torch.tensor(float(len(batch)))
 
 
-@pytest.mark.usefixtures("no_group")
-def test_a_layer_with_statistics_that_is_a_unit_itself_is_sharded_once() -> None:
-    cell = replace(CELL, devices=1, per_device_batch_size=4, global_batch_size=4, precision="bf16")
-    training = training_of(cell, FlatList())
-    loss, _ = training.step(torch.randn(4, 4), Share((), 4, 4))
-    assert bool(torch.isfinite(loss)) and training.facts["shard_units"] == 4
-
-
 class Frozen(FlatList):
     """The same network, whose layer with statistics has frozen weights."""
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
-        for parameter in model.get_submodule("1").parameters():
-            parameter.requires_grad_(False)
+        model.get_submodule("1").requires_grad_(False)
         return model
 
 
 @pytest.mark.usefixtures("no_group")
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_frozen_layer_with_statistics_stays_float32(precision: str) -> None:
+@pytest.mark.parametrize(("kind", "precision"), [(FlatList, "bf16"), (Frozen, "bf16"), (Frozen, "fp16")])
+def test_a_layer_with_statistics_is_sharded_once_and_stays_float32(kind: type[FlatList], precision: str) -> None:
+    """It is a unit itself, and one of the layers with weights of their own dtype."""
     cell = replace(CELL, devices=1, per_device_batch_size=4, global_batch_size=4, precision=precision)
-    training = training_of(cell, Frozen())
+    training = training_of(cell, kind())
     seen: list[torch.dtype] = []
     norm: Any = training.unwrapped.get_submodule("1")
     norm.register_forward_hook(lambda module, *_: seen.append(module.weight.dtype))
     losses = [training.step(torch.randn(4, 4), Share((), 4, 4))[0] for _ in range(2)]
     assert bool(torch.isfinite(torch.stack(losses)).all()) and set(seen) == {torch.float32}
+    assert training.facts["shard_units"] == 4
 
 
 class OnMeta(LanguageModel):
@@ -238,24 +232,18 @@ class OnMeta(LanguageModel):
 
 @pytest.mark.usefixtures("eight_ranks")
 @pytest.mark.parametrize("kind", [LanguageModel, OnMeta])
-def test_shards_are_the_parts_of_the_model_that_one_device_builds(kind: type[LanguageModel]) -> None:
+def test_shards_are_the_parts_of_the_model_that_one_device_builds_and_no_whole_model_moves_to_the_device(
+    kind: type[LanguageModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     workload = kind(model="nano", context=16, text_bytes=20_000)
-    alone = replace(CELL, strategy="single", devices=1)
-    whole = Training(alone, workload, 3, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))).model.parameters()
-    shards = Training(CELL, workload, 3, Ranks(0, RANKS, 0, 0, "n", "127.0.0.1", (CPU,))).model.parameters()
-    for parameter, shard in zip(whole, shards, strict=True):
-        assert torch.equal(shard.to_local(), parameter.chunk(RANKS)[0])  # type: ignore[attr-defined]
-
-
-@pytest.mark.usefixtures("eight_ranks")
-@pytest.mark.parametrize("kind", [LanguageModel, OnMeta])
-def test_no_whole_model_moves_to_the_device(kind: type[LanguageModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = training_of(replace(CELL, strategy="single", devices=1), workload, 1, seed=3).model.parameters()
     moved: list[object] = []
     to = nn.Module.to
     monkeypatch.setattr(nn.Module, "to", lambda self, *args, **kwargs: moved.append(args) or to(self, *args, **kwargs))
-    model = training_of(CELL, kind(model="nano", context=16, text_bytes=20_000)).model
-    assert not moved
-    assert all(parameter.device == CPU for parameter in model.parameters())
+    shards = [*training_of(CELL, workload, seed=3).model.parameters()]
+    assert not moved and all(shard.device == CPU for shard in shards)
+    for parameter, shard in zip(whole, shards, strict=True):
+        assert torch.equal(shard.to_local(), parameter.chunk(RANKS)[0])  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("eight_ranks")
@@ -273,13 +261,12 @@ def test_a_model_on_the_meta_device_needs_init_weights() -> None:
     class Forgetful(OnMeta):
         init_weights = None  # type: ignore[assignment]
 
-    alone = replace(CELL, strategy="single", devices=1)
     with pytest.raises(WorkloadError, match=r"on the meta device, and it has no init_weights\(model\)$"):
-        Training(alone, Forgetful(text_bytes=20_000), 0, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)))
+        training_of(replace(CELL, strategy="single", devices=1), Forgetful(text_bytes=20_000), 1)
 
 
 @pytest.mark.usefixtures("eight_ranks")
-def test_hybrid_shards_inside_a_node_and_replicates_between_nodes() -> None:
+def test_hybrid_shards_inside_a_node_replicates_between_nodes_and_records_no_exchanges() -> None:
     cell = replace(CELL, nodes=2, strategy_options={"mesh": "hybrid"})
     training = training_of(cell, gpt())
     (parameter, *_) = training.model.parameters()
@@ -287,30 +274,12 @@ def test_hybrid_shards_inside_a_node_and_replicates_between_nodes() -> None:
     assert (mesh.mesh.tolist(), mesh.mesh_dim_names) == ([[0, 1, 2, 3], [4, 5, 6, 7]], ("replicate", "shard"))
     assert len(parameter.to_local()) == -(-len(parameter) // 4)  # type: ignore[attr-defined]
     training.step(tokens(), SHARE)
-
-
-@pytest.mark.usefixtures("eight_ranks")
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_a_hybrid_mesh_records_no_exchanges_on_any_number_of_nodes(nodes: int) -> None:
     points: list[object] = []
-    hybrid = training_of(replace(CELL, nodes=nodes, strategy_options={"mesh": "hybrid"}), gpt())
-    assert not hybrid.observe_exchange(points.append)
-    assert training_of(replace(CELL, nodes=nodes), gpt()).observe_exchange(points.append)
-
-
-@pytest.mark.usefixtures("eight_ranks")
-@pytest.mark.parametrize(
-    ("precision", "options", "text"),
-    [
-        ("fp32", {}, "float32"),
-        ("bf16", {}, "parameters gathered and computed in bfloat16"),
-        ("fp16", {}, "parameters gathered and computed in float16"),
-        ("bf16", {"mixed_precision": "autocast"}, "forward autocast to bfloat16"),
-    ],
-)
-def test_the_row_names_the_dtypes_and_the_number_of_groups(precision: str, options: dict[str, Any], text: str) -> None:
-    facts = training_of(replace(CELL, precision=precision, strategy_options=options), gpt()).facts
-    assert facts["dtypes"].endswith(text) and facts["shard_units"] == 3
+    assert not training.observe_exchange(points.append)
+    one_node = training_of(replace(cell, nodes=1), gpt())
+    assert not one_node.observe_exchange(points.append)
+    for nodes in (1, 2):
+        assert training_of(replace(CELL, nodes=nodes), gpt()).observe_exchange(points.append)
 
 
 @pytest.mark.usefixtures("eight_ranks")
@@ -318,10 +287,10 @@ def test_the_row_names_the_dtypes_and_the_number_of_groups(precision: str, optio
 def test_alone_steps_exchange_nothing_after_the_first_and_update_nothing(precision: str) -> None:
     training = training_of(replace(CELL, precision=precision), gpt())
 
-    def words(parameter: Any) -> torch.Tensor:
-        """The bits of a shard: what a collective that moves nothing leaves may be NaN, unequal to itself."""
-        bits: torch.Tensor = parameter.to_local().detach().view(torch.int32)
-        return bits
+    def words() -> list[torch.Tensor]:
+        """The bits of the shards: what a collective that moves nothing leaves may be NaN, unequal to itself."""
+        shards: Any = training.model.parameters()
+        return [parameter.to_local().detach().view(torch.int32).clone() for parameter in shards]
 
     def calls() -> int:
         with Traffic() as traffic:
@@ -329,10 +298,33 @@ def test_alone_steps_exchange_nothing_after_the_first_and_update_nothing(precisi
         return traffic.calls + traffic.scattered
 
     usual = calls()
-    before = [words(parameter).clone() for parameter in training.model.parameters()]
+    before = words()
     with training.without_exchange():
         first, *others = (calls() for _ in range(3))
     assert usual > first > 0 and others == [0, 0]
-    after = [words(parameter) for parameter in training.model.parameters()]
-    assert all(map(torch.equal, before, after)), "they are shards again, and as before"
+    assert all(map(torch.equal, before, words())), "they are shards again, and as before"
     assert calls() > 0
+
+
+def test_the_children_of_lists_and_sequentials_in_their_order() -> None:
+    inner = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    outer = nn.Sequential(inner, nn.Linear(1, 1))
+    assert default_units(outer) == [inner[0], inner[1], outer[1]]
+    lists = nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)]), nn.Linear(1, 1)])
+    assert default_units(lists) == [lists[0][0], lists[1]]  # type: ignore[index]
+
+
+def test_a_list_inside_a_block_is_part_of_the_block_and_a_model_without_lists_is_one_unit() -> None:
+    """The downsampling branch of torchvision's residual blocks: a Sequential of a convolution and a BatchNorm."""
+    model = torchvision.models.resnet50(weights=None)
+    units = default_units(model)
+    assert len(units) == 16 and {type(unit).__name__ for unit in units} == {"Bottleneck"}
+
+    small = SmallResNet(1, width=4, channels=3, classes=10)
+    assert default_units(small) == list(small.stages)
+    assert default_units(nn.Linear(1, 1)) == []
+
+
+def test_every_strategy_of_the_file_is_there() -> None:
+    assert list(STRATEGIES)[:3] == list(BUILTIN_TRAITS)[:3] == ["single", "dp", "ddp"]
+    assert all(STRATEGIES[name].traits is traits for name, traits in BUILTIN_TRAITS.items())

@@ -21,6 +21,7 @@ from harness.report.tables.scaling import convergence_table
 from harness.run.execution import Execution
 from harness.run.prepare import check_optimizers, check_target, check_workloads
 from harness.train import workloads
+from harness.train.workloads import datasets
 from tests import equivalence
 from tests.conftest import laptop
 from tests.doctor import ranks
@@ -46,13 +47,10 @@ METRICS = {
 }
 
 
-def test_every_workload_is_trained_here() -> None:
+def test_every_workload_is_trained_here_and_compared_and_examined_somewhere() -> None:
+    """Each is trained under every strategy, and by the doctor, on real ranks."""
     wanted = BUILTIN_WORKLOADS.keys() - {"image_classification"}
     assert wanted == SMALL.keys() == METRICS.keys(), f"SMALL and METRICS in {__file__} need {sorted(wanted)}"
-
-
-def test_every_workload_is_compared_and_examined_somewhere() -> None:
-    """Each is trained under every strategy, and by the doctor, on real ranks."""
     places = {"WORKLOADS in tests/equivalence.py": equivalence.WORKLOADS, "SIZES in tests/doctor/ranks.py": ranks.SIZES}
     missing = {place: sorted(BUILTIN_WORKLOADS.keys() - names) for place, names in places.items()}
     assert not any(missing.values()), missing
@@ -69,36 +67,15 @@ def test_every_workload_class_has_its_line() -> None:
     assert found == named, "BUILTIN_WORKLOADS in harness/config/builtin_workloads.py names other classes"
 
 
-@pytest.mark.parametrize("name", BUILTIN_WORKLOADS)
-def test_a_workloads_line_has_the_defaults_of_its_class(name: str) -> None:
-    parameters = inspect.signature(workloads.load_class(name)).parameters
-    builtin = BUILTIN_WORKLOADS[name]
-    assert (parameters["data"].default, parameters["model"].default) == (builtin.data, builtin.model)
-
-
-def test_the_names_that_are_known_without_torch_are_those_of_the_classes() -> None:
-    from harness.train.workloads import (
-        conv_stack,
-        datasets,
-        emulated_compute,
-        image_classification,
-        language_model,
-        mlp,
-        padded_sequences,
-        segmentation,
-    )
-
-    known = {
-        "image_classification": (datasets.NAMES, image_classification.MODELS),
-        "conv_stack": (conv_stack.NAMES, conv_stack.CHANNELS),
-        "mlp": (mlp.NAMES, mlp.SIZES),
-        "segmentation": (segmentation.NAMES, segmentation.WIDTHS),
-        "padded_sequences": (padded_sequences.NAMES, padded_sequences.SIZES),
-        "language_model": (language_model.NAMES, language_model.SHAPES),
-        "emulated_compute": (emulated_compute.NAMES, emulated_compute.SIZES),
-    }
-    named = {name: (tuple(one.data_names), tuple(one.models)) for name, one in BUILTIN_WORKLOADS.items()}
-    assert named == {name: (tuple(data), tuple(models)) for name, (data, models) in known.items()}
+def test_the_names_and_defaults_that_are_known_without_torch_are_those_of_the_classes() -> None:
+    tables = ("MODELS", "CHANNELS", "WIDTHS", "SHAPES", "SIZES")
+    for name, builtin in BUILTIN_WORKLOADS.items():
+        parameters = inspect.signature(workloads.load_class(name)).parameters
+        assert (parameters["data"].default, parameters["model"].default) == (builtin.data, builtin.model)
+        module = importlib.import_module(builtin.location.partition(":")[0])
+        data_names = datasets.NAMES if name == "image_classification" else module.NAMES
+        known = (tuple(data_names), tuple(next(vars(module)[table] for table in tables if hasattr(module, table))))
+        assert (tuple(builtin.data_names), tuple(builtin.models)) == known
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,18 +42,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def cell(workload: str, **changes: object) -> Cell:
-    fields = {"data": None, "model": None, "workload_options": {}, **changes}
-    return Cell(
-        workload=workload,
-        strategy="single",
-        device="cpu",
-        devices=1,
-        nodes=1,
-        scaling="weak",
-        per_device_batch_size=1,
-        global_batch_size=1,
-        **fields,  # type: ignore[arg-type]
-    )
+    return replace(Cell(workload, None, None, "single", "cpu", 1, 1, "weak", 1, 1), **changes)  # type: ignore[arg-type]
 
 
 def test_a_users_own_class_gets_its_parameters() -> None:
