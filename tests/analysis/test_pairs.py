@@ -1,4 +1,4 @@
-"""Ratios of two cells that differ in one factor: strategy against strategy, Ray against torchrun."""
+"""Ratios of cells that differ in one factor, Ray against torchrun, and the fastest setting of each group."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import pandas as pd
 import pytest
 
 from harness.analysis import ratios
-from harness.analysis import trials as trial_tables
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.equivalence import Verdict
-from harness.analysis.ratios import scaling
+from harness.analysis.ratios import leaders, scaling
 from harness.record.schema import NOISE, VERSUS
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.text import NO_BREAK
-from tests.records import line, steps_of, with_set_ids
-
-
-def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return trial_tables.trials(lines, steps_of(lines))
+from tests.records import line, trials_of, with_set_ids
 
 
 def study(*blocks: float, **columns: Any) -> list[dict[str, Any]]:
@@ -47,8 +42,9 @@ def test_each_strategy_is_paired_by_block_with_the_one_before_it_and_the_last_wi
 def bucket_study(*sizes: int, blocks: int = 3) -> list[dict[str, Any]]:
     """Return trials of ddp on two devices with these bucket sizes; a larger bucket is faster by its size."""
     return [
-        with_set_ids(line(f"ddp{size}", strategy="ddp", block=block, rates=(50.0 + size, 50.0 + size)))
-        | {"options": {"ddp.bucket_cap_mb": size, "optimizer.lr": 0.1}}
+        line(
+            f"ddp{size}", block=block, rates=(50.0 + size,) * 2, options={"ddp.bucket_cap_mb": size, "optimizer.lr": 1}
+        )
         for block in range(blocks)
         for size in sizes
     ]
@@ -63,17 +59,11 @@ def test_an_option_is_an_axis_of_its_own() -> None:
 
 
 def test_batches_are_compared_though_the_global_batch_follows() -> None:
+    batches = ({"per_device_batch_size": batch, "global_batch_size": 2 * batch} for batch in (10, 20))
     lines = [
-        line(
-            f"ddp{batch}",
-            strategy="ddp",
-            block=block,
-            rates=(10.0 * batch, 10.0 * batch),
-            per_device_batch_size=batch,
-            global_batch_size=2 * batch,
-        )
+        line(f"ddp{number}", block=block, rates=(100.0, 100.0), **batch)
+        for number, batch in enumerate(batches)
         for block in range(3)
-        for batch in (10, 20)
     ]
     found = ratios.versus(trials_of(lines))
     assert found[["axis", "value", "other_value"]].to_numpy().tolist() == [["per_device_batch_size", "20", "10"]]
@@ -201,30 +191,26 @@ def test_ray_is_paired_with_torchrun_by_block() -> None:
     assert row.kind == "base" and row.cells[0] == "ddp x2"
 
 
-def test_without_a_control_or_a_common_block_there_is_no_parity() -> None:
+def test_without_a_control_or_a_common_block_there_is_no_parity_and_without_equivalence_no_claim() -> None:
     assert ratios.parity(trials_of(study(1.0))).empty
     lines = [launched(95.0, 100.0, 0)[0], launched(95.0, 100.0, 1)[1]]
     assert ratios.parity(trials_of(lines)).empty
+    checked = {"check-torchrun": Verdict("not equivalent", "why")}
+    found = ratios.parity(trials_of(launched(95.0, 100.0, 0)), None, checked)
+    assert found["ratio"].notna().all() and found["excluded"].tolist() == ["why"]
 
 
 def test_noise_and_parity_carry_the_doubts_of_both() -> None:
     base = line("single")
     twin = line("single", purpose="twin", kind="diagnostic", trial_id="single-b0t") | {"windows": base["windows"]}
     lines = [base, twin]
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[("wide spread",), ("no steady state",)])
+    trials = trials_of(lines).assign(doubts=[("wide spread",), ("no steady state",)])
     (result,) = NOISE.as_text(ratios.noise(trials))["doubts"]
     assert result == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
     lines = [line(f"ddp2{name}", strategy="ddp", rates=(9.0, 9.0), launcher=name) for name in ("ray", "torchrun")]
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[(), ("slow rank 1",)])
+    trials = trials_of(lines).assign(doubts=[(), ("slow rank 1",)])
     (result,) = ratios.parity(trials)["doubts"]
     assert result == (CountedDoubt("slow rank 1", 1, 1, "torchrun"),)
-
-
-def test_parity_of_non_equivalent_cells_has_the_reason_that_it_is_no_claim() -> None:
-    found = ratios.parity(
-        trials_of(launched(95.0, 100.0, 0)), None, {"check-torchrun": Verdict("not equivalent", "why")}
-    )
-    assert found["ratio"].notna().all() and found["excluded"].tolist() == ["why"]
 
 
 PAIR = (50.0, 50.0)
@@ -266,7 +252,7 @@ def test_a_trial_over_nodes_of_two_types_is_on_neither() -> None:
     ]
 
 
-def test_a_cell_and_its_base_on_other_hardware_have_no_speedup() -> None:
+def test_a_cell_and_its_base_on_other_hardware_have_no_speedup_unless_that_is_not_known() -> None:
     base, cell = line("single", rates=(100.0,)), line("ddp2", rates=(90.0, 90.0))
     found = scaling(trials_of([*on("A100", base), *on("H100", cell)])).set_index("cell_id")
     row = found.loc["ddp2"]
@@ -274,11 +260,80 @@ def test_a_cell_and_its_base_on_other_hardware_have_no_speedup() -> None:
     assert row[["throughput_per_s", "base_throughput_per_s"]].tolist() == pytest.approx([180, 100])
     assert row["excluded"] == "other hardware: H100; what it is compared with ran on A100"
     assert found.loc["single", "speedup"] == pytest.approx(1)
-    same = scaling(trials_of([*on("A100", base), *on("A100", cell)])).set_index("cell_id")
-    assert same.loc["ddp2", "speedup"] == pytest.approx(1.8) and pd.isna(same.loc["ddp2", "excluded"])
+    for lines in ([*on("A100", base), *on("A100", cell)], [base, *on("H100", cell)]):
+        same = scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
+        assert same["speedup"] == pytest.approx(1.8) and pd.isna(same["excluded"])
 
 
-def test_hardware_that_is_not_known_is_taken_for_the_same() -> None:
-    base, cell = line("single", rates=(100.0,)), line("ddp2", rates=(90.0, 90.0))
-    found = scaling(trials_of([base, *on("H100", cell)])).set_index("cell_id")
-    assert found.loc["ddp2", "speedup"] == pytest.approx(1.8)
+# -- leaders --------------------------------------------------------------------------------------------------------
+
+
+def setting(cell: str, rates: list[float], **columns: Any) -> list[dict[str, Any]]:
+    """Return the trials of a setting on two devices, a throughput a block."""
+    columns = {"strategy": "ddp", "check_id": f"check-{cell}", **columns}
+    return [line(cell, block=block, rates=(rate / 2, rate / 2), **columns) for block, rate in enumerate(rates)]
+
+
+def rows_by_cell(lines: list[dict[str, Any]], **options: Any) -> dict[str, dict[str, Any]]:
+    frame = leaders(trials_of(lines), **options)
+    return {row["cell_id"]: row for row in frame.to_dict("records")}
+
+
+def test_the_fastest_leads_and_a_slower_one_is_told_apart_from_three_blocks_on() -> None:
+    found = rows_by_cell([*setting("a", [100, 101, 102, 100]), *setting("b", [50, 51, 50, 50.5])])
+    assert found["a"]["leader_id"] == found["b"]["leader_id"] == "a"
+    assert found["a"]["ratio"] == 1 and pd.isna(found["a"]["tied"])
+    assert found["b"]["ratio"] == pytest.approx(0.5, abs=0.01) and found["b"]["tied"] is False
+    assert found["b"]["high"] < 1
+    found = rows_by_cell([*setting("a", [100, 100]), *setting("b", [50, 50])])
+    assert found["b"]["ratio"] == pytest.approx(0.5) and pd.isna(found["b"]["tied"])
+
+
+def test_settings_within_the_noise_are_tied() -> None:
+    found = rows_by_cell([*setting("a", [100, 110, 90, 105]), *setting("b", [104, 92, 101, 99])])
+    assert found["b"]["tied"] is True and found["b"]["p_value"] > 0.05
+
+
+def test_many_settings_raise_the_bar() -> None:
+    """One comparison of this size is significant by itself, and is not among eight (Holm)."""
+    leader, near = [100.0, 102.0, 101.0, 100.0], [97.0, 100.5, 96.5, 98.5]
+    alone = rows_by_cell([*setting("a", leader), *setting("b", near)])
+    others = [one for number in range(8) for one in setting(f"c{number}", [near[(at + number) % 4] for at in range(4)])]
+    among = rows_by_cell([*setting("a", leader), *setting("b", near), *others])
+    assert alone["b"]["tied"] is False
+    assert among["b"]["tied"] is True and among["b"]["p_value"] > alone["b"]["p_value"]
+
+
+def test_a_setting_that_is_faster_in_the_blocks_that_both_have_leads() -> None:
+    """Its mean is lower, since it alone was measured in three slow blocks."""
+    found = rows_by_cell([*setting("a", [200, 200, 200]), *setting("b", [210, 211, 209.5, 100, 100, 100])])
+    assert {row["leader_id"] for row in found.values()} == {"b"}
+    assert found["a"]["ratio"] < 1 and found["a"]["tied"] is False
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        *({"model": "other"}, {"data": "other"}, {"precision": "bf16"}, {"options": {"workload.width": 50}}),
+        *({"global_batch_size": 40}, {"devices": 4, "global_batch_size": 20}),
+    ],
+    ids=str,
+)
+def test_other_questions_are_other_groups(columns: dict[str, Any]) -> None:
+    given = {"options": {"workload.width": 100}}
+    found = rows_by_cell([*setting("a", [100] * 3, **given), *setting("b", [50] * 3, **{**given, **columns})])
+    assert found["a"]["leader_id"] == "a" and found["b"]["leader_id"] == "b" and found["b"]["settings"] == 1
+
+
+@pytest.mark.parametrize(
+    "columns", [{"emulated": True}, {"oversubscribed": True}, {"launcher": "torchrun"}, {}], ids=str
+)
+def test_rehearsals_the_control_and_what_is_not_equivalent_do_not_compete(columns: dict[str, Any]) -> None:
+    lines = [*setting("a", [100] * 3), *setting("b", [500] * 3, **columns)]
+    checked = {} if columns else {"check-b": Verdict("not equivalent", "it differs")}
+    assert set(rows_by_cell(lines, checked=checked)) == {"a"}
+
+
+def test_a_control_that_alone_was_measured_leads_and_nothing_measured_is_an_empty_table() -> None:
+    assert set(rows_by_cell(setting("b", [500] * 3, launcher="torchrun"))) == {"b"}
+    assert leaders(trials_of([line("a", outcome="oom")])).empty

@@ -14,11 +14,7 @@ from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
 from harness.config.sections import Target
 from harness.report.tables.scaling import scaling_table
-from tests.records import epochs_of, line, steps_of
-
-
-def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return trial_tables.trials(lines, steps_of(lines))
+from tests.records import epochs_of, line, steps_of, trials_of
 
 
 def window(rank: int, number: int, duration_s: float, weight: float, warmup: bool = False) -> dict[str, Any]:

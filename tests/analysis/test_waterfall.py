@@ -13,7 +13,7 @@ from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.waterfall import ExchangeTime, exchange_times, waterfall
 from harness.record.schema import COLLECTIVES, EXCHANGES
-from tests.records import line, steps_of
+from tests.records import line, trials_of
 
 STEPS = 10
 
@@ -56,7 +56,7 @@ def study(block: int = 0, *, single_s: float = 0.10, **ddp: Any) -> list[dict[st
 
 
 def waterfall_of(lines: list[dict[str, Any]], pilot: int | None = None) -> pd.DataFrame:
-    trials = trial_tables.trials(lines, steps_of(lines))
+    trials = trials_of(lines)
     trials["doubts"] = [()] * len(trials)
     return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), pilot)
 
@@ -91,7 +91,7 @@ def test_ddps_parts_by_hand_and_they_add_up() -> None:
 
 
 def scaling_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return ratios.scaling(trial_tables.trials(lines, steps_of(lines))).set_index("cell_id")
+    return ratios.scaling(trials_of(lines)).set_index("cell_id")
 
 
 def two_blocks(*single_s: float, step_s: tuple[float, float] = (0.160, 0.160)) -> list[dict[str, Any]]:
@@ -312,7 +312,7 @@ def test_the_usual_rank_is_the_median_one_and_of_two_the_faster(alone_s: tuple[f
 
 def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
     lines = study()
-    trials = trial_tables.trials(lines, steps_of(lines))
+    trials = trials_of(lines)
     phases = phase_tables.phases(trials, trial_tables.windows(lines)).set_index("cell_id")
     two = phases.loc["ddp2"]
     assert two["step_s"] == pytest.approx(0.160)
@@ -326,7 +326,7 @@ def waiting(*shares: float, pilot: int | None = None) -> dict[str, Any]:
     lines = [line("ddp2", rates=(9.0, 9.0), block=block) for block in range(len(shares))]
     for one, share in zip(lines, shares, strict=True):
         one["windows"] = [window | {"wait_s": share, "rest_s": 1.0 - share} for window in one["windows"]]
-    trials = trial_tables.trials(lines, steps_of(lines))
+    trials = trials_of(lines)
     (row,) = phase_tables.phases(trials, trial_tables.windows(lines), pilot).to_dict("records")
     return row
 
@@ -361,7 +361,7 @@ def test_collectives_are_listed_beside_their_phases(purpose: str) -> None:
         lines += [profile("fsdp2", block=one["block"], **one.pop("facts")) for one in lines]
         for one in lines[:2]:
             one["facts"] = {"steady": True}
-    trials = trial_tables.trials(lines, steps_of(lines))
+    trials = trials_of(lines)
     (row,) = phase_tables.phases(trials, trial_tables.windows(lines)).to_dict("records")
     assert row["fsdp_all_gather_s"] == pytest.approx(0.003) and pd.isna(row["dp_replicate_s"])
     assert row["step_s"] == pytest.approx(0.2), "they are not added to it"
@@ -473,7 +473,7 @@ def needs(seconds: float, part: str = "exposed communication") -> dict[tuple[str
 
 
 def checked(lines: list[dict[str, Any]], needed: dict[tuple[str, str], ExchangeTime]) -> pd.DataFrame:
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[()] * len(lines))
+    trials = trials_of(lines).assign(doubts=[()] * len(lines))
     return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), None, needed).set_index("part")
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis import trials as trial_tables
 from harness.report.tables.scaling import MOST_EPOCHS, epoch_lines, epochs_table
-from tests.records import epochs_of, line, steps_of
+from tests.records import epochs_of, line, trials_of
 
 
 def table_of(epochs: pd.DataFrame) -> list[tuple[str, ...]]:
@@ -16,7 +15,7 @@ def table_of(epochs: pd.DataFrame) -> list[tuple[str, ...]]:
         line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed, facts={"training_samples": 1437})
         for seed in (0, 1)
     ]
-    table = epochs_table(epochs, trial_tables.trials(lines, steps_of(lines)))
+    table = epochs_table(epochs, trials_of(lines))
     return [tuple(heading.title for heading in table.columns), *(row.cells for row in table.rows)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from harness.analysis.ratios import scaling
-from harness.analysis.trials import trials
 from harness.report.labels import (
     Row,
     batch_words,
@@ -14,7 +13,7 @@ from harness.report.labels import (
     shown_strategy,
     spread_options,
 )
-from tests.records import line, steps_of
+from tests.records import line, trials_of
 
 LINES = [
     line("single"),
@@ -22,7 +21,7 @@ LINES = [
     line("ddp2b", rates=(80.0, 80.0), strategy="ddp", options={"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}),
     line("dp2", rates=(70.0, 70.0), model="resnet14", per_device_batch_size=20, global_batch_size=40),
 ]
-FRAME = trials(LINES, steps_of(LINES))
+FRAME = trials_of(LINES)
 
 
 def test_a_table_has_the_labels_of_its_run() -> None:
@@ -56,7 +55,7 @@ def test_a_strategy_is_named_with_its_own_options_and_what_sets_it_apart() -> No
 
 def test_diagnostic_trials_alone_have_labels_too() -> None:
     only = [line("ddp2", rates=(1.0, 1.0), kind="diagnostic", purpose="links")]
-    assert trials(only, steps_of(only))["label"].tolist() == ["ddp x2"]
+    assert trials_of(only)["label"].tolist() == ["ddp x2"]
 
 
 def test_options_that_differ_become_columns() -> None:

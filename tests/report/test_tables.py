@@ -26,7 +26,7 @@ from harness.report.tables.scaling import (
     scaling_table,
 )
 from harness.report.tables.text import NO_BREAK, counts, duration, estimate, impossible_lines, percent, speed
-from tests.records import epochs_of, line, steps_of
+from tests.records import epochs_of, line, steps_of, trials_of
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def scaling(blocks: int) -> pd.DataFrame:
         for block in range(blocks)
         for one in (line("single", block=block), line("ddp2", block=block, rates=(80.0 + block, 80.0 + block)))
     ]
-    return ratios.scaling(trial_tables.trials(lines, steps_of(lines)))
+    return ratios.scaling(trials_of(lines))
 
 
 def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
@@ -155,7 +155,7 @@ def test_doubts_that_are_usual_mark_no_cell() -> None:
 
 def test_emulated_cells_are_marked() -> None:
     lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
-    rows = scaling_table(ratios.scaling(trial_tables.trials(lines, steps_of(lines)))).rows
+    rows = scaling_table(ratios.scaling(trials_of(lines))).rows
     assert (rows[1].kind, rows[1].cells[0]) == ("apart", "dp (emulated)")
 
 
@@ -176,7 +176,7 @@ def test_a_seed_that_misses_the_target_counts_as_infinite_in_the_median(
         for one, after in zip(lines, reached_after, strict=True)
     ]
     target = Target(metric="val_accuracy", at_least=0.9)
-    (row,) = convergence_table(convergence(trial_tables.trials(lines, steps_of(lines)), pd.concat(curves), target)).rows
+    (row,) = convergence_table(convergence(trials_of(lines), pd.concat(curves), target)).rows
     assert tuple(cell.replace(NO_BREAK, " ") for cell in row.cells[-len(shown) :]) == shown
 
 
@@ -185,14 +185,14 @@ def test_the_losses_of_a_cell_are_written_alike_as_suits_the_largest() -> None:
     curves = [
         epochs_of(one["trial_id"], [0.5]).assign(val_loss=loss) for one, loss in zip(lines, (2.0, 4e9), strict=True)
     ]
-    table = convergence_table(convergence(trial_tables.trials(lines, steps_of(lines)), pd.concat(curves), None))
+    table = convergence_table(convergence(trials_of(lines), pd.concat(curves), None))
     shown = dict(zip((heading.title for heading in table.columns), table.rows[0].cells, strict=True))
     assert shown["validation loss"].replace(NO_BREAK, " ") == "2e+09 (2 to 4e+09)"
 
 
 def test_an_unreached_target_is_shown_as_a_lower_bound() -> None:
     lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
-    trials = trial_tables.trials(lines, steps_of(lines))
+    trials = trials_of(lines)
     target = Target(metric="val_accuracy", at_least=0.9)
     never = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.5]), target)).rows[0]
     assert never.cells[-2:] == ("0 of 1", ">= 1.0")
@@ -214,7 +214,7 @@ def test_losses_that_are_not_finite_are_shown_and_are_the_largest(losses: tuple[
     lines = [line("single", kind="convergence", seed=seed) for seed in range(len(losses))]
     curves = [epochs_of(one["trial_id"], [0.5]) for one in lines]
     epochs = pd.concat(curves, ignore_index=True).assign(train_loss=floats(map(float, losses)))
-    found = convergence(trial_tables.trials(lines, steps_of(lines)), epochs, None)
+    found = convergence(trials_of(lines), epochs, None)
     assert [str(value) for value in found["train_loss"]] == [str(float(loss)) for loss in losses]
     (row,) = convergence_table(found).rows
     assert row.cells[3].replace(NO_BREAK, " ") == shown
@@ -222,7 +222,7 @@ def test_losses_that_are_not_finite_are_shown_and_are_the_largest(losses: tuple[
 
 def test_the_metrics_that_were_recorded_are_shown() -> None:
     lines = [line("single", kind="convergence")]
-    trials = trial_tables.trials(lines, steps_of(lines))
+    trials = trials_of(lines)
     epochs = epochs_of("single-s0", [0.5]).assign(val_accuracy=pd.NA, val_perplexity=7.25, val_own=0.125)
     table = convergence_table(convergence(trials, epochs, None))
     shown = dict(zip((column.title for column in table.columns), table.rows[0].cells, strict=True))
@@ -232,13 +232,13 @@ def test_the_metrics_that_were_recorded_are_shown() -> None:
 
 def test_failures_name_their_log() -> None:
     lines = [line("single"), line("ddp2", outcome="error", devices=2, log="logs/x.txt", attempt=2)]
-    rows = failure_table(trial_tables.trials(lines, steps_of(lines))).rows
+    rows = failure_table(trials_of(lines)).rows
     assert [row.cells for row in rows] == [("ddp x2, ddp2-b0", "2", "error", "because of error", "logs/x.txt")]
 
 
 def test_outcomes_are_counted_with_their_reasons() -> None:
     lines = [line("single"), line("ddp2", outcome="skipped", devices=2), line("ddp4", outcome="skipped", devices=4)]
-    rows = outcome_table(trial_tables.outcomes(trial_tables.trials(lines, steps_of(lines)))).rows
+    rows = outcome_table(trial_tables.outcomes(trials_of(lines))).rows
     assert [row.cells for row in rows] == [
         ("throughput", "skipped", "2", "because of skipped"),
         ("throughput", "ok", "1", ""),
@@ -282,7 +282,7 @@ def test_a_cell_that_is_compared_with_nothing_is_as_precise_as_its_own_speed(
 ) -> None:
     lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate(speeds)]
     rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
+    found = ratios.scaling(trials_of(lines), rule)
     assert found["precise"].tolist() == precise
     reported = imprecise(ratio_tables(found))
     assert reported.startswith(sentence) and bool(reported) == bool(sentence)
@@ -302,7 +302,7 @@ def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
         twin = {**base, "purpose": "twin", "kind": "diagnostic", "trial_id": f"single-b{block}t"}
         lines += [*ddp, dp, base, twin]
     lines[1::5] = [{**one, "windows": dp["windows"]} for one, dp in zip(lines[1::5], lines[2::5], strict=True)]
-    trials = trial_tables.trials(lines, steps_of(lines))
+    trials = trials_of(lines)
     rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
     found = {name: make(trials, rule) for name, make in (("versus", versus), ("parity", parity), ("noise", noise))}
     precise = {name: frame["precise"].tolist() for name, frame in found.items()}
@@ -319,7 +319,7 @@ def test_precision_is_required_of_cells_not_of_bases() -> None:
         for one in (line("single", block=block), line("ddp2", block=block, rates=(rate, rate)))
     ]
     rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
+    found = ratios.scaling(trials_of(lines), rule)
     assert found["precise"].isna().tolist() == [True, False]
     assert imprecise(ratio_tables(found)) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2.")
 
@@ -328,7 +328,7 @@ def test_the_peak_of_the_construction_stands_beside_that_of_the_steps() -> None:
     one = line("ddp2", rates=(1.0, 1.0), device="cuda")
     known = {"parameter_bytes": 100, "gradient_bytes": 200, "optimizer_bytes": 300, "peak_memory_bytes": 900}
     one["ranks"] = [{**rank, **known, "build_peak_bytes": 5000 * (1 + rank["rank"])} for rank in one["ranks"]]
-    trials = trial_tables.trials([one], steps_of([one]))
+    trials = trials_of([one])
     table = memory_table(trial_tables.cells(trials, steps_of([one])), trial_tables.ranks([one]), trials)
     (row,) = table.rows
     shown = {heading.title: cell for heading, cell in zip(table.columns, row.cells, strict=True)}
@@ -341,7 +341,7 @@ def test_the_peak_of_the_construction_stands_beside_that_of_the_steps() -> None:
 
 def test_why_operations_were_not_counted_is_shown() -> None:
     lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
-    trials = trial_tables.trials(lines, steps_of(lines))
+    trials = trials_of(lines)
     (row,) = compute_table(trial_tables.cells(trials, steps_of(lines))).rows
     assert row.cells[2:] == ("not counted: an LSTM is not counted",)
 

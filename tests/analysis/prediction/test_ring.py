@@ -25,16 +25,14 @@ def timed(cost: RingCost, operation: Collective, ranks: tuple[int, ...], noise: 
     ]
 
 
-def test_one_rank_exchanges_nothing() -> None:
-    assert RingCost(1.0, 1.0, 1.0, 0.0).parts("all_reduce", MIB, 1) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("operation", "latency", "transfer"),
     [("all_reduce", 0.5 + 6 * 0.1, 6 / 4), ("all_gather", 0.5 + 3 * 0.1, 3 / 4), ("reduce_scatter", 0.8, 3 / 4)],
 )
 def test_an_all_reduce_has_twice_the_steps(operation: Collective, latency: float, transfer: float) -> None:
-    assert RingCost(0.5, 0.1, 1.0, 0.0).parts(operation, 1.0, 4) == pytest.approx((latency, transfer))
+    cost = RingCost(0.5, 0.1, 1.0, 0.0)
+    assert cost.parts(operation, 1.0, 4) == pytest.approx((latency, transfer))
+    assert cost.parts(operation, MIB, 1) == (0.0, 0.0), "one rank exchanges nothing"
 
 
 def test_a_step_hides_the_latency_that_its_transfer_covers() -> None:

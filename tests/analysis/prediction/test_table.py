@@ -30,7 +30,7 @@ def asked_row(of: Family, asked: Asked = ASKED, links: Links | None = None, **ex
     return [found for found in rows(of, asked, links, **excluded) if found["kind"] == "asked"][-1]
 
 
-def test_the_step_of_more_ranks_is_met() -> None:
+def test_the_step_of_more_ranks_is_met_by_parts_that_add_up() -> None:
     found = {row["devices"]: row for row in rows(family())}
     assert [found[n]["kind"] for n in (1, 2, 4, 8, 16)] == ["measured", "measured", "held out", "asked", "asked"]
     for devices in (4, 8, 16):
@@ -39,6 +39,9 @@ def test_the_step_of_more_ranks_is_met() -> None:
     assert found[4]["error"] == pytest.approx(found[4]["step_s"] / found[4]["measured_s"] - 1)
     assert abs(found[4]["error"]) < 0.02
     assert pd.isna(found[8]["error"]) and pd.isna(found[8]["measured_s"])
+    parts = sum(found[16][name] for name in ("own_s", "exposed_s", "data_s", "other_s"))
+    assert found[16]["step_s"] == pytest.approx(parts)
+    assert found[16]["own_s"] == pytest.approx(OWN_S, rel=0.01)
 
 
 def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,13 +52,6 @@ def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.
     found = rows(family(), Asked(devices=(8, 16, 32), nodes=(8, 16, 32)))
     assert [row["kind"] for row in found[-3:]] == ["asked"] * 3
     assert len(made) == 2  # for the size that is held out, from its smaller ones, and for all that are asked
-
-
-def test_the_parts_add_up_to_the_step() -> None:
-    found = asked_row(family())
-    parts = sum(found[name] for name in ("own_s", "exposed_s", "data_s", "other_s"))
-    assert found["step_s"] == pytest.approx(parts)
-    assert found["own_s"] == pytest.approx(OWN_S, rel=0.01)
 
 
 def test_throughput_is_that_of_the_predicted_step() -> None:
@@ -217,7 +213,7 @@ def test_a_family_without_ground_is_refused_with_the_reason(of: Family, reason: 
     assert pd.isna(found["step_s"]) and pd.isna(found["throughput_per_s"])
 
 
-def test_a_cell_that_is_not_equivalent_is_refused() -> None:
+def test_a_family_with_a_cell_that_is_not_equivalent_is_refused() -> None:
     assert asked_row(family(), cell2="not equivalent to one device")["refusal"] == "not equivalent to one device"
 
 
@@ -258,6 +254,8 @@ def measured_sizes(*powers: int, **given: Any) -> pd.DataFrame:
     return of_all[of_all["size_bytes"].isin([2**power for power in powers])]
 
 
+FOUR = Asked(devices=(4,), nodes=(4,))
+ONE_AND_TWO = {size: observed(size) for size in (Size(1, 1), Size(2, 2))}
 SLOW_LINK = measured_sizes(*range(10, 20))
 """Sizes that a slow link left: of those within a factor of 4 of 524,288 and 1,048,576 bytes 3."""
 
@@ -277,43 +275,29 @@ SLOW_LINK = measured_sizes(*range(10, 20))
 def test_too_few_measured_sizes_are_counted_and_further_links_of_the_same_placement_help(
     own: pd.DataFrame, exchanged: tuple[int, ...], reason: str
 ) -> None:
-    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2))}
-    of = family(sizes, exchanges=tuple(Exchange("all_reduce", size, 0.05, 0.1) for size in exchanged))
-    asked = Asked(devices=(4,), nodes=(4,))
-    refusal = asked_row(of, asked, Links(own))["refusal"]
+    of = family(ONE_AND_TWO, exchanges=tuple(Exchange("all_reduce", size, 0.05, 0.1) for size in exchanged))
+    refusal = asked_row(of, FOUR, Links(own))["refusal"]
     assert reason in refusal and (own.empty or "all-reduce between nodes (gloo): " in refusal)
-    given = asked_row(of, asked, Links(own, measured_sizes(*range(10, 28), powers=range(10, 28))))
+    given = asked_row(of, FOUR, Links(own, measured_sizes(*range(10, 28), powers=range(10, 28))))
     assert pd.isna(given["refusal"]) and given["step_s"] > OWN_S
 
 
-def test_enough_measured_sizes_are_predicted_and_further_ones_change_nothing_that_the_run_measured() -> None:
+def test_enough_measured_sizes_are_predicted_and_further_or_smaller_ones_change_nothing() -> None:
     own = measured_sizes(*range(12, 22))
-    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2))}
-    asked = Asked(devices=(4,), nodes=(4,))
-    found = asked_row(family(sizes), asked, Links(own))
+    found = asked_row(family(ONE_AND_TWO), FOUR, Links(own))
     assert pd.isna(found["refusal"])
     slower = own.assign(time_s=5 * own["time_s"])
-    assert asked_row(family(sizes), asked, Links(own, slower))["step_s"] == found["step_s"]
+    assert asked_row(family(ONE_AND_TWO), FOUR, Links(own, slower))["step_s"] == found["step_s"]
+    small = family(ONE_AND_TWO, exchanges=(Exchange("all_reduce", 200, 0.1, 0.1),))
+    assert pd.isna(asked_row(small, FOUR, Links(own))["refusal"])
 
 
-def test_an_exchange_below_the_smallest_measured_size_takes_its_time() -> None:
-    of = family(
-        {size: observed(size) for size in (Size(1, 1), Size(2, 2))}, exchanges=(Exchange("all_reduce", 200, 0.1, 0.1),)
-    )
-    found = asked_row(of, Asked(devices=(4,), nodes=(4,)), Links(measured_sizes(*range(12, 23))))
-    assert pd.isna(found["refusal"])
-
-
-def test_a_size_that_is_held_out_is_not_said_to_lack_its_own_links() -> None:
-    """The run measured collectives between nodes on 4 devices alone, from which 4 devices are not predicted."""
+def test_a_size_without_its_links_is_named_with_its_own_remedy() -> None:
     sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 1), Size(4, 2))}
     inside = collectives(ranks=(2,), tier="inside a node", nodes=1)
-    links = pd.concat([inside, collectives(ranks=(4,), nodes=2)])
+    links = pd.concat([inside, collectives(ranks=(4,), nodes=2)])  # of 4 devices, from which 4 are not predicted
     (found,) = [row for row in rows(family(sizes), ASKED, Links(links)) if row["kind"] == "held out"]
     assert "was measured between nodes (gloo, up to 2 devices); measure a placement" in found["refusal"]
-
-
-def test_a_smaller_size_whose_links_are_few_is_named_with_its_own_remedy() -> None:
     sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 1))}
     inside = SLOW_LINK.assign(tier="inside a node", nodes=1)
     found = asked_row(family(sizes), ASKED, Links(pd.concat([inside, collectives()])))
@@ -346,8 +330,7 @@ def test_sizes_whose_parts_are_not_known_predict_nothing(known: tuple[int, ...])
 
 
 def test_the_distance_is_to_the_largest_size_that_is_fitted() -> None:
-    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2), Size(4, 4))}
-    sizes[Size(4, 4)] = replace(sizes[Size(4, 4)], own_s=())
+    sizes = {**family().sizes, Size(4, 4): replace(observed(Size(4, 4)), own_s=())}
     found = asked_row(family(sizes), Asked(devices=(32,), nodes=(32,)))
     assert "more than 8 times the largest measured size (2)" in found["refusal"]
 
@@ -359,8 +342,7 @@ def test_collectives_that_follow_no_ring_are_refused() -> None:
 
 
 def test_a_family_that_was_predicted_badly_is_predicted_no_further() -> None:
-    sizes = dict(family().sizes)
-    sizes[Size(4, 4)] = replace(sizes[Size(4, 4)], step_s=(3 * step_s(4),) * 3)
+    sizes = {**family().sizes, Size(4, 4): replace(observed(Size(4, 4)), step_s=(3 * step_s(4),) * 3)}
     held_out, asked = [row for row in rows(family(sizes)) if row["kind"] != "measured"][:2]
     assert held_out["error"] < -0.2 and pd.isna(held_out["refusal"])
     assert "predicted from smaller sizes, 4 devices on 4 nodes were" in asked["refusal"]
@@ -368,16 +350,15 @@ def test_a_family_that_was_predicted_badly_is_predicted_no_further() -> None:
 
 def test_held_out_sizes_take_nothing_from_their_own_placement() -> None:
     """Links of 4 ranks that are ten times slower than those of 2 do not change what 2 ranks predict of 4."""
-    slow = collectives(ranks=(4,))
+    fast, slow = (collectives(ranks=(ranks,)) for ranks in (2, 4))
     slow["time_s"] *= 10
-    links = pd.concat([collectives(ranks=(2,)), slow])
-    (found,) = [row for row in rows(family(), ASKED, Links(links)) if row["kind"] == "held out"]
-    (same,) = [row for row in rows(family(), ASKED, Links(collectives(ranks=(2,)))) if row["kind"] == "held out"]
-    assert found["step_s"] == same["step_s"]
+    both, alone = (rows(family(), ASKED, Links(links)) for links in (pd.concat([fast, slow]), fast))
+    found, same = (row["step_s"] for of in (both, alone) for row in of if row["kind"] == "held out")
+    assert found == same
 
 
 def test_sizes_above_a_number_can_be_held_out_together() -> None:
-    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2), Size(4, 4), Size(8, 8))}
+    sizes = {**family().sizes, Size(8, 8): observed(Size(8, 8))}
     found = {row["devices"]: row for row in rows(family(sizes), replace(ASKED, most_fitted=2), Links(collectives()))}
     assert found[8]["fitted"] == ("1", "2 on 2 nodes") and found[16]["fitted"] == ("1", "2 on 2 nodes")
 
@@ -387,10 +368,7 @@ def test_rows_that_are_no_claim_are_marked() -> None:
     assert asked_row(changed(oversubscribed=True))["marks"] == ("oversubscribed",)
 
 
-def test_the_same_run_gives_the_same_numbers() -> None:
+def test_the_same_run_gives_the_same_numbers_and_no_family_no_rows() -> None:
     first, second = (asked_row(family()) for _ in range(2))
     assert first == {**second} and not math.isnan(first["step_s"])
-
-
-def test_no_family_no_rows() -> None:
     assert predictions([], Links(collectives()), {}, ASKED).empty

@@ -17,20 +17,9 @@ from harness.plan.cell import Cell
 from tests.analysis.verdict.test_rules import one, tables
 from tests.run_folders import make_run
 
-BUCKETS: dict[str, Any] = {
-    "cell_id": "25",
-    "other_id": "1",
-    "axis": "ddp.bucket_cap_mb",
-    "value": "25",
-    "other_value": "1",
-    "ratio": 1.2,
-    "low": 1.1,
-    "high": 1.3,
-    "blocks": 5,
-    "p_value": 0.01,
-    "throughput_per_s": 120.0,
-    "other_throughput_per_s": 100.0,
-}
+PAIR = {"cell_id": "25", "other_id": "1", "axis": "ddp.bucket_cap_mb", "value": "25", "other_value": "1"}
+RATIO = {"ratio": 1.2, "low": 1.1, "high": 1.3, "blocks": 5, "p_value": 0.01}
+BUCKETS: dict[str, Any] = {**PAIR, **RATIO, "throughput_per_s": 120.0, "other_throughput_per_s": 100.0}
 
 
 def stated(*rows: dict[str, Any], leading: str = "25") -> list[Statement]:
@@ -52,8 +41,15 @@ def test_a_difference_is_claimed_by_its_p_value(change: dict[str, Any], code: st
     assert found.subject == "ddp.bucket_cap_mb 25 / 1"
 
 
-@pytest.mark.parametrize("change", [{"excluded": "not equivalent"}, {"faulty": True}, {"ratio": None}])
-def test_nothing_is_claimed_of_cells_that_are_no_claim(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"axis": axis} for axis in ("devices", "strategy", "model")),
+        *({"excluded": "not equivalent"}, {"faulty": True}, {"emulated": True}, {"ratio": None}),
+    ],
+    ids=str,
+)
+def test_sizes_strategies_and_pairs_without_a_claim_are_left_out(change: dict[str, Any]) -> None:
     assert stated(change) == [] and len(stated({})) == 1
 
 
@@ -72,15 +68,6 @@ def test_the_cells_to_use_are_compared_not_others() -> None:
 def test_a_choice_that_the_cells_to_use_lack_is_stated_of_the_largest_pair() -> None:
     few = {"cell_id": "few 25", "devices": 2}
     assert one(stated(few, {}, leading="fsdp")).cell_id == "25"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"axis": "devices"}, {"axis": "strategy"}, {"axis": "model"}, {"emulated": True}, {"ratio": None}],
-    ids=str,
-)
-def test_sizes_strategies_and_pairs_without_a_claim_are_left_out(change: dict[str, Any]) -> None:
-    assert stated(change) == []
 
 
 @pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, UNCLEAR)])
