@@ -18,44 +18,37 @@ Make = Callable[..., Experiment]
 
 
 def row(**columns: Any) -> dict[str, Any]:
-    return {
-        "device_ids": None,
-        "variant": None,
-        **line("ddp2", rates=(1.0, 1.0), options=columns.pop("options", {})),
-        **columns,
-    }
+    known = line("ddp2", rates=(1.0, 1.0), options=columns.pop("options", {}))
+    return {"device_ids": None, "variant": None, **known, **columns}
 
 
-def test_cells_that_differ_in_a_named_axis_have_one_key() -> None:
-    one, other = row(options={"ddp.bucket_cap_mb": 1}), row(options={"ddp.bucket_cap_mb": 25})
-    assert content_key(one) != content_key(other)
-    assert content_key(one, ["ddp.bucket_cap_mb"]) == content_key(other, ["ddp.bucket_cap_mb"])
-    assert content_key(one, ["model"]) != content_key(other, ["model"])
-    assert differing_axes(one, other) == ["ddp.bucket_cap_mb"]
+BUCKETS = [row(options={"ddp.bucket_cap_mb": size}) for size in (1, 25)]
+BATCH = row(per_device_batch_size=20, global_batch_size=40)
+STRONG = row(scaling="strong", devices=4, global_batch_size=40)
 
 
 @pytest.mark.parametrize(
-    ("scaling", "by", "alike"),
+    ("one", "other", "by", "alike"),
     [
-        ("weak", "devices", True),  # the global batch follows from the devices
-        ("strong", "devices", False),
-        ("weak", "global_batch_size", False),
+        (*BUCKETS, [], False),
+        (*BUCKETS, ["ddp.bucket_cap_mb"], True),
+        (*BUCKETS, ["model"], False),
+        (BUCKETS[0], row(strategy="fsdp", options={"fsdp.mesh": "hybrid"}), ["strategy"], True),  # its own options
+        (row(), row(devices=4, global_batch_size=40), ["devices"], True),  # the global batch follows from the devices
+        (row(scaling="strong"), STRONG, ["devices"], False),
+        (row(), row(devices=4, global_batch_size=40), ["global_batch_size"], False),
+        (row(), BATCH, ["per_device_batch_size"], True),
+        (row(), BATCH, ["global_batch_size"], True),
     ],
 )
-def test_the_batch_that_follows_is_no_content(scaling: str, by: str, alike: bool) -> None:
-    one, other = row(scaling=scaling), row(scaling=scaling, devices=4, global_batch_size=40)
-    assert (content_key(one, [by]) == content_key(other, [by])) is alike
+def test_cells_that_differ_in_a_named_axis_and_what_follows_from_it_have_one_key(
+    one: dict[str, Any], other: dict[str, Any], by: list[str], alike: bool
+) -> None:
+    assert (content_key(one, by) == content_key(other, by)) is alike
 
 
-def test_a_batch_is_compared_by_either_of_its_names() -> None:
-    one, other = row(), row(per_device_batch_size=20, global_batch_size=40)
-    for name in ("per_device_batch_size", "global_batch_size"):
-        assert content_key(one, [name]) == content_key(other, [name])
-
-
-def test_with_the_strategy_its_own_options_may_differ() -> None:
-    one, other = row(options={"ddp.bucket_cap_mb": 1}), row(strategy="fsdp", options={"fsdp.mesh": "hybrid"})
-    assert content_key(one, ["strategy"]) == content_key(other, ["strategy"])
+def test_the_axes_in_which_cells_differ_are_named() -> None:
+    assert differing_axes(*BUCKETS) == ["ddp.bucket_cap_mb"]
 
 
 def test_only_is_a_value_or_one_of_several() -> None:
@@ -74,12 +67,8 @@ def test_an_unknown_axis_is_an_error_with_the_nearest_name() -> None:
 
 
 def test_a_recorded_row_matches_as_its_cell_does(make_experiment: Make) -> None:
-    grid = {
-        "strategy": ["dp"],
-        "device_ids": [[6, 7], [0, 4]],
-        "global_batch_size": 8,
-        "optimizer.lr": [0.1, 0.01, 1.0],
-    }
+    axes = {"device_ids": [[6, 7], [0, 4]], "optimizer.lr": [0.1, 0.01, 1.0]}
+    grid = {"strategy": ["dp"], "global_batch_size": 8, **axes}
     experiment = make_experiment(grid, device="cuda")
     cells = {trial.cell for trial in make_plan(experiment, gpu_cluster()).trials}
     filters: list[dict[str, Any]] = [

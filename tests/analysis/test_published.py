@@ -8,14 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis import trials as trial_tables
 from harness.analysis.published import published
 from harness.config.published import Published
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import EPOCHS, STEPS
 from harness.report.tables.published import published_table, published_words
 from harness.report.tables.text import NO_BREAK
-from tests.records import line, steps_of
+from tests.records import line, trials_of
 
 CELL = {"strategy": "ddp", "devices": 2}
 
@@ -23,12 +22,6 @@ CELL = {"strategy": "ddp", "devices": 2}
 def entry(metric: str, **given: Any) -> Published:
     basis = {"cell": CELL, "source": "A. Author", "hardware": "2 NVIDIA X100"}
     return Published.model_validate({**basis, "metric": metric, **given})
-
-
-def environment(model: str) -> RunEnvironment:
-    nodes: Any = [{"cpu": "a processor", "devices": [{"kind": "cuda", "model": model}]}]
-    groups: Any = [{"nodes": nodes}]
-    return {"groups": groups, "invocations": []}
 
 
 def step(trial: str, rank: int, window: int, number: int, seconds: float, loss: float) -> dict[str, Any]:
@@ -43,32 +36,14 @@ def table_of(
     diverged: int | None = None,
     inline: bool = False,
 ) -> pd.DataFrame:
+    timed = {"unit": unit, "options": {"optimizer.lr": 1.0}, "facts": {"steady": True, "inline": inline}}
+    outcomes = ["diverged" if seed == diverged else "ok" for seed in (0, 1)]
     lines = [
-        *(
-            line(
-                "ddp2",
-                rates=(100.0, 50.0 + 10 * block),
-                block=block,
-                unit=unit,
-                options={"optimizer.lr": 1.0},
-                facts={"steady": True, "inline": inline},
-            )
-            for block in (0, 1)
-        ),
+        *(line("ddp2", rates=(100.0, 50.0 + 10 * block), block=block, **timed) for block in (0, 1)),
         line("single", rates=(60.0,)),
-        *(
-            line(
-                "ddp2",
-                rates=(1.0, 1.0),
-                kind="convergence",
-                seed=seed,
-                outcome="diverged" if seed == diverged else "ok",
-            )
-            for seed in (0, 1)
-        ),
+        *(line("ddp2", rates=(1.0,) * 2, kind="convergence", seed=n, outcome=end) for n, end in enumerate(outcomes)),
     ]
-    steps = steps_of(lines)
-    trials = trial_tables.trials(lines, steps)
+    trials = trials_of(lines)
     curves = [
         {
             "trial_id": f"ddp2-s{seed}",
@@ -85,14 +60,15 @@ def table_of(
         for rank in (0, 1)
         for window, number, loss in ((0, 0, 2.0), (0, 1, 4.0 + 2 * rank), (1, 0, math.nan))
     ]
-    seen = environment(model)
+    nodes: Any = [{"cpu": "a processor", "devices": [{"kind": "cuda", "model": model}]}]
+    groups: Any = [{"nodes": nodes}]
+    seen: RunEnvironment = {"groups": groups, "invocations": []}
     return published(entries, trials, EPOCHS.frame(curves), STEPS.frame(rows), seen)
 
 
 def values(table: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
-    return [
-        tuple(None if pd.isna(value) else value for value in row) for row in table[list(names)].itertuples(index=False)
-    ]
+    rows = table[list(names)].itertuples(index=False)
+    return [tuple(None if pd.isna(value) else value for value in row) for row in rows]
 
 
 def test_epochs_are_compared_with_the_mean_over_seeds() -> None:

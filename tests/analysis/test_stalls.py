@@ -20,27 +20,19 @@ STEPS_OF_A_WINDOW = 10
 
 def recorded(step_s: dict[tuple[int, int, int], float], *, wait_s: float = 0.0, **rank: Any) -> list[Any]:
     """A trial of two ranks and two timed windows of ten steps of 0.1 s, but for these (rank, window, step)."""
+    places = [(r, w, s) for r in range(2) for w in range(3) for s in range(STEPS_OF_A_WINDOW)]
+    trial = {"trial_id": "ddp2-b0", "attempt": 1}
     steps = [
-        {
-            "trial_id": "ddp2-b0", "attempt": 1, "rank": r, "window": w, "step": s, "warmup": w == 0,
-            "step_s": step_s.get((r, w, s), 0.1), "wait_s": wait_s if (r, w, s) in step_s else 0.0,
-        }
-        for r in range(2) for w in range(3) for s in range(STEPS_OF_A_WINDOW)
-    ]  # fmt: skip
-    duration = {
-        (r, w): sum(row["step_s"] for row in steps if (row["rank"], row["window"]) == (r, w))
-        for r in range(2) for w in range(3)
-    }  # fmt: skip
+        {**trial, "rank": r, "window": w, "step": s, "warmup": w == 0, "step_s": step_s.get((r, w, s), 0.1)}
+        | {"wait_s": wait_s if (r, w, s) in step_s else 0.0}
+        for r, w, s in places
+    ]
+    fixed = {"steps": STEPS_OF_A_WINDOW, "weight": 50.0}
     windows = [
-        {
-            "rank": r,
-            "window": w,
-            "window_kind": "timed" if w else "warmup",
-            "duration_s": seconds,
-            "steps": STEPS_OF_A_WINDOW,
-            "weight": 50.0,
-        }
-        for (r, w), seconds in duration.items()
+        {**fixed, "rank": r, "window": w, "window_kind": "timed" if w else "warmup", "duration_s": sum(seconds)}
+        for r in range(2)
+        for w in range(3)
+        for seconds in ([row["step_s"] for row in steps if (row["rank"], row["window"]) == (r, w)],)
     ]
     one = line("ddp2", rates=(1.0, 1.0), windows=windows)
     one["ranks"][1] |= rank
@@ -48,18 +40,16 @@ def recorded(step_s: dict[tuple[int, int, int], float], *, wait_s: float = 0.0, 
 
 
 def table(one: dict[str, Any], steps: pd.DataFrame) -> pd.DataFrame:
-    times = step_times(steps)
-    lines = [one]
-    return stalls(
-        trial_tables.trials(lines, times), trial_tables.windows(lines), trial_tables.ranks(lines), steps, times
-    )
+    times, lines = step_times(steps), [one]
+    trials = trial_tables.trials(lines, times)
+    return stalls(trials, trial_tables.windows(lines), trial_tables.ranks(lines), steps, times)
 
 
 def doubts_of(one: dict[str, Any], steps: pd.DataFrame) -> tuple[str, ...]:
-    times = step_times(steps)
-    trials = trial_tables.trials([one], times)
-    found = doubts(trials, times, trial_tables.windows([one]), trial_tables.ranks([one]), {})
-    names: tuple[str, ...] = found.iloc[0]
+    times, lines = step_times(steps), [one]
+    trials = trial_tables.trials(lines, times)
+    names: tuple[str, ...]
+    (names,) = doubts(trials, times, trial_tables.windows(lines), trial_tables.ranks(lines), {})
     return names
 
 
@@ -80,12 +70,8 @@ def test_a_stalled_window_has_its_seconds_and_ranks_and_the_throughput_without_i
 def test_the_trial_counts_and_has_the_doubt() -> None:
     one, steps = recorded(STALL)
     assert one["outcome"] == "ok" and "stalled" in doubts_of(one, steps)
-    assert (
-        trial_tables.cells(trial_tables.trials([one], step_times(steps)).assign(doubts=[()]), step_times(steps)).shape[
-            0
-        ]
-        == 1
-    )
+    times = step_times(steps)
+    assert len(trial_tables.cells(trial_tables.trials([one], times).assign(doubts=[()]), times)) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,9 @@ from harness.plan.inventory import Inventory, resolve
 from harness.report.causes import ADVICE, BUCKETS, MACHINE, Option, next_experiment, options_to_try, varied_options
 from harness.report.labels import Row
 
-CELL = Row(
-    data="digits",
-    model="resnet8",
-    strategy="ddp",
-    devices=2,
-    device_ids=None,
-    nodes=1,
-    scaling="weak",
-    per_device_batch_size=32,
-    global_batch_size=64,
-    precision="fp32",
-    compile=False,
-)
+AXES: dict[str, Any] = {"data": "digits", "model": "resnet8", "strategy": "ddp", "devices": 2, "device_ids": None}
+BATCHES: dict[str, Any] = {"scaling": "weak", "per_device_batch_size": 32, "global_batch_size": 64}
+CELL = Row(**AXES, **BATCHES, nodes=1, precision="fp32", compile=False)
 GRID = {"data": ["digits"], "model": ["resnet8"], "strategy": ["ddp"], "devices": [2], "per_device_batch_size": [32]}
 
 
@@ -55,26 +45,18 @@ def test_each_proposal_is_an_experiment_file_that_compares_its_values(part: str,
         assert {cell.devices for cell in cells} == {2}
 
 
-def test_options_of_another_strategy_are_not_proposed() -> None:
+def test_options_of_another_strategy_and_of_a_batch_that_does_not_divide_are_not_proposed() -> None:
     found = options_to_try("exposed communication", Row(CELL, strategy="fsdp"), experiment())
     assert [str(option) for option in found] == ["training.accumulation: [1, 4]"]
+    uneven = Row(CELL, strategy="fsdp", per_device_batch_size=6)
+    assert options_to_try("reduce-scatter", uneven, experiment()) == []
 
 
-def test_a_batch_that_does_not_divide_is_not_accumulated() -> None:
-    found = options_to_try("reduce-scatter", Row(CELL, strategy="fsdp", per_device_batch_size=6), experiment())
-    assert found == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"strategy_options": {"ddp": {"bucket_cap_mb": [1, 25]}}},
-        {"grid": {**GRID, "ddp.bucket_cap_mb": [1, 25]}},
-    ],
-)
-def test_an_axis_that_the_file_varies_is_not_proposed_again(content: dict[str, Any]) -> None:
-    assert BUCKETS in options_to_try("exposed communication", CELL, experiment())
-    assert BUCKETS not in options_to_try("exposed communication", CELL, experiment(**content))
+def test_an_axis_that_the_file_varies_is_not_proposed_again() -> None:
+    in_section = {"strategy_options": {"ddp": {"bucket_cap_mb": [1, 25]}}}
+    contents: list[dict[str, Any]] = [{}, in_section, {"grid": {**GRID, "ddp.bucket_cap_mb": [1, 25]}}]
+    found = [options_to_try("exposed communication", CELL, experiment(**content)) for content in contents]
+    assert [BUCKETS in options for options in found] == [True, False, False]
 
 
 @pytest.mark.parametrize(("parameters", "offered"), [(19_000, False), (262_144, False), (262_145, True), (None, True)])
@@ -98,7 +80,7 @@ def test_an_option_reads_as_a_line_of_the_file() -> None:
     assert str(Option("ddp.comm_hook", ("none", "bf16_compress"))) == "ddp.comm_hook: [none, bf16_compress]"
 
 
-def test_the_next_file_holds_the_cells_other_options_and_settings() -> None:
+def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus() -> None:
     sgd = {"name": "SGD", "lr": [0.1, 0.2]}
     study = experiment(optimizer=sgd, throughput={"blocks": 4}, workload_options={"width": 8})
     text = next_experiment(study, CELL, {"optimizer.lr": 0.2}, BUCKETS)
@@ -108,9 +90,6 @@ def test_the_next_file_holds_the_cells_other_options_and_settings() -> None:
     assert found.convergence is None and found.name == "study-next"
     cells = cells_of(found)
     assert {(cell.optimizer["lr"], cell.workload_options["width"]) for cell in cells} == {(0.2, 8)}
-
-
-def test_named_gpus_stay_named() -> None:
     cell = Row(CELL, device_ids="0,4")
     grid = yaml.safe_load(next_experiment(experiment(), cell, {}, BUCKETS))["grid"]
     assert grid["device_ids"] == [[0, 4]] and "devices" not in grid

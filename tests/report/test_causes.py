@@ -10,6 +10,7 @@ from harness.report.tables.text import NO_BREAK
 from tests.report.test_decision import RATIO
 from tests.report.test_verdict import CELL, sentences_on, verdict_of
 
+TRIAL = {**CELL, "trial_id": "a", "cell_id": "a"}
 DDP = "ddp.bucket_cap_mb: [1, 25, 100]; training.accumulation: [1, 4]; ddp.comm_hook: [none, bf16_compress]"
 
 
@@ -46,12 +47,9 @@ def test_what_is_saved_is_named_so_that_shares_add_up() -> None:
     assert "one device: 10 % the" in text_of(lost, cause("wrapper", -0.1, code="saved"))
 
 
-def test_without_a_wait_for_data_the_exchange_is_what_to_try_against() -> None:
+def test_without_intervals_or_a_wait_for_data_the_exchange_is_what_to_try_against_if_it_is_certain() -> None:
     found = text_of(cause("exposed communication", 0.2, 0.1))
     assert found == f"20 % (10 to 30 %) of the step: exposed communication. Against exposed communication, try {DDP}."
-
-
-def test_without_intervals_only_a_wait_for_data_is_certain() -> None:
     waits = text_of(cause("waiting for data", 0.4, n=2), cause("exposed communication", 0.2, n=2))
     assert "No interval: measured in 2 blocks, 3 are needed. Against waiting for data, try" in waits
     assert "Against" not in text_of(cause("exposed communication", 0.2, n=2))
@@ -94,36 +92,30 @@ def test_what_no_option_changes_says_so_or_gives_way_to_what_one_may() -> None:
     assert "Against exposed communication, try" in text_of(shared, cause("exposed communication", 0.1, 0.05))
 
 
-def test_ranks_that_are_slow_in_turn_are_no_slow_rank() -> None:
+def test_ranks_that_are_slow_in_turn_are_no_slow_rank_and_those_on_the_same_processors_share_more_than_memory() -> None:
     slowest = cause("slowest rank", 0.3, 0.2)
-    trial = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "ok"}
     for doubts, words in (((), "slow in turn"), (("wide spread",), "slow in turn"), (("slow rank 1",), "One rank is")):
-        (sentence,) = sentences_on("loss", slowest, trials=[{**trial, "doubts": doubts}])
+        (sentence,) = sentences_on("loss", slowest, trials=[{**TRIAL, "doubts": doubts}])
         assert words in sentence.text
-
-
-def test_ranks_on_the_same_processors_share_more_than_memory() -> None:
     shared = cause("side by side", 0.3, 0.2)
-    trial = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "ok"}
     pinned = ("settings of the process: processors 0 shared by ranks",)
     for doubts, words in ((pinned, "pinned to the same processors"), ((), "share memory bandwidth")):
-        (sentence,) = sentences_on("loss", shared, trials=[{**trial, "doubts": doubts}])
+        (sentence,) = sentences_on("loss", shared, trials=[{**TRIAL, "doubts": doubts}])
         assert words in sentence.text
 
 
 def test_a_small_gradient_has_no_buckets_to_divide_though_the_first_trial_is_an_examination() -> None:
-    trial = {**CELL, "cell_id": "a", "kind": "throughput", "outcome": "ok"}
     for parameters, offered in ((44_000, False), (11_000_000, True)):
-        trials = [{**trial, "trial_id": "doctor"}, {**trial, "trial_id": "a", "parameters": parameters}]
+        trials = [{**TRIAL, "trial_id": "doctor"}, {**TRIAL, "parameters": parameters}]
         (sentence,) = sentences_on("loss", cause("exposed communication", 0.3, 0.2), trials=trials)
         assert ("ddp.bucket_cap_mb" in sentence.text) == offered and "training.accumulation" in sentence.text
 
 
-def test_what_is_not_explained_says_why() -> None:
+def test_what_is_not_explained_says_why_and_a_zero_has_no_sign() -> None:
     rest = cause("rest", 0.91, 0.9, reasons=("exposed communication would be 31 ms",))
-    assert text_of(rest).startswith(
-        "91 % (90 to 92 %) of the step: not explained (exposed communication would be 31 ms"
-    )
+    why = "not explained (exposed communication would be 31 ms"
+    assert text_of(rest).startswith(f"91 % (90 to 92 %) of the step: {why}")
+    assert "1 % (0 to 3 %)" in text_of(cause("slowest rank", 0.01, -0.004, high=0.03, code="clear"))
 
 
 def test_the_same_advice_is_given_once() -> None:
@@ -132,10 +124,6 @@ def test_the_same_advice_is_given_once() -> None:
     assert "Against waiting for data" in first.text and "Against" not in second.text
     exchange = [cause("exposed communication", 0.2, 0.1, cell_id=cell_id) for cell_id in ("a", "b")]
     assert all("Against" in one.text for one in sentences_on("loss", *exchange))  # fsdp has other options
-
-
-def test_a_zero_has_no_sign() -> None:
-    assert "1 % (0 to 3 %)" in text_of(cause("slowest rank", 0.01, -0.004, high=0.03, code="clear"))
 
 
 def test_every_part_is_a_term_of_the_field_or_has_words() -> None:

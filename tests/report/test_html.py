@@ -21,8 +21,8 @@ from harness.analysis.results import TABLES, Results, load
 from harness.cli.common import FAILED, exit_code_of
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
-from harness.plan.planner import make_plan
-from harness.plan.trial import TrialResult
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import Trial, TrialResult
 from harness.record.folder import RunFolder
 from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
 from harness.report import html, summary
@@ -36,44 +36,13 @@ from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import make_verdict
+from tests import run_folders
 from tests.conftest import laptop
 from tests.records import rank_row
 
 pytestmark = pytest.mark.usefixtures("no_figures")  # ``written``, of the module, is made before and has all
 
 Make = Callable[..., Experiment]
-
-
-def columns_of_steps(ranks: int) -> dict[str, list[Any]]:
-    rows = [(rank, number, step) for rank in range(ranks) for number in (0, 1) for step in range(5)]
-    return {
-        "rank": [rank for rank, _, _ in rows],
-        "window": [number for _, number, _ in rows],
-        "step": [step for _, _, step in rows],
-        "warmup": [number == 0 for _, number, _ in rows],
-        "step_s": [0.1 + 0.01 * step for _, _, step in rows],
-        "wait_s": [0.01] * len(rows),
-        "loss": [1.0] * len(rows),
-    }
-
-
-def windows_of(ranks: int) -> tuple[dict[str, Any], ...]:
-    return tuple(
-        {
-            "rank": rank,
-            "window": number,
-            "window_kind": "timed" if number else "warmup",
-            "duration_s": 0.6,
-            "steps": 5,
-            "weight": 40.0,
-        }
-        for rank in range(ranks)
-        for number in (0, 1)
-    )
-
-
-def ranks_of(ranks: int) -> tuple[dict[str, Any], ...]:
-    return tuple({**rank_row(rank), "peak_memory_bytes": 2**30} for rank in range(ranks))
 
 
 EPOCHS = {
@@ -85,22 +54,31 @@ EPOCHS = {
     "val_loss": [1.0, 0.6],
     "val_accuracy": [0.5, 0.96],
 }
+NODE = {**run_folders.NODE, "host": "<script>alert(1)</script>", "variables": {"OMP_NUM_THREADS": "1"}}
+NOWHERE: Any = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
 
-NODE = {
-    "node_id": "n",
-    "host": "<script>alert(1)</script>",
-    "cpu": "Some CPU",
-    "cores": 2,
-    "logical_cpus": 4,
-    "memory_bytes": 2**34,
-    "system": "Linux",
-    "python": "3.11",
-    "packages": {"torch": "2.15.0"},
-    "cuda": None,
-    "devices": [{"kind": "cpu", "model": "Some CPU", "uuid": None, "memory_bytes": None}],
-    "threads": 1,
-    "variables": {"OMP_NUM_THREADS": "1"},
-}
+
+def measured(trial: Trial, *, of_rank: dict[str, Any] | None = None, **facts: Any) -> TrialResult:
+    """Return what a trial measured: two epochs, or five steps in a window of warm-up and as many in a timed one."""
+    devices = range(trial.cell.devices)
+    ranks = tuple({**rank_row(rank), "peak_memory_bytes": 2**30, **(of_rank or {})} for rank in devices)
+    common: Any = {"ranks": ranks, "unit": "samples", "trial_s": 2.0, "steps_s": 1.5}
+    if trial.kind == "convergence":
+        return TrialResult(trial.id, "ok", epochs=EPOCHS, **common)
+    steps = [(rank, window, step) for rank in devices for window in (0, 1) for step in range(5)]
+    columns: Any = dict(zip(("rank", "window", "step"), map(list, zip(*steps, strict=True)), strict=True))
+    columns |= {"warmup": [not window for window in columns["window"]], "loss": [1.0] * len(steps)}
+    columns |= {"step_s": [0.1 + 0.01 * step for step in columns["step"]], "wait_s": [0.01] * len(steps)}
+    timed: Any = {"duration_s": 0.6, "steps": 5, "weight": 40.0}
+    kinds: Any = enumerate(("warmup", "timed"))
+    windows: Any = [{"rank": rank, "window": n, "window_kind": kind, **timed} for n, kind in kinds for rank in devices]
+    return TrialResult(trial.id, "ok", windows=tuple(windows), steps=columns, facts=facts, **common)
+
+
+def append_skips(folder: RunFolder, plan: Plan, reason: str = "") -> None:
+    for skip in plan.skips:
+        result = TrialResult(skip.trial.id, "skipped", reason or skip.reason, skip_code=skip.skip_code)
+        folder.append(skip.trial, result, NOWHERE)
 
 
 @pytest.fixture(scope="module")
@@ -118,27 +96,10 @@ def recorded(make_experiment: Make, tmp_path_factory: pytest.TempPathFactory) ->
     folder.add_environment({"group_id": "b0-g0", "invocation": 0, "whole_s": 30.0, "nodes": [NODE], "ranks": []})
     failing = next(trial.id for trial in plan.trials if trial.kind == "throughput" and trial.block == 1)
     for number, trial in enumerate(plan.trials):
-        ranks = trial.cell.devices
-        facts = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": number}
-        if trial.kind == "convergence":
-            result = TrialResult(trial.id, "ok", epochs=EPOCHS, ranks=ranks_of(ranks), trial_s=3.0, steps_s=2.0)
-        elif trial.id == failing:
-            result = TrialResult(trial.id, "error", "ValueError on rank 0: <i>bad</i>", detail="Traceback ...")
-        else:
-            result = TrialResult(
-                trial.id,
-                "ok",
-                windows=windows_of(ranks),
-                steps=columns_of_steps(ranks),
-                ranks=ranks_of(ranks),
-                unit="samples",
-                trial_s=2.0,
-                steps_s=1.5,
-            )
-        folder.append(trial, result, facts)
-    for skip in plan.skips:
-        facts = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
-        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason, skip_code=skip.skip_code), facts)
+        error = TrialResult(trial.id, "error", "ValueError on rank 0: <i>bad</i>", detail="Traceback ...")
+        at: Any = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": number}
+        folder.append(trial, error if trial.id == failing else measured(trial), at)
+    append_skips(folder, plan)
     return folder
 
 
@@ -213,9 +174,8 @@ def test_the_report_of_an_incomplete_run_names_missing_trials(
     )
     plan = make_plan(experiment, laptop())
     folder = RunFolder.create(tmp_path, experiment, plan, "x")
-    facts = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": 0}
     first, second = plan.trials[:2]
-    folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), facts)
+    folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), NOWHERE)
     folder.set_invocation(0, {"started_at": 1.7e9, **ended, **({"running": second.id} if running else {})})
     folder.set_invocation(0, {"differs": ["torch 2.14.0 -> 2.15.0"]})
     results = write_report(folder.path)
@@ -223,20 +183,21 @@ def test_the_report_of_an_incomplete_run_names_missing_trials(
     cut_short = results.missing.set_index("trial_id").loc[second.id, "reason"]
     assert cut_short.startswith("cut short" if running else "not started")
     html = folder.report.read_text()
-    assert (
-        ">11 of 12 planned trials (one cell in one block each) have no result</b>: " in html
-        and ">1 trial failed with an error</b>: ValueError on rank 0: bad (ddp on 2 devices" in html
-    )
+    assert ">11 of 12 planned trials (one cell in one block each) have no result</b>: " in html
+    assert ">1 trial failed with an error</b>: ValueError on rank 0: bad (ddp on 2 devices" in html
     assert "Trials without a result" in html and reason in html
     assert "single x1" in html and "1 to 3" in html  # which cell, in which blocks
     assert "Invocation 0 differs from the one before: torch 2.14.0 -&gt; 2.15.0." in html
 
 
-def test_a_run_that_was_killed_before_its_first_trial_has_a_report(make_experiment: Make, tmp_path: Path) -> None:
-    plan = make_plan(make_experiment(), laptop())
+@pytest.mark.parametrize("outcomes", [[], ["lost"]], ids=["killed before its first trial", "all failed"])
+def test_a_run_that_measured_nothing_has_a_report(make_experiment: Make, tmp_path: Path, outcomes: list[Any]) -> None:
+    plan = make_plan(make_experiment(throughput={"blocks": 1}), laptop())
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    for trial, outcome in zip(plan.trials, outcomes, strict=False):
+        folder.append(trial, TrialResult(trial.id, outcome, "gone"), NOWHERE)
     results = write_report(folder.path)
-    assert len(results.missing) == len(plan.trials)
+    assert len(results.missing) == len(plan.trials) - len(outcomes)
     assert "Nothing was measured" in folder.report.read_text()
 
 
@@ -255,38 +216,28 @@ def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:
     assert (page.title, page.words) == ("Title", "None of them.")
 
 
-def test_the_report_is_one_self_contained_file(written: RunFolder) -> None:
+def test_the_report_is_one_self_contained_file_whose_links_lead_to_its_places(written: RunFolder) -> None:
     html = written.report.read_text()
     drawn = len(list(written.figures.glob("*.png")))
     assert html.count("data:image/png;base64,") == drawn > 4
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", html)
     assert html.count("<script") == html.count("<script>") == 1
     assert len(re.findall(r'<i style="left:[^"]*" title="[^"]+"></i>', html)) > 20  # the values of the figures' marks
-
-
-def test_every_link_leads_to_a_place_of_the_page(written: RunFolder) -> None:
-    html = written.report.read_text()
     anchors = re.findall(r'id="([^"]+)"', html)
     links = re.findall(r'href="#([^"]+)"', html)
     assert len(links) > 10 and set(links) <= set(anchors)
     assert len(anchors) == len(set(anchors))
-
-
-def test_the_verdict_comes_first_and_the_configuration_last(written: RunFolder) -> None:
-    html = written.report.read_text()
-    places = [html.index(f'id="{name}"') for name in ("verdict", "scaling", "outcomes", "configuration", "environment")]
+    ordered = ("verdict", "scaling", "outcomes", "configuration", "environment")
+    places = [html.index(f'id="{name}"') for name in ordered]
     assert places == sorted(places)
 
 
-def test_printed_text_is_escaped(written: RunFolder) -> None:
+def test_the_report_shows_configuration_measurements_and_failures_as_text_that_is_escaped(written: RunFolder) -> None:
     html = written.report.read_text()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "<i>bad</i>" not in html and "&lt;i&gt;bad&lt;/i&gt;" in html
     assert "<b>as given</b>" not in html
-
-
-def test_the_report_shows_configuration_measurements_and_failures(written: RunFolder) -> None:
-    text = re.sub(r"<[^>]+>", " ", written.report.read_text())
+    text = re.sub(r"<[^>]+>", " ", html)
     for words in (
         "1 trial failed with an error :",
         "weak scaling: the per-device batch is fixed",
@@ -349,16 +300,6 @@ def test_a_notebook_gets_dataframes(results: Results) -> None:
     assert set(results.scaling["base_strategy"]) == {"single"}
     assert results.convergence["reached"].all()
     assert results.cells["blocks"].max() == 2
-
-
-def test_a_run_in_which_all_failed_still_has_a_report(make_experiment: Make, tmp_path: Path) -> None:
-    plan = make_plan(make_experiment(throughput={"blocks": 1}), laptop())
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    trial = plan.trials[0]
-    facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
-    folder.append(trial, TrialResult(trial.id, "lost", "gone"), facts)
-    write_report(folder.path)
-    assert "Nothing was measured" in folder.report.read_text()
 
 
 @pytest.mark.parametrize(
@@ -483,14 +424,10 @@ def tables(noise: pd.DataFrame, trials: pd.DataFrame) -> dict[str, pd.DataFrame]
     return {**empty, "noise": noise, "trials": trials}
 
 
-def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
+def test_the_summary_shows_the_noise_floor_of_each_base_and_doubts() -> None:
     noise = NOISE.frame([{"ratio": 1.0, "low": 0.9, "high": 1.1, "excludes_one": False}, {"ratio": 1.0}])
-    trials = TRIALS.frame(
-        [
-            {"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt}
-            for doubt in (("wide spread",), (), ("wide spread", "slow rank 1"))
-        ]
-    )
+    names: list[tuple[str, ...]] = [("wide spread",), (), ("wide spread", "slow rank 1")]
+    trials = TRIALS.frame([{"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubts} for doubts in names])
     assert belief_lines(tables(noise, trials)) == [
         "One setting measured twice, the second over the first (A/A test of the base, 95 % interval): 0.900 to 1.100.",
         "Usual in this run: the times of single steps vary widely (wide spread, in 2 of 3 timed trials). "
@@ -503,60 +440,41 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
     why = "unknown: the check ended as oom: out of memory"
     row = {"strategy": "ddp", "devices": 2, "emulated": False, "oversubscribed": False, "reason": why}
     unknown = {**tables(one, trials[:0]), "equivalence": EQUIVALENCE.frame([row, {**row, "computed_in": "bf16"}])}
-    assert "Equivalence to one device unknown (!): ddp x2 (the check ended as oom: out of memory)." in belief_lines(
-        unknown
-    )
+    said = "Equivalence to one device unknown (!): ddp x2 (the check ended as oom: out of memory)."
+    assert said in belief_lines(unknown)
     off = NOISE.frame([{"ratio": 1.2, "low": 1.1, "high": 1.3, "excludes_one": True}])
     (reported,) = belief_lines(tables(off, trials[:0]))
     assert reported.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")
-
-
-def test_noise_floors_of_several_bases_are_labelled() -> None:
     row = {"low": 0.9, "high": 1.1, "excludes_one": False}
     noise = NOISE.frame([{**row, "setting": f"batch {batch}/device"} for batch in (8, 16)])
-    (reported,) = belief_lines(tables(noise, TRIALS.frame([])))
+    (reported,) = belief_lines(tables(noise, trials[:0]))
     assert reported.endswith(": batch 8/device: 0.900 to 1.100; batch 16/device: 0.900 to 1.100.")
 
 
 def test_the_time_of_checks_is_reported(results: Results) -> None:
-    trials = TRIALS.frame(
-        [
-            {"trial_id": name, "purpose": purpose}
-            for name, purpose in (("a", ""), ("b", "equivalence"), ("c", "doctor"), ("d", "links"))
-        ]
-    )
-    rows = [("trial", name, seconds) for name, seconds in (("a", 80.0), ("b", 4.0), ("c", 1.0), ("d", 1.0))]
-    rows += [("group", None, 14.0)]
-    vars(results)["ledger"] = pd.DataFrame(rows, columns=["level", "trial_id", "seconds"])
-    vars(results)["trials"] = trials
+    purposes = {"a": "", "b": "equivalence", "c": "doctor", "d": "links"}
+    trials = TRIALS.frame([{"trial_id": name, "purpose": purpose} for name, purpose in purposes.items()])
+    rows = [("trial", name, seconds) for name, seconds in zip(purposes, (80.0, 4.0, 1.0, 1.0), strict=True)]
+    ledger = pd.DataFrame([*rows, ("group", None, 14.0)], columns=["level", "trial_id", "seconds"])
+    vars(results).update(ledger=ledger, trials=trials)
     assert content.checks_words(results) == "Equivalence checks, preflight and links took 6.0 % of the run."
     vars(results)["trials"] = trials[:1]
     assert content.checks_words(results) == ""
 
 
-def test_the_report_shows_the_time_of_checks_and_unexplained_time(
+def test_the_report_shows_the_words_and_the_rows_of_its_sections(
     run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = replace(
-        section_of("Run time by part"), words=lambda results: "Equivalence checks and preflight took 5.0 % of the run."
-    )
-    reason = replace(
-        section_of("Efficiency loss not explained"),
-        table=lambda results: TextTable(
-            (Heading("cell"), Heading("reason")), (Line(("ddp x2", "cannot be taken away")),)
-        ),
-    )
+    sections = {section.title: section for section in DETAILS}
+    rows = TextTable((Heading("cell"), Heading("reason")), (Line(("ddp x2", "cannot be taken away")),))
+    words = replace(sections["Run time by part"], words=lambda results: "Checks took 5.0 % of the run.")
+    reason = replace(sections["Efficiency loss not explained"], table=lambda results: rows)
     monkeypatch.setattr("harness.report.html.DETAILS", (words, reason))
     write_report(run_folder.path)
     html = run_folder.report.read_text()
-    assert "<p>Equivalence checks and preflight took 5.0 % of the run.</p>" in html
+    assert "<p>Checks took 5.0 % of the run.</p>" in html
     assert '<h3 id="unexplained">Efficiency loss not explained</h3>' in html
     assert "<td>ddp x2</td><td>cannot be taken away</td>" in html
-
-
-def section_of(title: str) -> Section:
-    (section,) = (section for section in DETAILS if section.title == title)
-    return section
 
 
 def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -> None:
@@ -569,11 +487,9 @@ def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -
     assert row.cells[1] == "its communication cannot be taken away"
 
 
-def test_the_size_of_a_run_has_no_words_of_its_own(results: Results) -> None:
-    assert (
-        content.size(results)
-        == "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s until the report"
-    )
+def test_the_size_of_a_run_is_its_trials_cells_and_time(results: Results) -> None:
+    size = "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s until the report"
+    assert content.size(results) == size
 
 
 def test_positive_nice_values_and_their_differences_are_reported() -> None:

@@ -25,7 +25,7 @@ from harness.report.html import write_report
 from harness.report.page import SCRIPT, render
 from tests.conftest import laptop
 from tests.report import test_page
-from tests.report.test_html import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of
+from tests.report.test_html import NODE, NOWHERE, append_skips, measured
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -131,20 +131,11 @@ def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: 
             "variables": {texts[1]: every}}  # fmt: skip
     folder.add_environment({"group_id": "b0-g0", "invocation": 0, "whole_s": 30.0, "nodes": [node], "ranks": []})
     for number, trial in enumerate(plan.trials):
-        facts = {"attempt": 1, "invocation": 0, "group_id": every, "position": number}
-        ranks = tuple({**row, "device_model": every, "throttled": every} for row in ranks_of(trial.cell.devices))
-        common: dict[str, Any] = {"ranks": ranks, "unit": "samples", "trial_s": 2.0, "steps_s": 1.5}
-        if trial.kind == "convergence":
-            result = TrialResult(trial.id, "ok", epochs=EPOCHS, **common)
-        elif number % 9 == 4:
+        result = measured(trial, of_rank={"device_model": every, "throttled": every}, flops_reason=every, steady=False)
+        if trial.kind != "convergence" and number % 9 == 4:
             result = TrialResult(trial.id, "error", every, error_type=texts[0], detail=every)
-        else:
-            timed = {"windows": windows_of(trial.cell.devices), "steps": columns_of_steps(trial.cell.devices)}
-            result = TrialResult(trial.id, "ok", facts={"flops_reason": every, "steady": False}, **timed, **common)
-        folder.append(trial, result, facts)
-    for skip in plan.skips:
-        facts = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
-        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", every), facts)
+        folder.append(trial, result, {**NOWHERE, "group_id": every, "position": number})
+    append_skips(folder, plan, every)
     lines = [{**line, "log": line["log"] and every, "outcome": line["outcome"]} for line in folder.lines()]
     (folder.path / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

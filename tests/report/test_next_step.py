@@ -50,14 +50,8 @@ def test_a_cause_within_the_noise_waits_for_a_better_measurement() -> None:
     assert why == "The measurement is the weakest point. 4 more blocks would narrow the intervals:"
     assert command == f"python -m harness.run --resume {RUN} --add-blocks 4"
     assert "ddp.bucket_cap_mb" in verdict_of(FASTEST, EXCHANGE, NOISY).next_file  # for afterwards
-
-
-def test_a_cause_whose_interval_reaches_into_the_noise_waits_too() -> None:
-    assert "4 more blocks" in said(FASTEST, {**WAITS, "low": 0.1}, NOISY)[0]
-    assert said(FASTEST, {**WAITS, "low": 0.3}, NOISY)[0].startswith("81 % of the step is waiting for data")
-
-
-def test_a_cause_is_tried_where_the_noise_was_not_measured() -> None:
+    for low, waits in ((0.1, True), (0.3, False)):  # an interval that reaches into the noise
+        assert ("4 more blocks" in said(FASTEST, {**WAITS, "low": low}, NOISY)[0]) == waits
     assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
 
 
@@ -68,9 +62,8 @@ def test_of_several_models_the_cause_that_stands_out_most_is_tried() -> None:
 
 
 def test_more_blocks_that_another_step_precedes_are_named_apart() -> None:
-    others = verdict_of(FASTEST, WAITS, NOISY).others
-    assert others == (f"To narrow the intervals: python -m harness.run --resume {RUN} --add-blocks 4",)
-    assert verdict_of(FASTEST, NOISY).others == ()
+    blocks = f"To narrow the intervals: python -m harness.run --resume {RUN} --add-blocks 4"
+    assert [verdict_of(FASTEST, *causes, NOISY).others for causes in ([WAITS], [])] == [(blocks,), ()]
 
 
 def test_a_rule_for_blocks_takes_a_new_run() -> None:
@@ -121,21 +114,11 @@ def test_a_run_that_leaves_nothing_to_do_is_shown_to_others() -> None:
 
 
 def test_what_failed_is_measured_again_where_nothing_was_measured() -> None:
-    why, command = said(trials=[{**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}])
-    assert why.startswith("Nothing was measured.") and command == f"python -m harness.run --resume {RUN}"
-
-
-def test_an_examination_that_succeeded_measures_nothing() -> None:
-    failed = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "oom"}
-    examined = {**CELL, "trial_id": "d", "cell_id": "a", "kind": "diagnostic", "purpose": "doctor", "outcome": "ok"}
-    assert said(trials=[failed, examined])[0].startswith("Nothing was measured.")
-
-
-@pytest.mark.parametrize("words", [["a.yaml", "--address", "head:6379"], ["--address=head:6379", "a.yaml"]])
-def test_a_run_on_a_cluster_is_resumed_there(words: list[str]) -> None:
-    environment = {"invocations": [{"command": words}]}
-    assert said(MISSING, environment=environment)[1] == f"python -m harness.run --resume {RUN} --address head:6379"
-    assert said(MISSING, environment={"invocations": [{}]})[1] == f"python -m harness.run --resume {RUN}"
+    failed = {**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}
+    examined = {**CELL, "trial_id": "d", "cell_id": "a", "kind": "diagnostic", "purpose": "doctor"}
+    for trials in ([failed], [failed, examined]):
+        why, command = said(trials=trials)
+        assert why.startswith("Nothing was measured.") and command == f"python -m harness.run --resume {RUN}"
 
 
 def test_a_run_for_a_debugger_is_measured_anew() -> None:
@@ -146,16 +129,18 @@ def test_a_run_for_a_debugger_is_measured_anew() -> None:
     assert parse_experiment(yaml.safe_load(found.next_file), source="next").name == "study-next" and not found.others
 
 
-def test_a_run_of_the_links_alone_is_not_resumed() -> None:
-    trial = {**CELL, "trial_id": "l", "cell_id": "l", "kind": "diagnostic", "purpose": "links"}
-    assert said(MISSING, trials=[trial])[1].startswith("python -m harness export")
-
-
 def test_a_workload_of_your_own_is_found_beside_your_file() -> None:
     why, command = said(FASTEST, WAITS, experiment={"workload": "mine:Own"})
     assert why.endswith(", all else as here, in the folder of your experiment file:")
     assert command == f"cp {RUN}/next.yaml . && python -m harness.run next.yaml"
 
 
-def test_a_path_is_one_word_of_the_shell() -> None:
+def test_what_is_missing_is_measured_by_a_command_of_the_shell_that_fits_the_run() -> None:
     assert said(MISSING, folder=Path("a b;c"))[1].endswith("--resume 'a b;c'")
+    links = {**CELL, "trial_id": "l", "cell_id": "l", "kind": "diagnostic", "purpose": "links"}
+    assert said(MISSING, trials=[links])[1].startswith("python -m harness export"), "the links alone are not resumed"
+    environment: dict[str, Any] = {"invocations": [{}]}
+    for words in (["a.yaml", "--address", "head:6379"], ["--address=head:6379", "a.yaml"]):
+        cluster = {"invocations": [{"command": words}]}
+        assert said(MISSING, environment=cluster)[1] == f"python -m harness.run --resume {RUN} --address head:6379"
+    assert said(MISSING, environment=environment)[1] == f"python -m harness.run --resume {RUN}"

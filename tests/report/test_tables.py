@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pandas as pd
 import pytest
 
@@ -25,29 +28,23 @@ from harness.report.tables.scaling import (
     scaling_by_setting,
     scaling_table,
 )
-from harness.report.tables.text import NO_BREAK, counts, duration, estimate, impossible_lines, percent, speed
+from harness.report.tables.text import NO_BREAK, Line, counts, duration, estimate, impossible_lines, percent, speed
 from tests.records import epochs_of, line, steps_of, trials_of
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("shown", "values", "texts"),
     [
-        (0.4, "0 s"),
-        (59.4, "59 s"),
-        (60, "1 min 00 s"),
-        (185, "3 min 05 s"),
-        (3600, "1 h 00 min"),
-        (7800, "2 h 10 min"),
-        (None, "-"),
+        (duration, (0.4, 59.4, 60, 185), ("0 s", "59 s", "1 min 00 s", "3 min 05 s")),
+        (duration, (3600, 7800, None), ("1 h 00 min", "2 h 10 min", "-")),
+        (speed, (12345.6, 99.44, 0.1234, pd.NA), ("12,346", "99.4", "0.123", "-")),
+        (ratio, (0.98765, 9.9994, 12.3456, 1234.5, None), ("0.988", "9.999", "12.3", "1,234", "-")),
     ],
 )
-def test_durations_are_formatted_with_unit(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (99.44, "99.4"), (0.1234, "0.123"), (pd.NA, "-")])
-def test_speeds_are_formatted_with_unit(value: object, text: str) -> None:
-    assert speed(value) == text
+def test_numbers_have_as_many_digits_as_their_size_asks(
+    shown: Callable[[Any], str], values: tuple[Any, ...], texts: tuple[str, ...]
+) -> None:
+    assert tuple(map(shown, values)) == texts
 
 
 def test_counts_and_plurals() -> None:
@@ -64,55 +61,36 @@ def test_cells_that_no_machine_can_run_are_a_line_a_reason_and_one_for_the_rest(
     ]
 
 
+def scaling_of(*rates: float, rule: dict[str, Any] | None = None) -> pd.DataFrame:
+    """Return the scaling of ddp on two devices, each of these rates in a block, against 100 of one device."""
+    lines = [line("single", block=block) for block in range(len(rates))]
+    lines += [line("ddp2", block=block, rates=(rate, rate)) for block, rate in enumerate(rates)]
+    return ratios.scaling(trials_of(lines), rule)
+
+
 def scaling(blocks: int) -> pd.DataFrame:
-    lines = [
-        one
-        for block in range(blocks)
-        for one in (line("single", block=block), line("ddp2", block=block, rates=(80.0 + block, 80.0 + block)))
-    ]
-    return ratios.scaling(trials_of(lines))
+    return scaling_of(*(80.0 + block for block in range(blocks)))
+
+
+def cells_in(row: Line) -> list[str]:
+    return [cell.replace(NO_BREAK, " ") for cell in row.cells]
 
 
 def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
-    rows = scaling_table(scaling(1)).rows
-    assert rows[0].kind == "base"
-    assert rows[0].cells == (
-        "single",
-        "1",
-        f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)",
-        "1",
-        "base",
-        "1",
-        "single x1: 100",
-    )
-    assert tuple(cell.replace(NO_BREAK, " ") for cell in rows[1].cells) == (
-        "ddp",
-        "2",
-        "160 (n = 1)",
-        "1.60 (n = 1)",
-        "80 % (n = 1)",
-        "1",
-        "single x1: 100",
-    )
+    base, ddp = scaling_table(scaling(1)).rows
+    assert base.kind == "base" and f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)" in base.cells
+    assert cells_in(base) == ["single", "1", "100 (n = 1)", "1", "base", "1", "single x1: 100"]
+    assert cells_in(ddp) == ["ddp", "2", "160 (n = 1)", "1.60 (n = 1)", "80 % (n = 1)", "1", "single x1: 100"]
 
 
-def test_intervals_are_shown_with_n() -> None:
-    row = scaling_table(scaling(3)).rows[1]
-    shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
+def test_intervals_are_shown_with_n_and_two_blocks_with_their_range_which_is_no_interval() -> None:
+    shown = cells_in(scaling_table(scaling(3)).rows[1])
     assert shown[2:6] == ["162 (157 to 167)", "1.62 (1.57 to 1.67)", "81 % (79 to 84 %)", "3"]
-
-
-def test_two_blocks_are_shown_with_n_and_their_range_which_is_no_interval() -> None:
-    row = scaling_table(scaling(2)).rows[1]
-    shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
+    shown = cells_in(scaling_table(scaling(2)).rows[1])
     assert shown[2:6] == ["161 (n = 2: 160 to 162)", "1.61 (n = 2: 1.60 to 1.62)", "80 % (n = 2: 80 to 81 %)", "2"]
     ((_, part),) = scaling_by_setting(scaling(2))
-    shown = [cell.replace(NO_BREAK, " ") for cell in part.rows[1].cells]
-    assert shown[1:] == ["161", "1.61", "80 % (n = 2: 80 to 81 %)", "2"]
-
-
-def test_equal_blocks_have_no_range() -> None:
-    row = Row(ratio=1.0, low=None, high=None, least=1.0, most=1.0, blocks=2)
+    assert cells_in(part.rows[1])[1:] == ["161", "1.61", "80 % (n = 2: 80 to 81 %)", "2"]
+    row = Row(ratio=1.0, low=None, high=None, least=1.0, most=1.0, blocks=2)  # equal blocks have no range
     assert estimate(percent, row, "ratio").replace(NO_BREAK, " ") == "100 % (n = 2)"
     assert estimate(percent, Row(row, ratio=None), "ratio") == "-"
 
@@ -120,18 +98,12 @@ def test_equal_blocks_have_no_range() -> None:
 def test_parts_by_setting_name_their_base() -> None:
     ((name, part),) = scaling_by_setting(scaling(1))
     assert name == "resnet8 · batch 10/device (base: single x1: 100)"
-    assert [heading.title for heading in part.columns] == [
-        "strategy",
-        "samples/s",
-        "speedup",
-        "efficiency",
-        "n",
-    ]
+    assert [heading.title for heading in part.columns] == ["strategy", "samples/s", "speedup", "efficiency", "n"]
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2"]
     assert part.rows[1].cells[2] == "1.60"  # without its interval, which is that of efficiency
 
 
-def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal() -> None:
+def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal_unless_they_are_usual() -> None:
     rows = scaling(3)
     wide, slow = CountedDoubt("wide spread", 1, 3), CountedDoubt("slow rank 1", 2, 3)
     usual = CountedDoubt("foreign load", 3, 3)
@@ -143,9 +115,6 @@ def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal() -> None:
     ((_, part),) = scaling_by_setting(rows)
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2 ?"]
     assert len(part.columns) == len(part.rows[0].cells) == 5
-
-
-def test_doubts_that_are_usual_mark_no_cell() -> None:
     rows = scaling(3)
     rows["doubts"] = [(CountedDoubt("foreign load", 3, 3),)] * 2
     assert scaling_table(rows).columns[-1].title != "doubts, by blocks"
@@ -159,9 +128,23 @@ def test_emulated_cells_are_marked() -> None:
     assert (rows[1].kind, rows[1].cells[0]) == ("apart", "dp (emulated)")
 
 
+def trained(curves: list[pd.DataFrame], target: Target | None = None) -> pd.DataFrame:
+    """Return the trainings of a cell, one a seed, with these epochs."""
+    lines = [line("single", kind="convergence", seed=seed) for seed in range(len(curves))]
+    named = [curve.assign(trial_id=one["trial_id"]) for one, curve in zip(lines, curves, strict=True)]
+    return convergence(trials_of(lines), pd.concat(named, ignore_index=True), target)
+
+
+def shown_of(trainings: pd.DataFrame) -> dict[str, str]:
+    table = convergence_table(trainings)
+    return dict(zip((heading.title for heading in table.columns), cells_in(table.rows[0]), strict=True))
+
+
 @pytest.mark.parametrize(
     ("reached_after", "shown"),
     [
+        ((None,), ("0 of 1", ">= 3.0")),
+        ((1,), ("1 of 1", "1.0", "100")),
         ((2, None, None), ("1 of 3", ">= 3.0")),
         ((2, 1, None), ("2 of 3", "2.0 (1.0 to not reached)", "200 (100 to not reached)")),
         ((2, 1, 3), ("3 of 3", "2.0 (1.0 to 3.0)", "200 (100 to 300)")),
@@ -170,34 +153,9 @@ def test_emulated_cells_are_marked() -> None:
 def test_a_seed_that_misses_the_target_counts_as_infinite_in_the_median(
     reached_after: tuple[int | None, ...], shown: tuple[str, ...]
 ) -> None:
-    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed) for seed in range(3)]
-    curves = [
-        epochs_of(one["trial_id"], [0.95 if epoch == after else 0.5 for epoch in (1, 2, 3)])
-        for one, after in zip(lines, reached_after, strict=True)
-    ]
-    target = Target(metric="val_accuracy", at_least=0.9)
-    (row,) = convergence_table(convergence(trials_of(lines), pd.concat(curves), target)).rows
-    assert tuple(cell.replace(NO_BREAK, " ") for cell in row.cells[-len(shown) :]) == shown
-
-
-def test_the_losses_of_a_cell_are_written_alike_as_suits_the_largest() -> None:
-    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed) for seed in range(2)]
-    curves = [
-        epochs_of(one["trial_id"], [0.5]).assign(val_loss=loss) for one, loss in zip(lines, (2.0, 4e9), strict=True)
-    ]
-    table = convergence_table(convergence(trials_of(lines), pd.concat(curves), None))
-    shown = dict(zip((heading.title for heading in table.columns), table.rows[0].cells, strict=True))
-    assert shown["validation loss"].replace(NO_BREAK, " ") == "2e+09 (2 to 4e+09)"
-
-
-def test_an_unreached_target_is_shown_as_a_lower_bound() -> None:
-    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
-    trials = trials_of(lines)
-    target = Target(metric="val_accuracy", at_least=0.9)
-    never = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.5]), target)).rows[0]
-    assert never.cells[-2:] == ("0 of 1", ">= 1.0")
-    once = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.95]), target)).rows[0]
-    assert once.cells[-3:] == ("1 of 1", "1.0", "100")
+    curves = [epochs_of("", [0.95 if epoch == after else 0.5 for epoch in (1, 2, 3)]) for after in reached_after]
+    found = shown_of(trained(curves, Target(metric="val_accuracy", at_least=0.9)))
+    assert tuple(found.values())[-len(shown) :] == shown
 
 
 @pytest.mark.parametrize(
@@ -208,62 +166,42 @@ def test_an_unreached_target_is_shown_as_a_lower_bound() -> None:
         (("0.5", "inf", "nan"), "inf (0.5000 to nan)"),
         (("nan", "0.25", "0.5"), "0.5000 (0.2500 to nan)"),
         (("0.25", "0.5"), "0.3750 (0.2500 to 0.5000)"),
+        (("2", "4e9"), "2e+09 (2 to 4e+09)"),  # alike, as suits the largest
     ],
 )
 def test_losses_that_are_not_finite_are_shown_and_are_the_largest(losses: tuple[str, ...], shown: str) -> None:
-    lines = [line("single", kind="convergence", seed=seed) for seed in range(len(losses))]
-    curves = [epochs_of(one["trial_id"], [0.5]) for one in lines]
-    epochs = pd.concat(curves, ignore_index=True).assign(train_loss=floats(map(float, losses)))
-    found = convergence(trials_of(lines), epochs, None)
+    found = trained([epochs_of("", [0.5]).assign(train_loss=floats([float(loss)])) for loss in losses])
     assert [str(value) for value in found["train_loss"]] == [str(float(loss)) for loss in losses]
-    (row,) = convergence_table(found).rows
-    assert row.cells[3].replace(NO_BREAK, " ") == shown
+    assert shown_of(found)["training loss"] == shown
 
 
 def test_the_metrics_that_were_recorded_are_shown() -> None:
-    lines = [line("single", kind="convergence")]
-    trials = trials_of(lines)
-    epochs = epochs_of("single-s0", [0.5]).assign(val_accuracy=pd.NA, val_perplexity=7.25, val_own=0.125)
-    table = convergence_table(convergence(trials, epochs, None))
-    shown = dict(zip((column.title for column in table.columns), table.rows[0].cells, strict=True))
+    epochs = epochs_of("", [0.5]).assign(val_accuracy=pd.NA, val_perplexity=7.25, val_own=0.125)
+    shown = shown_of(trained([epochs]))
     assert (shown["perplexity"], shown["own"]) == ("7.25", "0.125")
     assert "accuracy" not in shown and "PSNR" not in shown
 
 
-def test_failures_name_their_log() -> None:
+def test_failures_name_their_log_and_outcomes_are_counted_with_their_reasons() -> None:
     lines = [line("single"), line("ddp2", outcome="error", devices=2, log="logs/x.txt", attempt=2)]
     rows = failure_table(trials_of(lines)).rows
     assert [row.cells for row in rows] == [("ddp x2, ddp2-b0", "2", "error", "because of error", "logs/x.txt")]
-
-
-def test_outcomes_are_counted_with_their_reasons() -> None:
-    lines = [line("single"), line("ddp2", outcome="skipped", devices=2), line("ddp4", outcome="skipped", devices=4)]
+    lines = [line("single"), *(line(f"ddp{n}", outcome="skipped", devices=n) for n in (2, 4))]
     rows = outcome_table(trial_tables.outcomes(trials_of(lines))).rows
-    assert [row.cells for row in rows] == [
-        ("throughput", "skipped", "2", "because of skipped"),
-        ("throughput", "ok", "1", ""),
-    ]
+    skipped = ("throughput", "skipped", "2", "because of skipped")
+    assert [row.cells for row in rows] == [skipped, ("throughput", "ok", "1", "")]
 
 
 def test_compute_and_communication_are_shown_with_their_references() -> None:
-    cells = CELLS.frame(
-        [
-            {
-                "cell_id": "a",
-                "strategy": "ddp",
-                "devices": 2,
-                "scaling": "weak",
-                "per_device_batch_size": 8,
-                "achieved_flops_per_s": 2e9,
-                "of_measured_peak": 0.25,
-            }
-        ]
-    )
-    assert compute_table(cells).rows[0].cells[1:] == ("2", "2", "25 %", "no published peak")
     row = {"cell_id": "a", "strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8}
+    cells = CELLS.frame([{**row, "achieved_flops_per_s": 2e9, "of_measured_peak": 0.25}])
+    assert compute_table(cells).rows[0].cells[1:] == ("2", "2", "25 %", "no published peak")
     waterfall = WATERFALL.frame([{**row, "part": "exposed communication", "part_s": 0.004}])
     trials = TRIALS.frame([{**row, "ddp_exposed_s": 0.001, "ddp_communication_s": None}])
     assert communication_table(waterfall, trials).rows[0].cells == ("2", "4.00", "1.00")
+    lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
+    (why,) = compute_table(trial_tables.cells(trials_of(lines), steps_of(lines))).rows
+    assert why.cells[2:] == ("not counted: an LSTM is not counted",)
 
 
 def test_equal_findings_show_each_observation() -> None:
@@ -271,6 +209,9 @@ def test_equal_findings_show_each_observation() -> None:
     rows = [{**output, "devices": 2, "seen": seen} for seen in ("torch", "torch", "harness")]
     (row,) = findings_table(FINDINGS.frame(rows)).rows
     assert "torch; harness" in row.cells
+
+
+RULE = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -281,8 +222,7 @@ def test_a_cell_that_is_compared_with_nothing_is_as_precise_as_its_own_speed(
     speeds: tuple[float, ...], precise: list[bool], sentence: str
 ) -> None:
     lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate(speeds)]
-    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = ratios.scaling(trials_of(lines), rule)
+    found = ratios.scaling(trials_of(lines), RULE)
     assert found["precise"].tolist() == precise
     reported = imprecise(ratio_tables(found))
     assert reported.startswith(sentence) and bool(reported) == bool(sentence)
@@ -303,8 +243,7 @@ def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
         lines += [*ddp, dp, base, twin]
     lines[1::5] = [{**one, "windows": dp["windows"]} for one, dp in zip(lines[1::5], lines[2::5], strict=True)]
     trials = trials_of(lines)
-    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = {name: make(trials, rule) for name, make in (("versus", versus), ("parity", parity), ("noise", noise))}
+    found = {name: make(trials, RULE) for name, make in (("versus", versus), ("parity", parity), ("noise", noise))}
     precise = {name: frame["precise"].tolist() for name, frame in found.items()}
     assert precise == {"versus": [False], "parity": [False], "noise": [True]}
     reported = imprecise(ratio_tables(SCALING.frame([]), **found))
@@ -313,13 +252,7 @@ def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
 
 
 def test_precision_is_required_of_cells_not_of_bases() -> None:
-    lines = [
-        one
-        for block, rate in enumerate((40.0, 80.0, 120.0))
-        for one in (line("single", block=block), line("ddp2", block=block, rates=(rate, rate)))
-    ]
-    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = ratios.scaling(trials_of(lines), rule)
+    found = scaling_of(40.0, 80.0, 120.0, rule=RULE)
     assert found["precise"].isna().tolist() == [True, False]
     assert imprecise(ratio_tables(found)) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2.")
 
@@ -339,26 +272,13 @@ def test_the_peak_of_the_construction_stands_beside_that_of_the_steps() -> None:
     assert on_cpu.rows[0].cells[-3:] == ("100 B", "200 B", "300 B")
 
 
-def test_why_operations_were_not_counted_is_shown() -> None:
-    lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
-    trials = trials_of(lines)
-    (row,) = compute_table(trial_tables.cells(trials, steps_of(lines))).rows
-    assert row.cells[2:] == ("not counted: an LSTM is not counted",)
-
-
-ENDS = {"least": 0.45, "most": 0.55}
-
-
 def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None:
     axes = {"label": "ddp x2 · resnet8", "strategy": "ddp", "devices": 2}
-    parts = (
-        ("ideal", 0.6, 0.006, 0.55, 0.65),
-        ("slowest rank", 0.5, 0.005, None, None),
-        ("rest", -0.1, -0.001, -0.2, 0),
-    )
+    shares = {"ideal": (0.6, 0.55, 0.65), "slowest rank": (0.5, None, None), "rest": (-0.1, -0.2, 0)}
+    ends = {"least": 0.45, "most": 0.55, "blocks": 3}
     rows = [
-        {**axes, "part": part, "share": share, "part_s": seconds, "low": low, "high": high, "blocks": 3, **ENDS}
-        for part, share, seconds, low, high in parts
+        {**axes, **ends, "part": part, "share": share, "part_s": share / 100, "low": low, "high": high}
+        for part, (share, low, high) in shares.items()
     ]
     table = waterfall_table(WATERFALL.frame(rows))
     assert [row.cells for row in table.rows] == [
@@ -370,10 +290,3 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
     short = waterfall_table(WATERFALL.frame(rows), most=2)
     assert [row.cells[1] for row in short.rows] == ["ideal (efficiency)", "slowest rank", ""]
     assert short.rows[-1].cells[0] == "and 1 more, in tables/waterfall.csv"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.98765, "0.988"), (9.9994, "9.999"), (12.3456, "12.3"), (1234.5, "1,234"), (None, "-")]
-)
-def test_a_large_ratio_has_three_digits(value: float | None, text: str) -> None:
-    assert ratio(value) == text
