@@ -19,19 +19,25 @@ from tests.records import line, trials_of, with_set_ids
 
 def study(*blocks: float, **columns: Any) -> list[dict[str, Any]]:
     """Return trials of dp, ddp and fsdp on two devices; each block has a speed factor of its own, which cancels."""
-    rates = {"dp2": 50.0, "ddp2": 80.0, "fsdp2": 60.0}
     return [
-        line(cell, block=block, rates=(factor * rate, factor * rate), check_id=f"check-{cell}", **columns)
+        line(f"{name}2", block=block, rates=(factor * rate,) * 2, check_id=f"check-{name}2", **columns)
         for block, factor in enumerate(blocks)
-        for cell, rate in rates.items()
+        for name, rate in (("dp", 50.0), ("ddp", 80.0), ("fsdp", 60.0))
     ]
 
 
+def versus_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    return ratios.versus(trials_of(lines))
+
+
+def pairs_in(found: pd.DataFrame, *names: str) -> list[list[Any]]:
+    return found[["axis", "value", "other_value", *names]].to_numpy().tolist()
+
+
 def test_each_strategy_is_paired_by_block_with_the_one_before_it_and_the_last_with_the_first() -> None:
-    found = ratios.versus(trials_of([line("single"), *study(1.0, 3.0, 0.5)]))
-    assert found["axis"].tolist() == ["strategy"] * 3
-    assert found[["value", "other_value"]].to_numpy().tolist() == [["ddp", "dp"], ["fsdp", "ddp"], ["fsdp", "dp"]]
-    assert found["other_strategy"].tolist() == ["dp", "ddp", "dp"]
+    found = versus_of([line("single"), *study(1.0, 3.0, 0.5)])
+    names = [["ddp", "dp"], ["fsdp", "ddp"], ["fsdp", "dp"]]
+    assert pairs_in(found, "other_strategy") == [["strategy", one, other, other] for one, other in names]
     assert found["ratio"].tolist() == pytest.approx([1.6, 0.75, 1.2])
     assert found["low"].tolist() == pytest.approx([1.6, 0.75, 1.2])  # the factors of the blocks are in both
     assert found["blocks"].tolist() == [3, 3, 3]
@@ -39,50 +45,45 @@ def test_each_strategy_is_paired_by_block_with_the_one_before_it_and_the_last_wi
     assert found["emulated"].tolist() == [True, False, True]  # dp on a CPU is a rehearsal, and so is a ratio to it
 
 
-def bucket_study(*sizes: int, blocks: int = 3) -> list[dict[str, Any]]:
-    """Return trials of ddp on two devices with these bucket sizes; a larger bucket is faster by its size."""
+def series(*values: dict[str, Any], blocks: int = 3) -> list[dict[str, Any]]:
+    """Return trials of ddp with these columns; the n-th is n times as fast as the first."""
     return [
-        line(
-            f"ddp{size}", block=block, rates=(50.0 + size,) * 2, options={"ddp.bucket_cap_mb": size, "optimizer.lr": 1}
-        )
+        line(f"ddp{n}", strategy="ddp", block=block, rates=(50.0 * n,) * of.get("devices", 2), **of)
         for block in range(blocks)
-        for size in sizes
+        for n, of in enumerate(values, start=1)
     ]
 
 
-def test_an_option_is_an_axis_of_its_own() -> None:
-    found = ratios.versus(trials_of(bucket_study(25, 1, 100)))
-    assert set(found["axis"]) == {"ddp.bucket_cap_mb"}
-    assert found[["value", "other_value"]].to_numpy().tolist() == [["25", "1"], ["100", "25"], ["100", "1"]]
-    assert found["ratio"].tolist() == pytest.approx([75 / 51, 150 / 75, 150 / 51])
-    assert versus_table(found).rows[0].cells[0] == "ddp x2 · bucket_cap_mb=25 / 1"
+BUCKETS = [{"options": {"ddp.bucket_cap_mb": size, "optimizer.lr": 0.1}} for size in (25, 1, 100)]
+BATCHES = [{"per_device_batch_size": batch, "global_batch_size": 2 * batch} for batch in (20, 10)]
+DEVICES = [{"devices": n, "global_batch_size": 10 * n} for n in (1, 4, 2)]
 
 
-def test_batches_are_compared_though_the_global_batch_follows() -> None:
-    batches = ({"per_device_batch_size": batch, "global_batch_size": 2 * batch} for batch in (10, 20))
-    lines = [
-        line(f"ddp{number}", block=block, rates=(100.0, 100.0), **batch)
-        for number, batch in enumerate(batches)
-        for block in range(3)
-    ]
-    found = ratios.versus(trials_of(lines))
-    assert found[["axis", "value", "other_value"]].to_numpy().tolist() == [["per_device_batch_size", "20", "10"]]
-
-
-def test_devices_are_compared_in_their_order() -> None:
-    lines = [
-        line(f"ddp{n}", strategy="ddp", block=block, devices=n, global_batch_size=10 * n, rates=(100.0,) * n)
-        for block in range(3)
-        for n in (1, 4, 2)
-    ]
-    found = ratios.versus(trials_of(lines))
-    assert found["axis"].unique().tolist() == ["devices"]
-    assert found[["value", "other_value"]].to_numpy().tolist() == [["2", "1"], ["4", "2"], ["4", "1"]]
-    assert versus_table(found).rows[0].cells[0] == "ddp x2 / ddp x1"
+@pytest.mark.parametrize(
+    ("values", "axis", "expected", "shown"),
+    [
+        (BUCKETS, "ddp.bucket_cap_mb", "25/1 100/25 100/1", "ddp x2 · bucket_cap_mb=25 / 1"),
+        (
+            BATCHES,
+            "per_device_batch_size",
+            "20/10",
+            "ddp x2 · batch 20/device / batch 10/device",
+        ),  # the global batch follows
+        (DEVICES, "devices", "2/1 4/2 4/1", "ddp x2 / ddp x1"),
+    ],
+)
+def test_options_batches_and_devices_are_compared_in_the_order_of_the_file_or_of_their_size(
+    values: list[dict[str, Any]], axis: str, expected: str, shown: str
+) -> None:
+    found = versus_of(series(*values))
+    assert pairs_in(found) == [[axis, *pair.split("/")] for pair in expected.split()]
+    assert versus_table(found).rows[0].cells[0] == shown
+    if axis == "ddp.bucket_cap_mb":
+        assert found["ratio"].tolist() == pytest.approx([1 / 2, 3 / 1, 3 / 2])
 
 
 def test_a_file_is_about_its_options_then_its_strategies() -> None:
-    buckets, strategies = ratios.versus(trials_of(bucket_study(1, 25))), ratios.versus(trials_of(study(1.0)))
+    buckets, strategies = versus_of(series(*BUCKETS[:2])), versus_of(study(1.0))
     both = pd.concat([buckets, strategies], ignore_index=True)
     assert set(main_axes(both)["axis"]) == {"ddp.bucket_cap_mb"}
     assert set(main_axes(strategies)["axis"]) == {"strategy"}
@@ -90,32 +91,22 @@ def test_a_file_is_about_its_options_then_its_strategies() -> None:
 
 def test_pairs_of_gpus_are_compared_with_an_interval_against_one_common_pair() -> None:
     rates, links = {"0,4": 20.0, "5,6": 40.0, "6,7": 50.0}, {"0,4": "SYS", "5,6": "PHB", "6,7": "NV4"}
+    dp = {"strategy": "dp", "devices": 2, "emulated": False, "device": "cuda", "global_batch_size": 20}
     lines = [
-        line(f"dp{ids}", strategy="dp", block=block, rates=(factor * rate,), devices=2, emulated=False, device="cuda")
-        | {
-            "device_ids": ids,
-            "facts": {"steady": True, "link": links[ids]},
-            "global_batch_size": 20,
-            "base_id": f"single{ids[0]}",
-        }
+        line(f"dp{ids}", block=block, rates=(factor * rate,), **dp, facts={"steady": True, "link": links[ids]})
+        | {"device_ids": ids, "base_id": f"single{ids[0]}"}
         for block, factor in enumerate((1.0, 3.0, 0.5))
         for ids, rate in rates.items()
     ]
     found = ratios.versus(trials_of(list(map(with_set_ids, lines))), placements=("6,7", "5,6", "0,4"))
-    assert found[["axis", "value", "other_value"]].to_numpy().tolist() == [
-        ["device_ids", "5,6", "6,7"],
-        ["device_ids", "0,4", "6,7"],
-    ]
+    assert pairs_in(found) == [["device_ids", "5,6", "6,7"], ["device_ids", "0,4", "6,7"]]
     assert found["ratio"].tolist() == pytest.approx([0.8, 0.4]) and found["low"].tolist() == pytest.approx([0.8, 0.4])
-    assert [row.cells[0] for row in versus_table(found).rows] == [
-        "dp x2 (GPU 5,6: PHB) / dp x2 (GPU 6,7: NV4)",
-        "dp x2 (GPU 0,4: SYS) / dp x2 (GPU 6,7: NV4)",
-    ]
+    named = [f"dp x2 (GPU {ids}) / dp x2 (GPU 6,7: NV4)" for ids in ("5,6: PHB", "0,4: SYS")]
+    assert [row.cells[0] for row in versus_table(found).rows] == named
 
 
 def test_if_a_strategy_is_missing_its_neighbours_meet() -> None:
-    lines = [one for one in study(1.0) if one["strategy"] != "ddp"]
-    found = ratios.versus(trials_of(lines))
+    found = versus_of([one for one in study(1.0) if one["strategy"] != "ddp"])
     assert found[["strategy", "other_strategy"]].to_numpy().tolist() == [["fsdp", "dp"]]
     assert found["low"].isna().all() and found["excludes_one"].isna().all()
 
@@ -125,17 +116,15 @@ def test_if_a_strategy_is_missing_its_neighbours_meet() -> None:
 )
 def test_cells_that_differ_in_more_are_not_paired(axis: str, value: Any) -> None:
     lines = [with_set_ids(one | {axis: value}) if one["strategy"] == "dp" else one for one in study(1.0)]
-    assert ratios.versus(trials_of(lines))["other_strategy"].tolist() == ["ddp"]
+    assert versus_of(lines)["other_strategy"].tolist() == ["ddp"]
 
 
 def test_a_strategys_own_options_are_no_difference_others_are() -> None:
     own = {"ddp": {"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}, "dp": {"optimizer.lr": 0.1}}
     lines = [with_set_ids(one | {"options": own[one["strategy"]]}) for one in study(1.0) if one["strategy"] in own]
-    assert len(ratios.versus(trials_of(lines))) == 1
-    lines = [
-        with_set_ids(one | {"options": {"optimizer.lr": 0.2}}) if one["strategy"] == "dp" else one for one in lines
-    ]
-    assert ratios.versus(trials_of(lines)).empty
+    assert len(versus_of(lines)) == 1
+    ddp, dp = sorted(lines, key=lambda one: len(one["options"]), reverse=True)
+    assert versus_of([ddp, with_set_ids(dp | {"options": {"optimizer.lr": 0.2}})]).empty
 
 
 def test_the_ratio_of_a_non_equivalent_cell_is_marked() -> None:
@@ -156,20 +145,14 @@ def test_doubts_of_the_other_are_named_as_its_own() -> None:
     trials = trials_of(study(1.0))
     doubts = trials["strategy"].map({"dp": ("wide spread",), "ddp": ("no steady state",), "fsdp": ()})
     found = ratios.versus(trials.assign(doubts=doubts))
-    assert VERSUS.as_text(found)["doubts"].tolist() == [
-        "no steady state (1 of 1); dp: wide spread (1 of 1)",
-        "ddp: no steady state (1 of 1)",
-        "dp: wide spread (1 of 1)",
-    ]
+    ddp, dp = "no steady state (1 of 1)", "dp: wide spread (1 of 1)"
+    assert VERSUS.as_text(found)["doubts"].tolist() == [f"{ddp}; {dp}", f"ddp: {ddp}", dp]
 
 
 def test_the_table_names_both_cells_and_marks_emulated_ones() -> None:
-    rows = versus_table(ratios.versus(trials_of(study(1.0, 1.0, 1.0)))).rows
-    assert [row.cells[0] for row in rows] == [
-        "ddp x2 / dp (emulated) x2",
-        "fsdp x2 / ddp x2",
-        "fsdp x2 / dp (emulated) x2",
-    ]
+    rows = versus_table(versus_of(study(1.0, 1.0, 1.0))).rows
+    names = ["ddp x2 / dp (emulated) x2", "fsdp x2 / ddp x2", "fsdp x2 / dp (emulated) x2"]
+    assert [row.cells[0] for row in rows] == names
     assert [row.kind for row in rows] == ["apart", "base", "apart"]
     assert [cell.replace(NO_BREAK, " ") for cell in rows[1].cells[1:]] == ["160", "120", "0.750 (0.750 to 0.750)", "3"]
 
@@ -185,8 +168,7 @@ def test_ray_is_paired_with_torchrun_by_block() -> None:
     lines = [*launched(95.0, 100.0, 0), *launched(190.0, 200.0, 1), *launched(9.5, 10.0, 2)]
     found = ratios.parity(trials_of(lines))
     assert found[["cell_id", "control_id"]].to_numpy().tolist() == [["ddp2ray", "ddp2torchrun"]]
-    assert found["ratio"].tolist() == pytest.approx([0.95])
-    assert found["high"].tolist() == pytest.approx([0.95])
+    assert found[["ratio", "high"]].to_numpy().tolist() == [pytest.approx([0.95, 0.95])]
     (row,) = parity_table(found).rows
     assert row.kind == "base" and row.cells[0] == "ddp x2"
 
@@ -238,7 +220,7 @@ def test_only_blocks_on_the_same_hardware_count() -> None:
         *on("H100", line("fsdp2", block=1, rates=(900.0, 900.0))),
         *on("H100", line("ddp2", block=2, rates=(200.0, 200.0)), line("fsdp2", block=2, rates=(400.0, 400.0))),
     ]
-    (row,) = ratios.versus(trials_of(lines)).to_dict("records")
+    (row,) = versus_of(lines).to_dict("records")
     assert (row["ratio"], row["blocks"]) == (pytest.approx(2.0), 2) and pd.isna(row["excluded"])
 
 
@@ -247,9 +229,8 @@ def test_a_trial_over_nodes_of_two_types_is_on_neither() -> None:
     mixed["ranks"] = [{"rank": rank, "device_model": model} for rank, model in enumerate(("H100", "A100"))]
     frame = trials_of([mixed, *on("A100", line("fsdp2", rates=PAIR))])
     assert set(frame["device_model"]) == {"A100 + H100", "A100"}
-    assert ratios.versus(frame)["excluded"].tolist() == [
-        "other hardware: A100; what it is compared with ran on A100 + H100"
-    ]
+    words = "other hardware: A100; what it is compared with ran on A100 + H100"
+    assert ratios.versus(frame)["excluded"].tolist() == [words]
 
 
 def test_a_cell_and_its_base_on_other_hardware_have_no_speedup_unless_that_is_not_known() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,26 +100,19 @@ def test_every_function_that_draws_is_in_the_list() -> None:
                 )
 
 
-class Drawings(Mapping[str, Drawing]):
-    """Every figure by name; each is drawn and rendered when a test asks for it."""
+class Drawings(dict[str, Drawing]):
+    """Figures by name; each is drawn and rendered when a test asks for it."""
 
     def __init__(self, results: Results) -> None:
-        self._results = results
-        self._rendered: dict[str, Drawing] = {}
+        super().__init__()
+        self.results = results
 
-    def __getitem__(self, name: str) -> Drawing:
-        if name not in self._rendered:
-            with style():
-                drawing = self._rendered[name] = FIGURES[name](self._results)
-                if drawing.figure:
-                    drawing.figure.draw_without_rendering()
-        return self._rendered[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(FIGURES)
-
-    def __len__(self) -> int:
-        return len(FIGURES)
+    def __missing__(self, name: str) -> Drawing:
+        with style():
+            drawing = self[name] = FIGURES[name](self.results)
+            if drawing.figure:
+                drawing.figure.draw_without_rendering()
+        return drawing
 
 
 def drawn(name: str, lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None) -> Drawing:
@@ -168,15 +161,16 @@ def axes_of(figure: Figure | None) -> list[Any]:
     return [axes for axes in figure.axes if axes.axison]
 
 
+def marked(drawing: Drawing, marker: str) -> list[Any]:
+    """Return the lines of all panels with this marker."""
+    lines = [one for axes in axes_of(drawing.figure) for one in axes.get_lines()]
+    return [one for one in lines if str(one.get_marker()) == marker]
+
+
 def test_a_full_study_draws_all_but_convergence() -> None:
     drawings = full_drawings()
-    assert {name for name, drawing in drawings.items() if drawing.figure} == {
-        "throughput",
-        "efficiency",
-        "ratios",
-        "batch_sizes",
-        "step_times",
-    }
+    shown = {name for name in FIGURES if drawings[name].figure}
+    assert shown == {"throughput", "efficiency", "ratios", "batch_sizes", "step_times"}
     assert drawings["convergence"].caption.startswith("Left out: no training was recorded")
     assert drawings["training_steps"].caption == "Left out: no step of a training was recorded."
 
@@ -189,7 +183,7 @@ def test_throughput_is_logarithmic_with_an_ideal_line_from_the_base_and_hollow_m
     ideal = [one for one in axes[0].get_lines() if one.get_linestyle() == "--"]
     assert [list(one.get_ydata()) for one in ideal] == [pytest.approx([100.0, 200.0])]
     assert axes[0].get_ylabel() == "throughput (samples/s)"
-    assert {one.get_markerfacecolor() for one in axes[0].get_lines() if one.get_marker() == "s"} == {"white"}
+    assert {one.get_markerfacecolor() for one in marked(drawing, "s")} == {"white"}
     assert "Base: single on 1 device, 100 samples/s" in drawing.caption
     assert "DataParallel on CPU slots is emulated" in drawing.caption
     assert "not a claim about speed" in drawing.caption
@@ -205,13 +199,7 @@ def test_the_caption_states_the_read_of_each_step_in_fp16_and_blocks_without_an_
 def test_colour_means_strategy_in_every_figure() -> None:
     drawings = full_drawings()
     for name in ("throughput", "efficiency", "batch_sizes"):
-        used = {
-            one.get_color()
-            for axes in axes_of(drawings[name].figure)
-            for one in axes.get_lines()
-            if one.get_marker() == "D"
-        }
-        assert used == {COLOURS["ddp"]}, name
+        assert {one.get_color() for one in marked(drawings[name], "D")} == {COLOURS["ddp"]}, name
     count = len(BUILTIN_TRAITS)
     assert [*COLOURS][:count] == [*MARKERS][:count] == list(BUILTIN_TRAITS)
 
@@ -244,8 +232,7 @@ def test_batch_sizes_mark_cells_that_failed_or_lack_memory_or_samples(
     columns: dict[str, Any], crosses: list[list[int]]
 ) -> None:
     drawing = drawn("batch_sizes", [*full_study(), study_line("ddp", 32, 0, (1.0, 1.0), **columns)])
-    marked = [one for axes in axes_of(drawing.figure) for one in axes.get_lines() if one.get_marker() == "x"]
-    assert [list(one.get_xdata()) for one in marked] == crosses
+    assert [list(one.get_xdata()) for one in marked(drawing, "x")] == crosses
     assert ("Crosses: 1 oom (trials)." in drawing.caption) == (columns["outcome"] == "oom")
 
 
@@ -314,14 +301,11 @@ def test_losses_by_step_of_each_setting_have_a_row_of_their_own() -> None:
     assert [axes.get_xlabel() for axes in panels] == ["", "", "", "", "step", "step"]
 
 
-def test_losses_by_step_thin_a_long_training_and_keep_its_last_step() -> None:
+def test_losses_by_step_are_thinned_to_the_last_step_and_end_where_they_are_not_finite() -> None:
     drawing = drawn_by_step([training()], [[5000.0 - step for step in range(1800)]])
     (curve,) = axes_of(drawing.figure)[0].get_lines()
     assert len(curve.get_xdata()) == 451 and curve.get_xdata()[[0, 1, -1]].tolist() == [1, 5, 1800]
     assert "At most 500 evenly spaced steps of each training are drawn." in drawing.caption
-
-
-def test_a_line_of_losses_ends_where_they_are_not_finite() -> None:
     drawing = drawn_by_step([training()], [[2.0, 3000.0, float("inf"), float("nan")]])
     (curve,) = axes_of(drawing.figure)[0].get_lines()
     assert [*curve.get_xdata()] == [1, 2] and "A line ends where the loss is not finite." in drawing.caption
@@ -369,7 +353,7 @@ def waterfall_of(*rows: dict[str, Any], leading: str = "") -> Drawing:
     return Drawings(with_tables(full_results(), waterfall=WATERFALL.frame(rows), verdict=verdict))["waterfall"]
 
 
-def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
+def test_waterfalls_have_their_interval_and_withheld_ones_are_named_and_not_drawn() -> None:
     shares = {"ideal": (0.6, 0.55, 0.65), "rest": 0.4}
     drawing = waterfall_of(*part_rows("a", **shares))
     (panel,) = axes_of(drawing.figure)
@@ -377,9 +361,6 @@ def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
     assert "n = 3 blocks" in drawing.caption and "find_unused_parameters" not in drawing.caption
     searching = waterfall_of(*part_rows("a", options={"ddp.find_unused_parameters": True}, **shares))
     assert "With find_unused_parameters its search of the graph is in exposed communication." in searching.caption
-
-
-def test_a_cell_whose_parts_are_withheld_is_named_and_not_drawn() -> None:
     shown = part_rows("ddp x2", ideal=0.6, wrapper=0.3, rest=0.1)
     apart = part_rows("ddp x4", ideal=0.3, rest=0.7)
     apart[1]["reason"] = "not shown"
@@ -391,25 +372,18 @@ def test_a_cell_whose_parts_are_withheld_is_named_and_not_drawn() -> None:
 
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
-    steady = full_results()
-    doubts: list[tuple[CountedDoubt, ...]] = [()] * len(steady.scaling)
-    here = steady.scaling.index[(steady.scaling["strategy"] == "ddp") & (steady.scaling["devices"] == 2)][0]
-    doubts[list(steady.scaling.index).index(here)] = (
-        CountedDoubt("wide spread", 1, 3),
-        CountedDoubt("no steady state", 2, 3),
-    )
-    drawings = Drawings(with_tables(steady, scaling=steady.scaling.assign(unusual=doubts)))
+    scaling = full_results().scaling
+    both = (CountedDoubt("wide spread", 1, 3), CountedDoubt("no steady state", 2, 3))
+    doubts = [both if cell == "ddp2x8" else () for cell in scaling["cell_id"]]
+    drawings = Drawings(with_tables(full_results(), scaling=scaling.assign(unusual=doubts)))
     for name in ("throughput", "efficiency"):
         assert " Not steady when the windows began: ddp on 2." in drawings[name].caption
         assert "Not steady" not in full_drawings()[name].caption
 
 
 def test_intervals_of_one_devices_throughput_are_the_cells_over_its_devices() -> None:
-    lines = [
-        line(f"ddp2x{batch}", strategy="ddp", block=block, rates=(rate, rate), per_device_batch_size=batch)
-        for batch in (16, 32)
-        for block, rate in enumerate((90.0, 100.0, 110.0))
-    ]
+    rates = [*enumerate((90.0, 100.0, 110.0))]
+    lines = [study_line("ddp", batch, block, (rate, rate)) for batch in (16, 32) for block, rate in rates]
     results = results_of(lines)
     drawing = Drawings(results)["batch_sizes"]
     speed = axes_of(drawing.figure)[0]
@@ -430,15 +404,15 @@ def test_non_equivalent_trainings_are_named_in_the_caption() -> None:
     hatched = [[str(one.get_marker()) for one in axes.get_lines()].count(HATCH) for axes in axes_of(drawing.figure)]
     assert hatched == [2, 2, 2, 2]
     assert "Not equivalent" not in healthy.caption
-    assert not any(str(one.get_marker()) == HATCH for axes in axes_of(healthy.figure) for one in axes.get_lines())
+    assert not marked(healthy, HATCH)
     shown = [row.cells[0] for row in convergence_table(results.convergence).rows]
     assert shown == ["ddp x2", "fsdp x2 (not equivalent)"]
 
 
 def test_without_measurements_the_caption_has_the_reason() -> None:
-    for drawing in Drawings(results_of([line("single", outcome="error")])).values():
-        assert drawing.figure is None
-        assert drawing.caption.startswith("Left out: ")
+    drawings = Drawings(results_of([line("single", outcome="error")]))
+    for name in FIGURES:
+        assert drawings[name].figure is None and drawings[name].caption.startswith("Left out: ")
 
 
 @pytest.mark.parametrize("columns", [{"oversubscribed": True}, {"nodes": 2}, {"scaling": "strong"}, {"model": None}])
@@ -476,41 +450,27 @@ def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
 
 
 def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
-    own = ("cell_id", "trial_id")
+    own = ({name: f"{one[name]}t" for name in ("cell_id", "trial_id")} for one in full_study())
     controls = [
-        with_set_ids(one | {name: f"{one[name]}t" for name in own} | {"launcher": "torchrun"}) for one in full_study()
+        with_set_ids({**one, **ids, "launcher": "torchrun"}) for one, ids in zip(full_study(), own, strict=True)
     ]
-    lines = full_study() + controls
-    results = results_of(lines)
+    results = results_of(full_study() + controls)
     drawing = Drawings(results)["ratios"]
     axes = axes_of(drawing.figure)[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == [
-        "ddp x2 / dp x2*",
-        "Ray / torchrun: single x1",
-        "Ray / torchrun: dp x2*",
-        "Ray / torchrun: ddp x2",
-    ]
+    launched = [f"Ray / torchrun: {cell}" for cell in ("single x1", "dp x2*", "ddp x2")]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ddp x2 / dp x2*", *launched]
     points = [one.get_xdata()[0] for one in axes.get_lines() if one.get_marker() in MARKERS.values()]
     assert points[1:] == [1.0, 1.0, 1.0] and points[0] > 1.2
-    ends = [
-        tuple(one.get_xdata()) for one in axes.get_lines() if one.get_marker() == "None" and len(one.get_xdata()) == 2
-    ]
     first = results.versus.iloc[0]
-    assert (first["low"], first["high"]) in ends
+    assert (first["low"], first["high"]) in [tuple(one.get_xdata()) for one in marked(drawing, "None")]
     assert "n = 3 blocks" in drawing.caption and "DataParallel on CPU slots is emulated" in drawing.caption
 
 
 def test_non_equivalent_cells_are_hatched_and_keep_their_ratio() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
     drawings = Drawings(results_of(lines, checked={"check-ddp": NOT_EQUIVALENT}))
-    hatched = {
-        name: [
-            line for axes in axes_of(drawings[name].figure) for line in axes.get_lines() if "////" in line.get_marker()
-        ]
-        for name in ("throughput", "efficiency", "batch_sizes", "ratios")
-    }
-    assert [len(lines) for lines in hatched.values()] == [2, 2, 2, 2]
+    for name in ("throughput", "efficiency", "batch_sizes", "ratios"):
+        assert len(marked(drawings[name], HATCH)) == 2, name
     boxes = [box.get_hatch() for axes in axes_of(drawings["step_times"].figure) for box in axes.patches]
     assert sorted(boxes, key=str) == ["////", "////", None, None, None, None]
     for name in ("throughput", "efficiency", "batch_sizes", "step_times", "ratios"):
@@ -544,9 +504,9 @@ def test_phases_of_non_equivalent_cells_are_marked() -> None:
 
 
 def test_every_text_of_every_figure_has_one_size() -> None:
-    for name, drawing in full_drawings().items():
-        if drawing.figure:
-            texts = [text for text in drawing.figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+    for name in FIGURES:
+        if figure := full_drawings()[name].figure:
+            texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
             assert {text.get_fontsize() for text in texts} == {TYPE_SIZE}, name
 
 
@@ -570,16 +530,13 @@ def test_an_interval_that_goes_on_beyond_the_axis_has_an_arrow() -> None:
     assert arrows((10.0, 80.0, 640.0)) == ["v", "^"]
 
 
-def test_a_panel_of_one_point_is_a_row_of_the_table() -> None:
+def test_a_panel_of_one_point_is_a_row_of_the_table_and_rows_that_are_alone_share_a_panel() -> None:
     lines = full_study(blocks=1, strategies=["ddp"])
     lonely = drawn("efficiency", lines)
     assert lonely.figure is None and lonely.caption.startswith("Left out: each setting has a single point")
     drawing = drawn("efficiency", [*lines, study_line("fsdp", 8, 0, (8.0, 8.0))])
     assert len(axes_of(drawing.figure)) == 1
     assert "In the table alone, as a single point: batch 16/device." in drawing.caption
-
-
-def test_rows_that_are_alone_in_their_setting_share_a_panel() -> None:
     one, other, several = (pd.DataFrame({"label": ["a / b"] * count}) for count in (1, 1, 2))
     facets = merge_single_rows([("x", one), ("y", several), ("z", other)])
     assert [name for name, _ in facets] == ["y", "other settings"]
@@ -622,27 +579,22 @@ def test_memory_is_drawn_where_it_is_the_devices() -> None:
 
 
 def test_the_memory_of_each_gpu_is_drawn_in_order_of_the_gpus() -> None:
-    peaks = ("3221225472, 1073741824", "3221225472, 1073741824")
-    rank = {"rank": 0, "devices": "cuda:0, cuda:1", "allocated_by_device": peaks[0], "reserved_by_device": peaks[1]}
+    peaks = f"{3 * 2**30}, {2**30}"
+    rank = {"rank": 0, "devices": "cuda:0, cuda:1", "allocated_by_device": peaks, "reserved_by_device": peaks}
     lines = [line("dp2", rates=(100.0,), devices=2, device="cuda", emulated=False) | {"ranks": [rank]}]
     results = results_of(lines)
     table = device_memory(results.trials, trial_tables.ranks(lines))
-    with style():
-        drawn = FIGURES["device_memory"](with_tables(results, device_memory=table))
-    assert isinstance(drawn.figure, Chart)
-    assert [mark.text for mark in drawn.figure.marks] == [
-        "dp x2, GPU 0 (cuda:0): 3 GiB",
-        "dp x2, GPU 1 (cuda:1): 1 GiB",
-    ]
+    figure = Drawings(with_tables(results, device_memory=table))["device_memory"].figure
+    assert isinstance(figure, Chart)
+    marks = [mark.text for mark in figure.marks]
+    assert marks == ["dp x2, GPU 0 (cuda:0): 3 GiB", "dp x2, GPU 1 (cuda:1): 1 GiB"]
     of_one = with_tables(results, device_memory=table[table["gpu"] == 0].assign(devices=1))
     assert FIGURES["device_memory"](of_one).caption.startswith("Left out: ")
 
 
 def test_the_values_that_show_on_hover_are_those_of_the_table() -> None:
-    with style():
-        figure = FIGURES["efficiency"](full_results()).figure
-        assert isinstance(figure, Chart)
-        figure.draw_without_rendering()
+    figure = full_drawings()["efficiency"].figure
+    assert isinstance(figure, Chart)
     areas = [*figure.areas()]
     assert len(areas) == 4
     table = scaling_table(full_results().scaling)

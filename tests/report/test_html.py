@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import shutil
 import subprocess
@@ -55,6 +56,7 @@ EPOCHS = {
     "val_accuracy": [0.5, 0.96],
 }
 NODE = {**run_folders.NODE, "host": "<script>alert(1)</script>", "variables": {"OMP_NUM_THREADS": "1"}}
+LACKS_KEYS = r"environment.json: is damaged or incomplete \(ValueError: groups.0"
 NOWHERE: Any = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
 
 
@@ -132,14 +134,11 @@ class Blocked:
 @contextmanager
 def imports_blocked(*packages: str) -> Iterator[None]:
     """Make these packages fail to import, those too that this process has imported."""
-    imported = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] in packages}
-    finder = Blocked(packages)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.split(".")[0] in packages]:
+            patch.delitem(sys.modules, name)
+        patch.setattr(sys, "meta_path", [Blocked(packages), *sys.meta_path])
         yield
-    finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
-        sys.modules.update(imported)
 
 
 @pytest.fixture
@@ -148,14 +147,15 @@ def results(recorded: RunFolder) -> Results:
     return harness.load(recorded.path)
 
 
-def test_tables_figures_and_report_are_written(written: RunFolder) -> None:
+def test_tables_figures_and_report_are_written_without_torch_and_ray(written: RunFolder) -> None:
+    with imports_blocked("torch"), pytest.raises(ImportError, match="blocked: torch"):
+        importlib.import_module("torch")
     for name in ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows"):
         assert (written.path / "tables" / f"{name}.csv").stat().st_size > 0
     for name in ("throughput", "batch_sizes", "step_times", "convergence"):
         for kind in ("png", "svg"):
             assert (written.path / "figures" / f"{name}.{kind}").stat().st_size > 1000
-    for name in ("steps", "epochs"):
-        assert (written.path / f"{name}.parquet").exists()
+    assert all((written.path / f"{name}.parquet").exists() for name in ("steps", "epochs"))
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,9 @@ def test_tables_figures_and_report_are_written(written: RunFolder) -> None:
 def test_the_report_of_an_incomplete_run_names_missing_trials(
     make_experiment: Make, tmp_path: Path, ended: dict[str, Any], running: bool, reason: str
 ) -> None:
-    experiment = make_experiment(
-        {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}, throughput={"blocks": 4}
-    )
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "x")
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 4}), laptop())
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     first, second = plan.trials[:2]
     folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), NOWHERE)
     folder.set_invocation(0, {"started_at": 1.7e9, **ended, **({"running": second.id} if running else {})})
@@ -252,42 +250,25 @@ def test_the_report_shows_configuration_measurements_and_failures_as_text_that_i
 
 
 @pytest.mark.slow
-def test_the_report_can_be_rebuilt_repeatedly(run_folder: RunFolder) -> None:
+def test_the_report_can_be_rebuilt_and_its_command_imports_neither_torch_nor_ray(run_folder: RunFolder) -> None:
     write_report(run_folder.path)
     first = (run_folder.path / "tables" / "scaling.csv").read_text()
-    write_report(run_folder.path)
-    assert (run_folder.path / "tables" / "scaling.csv").read_text() == first
+    run_folder.report.unlink()
+    script = (
+        f"import runpy, sys\n{inspect.getsource(Blocked)}"
+        "sys.meta_path.insert(0, Blocked(('torch', 'torchvision', 'ray')))\n"
+        f"sys.argv = ['harness.report', {str(run_folder.path)!r}]\n"
+        "runpy.run_module('harness.report', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (run_folder.path / "tables" / "scaling.csv").read_text() == first and run_folder.report.exists()
 
 
 def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_folder: RunFolder) -> None:
     (run_folder.path / "steps.parquet" / "in the way").mkdir(parents=True)
     with pytest.raises(WriteError, match=r"steps\.parquet: cannot be written"):
         write_report(run_folder.path)
-
-
-def test_no_table_or_figure_imports_torch_or_ray(written: RunFolder) -> None:
-    """Not while it is made either: ``written`` was made without them."""
-    with imports_blocked("torch"), pytest.raises(ImportError, match="blocked: torch"):
-        importlib.import_module("torch")
-    assert written.report.exists()
-
-
-@pytest.mark.slow
-def test_the_report_imports_neither_torch_nor_ray(run_folder: RunFolder) -> None:
-    blocked = (
-        "import sys\n"
-        "class Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('torch', 'torchvision', 'ray'):\n"
-        "            raise ImportError('blocked: ' + name)\n"
-        "sys.meta_path.insert(0, Block())\n"
-        f"sys.argv = ['harness.report', {str(run_folder.path)!r}]\n"
-        "import runpy\n"
-        "runpy.run_module('harness.report', run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert run_folder.report.exists()
 
 
 def test_a_notebook_gets_dataframes(results: Results) -> None:
@@ -303,22 +284,26 @@ def test_a_notebook_gets_dataframes(results: Results) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "message"),
     [
-        ("trials.jsonl", "[1]\n"),
-        ("trials.jsonl", "{}\n"),
-        ("environment.json", '{"a'),
-        ("environment.json", "[]"),
-        ("experiment.yaml", None),
+        *(("trials.jsonl", text, "damaged or incomplete") for text in ("[1]\n", "{}\n")),
+        *(("environment.json", text, "damaged or incomplete") for text in ('{"a', "[]")),
+        *(("environment.json", text, LACKS_KEYS) for text in ('{"groups": [{}]}', '{"groups": [{"nodes": [{}]}]}')),
+        ("experiment.yaml", None, "damaged or incomplete"),
+        (".", None, "not a run folder"),
     ],
 )
 def test_a_damaged_folder_is_one_error_and_nothing_is_written(
-    run_folder: RunFolder, name: str, text: str | None
+    run_folder: RunFolder, name: str, text: str | None, message: str
 ) -> None:
-    (run_folder.path / name).unlink()
-    if text is not None:
+    if name == ".":
+        shutil.rmtree(run_folder.path)
+        run_folder.tables.mkdir(parents=True)
+    elif text is None:
+        (run_folder.path / name).unlink()
+    else:
         (run_folder.path / name).write_text(text)
-    with pytest.raises(RunFolderError, match="damaged or incomplete"):
+    with pytest.raises(RunFolderError, match=message):
         write_report(run_folder.path)
     assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
 
@@ -405,18 +390,6 @@ def test_an_error_of_the_page_itself_is_no_damage(
     assert "the report failed by an error of the harness: KeyError: 'no such column <b>', in test_html.py" in output
     assert "in broken" in (run_folder.path / "logs" / "report.txt").read_text()
     assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
-
-
-@pytest.mark.parametrize("text", ['{"groups": [{}]}', '{"groups": [{"nodes": [{}]}]}'])
-def test_an_environment_without_its_keys_is_a_damaged_file(run_folder: RunFolder, text: str) -> None:
-    (run_folder.path / "environment.json").write_text(text)
-    with pytest.raises(RunFolderError, match=r"environment.json: is damaged or incomplete \(ValueError: groups.0"):
-        write_report(run_folder.path)
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="not a run folder"):
-        write_report(tmp_path)
 
 
 def tables(noise: pd.DataFrame, trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
