@@ -1,4 +1,4 @@
-"""Doubts from hand-made records: which trials have them, how they are counted, and which are a run's usual state."""
+"""Doubts and stalls from hand-made records: which trials have them, how they are counted, which are usual."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ from harness.analysis.doubts import (
     usual_doubts,
 )
 from harness.analysis.evidence import foreign_cores, slow_ranks
+from harness.analysis.stalls import stalls
+from harness.analysis.steps import StepTimes, step_times
 from harness.record.folder import RunFolder
-from harness.record.schema import TRIALS, WINDOWS
-from harness.report.tables.evidence import plain_doubt
+from harness.record.schema import STEPS, TRIALS, WINDOWS
+from harness.report.tables.evidence import plain_doubt, stalls_table
 from harness.report.tables.scaling import scaling_by_setting, scaling_table
 from tests.records import line, steps_of, trials_of
 
 
-def doubts_of(lines: list[dict[str, Any]], environment: dict[str, Any] | None = None) -> list[tuple[str, ...]]:
-    trials = trials_of(lines)
-    found = doubts(trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), environment or {})
-    return found.tolist()
+def doubts_of(
+    lines: list[dict[str, Any]], environment: dict[str, Any] | None = None, times: StepTimes | None = None
+) -> list[tuple[str, ...]]:
+    steps = times or steps_of(lines)
+    trials, windows = trial_tables.trials(lines, steps), trial_tables.windows(lines)
+    return doubts(trials, steps, windows, trial_tables.ranks(lines), environment or {}).tolist()
 
 
 def with_ranks(one: dict[str, Any], *by_rank: dict[str, Any], **columns: Any) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def test_an_efficiency_that_cannot_be_is_a_doubt_of_its_own(rate: float, doubt: 
 def test_a_step_that_waits_for_data_for_most_of_its_time_is_a_doubt_beside_its_efficiency(
     waits: float, doubt: tuple[str, ...]
 ) -> None:
-    lines = [line(name, block=block, rates=(90.0,) * int(name[-1])) for name in ("ddp1", "ddp2") for block in range(3)]
+    lines = [line(f"ddp{n}", block=block, rates=(90.0,) * n) for n in (1, 2) for block in range(3)]
     trials = trials_of(lines).assign(wait_fraction=pd.array([waits] * len(lines), dtype="Float64"))
     found = doubts(trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {})
     assert set(found) == {doubt}
@@ -185,8 +189,7 @@ def test_facts_of_a_trial_become_doubts(facts: dict[str, Any], doubt: tuple[str,
 def test_steps_that_vary_widely_are_a_doubt() -> None:
     one = line("single")
     times = replace(steps_of([one]), step_s=[np.array([0.1, 0.2] * 5)])
-    found = doubts(trials_of([one]), times, trial_tables.windows([one]), trial_tables.ranks([one]), {})
-    assert found.tolist() == [("wide spread",)]
+    assert doubts_of([one], times=times) == [("wide spread",)]
 
 
 @pytest.mark.parametrize(("rates", "doubted"), [((1.0, 1.04), False), ((1.0, 1.0, 0.94), True), ((1.0,), False)])
@@ -215,17 +218,11 @@ def test_foreign_cores_are_the_nodes_time_less_all_its_ranks() -> None:
     assert foreign_cores(ranks) == pytest.approx((4.0 - 3.0) / 2.0)
 
 
-def test_doubts_are_counted_over_blocks() -> None:
+def test_doubts_are_counted_over_blocks_a_list_in_memory_and_text_in_a_table(tmp_path: Path) -> None:
     rows = [Record({"doubts": names}) for names in (("wide spread",), (), ("wide spread", "foreign load"))]
     assert tally(rows) == (CountedDoubt("wide spread", 2, 3), CountedDoubt("foreign load", 1, 3))
-    assert [str(doubt) for doubt in tally(rows, "base")] == [
-        "base: wide spread (2 of 3)",
-        "base: foreign load (1 of 3)",
-    ]
+    assert [*map(str, tally(rows, "base"))] == ["base: wide spread (2 of 3)", "base: foreign load (1 of 3)"]
     assert tally(rows[1:2]) == ()
-
-
-def test_doubts_are_a_list_in_memory_and_text_in_a_table(tmp_path: Path) -> None:
     one = line("single", facts={"steady": False})
     trials = trials_of([one, line("single", block=1)]).assign(doubts=[("no steady state", "slow rank 1"), ()])
     path = RunFolder(tmp_path).write_table("trials", trials)
@@ -265,13 +262,89 @@ def test_clearly_more_of_a_usual_doubt_is_unusual_by_the_tail_of_the_binomial() 
 
 
 def test_a_cell_is_marked_only_for_what_is_not_usual() -> None:
-    lines = [
-        one
-        for block in range(3)
-        for one in (line("single", block=block), *(line(f"ddp{n}", block=block, rates=(80.0,) * n) for n in (2, 4)))
-    ]
+    cells = {"single": (100.0,), "ddp2": (80.0,) * 2, "ddp4": (80.0,) * 4}
+    lines = [line(name, block=block, rates=rates) for block in range(3) for name, rates in cells.items()]
     doubts = [("foreign load", "wide spread") if one["cell_id"] == "ddp4" else ("foreign load",) for one in lines]
     found = ratios.scaling(trials_of(lines).assign(doubts=doubts)).set_index("cell_id")
-    assert "foreign load (3 of 3)" in [str(doubt) for doubt in found.loc["ddp2", "doubts"]]
-    assert [str(doubt) for doubt in found.loc["ddp2", "unusual"]] == []
-    assert [str(doubt) for doubt in found.loc["ddp4", "unusual"]] == ["wide spread (3 of 3)"]
+    assert "foreign load (3 of 3)" in [*map(str, found.loc["ddp2", "doubts"])]
+    assert [[*map(str, found.loc[cell, "unusual"])] for cell in ("ddp2", "ddp4")] == [[], ["wide spread (3 of 3)"]]
+
+
+# -- stalled steps ----------------------------------------------------------------------------------------------------
+
+
+STEPS_OF_A_WINDOW = 10
+
+
+def recorded(step_s: dict[tuple[int, int, int], float], *, wait_s: float = 0.0, **rank: Any) -> list[Any]:
+    """A trial of two ranks and two timed windows of ten steps of 0.1 s, but for these (rank, window, step)."""
+    places = [(r, w, s) for r in range(2) for w in range(3) for s in range(STEPS_OF_A_WINDOW)]
+    trial = {"trial_id": "ddp2-b0", "attempt": 1}
+    steps = [
+        {**trial, "rank": r, "window": w, "step": s, "warmup": w == 0, "step_s": step_s.get((r, w, s), 0.1)}
+        | {"wait_s": wait_s if (r, w, s) in step_s else 0.0}
+        for r, w, s in places
+    ]
+    fixed = {"steps": STEPS_OF_A_WINDOW, "weight": 50.0}
+    windows = [
+        {**fixed, "rank": r, "window": w, "window_kind": "timed" if w else "warmup", "duration_s": sum(seconds)}
+        for r in range(2)
+        for w in range(3)
+        for seconds in ([row["step_s"] for row in steps if (row["rank"], row["window"]) == (r, w)],)
+    ]
+    one = line("ddp2", rates=(1.0, 1.0), windows=windows)
+    one["ranks"][1] |= rank
+    return [one, STEPS.frame(steps)]
+
+
+def stalls_of(one: dict[str, Any], steps: pd.DataFrame) -> pd.DataFrame:
+    times, lines = step_times(steps), [one]
+    trials = trial_tables.trials(lines, times)
+    return stalls(trials, trial_tables.windows(lines), trial_tables.ranks(lines), steps, times)
+
+
+STALL = {(0, 1, 3): 20.0, (1, 1, 3): 21.0}
+
+
+def test_a_stalled_window_has_its_seconds_and_ranks_and_its_trial_counts_with_the_doubt() -> None:
+    (row,) = stalls_of(*recorded(STALL)).to_dict("records")
+    assert (row["window"], row["waiting_ranks"], row["stalled_s"]) == (1, "0, 1", 21.0)
+    assert row["step_median_s"] == pytest.approx(0.1)
+    assert row["throughput_per_s"] == pytest.approx(200 / (21.9 + 1.0))  # all samples, over the slowest rank's time
+    assert row["unstalled_throughput_per_s"] == pytest.approx(100.0)
+    assert pd.isna(row["cause"])
+    (shown,) = stalls_table(stalls_of(*recorded(STALL))).rows
+    assert shown.cells[3:] == ("21 s", "0.1", "0, 1", "not known", "8.73", "100")
+    one, steps = recorded(STALL)
+    assert one["outcome"] == "ok" and "stalled" in doubts_of([one], times=step_times(steps))[0]
+    times = step_times(steps)
+    assert len(trial_tables.cells(trial_tables.trials([one], times).assign(doubts=[()]), times)) == 1
+
+
+@pytest.mark.parametrize(
+    "step_s",
+    [
+        {},
+        {(0, 1, 3): 1.9},  # 19 times the median, yet under 2 s
+        {(0, 0, 3): 20.0},  # warm-up
+        {(r, w, s): 3.0 for r in range(2) for w in range(3) for s in range(STEPS_OF_A_WINDOW)},  # all are slow
+    ],
+)
+def test_what_is_no_stall(step_s: dict[tuple[int, int, int], float]) -> None:
+    one, steps = recorded(step_s)
+    assert stalls_of(one, steps).empty and "stalled" not in doubts_of([one], times=step_times(steps))[0]
+
+
+def test_if_every_window_stalled_there_is_no_throughput_without() -> None:
+    both = stalls_of(*recorded({(0, 1, 3): 20.0, (0, 2, 0): 5.0}))
+    assert both["window"].tolist() == [1, 2] and both["waiting_ranks"].tolist() == ["0", "0"]
+    assert both["unstalled_throughput_per_s"].isna().all()
+
+
+def test_a_cause_is_named_only_if_a_counter_shows_it() -> None:
+    assert stalls_of(*recorded(STALL, wait_s=15.0))["cause"].tolist() == ["waited for data (rank 0, 1)"]
+    assert stalls_of(*recorded(STALL, wait_s=5.0))["cause"].isna().all()
+    swapped = stalls_of(*recorded(STALL, swapped_bytes=4096, throttled="sw thermal slowdown"))
+    assert swapped["cause"].tolist() == ["its node swapped memory (rank 1); clocks throttled (rank 1)"]
+    assert stalls_of(*recorded(STALL, swapped_bytes=0, throttled=""))["cause"].isna().all()
+    assert stalls_of(*recorded(STALL, swapped_bytes=0, throttled="held by power"))["cause"].isna().all()

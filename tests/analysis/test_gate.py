@@ -87,25 +87,19 @@ def test_p_values_are_adjusted_over_all_cells() -> None:
     assert set(many["reason"]) == {"the interval, Holm-adjusted, holds the threshold"}
 
 
-def test_a_cell_without_equivalence_is_undecided_and_a_rehearsal_has_no_row() -> None:
+def test_what_is_not_equivalent_is_undecided_or_has_no_row() -> None:
     rows = gate([pair(0.5, no_claim="B: not equivalent"), pair(0.5, name="dp2")], [], [BELOW])
     assert rows[["verdict", "reason"]].values.tolist() == [["undecided", "B: not equivalent"]]
-
-
-def test_a_cell_that_is_equivalent_in_no_run_has_no_row() -> None:
     differs = replace(cell(), verdict=Verdict("not equivalent", "it differs"))
     kept = replace(pair(0.5, no_claim="it differs"), first=differs)
     assert len(gate([kept], [], [BELOW])) == 1  # what changed is undecided
     assert gate([replace(kept, later=differs)], [], [BELOW]).empty
 
 
-def test_the_base_has_no_verdict_on_its_speedup_and_others_without_one_are_undecided() -> None:
+def test_a_base_has_no_verdict_on_its_speedup_and_a_planned_cell_without_a_measurement_is_undecided() -> None:
     speedup = Condition("speedup", True, 0.95)
     rows = gate([pair(1.0, name="single"), pair(1.0)], [], [speedup])
     assert rows[["strategy", "verdict"]].values.tolist() == [["ddp", "undecided"]]
-
-
-def test_a_planned_cell_without_a_measurement_is_undecided() -> None:
     row = cell().first
     lost = [Lost("B", "A", row, True, "B: oom"), Lost("B", "A", row, False, "no cell of B")]
     rows = gate([pair(1.0)], lost, [BELOW])

@@ -52,7 +52,7 @@ def estimate(*parts: EstimatedPart) -> Estimate:
     return {"earlier": "results/x/y", "devices": 2, "at_once": 2, "bound": "about", "parts": [*parts]}
 
 
-def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:
+def test_the_parts_of_a_run_add_up_to_its_wall_time_and_a_trial_that_is_tried_again_counts_once() -> None:
     found = time_use(LINES, environment(report_s=8.0), 2)
     assert {key: (use.trials, use.seconds, use.device_s) for key, use in found.items()} == {
         ("cell", "single"): (1, 4.0, 4.0),
@@ -62,9 +62,6 @@ def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:
         ("command", ""): (0, 40.0, 0.0),
         ("report", ""): (0, 8.0, 0.0),
     }
-
-
-def test_a_trial_that_is_tried_again_counts_once_and_its_time_twice() -> None:
     again = [line("single", trial_s=4.0, outcome="lost"), line("single", trial_s=5.0, attempt=2)]
     use = time_use(again, environment(), 2)["cell", "single"]
     assert (use.trials, use.seconds) == (1, 9.0)
@@ -141,14 +138,11 @@ def test_a_sum_with_an_unknown_part_is_a_lower_bound_only_if_another_part_is(bas
     assert (found[-1]["basis"], found[-1]["error"]) == (total, None)
 
 
-def test_a_run_without_an_estimate_has_what_it_took() -> None:
+def test_without_an_estimate_there_is_what_it_took_and_before_the_run_only_the_estimate() -> None:
     found = rows(None, report_s=8.0)
     assert found["total"]["actual_s"] == 108.0 and found["total"]["estimated_s"] is None
     assert found["A/A test of the base"]["actual_s"] == 5.0
     assert {row["basis"] for row in found.values()} == {None}
-
-
-def test_before_the_run_there_is_only_the_estimate() -> None:
     found = records(preview(estimate(part("cell", 5.0, cell_id="single")), 4, PRICE))
     assert [(row["estimated_s"], row["actual_s"], row["measured_trials"]) for row in found] == [(5.0, None, None)] * 3
     assert found[0]["estimated_cost"] == pytest.approx(5 * 4 / 100)

@@ -93,18 +93,14 @@ def test_what_the_earlier_run_lacks_is_a_lower_bound(make_experiment: Make) -> N
     assert found["single x1"]["basis"] == "lower bound"
 
 
-def test_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:
+def test_the_estimate_is_a_bound_by_its_rule_and_has_the_devices_that_work_at_once_and_their_energy(
+    make_experiment: Make,
+) -> None:
     plan = plan_of(make_experiment, throughput={"blocks": {"at_least": 2, "at_most": 4, "halfwidth": 0.1}})
     assert estimate_of(plan, earlier_of(plan, lambda trial: 1.0))["bound"] == "at most"
-
-
-def test_energy_is_power_times_the_devices_that_a_trial_occupies(make_experiment: Make) -> None:
     plan = plan_of(make_experiment)
-    assert parts_of(plan, earlier_of(plan, lambda trial: 2.0, power_w=100.0))["ddp x2"]["energy_j"] == 4 * 2 * 2 * 100
-    assert parts_of(plan, earlier_of(plan, lambda trial: 2.0))["ddp x2"]["energy_j"] is None
-
-
-def test_at_most_the_devices_of_the_largest_worker_group_work_at_once(make_experiment: Make) -> None:
+    for power_w, energy_j in ((100.0, 4 * 2 * 2 * 100), (None, None)):
+        assert parts_of(plan, earlier_of(plan, lambda trial: 2.0, power_w=power_w))["ddp x2"]["energy_j"] == energy_j
     estimate = estimate_of(plan_of(make_experiment, Inventory.assume(8, 8)), None)
     assert (estimate["devices"], estimate["at_once"]) == (64, 2)
 

@@ -41,20 +41,17 @@ def test_each_attempt_has_the_quartiles_of_its_timed_steps_in_whatever_order_the
     assert by_trial.loc[("a", 2), "step_median_s"] == 2.0
 
 
-def test_only_the_trials_that_count_are_in_a_cells_steps() -> None:
+def test_only_the_trials_that_count_are_in_a_cells_steps_and_without_steps_there_are_none() -> None:
     counted = pd.DataFrame({"trial_id": ["a", "b", "c"], "attempt": [2, 1, 1], "cell_id": ["x", "y", "z"]})
     steps = {cell_id: values.tolist() for cell_id, values in TIMES.of_cells(counted).items()}
     assert steps == {"x": [2.0], "y": [4.0, 6.0, 5.0]}
+    times = step_times(STEPS.frame([]))
+    assert times.by_trial.empty
+    assert times.of_cells(counted) == {}
+    assert quantiles({}, (0.5,)) == [{}]
 
 
 def test_quantiles_interpolate_between_neighbouring_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps_module, "BATCH", 1)
     values = {"x": np.array([3.0, 1.0, 2.0]), "y": np.array([5.0])}
     assert quantiles(values, (0.25, 0.5)) == [{"x": 1.5, "y": 5.0}, {"x": 2.0, "y": 5.0}]
-
-
-def test_without_steps_there_are_no_times() -> None:
-    times = step_times(STEPS.frame([]))
-    assert times.by_trial.empty
-    assert times.of_cells(pd.DataFrame({"trial_id": ["a"], "attempt": [1], "cell_id": ["x"]})) == {}
-    assert quantiles({}, (0.5,)) == [{}]

@@ -466,9 +466,10 @@ def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
     assert "n = 3 blocks" in drawing.caption and "DataParallel on CPU slots is emulated" in drawing.caption
 
 
-def test_non_equivalent_cells_are_hatched_and_keep_their_ratio() -> None:
+def test_non_equivalent_cells_are_hatched_and_keep_their_ratio_and_their_phases_are_marked() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    drawings = Drawings(results_of(lines, checked={"check-ddp": NOT_EQUIVALENT}))
+    results = results_of(lines, checked={"check-ddp": NOT_EQUIVALENT})
+    drawings = Drawings(results)
     for name in ("throughput", "efficiency", "batch_sizes", "ratios"):
         assert len(marked(drawings[name], HATCH)) == 2, name
     boxes = [box.get_hatch() for axes in axes_of(drawings["step_times"].figure) for box in axes.patches]
@@ -477,6 +478,10 @@ def test_non_equivalent_cells_are_hatched_and_keep_their_ratio() -> None:
         assert "Hatched: not equivalent to one device." in drawings[name].caption, name
     whole = Drawings(results_of(lines))
     assert not any("Hatched: " in whole[name].caption for name in ("throughput", "step_times"))
+    axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]
+    drawing = step_phases(with_tables(results, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
+    labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]
+    assert labels == ["single x1", "dp x2*", "ddp x2 (not equivalent)"]  # of both panels
 
 
 def test_ratios_without_a_verdict_are_marked_and_named() -> None:
@@ -492,15 +497,6 @@ def test_ratios_without_a_verdict_are_marked_and_named() -> None:
     drawings = Drawings(results)
     for name in ("throughput", "efficiency", "ratios"):
         assert "Equivalence to one device unknown: ddp on 2." in drawings[name].caption, name
-
-
-def test_phases_of_non_equivalent_cells_are_marked() -> None:
-    lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    results = results_of(lines, checked={"check-ddp": NOT_EQUIVALENT})
-    axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]
-    drawing = step_phases(with_tables(results, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
-    labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]
-    assert labels == ["single x1", "dp x2*", "ddp x2 (not equivalent)"]  # of both panels
 
 
 def test_every_text_of_every_figure_has_one_size() -> None:
@@ -555,30 +551,24 @@ def titles_of(figure: Figure | None) -> list[str]:
     return [axes.get_title() for axes in axes_of(figure)]
 
 
-def test_waterfalls_stand_in_the_order_of_their_importance_and_six_are_in_the_report() -> None:
+def test_waterfalls_stand_in_the_order_of_their_importance_with_the_same_rows_and_six_are_in_the_report() -> None:
     drawing = waterfall_of(*losing(2, "dp", "replicate"), *losing(6), leading="ddp1")
     assert titles_of(drawing.figure) == ["ddp1", "ddp5", "ddp4", "ddp3", "ddp2", "ddp0"]
     assert [titles_of(figure) for figure in drawing.more] == [["dp1*", "dp0*"]]
     assert "The first 6 of 8 cells" in drawing.caption
     many = waterfall_of(*losing(40))
     assert len(many.more) == 4 and all(len(axes_of(figure)) == 6 for figure in many.more)
-
-
-def test_the_waterfalls_of_all_strategies_have_the_same_rows() -> None:
     drawing = waterfall_of(*losing(1, "dp", "replicate"), *losing(1))
     labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in axes_of(drawing.figure)]
     assert labels == [["communication", "rest", "efficiency"], []]  # those of the panel to the left
     assert "(dp: replicate; ddp: exposed communication)" in drawing.caption
 
 
-def test_memory_is_drawn_where_it_is_the_devices() -> None:
-    lines = {device: [{**one, "device": device} for one in full_study()] for device in ("cpu", "cuda")}
-    on_cpu, on_gpu = (drawn("batch_sizes", lines[device]) for device in ("cpu", "cuda"))
+def test_the_memory_of_the_devices_is_drawn_and_of_each_gpu_in_their_order() -> None:
+    studies = ([{**one, "device": device} for one in full_study()] for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (drawn("batch_sizes", study) for study in studies)
     assert [len(axes_of(drawing.figure)) for drawing in (on_cpu, on_gpu)] == [1, 2]
     assert "peak memory" in on_gpu.title and "peak memory" not in on_cpu.title
-
-
-def test_the_memory_of_each_gpu_is_drawn_in_order_of_the_gpus() -> None:
     peaks = f"{3 * 2**30}, {2**30}"
     rank = {"rank": 0, "devices": "cuda:0, cuda:1", "allocated_by_device": peaks, "reserved_by_device": peaks}
     lines = [line("dp2", rates=(100.0,), devices=2, device="cuda", emulated=False) | {"ranks": [rank]}]

@@ -28,6 +28,13 @@ def said(*statements: dict[str, Any], **given: Any) -> tuple[str, str]:
     return last.text, last.command
 
 
+def next_of(*statements: dict[str, Any], **given: Any) -> Any:
+    """Return the next experiment file, which runs."""
+    content = yaml.safe_load(verdict_of(*statements, **given).next_file)
+    assert parse_experiment(content, source="next")
+    return content
+
+
 def test_what_is_missing_comes_before_all_else() -> None:
     why, command = said(MISSING, FASTEST, WAITS, NOISY)
     assert why == "The run is incomplete. To measure what is missing, and keep what is measured:"
@@ -41,8 +48,7 @@ def test_a_cause_beyond_the_noise_is_tried_with_a_file_that_runs() -> None:
         "[0, 2, 4] for ddp on 8 devices · batch 32/device, all else as here:"
     )
     assert command == f"python -m harness.run {RUN}/next.yaml"
-    content = yaml.safe_load(verdict_of(FASTEST, WAITS, NOISY).next_file)
-    assert content["grid"]["loader.workers"] == [0, 2, 4] and parse_experiment(content, source="next")
+    assert next_of(FASTEST, WAITS, NOISY)["grid"]["loader.workers"] == [0, 2, 4]
 
 
 def test_a_cause_within_the_noise_waits_for_a_better_measurement() -> None:
@@ -71,8 +77,7 @@ def test_a_rule_for_blocks_takes_a_new_run() -> None:
     statements = (FASTEST, {**NOISY, "subject": "rule"})
     why, command = said(*statements, experiment=rule)
     assert "a rule sets their number, so that it takes a new run" in why and command.endswith("/next.yaml")
-    content = yaml.safe_load(verdict_of(*statements, experiment=rule).next_file)
-    assert content["throughput"]["blocks"]["at_most"] == 10 and parse_experiment(content, source="next")
+    assert next_of(*statements, experiment=rule)["throughput"]["blocks"]["at_most"] == 10
 
 
 @pytest.mark.parametrize(("seconds", "longer"), [(0.2, 0.8), (0, 1.0)])
@@ -81,9 +86,7 @@ def test_noise_that_blocks_do_not_narrow_takes_longer_windows(seconds: float, lo
     statements = (FASTEST, EXCHANGE, {**NOISY, "n": 857})
     why, command = said(*statements, **given)
     assert why.startswith("The noise of this run hides what an option could change. Measure again with")
-    content = yaml.safe_load(verdict_of(*statements, **given).next_file)
-    assert content["throughput"]["window_seconds"] == longer and command.endswith("/next.yaml")
-    assert parse_experiment(content, source="next")
+    assert next_of(*statements, **given)["throughput"]["window_seconds"] == longer and command.endswith("/next.yaml")
     assert not any("--add-blocks" in line for line in verdict_of(*statements, **given).others)
 
 
@@ -101,7 +104,7 @@ def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
     missed = {"topic": "training", "code": "missed", "cell_id": "a", "subject": "val_accuracy >= 0.9", "n": 1}
     given = {"experiment": {"throughput": None, "convergence": {"epochs": 3}}}
     assert said(missed, **given)[0].startswith("No training reached the target. With convergence.epochs: 6")
-    assert yaml.safe_load(verdict_of(missed, **given).next_file)["convergence"]["epochs"] == 6
+    assert next_of(missed, **given)["convergence"]["epochs"] == 6
     reached = {**missed, "code": "reached", "value": 5.0}
     assert "Nothing here calls for another measurement" in said(missed, reached, **given)[0]
 
@@ -125,8 +128,8 @@ def test_a_run_for_a_debugger_is_measured_anew() -> None:
     given = {"lines": [{"facts": {"inline": True}}]}
     why, command = said(MISSING, FASTEST, NOISY, **given)
     assert "(--inline), for a debugger" in why and command == f"python -m harness.run {RUN}/next.yaml"
-    found = verdict_of(MISSING, FASTEST, NOISY, **given)
-    assert parse_experiment(yaml.safe_load(found.next_file), source="next").name == "study-next" and not found.others
+    assert next_of(MISSING, FASTEST, NOISY, **given)["name"] == "study-next"
+    assert not verdict_of(MISSING, FASTEST, NOISY, **given).others
 
 
 def test_a_workload_of_your_own_is_found_beside_your_file() -> None:

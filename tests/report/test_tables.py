@@ -22,13 +22,30 @@ from harness.report.tables.cost import communication_table, compute_table, water
 from harness.report.tables.evidence import findings_table, imprecise, memory_table
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import (
+    MOST_EPOCHS,
     convergence_table,
+    epoch_lines,
+    epochs_table,
     failure_table,
     outcome_table,
     scaling_by_setting,
     scaling_table,
 )
-from harness.report.tables.text import NO_BREAK, Line, counts, duration, estimate, impossible_lines, percent, speed
+from harness.report.tables.text import (
+    NO_BREAK,
+    Line,
+    TextTable,
+    counts,
+    decimal,
+    duration,
+    estimate,
+    flush_right,
+    impossible_lines,
+    make_table,
+    percent,
+    speed,
+    words,
+)
 from tests.records import epochs_of, line, steps_of, trials_of
 
 
@@ -290,3 +307,111 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
     short = waterfall_table(WATERFALL.frame(rows), most=2)
     assert [row.cells[1] for row in short.rows] == ["ideal (efficiency)", "slowest rank", ""]
     assert short.rows[-1].cells[0] == "and 1 more, in tables/waterfall.csv"
+
+
+# -- text tables ------------------------------------------------------------------------------------------------------
+
+
+COLUMNS = (
+    ("cell", "cell", words),
+    ("speed", lambda row: f"{row['speed']} (1 to 9)", flush_right),
+    ("share", "share", decimal("{:.0f} %", 100)),
+    ("n", "n", flush_right),
+    ("note", "note", words),
+)
+ROWS = [
+    {"cell": name, "speed": speed, "share": share, "n": 3, "note": None}
+    for name, speed, share in (("a", 10.0, None), ("b", 9.5, 0.5), ("c", float("inf"), 0.25))
+]
+
+
+def titles(table: TextTable) -> list[str]:
+    return [heading.title for heading in table.columns]
+
+
+def test_columns_that_no_row_fills_go_and_those_that_are_the_same_in_every_row_stand_above() -> None:
+    assert titles(make_table(COLUMNS, ROWS)) == ["cell", "speed", "share", "n"]
+    assert titles(make_table(COLUMNS, ROWS[:1])) == ["cell", "speed", "n"]
+    assert titles(make_table(COLUMNS, [])) == ["cell", "speed", "share", "n", "note"]
+    table = make_table(COLUMNS, ROWS, rest="and 2 more").without_constants()
+    assert titles(table) == ["cell", "speed", "share"] and table.common == (("n", "3"),)
+    assert [line.cells for line in table.lines] == [
+        ("a", "10.0 (1 to 9)", "-"),
+        ("b", "9.5 (1 to 9)", "50 %"),
+        ("c", "inf (1 to 9)", "25 %"),
+    ]
+    assert table.rows[-1] == Line(("and 2 more", "", ""), "rest") and table.rest == "and 2 more"
+    assert titles(make_table(COLUMNS, ROWS[1:2]).without_constants()) == ["cell", "speed", "share", "n"]
+    assert titles(make_table(COLUMNS, ROWS, ordered=True).without_constants()) == ["cell", "speed", "share", "n"]
+
+
+def test_rows_sort_by_numbers_not_by_their_text_from_three_rows_on() -> None:
+    table = make_table(COLUMNS, ROWS, keys={"speed": "speed"})
+    assert [line.numbers for line in table.lines] == [
+        (None, 10.0, None, 3.0),
+        (None, 9.5, 0.5, 3.0),
+        (None, None, 0.25, 3.0),  # infinite: after the others
+    ]
+    assert [*table.lines[1].values] == [("b", ""), ("9.5 (1 to 9)", "9.5"), ("50 %", "0.5"), ("3", "3")]
+    assert make_table(COLUMNS, ROWS).is_sortable
+    assert not make_table(COLUMNS, ROWS[:2], rest="and 2 more").is_sortable
+    assert not make_table(COLUMNS, ROWS, ordered=True).is_sortable
+
+
+# -- epochs -----------------------------------------------------------------------------------------------------------
+
+
+def table_of(epochs: pd.DataFrame) -> list[tuple[str, ...]]:
+    fixed: Any = {"kind": "convergence", "rates": (1.0, 1.0), "facts": {"training_samples": 1437}}
+    lines = [line("ddp2", seed=seed, block=seed, **fixed) for seed in (0, 1)]
+    table = epochs_table(epochs, trials_of(lines))
+    return [tuple(heading.title for heading in table.columns), *(row.cells for row in table.rows)]
+
+
+def test_the_table_has_losses_metrics_rate_and_samples_of_every_epoch() -> None:
+    epochs = epochs_of("ddp2-s1", [0.5, 0.75]).assign(learning_rate=[0.1, 0.01], train_accuracy=[0.6, 0.875])
+    titles, first, second = table_of(epochs)
+    assert dict(zip(titles, second, strict=True)) == {
+        "strategy": "ddp x2",
+        "setting": "global batch 20",
+        "seed": "1",
+        "epoch": "2",
+        "training loss": "0.5000",
+        "validation loss": "1.0000",
+        "training accuracy": "87.5 %",
+        "validation accuracy": "75.0 %",
+        "learning rate": "0.01",
+        "training samples": "1,437",
+    }
+    assert first[titles.index("epoch")] == "1"
+
+
+def test_of_a_long_training_some_epochs_are_shown_and_always_the_last() -> None:
+    titles, *rows = table_of(epochs_of("ddp2-s0", [0.5] * 45))
+    shown = [int(row[titles.index("epoch")]) for row in rows]
+    assert shown == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45] and len(shown) <= MOST_EPOCHS
+    assert len(table_of(epochs_of("ddp2-s0", [0.5] * 20))) == 1 + 20
+
+
+def test_lines_for_a_terminal_have_what_was_computed() -> None:
+    epochs: dict[str, list[Any]] = {
+        "epoch": [1, 2],
+        "samples": [1437, 2874],
+        "train_s": [1.0, 2.0],
+        "train_loss": [1.2, float("nan")],
+        "learning_rate": [0.1, 0.01],
+        "val_loss": [0.5, None],
+        "val_accuracy": [0.966, None],
+        "val_iou": [None, None],
+        "train_accuracy": [0.99, None],
+        "val_error": [0.034, None],
+    }
+    assert epoch_lines(epochs) == [
+        "epoch 1: training loss 1.2000, validation loss 0.5000, training accuracy 99.0 %, validation accuracy 96.6 %, "
+        "validation error 0.034, learning rate 0.1",
+        "epoch 2: training loss nan, learning rate 0.01",
+    ]
+    assert epoch_lines({}) == []
+    exploded = {"epoch": [1], "train_loss": [99_999.5], "val_loss": [1030116780714.67], "learning_rate": [0.1]}
+    (text,) = epoch_lines(exploded)
+    assert text == "epoch 1: training loss 99999.5000, validation loss 1.03e+12, learning rate 0.1"

@@ -75,16 +75,13 @@ def test_the_interval_widens_with_the_distance() -> None:
 def test_a_systematic_error_of_the_replay_is_corrected() -> None:
     """Measured steps wait a tenth longer for exchanges than links alone say: so do predicted ones."""
     slower = RingCost(COST.start_s, COST.hop_s, COST.bytes_per_s / 1.1, COST.hidden)
-    sizes = {
-        size: replace(seen, step_s=(step_s(size.devices, cost=slower),) * 3)
-        for size, seen in family().sizes.items()
-        if size.devices > 1
-    }
-    found = asked_row(family({Size(1, 1): observed(Size(1, 1)), **sizes}))
+    steps = {size: (step_s(size.devices, cost=slower),) * 3 for size in family().sizes if size.devices > 1}
+    measured = {size: replace(observed(size), step_s=seconds) for size, seconds in steps.items()}
+    found = asked_row(family({**family().sizes, **measured}))
     assert found["step_s"] == pytest.approx(step_s(16, cost=slower), rel=0.03)
 
 
-def test_jitter_makes_more_ranks_slower() -> None:
+def test_jitter_makes_more_ranks_slower_and_a_stall_of_one_device_is_none() -> None:
     """The slowest of n lognormal steps, as known from order statistics; without exchanges in the way."""
     jitter = np.exp(0.1 * np.random.default_rng(3).standard_normal(4000))
 
@@ -95,14 +92,9 @@ def test_jitter_makes_more_ranks_slower() -> None:
     sizes = {size: replace(observed(size), step_s=(step(size.devices),)) for size in family().sizes}
     found = asked_row(family(sizes, jitter=jitter, exchanges=SMALL))
     assert found["step_s"] == pytest.approx(step(16), rel=0.03)
-
-
-def test_a_stall_of_one_device_is_no_jitter() -> None:
-    jitter = np.ones(40)
-    jitter[::2] = 1.01
-    stalled = jitter.copy()
-    stalled[7] = 9.0
-    plain, with_stall = (asked_row(family(jitter=values))["step_s"] for values in (jitter, stalled))
+    steady = np.tile([1.01, 1.0], 20)
+    stalled = np.where(np.arange(40) == 7, 9.0, steady)
+    plain, with_stall = (asked_row(family(jitter=values))["step_s"] for values in (steady, stalled))
     assert with_stall == pytest.approx(plain, rel=0.02)
 
 

@@ -11,22 +11,9 @@ import pytest
 from harness.analysis.common import Record
 from harness.analysis.verdict import READ, Statement, Tables, rules, statements
 
-AXES: dict[str, Any] = {
-    "workload": "image_classification",
-    "data": "digits",
-    "model": "resnet8",
-    "strategy": "ddp",
-    "device": "cuda",
-    "devices": 8,
-    "nodes": 1,
-    "scaling": "weak",
-    "per_device_batch_size": 32,
-    "global_batch_size": 256,
-    "precision": "fp32",
-    "emulated": False,
-    "oversubscribed": False,
-    "options": {},
-}
+WORK = {"workload": "image_classification", "data": "digits", "model": "resnet8", "strategy": "ddp", "device": "cuda"}
+SIZES = {"devices": 8, "nodes": 1, "scaling": "weak", "per_device_batch_size": 32, "global_batch_size": 256}
+AXES: dict[str, Any] = {**WORK, **SIZES, "precision": "fp32", "emulated": False, "oversubscribed": False, "options": {}}
 
 
 def table(name: str, *rows: Mapping[str, Any]) -> pd.DataFrame:
@@ -51,26 +38,20 @@ def one(found: list[Statement]) -> Statement:
 # -- fastest --------------------------------------------------------------------------------------------------------
 
 
-def test_the_leader_on_the_most_devices_is_the_one_to_use() -> None:
-    rows = [
-        leader("a", 100, devices=4, global_batch_size=128),
-        leader("b", 90),
-        leader("c", 80, leader_id="b", tied=False),
-    ]
+def follower(
+    cell_id: str, rate: float, tied: bool | None = False, leader_id: str = "a", **columns: Any
+) -> dict[str, Any]:
+    return leader(cell_id, rate, leader_id=leader_id, tied=tied, **columns)
+
+
+def test_the_leader_on_the_most_devices_is_the_one_to_use_and_what_cannot_be_told_apart_is_named() -> None:
+    rows = [leader("a", 100, devices=4, global_batch_size=128), leader("b", 90), follower("c", 80, leader_id="b")]
     found = one(rules.fastest(tables(leaders=rows)))
     assert (found.code, found.cell_id, found.devices, found.value, found.n) == ("fastest", "b", 8, 90, 5)
     assert (found.low, found.high) == (pytest.approx(81), pytest.approx(99)) and found.others == ()
-
-
-def test_those_that_cannot_be_told_apart_are_named_and_untested_ones_apart() -> None:
-    rows = [
-        leader("a", 100),
-        leader("b", 99, leader_id="a", tied=True),
-        leader("c", 98, leader_id="a", tied=None),
-        leader("d", 50, leader_id="a", tied=False),
-    ]
-    found = one(rules.fastest(tables(leaders=rows)))
-    assert found.others == ("b",) and found.reasons == ("c",)
+    near = [follower("b", 99, True), follower("c", 98, None), follower("d", 50)]
+    found = one(rules.fastest(tables(leaders=[leader("a", 100), *near])))
+    assert found.others == ("b",) and found.reasons == ("c",)  # the latter was not tested
 
 
 @pytest.mark.parametrize(("small", "chosen", "code"), [(96, "small", "smallest batch"), (94, "large", "fastest")])
@@ -86,7 +67,7 @@ def test_the_same_is_said_of_fewer_devices_on_which_there_was_a_choice() -> None
     rows = [
         leader("a", 100),
         leader("b", 60, **on_four),
-        leader("c", 50, leader_id="b", tied=False, **on_four),
+        follower("c", 50, leader_id="b", **on_four),
         leader("d", 30, devices=2, global_batch_size=64),
         *(leader(name, rate, leader_id="e", devices=1) for name, rate in (("e", 10), ("f", 9))),
     ]
