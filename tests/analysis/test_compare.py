@@ -205,7 +205,13 @@ def test_earlier_runs_count_over_as_many_blocks_as_the_shorter_run_has(
 
 @pytest.mark.parametrize(
     "node",
-    [{}, {"packages": {"torch": "2.14.0"}}, {"variables": {"A": "4"}}, {"cpu": "Another CPU"}, {"threads": 2}],
+    [
+        {},
+        {"packages": {"torch": "2.14.0"}},
+        {"variables": {"OMP_NUM_THREADS": "4"}},
+        {"cpu": "Another CPU"},
+        {"threads": 2},
+    ],
     ids=str,
 )
 def test_earlier_runs_in_another_environment_do_not_count(
@@ -240,12 +246,19 @@ def test_only_runs_before_both_count_and_each_of_them_once(experiment: Experimen
     assert compared(earlier[0], third).cells["earlier_runs"].isna().all()
 
 
-def test_an_earlier_run_that_cannot_be_read_is_left_out_and_named(experiment: Experiment, tmp_path: Path) -> None:
+def test_an_earlier_run_that_cannot_be_read_is_left_out_and_runs_without_an_environment_are_undecided(
+    experiment: Experiment, tmp_path: Path
+) -> None:
     paths = made(tmp_path, experiment, *[rate()] * 6)
     (paths[0] / "trials.jsonl").write_text("damaged\n")
     comparison = compared(*paths[4:])
     assert comparison.cells["earlier_runs"].tolist() == [3] * 3
     assert comparison.history is not None and list(comparison.history.unread) == [str(paths[0])]
+    for path in paths[1:]:
+        content = json.loads((path / "environment.json").read_text())
+        (path / "environment.json").write_text(json.dumps({**content, "groups": []}))
+    loaded.cache_clear()
+    assert set(compared(*paths[4:]).cells["reason"]) == {"the environment of a run was not recorded"}
 
 
 def test_a_cell_that_a_run_lost_is_undecided_and_one_that_it_never_planned_is_only_listed(
@@ -400,11 +413,3 @@ def test_convergence_is_compared_seed_by_seed(make_experiment: Make, tmp_path: P
     assert rows[0]["difference"] == pytest.approx(-0.02)
     assert rows[0]["high"] == pytest.approx(-0.02 + half, rel=1e-5)
     assert (rows[0]["first"], rows[0]["later"]) == (pytest.approx(0.9), pytest.approx(0.88))
-
-
-def test_runs_without_a_recorded_environment_are_undecided(experiment: Experiment, tmp_path: Path) -> None:
-    paths = made(tmp_path, experiment, *[rate()] * 5)
-    for path in paths:
-        content = json.loads((path / "environment.json").read_text())
-        (path / "environment.json").write_text(json.dumps({**content, "groups": []}))
-    assert set(compared(*paths[3:]).cells["reason"]) == {"the environment of a run was not recorded"}

@@ -160,7 +160,7 @@ def test_a_pair_that_disagrees_keeps_its_ratio_with_the_reason_that_it_is_no_cla
     assert row["equivalence"] == "not equivalent"
 
 
-def test_a_pair_without_a_verdict_has_a_ratio_that_says_so() -> None:
+def test_a_pair_without_a_verdict_has_a_ratio_that_says_so_and_one_in_two_precisions_the_worse_verdict() -> None:
     lines = [line("single"), *(line(f"ddp{n}", rates=(90.0,) * n, check_id=f"c{n}") for n in (2, 4))]
     checked = {"c2": Verdict("equivalent"), "c4": Verdict("unknown", "unknown: the check ended as oom")}
     found = ratios.scaling(trials_of(lines), None, checked)
@@ -169,9 +169,6 @@ def test_a_pair_without_a_verdict_has_a_ratio_that_says_so() -> None:
     planned = ratios.scaling(trials_of(lines), None, {})  # the checks were planned, and never run
     assert planned["equivalence"].fillna("-").tolist() == ["-", "unknown", "unknown"]
     assert ratios.scaling(trials_of(lines))["equivalence"].isna().all()
-
-
-def test_a_check_in_two_precisions_has_the_worse_verdict() -> None:
     rows = [{"cell_id": "c", "equivalent": value, "reason": reason} for value, reason in ((True, None), (None, "why"))]
     assert verdicts(EQUIVALENCE.frame(rows)) == {"c": Verdict("unknown", "why")}
     worst = EQUIVALENCE.frame([*rows, {"cell_id": "c", "equivalent": False, "reason": "differs"}])

@@ -38,16 +38,13 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests(operation: Any, devices: int, f
     assert bus_factor(operation, devices) == factor
 
 
-def test_a_collective_has_both_bandwidths_and_its_placement() -> None:
+def test_a_collective_has_both_bandwidths_and_its_placement_and_a_pair_its_ends_and_its_link() -> None:
     line = links_line(link_row("all_reduce", size_bytes=4096, time_s=1e-3), devices=4, nodes=2)
     (row,) = collectives([line]).to_dict("records")
     assert row["algorithm_bytes_per_s"] == pytest.approx(4.096e6)
     assert row["bus_bytes_per_s"] == pytest.approx(1.5 * 4.096e6)
     assert (row["devices"], row["nodes"], row["device_model"], row["tier"]) == (4, 2, "a processor", "inside a node")
     assert links([line]).empty
-
-
-def test_a_pair_has_its_ends_and_its_link() -> None:
     line = links_line(link_row("send_receive", source=0, target=3, link="NV12"), link_row("all_gather"))
     (row,) = links([line]).to_dict("records")
     assert (row["source"], row["target"], row["link"]) == (0, 3, "NV12")
@@ -69,31 +66,27 @@ def test_the_latest_measurement_of_a_placement_counts_and_failed_ones_have_none(
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "tflops"),
+    ("device", "tflops"),
     [
-        ("Tesla V100-SXM2-16GB", "fp32", 15.7),
-        ("Tesla V100-PCIE-32GB", "fp32", 14),
-        ("Tesla T4", "fp32", 8.1),
-        ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
-        ("NVIDIA A100 80GB PCIe", "tf32", 156),
-        ("NVIDIA L4", "bf16", 121),
-        ("NVIDIA L4", "fp16", 121),
-        ("Tesla T4", "fp16", 65),
-        ("Tesla V100-PCIE-16GB", "fp16", 112),
-        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
-        ("NVIDIA H100 PCIe", "bf16", 756),
-        ("NVIDIA H100 NVL", "fp32", 60),
-        ("NVIDIA H100 NVL", "tf32", 417.5),
-        ("NVIDIA H100 NVL", "bf16", 835),
-        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
-        ("NVIDIA H200", "tf32", 494.5),
-        ("NVIDIA B200", "bf16", 2250),
-        ("NVIDIA GB200", "tf32", 1250),
+        ("Tesla V100-SXM2-16GB", {"fp32": 15.7}),
+        ("Tesla V100-PCIE-32GB", {"fp32": 14}),
+        ("Tesla V100-PCIE-16GB", {"fp16": 112}),
+        ("Tesla T4", {"fp32": 8.1, "fp16": 65}),
+        ("NVIDIA A100-SXM4-40GB", {"fp32": 19.5}),
+        ("NVIDIA A100 80GB PCIe", {"tf32": 156}),
+        ("NVIDIA L4", {"bf16": 121, "fp16": 121}),
+        ("NVIDIA H100 80GB HBM3", {"bf16": 989.5}),
+        ("NVIDIA H100 PCIe", {"bf16": 756}),
+        ("NVIDIA H100 NVL", {"fp32": 60, "tf32": 417.5, "bf16": 835}),
+        ("NVIDIA GeForce RTX 4090", {"bf16": 165.2}),
+        ("NVIDIA H200", {"tf32": 494.5}),
+        ("NVIDIA B200", {"bf16": 2250}),
+        ("NVIDIA GB200", {"tf32": 1250}),
     ],
 )
-def test_known_peaks(device: str, precision: str, tflops: float) -> None:
-    peak = peak_flops(device, precision)
-    assert peak is not None and peak.flops_per_s == tflops * TERA
+def test_known_peaks(device: str, tflops: dict[str, float]) -> None:
+    peaks = {precision: peak_flops(device, precision) for precision in tflops}
+    assert {precision: peak and peak.flops_per_s / TERA for precision, peak in peaks.items()} == tflops
 
 
 OTHER_DEVICES = (
@@ -141,9 +134,11 @@ def cell_of(*lines: dict[str, Any]) -> dict[str, Any]:
     return {str(name): value for name, value in row.items()}
 
 
-def test_achieved_is_flops_of_a_sample_times_the_samples_of_one_device() -> None:
+def test_achieved_is_flops_of_a_sample_times_the_samples_of_one_device_or_has_a_reason() -> None:
     for one in (counted(), counted("ddp2", rates=(100.0, 100.0))):
         assert cell_of(one)["achieved_flops_per_s"] == pytest.approx(3e11)
+    row = cell_of(counted(facts={"steady": True, "flops_reason": "an LSTM is not counted"}))
+    assert pd.isna(row["achieved_flops_per_s"]) and row["flops_reason"] == "an LSTM is not counted"
 
 
 @pytest.mark.parametrize(("precision", "peak"), [("fp32", 67e12), ("bf16", 989.4e12)])
@@ -167,23 +162,15 @@ def test_what_has_no_peak_has_no_share_of_it(columns: dict[str, Any], missing: t
     assert row["achieved_flops_per_s"] > 0 and all(pd.isna(row[name]) for name in missing)
 
 
-def test_the_measured_peak_is_the_best_that_any_block_saw() -> None:
+def test_the_measured_peak_is_the_best_that_any_block_saw_and_all_cells_of_a_kind_of_device_have_it() -> None:
     row = cell_of(*(counted(block=block, peak=peak) for block, peak in enumerate((4e11, 6e11, 5e11))))
     assert row["of_measured_peak"] == pytest.approx(0.5)
-
-
-def test_every_cell_of_a_kind_of_device_has_the_same_measured_ceiling() -> None:
     lines = [counted(peak=6e11, model="A"), counted("ddp2", peak=4e11, model="A", rates=(100.0, 100.0))]
     lines.append(lines[1] | {"cell_id": "ddp2t", "trial_id": "ddp2t-b0"})
     for one, threads in zip(lines, (1, 1, 2), strict=True):
         one["ranks"] = [{**rank, "threads": threads} for rank in one["ranks"]]
     of_peak = cells_of(lines).set_index("cell_id")["of_measured_peak"].to_dict()
     assert of_peak == pytest.approx({"single": 0.5, "ddp2": 0.5, "ddp2t": 0.75})
-
-
-def test_missing_flops_have_a_reason() -> None:
-    row = cell_of(counted(facts={"steady": True, "flops_reason": "an LSTM is not counted"}))
-    assert pd.isna(row["achieved_flops_per_s"]) and row["flops_reason"] == "an LSTM is not counted"
 
 
 # -- GPU readings ---------------------------------------------------------------------------------------------------

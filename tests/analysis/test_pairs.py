@@ -164,16 +164,13 @@ def launched(ray: float, torchrun: float, block: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_ray_is_paired_with_torchrun_by_block() -> None:
+def test_ray_is_paired_with_torchrun_by_block_if_both_have_one() -> None:
     lines = [*launched(95.0, 100.0, 0), *launched(190.0, 200.0, 1), *launched(9.5, 10.0, 2)]
     found = ratios.parity(trials_of(lines))
     assert found[["cell_id", "control_id"]].to_numpy().tolist() == [["ddp2ray", "ddp2torchrun"]]
     assert found[["ratio", "high"]].to_numpy().tolist() == [pytest.approx([0.95, 0.95])]
     (row,) = parity_table(found).rows
     assert row.kind == "base" and row.cells[0] == "ddp x2"
-
-
-def test_without_a_control_or_a_common_block_there_is_no_parity_and_without_equivalence_no_claim() -> None:
     assert ratios.parity(trials_of(study(1.0))).empty
     lines = [launched(95.0, 100.0, 0)[0], launched(95.0, 100.0, 1)[1]]
     assert ratios.parity(trials_of(lines)).empty
@@ -203,13 +200,19 @@ def on(model: str, *lines: dict[str, Any]) -> list[dict[str, Any]]:
     return [one | {"ranks": [{"rank": rank, "device_model": model} for rank in range(2)]} for one in lines]
 
 
-def test_cells_on_other_hardware_have_their_throughputs_side_by_side_and_no_ratio() -> None:
+def test_cells_on_other_hardware_or_on_two_types_have_no_ratio() -> None:
     found = ratios.versus(trials_of([*on("A100", line("ddp2", rates=PAIR)), *on("H100", line("fsdp2", rates=PAIR))]))
     (row,) = found.to_dict("records")
     assert pd.isna(row["ratio"]) and row["throughput_per_s"] > 0 and row["other_throughput_per_s"] > 0
     assert row["excluded"] == "other hardware: H100; what it is compared with ran on A100"
     shown = versus_table(found)
     assert "other hardware" in str(shown) and "not equivalent" not in str(shown)
+    mixed = line("ddp2", rates=PAIR)
+    mixed["ranks"] = [{"rank": rank, "device_model": model} for rank, model in enumerate(("H100", "A100"))]
+    frame = trials_of([mixed, *on("A100", line("fsdp2", rates=PAIR))])
+    assert set(frame["device_model"]) == {"A100 + H100", "A100"}
+    words = "other hardware: A100; what it is compared with ran on A100 + H100"
+    assert ratios.versus(frame)["excluded"].tolist() == [words]
 
 
 def test_only_blocks_on_the_same_hardware_count() -> None:
@@ -222,15 +225,6 @@ def test_only_blocks_on_the_same_hardware_count() -> None:
     ]
     (row,) = versus_of(lines).to_dict("records")
     assert (row["ratio"], row["blocks"]) == (pytest.approx(2.0), 2) and pd.isna(row["excluded"])
-
-
-def test_a_trial_over_nodes_of_two_types_is_on_neither() -> None:
-    mixed = line("ddp2", rates=PAIR)
-    mixed["ranks"] = [{"rank": rank, "device_model": model} for rank, model in enumerate(("H100", "A100"))]
-    frame = trials_of([mixed, *on("A100", line("fsdp2", rates=PAIR))])
-    assert set(frame["device_model"]) == {"A100 + H100", "A100"}
-    words = "other hardware: A100; what it is compared with ran on A100 + H100"
-    assert ratios.versus(frame)["excluded"].tolist() == [words]
 
 
 def test_a_cell_and_its_base_on_other_hardware_have_no_speedup_unless_that_is_not_known() -> None:

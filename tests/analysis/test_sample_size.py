@@ -117,15 +117,12 @@ def test_every_ratio_is_within_the_halfwidth_in_simulated_studies(make_experimen
             assert n == rule.at_most or (ratio.halfwidth or 0.0) <= rule.halfwidth
 
 
-def test_later_blocks_do_not_change_it(plan: Plan) -> None:
+def test_a_cell_without_a_pilot_takes_all_blocks_and_later_blocks_do_not_change_what_a_pilot_says(plan: Plan) -> None:
     quiet = lines_of(plan, lambda strategy, devices, block: 100.0)
     wild = lines_of(plan, lambda strategy, devices, block: 100.0 * (1 + block * devices), blocks=12)
     later = [line for line in wild if line["block"] >= 3]
     assert needed_blocks(plan.trials, quiet + later, RULE) == needed_blocks(plan.trials, quiet, RULE)
-
-
-def test_a_cell_without_a_pilot_takes_all_blocks(plan: Plan) -> None:
-    lines = [line for line in lines_of(plan, lambda *_: 100.0) if line["devices"] == 1]
+    lines = [line for line in quiet if line["devices"] == 1]
     assert by_name(plan, needed_blocks(plan.trials, lines, RULE))["ddp2"] == 12
 
 

@@ -20,7 +20,7 @@ from harness.analysis.stats import (
 from tests.benchmarks.coverage import BLOCKS, MUST_COVER, coverage, false_alarms, stated_claims
 
 
-def test_two_values_have_a_range_and_no_interval() -> None:
+def test_two_values_have_a_range_and_no_interval_and_shares_may_be_negative() -> None:
     estimate = geometric_mean([8.0, 2.0])
     assert (estimate.value, estimate.n) == (pytest.approx(4.0), 2)
     assert estimate.around() == {"low": None, "high": None, "least": 2.0, "most": 8.0}
@@ -29,6 +29,9 @@ def test_two_values_have_a_range_and_no_interval() -> None:
     pilot = [1.0, math.exp(0.1)]
     assert geometric_mean(pilot, pilot=pilot).low is None
     assert mean_interval([-1.0, 3.0]).around() == {"low": None, "high": None, "least": -1.0, "most": 3.0}
+    estimate = mean_interval([-0.1, 0.0, 0.1])
+    assert estimate.value == pytest.approx(0.0)
+    assert estimate.high == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-4)
 
 
 def half_of(estimate: Estimate) -> float:
@@ -79,12 +82,6 @@ def test_the_number_of_blocks_is_steins_and_at_least_three() -> None:
         stein_blocks([1.0], 0.05)
 
 
-def test_the_mean_of_shares_may_be_negative() -> None:
-    estimate = mean_interval([-0.1, 0.0, 0.1])
-    assert estimate.value == pytest.approx(0.0)
-    assert estimate.high == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("given", "adjusted"),
     [
@@ -99,7 +96,7 @@ def test_holms_adjustment_by_hand(given: list[float], adjusted: list[float]) -> 
     assert holm(given) == pytest.approx(adjusted)
 
 
-def test_the_p_value_of_ratios_is_students_from_three_values() -> None:
+def test_the_p_value_is_students_from_three_values_and_that_of_196_standard_errors_is_5_percent() -> None:
     ratios = [math.e**1, math.e**2, math.e**3]
     score = 2 * math.sqrt(3)
     assert ratio_p_value(ratios) == pytest.approx(1 - score / math.sqrt(2 + score**2))
@@ -108,6 +105,8 @@ def test_the_p_value_of_ratios_is_students_from_three_values() -> None:
     assert ratio_p_value([]) is None
     assert ratio_p_value([1.0, 1.0, 1.0]) == 1.0
     assert ratio_p_value([1.1, 1.1, 1.1]) == pytest.approx(0.0, abs=1e-12)
+    assert p_value(0.0392, 0.02, None) == pytest.approx(0.05, abs=1e-4)
+    assert p_value(0.0, 0.0, 4) == 1.0
 
 
 @pytest.mark.parametrize("pilot", [None, 2, 3])
@@ -119,11 +118,6 @@ def test_a_p_value_at_most_5_percent_is_an_interval_without_1(pilot: int | None)
         estimate, p = geometric_mean(ratios, pilot=first), ratio_p_value(ratios, pilot=first)
         assert p is not None and estimate.low is not None and estimate.high is not None
         assert (p <= 0.05) == (not estimate.low <= 1 <= estimate.high)
-
-
-def test_the_normal_p_value_of_196_standard_errors_is_5_percent() -> None:
-    assert p_value(0.0392, 0.02, None) == pytest.approx(0.05, abs=1e-4)
-    assert p_value(0.0, 0.0, 4) == 1.0
 
 
 # -- coverage ---------------------------------------------------------------------------------------------------------

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from harness.analysis import ratios
+from harness.analysis import steps as steps_module
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
+from harness.analysis.steps import quantiles, step_times
 from harness.config.sections import Target
+from harness.record.schema import STEPS
 from harness.report.tables.scaling import scaling_table
 from tests.records import epochs_of, line, steps_of, trials_of
 
@@ -157,12 +161,15 @@ def test_of_several_trials_of_a_cell_in_a_block_the_last_that_measured_counts(
     assert outcomes[["outcome", "trials"]].to_numpy().tolist() == [[lines[1]["outcome"], 1]]
 
 
-def test_cells_summarise_blocks_geometrically() -> None:
+def test_cells_summarise_blocks_geometrically_and_come_in_the_order_of_the_strategies() -> None:
     lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate((100.0, 400.0, 200.0))]
     cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
     assert (cell["blocks"], cell["throughput_per_s"]) == (3, pytest.approx(200.0))
     assert cell["low"] < 200.0 < cell["high"]
     assert cell["step_p5_s"] == pytest.approx(0.1)
+    lines = [line(name, rates=(1.0,) * n) for name, n in (("fsdp2", 2), ("ddp2", 2), ("single", 1), ("ddp1", 1))]
+    cells = trial_tables.cells(trials_of(lines), steps_of(lines))
+    assert cells["cell_id"].tolist() == ["single", "ddp1", "ddp2", "fsdp2"]
 
 
 def test_tokens_are_called_tokens() -> None:
@@ -199,12 +206,6 @@ def test_on_cuda_a_wait_for_data_is_one_of_host_and_stream(idle_s: float, host_w
 def test_on_cuda_without_marked_phases_the_wait_is_not_known() -> None:
     row = trials_of([line("single", device="cuda")]).iloc[0]
     assert pd.isna(row["wait_fraction"]) and row["step_s"] == pytest.approx(0.1)
-
-
-def test_cells_come_in_the_order_of_the_strategies() -> None:
-    lines = [line(name, rates=(1.0,) * n) for name, n in (("fsdp2", 2), ("ddp2", 2), ("single", 1), ("ddp1", 1))]
-    cells = trial_tables.cells(trials_of(lines), steps_of(lines))
-    assert cells["cell_id"].tolist() == ["single", "ddp1", "ddp2", "fsdp2"]
 
 
 TARGET = Target(metric="val_accuracy", at_least=0.9)
@@ -247,3 +248,50 @@ def test_nothing_recorded_or_nothing_but_failures_gives_empty_tables_with_their_
         assert outcomes["trials"].sum() == len(lines) and len(outcomes.columns) > 3
         for table in (trial_tables.cells(trials, steps_of(lines)), ratios.scaling(trials)):
             assert table.empty and len(table.columns) > 3
+
+
+# -- step times -------------------------------------------------------------------------------------------------------
+
+
+def step(
+    trial_id: str, attempt: int, step_s: float, wait_s: float | None = 0.0, warmup: bool = False
+) -> dict[str, Any]:
+    return {"trial_id": trial_id, "attempt": attempt, "warmup": warmup, "step_s": step_s, "wait_s": wait_s}
+
+
+TIMES = step_times(
+    STEPS.frame(
+        [
+            step("b", 1, 9.0, warmup=True),
+            step("b", 1, 4.0, 1.0),
+            step("a", 2, 2.0),
+            step("b", 1, 6.0, 1.0),
+            step("a", 1, 7.0, None),
+            step("b", 1, 5.0, 1.0),
+            step("w", 1, 1.0, warmup=True),
+        ]
+    )
+)
+
+
+def test_each_attempt_has_the_quartiles_of_its_timed_steps_in_whatever_order_they_stand() -> None:
+    by_trial = TIMES.by_trial
+    assert sorted(by_trial.index) == [("a", 1), ("a", 2), ("b", 1)]  # the one with warm-up alone has none
+    assert by_trial.loc[("b", 1)].tolist() == pytest.approx([4.5, 5.0, 5.5, 3.0 / 15.0])
+    assert by_trial.loc[("a", 2), "step_median_s"] == 2.0
+
+
+def test_only_the_trials_that_count_are_in_a_cells_steps_and_without_steps_there_are_none() -> None:
+    counted = pd.DataFrame({"trial_id": ["a", "b", "c"], "attempt": [2, 1, 1], "cell_id": ["x", "y", "z"]})
+    steps = {cell_id: values.tolist() for cell_id, values in TIMES.of_cells(counted).items()}
+    assert steps == {"x": [2.0], "y": [4.0, 6.0, 5.0]}
+    times = step_times(STEPS.frame([]))
+    assert times.by_trial.empty
+    assert times.of_cells(counted) == {}
+    assert quantiles({}, (0.5,)) == [{}]
+
+
+def test_quantiles_interpolate_between_neighbouring_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "BATCH", 1)
+    values = {"x": np.array([3.0, 1.0, 2.0]), "y": np.array([5.0])}
+    assert quantiles(values, (0.25, 0.5)) == [{"x": 1.5, "y": 5.0}, {"x": 2.0, "y": 5.0}]

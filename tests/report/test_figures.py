@@ -196,15 +196,12 @@ def test_the_caption_states_the_read_of_each_step_in_fp16_and_blocks_without_an_
     assert [(read in caption, few in caption) for caption in captions] == [(False, False), (True, False), (False, True)]
 
 
-def test_colour_means_strategy_in_every_figure() -> None:
+def test_colour_means_strategy_in_every_figure_and_its_marker_is_its_own_or_of_a_reserve() -> None:
     drawings = full_drawings()
     for name in ("throughput", "efficiency", "batch_sizes"):
         assert {one.get_color() for one in marked(drawings[name], "D")} == {COLOURS["ddp"]}, name
     count = len(BUILTIN_TRAITS)
     assert [*COLOURS][:count] == [*MARKERS][:count] == list(BUILTIN_TRAITS)
-
-
-def test_a_strategy_has_a_colour_and_a_marker_of_its_own_or_of_a_reserve() -> None:
     looks = ByStrategy({"ddp": "D"}, ("v", "P"))
     assert [looks[name] for name in ("mine:A", "ddp", "mine:B", "mine:A")] == ["v", "D", "P", "v"]
     markers = [traits.marker for traits in BUILTIN_TRAITS.values()]

@@ -424,17 +424,6 @@ def test_the_summary_shows_the_noise_floor_of_each_base_and_doubts() -> None:
     assert reported.endswith(": batch 8/device: 0.900 to 1.100; batch 16/device: 0.900 to 1.100.")
 
 
-def test_the_time_of_checks_is_reported(results: Results) -> None:
-    purposes = {"a": "", "b": "equivalence", "c": "doctor", "d": "links"}
-    trials = TRIALS.frame([{"trial_id": name, "purpose": purpose} for name, purpose in purposes.items()])
-    rows = [("trial", name, seconds) for name, seconds in zip(purposes, (80.0, 4.0, 1.0, 1.0), strict=True)]
-    ledger = pd.DataFrame([*rows, ("group", None, 14.0)], columns=["level", "trial_id", "seconds"])
-    vars(results).update(ledger=ledger, trials=trials)
-    assert content.checks_words(results) == "Equivalence checks, preflight and links took 6.0 % of the run."
-    vars(results)["trials"] = trials[:1]
-    assert content.checks_words(results) == ""
-
-
 def test_the_report_shows_the_words_and_the_rows_of_its_sections(
     run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,7 +439,9 @@ def test_the_report_shows_the_words_and_the_rows_of_its_sections(
     assert "<td>ddp x2</td><td>cannot be taken away</td>" in html
 
 
-def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -> None:
+def test_the_size_of_a_run_cells_without_diagnostics_and_the_time_of_checks_are_reported(results: Results) -> None:
+    size = "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s until the report"
+    assert content.size(results) == size
     assert unexplained_table(results.trials, results.waterfall).rows == ()
     trials = results.trials.copy()
     ok = trials.index[trials["outcome"] == "ok"][0]
@@ -458,11 +449,14 @@ def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -
     (row,) = unexplained_table(trials, results.waterfall).rows
     assert row.cells[0].startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}")
     assert row.cells[1] == "its communication cannot be taken away"
-
-
-def test_the_size_of_a_run_is_its_trials_cells_and_time(results: Results) -> None:
-    size = "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s until the report"
-    assert content.size(results) == size
+    purposes = {"a": "", "b": "equivalence", "c": "doctor", "d": "links"}
+    trials = TRIALS.frame([{"trial_id": name, "purpose": purpose} for name, purpose in purposes.items()])
+    rows = [("trial", name, seconds) for name, seconds in zip(purposes, (80.0, 4.0, 1.0, 1.0), strict=True)]
+    ledger = pd.DataFrame([*rows, ("group", None, 14.0)], columns=["level", "trial_id", "seconds"])
+    vars(results).update(ledger=ledger, trials=trials)
+    assert content.checks_words(results) == "Equivalence checks, preflight and links took 6.0 % of the run."
+    vars(results)["trials"] = trials[:1]
+    assert content.checks_words(results) == ""
 
 
 def test_positive_nice_values_and_their_differences_are_reported() -> None:

@@ -43,7 +43,7 @@ def pairs(*ends: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for end in ends for row in sizes("send_receive", 1e-4, **{"bytes_per_s": 1e9, "source": 0, **end})]
 
 
-def test_the_matrix_of_a_return_trip_is_symmetric_and_shows_bandwidth_and_latency() -> None:
+def test_the_matrix_shows_bandwidth_and_latency_and_of_copies_both_directions_and_the_link() -> None:
     line = links_line(*sizes("send_receive", 2.5e-3, 2e9, source=0, target=1))
     assert cells(links_table(links([line]))) == [
         ("2, gloo", "0", "GB/s", "X", "2"),
@@ -51,9 +51,6 @@ def test_the_matrix_of_a_return_trip_is_symmetric_and_shows_bandwidth_and_latenc
         ("", "1", "GB/s", "2", "X"),
         ("", "1", "us", "2,500", "X"),
     ]
-
-
-def test_copies_of_one_process_have_both_directions_and_the_link_of_the_gpus_beside_them() -> None:
     there = sizes("copy", 1e-5, 2e11, source=0, target=1, link="NV12", backend="cuda")
     back = sizes("copy", 1e-5, 1e11, source=1, target=0, link="NV12", backend="cuda")
     line = links_line(*there, *back, device_ids="2,3")
@@ -77,7 +74,7 @@ def test_the_matrix_of_many_devices_is_cut_and_pairs_that_were_not_measured_are_
     assert table.rows[0].cells[-1] == "1"
 
 
-def test_operations_are_shown_at_their_smallest_and_largest_size() -> None:
+def test_operations_are_shown_at_their_smallest_and_largest_size_and_pairs_apart_by_tier() -> None:
     rows = [*sizes("all_reduce", 3e-4, 1e9), *sizes("all_gather", 4e-4, 2e9)]
     rows += pairs(*({"target": target, "bytes_per_s": rate} for target, rate in ((1, 1e9), (2, 3e9), (3, 2e9))))
     line = links_line(*rows, devices=4)
@@ -86,9 +83,6 @@ def test_operations_are_shown_at_their_smallest_and_largest_size() -> None:
         ("4, gloo", "all-gather", "400", "1 MiB", "2", "1.5", "5"),
         ("4, gloo", "send and receive", "100", "1 MiB", "2", "2", "5"),
     ]
-
-
-def test_pairs_are_apart_by_tier_on_several_nodes() -> None:
     rows = pairs({"target": 1, "tier": "inside a node"}, {"target": 2, "tier": "between nodes"})
     line = links_line(*rows, devices=4, nodes=2)
     names = [row[1] for row in cells(collectives_table(collectives([line]), links([line])))]

@@ -57,15 +57,12 @@ def test_a_cell_has_its_axes_and_options_as_parameters_and_speeds_with_their_int
     assert found["efficiency"] == pytest.approx(found["speedup"] / 2)
 
 
-def test_learning_curves_are_by_epoch_and_seed(export: MlflowExport) -> None:
+def test_cells_have_their_curves_by_epoch_and_seed_and_what_the_verdict_says(export: MlflowExport) -> None:
     run = cell(export, "single")
     curve = [(one.value, one.step) for one in run.metrics if one.name == "val_accuracy/seed_1"]
     assert curve == [(0.7, 1)]
     found = values(run)
     assert found["time_to_target_s/seed_0"] == 2.0 and "time_to_target_s/seed_1" not in found
-
-
-def test_tags_have_the_label_and_what_the_verdict_says(export: MlflowExport) -> None:
     tags = [run.tags for run in export.cells]
     assert all(one["harness.label"] == run.name for one, run in zip(tags, export.cells, strict=True))
     verdicts = [one.get("harness.verdict") for one in tags]

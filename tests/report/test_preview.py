@@ -41,14 +41,11 @@ def cells_of(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     return {line.cells[0]: dict(zip(titles, line.cells, strict=True)) for line in table.rows}
 
 
-def test_before_the_run_the_table_has_time_device_hours_and_money(plan: Plan) -> None:
+def test_before_the_run_the_table_has_time_device_hours_and_money_and_whether_a_traced_cell_fits(plan: Plan) -> None:
     found = cells_of(preview(estimate_of(plan, None), 64, plan.experiment.cost))
     hours = {"device-hours": "0.356", "in use": "0.0056", "USD": "0.889"}
     assert found["single x1"] == {"part": "single x1", "trials": "2", "time": "at least 20 s", **hours}
     assert found["ddp x2 · convergence"]["time"] == "unknown"
-
-
-def test_whether_a_cell_fits_has_a_column_if_that_was_traced(plan: Plan) -> None:
     estimate = estimate_of(plan, None)
     cell_id = next(part["cell_id"] for part in estimate["parts"] if part["label"] == "ddp x2")
     found = cells_of(preview(estimate, 64, None, fits={str(cell_id): "may not fit"}))
@@ -115,21 +112,17 @@ def test_the_limit_counts_what_the_earlier_invocations_spent(make_experiment: Ma
 
     assert limit(0.0) == []
     assert limit(3598.0) == ["limits.device_hours ends the run after 1 s: trials that are left by then are skipped."]
-    assert limit(3600.0) == [
-        "limits.device_hours was reached by the earlier invocations: every trial that is left is skipped."
-    ]
+    reached = "limits.device_hours was reached by the earlier invocations: every trial that is left is skipped."
+    assert limit(3600.0) == [reached]
 
 
-def test_an_earlier_run_of_other_devices_is_marked_and_cells_that_it_lacks_are_named(plan: Plan) -> None:
+def test_an_earlier_run_of_other_devices_is_marked_and_savings_are_in_time_device_hours_and_money(plan: Plan) -> None:
     lines = preview_lines(plan, estimate_of(plan, EARLIER), EARLIER, [])
     source = next(line for line in lines if line.startswith("Estimated from results/a/b of 1970-01-01"))
     assert source.endswith("on NVIDIA A100-SXM4-80GB. The times are those of that hardware, not of H100-80GB.")
     assert "Not in it, so at least: single x1; ddp x1; ddp x2." in lines
     same = replace(EARLIER, hardware=("NVIDIA H100 80GB HBM3",))
     assert not any("not of H100" in line for line in preview_lines(plan, estimate_of(plan, same), same, []))
-
-
-def test_a_saving_is_in_time_device_hours_and_money(plan: Plan) -> None:
     last = preview_lines(plan, {**estimate_of(plan, EARLIER), "bound": "about"}, EARLIER, [Saving("less", 900.0)])[-1]
     assert last == "A smaller study saves about: less: 15 min 00 s, 16 device-hours, 40 USD."
 

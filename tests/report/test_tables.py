@@ -17,7 +17,17 @@ from harness.config.sections import Target
 from harness.plan.comparison import LAUNCHERS
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.record.schema.table import floats
-from harness.report.labels import Row, plural
+from harness.report.labels import (
+    Row,
+    batch_words,
+    cell_label,
+    check_label,
+    plural,
+    rows_of,
+    settings,
+    shown_strategy,
+    spread_options,
+)
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.evidence import findings_table, imprecise, memory_table
 from harness.report.tables.ratios import ratio
@@ -64,18 +74,13 @@ def test_numbers_have_as_many_digits_as_their_size_asks(
     assert tuple(map(shown, values)) == texts
 
 
-def test_counts_and_plurals() -> None:
+def test_counts_plurals_and_cells_that_no_machine_can_run_have_a_line() -> None:
     assert counts(["ok", "oom", "ok"]) == "2 ok, 1 oom"
     assert (plural(1, "block"), plural(2, "block")) == ("1 block", "2 blocks")
-
-
-def test_cells_that_no_machine_can_run_are_a_line_a_reason_and_one_for_the_rest() -> None:
     assert impossible_lines({}) == []
     assert impossible_lines({"a": 1, "b": 2}) == ["No machine can run 1 cell: a.", "No machine can run 2 cells: b."]
-    assert impossible_lines({"a": 1, "b": 2, "c": 3}, most=1) == [
-        "No machine can run 1 cell: a.",
-        "No machine can run 5 more, for like reasons; plan.json has all.",
-    ]
+    rest = "No machine can run 5 more, for like reasons; plan.json has all."
+    assert impossible_lines({"a": 1, "b": 2, "c": 3}, most=1) == ["No machine can run 1 cell: a.", rest]
 
 
 def scaling_of(*rates: float, rule: dict[str, Any] | None = None) -> pd.DataFrame:
@@ -98,6 +103,9 @@ def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
     assert base.kind == "base" and f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)" in base.cells
     assert cells_in(base) == ["single", "1", "100 (n = 1)", "1", "base", "1", "single x1: 100"]
     assert cells_in(ddp) == ["ddp", "2", "160 (n = 1)", "1.60 (n = 1)", "80 % (n = 1)", "1", "single x1: 100"]
+    lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
+    dp = scaling_table(ratios.scaling(trials_of(lines))).rows[1]
+    assert (dp.kind, dp.cells[0]) == ("apart", "dp (emulated)")
 
 
 def test_intervals_are_shown_with_n_and_two_blocks_with_their_range_which_is_no_interval() -> None:
@@ -132,17 +140,10 @@ def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal_unless_they_are_us
     ((_, part),) = scaling_by_setting(rows)
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2 ?"]
     assert len(part.columns) == len(part.rows[0].cells) == 5
-    rows = scaling(3)
-    rows["doubts"] = [(CountedDoubt("foreign load", 3, 3),)] * 2
+    rows = scaling(3).assign(doubts=[(usual,)] * 2)
     assert scaling_table(rows).columns[-1].title != "doubts, by blocks"
     ((_, part),) = scaling_by_setting(rows)
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2"]
-
-
-def test_emulated_cells_are_marked() -> None:
-    lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
-    rows = scaling_table(ratios.scaling(trials_of(lines))).rows
-    assert (rows[1].kind, rows[1].cells[0]) == ("apart", "dp (emulated)")
 
 
 def trained(curves: list[pd.DataFrame], target: Target | None = None) -> pd.DataFrame:
@@ -231,18 +232,16 @@ def test_equal_findings_show_each_observation() -> None:
 RULE = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
 
 
-@pytest.mark.parametrize(
-    ("speeds", "precise", "sentence"),
-    [((100.0, 100.1, 100.0), [True], ""), ((50.0, 100.0, 200.0), [False], "1 of 1 intervals are wider")],
-)
-def test_a_cell_that_is_compared_with_nothing_is_as_precise_as_its_own_speed(
-    speeds: tuple[float, ...], precise: list[bool], sentence: str
-) -> None:
-    lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate(speeds)]
-    found = ratios.scaling(trials_of(lines), RULE)
-    assert found["precise"].tolist() == precise
-    reported = imprecise(ratio_tables(found))
-    assert reported.startswith(sentence) and bool(reported) == bool(sentence)
+def test_precision_is_required_of_cells_not_of_bases_but_of_a_base_that_is_compared_with_nothing() -> None:
+    found = scaling_of(40.0, 80.0, 120.0, rule=RULE)
+    assert found["precise"].isna().tolist() == [True, False]
+    assert imprecise(ratio_tables(found)) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2.")
+    for speeds, precise in (((100.0, 100.1, 100.0), True), ((50.0, 100.0, 200.0), False)):
+        lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate(speeds)]
+        found = ratios.scaling(trials_of(lines), RULE)
+        assert found["precise"].tolist() == [precise]
+        assert imprecise(ratio_tables(found)).startswith("1 of 1 intervals are wider") == (not precise)
+        assert bool(imprecise(ratio_tables(found))) == (not precise)
 
 
 def ratio_tables(scaling: pd.DataFrame, **others: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -266,12 +265,6 @@ def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
     reported = imprecise(ratio_tables(SCALING.frame([]), **found))
     assert reported.startswith("2 of 3 intervals are wider than throughput.blocks asks: ddp x2 / dp x2 · ray; ")
     assert "ddp x2 under Ray / torchrun" in reported
-
-
-def test_precision_is_required_of_cells_not_of_bases() -> None:
-    found = scaling_of(40.0, 80.0, 120.0, rule=RULE)
-    assert found["precise"].isna().tolist() == [True, False]
-    assert imprecise(ratio_tables(found)) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2.")
 
 
 def test_the_peak_of_the_construction_stands_beside_that_of_the_steps() -> None:
@@ -371,18 +364,10 @@ def table_of(epochs: pd.DataFrame) -> list[tuple[str, ...]]:
 def test_the_table_has_losses_metrics_rate_and_samples_of_every_epoch() -> None:
     epochs = epochs_of("ddp2-s1", [0.5, 0.75]).assign(learning_rate=[0.1, 0.01], train_accuracy=[0.6, 0.875])
     titles, first, second = table_of(epochs)
-    assert dict(zip(titles, second, strict=True)) == {
-        "strategy": "ddp x2",
-        "setting": "global batch 20",
-        "seed": "1",
-        "epoch": "2",
-        "training loss": "0.5000",
-        "validation loss": "1.0000",
-        "training accuracy": "87.5 %",
-        "validation accuracy": "75.0 %",
-        "learning rate": "0.01",
-        "training samples": "1,437",
-    }
+    metrics = ("training loss", "validation loss", "training accuracy", "validation accuracy", "learning rate")
+    assert titles == ("strategy", "setting", "seed", "epoch", *metrics, "training samples")
+    values = ("0.5000", "1.0000", "87.5 %", "75.0 %", "0.01")
+    assert second == ("ddp x2", "global batch 20", "1", "2", *values, "1,437")
     assert first[titles.index("epoch")] == "1"
 
 
@@ -394,18 +379,10 @@ def test_of_a_long_training_some_epochs_are_shown_and_always_the_last() -> None:
 
 
 def test_lines_for_a_terminal_have_what_was_computed() -> None:
-    epochs: dict[str, list[Any]] = {
-        "epoch": [1, 2],
-        "samples": [1437, 2874],
-        "train_s": [1.0, 2.0],
-        "train_loss": [1.2, float("nan")],
-        "learning_rate": [0.1, 0.01],
-        "val_loss": [0.5, None],
-        "val_accuracy": [0.966, None],
-        "val_iou": [None, None],
-        "train_accuracy": [0.99, None],
-        "val_error": [0.034, None],
-    }
+    timed = {"epoch": [1, 2], "samples": [1437, 2874], "train_s": [1.0, 2.0], "learning_rate": [0.1, 0.01]}
+    losses = {"train_loss": [1.2, float("nan")], "val_loss": [0.5, None]}
+    metrics = {"val_accuracy": [0.966, None], "val_iou": [None, None], "train_accuracy": [0.99, None]}
+    epochs: dict[str, list[Any]] = {**timed, **losses, **metrics, "val_error": [0.034, None]}
     assert epoch_lines(epochs) == [
         "epoch 1: training loss 1.2000, validation loss 0.5000, training accuracy 99.0 %, validation accuracy 96.6 %, "
         "validation error 0.034, learning rate 0.1",
@@ -415,3 +392,52 @@ def test_lines_for_a_terminal_have_what_was_computed() -> None:
     exploded = {"epoch": [1], "train_loss": [99_999.5], "val_loss": [1030116780714.67], "learning_rate": [0.1]}
     (text,) = epoch_lines(exploded)
     assert text == "epoch 1: training loss 99999.5000, validation loss 1.03e+12, learning rate 0.1"
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+LINES = [
+    line("single"),
+    line("ddp2", rates=(90.0, 90.0), options={"ddp.bucket_cap_mb": 25, "optimizer.lr": 0.1}),
+    line("ddp2b", rates=(80.0, 80.0), strategy="ddp", options={"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}),
+    line("dp2", rates=(70.0, 70.0), model="resnet14", per_device_batch_size=20, global_batch_size=40),
+]
+FRAME = trials_of(LINES)
+
+
+def test_a_table_or_diagnostic_trials_alone_have_the_labels_of_their_run() -> None:
+    """Also if only some of its cells are in the table."""
+    rows = ratios.scaling(FRAME[FRAME["cell_id"].isin(["single", "ddp2"])])
+    assert rows["label"].tolist() == [
+        "single x1 · resnet8 · batch 10/device",
+        "ddp x2 · resnet8 · batch 10/device · lr=0.1 · bucket_cap_mb=25",
+    ]
+    only = [line("ddp2", rates=(1.0, 1.0), kind="diagnostic", purpose="links")]
+    assert trials_of(only)["label"].tolist() == ["ddp x2"]
+
+
+def test_options_that_differ_become_columns_and_settings_hold_what_strategies_can_share() -> None:
+    assert settings(FRAME)[0] == "resnet8 · batch 10/device"
+    assert settings(FRAME)[1] == "resnet8 · batch 10/device · lr=0.1"
+    assert settings(FRAME, batch=False)[3] == "resnet14"
+    assert settings(FRAME, batch=False, own=True)[2] == "resnet8 · lr=0.1 · bucket_cap_mb=1"
+    assert list(spread_options(FRAME).columns) == ["ddp.bucket_cap_mb"]
+    assert settings(FRAME[:0]).tolist() == []
+
+
+def test_a_strategy_is_named_with_its_own_options_and_what_sets_it_apart() -> None:
+    rows = rows_of(FRAME)
+    ddp = [f"ddp · bucket_cap_mb={size}" for size in (25, 1)]
+    assert [shown_strategy(row) for row in rows] == ["single", *ddp, "dp (emulated)"]
+    assert cell_label(rows[3]) == "dp (emulated) x2"
+    assert cell_label(rows[1]) == "ddp x2 · bucket_cap_mb=25"
+    assert check_label(rows[3]) == "dp (emulated) x2 · resnet14"
+
+
+def test_the_batch_in_words_has_what_the_scaling_holds_fixed() -> None:
+    weak = Row(scaling="weak", per_device_batch_size=64, global_batch_size=128, devices=2)
+    assert batch_words(weak) == "batch 64/device" and batch_words(Row(weak, devices=1)) == "batch 64"
+    assert batch_words(Row(weak, scaling="strong")) == "batch 64/device (global batch 128)"
+    uneven = Row(weak, scaling="strong", per_device_batch_size=None, global_batch_size=25)
+    assert batch_words(uneven) == "global batch 25"

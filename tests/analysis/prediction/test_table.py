@@ -30,6 +30,10 @@ def asked_row(of: Family, asked: Asked = ASKED, links: Links | None = None, **ex
     return [found for found in rows(of, asked, links, **excluded) if found["kind"] == "asked"][-1]
 
 
+def changed(**columns: Any) -> Family:
+    return family({size: observed(size, **columns) for size in family().sizes})
+
+
 def test_the_step_of_more_ranks_is_met_by_parts_that_add_up() -> None:
     found = {row["devices"]: row for row in rows(family())}
     assert [found[n]["kind"] for n in (1, 2, 4, 8, 16)] == ["measured", "measured", "held out", "asked", "asked"]
@@ -64,12 +68,24 @@ def test_throughput_is_that_of_the_predicted_step() -> None:
     assert found["throughput_per_s"] == pytest.approx(16 * BATCH / found["step_s"])
 
 
-def test_the_interval_widens_with_the_distance() -> None:
+def test_the_interval_widens_with_the_distance_and_with_ranks_that_differ() -> None:
     widths = [row["high"] / row["low"] for row in rows(family()) if row["kind"] == "asked"]
     assert widths[0] < widths[1]
     found = asked_row(family())  # two doublings beyond the largest measured size, each with its error of the exchange
     least = 2 * DOUBLING_ERROR["exposed"] * found["exposed_s"] / (found["step_s"] - found["data_s"])
     assert math.log(found["high"] / found["step_s"]) > 1.96 * least
+
+    def of(spread: tuple[float, ...]) -> dict[str, Any]:
+        sizes = {}
+        for size in family().sizes:
+            ranks = spread[: size.devices]
+            step = step_s(size.devices, own_s=max(ranks), exchanges=SMALL)
+            sizes[size] = replace(observed(size, ranks=ranks), step_s=(step,))
+        return asked_row(family(sizes, exchanges=SMALL))
+
+    differing, alike = of((0.1, 0.11, 0.095, 0.105)), of((0.1, 0.1, 0.1, 0.1))
+    assert differing["high"] / differing["low"] > alike["high"] / alike["low"]
+    assert differing["own_s"] > 0.11  # the slowest of those measured is among them
 
 
 def test_a_systematic_error_of_the_replay_is_corrected() -> None:
@@ -98,29 +114,14 @@ def test_jitter_makes_more_ranks_slower_and_a_stall_of_one_device_is_none() -> N
     assert with_stall == pytest.approx(plain, rel=0.02)
 
 
-def test_ranks_that_differ_make_the_interval_wider() -> None:
-    def of(spread: tuple[float, ...]) -> dict[str, Any]:
-        sizes = {}
-        for size in family().sizes:
-            ranks = spread[: size.devices]
-            step = step_s(size.devices, own_s=max(ranks), exchanges=SMALL)
-            sizes[size] = replace(observed(size, ranks=ranks), step_s=(step,))
-        return asked_row(family(sizes, exchanges=SMALL))
-
-    differing, alike = of((0.1, 0.11, 0.095, 0.105)), of((0.1, 0.1, 0.1, 0.1))
-    assert differing["high"] / differing["low"] > alike["high"] / alike["low"]
-    assert differing["own_s"] > 0.11  # the slowest of those measured is among them
-
-
 def test_strong_scaling_takes_the_own_time_from_its_batches() -> None:
     def own(batch: int) -> float:
         return 0.02 + 0.005 * batch
 
     sizes = {}
-    for size in (Size(1, 1), Size(2, 2), Size(4, 4)):
-        batch = 64 // size.devices
-        seen = observed(size, ranks=(own(batch),) * size.devices, scaling="strong", batch=batch, global_batch_size=64)
-        sizes[size] = seen
+    for size in family().sizes:
+        batch, strong = 64 // size.devices, {"scaling": "strong", "global_batch_size": 64}
+        sizes[size] = observed(size, ranks=(own(batch),) * size.devices, batch=batch, **strong)
     found = asked_row(family(sizes, alone={64: own(64), 32: own(32), 16: own(16)}))
     assert found["per_device_batch_size"] == 4
     assert found["own_s"] == pytest.approx(own(4), rel=0.02)
@@ -130,34 +131,28 @@ def test_strong_scaling_takes_the_own_time_from_its_batches() -> None:
 
 @pytest.mark.parametrize(("workers", "expected"), [(0, 0.02), (2, None)])
 def test_waiting_for_data_is_the_fetch_or_what_the_loader_lacks(workers: int, expected: float | None) -> None:
-    sizes = {
-        size: observed(size, wait_s=0.02, options={"loader.workers": workers})
-        for size in (Size(1, 1), Size(2, 2), Size(4, 4))
-    }
-    found = asked_row(family(sizes))
+    of = changed(wait_s=0.02, options={"loader.workers": workers})
+    found = asked_row(of)
     if expected is None:  # the loader's step is that of 4 ranks; that of 16 is longer by less
         net = found["own_s"] + found["exposed_s"] + found["other_s"]
-        expected = max(0.0, sizes[Size(4, 4)].mean_s - net)
+        expected = max(0.0, of.sizes[Size(4, 4)].mean_s - net)
     assert found["data_s"] == pytest.approx(expected)
 
 
 def test_fsdp_is_replayed_with_its_own_collectives_and_a_sharded_optimizer() -> None:
     units = (Exchange("all_gather", 2**20, 0.0, 0.0), Exchange("reduce_scatter", 2**20, 0.1, 0.1))
-    sizes = {
-        size: replace(
-            observed(size, strategy="fsdp"),
-            step_s=(step_s(size.devices, exchanges=units) + 0.08 / size.devices,) * 3,
-            optimizer_s=0.08 / size.devices,
-        )
-        for size in (Size(1, 1), Size(2, 2), Size(4, 4))
-    }
+    sizes = {}
+    for size, seen in changed(strategy="fsdp").sizes.items():
+        sharded_s = 0.08 / size.devices
+        steps = (step_s(size.devices, exchanges=units) + sharded_s,) * 3
+        sizes[size] = replace(seen, step_s=steps, optimizer_s=sharded_s)
     found = asked_row(family(sizes, exchanges=units))
     assert found["step_s"] == pytest.approx(step_s(16, exchanges=units) + 0.08 / 16, rel=0.03)
 
 
 def test_sizes_are_asked_for_where_a_larger_one_was_held_out() -> None:
-    found = [row for row in rows(family(), Asked()) if row["kind"] == "asked"]
-    assert [(row["devices"], row["nodes"]) for row in found] == [(8, 8), (16, 16), (32, 32)]
+    found = [(row["devices"], row["nodes"]) for row in rows(family(), Asked()) if row["kind"] == "asked"]
+    assert found == [(8, 8), (16, 16), (32, 32)]
     two = {size: seen for size, seen in family().sizes.items() if size.devices < 4}
     assert [row["kind"] for row in rows(family(two), Asked())] == ["measured", "measured"]
 
@@ -169,20 +164,14 @@ def test_by_default_a_size_has_as_few_nodes_as_hold_it(per_node: int | None, dev
     assert asked.sizes(Size(8, 2), is_graded=False) == [Size(devices, devices // 4)]
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (Asked(devices=(8, 16), nodes=(2,)), "got 1 numbers for 2 of --devices"),
-        (Asked(devices=(9,), nodes=(2,)), "9 devices do not divide over 2 nodes"),
-    ],
-)
-def test_nodes_must_be_those_of_the_devices(asked: Asked, message: str) -> None:
-    with pytest.raises(PredictionError, match=message):
-        asked.check()
+def test_nodes_must_be_those_of_the_devices() -> None:
+    with pytest.raises(PredictionError, match="got 1 numbers for 2 of --devices"):
+        Asked(devices=(8, 16), nodes=(2,)).check()
+    with pytest.raises(PredictionError, match="9 devices do not divide over 2 nodes"):
+        Asked(devices=(9,), nodes=(2,)).check()
 
 
-def changed(**columns: Any) -> Family:
-    return family({size: observed(size, **columns) for size in family().sizes})
+WITHOUT_OWN_STEPS = family({size: replace(seen, own_s=()) for size, seen in family().sizes.items()})
 
 
 @pytest.mark.parametrize(
@@ -193,10 +182,7 @@ def changed(**columns: Any) -> Family:
         (changed(oversubscribed=True), "share devices"),
         (family(exchanges=()), "recorded no exchanges"),
         (family({Size(2, 2): observed(Size(2, 2))}), "needs two numbers of devices, measured: 2 on 2 nodes"),
-        (
-            family({size: replace(seen, own_s=()) for size, seen in family().sizes.items()}),
-            "no step without exchange was measured",
-        ),
+        (WITHOUT_OWN_STEPS, "no step without exchange was measured"),
     ],
 )
 def test_a_family_without_ground_is_refused_with_the_reason(of: Family, reason: str) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from harness.analysis.common import Record
+from harness.analysis.results import load
 from harness.analysis.verdict import READ, Statement, Tables, rules, statements
+from harness.analysis.verdict.choices import FASTER, SLOWER, TOO_FEW, UNCLEAR, choices
+from harness.config.experiment import Experiment
+from harness.plan.cell import Cell
+from tests.run_folders import make_run
 
 WORK = {"workload": "image_classification", "data": "digits", "model": "resnet8", "strategy": "ddp", "device": "cuda"}
 SIZES = {"devices": 8, "nodes": 1, "scaling": "weak", "per_device_batch_size": 32, "global_batch_size": 256}
@@ -321,3 +327,73 @@ def test_gains_small_parts_and_cells_that_do_not_lead_are_no_causes() -> None:
     assert causes_of(("wrapper", -0.1, -0.2), ("slowest rank", 0.009, 0.001)) == []
     other = tables(waterfall=[{"cell_id": "b", "part": "wrapper", "share": 0.5}])
     assert rules.causes(other, [Record({"cell_id": "a"})]) == []
+
+
+# -- choices ----------------------------------------------------------------------------------------------------------
+
+
+PAIR = {"cell_id": "25", "other_id": "1", "axis": "ddp.bucket_cap_mb", "value": "25", "other_value": "1"}
+RATIO = {"ratio": 1.2, "low": 1.1, "high": 1.3, "blocks": 5, "p_value": 0.01}
+BUCKETS: dict[str, Any] = {**PAIR, **RATIO, "throughput_per_s": 120.0, "other_throughput_per_s": 100.0}
+
+
+def chosen(*rows: dict[str, Any], leading: str = "25") -> list[Statement]:
+    return choices(tables(versus=[{**BUCKETS, **row} for row in rows]), [Record({"cell_id": leading})])
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, FASTER),
+        ({"ratio": 0.8}, SLOWER),
+        ({"p_value": 0.2}, UNCLEAR),
+        ({"p_value": None, "low": None, "high": None, "blocks": 2}, TOO_FEW),
+    ],
+)
+def test_a_difference_is_claimed_by_its_p_value(change: dict[str, Any], code: str) -> None:
+    found = one(chosen(change))
+    assert (found.code, found.cell_id, found.others) == (code, "25", ("1",))
+    assert found.subject == "ddp.bucket_cap_mb 25 / 1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"axis": axis} for axis in ("devices", "strategy", "model")),
+        *({"excluded": "not equivalent"}, {"faulty": True}, {"emulated": True}, {"ratio": None}),
+    ],
+    ids=str,
+)
+def test_sizes_strategies_and_pairs_without_a_claim_are_left_out(change: dict[str, Any]) -> None:
+    assert chosen(change) == [] and len(chosen({})) == 1
+
+
+def test_several_differences_are_adjusted() -> None:
+    second = {"axis": "training.accumulation", "other_id": "2", "p_value": 0.03}
+    assert [found.code for found in chosen({"p_value": 0.03}, second)] == [UNCLEAR, UNCLEAR]
+    assert [found.code for found in chosen({"p_value": 0.01}, second)] == [FASTER, FASTER]
+
+
+def test_the_cells_to_use_are_compared_or_the_largest_pair_of_those_that_have_the_choice() -> None:
+    slow = {"cell_id": "slow 25", "other_id": "slow 1"}
+    assert one(chosen({}, slow)).cell_id == "25"
+    assert one(chosen({}, slow, leading="slow 1")).cell_id == "slow 25"
+    few = {"cell_id": "few 25", "devices": 2}
+    assert one(chosen(few, {}, leading="fsdp")).cell_id == "25"
+
+
+@pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, UNCLEAR)])
+def test_the_bucket_question_is_answered(
+    tmp_path: Path, make_experiment: Callable[..., Experiment], gain: float, code: str
+) -> None:
+    grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8, "ddp.bucket_cap_mb": [1, 25]}
+    noise = [1.0, 1.02, 0.99, 1.01, 0.98]
+
+    def rate(cell: Cell, block: int) -> float:
+        large = dict(cell.options).get("ddp.bucket_cap_mb") == 25
+        return 100 * (gain * noise[block] if large else noise[-block - 1])
+
+    experiment = make_experiment(grid, throughput={"blocks": 5})
+    found = load(make_run(tmp_path, experiment, rate)).verdict
+    (row,) = found[found["topic"] == "choice"].to_dict("records")
+    assert row["code"] == code and row["subject"] == "ddp.bucket_cap_mb 25 / 1"

@@ -145,14 +145,8 @@ def test_a_noisy_base_lowers_the_trust_in_its_own_model_alone() -> None:
     assert (quiet.cell_id, quiet.code, quiet.reasons) == ("a", "medium", ("blocks",))
     assert (noisy.cell_id, noisy.code, noisy.reasons) == ("b", "low", ("noise",))
     assert quiet.value == pytest.approx(0.03) and noisy.value == pytest.approx(0.30)
-
-
-def test_a_base_without_an_a_a_test_has_none_of_another_model() -> None:
     known, unknown = trust_in_two({"a": (0.97, 1.03)})
     assert known.value is not None and unknown.value is None and unknown.reasons == ("no A/A test", "blocks")
-
-
-def test_cells_with_the_same_trust_are_one_statement() -> None:
     (both,) = trust_in_two({"a": (0.97, 1.03), "b": (0.96, 1.01)})
     assert (both.cell_id, both.others) == ("a", ("b",)) and both.value == pytest.approx(0.04)
 
