@@ -186,10 +186,12 @@ def test_facts_of_a_trial_become_doubts(facts: dict[str, Any], doubt: tuple[str,
     assert doubts_of([line("single", facts=facts)]) == [doubt]
 
 
-def test_steps_that_vary_widely_are_a_doubt() -> None:
+def test_the_cores_of_other_programs_are_the_nodes_time_less_all_its_ranks_and_wide_steps_are_a_doubt() -> None:
     one = line("single")
     times = replace(steps_of([one]), step_s=[np.array([0.1, 0.2] * 5)])
     assert doubts_of([one], times=times) == [("wide spread",)]
+    ranks = [{"watched_s": 2.0, "own_cpu_s": 1.5, "node_cpu_s": 4.0}] * 2
+    assert foreign_cores(ranks) == pytest.approx((4.0 - 3.0) / 2.0)
 
 
 @pytest.mark.parametrize(("rates", "doubted"), [((1.0, 1.04), False), ((1.0, 1.0, 0.94), True), ((1.0,), False)])
@@ -211,11 +213,6 @@ def test_the_slow_rank_is_named(seconds: list[float], slow: int | None) -> None:
     alone = {"trial_id": "t", "attempt": 1, "window": 3, "window_kind": "alone", "steps": 10}
     windows = WINDOWS.frame({**alone, "rank": rank, "duration_s": value} for rank, value in enumerate(seconds))
     assert slow_ranks(windows) == ({} if slow is None else {("t", 1): slow})
-
-
-def test_foreign_cores_are_the_nodes_time_less_all_its_ranks() -> None:
-    ranks = [{"watched_s": 2.0, "own_cpu_s": 1.5, "node_cpu_s": 4.0}] * 2
-    assert foreign_cores(ranks) == pytest.approx((4.0 - 3.0) / 2.0)
 
 
 def test_doubts_are_counted_over_blocks_a_list_in_memory_and_text_in_a_table(tmp_path: Path) -> None:

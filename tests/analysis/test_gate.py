@@ -155,8 +155,13 @@ def test_cells_that_differ_in_a_named_axis_and_what_follows_from_it_have_one_key
     assert (content_key(one, by) == content_key(other, by)) is alike
 
 
-def test_the_axes_in_which_cells_differ_are_named() -> None:
+def test_the_axes_in_which_cells_differ_are_named_and_unknown_ones_an_error() -> None:
     assert differing_axes(*BUCKETS) == ["ddp.bucket_cap_mb"]
+    assert [check_axis(name) for name in ("devices", "device", "ddp.bucket_cap_mb")]
+    with pytest.raises(ValueError, match="unknown axis 'modle'; did you mean 'model'"):
+        check_axis("modle")
+    with pytest.raises(ValueError, match="unknown axis 'options'"):
+        check_axis("options")
 
 
 def test_only_is_a_value_or_one_of_several() -> None:
@@ -164,14 +169,6 @@ def test_only_is_a_value_or_one_of_several() -> None:
     assert not matches(row(), {"strategy": ["single"]})
     assert matches(row(options={"optimizer.lr": 0.1}), {"optimizer.lr": [0.1]})
     assert matches(row(device_ids="0,1"), {"device_ids": [[0, 1]]})
-
-
-def test_an_unknown_axis_is_an_error_with_the_nearest_name() -> None:
-    assert [check_axis(name) for name in ("devices", "device", "ddp.bucket_cap_mb")]
-    with pytest.raises(ValueError, match="unknown axis 'modle'; did you mean 'model'"):
-        check_axis("modle")
-    with pytest.raises(ValueError, match="unknown axis 'options'"):
-        check_axis("options")
 
 
 def test_a_recorded_row_matches_as_its_cell_does(make_experiment: Make) -> None:

@@ -262,7 +262,7 @@ def memory_of(*lines: dict[str, Any]) -> pd.DataFrame:
     return device_memory(trials_of([*lines]), trial_tables.ranks([*lines]))
 
 
-def test_gpus_are_numbered_by_rank_and_in_the_ranks_order_and_keep_their_largest_peak() -> None:
+def test_gpus_are_numbered_by_rank_in_the_ranks_order_and_the_first_stands_beside_the_others() -> None:
     dp = (
         filled("dp2", text, devices=2, block=b) for b, text in enumerate(("cuda:0 3, cuda:1 1", "cuda:0 2, cuda:1 2"))
     )
@@ -275,8 +275,5 @@ def test_gpus_are_numbered_by_rank_and_in_the_ranks_order_and_keep_their_largest
         ("ddp2", 1, 1, "cuda:1", 2 * GIB),
     ]
     assert memory_of(line("dp2", devices=2)).empty
-
-
-def test_the_first_gpu_stands_beside_the_others() -> None:
     found = memory_of(filled("dp3", "cuda:0 3, cuda:1 1, cuda:2 2", devices=3), filled("single", "cuda:0 1"))
     assert [row.cells[-4:] for row in device_memory_table(found).rows] == [("3 GiB", "1 GiB", "2 GiB", "1.50")]

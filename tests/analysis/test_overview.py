@@ -19,7 +19,7 @@ def scaling_row(label: str, **columns: Any) -> dict[str, Any]:
     return {"cell_id": label, "base_id": "base", "label": label, "devices": 2, "blocks": 3, **columns}
 
 
-def test_each_cell_is_a_row_of_text_with_its_interval() -> None:
+def test_each_cell_is_a_row_of_text_with_its_interval_and_an_empty_table_stays_one() -> None:
     ratio = {"speedup": 1.5, "efficiency": 0.75}
     interval = {"low": 1.3, "high": 1.724, "efficiency_low": 0.65, "efficiency_high": 0.862}
     spread = {"least": 1.4, "most": 1.6, "efficiency_least": 0.7, "efficiency_most": 0.8}
@@ -47,6 +47,7 @@ def test_each_cell_is_a_row_of_text_with_its_interval() -> None:
         "1.50 (1.30 to 1.72), not equivalent",
         "-",
     ]
+    assert list(efficiency_table(SCALING.frame([])).columns) == ["devices", "speedup", "efficiency", "blocks"]
 
 
 @pytest.mark.filterwarnings("ignore:.*require a `keepdims` parameter:FutureWarning")  # pandas 2.2, of itself
@@ -56,10 +57,6 @@ def test_it_cannot_be_averaged(column: str) -> None:
     for mean in (table[column].mean, table[column].median, table.mean, table.groupby("devices")[column].mean):
         with pytest.raises(TypeError):
             mean()
-
-
-def test_an_empty_table_stays_one() -> None:
-    assert list(efficiency_table(SCALING.frame([])).columns) == ["devices", "speedup", "efficiency", "blocks"]
 
 
 def trial(cell: str, strategy: str = "ddp", kind: str = "throughput", **options: Any) -> dict[str, Any]:

@@ -141,12 +141,22 @@ def test_the_ratio_of_a_non_equivalent_cell_is_marked() -> None:
     assert {row.kind for row in rows if "ddp" in row.cells[0]} == {"apart"}
 
 
-def test_doubts_of_the_other_are_named_as_its_own() -> None:
+def test_doubts_of_the_other_are_named_as_its_own_and_noise_and_parity_carry_those_of_both() -> None:
     trials = trials_of(study(1.0))
     doubts = trials["strategy"].map({"dp": ("wide spread",), "ddp": ("no steady state",), "fsdp": ()})
     found = ratios.versus(trials.assign(doubts=doubts))
     ddp, dp = "no steady state (1 of 1)", "dp: wide spread (1 of 1)"
     assert VERSUS.as_text(found)["doubts"].tolist() == [f"{ddp}; {dp}", f"ddp: {ddp}", dp]
+    base = line("single")
+    twin = line("single", purpose="twin", kind="diagnostic", trial_id="single-b0t") | {"windows": base["windows"]}
+    lines = [base, twin]
+    trials = trials_of(lines).assign(doubts=[("wide spread",), ("no steady state",)])
+    (result,) = NOISE.as_text(ratios.noise(trials))["doubts"]
+    assert result == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
+    lines = [line(f"ddp2{name}", strategy="ddp", rates=(9.0, 9.0), launcher=name) for name in ("ray", "torchrun")]
+    trials = trials_of(lines).assign(doubts=[(), ("slow rank 1",)])
+    (result,) = ratios.parity(trials)["doubts"]
+    assert result == (CountedDoubt("slow rank 1", 1, 1, "torchrun"),)
 
 
 def test_the_table_names_both_cells_and_marks_emulated_ones() -> None:
@@ -177,19 +187,6 @@ def test_ray_is_paired_with_torchrun_by_block_if_both_have_one() -> None:
     checked = {"check-torchrun": Verdict("not equivalent", "why")}
     found = ratios.parity(trials_of(launched(95.0, 100.0, 0)), None, checked)
     assert found["ratio"].notna().all() and found["excluded"].tolist() == ["why"]
-
-
-def test_noise_and_parity_carry_the_doubts_of_both() -> None:
-    base = line("single")
-    twin = line("single", purpose="twin", kind="diagnostic", trial_id="single-b0t") | {"windows": base["windows"]}
-    lines = [base, twin]
-    trials = trials_of(lines).assign(doubts=[("wide spread",), ("no steady state",)])
-    (result,) = NOISE.as_text(ratios.noise(trials))["doubts"]
-    assert result == "twin: no steady state (1 of 1); base: wide spread (1 of 1)"
-    lines = [line(f"ddp2{name}", strategy="ddp", rates=(9.0, 9.0), launcher=name) for name in ("ray", "torchrun")]
-    trials = trials_of(lines).assign(doubts=[(), ("slow rank 1",)])
-    (result,) = ratios.parity(trials)["doubts"]
-    assert result == (CountedDoubt("slow rank 1", 1, 1, "torchrun"),)
 
 
 PAIR = (50.0, 50.0)

@@ -138,12 +138,7 @@ def test_a_throughput_is_compared_in_the_unit_in_which_the_workload_counts(
     assert ("counted in tokens" in row.cells) == (measured is None)
 
 
-def test_a_seed_that_diverged_has_no_last_epoch() -> None:
-    last, first = (entry("train_loss", value=2, **place) for place in ({}, {"at": {"epoch": 1}}))
-    assert values(table_of(last, first, diverged=1), "measured", "n") == [(1.0, 1), (2.5, 2)]
-
-
-def test_steps_are_those_of_the_slowest_rank_and_losses_the_mean_of_the_ranks() -> None:
+def test_steps_are_those_of_the_slowest_rank_and_a_seed_that_diverged_has_no_last_epoch() -> None:
     table = table_of(
         entry("step_s", value=1, at={"step": 1}),
         entry("loss", value=5, at={"step": 2}),
@@ -155,6 +150,8 @@ def test_steps_are_those_of_the_slowest_rank_and_losses_the_mean_of_the_ranks() 
     assert math.isnan(table["measured"].to_numpy(float, na_value=-1)[4]) and table["n"].tolist()[5] == 0
     shown = [row.cells for row in published_table(table).rows]
     assert shown[4][2:4] == ("nan", "nan") and "both nan" in shown[4] and "not measured" in shown[5]
+    last, first = (entry("train_loss", value=2, **place) for place in ({}, {"at": {"epoch": 1}}))
+    assert values(table_of(last, first, diverged=1), "measured", "n") == [(1.0, 1), (2.5, 2)]
 
 
 @pytest.mark.parametrize(

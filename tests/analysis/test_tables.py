@@ -57,6 +57,7 @@ def test_scaling_against_the_base_paired_by_block() -> None:
     for block, factor in enumerate((1.0, 0.5, 2.0)):
         rates = (80.0 * factor, 90.0 * factor)
         lines += [line("single", block=block, rates=(100.0 * factor,)), line("ddp2", block=block, rates=rates)]
+    assert set(scaling_of([{**one, "unit": "tokens"} for one in lines])["unit"]) == {"tokens"}
     row = scaling_of(lines).loc["ddp2"]
     assert row["speedup"] == pytest.approx(1.6)  # two shares at the slower rank's 80, against 100
     assert row["efficiency"] == pytest.approx(0.8)
@@ -170,11 +171,6 @@ def test_cells_summarise_blocks_geometrically_and_come_in_the_order_of_the_strat
     lines = [line(name, rates=(1.0,) * n) for name, n in (("fsdp2", 2), ("ddp2", 2), ("single", 1), ("ddp1", 1))]
     cells = trial_tables.cells(trials_of(lines), steps_of(lines))
     assert cells["cell_id"].tolist() == ["single", "ddp1", "ddp2", "fsdp2"]
-
-
-def test_tokens_are_called_tokens() -> None:
-    lines = [line("single", unit="tokens"), line("ddp2", rates=(80.0, 80.0), unit="tokens")]
-    assert set(ratios.scaling(trials_of(lines))["unit"]) == {"tokens"}
 
 
 def on_cuda(idle_s: float, host_wait_s: float, **columns: Any) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def test_the_efficiency_is_the_headlines_and_all_parts_are_scaled_to_it() -> Non
     assert [wrapper["most"], wrapper["least"]] == pytest.approx([a_second * one for one in seconds])
 
 
-def test_the_rest_is_scaled_like_the_parts() -> None:
+def test_the_rest_is_scaled_like_the_parts_and_near_an_efficiency_of_one_is_what_noise_leaves() -> None:
     lines = two_blocks(0.08, 0.12)
     for one in (lines[2], lines[5]):
         for two in one["windows"]:
@@ -126,10 +126,6 @@ def test_the_rest_is_scaled_like_the_parts() -> None:
     assert rows.loc["rest", "part_s"] == pytest.approx(0.02)
     quotients = (rows["share"] / rows["part_s"])[["exposed communication", "rest"]]
     assert quotients.iloc[0] == pytest.approx(quotients.iloc[1])
-
-
-def test_near_an_efficiency_of_one_parts_are_shares_of_the_step_and_the_rest_is_what_noise_leaves() -> None:
-    """Scaled to it they would be many times their seconds, or change their signs."""
     lines = two_blocks(0.10, 0.20, step_s=(0.09, 0.224))
     headline = float(ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2", "efficiency"])
     assert abs(headline - 1) < 0.01
@@ -279,12 +275,18 @@ def test_collectives_are_listed_beside_their_phases(purpose: str) -> None:
     assert row["step_s"] == pytest.approx(0.2), "they are not added to it"
 
 
-def test_ddps_wrapper_and_contention_start_from_its_own_step_without_exchange() -> None:
+def test_ddps_wrapper_and_contention_start_from_its_own_step_without_exchange_and_its_wait_is_the_longest() -> None:
     """A step with exchange holds the copies into buckets, which the communication holds again."""
     lines = study()
     lines[1]["windows"] = [window("timed", 0, 2, 0.109), window("alone", 0, 3, 0.104)]
     seconds = seconds_of(lines)
     assert (seconds["wrapper"], seconds["side by side"]) == (pytest.approx(0.004), pytest.approx(0.110 - 0.104))
+    lines = study()
+    for one in lines[2]["windows"]:
+        if one["window_kind"] in ("timed", "together") and one["rank"] == 1:
+            one["wait_s"] = 0.0
+            one["duration_s"] += 1e-6  # chance makes it the slowest
+    assert seconds_of(lines)["waiting for data"] == pytest.approx(0.010, abs=1e-6)
 
 
 def test_windows_that_mark_no_phases_wait_as_those_that_do() -> None:
@@ -341,15 +343,6 @@ def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None
     assert set(whole["blocks"]) == {2}
     assert part.set_index("part")["blocks"].to_dict() == {"ideal": 2} | dict.fromkeys(part["part"][1:], 1)
     assert part["share"].sum() == pytest.approx(1.0)
-
-
-def test_the_wait_is_that_of_the_rank_that_waited_longest() -> None:
-    lines = study()
-    for one in lines[2]["windows"]:
-        if one["window_kind"] in ("timed", "together") and one["rank"] == 1:
-            one["wait_s"] = 0.0
-            one["duration_s"] += 1e-6  # chance makes it the slowest
-    assert seconds_of(lines)["waiting for data"] == pytest.approx(0.010, abs=1e-6)
 
 
 def test_ranks_that_are_slow_in_turn_wait_for_the_slowest_one_of_each_step() -> None:

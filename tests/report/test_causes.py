@@ -82,16 +82,13 @@ def test_nothing_is_proposed_against_a_cause_that_may_be_0() -> None:
     assert all(one.text.startswith("no cause is certain.") for one in cells)
 
 
-def test_beside_a_wait_for_data_stands_that_of_one_device() -> None:
+def test_a_wait_for_data_is_beside_that_of_one_device_and_lets_nothing_of_ddp_before_it() -> None:
     waits = cause("waiting for data", 0.81, 0.73, evidence="figure-phases")
     tables = {"scaling": [{**RATIO, "base_id": "one"}], "phases": [{"cell_id": "one", "waits": 0.91}]}
     text = text_of(waits, **tables)
     assert "% of the step: waiting for data (91 % on 1 device)." in text.replace("%) of", "% of")
     text = text_of(cause("waiting for data", 0.05, 0.01), **tables)  # more than on one device
     assert "on 1 device" not in text
-
-
-def test_a_wait_for_data_that_the_file_varies_already_lets_nothing_of_ddp_before_it() -> None:
     varied = {"experiment": {"loader": {"workers": [0, 2]}}}
     text = text_of(cause("waiting for data", 0.5, 0.4), cause("exposed communication", 0.2, 0.1), **varied)
     assert "Against" not in text
@@ -138,8 +135,9 @@ def test_the_same_advice_is_given_once() -> None:
     assert all("Against" in one.text for one in sentences_on("loss", *exchange))  # fsdp has other options
 
 
-def test_every_part_is_a_term_of_the_field_or_has_words() -> None:
+def test_every_part_of_a_step_has_words_and_an_answer() -> None:
     assert set(NAMES) | set(ADVICE) | {"rest"} >= set(PARTS) and set(NAMES) <= set(PARTS)
+    assert set(PARTS) - {"rest"} == set(ADVICE) | set(MACHINE)
 
 
 # -- proposals --------------------------------------------------------------------------------------------------------
@@ -157,10 +155,6 @@ def experiment(**content: Any) -> Experiment:
 
 def cells_of(study: Experiment) -> tuple[Cell, ...]:
     return expand(study, resolve(Inventory.assume(1, 0), request="cpu", device_counts=(2,))).asked
-
-
-def test_every_part_of_a_step_has_an_answer() -> None:
-    assert set(PARTS) - {"rest"} == set(ADVICE) | set(MACHINE)
 
 
 @pytest.mark.parametrize("part", ADVICE)

@@ -167,12 +167,15 @@ def marked(drawing: Drawing, marker: str) -> list[Any]:
     return [one for one in lines if str(one.get_marker()) == marker]
 
 
-def test_a_full_study_draws_all_but_convergence() -> None:
+def test_a_full_study_draws_all_but_convergence_and_without_measurements_captions_have_the_reason() -> None:
     drawings = full_drawings()
     shown = {name for name in FIGURES if drawings[name].figure}
     assert shown == {"throughput", "efficiency", "ratios", "batch_sizes", "step_times"}
     assert drawings["convergence"].caption.startswith("Left out: no training was recorded")
     assert drawings["training_steps"].caption == "Left out: no step of a training was recorded."
+    drawings = Drawings(results_of([line("single", outcome="error")]))
+    for name in FIGURES:
+        assert drawings[name].figure is None and drawings[name].caption.startswith("Left out: ")
 
 
 def test_throughput_is_logarithmic_with_an_ideal_line_from_the_base_and_hollow_markers_of_emulated_cells() -> None:
@@ -245,7 +248,7 @@ def curves_of(lines: list[dict[str, Any]], *accuracies: list[float]) -> pd.DataF
     return pd.concat(epochs, ignore_index=True)
 
 
-def test_learning_curves_hold_one_line_a_seed() -> None:
+def test_learning_curves_hold_one_line_a_seed_and_a_row_a_setting() -> None:
     lines = [training(seed=seed) for seed in (0, 1)]
     drawing = drawn("convergence", lines, curves_of(lines, [0.5, 0.8, 0.9]))
     axes = axes_of(drawing.figure)
@@ -253,9 +256,6 @@ def test_learning_curves_hold_one_line_a_seed() -> None:
     assert axes[2].get_xlabel() == "training samples" and axes[0].get_xlabel() == ""
     assert {label.get_text()[-2:] for label in axes[2].get_yticklabels()} == {" %"}
     assert "2 seeds each" in drawing.caption
-
-
-def test_learning_curves_of_each_setting_have_a_row_of_their_own() -> None:
     losses = {0.1: [0.5, 0.8], 0.001: [0.1, 0.2, 0.3]}
     lines = [training(f"ddp{lr}", strategy="ddp", options={"optimizer.lr": lr}) for lr in losses]
     panels = axes_of(drawn("convergence", lines, curves_of(lines, *losses.values())).figure)
@@ -277,7 +277,7 @@ def drawn_by_step(lines: list[dict[str, Any]], losses: Iterable[list[float]]) ->
     return Drawings(with_tables(results_of(lines), training_steps=TRAINING_STEPS.frame(steps)))["training_steps"]
 
 
-def test_losses_by_step_hold_one_line_a_seed_beside_their_rates() -> None:
+def test_losses_by_step_hold_one_line_a_seed_beside_their_rates_and_a_row_a_setting() -> None:
     drawing = drawn_by_step([training(seed=seed) for seed in (0, 1)], ([2.0, 1.0, 0.5], [4.0, 3.0, 2.0]))
     loss, rate = axes_of(drawing.figure)
     drawn = sorted(np.asarray(one.get_ydata()).round(6).tolist() for one in loss.get_lines())
@@ -285,9 +285,6 @@ def test_losses_by_step_hold_one_line_a_seed_beside_their_rates() -> None:
     assert [list(one.get_xdata()) for one in loss.get_lines()] == [[1, 2, 3]] * 2
     assert list(rate.get_lines()[0].get_ydata()) == pytest.approx([0.1, 0.05, 0.1 / 3])
     assert rate.get_ylabel() == "learning rate" and "evenly spaced" not in drawing.caption
-
-
-def test_losses_by_step_of_each_setting_have_a_row_of_their_own() -> None:
     rates = (0.1, 0.001, 0.05)
     lines = [training(f"ddp{lr}", strategy="ddp", options={"optimizer.lr": lr}) for lr in rates]
     panels = axes_of(drawn_by_step(lines, ([lr, 2 * lr] for lr in rates)).figure)
@@ -404,12 +401,6 @@ def test_non_equivalent_trainings_are_named_in_the_caption() -> None:
     assert not marked(healthy, HATCH)
     shown = [row.cells[0] for row in convergence_table(results.convergence).rows]
     assert shown == ["ddp x2", "fsdp x2 (not equivalent)"]
-
-
-def test_without_measurements_the_caption_has_the_reason() -> None:
-    drawings = Drawings(results_of([line("single", outcome="error")]))
-    for name in FIGURES:
-        assert drawings[name].figure is None and drawings[name].caption.startswith("Left out: ")
 
 
 @pytest.mark.parametrize("columns", [{"oversubscribed": True}, {"nodes": 2}, {"scaling": "strong"}, {"model": None}])

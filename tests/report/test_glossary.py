@@ -71,11 +71,8 @@ def test_the_verdict_of_a_run_explains_each_of_its_words_once() -> None:
 # -- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def test_text_is_no_markup() -> None:
+def test_text_is_no_markup_and_the_verdict_has_headings_sentences_and_commands() -> None:
     assert plain("a|b <i> [x](y) @you `c`") == r"a\|b \<i\> \[x\](y) @​you \`c\`".replace("\\u200b", "​")
-
-
-def test_the_verdict_has_headings_sentences_and_commands() -> None:
     said = (Sentence("fastest", "ddp x2", "fast.", command="run it"), Sentence("trust", "", "And 3 more."))
     assert list(verdict_lines("a_b", Verdict(said))) == [
         r"### a\_b",

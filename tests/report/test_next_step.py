@@ -61,18 +61,15 @@ def test_a_cause_within_the_noise_waits_for_a_better_measurement() -> None:
     assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
 
 
-def test_of_several_models_the_cause_that_stands_out_most_is_tried() -> None:
+def test_of_several_causes_the_one_that_stands_out_most_is_tried() -> None:
     other = {**WAITS, "cell_id": "b", "value": 0.3, "low": 0.2}
     loud, quiet = {**TRUST, "value": 0.7}, {**TRUST, "cell_id": "b", "value": 0.05}
     assert "fsdp on 8 devices" in said(FASTEST, WAITS, other, loud, quiet)[0]
 
 
-def test_more_blocks_that_another_step_precedes_are_named_apart() -> None:
+def test_what_another_step_precedes_and_a_rule_for_blocks_take_a_new_run() -> None:
     blocks = f"To narrow the intervals: python -m harness.run --resume {RUN} --add-blocks 4"
     assert [verdict_of(FASTEST, *causes, NOISY).others for causes in ([WAITS], [])] == [(blocks,), ()]
-
-
-def test_a_rule_for_blocks_takes_a_new_run() -> None:
     rule = {"throughput": {"blocks": {"at_least": 3, "at_most": 6, "halfwidth": 0.05}}}
     statements = (FASTEST, {**NOISY, "subject": "rule"})
     why, command = said(*statements, experiment=rule)

@@ -43,7 +43,7 @@ def test_a_row_has_the_measured_and_the_predicted_step_and_a_narrow_table_neithe
     assert titles == ["devices", "measured, ms", "predicted, ms", "error", "Amdahl", "ring line"]
 
 
-def test_what_is_refused_or_measured_alone_is_a_sentence_with_the_sizes() -> None:
+def test_what_is_refused_is_a_sentence_with_the_sizes_and_the_cells_that_share_a_reason() -> None:
     (sentence,) = refusals(table())
     assert sentence.startswith("Not predicted: ddp · resnet8 on 64 devices on 64 nodes: more than 8 times the largest")
     (sentence,) = refusals(table(strategy="dp"))
@@ -51,9 +51,6 @@ def test_what_is_refused_or_measured_alone_is_a_sentence_with_the_sizes() -> Non
     assert measured_alone(table(), [4, 8]) == []
     (sentence,) = measured_alone(table(), [2, 8])
     assert "on 2 devices on 2 nodes: it was measured, " in sentence and "needs two smaller measured sizes" in sentence
-
-
-def test_a_reason_that_several_cells_share_is_one_sentence() -> None:
     one_node = {size: observed(size) for size in (Size(1, 1), Size(2, 1))}
     gathered = tuple(Exchange("all_gather", each.size_bytes, 0.0, 0.0) for each in EXCHANGES)
     of = [

@@ -361,7 +361,7 @@ def table_of(epochs: pd.DataFrame) -> list[tuple[str, ...]]:
     return [tuple(heading.title for heading in table.columns), *(row.cells for row in table.rows)]
 
 
-def test_the_table_has_losses_metrics_rate_and_samples_of_every_epoch() -> None:
+def test_the_table_has_every_epoch_or_some_of_a_long_training_and_always_the_last() -> None:
     epochs = epochs_of("ddp2-s1", [0.5, 0.75]).assign(learning_rate=[0.1, 0.01], train_accuracy=[0.6, 0.875])
     titles, first, second = table_of(epochs)
     metrics = ("training loss", "validation loss", "training accuracy", "validation accuracy", "learning rate")
@@ -369,9 +369,6 @@ def test_the_table_has_losses_metrics_rate_and_samples_of_every_epoch() -> None:
     values = ("0.5000", "1.0000", "87.5 %", "75.0 %", "0.01")
     assert second == ("ddp x2", "global batch 20", "1", "2", *values, "1,437")
     assert first[titles.index("epoch")] == "1"
-
-
-def test_of_a_long_training_some_epochs_are_shown_and_always_the_last() -> None:
     titles, *rows = table_of(epochs_of("ddp2-s0", [0.5] * 45))
     shown = [int(row[titles.index("epoch")]) for row in rows]
     assert shown == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45] and len(shown) <= MOST_EPOCHS

@@ -234,9 +234,13 @@ def test_cells_that_lack_trials_are_named_first(columns: dict[str, Any], lead: s
     assert "INCOMPLETE" not in verdict_of(FASTEST).by_heading
 
 
-def test_many_statements_are_cut_and_counted() -> None:
+def test_many_statements_are_cut_and_what_is_left_out_of_the_claims_is_named() -> None:
     found = sentences_on("fastest", *[FASTEST] * (MOST + 3))
     assert len(found) == MOST + 1 and found[-1].text == "And 3 more, in tables/verdict.csv."
+    cells = [{**CELL, "cell_id": "a", "strategy": "dp", "emulated": True}, {**CELL, "cell_id": "b"}]
+    (sentence,) = sentences_on("open", cells=cells, leaders=[{**CELL, "cell_id": "b"}])
+    assert sentence.lead == "Left out of these claims" and sentence.text.startswith("dp (emulated); ")
+    assert sentences_on("open", cells=cells[1:], leaders=[{**CELL, "cell_id": "b"}]) == []
 
 
 def test_nothing_measured_is_a_failure_and_rehearsals_alone_make_no_claim() -> None:
@@ -245,13 +249,6 @@ def test_nothing_measured_is_a_failure_and_rehearsals_alone_make_no_claim() -> N
     (sentence,) = sentences_on("fastest", cells=[{**CELL, "cell_id": "a", "emulated": True}])
     assert sentence.lead == "No claim about speed"
     assert all(tag in sentence.text for tag in TAGS)
-
-
-def test_what_is_left_out_of_the_claims_is_named() -> None:
-    cells = [{**CELL, "cell_id": "a", "strategy": "dp", "emulated": True}, {**CELL, "cell_id": "b"}]
-    (sentence,) = sentences_on("open", cells=cells, leaders=[{**CELL, "cell_id": "b"}])
-    assert sentence.lead == "Left out of these claims" and sentence.text.startswith("dp (emulated); ")
-    assert sentences_on("open", cells=cells[1:], leaders=[{**CELL, "cell_id": "b"}]) == []
 
 
 def test_every_topic_has_a_phrase_and_a_heading() -> None:
@@ -337,9 +334,12 @@ def test_an_interval_that_excludes_1_without_a_clear_difference_is_explained(
     assert ("; of so many comparisons one may differ as much by chance)" in text) == said
 
 
-def test_settings_of_one_strategy_are_named_in_full() -> None:
+def test_settings_of_one_strategy_are_named_in_full_and_what_a_ratio_is_over_once() -> None:
     rival = {**RIVALS[1], "strategy": "ddp", "cell_id": "base"}
     assert "than single on 1 device · batch 32 (0.80 times" in text_of(STATED, leaders=[RIVALS[0], rival])
+    found = verdict_of(STATED, {**STATED, "topic": "fewer"}, scaling=[RATIO]).by_heading
+    (first,), (second,) = found["What to use"], found["On fewer devices"]
+    assert BASE in first.text and "throughput of 1 device; 1,000" in second.text
 
 
 def test_fewer_devices_have_the_same_sentence() -> None:
@@ -347,9 +347,3 @@ def test_fewer_devices_have_the_same_sentence() -> None:
     assert text_of(fewer, leaders=RIVALS).endswith(TIED)
     slower = text_of(fewer, scaling=[{**RATIO, **SLOWER}])
     assert f"0.70 (0.68 to 0.72) times the throughput of {BASE}, slower; " in slower
-
-
-def test_what_a_ratio_is_over_is_said_in_full_once() -> None:
-    found = verdict_of(STATED, {**STATED, "topic": "fewer"}, scaling=[RATIO]).by_heading
-    (first,), (second,) = found["What to use"], found["On fewer devices"]
-    assert BASE in first.text and "throughput of 1 device; 1,000" in second.text

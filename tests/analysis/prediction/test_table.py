@@ -195,13 +195,16 @@ def test_a_family_with_a_cell_that_is_not_equivalent_is_refused() -> None:
     assert asked_row(family(), cell2="not equivalent to one device")["refusal"] == "not equivalent to one device"
 
 
-def test_beyond_eight_times_the_largest_size_far_is_needed() -> None:
+def test_beyond_eight_times_the_largest_fitted_size_far_is_needed() -> None:
     at_64 = {"devices": (64,), "nodes": (64,)}
     refused = asked_row(family(), Asked(**at_64))
     assert "more than 8 times the largest measured size (4); measure at least 8 devices" in refused["refusal"]
     allowed = asked_row(family(), Asked(**at_64, far=True))
     assert allowed["marks"] == ("far",) and allowed["step_s"] == pytest.approx(step_s(64), rel=0.03)
     assert pd.isna(asked_row(family(), Asked(devices=(32,), nodes=(32,)))["refusal"])
+    sizes = {**family().sizes, Size(4, 4): replace(observed(Size(4, 4)), own_s=())}
+    found = asked_row(family(sizes), Asked(devices=(32,), nodes=(32,)))
+    assert "more than 8 times the largest measured size (2)" in found["refusal"]
 
 
 def test_a_tier_that_was_not_measured_is_refused_until_its_links_are_given() -> None:
@@ -307,35 +310,23 @@ def test_sizes_whose_parts_are_not_known_predict_nothing(known: tuple[int, ...])
     assert "steps without exchange" in found[4]["refusal"] or "no step without exchange" in found[4]["refusal"]
 
 
-def test_the_distance_is_to_the_largest_size_that_is_fitted() -> None:
-    sizes = {**family().sizes, Size(4, 4): replace(observed(Size(4, 4)), own_s=())}
-    found = asked_row(family(sizes), Asked(devices=(32,), nodes=(32,)))
-    assert "more than 8 times the largest measured size (2)" in found["refusal"]
-
-
-def test_collectives_that_follow_no_ring_are_refused() -> None:
+def test_a_family_that_was_predicted_badly_or_collectives_that_follow_no_ring_are_refused() -> None:
     odd = collectives(ranks=(2, 3, 4))
     odd["time_s"] = [1e-3 * (1 + (number % 3) * 4) for number in range(len(odd))]
     assert "is not that of a ring" in asked_row(family(), ASKED, Links(odd))["refusal"]
-
-
-def test_a_family_that_was_predicted_badly_is_predicted_no_further() -> None:
     sizes = {**family().sizes, Size(4, 4): replace(observed(Size(4, 4)), step_s=(3 * step_s(4),) * 3)}
     held_out, asked = [row for row in rows(family(sizes)) if row["kind"] != "measured"][:2]
     assert held_out["error"] < -0.2 and pd.isna(held_out["refusal"])
     assert "predicted from smaller sizes, 4 devices on 4 nodes were" in asked["refusal"]
 
 
-def test_held_out_sizes_take_nothing_from_their_own_placement() -> None:
+def test_held_out_sizes_take_nothing_from_their_own_placement_and_can_be_held_out_together() -> None:
     """Links of 4 ranks that are ten times slower than those of 2 do not change what 2 ranks predict of 4."""
     fast, slow = (collectives(ranks=(ranks,)) for ranks in (2, 4))
     slow["time_s"] *= 10
     both, alone = (rows(family(), ASKED, Links(links)) for links in (pd.concat([fast, slow]), fast))
     found, same = (row["step_s"] for of in (both, alone) for row in of if row["kind"] == "held out")
     assert found == same
-
-
-def test_sizes_above_a_number_can_be_held_out_together() -> None:
     sizes = {**family().sizes, Size(8, 8): observed(Size(8, 8))}
     found = {row["devices"]: row for row in rows(family(sizes), replace(ASKED, most_fitted=2), Links(collectives()))}
     assert found[8]["fitted"] == ("1", "2 on 2 nodes") and found[16]["fitted"] == ("1", "2 on 2 nodes")

@@ -133,20 +133,14 @@ def test_efficiency_is_above_80_percent_only_if_its_interval_is(
     assert (found.code, found.devices, found.subject) == (code, devices, until)
 
 
-def test_the_efficiency_of_a_cell_that_is_not_equivalent_is_not_stated() -> None:
+def test_efficiency_is_that_of_equivalent_cells_on_the_nodes_of_the_leading_cell() -> None:
     for excluded, devices in ((None, 4), ("not equivalent", 2)):
         two, four = (point(f"x{n}", n, 0.9, 0.85, 0.95, excluded=excluded if n == 4 else None) for n in (2, 4))
         assert one(limit_of(two, four)).devices == devices
-
-
-def test_efficiency_is_that_on_the_nodes_of_the_leading_cell() -> None:
     points = (point("two", 4, 0.6, 0.5, 0.7, nodes=2), point("one", 4, 0.9, 0.85, 0.95, nodes=1))
     for nodes, cell_id, code in ((1, "one", "above"), (2, "two", "below")):
         found = one(limit_of(*points, leading={"cell_id": cell_id, "nodes": nodes}))
         assert (found.cell_id, found.code, found.subject) == (cell_id, code, None)
-
-
-def test_a_cell_on_one_device_says_nothing_about_scaling() -> None:
     assert limit_of(point("x1", 1, 1.0, 1.0, 1.0)) == []
 
 
@@ -282,7 +276,7 @@ def causes_of(*parts: Part, waits: float | None = None, low: float | None = None
     return rules.causes(tables(waterfall=rows, phases=[phases]), [Record({"cell_id": "a"})])
 
 
-def test_all_causes_are_one_list_by_size() -> None:
+def test_causes_and_what_is_saved_are_one_list_by_size() -> None:
     found = causes_of(
         ("ideal", 0.1, 0.1),
         ("wrapper", 0.02, -0.1),
@@ -298,6 +292,15 @@ def test_all_causes_are_one_list_by_size() -> None:
         ("wrapper", 0.02, "unclear"),
     ]
     assert (found[0].low, found[0].high, found[0].n, found[0].evidence) == (0.73, 1.0, 3, "figure-phases")
+    found = causes_of(
+        ("wrapper", -0.1, -0.15), ("side by side", -0.02, -0.05), ("rest", -0.03, None), ("slowest rank", 0.9, 0.8)
+    )
+    assert [(one.subject, one.code) for one in found] == [
+        ("slowest rank", "clear"),
+        ("side by side", "unclear"),
+        ("rest", "saved"),
+        ("wrapper", "saved"),
+    ]
 
 
 @pytest.mark.parametrize(("waits", "named"), [(0.1, [0.1]), (0.09, [0.06]), (None, [0.06])])
@@ -309,18 +312,6 @@ def test_the_wait_for_data_is_named_once_from_10_percent_as_a_whole(waits: float
 def test_a_single_device_waits_for_data_too() -> None:
     assert [one.subject for one in causes_of(waits=0.3, low=0.2)] == ["waiting for data"]
     assert causes_of(waits=0.05, low=0.01) == []
-
-
-def test_what_is_saved_stands_after_the_causes_with_which_it_adds_up() -> None:
-    found = causes_of(
-        ("wrapper", -0.1, -0.15), ("side by side", -0.02, -0.05), ("rest", -0.03, None), ("slowest rank", 0.9, 0.8)
-    )
-    assert [(one.subject, one.code) for one in found] == [
-        ("slowest rank", "clear"),
-        ("side by side", "unclear"),
-        ("rest", "saved"),
-        ("wrapper", "saved"),
-    ]
 
 
 def test_gains_small_parts_and_cells_that_do_not_lead_are_no_causes() -> None:

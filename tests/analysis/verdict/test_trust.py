@@ -114,9 +114,10 @@ def test_a_cell_that_is_compared_with_none_asks_by_the_spread_of_its_own_through
     assert asked(234.0, 273.0, 213.0) == verdict_on(rates=(234.0, 273.0, 213.0)).n
 
 
-def test_it_says_whether_blocks_can_be_added() -> None:
+def test_it_says_whether_blocks_can_be_added_and_nothing_without_a_leading_cell() -> None:
     assert verdict_on(blocks=2).subject == "fixed"
     assert verdict_on(blocks=2, fixed=False).subject == "rule"
+    assert trust(Tables({}), []) == []
 
 
 def trust_in_two(noises: dict[str, tuple[float, float]], **rates: tuple[float, ...]) -> list[Statement]:
@@ -154,7 +155,3 @@ def test_a_noisy_base_lowers_the_trust_in_its_own_model_alone() -> None:
 def test_blocks_are_asked_for_once_by_the_cell_that_needs_most() -> None:
     first, second = trust_in_two({"a": (0.97, 1.03), "b": (0.70, 1.30)}, a=NEAR, b=WIDE)
     assert first.n == 0 and second.n is not None and second.n > 2
-
-
-def test_without_a_leading_cell_there_is_nothing_to_trust() -> None:
-    assert trust(Tables({}), []) == []
