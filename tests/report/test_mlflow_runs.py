@@ -80,7 +80,9 @@ def test_the_whole_has_the_verdict_as_its_description_and_the_files_that_are_the
     assert [path.name for path in export.files["tables"]] == ["cells.csv"]
 
 
-def test_the_digest_follows_the_content_and_the_identity_the_run(tmp_path: Path, export: MlflowExport) -> None:
+def test_the_digest_of_an_export_follows_the_content_and_the_identity_the_run(
+    tmp_path: Path, export: MlflowExport
+) -> None:
     folder = export.files[""][0].parent
     assert mlflow_export(load(folder)).digest == export.digest
     moved = tmp_path / "elsewhere"
@@ -88,9 +90,6 @@ def test_the_digest_follows_the_content_and_the_identity_the_run(tmp_path: Path,
     (moved / "tables" / "cells.csv").write_text("b")
     changed = mlflow_export(load(moved))
     assert changed.identity == export.identity and changed.digest != export.digest
-
-
-def test_a_recorded_run_is_exported() -> None:
     found = mlflow_export(load(EXAMPLE))
     assert found.cells and all(run.metrics for run in found.cells)
     assert len({run.name for run in found.cells}) == len(found.cells)
