@@ -38,7 +38,7 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests(operation: Any, devices: int, f
     assert bus_factor(operation, devices) == factor
 
 
-def test_a_collective_has_both_bandwidths_and_its_placement_and_a_pair_its_ends_and_its_link() -> None:
+def test_a_collective_has_both_bandwidths_and_a_pair_its_link_of_the_latest_measurement() -> None:
     line = links_line(link_row("all_reduce", size_bytes=4096, time_s=1e-3), devices=4, nodes=2)
     (row,) = collectives([line]).to_dict("records")
     assert row["algorithm_bytes_per_s"] == pytest.approx(4.096e6)
@@ -50,9 +50,6 @@ def test_a_collective_has_both_bandwidths_and_its_placement_and_a_pair_its_ends_
     assert (row["source"], row["target"], row["link"]) == (0, 3, "NV12")
     assert row["bus_bytes_per_s"] == row["algorithm_bytes_per_s"]
     assert collectives([line])["operation"].tolist() == ["all_gather"]
-
-
-def test_the_latest_measurement_of_a_placement_counts_and_failed_ones_have_none() -> None:
     first, second = (links_line(link_row("all_reduce", time_s=seconds)) for seconds in (2.0, 1.0))
     failed = {**links_line(), "outcome": "error", "links": None}
     other = links_line(link_row("all_reduce", time_s=3.0), cell="fsdp")
