@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from harness.analysis import trials as trial_tables
 from harness.analysis.steps import StepTimes, step_times
 from harness.plan.comparison import set_ids
 from harness.plan.rows import RankRow
@@ -134,6 +135,11 @@ def steps_of(lines: list[dict[str, Any]], step_s: float = 0.1) -> StepTimes:
         for step in range(1 if window["window_kind"] == "warmup" else 10)
     ]
     return step_times(STEPS.frame(rows))
+
+
+def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    """The table of these trials."""
+    return trial_tables.trials(lines, steps_of(lines))
 
 
 def epochs_of(trial_id: str, accuracies: list[float], attempt: int = 1) -> pd.DataFrame:

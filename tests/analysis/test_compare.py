@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pandas as pd
@@ -23,13 +24,15 @@ from harness.report.compare import as_json, sentences
 from tests.run_folders import NODE, make_run
 
 Make = Callable[..., Experiment]
+Speed = Callable[[Cell, int], float | None]
 GRID = {"model": "resnet8", "strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 SPEED = {("single", 1): 100.0, ("ddp", 1): 90.0, ("ddp", 2): 160.0}
 NOISE = (0.99, 1.0, 1.01, 0.995, 1.005)
-"""Factors of five earlier runs: the logarithms have a standard deviation of 0.0079."""
+SPREAD = stdev(map(math.log, NOISE))
+"""Factors of five earlier runs, and the standard deviation of their logarithms: 0.0079."""
 
 
-def rate(factor: float = 1.0, *, ddp2: float = 1.0) -> Callable[[Cell, int], float]:
+def rate(factor: float = 1.0, *, ddp2: float = 1.0) -> Speed:
     """Speeds of a run, all by a factor and ddp on two devices by one of its own; blocks differ by 1 %."""
 
     def speed(cell: Cell, block: int) -> float:
@@ -37,6 +40,16 @@ def rate(factor: float = 1.0, *, ddp2: float = 1.0) -> Callable[[Cell, int], flo
         return SPEED.get((cell.strategy, cell.devices), 50.0) * factor * own * (1 + 0.01 * block)
 
     return speed
+
+
+def made(place: Path, experiment: Experiment, *speeds: Speed, at: float = 0.0, **given: Any) -> list[Path]:
+    """Return runs of these speeds, each started a second after the one before."""
+    return [make_run(place, experiment, one, started_at=1.7e9 + at + n, **given) for n, one in enumerate(speeds)]
+
+
+def with_buckets(make: Make, sizes: int | list[int], **columns: Any) -> Experiment:
+    options = {"ddp": {"bucket_cap_mb": sizes}}
+    return make({**GRID, **columns}, throughput={"blocks": 1}, strategy_options=options)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +61,7 @@ def experiment(make_experiment: Make) -> Experiment:
 def results_folder(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five earlier runs, without a change."""
     place = tmp_path_factory.mktemp("results")
-    for day, factor in enumerate(NOISE):
-        make_run(place, experiment, rate(factor), started_at=1.7e9 + day)
+    made(place, experiment, *map(rate, NOISE))
     return place
 
 
@@ -69,40 +81,30 @@ def by_cell(comparison: Comparison) -> dict[tuple[str, int], dict[str, Any]]:
 @pytest.fixture(scope="module")
 def runs(results_folder: Path, experiment: Experiment) -> dict[str, Path]:
     """The first run, a second one without a change, and one in which ddp on two devices is slower by 20 %."""
-    made = {"first": rate(1.002), "same": rate(0.998), "slower": rate(1.0, ddp2=0.8)}
-    return {
-        name: make_run(results_folder, experiment, speed, started_at=1.7e9 + 100 + number)
-        for number, (name, speed) in enumerate(made.items())
-    }
+    speeds = {"first": rate(1.002), "same": rate(0.998), "slower": rate(1.0, ddp2=0.8)}
+    return dict(zip(speeds, made(results_folder, experiment, *speeds.values(), at=100), strict=True))
 
 
-def test_five_earlier_runs_and_no_change_claim_nothing(runs: dict[str, Path]) -> None:
+def test_five_earlier_runs_and_no_change_claim_nothing_by_the_t_of_k_minus_1_times_s_root_2(
+    runs: dict[str, Path],
+) -> None:
     comparison = compared(runs["first"], runs["same"], conditions=("throughput < 0.95",))
     assert comparison.cells["change"].tolist() == ["within noise"] * 3
     assert comparison.cells["earlier_runs"].tolist() == [5] * 3
     assert comparison.gate["verdict"].tolist() == ["passes"] * 3
     assert exit_code(comparison.gate) == 0
-
-
-def test_the_interval_is_t_of_k_minus_1_times_s_root_2(runs: dict[str, Path]) -> None:
-    row = by_cell(compared(runs["first"], runs["same"]))["ddp", 2]
-    logs = [math.log(factor) for factor in NOISE]
-    mean = sum(logs) / 5
-    s = math.sqrt(sum((log - mean) ** 2 for log in logs) / 4)
-    half = 2.776445 * s * math.sqrt(2)
+    row = by_cell(comparison)["ddp", 2]
+    half = 2.776445 * SPREAD * math.sqrt(2)
     assert row["ratio"] == pytest.approx(0.998 / 1.002)
-    assert row["run_noise"] == pytest.approx(s)
+    assert row["run_noise"] == pytest.approx(SPREAD)
     assert math.log(row["high"] / row["ratio"]) == pytest.approx(half, rel=1e-5)
     assert math.log(row["ratio"] / row["low"]) == pytest.approx(half, rel=1e-5)
 
 
 def test_a_planted_slow_down_of_20_percent_is_named_and_fails(runs: dict[str, Path]) -> None:
     comparison = compared(runs["first"], runs["slower"], conditions=("throughput < 0.95",))
-    assert {key: row["change"] for key, row in by_cell(comparison).items()} == {
-        ("single", 1): "within noise",
-        ("ddp", 1): "within noise",
-        ("ddp", 2): "slower",
-    }
+    changes = {key: row["change"] for key, row in by_cell(comparison).items()}
+    assert changes == {("single", 1): "within noise", ("ddp", 1): "within noise", ("ddp", 2): "slower"}
     assert by_cell(comparison)["ddp", 2]["ratio"] == pytest.approx(0.8 / 1.002)
     verdicts = dict(zip(comparison.gate["cell_id"], comparison.gate["verdict"], strict=True))
     assert verdicts[by_cell(comparison)["ddp", 2]["cell_id"]] == "fails"
@@ -126,12 +128,12 @@ def test_a_stated_run_noise_has_the_normal_quantile(runs: dict[str, Path]) -> No
     assert pd.isna(row["speedup_low"]) and row["speedup_ratio"] == pytest.approx(0.8)
 
 
-def spread(*logs: float, factor: float = 1.0) -> Callable[[Cell, int], float]:
+def spread(*logs: float, factor: float = 1.0) -> Speed:
     """Speeds of which those of ddp on two devices differ between blocks by these logarithms."""
 
     def speed(cell: Cell, block: int) -> float:
         of_block = math.exp(logs[block % len(logs)]) if (cell.strategy, cell.devices) == ("ddp", 2) else 1.0
-        return rate(factor)(cell, 0) * of_block
+        return SPEED.get((cell.strategy, cell.devices), 50.0) * factor * of_block
 
     return speed
 
@@ -148,8 +150,8 @@ def spread(*logs: float, factor: float = 1.0) -> Callable[[Cell, int], float]:
 def test_a_stated_run_noise_below_the_spread_of_the_runs_is_contradicted_and_not_used(
     make_experiment: Make, tmp_path: Path, logs: tuple[float, ...], later: float, shown: float | None
 ) -> None:
-    made = make_experiment(GRID, throughput={"blocks": 3})
-    paths = [make_run(tmp_path, made, spread(*logs, factor=x), started_at=1.7e9 + x) for x in (1.0, later)]
+    three = make_experiment(GRID, throughput={"blocks": 3})
+    paths = made(tmp_path, three, *(spread(*logs, factor=factor) for factor in (1.0, later)))
     comparison = compared(*paths, run_noise=0.05, conditions=("throughput < 0.95",))
     rows = by_cell(comparison)
     row = rows["ddp", 2]
@@ -167,15 +169,15 @@ def test_a_stated_run_noise_below_the_spread_of_the_runs_is_contradicted_and_not
 def test_a_stated_run_noise_above_the_spread_of_the_runs_is_used_and_a_change_beyond_a_larger_one_is_found(
     make_experiment: Make, tmp_path: Path
 ) -> None:
-    made = make_experiment(GRID, throughput={"blocks": 3})
-    quiet = [make_run(tmp_path, made, spread(0.03, 0.0, -0.03, factor=x), started_at=1.7e9 + x) for x in (1.0, 0.8)]
+    three = make_experiment(GRID, throughput={"blocks": 3})
+    quiet = made(tmp_path, three, *(spread(0.03, 0.0, -0.03, factor=factor) for factor in (1.0, 0.8)))
     comparison = compared(*quiet, run_noise=0.05)
     row = by_cell(comparison)["ddp", 2]
     assert row["run_noise"] == 0.05 and row["change"] == "slower"
     assert math.log(row["high"] / row["ratio"]) == pytest.approx(1.959964 * 0.05 * math.sqrt(2), rel=1e-5)
     assert "contradicts" not in " ".join(sentences(comparison))
     changed = math.exp(-5 * 0.2 * math.sqrt(2))  # five times the noise of a difference
-    loud = [make_run(tmp_path, made, spread(0.2, 0.0, -0.2, factor=x), started_at=1.8e9 + x) for x in (1.0, changed)]
+    loud = made(tmp_path, three, *(spread(0.2, 0.0, -0.2, factor=factor) for factor in (1.0, changed)), at=1e8)
     row = by_cell(compared(*loud, run_noise=0.05))["ddp", 2]
     assert row["change"] == "slower" and row["run_noise"] == pytest.approx(0.2)
 
@@ -194,9 +196,7 @@ def test_speedups_are_paired_inside_each_run_and_have_a_noise_of_their_own(runs:
 def test_earlier_runs_count_over_as_many_blocks_as_the_shorter_run_has(
     runs: dict[str, Path], results_folder: Path, experiment: Experiment
 ) -> None:
-    one_block = make_run(
-        results_folder, experiment, rate(), started_at=1.7e9 + 200, trials=lambda trial: trial.block == 0
-    )
+    (one_block,) = made(results_folder, experiment, rate(), at=200, trials=lambda trial: trial.block == 0)
     comparison = compared(runs["first"], one_block)
     assert not comparison.runs["finished"].tolist()[1] and comparison.runs["missing"].tolist() == [0, 3]
     assert comparison.cells["blocks"].tolist() == [1] * 3
@@ -204,45 +204,39 @@ def test_earlier_runs_count_over_as_many_blocks_as_the_shorter_run_has(
 
 
 @pytest.mark.parametrize(
-    ("node", "counted"),
+    "node",
     [
-        ({}, 3),
-        ({"packages": {"torch": "2.14.0"}}, 0),
-        ({"variables": {"OMP_NUM_THREADS": "4"}}, 0),
-        ({"cpu": "Another CPU"}, 0),
-        ({"threads": 2}, 0),
+        {},
+        {"packages": {"torch": "2.14.0"}},
+        {"variables": {"OMP_NUM_THREADS": "4"}},
+        {"cpu": "Another CPU"},
+        {"threads": 2},
     ],
+    ids=str,
 )
 def test_earlier_runs_in_another_environment_do_not_count(
-    experiment: Experiment, tmp_path: Path, node: dict[str, Any], counted: int
+    experiment: Experiment, tmp_path: Path, node: dict[str, Any]
 ) -> None:
-    for day in range(3):
-        make_run(tmp_path, experiment, rate(NOISE[day]), started_at=1.7e9 + day, node={**NODE, **node})
-    pair = [make_run(tmp_path, experiment, rate(), started_at=1.7e9 + 10 + day) for day in range(2)]
-    counts = compared(*pair).cells["earlier_runs"]
-    assert counts.fillna(0).tolist() == [counted] * 3
+    made(tmp_path, experiment, *map(rate, NOISE[:3]), node={**NODE, **node})
+    counts = compared(*made(tmp_path, experiment, rate(), rate(), at=10)).cells["earlier_runs"]
+    assert counts.fillna(0).tolist() == [0 if node else 3] * 3
 
 
 @pytest.mark.parametrize(
     ("node", "decided"), [({"packages": {"torch": "2.16.0"}}, True), ({"cpu": "Another CPU"}, False)]
 )
 def test_other_versions_are_compared_by_the_first_runs_noise_and_other_machines_are_not(
-    results_folder: Path,
-    runs: dict[str, Path],
-    experiment: Experiment,
-    tmp_path: Path,
-    node: dict[str, Any],
-    decided: bool,
+    runs: dict[str, Path], experiment: Experiment, tmp_path: Path, node: dict[str, Any], decided: bool
 ) -> None:
-    later = make_run(tmp_path, experiment, rate(ddp2=0.8), started_at=1.8e9, node={**NODE, **node})
+    (later,) = made(tmp_path, experiment, rate(ddp2=0.8), at=1e8, node={**NODE, **node})
     row = by_cell(compared(runs["first"], later))["ddp", 2]
     assert (row["change"] == "slower") if decided else pd.isna(row["change"])
     assert decided or row["reason"].startswith("the runs are of different machines")
 
 
 def test_only_runs_before_both_count_and_each_of_them_once(experiment: Experiment, tmp_path: Path) -> None:
-    earlier = [make_run(tmp_path, experiment, rate(), started_at=1.7e9 + day) for day in range(3)]
-    first, second, third = (make_run(tmp_path, experiment, rate(), started_at=1.7e9 + 10 + day) for day in range(3))
+    earlier = made(tmp_path, experiment, *[rate()] * 3)
+    first, second, third = made(tmp_path, experiment, *[rate()] * 3, at=10)
     assert compared(first, third).cells["earlier_runs"].tolist() == [3] * 3  # without the one between them
     assert compared(third, first).cells["earlier_runs"].tolist() == [3] * 3
     assert compared(second, third).cells["earlier_runs"].tolist() == [4] * 3
@@ -252,12 +246,19 @@ def test_only_runs_before_both_count_and_each_of_them_once(experiment: Experimen
     assert compared(earlier[0], third).cells["earlier_runs"].isna().all()
 
 
-def test_an_earlier_run_that_cannot_be_read_is_left_out_and_named(experiment: Experiment, tmp_path: Path) -> None:
-    paths = [make_run(tmp_path, experiment, rate(), started_at=1.7e9 + day) for day in range(6)]
+def test_an_earlier_run_that_cannot_be_read_is_left_out_and_runs_without_an_environment_are_undecided(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    paths = made(tmp_path, experiment, *[rate()] * 6)
     (paths[0] / "trials.jsonl").write_text("damaged\n")
     comparison = compared(*paths[4:])
     assert comparison.cells["earlier_runs"].tolist() == [3] * 3
     assert comparison.history is not None and list(comparison.history.unread) == [str(paths[0])]
+    for path in paths[1:]:
+        lines = (path / "environment.jsonl").read_text().splitlines(keepends=True)
+        (path / "environment.jsonl").write_text("".join(line for line in lines if not line.startswith('{"group"')))
+    loaded.cache_clear()
+    assert set(compared(*paths[4:]).cells["reason"]) == {"the environment of a run was not recorded"}
 
 
 def test_a_cell_that_a_run_lost_is_undecided_and_one_that_it_never_planned_is_only_listed(
@@ -266,13 +267,13 @@ def test_a_cell_that_a_run_lost_is_undecided_and_one_that_it_never_planned_is_on
     def failing(cell: Cell, block: int) -> float | None:
         return None if cell.devices == 2 else rate()(cell, block)
 
-    lost = make_run(results_folder, experiment, failing, started_at=1.7e9 + 300)
+    (lost,) = made(results_folder, experiment, failing, at=300)
     comparison = compared(runs["first"], lost, conditions=("throughput < 0.5",))
     assert comparison.unmatched[["measured_in", "planned"]].values.tolist() == [["A", True]]
     assert comparison.unmatched["reason"].tolist() == ["B: error: ValueError on rank 0: bad"]
     assert exit_code(comparison.gate) == 4
     smaller = make_experiment({**GRID, "devices": [1]}, throughput={"blocks": 2})
-    narrow = make_run(results_folder, smaller, rate(), started_at=1.7e9 + 301)
+    (narrow,) = made(results_folder, smaller, rate(), at=301)
     comparison = compared(runs["first"], narrow, conditions=("throughput < 0.5",))
     assert comparison.unmatched["reason"].tolist() == ["no cell of B"]
     assert exit_code(comparison.gate) == 0
@@ -280,7 +281,7 @@ def test_a_cell_that_a_run_lost_is_undecided_and_one_that_it_never_planned_is_on
 
 def test_rehearsals_are_shown_and_never_decided(make_experiment: Make, tmp_path: Path) -> None:
     grid = make_experiment({**GRID, "strategy": ["single", "dp"]}, throughput={"blocks": 1})
-    paths = [make_run(tmp_path, grid, rate(factor), started_at=1.7e9 + n) for n, factor in enumerate((1.0, 0.5))]
+    paths = made(tmp_path, grid, rate(), rate(0.5))
     comparison = compared(*paths, conditions=("throughput < 0.95",), run_noise=0.01)
     row = by_cell(comparison)["dp", 2]
     assert row["ratio"] == pytest.approx(0.5) and pd.isna(row["change"]) and pd.isna(row["low"])
@@ -289,11 +290,7 @@ def test_rehearsals_are_shown_and_never_decided(make_experiment: Make, tmp_path:
 
 
 def test_cells_are_matched_but_for_the_axes_of_by(make_experiment: Make, tmp_path: Path) -> None:
-    made = [
-        make_experiment(GRID, throughput={"blocks": 1}, strategy_options={"ddp": {"bucket_cap_mb": size}})
-        for size in (25, 1)
-    ]
-    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + n) for n, one in enumerate(made)]
+    paths = [path for size in (25, 1) for path in made(tmp_path, with_buckets(make_experiment, size), rate(), at=-size)]
     comparison = compared(*paths, by=("ddp.bucket_cap_mb",))
     assert len(comparison.cells) == 3 and comparison.unmatched.empty
     row = by_cell(comparison)["ddp", 2]
@@ -303,21 +300,13 @@ def test_cells_are_matched_but_for_the_axes_of_by(make_experiment: Make, tmp_pat
 
 
 def test_noise_is_pooled_over_both_cells_of_a_pair(make_experiment: Make, tmp_path: Path) -> None:
-    made = [
-        make_experiment(
-            {**GRID, "strategy": "ddp"}, throughput={"blocks": 1}, strategy_options={"ddp": {"bucket_cap_mb": b}}
-        )
-        for b in (25, 1)
-    ]
-    for which, factors in enumerate([(1.0, 1.1, 1.2), (1.0, 1.2, 1.4, 1.6)]):
-        for day, factor in enumerate(factors):
-            make_run(tmp_path, made[which], rate(factor), started_at=1.7e9 + 10 * which + day)
-    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + 100 + n) for n, one in enumerate(made)]
+    experiments = [with_buckets(make_experiment, size, strategy="ddp") for size in (25, 1)]
+    factors = [(1.0, 1.1, 1.2), (1.0, 1.2, 1.4, 1.6)]
+    for which, one in enumerate(experiments):
+        made(tmp_path, one, *map(rate, factors[which]), at=10 * which)
+    paths = [path for n, one in enumerate(experiments) for path in made(tmp_path, one, rate(), at=100 + n)]
     row = by_cell(compared(*paths, by=("ddp.bucket_cap_mb",)))["ddp", 2]
-    squares = []
-    for factors in [(1.0, 1.1, 1.2), (1.0, 1.2, 1.4, 1.6)]:
-        logs = [math.log(factor) for factor in factors]
-        squares.append(sum((log - sum(logs) / len(logs)) ** 2 for log in logs))
+    squares = [(len(each) - 1) * stdev(map(math.log, each)) ** 2 for each in factors]
     assert row["earlier_runs"] == 7
     assert row["run_noise"] == pytest.approx(math.sqrt(sum(squares) / 5))
 
@@ -325,44 +314,34 @@ def test_noise_is_pooled_over_both_cells_of_a_pair(make_experiment: Make, tmp_pa
 def test_cells_of_the_same_earlier_runs_have_the_degrees_of_freedom_of_those_runs(
     make_experiment: Make, tmp_path: Path
 ) -> None:
-    sizes = ([1, 25], [25], [1])
     both, large, small = (
-        make_experiment(
-            {**GRID, "strategy": "ddp", "devices": 2},
-            throughput={"blocks": 1},
-            strategy_options={"ddp": {"bucket_cap_mb": b}},
-        )
-        for b in sizes
+        with_buckets(make_experiment, sizes, strategy="ddp", devices=2) for sizes in ([1, 25], [25], [1])
     )
-    for day, factor in enumerate(NOISE):
-        make_run(tmp_path, both, rate(factor), started_at=1.7e9 + day)
-    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + 100 + n) for n, one in enumerate((large, small))]
+    made(tmp_path, both, *map(rate, NOISE))
+    paths = [path for n, one in enumerate((large, small)) for path in made(tmp_path, one, rate(), at=100 + n)]
     row = by_cell(compared(*paths, by=("ddp.bucket_cap_mb",)))["ddp", 2]
-    logs = [math.log(factor) for factor in NOISE]
-    sd = math.sqrt(sum((log - sum(logs) / 5) ** 2 for log in logs) / 4)
-    assert (row["earlier_runs"], row["run_noise"]) == (5, pytest.approx(sd))
-    assert row["high"] == pytest.approx(math.exp(2.776445 * sd * math.sqrt(2)), rel=1e-5)
+    assert (row["earlier_runs"], row["run_noise"]) == (5, pytest.approx(SPREAD))
+    assert row["high"] == pytest.approx(math.exp(2.776445 * SPREAD * math.sqrt(2)), rel=1e-5)
 
 
-def test_trainings_that_by_cannot_tell_apart_are_an_error(make_experiment: Make, tmp_path: Path) -> None:
-    both = make_experiment(
-        GRID,
-        throughput=None,
-        convergence={"epochs": 1, "seeds": [0]},
-        strategy_options={"ddp": {"bucket_cap_mb": [1, 25]}},
-    )
-    paths = [make_run(tmp_path, both, rate(), started_at=1.7e9 + n) for n in range(2)]
+@pytest.mark.parametrize("sections", [{}, {"throughput": None, "convergence": {"epochs": 1, "seeds": [0]}}])
+def test_cells_or_trainings_that_by_cannot_tell_apart_are_an_error(
+    make_experiment: Make, tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    given = {"throughput": {"blocks": 1}, "strategy_options": {"ddp": {"bucket_cap_mb": [1, 25]}}, **sections}
+    paths = made(tmp_path, make_experiment(GRID, **given), rate(), rate())
     with pytest.raises(ComparisonError, match=r"differ in nothing else \(ddp.bucket_cap_mb\).*--only"):
         compared(*paths, by=("ddp.bucket_cap_mb",))
+    narrowed = compared(*paths, by=("ddp.bucket_cap_mb",), only={"ddp.bucket_cap_mb": 1})
+    assert sections or (len(compared(*paths).cells), len(narrowed.cells)) == (5, 2)
 
 
 @pytest.mark.parametrize("metrics", [(1.0, math.nan, 0.5), (math.nan, 0.5, 1.0), (0.5, 1.0, math.inf)])
 def test_a_metric_that_is_not_finite_in_a_seed_is_left_out_and_said(
     make_experiment: Make, tmp_path: Path, metrics: tuple[float, ...]
 ) -> None:
-    made = make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": [0, 1, 2]})
-    paths = [make_run(tmp_path, made, rate(), started_at=1.7e9 + n, accuracy=metrics.__getitem__) for n in range(2)]
-    comparison = compared(*paths)
+    trained = make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": [0, 1, 2]})
+    comparison = compared(*made(tmp_path, trained, rate(), rate(), accuracy=metrics.__getitem__))
     row = comparison.convergence[comparison.convergence["metric"] == "val_accuracy"].to_dict("records")[0]
     assert (row["seeds"], row["first"], row["reason"]) == (2, 0.75, "no finite value in 1 of 3 seeds")
     json.loads(as_json(comparison))
@@ -372,7 +351,7 @@ def test_the_cell_in_place_of_a_failed_base_has_no_speedup_to_decide(experiment:
     def without_base(cell: Cell, block: int) -> float | None:
         return None if cell.strategy == "single" else rate()(cell, block)
 
-    paths = [make_run(tmp_path, experiment, without_base, started_at=1.7e9 + day) for day in range(7)]
+    paths = made(tmp_path, experiment, *[without_base] * 7)
     gate = compared(*paths[5:], conditions=("speedup < 0.5",)).gate
     assert gate[["devices", "verdict"]].values.tolist() == [[2, "passes"]]
 
@@ -381,40 +360,26 @@ def test_a_cell_of_two_of_three_runs_is_named_with_the_run_that_lacks_it(
     make_experiment: Make, experiment: Experiment, tmp_path: Path
 ) -> None:
     smaller = make_experiment({**GRID, "devices": [1]}, throughput={"blocks": 2})
-    made = enumerate((experiment, smaller, experiment))
-    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + n) for n, one in made]
+    runs = enumerate((experiment, smaller, experiment))
+    paths = [path for n, one in runs for path in made(tmp_path, one, rate(), at=n)]
     (sentence,) = (text for text in sentences(compared(*paths)) if text.startswith("Measured in"))
     assert sentence.startswith("Measured in A, not in B: ")
 
 
-def test_by_an_axis_that_a_run_varies_itself_is_an_error(make_experiment: Make, tmp_path: Path) -> None:
-    both = make_experiment(GRID, throughput={"blocks": 1}, strategy_options={"ddp": {"bucket_cap_mb": [1, 25]}})
-    paths = [make_run(tmp_path, both, rate(), started_at=1.7e9 + n) for n in range(2)]
-    assert len(compared(*paths).cells) == 5
-    with pytest.raises(ComparisonError, match=r"differ in nothing else \(ddp.bucket_cap_mb\).*--only"):
-        compared(*paths, by=("ddp.bucket_cap_mb",))
-    narrowed = compared(*paths, by=("ddp.bucket_cap_mb",), only={"ddp.bucket_cap_mb": 1})
-    assert len(narrowed.cells) == 2
-
-
 def test_runs_that_share_no_cell_are_an_error_with_the_axes_that_differ(make_experiment: Make, tmp_path: Path) -> None:
-    made = [make_experiment({**GRID, "per_device_batch_size": size}, throughput={"blocks": 1}) for size in (8, 16)]
-    paths = [make_run(tmp_path, one, rate(), started_at=1.7e9 + n) for n, one in enumerate(made)]
-    with pytest.raises(
-        ComparisonError, match=r"share no cell; the two most alike differ in per_device_batch_size: 8 an"
-    ):
-        compared(*paths)
-    with pytest.raises(ComparisonError, match=r"--by per_device_batch_size$"):
+    sizes = [make_experiment({**GRID, "per_device_batch_size": size}, throughput={"blocks": 1}) for size in (8, 16)]
+    paths = [path for n, one in enumerate(sizes) for path in made(tmp_path, one, rate(), at=n)]
+    words = r"share no cell; the two most alike differ in per_device_batch_size: 8 an.*--by per_device_batch_size$"
+    with pytest.raises(ComparisonError, match=f"(?s){words}"):
         compared(*paths)
     assert len(compared(*paths, by=("per_device_batch_size",)).cells) == 3
 
 
 def test_one_and_the_same_run_is_an_error(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ComparisonError, match="one and the same run"):
-        compared(runs["first"], runs["first"])
     (tmp_path / "link").symlink_to(runs["first"])
-    with pytest.raises(ComparisonError, match="one and the same run"):
-        compared(runs["first"], tmp_path / "link")
+    for second in (runs["first"], tmp_path / "link"):
+        with pytest.raises(ComparisonError, match="one and the same run"):
+            compared(runs["first"], second)
     with pytest.raises(ComparisonError, match="got 1 run"):
         compared(runs["first"])
 
@@ -432,30 +397,19 @@ def test_what_differs_between_environments_is_listed(
     runs: dict[str, Path], experiment: Experiment, tmp_path: Path
 ) -> None:
     node = {**NODE, "packages": {"torch": "2.16.0"}}
-    later = make_run(tmp_path, experiment, rate(), started_at=1.8e9, node=node, invocation={"git_commit": "b" * 40})
+    (later,) = made(tmp_path, experiment, rate(), at=1e8, node=node, invocation={"git_commit": "b" * 40})
     facts = {fact.name: fact.values for fact in compared(runs["first"], later).environment if fact.differs}
     assert facts == {"git commit": ("a" * 12, "b" * 12), "torch": ("2.15.0", "2.16.0")}
 
 
 def test_convergence_is_compared_seed_by_seed(make_experiment: Make, tmp_path: Path) -> None:
-    made = make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": [0, 1, 2]})
-    changes = (0.0, -0.02, -0.04)
-    paths = [
-        make_run(tmp_path, made, rate(), started_at=1.7e9),
-        make_run(tmp_path, made, rate(), started_at=1.7e9 + 1, accuracy=lambda seed: 0.9 + changes[seed]),
-    ]
-    comparison = compared(*paths)
+    trained = make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": [0, 1, 2]})
+    (first,) = made(tmp_path, trained, rate())
+    (later,) = made(tmp_path, trained, rate(), at=1, accuracy=lambda seed: 0.9 - 0.02 * seed)
+    comparison = compared(first, later)
     rows = comparison.convergence[comparison.convergence["metric"] == "val_accuracy"].to_dict("records")
     assert {row["seeds"] for row in rows} == {3} and comparison.cells.empty
     half = 4.302653 * 0.02 / math.sqrt(3)
     assert rows[0]["difference"] == pytest.approx(-0.02)
     assert rows[0]["high"] == pytest.approx(-0.02 + half, rel=1e-5)
     assert (rows[0]["first"], rows[0]["later"]) == (pytest.approx(0.9), pytest.approx(0.88))
-
-
-def test_runs_without_a_recorded_environment_are_undecided(experiment: Experiment, tmp_path: Path) -> None:
-    paths = [make_run(tmp_path, experiment, rate(), started_at=1.7e9 + day) for day in range(5)]
-    for path in paths:
-        lines = (path / "environment.jsonl").read_text().splitlines(keepends=True)
-        (path / "environment.jsonl").write_text("".join(line for line in lines if not line.startswith('{"group"')))
-    assert set(compared(*paths[3:]).cells["reason"]) == {"the environment of a run was not recorded"}

@@ -1,4 +1,4 @@
-"""Findings that compare the examinations of several cells."""
+"""Findings that compare examinations, and cells that are measured despite one: marked, and out of claims."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import trials as trial_tables
-from harness.analysis.findings import findings
-from tests.records import line, steps_of
+from harness.analysis import ratios
+from harness.analysis.findings import findings, with_faulty
+from harness.analysis.ratios import leaders
+from harness.report.tables.scaling import scaling_table
+from tests.records import line, trials_of, with_set_ids
 
 
 def examined(strategy: str, distinct: int | None, **columns: Any) -> dict[str, Any]:
@@ -20,13 +22,15 @@ def examined(strategy: str, distinct: int | None, **columns: Any) -> dict[str, A
 
 
 def found(*lines: dict[str, Any]) -> list[tuple[str, str]]:
-    table = findings([*lines], trial_tables.trials([*lines], steps_of([*lines])))  # type: ignore[list-item]
+    table = findings([*lines], trials_of([*lines]))  # type: ignore[list-item]
     return list(zip(table["strategy"], table["seen"], strict=True))
 
 
-def test_a_strategy_that_reads_fewer_samples_than_one_device_is_a_finding() -> None:
+def test_a_strategy_that_reads_fewer_samples_than_one_device_is_a_finding_at_any_learning_rate() -> None:
     seen = found(examined("single", 1000), examined("ddp", 500), examined("fsdp", 1000))
     assert seen == [("ddp", "distinct samples in an epoch: 500; of one device: 1,000")]
+    swept = examined("ddp", 500, options={"workload.width": 8, "optimizer.lr": 0.01})
+    assert len(found(examined("single", 1000), swept)) == 1
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,54 @@ def test_other_examinations_are_not_compared(single: dict[str, Any], ddp: dict[s
     assert found(single, ddp) == []
 
 
-def test_the_learning_rate_has_no_part_in_the_data() -> None:
-    swept = examined("ddp", 500, options={"workload.width": 8, "optimizer.lr": 0.01})
-    assert len(found(examined("single", 1000), swept)) == 1
+def study(check: str, severity: str = "error") -> list[dict[str, Any]]:
+    found = {"check": check, "severity": severity, "seen": "x", "means": "y", "advice": "z"}
+    rates = {"single": (50.0,), "dp2": (90.0, 90.0), "ddp2": (80.0, 80.0)}
+    lines = [
+        line(cell, rates=rate, block=block, emulated=False, purpose="")
+        for block in range(3)
+        for cell, rate in rates.items()
+    ]
+    examined = line("dp2", kind="diagnostic", purpose="doctor", devices=2, emulated=False, facts={"findings": [found]})
+    return [*map(with_set_ids, lines), {**examined, "windows": []}]
+
+
+def faulty_cells(lines: list[Any]) -> set[str]:
+    return {one["cell_id"] for one in lines if one.get("faulty")}
+
+
+def test_an_error_marks_every_cell_of_its_kind_if_its_check_is_allowed_or_stops_nothing() -> None:
+    assert faulty_cells(with_faulty(study("GPU copies"), ("copies",))) == {"dp2"}  # type: ignore[arg-type]
+    assert faulty_cells(with_faulty(study("GPU copies"), ("divergence",))) == set()  # type: ignore[arg-type]
+    assert faulty_cells(with_faulty(study("GPU copies", "warning"), ("copies",))) == set()  # type: ignore[arg-type]
+    assert with_faulty(study("GPU copies"), ()) == study("GPU copies")  # type: ignore[arg-type]
+    for stops, cells in ((False, {"dp2"}), (True, set[str]())):
+        *measured, examined = study("gradient scaling")
+        examined["facts"]["findings"][0]["stops"] = stops
+        assert faulty_cells(with_faulty([*measured, examined], ())) == cells  # type: ignore[list-item]
+
+
+def test_the_latest_examination_counts() -> None:
+    *measured, wrong = study("GPU copies")
+    right: dict[str, Any] = {**wrong, "attempt": 2, "facts": {"findings": []}}
+    lost: dict[str, Any] = {**wrong, "attempt": 3, "outcome": "lost", "facts": {}}
+
+    def marked(*examined: dict[str, Any]) -> set[str]:
+        return faulty_cells(with_faulty([*measured, *examined], ("copies",)))  # type: ignore[list-item]
+
+    assert marked(wrong, right) == marked(wrong, right, lost) == set()
+    assert marked(right, wrong) == marked(right, wrong, lost) == {"dp2"}
+
+
+def test_marked_cells_are_labelled_and_in_no_claim() -> None:
+    lines: Any = with_faulty(study("GPU copies"), ("copies",))  # type: ignore[arg-type]
+    trials = trials_of(lines)
+    scaling = ratios.scaling(trials)
+    faulty = dict(zip(scaling["cell_id"], scaling["faulty"], strict=True))
+    assert faulty == {"single": False, "dp2": True, "ddp2": False}
+    assert "dp (faulty) x2" in set(scaling["label"])
+    assert {row.kind for row in scaling_table(scaling).rows if "dp (faulty)" in row.cells} == {"apart"}
+    assert ratios.versus(trials)["faulty"].tolist() == [True]
+    assert "dp2" not in set(leaders(trials)["cell_id"]) | set(leaders(trials)["leader_id"])
+    plain = trials_of(study("GPU copies"))
+    assert "dp2" in set(leaders(plain)["leader_id"]) and plain["faulty"].isna().all()

@@ -1,18 +1,25 @@
-"""Conditions of --fail-if, and the exit code that follows from the verdicts."""
+"""Which cells of two runs match; conditions of --fail-if, and the exit code that follows from the verdicts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from harness.analysis.common import Record
+from harness.analysis.common import Record, content_key, differing_axes, matches
 from harness.analysis.compare import Condition, exit_code, gate, parse_condition
 from harness.analysis.equivalence import Verdict
 from harness.analysis.history import RunNoise
 from harness.analysis.run_cells import RunCell
 from harness.analysis.run_pairs import Lost, Pair, RunRatio
+from harness.config.axes import check_axis
+from harness.config.experiment import Experiment
+from harness.plan.comparison import axes_of
+from harness.plan.planner import make_plan
+from tests.conftest import gpu_cluster
 from tests.records import line
 
 
@@ -71,9 +78,6 @@ def test_a_cell_fails_or_passes_only_if_the_interval_excludes_the_threshold(
     ratio: float, sd: float | None, verdict: str
 ) -> None:
     assert gate([pair(ratio, sd)], [], [BELOW])["verdict"].tolist() == [verdict]
-
-
-def test_the_other_side_fails_too() -> None:
     above = Condition("throughput", False, 1.05)
     assert gate([pair(1.2), pair(1.0)], [], [above])["verdict"].tolist() == ["fails", "passes"]
 
@@ -85,30 +89,24 @@ def test_p_values_are_adjusted_over_all_cells() -> None:
     assert alone["p_adjusted"].tolist() == pytest.approx([0.02327], abs=1e-4)
     assert both["p_adjusted"].tolist() == pytest.approx([2 * 0.02327, 0.1325], abs=1e-3)
     assert alone["verdict"].tolist() == ["fails"]
-    many = gate([pair(0.92), pair(0.93), pair(0.93)], [], [BELOW])
+    many = gate([pair(0.92), *[pair(0.93)] * 2], [], [BELOW])
     assert many["verdict"].tolist() == ["undecided"] * 3
     assert set(many["reason"]) == {"the interval, Holm-adjusted, holds the threshold"}
 
 
-def test_a_cell_without_equivalence_is_undecided_and_a_rehearsal_has_no_row() -> None:
+def test_what_is_not_equivalent_is_undecided_or_has_no_row() -> None:
     rows = gate([pair(0.5, no_claim="B: not equivalent"), pair(0.5, name="dp2")], [], [BELOW])
     assert rows[["verdict", "reason"]].values.tolist() == [["undecided", "B: not equivalent"]]
-
-
-def test_a_cell_that_is_equivalent_in_no_run_has_no_row() -> None:
     differs = replace(cell(), verdict=Verdict("not equivalent", "it differs"))
     kept = replace(pair(0.5, no_claim="it differs"), first=differs)
     assert len(gate([kept], [], [BELOW])) == 1  # what changed is undecided
     assert gate([replace(kept, later=differs)], [], [BELOW]).empty
 
 
-def test_the_base_has_no_verdict_on_its_speedup_and_others_without_one_are_undecided() -> None:
+def test_a_base_has_no_verdict_on_its_speedup_and_a_planned_cell_without_a_measurement_is_undecided() -> None:
     speedup = Condition("speedup", True, 0.95)
     rows = gate([pair(1.0, name="single"), pair(1.0)], [], [speedup])
     assert rows[["strategy", "verdict"]].values.tolist() == [["ddp", "undecided"]]
-
-
-def test_a_planned_cell_without_a_measurement_is_undecided() -> None:
     row = cell().first
     lost = [Lost("B", "A", row, True, "B: oom"), Lost("B", "A", row, False, "no cell of B")]
     rows = gate([pair(1.0)], lost, [BELOW])
@@ -116,13 +114,77 @@ def test_a_planned_cell_without_a_measurement_is_undecided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "code"),
+    ("verdicts", "code"), [("passes passes", 0), ("passes undecided fails", 3), ("passes undecided", 4), ("", 4)]
+)
+def test_exit_codes(verdicts: str, code: int) -> None:
+    assert exit_code(pd.DataFrame({"verdict": pd.Series(verdicts.split(), dtype="string")})) == code
+
+
+# -- matching ---------------------------------------------------------------------------------------------------------
+
+
+Make = Callable[..., Experiment]
+
+
+def row(**columns: Any) -> dict[str, Any]:
+    known = line("ddp2", rates=(1.0, 1.0), options=columns.pop("options", {}))
+    return {"device_ids": None, "variant": None, **known, **columns}
+
+
+BUCKETS = [row(options={"ddp.bucket_cap_mb": size}) for size in (1, 25)]
+BATCH = row(per_device_batch_size=20, global_batch_size=40)
+STRONG = row(scaling="strong", devices=4, global_batch_size=40)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "by", "alike"),
     [
-        (["passes", "passes"], 0),
-        (["passes", "undecided", "fails"], 3),
-        (["passes", "undecided"], 4),
-        ([], 4),
+        (*BUCKETS, [], False),
+        (*BUCKETS, ["ddp.bucket_cap_mb"], True),
+        (*BUCKETS, ["model"], False),
+        (BUCKETS[0], row(strategy="fsdp", options={"fsdp.mesh": "hybrid"}), ["strategy"], True),  # its own options
+        (row(), row(devices=4, global_batch_size=40), ["devices"], True),  # the global batch follows from the devices
+        (row(scaling="strong"), STRONG, ["devices"], False),
+        (row(), row(devices=4, global_batch_size=40), ["global_batch_size"], False),
+        (row(), BATCH, ["per_device_batch_size"], True),
+        (row(), BATCH, ["global_batch_size"], True),
     ],
 )
-def test_exit_codes(verdicts: list[str], code: int) -> None:
-    assert exit_code(pd.DataFrame({"verdict": pd.Series(verdicts, dtype="string")})) == code
+def test_cells_that_differ_in_a_named_axis_and_what_follows_from_it_have_one_key(
+    one: dict[str, Any], other: dict[str, Any], by: list[str], alike: bool
+) -> None:
+    assert (content_key(one, by) == content_key(other, by)) is alike
+
+
+def test_the_axes_in_which_cells_differ_are_named_and_unknown_ones_an_error() -> None:
+    assert differing_axes(*BUCKETS) == ["ddp.bucket_cap_mb"]
+    assert [check_axis(name) for name in ("devices", "device", "ddp.bucket_cap_mb")]
+    with pytest.raises(ValueError, match="unknown axis 'modle'; did you mean 'model'"):
+        check_axis("modle")
+    with pytest.raises(ValueError, match="unknown axis 'options'"):
+        check_axis("options")
+
+
+def test_only_is_a_value_or_one_of_several() -> None:
+    assert matches(row(), {"strategy": "ddp", "devices": [1, 2]})
+    assert not matches(row(), {"strategy": ["single"]})
+    assert matches(row(options={"optimizer.lr": 0.1}), {"optimizer.lr": [0.1]})
+    assert matches(row(device_ids="0,1"), {"device_ids": [[0, 1]]})
+
+
+def test_a_recorded_row_matches_as_its_cell_does(make_experiment: Make) -> None:
+    axes = {"device_ids": [[6, 7], [0, 4]], "optimizer.lr": [0.1, 0.01, 1.0]}
+    grid = {"strategy": ["dp"], "global_batch_size": 8, **axes}
+    experiment = make_experiment(grid, device="cuda")
+    cells = {trial.cell for trial in make_plan(experiment, gpu_cluster()).trials}
+    filters: list[dict[str, Any]] = [
+        {"device_ids": [6, 7]},
+        {"device_ids": [6, 7], "optimizer.lr": 0.1},
+        {"optimizer.lr": 1},
+        {"optimizer.lr": [0.1, 1]},
+        {"strategy": ["dp", "single"], "devices": 2},
+        {"compile": False, "data": "digits"},
+    ]
+    for wanted in filters:
+        matched = [cell for cell in cells if cell.matches(wanted)]
+        assert matched and matched == [cell for cell in cells if matches(dict(axes_of(cell)), wanted)]

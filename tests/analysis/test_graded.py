@@ -13,6 +13,7 @@ from harness.record.estimate import Basis, Estimate, EstimatedPart
 from harness.record.frames import records
 from tests.records import line
 
+CELLS = ("single", "ddp2")
 PRICE = Cost(per_device_hour=36.0, currency="EUR")
 
 
@@ -37,25 +38,21 @@ LINES: list[dict[str, Any]] = [
 
 
 def part(name: str, seconds: float | None, basis: Basis = "earlier run", **more: Any) -> EstimatedPart:
-    return {
-        "part": name,
-        "cell_id": None,
-        "label": name,
-        "devices": None,
-        "trials": 1,
-        "seconds": seconds,
-        "device_s": seconds,
-        "energy_j": None,
-        "basis": basis,
-        **more,  # type: ignore[typeddict-item]
-    }
+    known: Any = {"part": name, "label": name, "cell_id": None, "devices": None, "trials": 1}
+    return {**known, "seconds": seconds, "device_s": seconds, "energy_j": None, "basis": basis, **more}
+
+
+def rest_of(groups: float, command: float, report: float | None = None, trials: int = 2) -> list[EstimatedPart]:
+    """The parts beside the cells: the twin took 5 s."""
+    parts = [part("twin", 5.0), part("worker groups", groups, trials=trials), part("command", command, trials=0)]
+    return parts if report is None else [*parts, part("report", report, trials=0)]
 
 
 def estimate(*parts: EstimatedPart) -> Estimate:
     return {"earlier": "results/x/y", "devices": 2, "at_once": 2, "bound": "about", "parts": [*parts]}
 
 
-def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:
+def test_the_parts_of_a_run_add_up_to_its_wall_time_and_a_trial_that_is_tried_again_counts_once() -> None:
     found = time_use(LINES, environment(report_s=8.0), 2)
     assert {key: (use.trials, use.seconds, use.device_s) for key, use in found.items()} == {
         ("cell", "single"): (1, 4.0, 4.0),
@@ -65,24 +62,18 @@ def test_the_parts_of_a_run_add_up_to_its_wall_time() -> None:
         ("command", ""): (0, 40.0, 0.0),
         ("report", ""): (0, 8.0, 0.0),
     }
-
-
-def test_a_trial_that_is_tried_again_counts_once_and_its_time_twice() -> None:
     again = [line("single", trial_s=4.0, outcome="lost"), line("single", trial_s=5.0, attempt=2)]
     use = time_use(again, environment(), 2)["cell", "single"]
     assert (use.trials, use.seconds) == (1, 9.0)
 
 
-def test_energy_is_known_where_power_is() -> None:
+def test_energy_is_known_where_power_is_and_ranks_that_share_a_device_occupy_it_once() -> None:
     powered = line("ddp2", rates=(1.0, 1.0), trial_s=6.0)
     for rank in powered["ranks"]:
         rank["power_w"] = 300.0
     found = time_use([powered, line("single", trial_s=4.0)], environment())
     assert found["cell", "ddp2"].energy_j == 300 * 2 * 6
     assert found["cell", "single"].energy_j is None
-
-
-def test_ranks_that_share_a_device_occupy_it_once() -> None:
     assert time_use([line("ddp8", devices=8, trial_s=6.0)], environment(), 2)["cell", "ddp8"].device_s == 12.0
 
 
@@ -95,10 +86,7 @@ def test_each_part_has_its_estimate_and_what_it_took() -> None:
     known = estimate(
         part("cell", 5.0, cell_id="single", label="single x1", devices=1),
         part("cell", 8.0, cell_id="ddp2", label="ddp x2", devices=2, trials=2),
-        part("twin", 5.0),
-        part("worker groups", 50.0, trials=2),
-        part("command", 30.0, trials=0),
-        part("report", 10.0, trials=0),
+        *rest_of(50.0, 30.0, 10.0),
     )
     found = rows(known, report_s=8.0)
     single = found["single x1"]
@@ -111,27 +99,12 @@ def test_each_part_has_its_estimate_and_what_it_took() -> None:
     until, total = found["until the report"], found["total"]
     assert (until["estimated_s"], until["actual_s"]) == (98.0, 100.0)
     assert (total["estimated_s"], total["actual_s"], total["error"]) == (108.0, 108.0, None), "a trial was left out"
-    assert [*found] == [
-        "single x1",
-        "ddp x2",
-        "twin",
-        "worker groups",
-        "command",
-        "until the report",
-        "report",
-        "total",
-    ]
+    named = ["single x1", "ddp x2", "twin", "worker groups", "command", "until the report", "report", "total"]
+    assert [*found] == named
 
 
 def test_the_total_has_an_error_if_every_planned_trial_was_started() -> None:
-    known = estimate(
-        part("cell", 5.0, cell_id="single"),
-        part("cell", 5.0, cell_id="ddp2"),
-        part("twin", 5.0),
-        part("worker groups", 35.0, trials=3),
-        part("command", 40.0, trials=0),
-    )
-    found = rows(known)
+    found = rows(estimate(*(part("cell", 5.0, cell_id=name) for name in CELLS), *rest_of(35.0, 40.0, trials=3)))
     assert found["until the report"]["error"] == pytest.approx(-0.1)
     assert found["total"]["actual_s"] is None, "the time of the report is not known while it is written"
 
@@ -139,14 +112,7 @@ def test_the_total_has_an_error_if_every_planned_trial_was_started() -> None:
 def test_of_several_invocations_trials_alone_have_an_error() -> None:
     twice = environment(report_s=8.0)
     twice["invocations"] *= 2
-    known = estimate(
-        part("cell", 5.0, cell_id="single"),
-        part("cell", 5.0, cell_id="ddp2"),
-        part("twin", 5.0),
-        part("worker groups", 35.0, trials=2),
-        part("command", 40.0, trials=0),
-        part("report", 8.0, trials=0),
-    )
+    known = estimate(*(part("cell", 5.0, cell_id=name) for name in CELLS), *rest_of(35.0, 40.0, 8.0))
     for of_run, outside in ((twice, [None] * 4), (environment(report_s=8.0), [35 / 45 - 1, 0.0, 0.0, -10 / 108])):
         found = {row["part"]: row["error"] for row in records(preview(known, 2, PRICE, LINES, of_run))}
         assert (found["cell"], found["twin"]) == (pytest.approx(-1 / 6), 0.0)
@@ -172,14 +138,11 @@ def test_a_sum_with_an_unknown_part_is_a_lower_bound_only_if_another_part_is(bas
     assert (found[-1]["basis"], found[-1]["error"]) == (total, None)
 
 
-def test_a_run_without_an_estimate_has_what_it_took() -> None:
+def test_without_an_estimate_there_is_what_it_took_and_before_the_run_only_the_estimate() -> None:
     found = rows(None, report_s=8.0)
     assert found["total"]["actual_s"] == 108.0 and found["total"]["estimated_s"] is None
     assert found["A/A test of the base"]["actual_s"] == 5.0
     assert {row["basis"] for row in found.values()} == {None}
-
-
-def test_before_the_run_there_is_only_the_estimate() -> None:
     found = records(preview(estimate(part("cell", 5.0, cell_id="single")), 4, PRICE))
     assert [(row["estimated_s"], row["actual_s"], row["measured_trials"]) for row in found] == [(5.0, None, None)] * 3
     assert found[0]["estimated_cost"] == pytest.approx(5 * 4 / 100)
@@ -187,15 +150,13 @@ def test_before_the_run_there_is_only_the_estimate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "devices"),
+    ("machine", "devices"),
     [
-        ({"machine": {"devices_per_node": [8, 8]}}, 16),
-        ({"machine": {"devices_per_node": ["8"]}}, None),
-        ({"machine": {"devices_per_node": []}}, None),
-        ({"machine": [8]}, None),
-        ({}, None),
+        ({"devices_per_node": [8, 8]}, 16),
+        *(({"devices_per_node": given}, None) for given in (["8"], [])),
+        *((other, None) for other in ([8], None)),
     ],
 )
-def test_the_devices_of_the_machine_are_those_of_the_plan(plan: dict[str, Any], devices: int | None) -> None:
-    assert machine_devices(plan) == devices
+def test_the_devices_of_the_machine_are_those_of_the_plan(machine: Any, devices: int | None) -> None:
+    assert machine_devices({} if machine is None else {"machine": machine}) == devices
     assert preview(None, None, PRICE, LINES, environment())["actual_device_hours"].isna().all()

@@ -36,13 +36,19 @@ def place(make_experiment: Make, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return place
 
 
-def test_history_has_one_row_a_run_and_cell_by_start(place: Path) -> None:
+def test_history_has_one_row_a_run_and_cell_by_start_with_the_changes_since_the_run_before(place: Path) -> None:
     history = harness.load_history(place)
     assert history.columns.tolist() == HISTORY.names
     ddp = history[history["devices"] == 2]
     assert ddp["throughput_per_s"].tolist() == pytest.approx([200.0, 400.0, 600.0])
     assert ddp["started_at"].tolist() == [1.7e9, 1.7e9 + 1, 1.7e9 + 2]
     assert ddp["speedup"].tolist() == pytest.approx([2.0] * 3) and len(history) == 9
+    changes = ("git commit aaaaaaaaaaaa -> bbbbbbbbbbbb", "torch 2.15.0 -> 2.16.0")
+    assert ddp["changes"].tolist() == [(), (), changes]
+    first, second, third = ddp["environment"]
+    assert first == second != third
+    ((path, reason),) = history.attrs["unread"].items()
+    assert path in reason and "trials.jsonl" in reason
 
 
 def test_labels_name_what_varies_over_all_runs(place: Path, make_experiment: Make, tmp_path: Path) -> None:
@@ -51,23 +57,6 @@ def test_labels_name_what_varies_over_all_runs(place: Path, make_experiment: Mak
         make_run(tmp_path, make_experiment({**GRID, "model": model}, throughput={"blocks": 1}), rate(1.0))
     labels = harness.load_history(tmp_path)["label"]
     assert labels.nunique() == 6 and "ddp x2 · resnet14" in set(labels)
-
-
-def test_changes_are_those_since_the_cells_run_before(place: Path) -> None:
-    ddp = harness.load_history(place)
-    ddp = ddp[ddp["devices"] == 2]
-    assert ddp["changes"].tolist()[:2] == [(), ()]
-    assert ddp["changes"].tolist()[2] == (
-        "git commit aaaaaaaaaaaa -> bbbbbbbbbbbb",
-        "torch 2.15.0 -> 2.16.0",
-    )
-    first, second, third = ddp["environment"]
-    assert first == second != third
-
-
-def test_a_run_that_cannot_be_read_is_left_out_and_named(place: Path) -> None:
-    ((path, reason),) = harness.load_history(place).attrs["unread"].items()
-    assert path in reason and "trials.jsonl" in reason
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.analysis.results import efficiency_table, option_columns
+from harness.analysis.results import TABLES, efficiency_table, option_columns
 from harness.record.schema import SCALING, TRIALS
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
@@ -19,38 +19,15 @@ def scaling_row(label: str, **columns: Any) -> dict[str, Any]:
     return {"cell_id": label, "base_id": "base", "label": label, "devices": 2, "blocks": 3, **columns}
 
 
-def test_each_cell_is_a_row_of_text_with_its_interval() -> None:
+def test_each_cell_is_a_row_of_text_with_its_interval_and_an_empty_table_stays_one() -> None:
+    ratio = {"speedup": 1.5, "efficiency": 0.75}
+    interval = {"low": 1.3, "high": 1.724, "efficiency_low": 0.65, "efficiency_high": 0.862}
+    spread = {"least": 1.4, "most": 1.6, "efficiency_least": 0.7, "efficiency_most": 0.8}
     rows = [
         scaling_row("base", devices=1, speedup=1.0, efficiency=1.0, low=0.9, high=1.1),
-        scaling_row(
-            "ddp x2",
-            speedup=1.5,
-            low=1.3,
-            high=1.724,
-            efficiency=0.75,
-            efficiency_low=0.65,
-            efficiency_high=0.862,
-        ),
-        scaling_row(
-            "dp x2",
-            blocks=2,
-            speedup=1.5,
-            least=1.4,
-            most=1.6,
-            efficiency=0.75,
-            efficiency_least=0.7,
-            efficiency_most=0.8,
-        ),
-        scaling_row(
-            "fsdp x2",
-            excluded="differs",
-            speedup=1.5,
-            low=1.3,
-            high=1.72,
-            efficiency=0.75,
-            efficiency_low=0.65,
-            efficiency_high=0.86,
-        ),
+        scaling_row("ddp x2", **ratio, **interval),
+        scaling_row("dp x2", blocks=2, **ratio, **spread),
+        scaling_row("fsdp x2", excluded="differs", **ratio, **interval),
         scaling_row("ddp x4"),
     ]
     table = efficiency_table(SCALING.frame(rows))
@@ -70,6 +47,7 @@ def test_each_cell_is_a_row_of_text_with_its_interval() -> None:
         "1.50 (1.30 to 1.72), not equivalent",
         "-",
     ]
+    assert list(efficiency_table(SCALING.frame([])).columns) == ["devices", "speedup", "efficiency", "blocks"]
 
 
 @pytest.mark.filterwarnings("ignore:.*require a `keepdims` parameter:FutureWarning")  # pandas 2.2, of itself
@@ -81,25 +59,15 @@ def test_it_cannot_be_averaged(column: str) -> None:
             mean()
 
 
-def test_an_empty_table_stays_one() -> None:
-    assert list(efficiency_table(SCALING.frame([])).columns) == ["devices", "speedup", "efficiency", "blocks"]
-
-
 def trial(cell: str, strategy: str = "ddp", kind: str = "throughput", **options: Any) -> dict[str, Any]:
     return {"trial_id": cell, "cell_id": cell, "strategy": strategy, "kind": kind, "options": options}
 
 
-def test_options_that_differ_are_columns_with_their_types() -> None:
-    trials = TRIALS.frame(
-        [
-            trial("a", **{"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1, "optimizer.name": "SGD", "loader.workers": 0}),
-            trial("b", **{"ddp.bucket_cap_mb": 25, "optimizer.lr": 1, "optimizer.name": "Adam", "loader.workers": 0}),
-            trial("b", **{"ddp.bucket_cap_mb": 25, "optimizer.lr": 1, "optimizer.name": "Adam", "loader.workers": 0}),
-            trial("c", "single", **{"optimizer.lr": 0.1, "optimizer.name": "SGD", "loader.workers": 0}),
-            trial("d", "single", "diagnostic", **{"loader.workers": 9}),
-        ]
-    )
-    table = option_columns(trials)
+def test_an_option_of_several_strategies_that_differs_is_a_column_with_its_type() -> None:
+    sgd = {"optimizer.lr": 0.1, "optimizer.name": "SGD", "loader.workers": 0}
+    adam = trial("b", **{"ddp.bucket_cap_mb": 25, "optimizer.lr": 1, "optimizer.name": "Adam", "loader.workers": 0})
+    trials = [trial("a", **{"ddp.bucket_cap_mb": 1, **sgd}), adam, adam, trial("c", "single", **sgd)]
+    table = option_columns(TRIALS.frame([*trials, trial("d", "single", "diagnostic", **{"loader.workers": 9})]))
     assert table.index.tolist() == ["a", "b", "c"]
     assert {name: str(dtype) for name, dtype in table.dtypes.items()} == {
         "ddp.bucket_cap_mb": "Int64",
@@ -108,28 +76,26 @@ def test_options_that_differ_are_columns_with_their_types() -> None:
     }
     assert table["ddp.bucket_cap_mb"].tolist() == [1, 25, pd.NA]
     assert table["optimizer.lr"].tolist() == [0.1, 1.0, 0.1]
-
-
-def test_an_option_of_one_strategy_alone_is_no_difference() -> None:
-    trials = TRIALS.frame([trial("a", **{"ddp.static_graph": False}), trial("b", "fsdp"), trial("c", "single")])
-    assert option_columns(trials).shape == (3, 0)
-
-
-def test_options_join_a_table_by_its_cells() -> None:
-    results = harness.load(EXAMPLE)
-    joined = results.cells.join(results.options, on="cell_id")
-    assert len(joined) == len(results.cells)
+    of_one = [trial("a", **{"ddp.static_graph": False}), trial("b", "fsdp"), trial("c", "single")]
+    assert option_columns(TRIALS.frame(of_one)).shape == (3, 0)
 
 
 def test_a_run_is_shown_by_what_it_is_and_what_its_results_have() -> None:
-    lines = repr(harness.load(EXAMPLE)).splitlines()
+    results = harness.load(EXAMPLE)
+    lines = repr(results).splitlines()
     assert lines[0] == f"Results of scaling: {EXAMPLE}"
     assert "80 ok, 30 skipped" in lines[1] and "cells measured: 15" in lines[1] and "finished" in lines[1]
     assert ".efficiency" in lines[2] and ".plot.throughput()" in lines[2]
     assert ".scaling" in lines[3] and max(map(len, lines[1:3])) <= 100
-
-
-def test_trials_of_cells_that_no_machine_can_run_are_a_number_of_cells_not_rows() -> None:
-    results = harness.load(EXAMPLE)
+    assert len(results.cells.join(results.options, on="cell_id")) == len(results.cells)
+    # trials of cells that no machine can run are a number of cells, not rows
     assert results.impossible == {"single runs on at most one device": 9}
     assert "strategy_devices" not in set(results.trials["skip_code"].dropna())
+
+
+def test_a_table_is_made_once_and_by_its_name() -> None:
+    results = harness.load(EXAMPLE)
+    assert results.scaling is results.scaling
+    assert set(TABLES) <= set(dir(results))
+    with pytest.raises(AttributeError, match="no table 'agreement'; allowed: trials, cells, scaling, "):
+        _ = results.agreement

@@ -1,7 +1,8 @@
-"""Estimates of plans from hand-made earlier runs, and what smaller studies save."""
+"""Estimates of plans from earlier runs, which of these counts, and what smaller studies save."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,19 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.durations import EarlierRun, TrialKey, TrialTime, keys_of_trial
+from harness.analysis.durations import EarlierRun, TrialKey, TrialTime, earlier_run, keys_of_trial, newest_with
 from harness.analysis.preview import estimate_of, savings, total_seconds
 from harness.config.experiment import Experiment
+from harness.errors import RunFolderError
 from harness.plan.inventory import Inventory
 from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.record.estimate import EstimatedPart
+from harness.record.folder import RunFolder
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 TRAINING = {"epochs": 2, "seeds": [0, 1]}
 
 
@@ -32,10 +36,8 @@ def earlier_of(plan: Plan, seconds: Callable[[Any], float], **more: Any) -> Earl
     for trial in plan.trials:
         for key in keys_of_trial(trial):
             times.setdefault(key, TrialTime({"other": seconds(trial)}, power_w=more.get("power_w")))
-    groups = {str(group): 10.0 for group in plan.groups}
-    return EarlierRun(
-        Path("results/x/y"), 0.0, plan.experiment, ("a processor",), times, groups, 5.0, more.get("report_s", 7.0)
-    )
+    groups, report_s = {str(group): 10.0 for group in plan.groups}, more.get("report_s", 7.0)
+    return EarlierRun(Path("results/x/y"), 0.0, plan.experiment, ("a processor",), times, groups, 5.0, report_s)
 
 
 def parts_of(plan: Plan, earlier: EarlierRun | None) -> Mapping[str, EstimatedPart]:
@@ -44,14 +46,15 @@ def parts_of(plan: Plan, earlier: EarlierRun | None) -> Mapping[str, EstimatedPa
 
 def test_the_estimate_is_the_sum_of_what_each_part_took_before(make_experiment: Make) -> None:
     plan = plan_of(make_experiment)
-    parts = parts_of(plan, earlier_of(plan, lambda trial: 2.0 * trial.cell.devices))
+    earlier = earlier_of(plan, lambda trial: 2.0 * trial.cell.devices)
+    parts = parts_of(plan, earlier)
     cells = {label: (part["trials"], part["seconds"], part["device_s"]) for label, part in parts.items()}
     assert cells["single x1"] == (4, 8.0, 8.0)
     assert cells["ddp x2"] == (4, 16.0, 32.0)
     assert cells["start and end of worker groups"] == (len(plan.groups), 10.0 * len(plan.groups), 0.0)
     assert (cells["plan, Ray, records"][1], cells["report"][1]) == (5.0, 7.0)
     assert {part["basis"] for part in parts.values()} == {"earlier run"}
-    whole = estimate_of(plan, earlier_of(plan, lambda trial: 2.0 * trial.cell.devices))
+    whole = estimate_of(plan, earlier)
     assert total_seconds(whole) == 8 + 8 + 16 + 10 * len(plan.groups) + 5 + 7
     assert (whole["bound"], whole["devices"], whole["at_once"]) == ("about", 2, 2)
 
@@ -76,37 +79,27 @@ def test_without_an_earlier_run_windows_give_a_lower_bound_and_trainings_are_unk
     assert total_seconds(estimate) == GROUP_START_S * len(plan.groups) + trials
 
 
-def test_a_cell_that_the_earlier_run_lacks_is_a_lower_bound(make_experiment: Make) -> None:
+def test_what_the_earlier_run_lacks_is_a_lower_bound(make_experiment: Make) -> None:
     plan = plan_of(make_experiment)
     small = make_plan(make_experiment({**GRID, "devices": 1}, throughput={"blocks": 4}), laptop())
-    parts = parts_of(plan, earlier_of(small, lambda trial: 2.0))
-    assert {label: part["basis"] for label, part in parts.items() if part["part"] == "cell"} == {
-        "single x1": "earlier run",
-        "ddp x1": "earlier run",
-        "ddp x2": "lower bound",
-    }
-    assert estimate_of(plan, earlier_of(small, lambda trial: 2.0))["bound"] == "at least"
+    earlier = earlier_of(small, lambda trial: 2.0)
+    bases = {label: part["basis"] for label, part in parts_of(plan, earlier).items() if part["part"] == "cell"}
+    assert bases == {"single x1": "earlier run", "ddp x1": "earlier run", "ddp x2": "lower bound"}
+    assert estimate_of(plan, earlier)["bound"] == "at least"
     assert estimate_of(small, earlier_of(small, lambda trial: 2.0, report_s=None))["bound"] == "about"
-
-
-def test_what_only_this_plan_explains_is_a_lower_bound(make_experiment: Make) -> None:
-    before, now = plan_of(make_experiment), plan_of(make_experiment, throughput={"blocks": 4, "explain": True})
-    found = parts_of(now, earlier_of(before, lambda trial: 1.0))
+    explained = plan_of(make_experiment, throughput={"blocks": 4, "explain": True})
+    found = parts_of(explained, earlier_of(plan, lambda trial: 1.0))
     assert found["single x1"]["basis"] == "lower bound"
 
 
-def test_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:
+def test_the_estimate_is_a_bound_by_its_rule_and_has_the_devices_that_work_at_once_and_their_energy(
+    make_experiment: Make,
+) -> None:
     plan = plan_of(make_experiment, throughput={"blocks": {"at_least": 2, "at_most": 4, "halfwidth": 0.1}})
     assert estimate_of(plan, earlier_of(plan, lambda trial: 1.0))["bound"] == "at most"
-
-
-def test_energy_is_power_times_the_devices_that_a_trial_occupies(make_experiment: Make) -> None:
     plan = plan_of(make_experiment)
-    assert parts_of(plan, earlier_of(plan, lambda trial: 2.0, power_w=100.0))["ddp x2"]["energy_j"] == 4 * 2 * 2 * 100
-    assert parts_of(plan, earlier_of(plan, lambda trial: 2.0))["ddp x2"]["energy_j"] is None
-
-
-def test_at_most_the_devices_of_the_largest_worker_group_work_at_once(make_experiment: Make) -> None:
+    for power_w, energy_j in ((100.0, 4 * 2 * 2 * 100), (None, None)):
+        assert parts_of(plan, earlier_of(plan, lambda trial: 2.0, power_w=power_w))["ddp x2"]["energy_j"] == energy_j
     estimate = estimate_of(plan_of(make_experiment, Inventory.assume(8, 8)), None)
     assert (estimate["devices"], estimate["at_once"]) == (64, 2)
 
@@ -121,30 +114,26 @@ def test_a_smaller_study_saves_what_its_own_estimate_is_less(make_experiment: Ma
     assert found["1 instead of 2 seeds"] == 50.0 * len(trainings) / 2
     largest = [trial for trial in plan.trials if trial.cell.devices == 2]
     groups = [group for group in plan.groups if group.placement.devices == 2]
-    assert found["no cells on 2 devices"] == sum(50.0 if t.kind == "convergence" else 2.0 for t in largest) + 10 * len(
-        groups
-    )
+    trials_s = sum(50.0 if trial.kind == "convergence" else 2.0 for trial in largest)
+    assert found["no cells on 2 devices"] == trials_s + 10 * len(groups)
 
 
-@pytest.mark.parametrize(("done", "saved_blocks"), [(0, 2), (1, 2), (2, 2), (3, 2)])
-def test_a_smaller_study_of_a_resumed_run_has_the_blocks_that_are_there(
-    make_experiment: Make, done: int, saved_blocks: int
-) -> None:
+@pytest.mark.parametrize("done", [0, 1, 2, 3])
+def test_a_smaller_study_of_a_resumed_run_has_the_blocks_that_are_there(make_experiment: Make, done: int) -> None:
     plan = plan_of(make_experiment, throughput={"blocks": 5})
     left = replace(plan, groups=tuple(group for group in plan.groups if group.block >= done))
     earlier = earlier_of(plan, lambda trial: 2.0)
     found = {saving.what: saving.seconds for saving in savings(left, earlier)}
     cells, placements = 3, 2
     rest_s = 5.0 + 7.0 if done == 3 else 0.0  # nothing is left to plan and report
-    assert found["3 instead of 5 blocks"] == saved_blocks * (cells * 2.0 + placements * 10.0) + rest_s
+    assert found["3 instead of 5 blocks"] == 2 * (cells * 2.0 + placements * 10.0) + rest_s
 
 
-def test_one_block_of_one_size_has_no_smaller_study(make_experiment: Make) -> None:
+def test_one_block_of_one_size_has_no_smaller_study_and_one_size_is_not_left_for_its_base(
+    make_experiment: Make,
+) -> None:
     plan = make_plan(make_experiment({**GRID, "devices": 1}, throughput={"blocks": 1}), laptop())
     assert savings(plan, None) == []
-
-
-def test_a_study_of_one_size_is_not_advised_to_leave_it_for_its_base(make_experiment: Make) -> None:
     grid = {**GRID, "devices": 2, "strategy": "ddp"}
     plan = make_plan(make_experiment(grid, throughput={"blocks": 4}), laptop())
     assert {trial.cell.devices for trial in plan.trials if not trial.purpose} == {1, 2}
@@ -183,3 +172,45 @@ def test_the_default_warm_up_is_that_of_the_device(make_experiment: Make, device
     then = make_experiment(throughput={**settings, "warmup_seconds": 10})
     now = make_experiment(throughput=settings)
     assert TrialTime({"warmup": 10.0}, step_s=0.1).under(then, now, device) == pytest.approx(seconds)
+
+
+def test_the_plan_of_a_run_is_estimated_to_take_what_it_took() -> None:
+    folder = RunFolder.open(EXAMPLE)
+    earlier = earlier_run(folder)
+    plan = make_plan(folder.experiment(), Inventory.assume(1, 0, 2))
+    (invocation,) = folder.environment()["invocations"]
+    took_s = invocation["wall_s"] + invocation["report_s"]
+    assert total_seconds(estimate_of(plan, earlier)) == pytest.approx(took_s, rel=0.001)
+    assert earlier.hardware == (folder.environment()["groups"][0]["nodes"][0]["cpu"],)
+    assert earlier.report_s == invocation["report_s"]
+
+
+def cells_of(path: Path) -> set[str]:
+    lines = RunFolder.open(path).lines()
+    return {line["cell_id"] for line in lines if line["outcome"] == "ok" and line["kind"] == "throughput"}
+
+
+def test_the_newest_run_with_all_cells_counts_and_damaged_ones_are_passed_over(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / "scaling" / name for name in ("20260101-a", "20260102-b", "20260103-c"))
+    for folder in (first, second, third):
+        shutil.copytree(EXAMPLE, folder)
+    (third / "trials.jsonl").write_text("")
+    wanted = cells_of(EXAMPLE)
+    found = newest_with(wanted, tmp_path)
+    assert found and found.path == second
+    with (second / "environment.jsonl").open("a") as file:
+        file.write('{"invocation": 0, "facts": {"wall_s": "soon"}}\n')
+    with pytest.raises(RunFolderError, match="is damaged or incomplete"):
+        earlier_run(RunFolder.open(second))
+    found = newest_with(wanted, tmp_path)
+    assert found and found.path == first
+    (first / "trials.jsonl").write_text("nonsense\n")
+    assert newest_with({*wanted}, tmp_path) is None
+
+
+def test_a_run_with_most_of_the_cells_is_better_than_none_and_one_without_any_is_none(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "scaling" / "20260101-a")
+    found = newest_with({*cells_of(EXAMPLE), "0123456789ab"}, tmp_path)
+    assert found and found.path.name == "20260101-a"
+    assert newest_with({"0123456789ab"}, tmp_path) is None
+    assert newest_with({"0123456789ab"}, tmp_path / "nowhere") is None

@@ -8,14 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis import trials as trial_tables
 from harness.analysis.published import published
 from harness.config.published import Published
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import EPOCHS, STEPS
 from harness.report.tables.published import published_table, published_words
 from harness.report.tables.text import NO_BREAK
-from tests.records import line, steps_of
+from tests.records import line, trials_of
 
 CELL = {"strategy": "ddp", "devices": 2}
 
@@ -23,12 +22,6 @@ CELL = {"strategy": "ddp", "devices": 2}
 def entry(metric: str, **given: Any) -> Published:
     basis = {"cell": CELL, "source": "A. Author", "hardware": "2 NVIDIA X100"}
     return Published.model_validate({**basis, "metric": metric, **given})
-
-
-def environment(model: str) -> RunEnvironment:
-    nodes: Any = [{"cpu": "a processor", "devices": [{"kind": "cuda", "model": model}]}]
-    groups: Any = [{"nodes": nodes}]
-    return {"groups": groups, "invocations": []}
 
 
 def step(trial: str, rank: int, window: int, number: int, seconds: float, loss: float) -> dict[str, Any]:
@@ -43,32 +36,14 @@ def table_of(
     diverged: int | None = None,
     inline: bool = False,
 ) -> pd.DataFrame:
+    timed = {"unit": unit, "options": {"optimizer.lr": 1.0}, "facts": {"steady": True, "inline": inline}}
+    outcomes = ["diverged" if seed == diverged else "ok" for seed in (0, 1)]
     lines = [
-        *(
-            line(
-                "ddp2",
-                rates=(100.0, 50.0 + 10 * block),
-                block=block,
-                unit=unit,
-                options={"optimizer.lr": 1.0},
-                facts={"steady": True, "inline": inline},
-            )
-            for block in (0, 1)
-        ),
+        *(line("ddp2", rates=(100.0, 50.0 + 10 * block), block=block, **timed) for block in (0, 1)),
         line("single", rates=(60.0,)),
-        *(
-            line(
-                "ddp2",
-                rates=(1.0, 1.0),
-                kind="convergence",
-                seed=seed,
-                outcome="diverged" if seed == diverged else "ok",
-            )
-            for seed in (0, 1)
-        ),
+        *(line("ddp2", rates=(1.0,) * 2, kind="convergence", seed=n, outcome=end) for n, end in enumerate(outcomes)),
     ]
-    steps = steps_of(lines)
-    trials = trial_tables.trials(lines, steps)
+    trials = trials_of(lines)
     curves = [
         {
             "trial_id": f"ddp2-s{seed}",
@@ -85,14 +60,15 @@ def table_of(
         for rank in (0, 1)
         for window, number, loss in ((0, 0, 2.0), (0, 1, 4.0 + 2 * rank), (1, 0, math.nan))
     ]
-    seen = environment(model)
+    nodes: Any = [{"cpu": "a processor", "devices": [{"kind": "cuda", "model": model}]}]
+    groups: Any = [{"nodes": nodes}]
+    seen: RunEnvironment = {"groups": groups, "invocations": []}
     return published(entries, trials, EPOCHS.frame(curves), STEPS.frame(rows), seen)
 
 
 def values(table: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
-    return [
-        tuple(None if pd.isna(value) else value for value in row) for row in table[list(names)].itertuples(index=False)
-    ]
+    rows = table[list(names)].itertuples(index=False)
+    return [tuple(None if pd.isna(value) else value for value in row) for row in rows]
 
 
 def test_epochs_are_compared_with_the_mean_over_seeds() -> None:
@@ -118,19 +94,29 @@ def test_trials_of_a_debugger_are_in_no_figure_of_speed(figure: dict[str, Any], 
     assert table["n"].tolist() == [at_step_1, 2]
 
 
-def test_a_range_has_a_difference_outside_of_it_only() -> None:
-    inside, above = (entry("throughput_per_s", range=ends) for ends in ([90, 115], [120, 200]))
-    table = table_of(inside, above)
-    assert table["measured"].tolist() == pytest.approx([110.0, 110.0])
-    assert table["difference"].tolist() == pytest.approx([0.0, -10.0])
+RATE = (110.0, 100.0, 120.0, 2)
+"""Of ddp on two devices: the mean of two blocks, and both of them."""
 
 
 @pytest.mark.parametrize(
-    ("metric", "ends"), [("throughput_per_s", (100, 120)), ("step_s", (0.1, 0.1)), ("peak_memory_bytes", (1001, 1001))]
+    ("figure", "measured", "difference"),
+    [
+        (entry("throughput_per_s", range=[90, 115]), RATE, 0.0),  # a difference is outside of a range only
+        (entry("throughput_per_s", range=[120, 200]), RATE, -10.0),
+        (entry("throughput_per_s", value=100, cell={**CELL, "optimizer.lr": 1}), RATE, 10.0),  # recorded as 1.0
+        (entry("step_s", value=1), (0.1, 0.1, 0.1, 2), -0.9),
+        (entry("peak_memory_bytes", value=1), (1001.0, 1001.0, 1001.0, 2), 1000.0),
+        (entry("step_s", value=1, cell={"strategy": "dp", "devices": 2}), (None, None, None, 0), None),
+    ],
 )
-def test_figures_of_a_cell_have_the_blocks_and_their_spread(metric: str, ends: tuple[float, float]) -> None:
-    ((low, high, n),) = values(table_of(entry(metric, value=1)), "measured_low", "measured_high", "n")
-    assert (low, high, n) == (pytest.approx(ends[0]), pytest.approx(ends[1]), 2)
+def test_figures_of_a_cell_have_the_blocks_and_their_spread(
+    figure: Published, measured: tuple[float | None, ...], difference: float | None
+) -> None:
+    table = table_of(figure)
+    (found,) = values(table, "measured", "measured_low", "measured_high", "n", "difference")
+    assert found == tuple(value if value is None else pytest.approx(value) for value in (*measured, difference))
+    ((cell, cell_id),) = values(table, "cell", "cell_id")
+    assert (cell, cell_id) == ("strategy dp, devices 2", None) or measured[0]
 
 
 @pytest.mark.parametrize(
@@ -152,17 +138,7 @@ def test_a_throughput_is_compared_in_the_unit_in_which_the_workload_counts(
     assert ("counted in tokens" in row.cells) == (measured is None)
 
 
-def test_a_seed_that_diverged_has_no_last_epoch() -> None:
-    last, first = (entry("train_loss", value=2, **place) for place in ({}, {"at": {"epoch": 1}}))
-    assert values(table_of(last, first, diverged=1), "measured", "n") == [(1.0, 1), (2.5, 2)]
-
-
-def test_a_number_is_the_recorded_one_however_it_is_written() -> None:
-    table = table_of(entry("throughput_per_s", value=100, cell={**CELL, "optimizer.lr": 1}))
-    assert table["n"].tolist() == [2]
-
-
-def test_steps_are_those_of_the_slowest_rank_and_losses_the_mean_of_the_ranks() -> None:
+def test_steps_are_those_of_the_slowest_rank_and_a_seed_that_diverged_has_no_last_epoch() -> None:
     table = table_of(
         entry("step_s", value=1, at={"step": 1}),
         entry("loss", value=5, at={"step": 2}),
@@ -174,6 +150,8 @@ def test_steps_are_those_of_the_slowest_rank_and_losses_the_mean_of_the_ranks() 
     assert math.isnan(table["measured"].to_numpy(float, na_value=-1)[4]) and table["n"].tolist()[5] == 0
     shown = [row.cells for row in published_table(table).rows]
     assert shown[4][2:4] == ("nan", "nan") and "both nan" in shown[4] and "not measured" in shown[5]
+    last, first = (entry("train_loss", value=2, **place) for place in ({}, {"at": {"epoch": 1}}))
+    assert values(table_of(last, first, diverged=1), "measured", "n") == [(1.0, 1), (2.5, 2)]
 
 
 @pytest.mark.parametrize(
@@ -194,13 +172,6 @@ def test_numbers_are_shown_in_units_that_suit_their_size(given: dict[str, Any], 
     cells = [cell.replace(NO_BREAK, " ") for cell in row.cells]
     published_text, measured, _, difference = cells[2:6]
     assert (published_text, measured.partition(" (1.0")[0].partition(" (2.0")[0], difference) == shown
-
-
-def test_a_cell_that_was_not_measured_has_no_numbers() -> None:
-    table = table_of(entry("step_s", value=1, cell={"strategy": "dp", "devices": 2}))
-    assert values(table, "cell", "cell_id", "measured", "n", "difference") == [
-        ("strategy dp, devices 2", None, None, 0, None)
-    ]
 
 
 @pytest.mark.parametrize(("model", "other"), [("NVIDIA X100", False), ("NVIDIA Y200", True)])

@@ -18,59 +18,55 @@ from harness.record.lines import trial_columns
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
+STUDY = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 RULE = BlockRule(at_least=3, at_most=12, halfwidth=0.1)
 
 
 @pytest.fixture
 def plan(make_experiment: Make) -> Plan:
-    rule = {"at_least": 3, "at_most": 12, "halfwidth": 0.1}
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    return make_plan(make_experiment(grid, throughput={"blocks": rule}), laptop())
+    grid = {**STUDY, "strategy": ["single", "ddp"]}
+    return make_plan(make_experiment(grid, throughput={"blocks": RULE.model_dump()}), laptop())
 
 
 def lines_of(plan: Plan, speed: Callable[[str, int, int], float], blocks: int = 3) -> list[dict[str, Any]]:
     """Return the trials of the first blocks with throughput ``speed(strategy, devices, block)``."""
+    window = {"window_kind": "timed", "window": 0, "duration_s": 1.0}
+    done = {"invocation": 0, "outcome": "ok"}
     return [
-        {
-            **trial_columns(trial),
-            "invocation": 0,
-            "outcome": "ok",
-            "windows": [
-                {
-                    "window_kind": "timed",
-                    "window": 0,
-                    "duration_s": 1.0,
-                    "weight": speed(trial.cell.strategy, trial.cell.devices, trial.block),
-                }
-            ],
-        }
+        {**trial_columns(trial), **done, "windows": [{**window, "weight": speed(cell.strategy, cell.devices, block)}]}
         for trial in plan.trials
-        if trial.block < blocks
+        for cell, block in ((trial.cell, trial.block),)
+        if block < blocks
     ]
+
+
+def with_noise(lines: list[dict[str, Any]], **columns: str) -> list[dict[str, Any]]:
+    """Return the lines; those with these columns vary by 6 % from block to block."""
+    for one in lines:
+        if columns.items() <= one.items():
+            one["windows"][0]["weight"] *= math.exp(0.06 * (one["block"] - 1))
+    return lines
 
 
 def by_name(plan: Plan, needed: dict[str, int]) -> dict[str, int]:
     return {f"{t.cell.strategy}{t.cell.devices}": needed[t.cell.id] for t in plan.trials}
 
 
-def test_steady_ratios_need_the_pilot_alone_however_far_blocks_drift(plan: Plan) -> None:
-    lines = lines_of(plan, lambda strategy, devices, block: 100.0 * devices * (1 + block))
-    assert by_name(plan, needed_blocks(plan.trials, lines, RULE)) == {"single1": 3, "ddp1": 3, "ddp2": 3}
-
-
-def test_a_noisy_cell_needs_more_blocks_and_so_do_its_base_and_wrapper_cell(plan: Plan) -> None:
-    def speed(strategy: str, devices: int, block: int) -> float:
-        return 100.0 * math.exp(0.06 * (block - 1) * (devices == 2))
-
-    # s0 = 0.06, t = 4.3027, d = log(1.1): (4.3027 * 0.06 / 0.09531)^2 = 7.34
-    assert by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), RULE)) == {
-        "single1": 8,
-        "ddp1": 8,
-        "ddp2": 8,
-    }
-
-
-STUDY = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+@pytest.mark.parametrize(
+    ("speed", "blocks"),
+    [
+        (lambda _, devices, block: 100.0 * devices * (1 + block), 3),
+        # s0 = 0.06, t = 4.3027, d = log(1.1): (4.3027 * 0.06 / 0.09531)^2 = 7.34
+        (lambda _, devices, block: 100.0 * math.exp(0.06 * (block - 1) * (devices == 2)), 8),
+        (lambda _, devices, block: 100.0 * math.exp(1.0 * block * (devices == 2)), 12),
+    ],
+    ids=["steady ratios, however far blocks drift", "a noisy cell", "as many as the rule allows"],
+)
+def test_a_noisy_cell_needs_more_blocks_and_so_do_its_base_and_wrapper_cell(
+    plan: Plan, speed: Callable[[str, int, int], float], blocks: int
+) -> None:
+    needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), RULE))
+    assert needed == {"single1": blocks, "ddp1": blocks, "ddp2": blocks}
 
 
 def test_a_noisy_ratio_of_two_strategies_needs_more_blocks(make_experiment: Make) -> None:
@@ -84,34 +80,18 @@ def test_a_noisy_ratio_of_two_strategies_needs_more_blocks(make_experiment: Make
     assert (needed["dp2"], needed["ddp2"], needed["single1"]) == (8, 8, 8)
 
 
-def launchers_plan(make_experiment: Make) -> Plan:
-    throughput = {"blocks": RULE.model_dump(), "twin": False}
-    return make_plan(make_experiment(launcher=["ray", "torchrun"], throughput=throughput), laptop())
-
-
 def test_one_cell_under_two_launchers_is_judged_by_its_ratio_not_by_drift(make_experiment: Make) -> None:
-    plan = launchers_plan(make_experiment)
+    throughput = {"blocks": RULE.model_dump(), "twin": False}
+    plan = make_plan(make_experiment(launcher=["ray", "torchrun"], throughput=throughput), laptop())
     lines = lines_of(plan, lambda strategy, devices, block: 100.0 * (1 + block))
     assert set(needed_blocks(plan.trials, lines, RULE).values()) == {3}
-
-
-def test_a_noisy_ratio_of_launchers_needs_more_blocks(make_experiment: Make) -> None:
-    plan = launchers_plan(make_experiment)
-    lines = lines_of(plan, lambda strategy, devices, block: 100.0)
-    for one in lines:
-        if one["launcher"] == "torchrun":
-            one["windows"][0]["weight"] *= math.exp(0.06 * (one["block"] - 1))
-    assert set(needed_blocks(plan.trials, lines, RULE).values()) == {8}
+    assert set(needed_blocks(plan.trials, with_noise(lines, launcher="torchrun"), RULE).values()) == {8}
 
 
 def test_a_noisy_twin_needs_more_blocks(make_experiment: Make) -> None:
     throughput = {"blocks": RULE.model_dump(), "twin": True}
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, throughput=throughput), laptop())
-    lines = lines_of(plan, lambda *_: 100.0)
-    for one in lines:
-        if one["purpose"] == "twin":
-            one["windows"][0]["weight"] *= math.exp(0.06 * (one["block"] - 1))
+    plan = make_plan(make_experiment({**STUDY, "strategy": ["single", "ddp"]}, throughput=throughput), laptop())
+    lines = with_noise(lines_of(plan, lambda *_: 100.0), purpose="twin")
     needed = by_name(plan, needed_blocks(plan.trials, lines, RULE))
     assert (needed["single1"], needed["ddp2"]) == (8, 3)
 
@@ -137,22 +117,12 @@ def test_every_ratio_is_within_the_halfwidth_in_simulated_studies(make_experimen
             assert n == rule.at_most or (ratio.halfwidth or 0.0) <= rule.halfwidth
 
 
-def test_max_blocks_is_the_upper_bound(plan: Plan) -> None:
-    def speed(strategy: str, devices: int, block: int) -> float:
-        return 100.0 * math.exp(1.0 * block * (devices == 2))
-
-    assert by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), RULE))["ddp2"] == 12
-
-
-def test_later_blocks_do_not_change_it(plan: Plan) -> None:
+def test_a_cell_without_a_pilot_takes_all_blocks_and_later_blocks_do_not_change_what_a_pilot_says(plan: Plan) -> None:
     quiet = lines_of(plan, lambda strategy, devices, block: 100.0)
     wild = lines_of(plan, lambda strategy, devices, block: 100.0 * (1 + block * devices), blocks=12)
     later = [line for line in wild if line["block"] >= 3]
     assert needed_blocks(plan.trials, quiet + later, RULE) == needed_blocks(plan.trials, quiet, RULE)
-
-
-def test_a_cell_without_a_pilot_takes_all_blocks(plan: Plan) -> None:
-    lines = [line for line in lines_of(plan, lambda *_: 100.0) if line["devices"] == 1]
+    lines = [line for line in quiet if line["devices"] == 1]
     assert by_name(plan, needed_blocks(plan.trials, lines, RULE))["ddp2"] == 12
 
 

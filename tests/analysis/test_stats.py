@@ -1,4 +1,4 @@
-"""Confidence intervals, with numbers that a reader can check by hand."""
+"""Confidence intervals, with numbers that a reader can check by hand, and their coverage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import pytest
 
 from harness.analysis.stats import (
+    Estimate,
     geometric_mean,
     holm,
     mean_interval,
@@ -16,36 +17,45 @@ from harness.analysis.stats import (
     ratio_p_value,
     stein_blocks,
 )
+from tests.benchmarks.coverage import BLOCKS, MUST_COVER, coverage, false_alarms, stated_claims
 
 
-def test_two_values_have_a_range_and_no_interval() -> None:
+def test_two_values_have_a_range_and_no_interval_and_shares_may_be_negative() -> None:
     estimate = geometric_mean([8.0, 2.0])
     assert (estimate.value, estimate.n) == (pytest.approx(4.0), 2)
     assert estimate.around() == {"low": None, "high": None, "least": 2.0, "most": 8.0}
     assert estimate.around(0.5, 1.0) == {"low": None, "high": None, "least": 2.0, "most": 5.0}
     assert geometric_mean([5.0]).around() == {"low": None, "high": None, "least": 5.0, "most": 5.0}
-    assert mean_interval([-1.0, 3.0]).around() == {"low": None, "high": None, "least": -1.0, "most": 3.0}
-
-
-def test_a_pilot_of_two_gives_an_interval_once_there_are_three_values() -> None:
-    pilot = [math.exp(0.0), math.exp(0.1)]
+    pilot = [1.0, math.exp(0.1)]
     assert geometric_mean(pilot, pilot=pilot).low is None
-    estimate = geometric_mean([*pilot, math.exp(0.2)], pilot=pilot)
-    half = 12.7062 * 0.1 / math.sqrt(2) / math.sqrt(3)
-    assert math.log(estimate.high or 0) == pytest.approx(0.1 + half, rel=1e-4)
+    assert mean_interval([-1.0, 3.0]).around() == {"low": None, "high": None, "least": -1.0, "most": 3.0}
+    estimate = mean_interval([-0.1, 0.0, 0.1])
+    assert estimate.value == pytest.approx(0.0)
+    assert estimate.high == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-4)
 
 
-def test_the_interval_is_students_on_the_logarithms() -> None:
-    estimate = geometric_mean([math.e**1, math.e**2, math.e**3])
-    half = 4.302653 * 1.0 / math.sqrt(3)  # t(0.975, 2) times sd over sqrt(n)
-    assert math.log(estimate.value) == pytest.approx(2.0)
-    assert math.log(estimate.low or 0) == pytest.approx(2.0 - half, rel=1e-6)
-    assert math.log(estimate.high or 0) == pytest.approx(2.0 + half, rel=1e-6)
+def half_of(estimate: Estimate) -> float:
+    """The half-width of an interval of logarithms."""
+    assert estimate.low is not None and estimate.high is not None
+    assert math.log(estimate.value / estimate.low) == pytest.approx(math.log(estimate.high / estimate.value))
+    return math.log(estimate.high / estimate.value)
 
 
-def test_equal_values_have_an_interval_of_no_width() -> None:
-    estimate = geometric_mean([3.0, 3.0, 3.0])
-    assert (estimate.low, estimate.high) == (pytest.approx(3.0), pytest.approx(3.0))
+@pytest.mark.parametrize(
+    ("logs", "pilot", "half"),
+    [
+        ([1.0, 2.0, 3.0], None, 4.302653 * 1.0 / math.sqrt(3)),  # t(0.975, 2) times sd over sqrt(n)
+        ([0.0, 0.1, 0.2], 2, 12.7062 * 0.1 / math.sqrt(2) / math.sqrt(3)),
+        ([0.0, 0.1, 0.2, 5.0, -5.0], 3, 4.302653 * 0.1 / math.sqrt(5)),  # the pilot's spread and degrees of freedom
+    ],
+)
+def test_the_interval_is_students_on_the_logarithms_of_the_pilot(
+    logs: list[float], pilot: int | None, half: float
+) -> None:
+    values = [math.exp(log) for log in logs]
+    estimate = geometric_mean(values, pilot=values[:pilot] if pilot else None)
+    assert math.log(estimate.value) == pytest.approx(sum(logs) / len(logs)) and estimate.n == len(logs)
+    assert half_of(estimate) == pytest.approx(half, rel=1e-4)
 
 
 def test_pairing_removes_block_effects() -> None:
@@ -56,67 +66,20 @@ def test_pairing_removes_block_effects() -> None:
     assert estimate.high == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("values", [[], [0.0], [-1.0, 2.0]])
-def test_values_that_are_not_positive_are_refused(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="needs positive values"):
-        geometric_mean(values)
-
-
-def test_unequal_lengths_are_refused() -> None:
+def test_values_without_a_logarithm_or_a_partner_are_refused() -> None:
+    for values in ([], [0.0], [-1.0, 2.0]):
+        with pytest.raises(ValueError, match="needs positive values"):
+            geometric_mean(values)
     with pytest.raises(ValueError, match=r"shorter|longer"):
         paired_ratio([1.0], [1.0, 2.0])
 
 
-@pytest.mark.parametrize("n", [3, 6, 12])
-def test_interval_coverage_equals_the_confidence_level(n: int) -> None:
-    draw = random.Random(7)
-    covered = 0
-    for _ in range(2000):
-        drift = [math.exp(draw.gauss(0, 0.3)) for _ in range(n)]
-        base = [d * math.exp(draw.gauss(0, 0.05)) for d in drift]
-        cell = [1.7 * d * math.exp(draw.gauss(0, 0.05)) for d in drift]
-        estimate = paired_ratio(cell, base)
-        covered += (estimate.low or 0) <= 1.7 <= (estimate.high or 0)
-    assert 0.93 <= covered / 2000 <= 0.97
-
-
-def test_steins_number_of_blocks_by_hand() -> None:
-    # logs 0, 0.1, 0.2: s0 = 0.1, t(0.975, 2) = 4.302653; d = log(1.1) = 0.0953102; (t s0 / d)^2 = 20.38
-    pilot = [math.exp(0.0), math.exp(0.1), math.exp(0.2)]
-    assert stein_blocks(pilot, 0.1) == 21
-
-
-def test_a_pilot_without_noise_needs_no_more_blocks() -> None:
+def test_the_number_of_blocks_is_steins_and_at_least_three() -> None:
+    assert stein_blocks([math.exp(0.0), math.exp(0.1), math.exp(0.2)], 0.1) == 21
     assert stein_blocks([1.0, 1.0, 1.0, 1.0], 0.05) == 4
     assert stein_blocks([1.0, 1.0], 0.05) == 3  # two have no interval
     with pytest.raises(ValueError, match="two values"):
         stein_blocks([1.0], 0.05)
-
-
-def test_the_two_stage_interval_keeps_the_pilots_spread_and_degrees_of_freedom() -> None:
-    logs = [0.0, 0.1, 0.2, 5.0, -5.0]
-    values = [math.exp(log) for log in logs]
-    estimate = geometric_mean(values, pilot=values[:3])
-    half = 4.302653 * 0.1 / math.sqrt(5)
-    assert estimate.n == 5
-    assert math.log(estimate.high or 0) - math.log(estimate.value) == pytest.approx(half, rel=1e-6)
-
-
-def test_a_two_stage_interval_is_as_narrow_as_asked() -> None:
-    generator = random.Random(3)
-    for _ in range(50):
-        values = [math.exp(generator.gauss(0, 0.1)) for _ in range(2000)]
-        needed = stein_blocks(values[:3], 0.05)
-        if needed <= 2000:
-            estimate = geometric_mean(values[:needed], pilot=values[:3])
-            assert estimate.halfwidth is not None
-            assert estimate.halfwidth <= 0.05 + 1e-9
-
-
-def test_the_mean_of_shares_may_be_negative() -> None:
-    estimate = mean_interval([-0.1, 0.0, 0.1])
-    assert estimate.value == pytest.approx(0.0)
-    assert estimate.high == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -133,19 +96,17 @@ def test_holms_adjustment_by_hand(given: list[float], adjusted: list[float]) -> 
     assert holm(given) == pytest.approx(adjusted)
 
 
-def test_the_p_value_of_ratios_is_students() -> None:
-    # logs 1, 2, 3: mean 2, sd 1, t = 2 sqrt(3) = 3.4641; of two degrees of freedom p = 1 - t / sqrt(2 + t^2)
+def test_the_p_value_is_students_from_three_values_and_that_of_196_standard_errors_is_5_percent() -> None:
     ratios = [math.e**1, math.e**2, math.e**3]
     score = 2 * math.sqrt(3)
     assert ratio_p_value(ratios) == pytest.approx(1 - score / math.sqrt(2 + score**2))
     assert ratio_p_value([1 / ratio for ratio in ratios]) == pytest.approx(ratio_p_value(ratios))
-
-
-def test_a_p_value_needs_three_values() -> None:
     assert ratio_p_value([1.1, 1.2]) is None
     assert ratio_p_value([]) is None
     assert ratio_p_value([1.0, 1.0, 1.0]) == 1.0
     assert ratio_p_value([1.1, 1.1, 1.1]) == pytest.approx(0.0, abs=1e-12)
+    assert p_value(0.0392, 0.02, None) == pytest.approx(0.05, abs=1e-4)
+    assert p_value(0.0, 0.0, 4) == 1.0
 
 
 @pytest.mark.parametrize("pilot", [None, 2, 3])
@@ -159,6 +120,42 @@ def test_a_p_value_at_most_5_percent_is_an_interval_without_1(pilot: int | None)
         assert (p <= 0.05) == (not estimate.low <= 1 <= estimate.high)
 
 
-def test_the_normal_p_value_of_196_standard_errors_is_5_percent() -> None:
-    assert p_value(0.0392, 0.02, None) == pytest.approx(0.05, abs=1e-4)
-    assert p_value(0.0, 0.0, 4) == 1.0
+# -- coverage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("two_stage", [False, True], ids=["fixed", "two-stage"])
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("noise", MUST_COVER)
+def test_interval_coverage_is_93_to_97_percent(noise: str, blocks: int, two_stage: bool) -> None:
+    assert 0.93 <= coverage(MUST_COVER[noise], blocks, two_stage) <= 0.97
+
+
+@pytest.mark.parametrize(("earlier", "cells"), [(3, 1), (5, 6)])
+def test_runs_without_a_change_are_claimed_to_differ_in_at_most_5_percent(earlier: int, cells: int) -> None:
+    adjusted, unadjusted, by_blocks = false_alarms(earlier, cells, draws=600)
+    assert adjusted <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 600)
+    assert adjusted >= 0.02 if cells == 1 else unadjusted > adjusted
+    assert by_blocks > 0.5  # the reason that blocks of two runs are no replicates
+
+
+@pytest.mark.parametrize(("times", "blocks", "cells"), [(1.2, 2, 1), (1.5, 3, 1), (4, 2, 1), (4, 5, 1), (4, 3, 6)])
+@pytest.mark.parametrize("shared", [True, False], ids=["of runs", "of blocks"])
+def test_runs_that_spread_more_than_stated_are_claimed_to_differ_in_at_most_5_percent(
+    times: float, blocks: int, cells: int, shared: bool
+) -> None:
+    draws = 500 if cells == 1 else 100
+    claimed, by_stated = stated_claims(times, blocks, cells, shared=shared, draws=draws)
+    assert claimed <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+    if shared:
+        assert by_stated > (0.5 if times == 4 else 0.08)  # what the stated noise alone would claim
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["of runs", "of blocks"])
+def test_a_change_of_five_times_the_spread_is_found_in_runs_that_spread_more_than_stated(shared: bool) -> None:
+    claimed, _ = stated_claims(4, 5, 1, shared=shared, planted=5, draws=300)
+    assert claimed >= 0.8
+
+
+def test_runs_that_spread_less_than_stated_are_judged_by_the_stated_noise() -> None:
+    claimed, by_stated = stated_claims(0.2, 5, 1, shared=True, planted=14, draws=200)  # of which the half is claimed
+    assert claimed == by_stated and 0.2 < claimed < 0.8

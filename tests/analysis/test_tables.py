@@ -4,85 +4,65 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from harness.analysis import ratios
+from harness.analysis import steps as steps_module
 from harness.analysis import trials as trial_tables
-from harness.analysis.common import measured
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
+from harness.analysis.steps import quantiles, step_times
 from harness.config.sections import Target
+from harness.record.schema import STEPS
 from harness.report.tables.scaling import scaling_table
-from tests.records import epochs_of, line, steps_of
+from tests.records import epochs_of, line, steps_of, trials_of
 
 
-def trials_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return trial_tables.trials(lines, steps_of(lines))
+def window(rank: int, number: int, duration_s: float, weight: float, kind: str = "timed") -> dict[str, Any]:
+    named = {"rank": rank, "window": number, "window_kind": kind, "steps": 1}
+    return {**named, "duration_s": duration_s, "weight": weight}
 
 
-def window(rank: int, number: int, duration_s: float, weight: float, warmup: bool = False) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "window": number,
-        "window_kind": "warmup" if warmup else "timed",
-        "duration_s": duration_s,
-        "weight": weight,
-        "steps": 1,
-    }
+@pytest.mark.parametrize(
+    ("windows", "throughput"),
+    [
+        ([window(0, 1, 2, 30), window(1, 1, 4, 30), window(0, 2, 3, 30), window(1, 2, 1, 30)], 120.0 / (4.0 + 3.0)),
+        ([window(0, 1, 1, 10), window(1, 1, 2, 10)], 10.0),  # not 20: rank 0's times the world size; not 15: a mean
+        ([window(0, 0, 100, 10, "warmup"), window(0, 1, 1, 10)], 10.0),
+        ([window(0, 0, 1, 1, "warmup")], None),
+        ([], None),
+    ],
+)
+def test_throughput_is_all_ranks_samples_over_the_slowest_ranks_time_in_timed_windows(
+    windows: list[dict[str, Any]], throughput: float | None
+) -> None:
+    assert trial_tables.throughput(windows) == pytest.approx(throughput)
 
 
-def test_throughput_is_all_ranks_samples_over_the_slowest_ranks_time() -> None:
-    windows = [window(0, 1, 2.0, 30.0), window(1, 1, 4.0, 30.0), window(0, 2, 3.0, 30.0), window(1, 2, 1.0, 30.0)]
-    assert trial_tables.throughput(windows) == pytest.approx(120.0 / (4.0 + 3.0))
+def test_a_trials_step_time_is_the_median_of_its_timed_steps_and_a_failed_one_has_missing_values_not_zeros() -> None:
+    names = ["step_s", "wait_fraction", "peak_memory_bytes"]
+    trials = trials_of([line("single"), line("ddp2", outcome="oom", devices=2)]).set_index("trial_id")
+    assert trials.loc["single-b0", names].tolist() == pytest.approx([0.1, 0.25, 1000])  # the warm-up step took 9 s
+    assert trials.loc["ddp2-b0", [*names, "throughput_per_s"]].isna().all()
 
 
-def test_throughput_is_not_rank_0_times_the_world_size_nor_a_mean_of_rates() -> None:
-    windows = [window(0, 1, 1.0, 10.0), window(1, 1, 2.0, 10.0)]
-    assert trial_tables.throughput(windows) == pytest.approx(10.0)  # not 20, not 15
-
-
-def test_warm_up_does_not_count() -> None:
-    windows = [window(0, 0, 100.0, 10.0, warmup=True), window(0, 1, 1.0, 10.0)]
-    assert trial_tables.throughput(windows) == pytest.approx(10.0)
-
-
-def test_no_timed_window_is_no_throughput() -> None:
-    assert trial_tables.throughput([window(0, 0, 1.0, 1.0, warmup=True)]) is None
-    assert trial_tables.throughput([]) is None
-
-
-def test_a_trial_that_failed_has_missing_values_not_zeros() -> None:
-    lines = [line("single"), line("ddp2", outcome="oom", strategy="ddp", devices=2)]
-    failed = trials_of(lines).set_index("trial_id").loc["ddp2-b0"]
-    assert pd.isna(failed["throughput_per_s"])
-    assert pd.isna(failed["step_s"])
-    assert pd.isna(failed["peak_memory_bytes"])
-
-
-def test_a_trials_step_time_is_the_median_of_its_timed_steps() -> None:
-    row = trials_of([line("single")]).iloc[0]
-    assert row["step_s"] == pytest.approx(0.1)  # the warm-up step took 9 s
-    assert row["wait_fraction"] == pytest.approx(0.25)
-    assert row["peak_memory_bytes"] == 1000
+def scaling_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
+    return ratios.scaling(trials_of(lines)).set_index("cell_id")
 
 
 def test_scaling_against_the_base_paired_by_block() -> None:
-    lines = [
-        line("single", block=0, rates=(100.0,)),
-        line("ddp2", block=0, rates=(80.0, 90.0)),
-        line("single", block=1, rates=(50.0,)),
-        line("ddp2", block=1, rates=(40.0, 45.0)),
-        line("single", block=2, rates=(200.0,)),
-        line("ddp2", block=2, rates=(160.0, 180.0)),
-    ]
-    row = ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
+    lines = []
+    for block, factor in enumerate((1.0, 0.5, 2.0)):
+        rates = (80.0 * factor, 90.0 * factor)
+        lines += [line("single", block=block, rates=(100.0 * factor,)), line("ddp2", block=block, rates=rates)]
+    assert set(scaling_of([{**one, "unit": "tokens"} for one in lines])["unit"]) == {"tokens"}
+    row = scaling_of(lines).loc["ddp2"]
     assert row["speedup"] == pytest.approx(1.6)  # two shares at the slower rank's 80, against 100
     assert row["efficiency"] == pytest.approx(0.8)
     assert (row["low"], row["high"]) == (pytest.approx(1.6), pytest.approx(1.6))  # the drift cancels
-    assert row["blocks"] == 3
-    assert row["base_id"] == "single"
-    assert row["base_throughput_per_s"] == pytest.approx(100.0)
+    assert (row["blocks"], row["base_id"], row["base_throughput_per_s"]) == (3, "single", pytest.approx(100.0))
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
@@ -90,7 +70,7 @@ def test_fewer_than_three_blocks_have_a_range_and_no_interval(blocks: int) -> No
     rates = (80.0, 60.0)[:blocks]
     lines = [line("single", block=block) for block in range(blocks)]
     lines += [line("ddp2", block=block, rates=(rate, rate)) for block, rate in enumerate(rates)]
-    row = ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
+    row = scaling_of(lines).loc["ddp2"]
     assert row["blocks"] == blocks
     for name in ("", "throughput_", "efficiency_"):
         assert pd.isna(row[f"{name}low"]) and pd.isna(row[f"{name}high"])
@@ -107,7 +87,7 @@ def test_a_block_cut_in_two_is_one_block() -> None:
         line("ddp4", invocation=1, rates=(160.0,) * 4),
         line("single", block=1, invocation=1, rates=(200.0,)),
     ]
-    blocks = ratios.scaling(trials_of(lines)).set_index("cell_id")["blocks"].to_dict()
+    blocks = scaling_of(lines)["blocks"].to_dict()
     assert blocks == {"single": 2, "ddp2": 1, "ddp4": 1}
 
 
@@ -122,8 +102,7 @@ def cut(*environments: str | None, rates: tuple[float, ...] = (90.0, 80.0, 75.0)
 
 
 def test_a_block_of_two_invocations_in_equal_environments_is_in_the_interval() -> None:
-    found, whole = (ratios.scaling(trials_of(lines)) for lines in (cut("a", "a"), cut("a", "a")[2:]))
-    row, rest = (each.set_index("cell_id").loc["ddp2"] for each in (found, whole))
+    row, rest = (scaling_of(lines).loc["ddp2"] for lines in (cut("a", "a"), cut("a", "a")[2:]))
     assert (row["blocks"], rest["blocks"]) == (3, 2) and pd.isna(row["excluded"])
     assert row["speedup"] == pytest.approx((1.8 * 1.6 * 1.5) ** (1 / 3)) and row["most"] == pytest.approx(1.8)
     assert row["low"] < 1.5 and pd.isna(rest["low"])
@@ -133,9 +112,9 @@ def test_a_block_of_two_invocations_in_equal_environments_is_in_the_interval() -
 def test_a_block_of_two_invocations_in_other_or_unknown_environments_is_in_no_ratio(
     environments: tuple[str | None, str | None],
 ) -> None:
-    row = ratios.scaling(trials_of(cut(*environments))).set_index("cell_id").loc["ddp2"]
+    row = scaling_of(cut(*environments)).loc["ddp2"]
     assert row["blocks"] == 2 and row["most"] == pytest.approx(1.6)
-    row = ratios.scaling(trials_of(cut(*environments, rates=(80.0,)))).set_index("cell_id").loc["ddp2"]
+    row = scaling_of(cut(*environments, rates=(80.0,))).loc["ddp2"]
     assert pd.isna(row["speedup"]) and row["throughput_per_s"] == pytest.approx(160.0)
     name = "environment not recorded" if None in environments else "other environment"
     assert row["excluded"] == f"{name}: invocation 1; what it is compared with ran in invocation 0"
@@ -148,62 +127,50 @@ def test_a_pair_of_one_invocation_counts_before_one_of_two() -> None:
         line("ddp2", rates=(70.0, 70.0), attempt=2, environment="a"),
         line("ddp4", rates=(45.0,) * 4, invocation=2, environment="a"),
     ]
-    found = ratios.scaling(trials_of(lines)).set_index("cell_id")
+    found = scaling_of(lines)
     assert found.loc["ddp2", "speedup"] == pytest.approx(1.4) and found.loc["ddp4", "speedup"] == pytest.approx(1.8)
 
 
-def test_where_the_base_did_not_run_the_smallest_of_the_same_strategy_is_the_base() -> None:
-    lines = [
-        line("single", outcome="oom"),
-        line("ddp2", rates=(50.0, 50.0)),
-        line("ddp4", rates=(40.0,) * 4),
-        line("fsdp4", rates=(30.0,) * 4),
-    ]
-    rows = ratios.scaling(trials_of(lines)).set_index("cell_id")
-    assert rows.loc["ddp4", "base_id"] == "ddp2"
-    assert rows.loc["ddp4", "base_devices"] == 2
-    assert rows.loc["ddp4", "speedup"] == pytest.approx(160 / 100)
-    assert rows.loc["ddp4", "efficiency"] == pytest.approx(0.8)
+def test_where_the_base_did_not_run_the_smallest_of_the_same_strategy_and_batch_is_the_base() -> None:
+    ddp = [line("ddp2", rates=(50.0, 50.0)), line("ddp4", rates=(40.0,) * 4)]
+    rows = scaling_of([line("single", outcome="oom"), *ddp, line("fsdp4", rates=(30.0,) * 4)])
+    of_four = rows.loc["ddp4"]
+    assert (of_four["base_id"], of_four["base_devices"]) == ("ddp2", 2)
+    assert of_four[["speedup", "efficiency"]].tolist() == pytest.approx([160 / 100, 0.8])
     assert rows.loc["fsdp4", "base_id"] == "fsdp4"
+    other = line("ddp4", rates=(40.0,) * 4, per_device_batch_size=20)
+    assert scaling_of([line("single", outcome="error"), ddp[0], other]).loc["ddp4", "base_id"] == "ddp4"
 
 
-def test_ratios_never_mix_batches() -> None:
-    lines = [
-        line("single", outcome="error"),
-        line("ddp2", rates=(50.0, 50.0)),
-        line("ddp4", rates=(40.0,) * 4, per_device_batch_size=20),
-    ]
-    rows = ratios.scaling(trials_of(lines)).set_index("cell_id")
-    assert rows.loc["ddp4", "base_id"] == "ddp4"
-
-
-def test_a_retried_trial_counts_once() -> None:
-    lines = [line("single", attempt=1, outcome="lost"), line("single", attempt=2)]
-    trials = trials_of(lines)
-    assert len(trials) == 2
-    assert trial_tables.cells(trials, steps_of(lines))["blocks"].tolist() == [1]
-    assert trial_tables.outcomes(trials)[["outcome", "trials"]].to_numpy().tolist() == [["ok", 1]]
-
-
-def test_cells_summarise_blocks_geometrically() -> None:
-    lines = [line("single", block=0, rates=(100.0,)), line("single", block=1, rates=(400.0,))]
-    lines += [line("single", block=2, rates=(200.0,))]
+@pytest.mark.parametrize(
+    ("first", "second", "rate"),
+    [
+        ({"outcome": "lost"}, {}, 100.0),
+        ({}, {"rates": (50.0,)}, 50.0),
+        ({}, {"invocation": 1, "rates": (200.0,)}, 200.0),
+        ({}, {"outcome": "oom"}, 100.0),
+    ],
+    ids=["a retried trial", "twice in an invocation", "in another invocation", "the second failed"],
+)
+def test_of_several_trials_of_a_cell_in_a_block_the_last_that_measured_counts(
+    first: dict[str, Any], second: dict[str, Any], rate: float
+) -> None:
+    lines = [line("single", **first), line("single", attempt=2, **second)]
     cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
-    assert cell["throughput_per_s"] == pytest.approx(200.0)
-    assert cell["blocks"] == 3
+    assert (cell["blocks"], cell["throughput_per_s"]) == (1, pytest.approx(rate)) and len(trials_of(lines)) == 2
+    outcomes = trial_tables.outcomes(trials_of(lines))
+    assert outcomes[["outcome", "trials"]].to_numpy().tolist() == [[lines[1]["outcome"], 1]]
+
+
+def test_cells_summarise_blocks_geometrically_and_come_in_the_order_of_the_strategies() -> None:
+    lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate((100.0, 400.0, 200.0))]
+    cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
+    assert (cell["blocks"], cell["throughput_per_s"]) == (3, pytest.approx(200.0))
     assert cell["low"] < 200.0 < cell["high"]
     assert cell["step_p5_s"] == pytest.approx(0.1)
-
-
-def test_a_block_that_was_measured_twice_counts_once() -> None:
-    lines = [line("single", invocation=0, rates=(100.0,)), line("single", invocation=1, attempt=2, rates=(200.0,))]
-    cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
-    assert (cell["blocks"], cell["throughput_per_s"]) == (1, pytest.approx(200.0))
-
-
-def test_tokens_are_called_tokens() -> None:
-    lines = [line("single", unit="tokens"), line("ddp2", rates=(80.0, 80.0), unit="tokens")]
-    assert set(ratios.scaling(trials_of(lines))["unit"]) == {"tokens"}
+    lines = [line(name, rates=(1.0,) * n) for name, n in (("fsdp2", 2), ("ddp2", 2), ("single", 1), ("ddp1", 1))]
+    cells = trial_tables.cells(trials_of(lines), steps_of(lines))
+    assert cells["cell_id"].tolist() == ["single", "ddp1", "ddp2", "fsdp2"]
 
 
 def on_cuda(idle_s: float, host_wait_s: float, **columns: Any) -> dict[str, Any]:
@@ -237,23 +204,6 @@ def test_on_cuda_without_marked_phases_the_wait_is_not_known() -> None:
     assert pd.isna(row["wait_fraction"]) and row["step_s"] == pytest.approx(0.1)
 
 
-def test_an_unrecorded_target_metric_is_named() -> None:
-    row = training([0.5], Target(metric="val_f1", at_least=0.5))
-    assert row["target"] == "val_f1: no such metric was recorded"
-    assert pd.isna(row["reached"])
-
-
-def test_cells_come_in_the_order_of_the_strategies() -> None:
-    lines = [
-        line("fsdp2", rates=(1.0, 1.0)),
-        line("ddp2", rates=(1.0, 1.0)),
-        line("single"),
-        line("ddp1", rates=(1.0,)),
-    ]
-    cells = trial_tables.cells(trials_of(lines), steps_of(lines))
-    assert cells["cell_id"].tolist() == ["single", "ddp1", "ddp2", "fsdp2"]
-
-
 TARGET = Target(metric="val_accuracy", at_least=0.9)
 
 
@@ -262,57 +212,82 @@ def training(accuracies: list[float], target: Target | None) -> pd.Series[Any]:
     return convergence(trials, epochs_of("ddp2-s0", accuracies), target).iloc[0]
 
 
-def test_time_to_target_is_the_clock_at_the_first_epoch_that_reaches_it() -> None:
+def test_a_target_is_reached_at_the_first_epoch_that_has_it_or_has_no_time() -> None:
     row = training([0.5, 0.9, 0.8, 0.95], TARGET)
     assert bool(row["reached"]) is True
     assert (row["epochs_to_target"], row["samples_to_target"], row["time_to_target_s"]) == (2, 200, 2.0)
     assert row["target"] == "val_accuracy >= 0.9"
     assert row["best_val_accuracy"] == pytest.approx(0.95)
-
-
-def test_an_unreached_target_has_no_time() -> None:
     row = training([0.5, 0.6], TARGET)
     assert bool(row["reached"]) is False
     assert pd.isna(row["time_to_target_s"]) and pd.isna(row["epochs_to_target"])
+    assert training([0.5, 0.6, 0.7], Target(metric="val_loss", at_most=1.0))["epochs_to_target"] == 2
+    assert pd.isna(training([0.5], None)["reached"])
 
 
-def test_a_loss_must_fall_to_its_target() -> None:
-    row = training([0.5, 0.6, 0.7], Target(metric="val_loss", at_most=1.0))
-    assert row["epochs_to_target"] == 2
-
-
-def test_every_metric_of_the_last_epoch_is_carried_over() -> None:
+def test_every_metric_of_the_last_epoch_is_carried_over_and_a_target_of_none_is_named() -> None:
     trials = trials_of([line("ddp2", kind="convergence", rates=(1.0, 1.0))])
     epochs = epochs_of("ddp2-s0", [0.5, 0.6]).assign(val_perplexity=[9.0, 7.0], val_own=[1.0, 3.0])
     row = convergence(trials, epochs, Target(metric="val_perplexity", at_most=8.0)).iloc[0]
     assert (row["val_accuracy"], row["val_perplexity"], row["val_own"]) == (0.6, 7.0, 3.0)
     assert row["epochs_to_target"] == 2
+    row = training([0.5], Target(metric="val_f1", at_least=0.5))
+    assert row["target"] == "val_f1: no such metric was recorded"
+    assert pd.isna(row["reached"])
 
 
-def test_without_a_target_nothing_is_reached_or_missed() -> None:
-    assert pd.isna(training([0.5], None)["reached"])
+def test_nothing_recorded_or_nothing_but_failures_gives_empty_tables_with_their_columns() -> None:
+    failed = [line("single", outcome="error"), line("ddp2", outcome="skipped", devices=2)]
+    for lines in ([], failed):
+        trials = trials_of(lines)
+        outcomes = trial_tables.outcomes(trials)
+        assert outcomes["trials"].sum() == len(lines) and len(outcomes.columns) > 3
+        for table in (trial_tables.cells(trials, steps_of(lines)), ratios.scaling(trials)):
+            assert table.empty and len(table.columns) > 3
 
 
-def test_nothing_recorded_gives_empty_tables_with_their_columns() -> None:
-    trials = trials_of([])
-    for table in (trial_tables.cells(trials, steps_of([])), ratios.scaling(trials), trial_tables.outcomes(trials)):
-        assert table.empty
-        assert len(table.columns) > 3
+# -- step times -------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_but_failures_gives_empty_tables() -> None:
-    lines = [line("single", outcome="error"), line("ddp2", outcome="skipped", strategy="ddp", devices=2)]
-    trials = trials_of(lines)
-    assert ratios.scaling(trials).empty
-    assert trial_tables.cells(trials, steps_of(lines)).empty
-    assert trial_tables.outcomes(trials)["trials"].sum() == 2
+def step(
+    trial_id: str, attempt: int, step_s: float, wait_s: float | None = 0.0, warmup: bool = False
+) -> dict[str, Any]:
+    return {"trial_id": trial_id, "attempt": attempt, "warmup": warmup, "step_s": step_s, "wait_s": wait_s}
 
 
-def test_of_several_trials_of_a_cell_in_a_block_and_an_invocation_the_last_counts() -> None:
-    lines = [
-        line("single", rates=(100.0,)),
-        {**line("single", rates=(50.0,)), "attempt": 2},
-        line("single", block=1, rates=(80.0,)),
-        {**line("single", block=1, outcome="oom"), "attempt": 2},
-    ]
-    assert measured(trials_of(lines))["throughput_per_s"].tolist() == pytest.approx([50.0, 80.0])
+TIMES = step_times(
+    STEPS.frame(
+        [
+            step("b", 1, 9.0, warmup=True),
+            step("b", 1, 4.0, 1.0),
+            step("a", 2, 2.0),
+            step("b", 1, 6.0, 1.0),
+            step("a", 1, 7.0, None),
+            step("b", 1, 5.0, 1.0),
+            step("w", 1, 1.0, warmup=True),
+        ]
+    )
+)
+
+
+def test_each_attempt_has_the_quartiles_of_its_timed_steps_in_whatever_order_they_stand() -> None:
+    by_trial = TIMES.by_trial
+    assert sorted(by_trial.index) == [("a", 1), ("a", 2), ("b", 1)]  # the one with warm-up alone has none
+    assert by_trial.loc[("b", 1)].tolist() == pytest.approx([4.5, 5.0, 5.5, 3.0 / 15.0])
+    assert by_trial.loc[("a", 2), "step_median_s"] == 2.0
+
+
+def test_only_the_trials_that_count_are_in_a_cells_steps_and_without_steps_there_are_none() -> None:
+    counted = pd.DataFrame({"trial_id": ["a", "b", "c"], "attempt": [2, 1, 1], "cell_id": ["x", "y", "z"]})
+    steps = {cell_id: values.tolist() for cell_id, values in TIMES.of_cells(counted).items()}
+    assert steps == {"x": [2.0], "y": [4.0, 6.0, 5.0]}
+    times = step_times(STEPS.frame([]))
+    assert times.by_trial.empty
+    assert times.of_cells(counted) == {}
+    assert quantiles({}, (0.5,)) == [{}]
+
+
+def test_quantiles_interpolate_between_neighbouring_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "BATCH", 1)
+    values = {"x": np.array([3.0, 1.0, 2.0]), "y": np.array([5.0])}
+    assert quantiles(values, (0.25, 0.5)) == [{"x": 1.5, "y": 5.0}, {"x": 2.0, "y": 5.0}]

@@ -13,26 +13,17 @@ from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.waterfall import ExchangeTime, exchange_times, waterfall
 from harness.record.schema import COLLECTIVES, EXCHANGES
-from tests.records import line, steps_of
+from tests.records import line, trials_of
 
 STEPS = 10
+Needed = dict[tuple[str, str], ExchangeTime]
 
 
 def window(kind: str, rank: int, number: int, step_s: float, wait_s: float = 0.0) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "window": number,
-        "window_kind": kind,
-        "duration_s": STEPS * step_s,
-        "steps": STEPS,
-        "weight": 100.0,
-        "wait_s": STEPS * wait_s,
-        "copy_s": 0.0,
-        "forward_s": STEPS * (step_s - wait_s) / 4,
-        "backward_s": STEPS * (step_s - wait_s) / 2,
-        "optimizer_s": STEPS * (step_s - wait_s) / 8,
-        "rest_s": STEPS * (step_s - wait_s) / 8,
-    }
+    named = {"rank": rank, "window": number, "window_kind": kind, "steps": STEPS, "weight": 100.0}
+    shares = {"forward_s": 1 / 4, "backward_s": 1 / 2, "optimizer_s": 1 / 8, "rest_s": 1 / 8}
+    computed = {name: STEPS * (step_s - wait_s) * share for name, share in shares.items()}
+    return {**named, "duration_s": STEPS * step_s, "wait_s": STEPS * wait_s, "copy_s": 0.0, **computed}
 
 
 def trial(cell: str, windows: list[dict[str, Any]], **columns: Any) -> dict[str, Any]:
@@ -55,10 +46,19 @@ def study(block: int = 0, *, single_s: float = 0.10, **ddp: Any) -> list[dict[st
     ]
 
 
-def waterfall_of(lines: list[dict[str, Any]], pilot: int | None = None) -> pd.DataFrame:
-    trials = trial_tables.trials(lines, steps_of(lines))
-    trials["doubts"] = [()] * len(trials)
-    return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), pilot)
+def waterfall_of(lines: list[dict[str, Any]], pilot: int | None = None, needed: Needed | None = None) -> pd.DataFrame:
+    trials = trials_of(lines).assign(doubts=[()] * len(lines))
+    return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), pilot, needed or {})
+
+
+def seconds_of(lines: list[dict[str, Any]]) -> pd.Series[float]:
+    """Return the seconds of each part."""
+    return waterfall_of(lines).set_index("part")["part_s"]
+
+
+def in_ms(lines: list[dict[str, Any]]) -> str:
+    """Return the milliseconds of each part, as text."""
+    return ", ".join(f"{part} {round(1e3 * seconds, 6) + 0:g}" for part, seconds in seconds_of(lines).items())
 
 
 def test_if_a_rule_set_the_blocks_the_intervals_of_parts_keep_the_pilots_spread() -> None:
@@ -72,26 +72,19 @@ def test_if_a_rule_set_the_blocks_the_intervals_of_parts_keep_the_pilots_spread(
 
 
 def test_ddps_parts_by_hand_and_they_add_up() -> None:
+    parts = "wrapper 5, side by side 5, slowest rank 10, exposed communication 30, waiting for data 10, rest 0"
+    assert in_ms(study()) == f"ideal 100, {parts}"
     rows = waterfall_of(study())
-    seconds = dict(zip(rows["part"], rows["part_s"], strict=True))
-    assert seconds == pytest.approx(
-        {
-            "ideal": 0.100,
-            "wrapper": 0.005,
-            "side by side": 0.005,
-            "slowest rank": 0.010,
-            "exposed communication": 0.030,
-            "waiting for data": 0.010,
-            "rest": 0.0,
-        },
-        abs=1e-9,
-    )
     assert rows["share"].sum() == pytest.approx(1.0)
     assert rows["share"].iloc[0] == pytest.approx(0.100 / 0.160)
+    rows = waterfall_of(study(single_s=0.12))  # a part may be negative
+    assert rows.set_index("part").loc["wrapper", "share"] == pytest.approx(-0.015 / 0.160)
+    assert rows["share"].sum() == pytest.approx(1.0)
 
 
-def scaling_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return ratios.scaling(trial_tables.trials(lines, steps_of(lines))).set_index("cell_id")
+def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
+    single, one, two = study()
+    assert waterfall_of([single, two]).empty and waterfall_of([single, one]).empty
 
 
 def two_blocks(*single_s: float, step_s: tuple[float, float] = (0.160, 0.160)) -> list[dict[str, Any]]:
@@ -106,7 +99,7 @@ def two_blocks(*single_s: float, step_s: tuple[float, float] = (0.160, 0.160)) -
 def test_the_efficiency_is_the_headlines_and_all_parts_are_scaled_to_it() -> None:
     """The headline is a geometric mean of ratios; the mean of the shares would be another number."""
     lines = two_blocks(0.08, 0.12)
-    headline = scaling_of(lines).loc["ddp2"]
+    headline = ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2"]
     rows = waterfall_of(lines).set_index("part")
     assert headline["efficiency"] != pytest.approx(0.100 / 0.160, rel=1e-3)
     ideal = rows.loc["ideal"]
@@ -124,7 +117,7 @@ def test_the_efficiency_is_the_headlines_and_all_parts_are_scaled_to_it() -> Non
     assert [wrapper["most"], wrapper["least"]] == pytest.approx([a_second * one for one in seconds])
 
 
-def test_the_rest_is_scaled_like_the_parts() -> None:
+def test_the_rest_is_scaled_like_the_parts_and_near_an_efficiency_of_one_is_what_noise_leaves() -> None:
     lines = two_blocks(0.08, 0.12)
     for one in (lines[2], lines[5]):
         for two in one["windows"]:
@@ -133,12 +126,8 @@ def test_the_rest_is_scaled_like_the_parts() -> None:
     assert rows.loc["rest", "part_s"] == pytest.approx(0.02)
     quotients = (rows["share"] / rows["part_s"])[["exposed communication", "rest"]]
     assert quotients.iloc[0] == pytest.approx(quotients.iloc[1])
-
-
-def test_near_an_efficiency_of_one_parts_are_shares_of_the_step_and_the_rest_is_what_noise_leaves() -> None:
-    """Scaled to it they would be many times their seconds, or change their signs."""
     lines = two_blocks(0.10, 0.20, step_s=(0.09, 0.224))
-    headline = float(scaling_of(lines).loc["ddp2", "efficiency"])
+    headline = float(ratios.scaling(trials_of(lines)).set_index("cell_id").loc["ddp2", "efficiency"])
     assert abs(headline - 1) < 0.01
     rows = waterfall_of(lines).set_index("part")
     assert rows.loc["ideal", "share"] == pytest.approx(headline)
@@ -146,54 +135,19 @@ def test_near_an_efficiency_of_one_parts_are_shares_of_the_step_and_the_rest_is_
     assert rows["share"].sum() == pytest.approx(1.0)
 
 
-def test_a_part_may_be_negative() -> None:
-    rows = waterfall_of(study(single_s=0.12))
-    assert rows.set_index("part").loc["wrapper", "share"] == pytest.approx(-0.015 / 0.160)
-    assert rows["share"].sum() == pytest.approx(1.0)
-
-
-def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
-    lines = study()
-    assert waterfall_of([lines[0], lines[2]]).empty
-    assert waterfall_of(lines[:2]).empty
-
-
 def test_strong_scaling_names_the_smaller_batch() -> None:
     strong = {"scaling": "strong", "global_batch_size": 20}
     two = [{**window("timed", rank, 2, 0.070), "weight": 50.0} for rank in (0, 1)]
     seen = {"all-gather": 0.004, "reduce-scatter": 0.001}
+    small = {"base": "small", "strategy": "single", "kind": "diagnostic", "purpose": "explain"}
     lines = [
         trial("single", [window("timed", 0, 2, 0.1)], **strong, per_device_batch_size=20, alone_id="single"),
-        trial(
-            "small",
-            [window("timed", 0, 2, 0.060)],
-            base="small",
-            strategy="single",
-            kind="diagnostic",
-            purpose="explain",
-        ),
-        trial(
-            "fsdp2",
-            two,
-            strategy="fsdp",
-            **strong,
-            alone_id="small",
-        ),
+        trial("small", [window("timed", 0, 2, 0.060)], **small),
+        trial("fsdp2", two, strategy="fsdp", **strong, alone_id="small"),
         profile("fsdp2", seen, **strong),
     ]
-    lines[1]["windows"] = [window("timed", 0, 2, 0.060)]
-    seconds = waterfall_of(lines).set_index("part")["part_s"].to_dict()
-    assert seconds == pytest.approx(
-        {
-            "ideal": 0.05,
-            "smaller batch": 0.01,
-            "all-gather": 0.004,
-            "reduce-scatter": 0.001,
-            "waiting for data": 0.0,
-            "rest": 0.005,
-        },
-        abs=1e-9,
-    )
+    expected = "ideal 50, smaller batch 10, all-gather 4, reduce-scatter 1, waiting for data 0, rest 5"
+    assert in_ms(lines) == expected
 
 
 def profile(
@@ -221,48 +175,22 @@ def fsdp_study(block: int, exposed: dict[str, float] | None = None, *, profiled:
 
 
 def test_fsdps_parts_by_hand_each_measured_by_itself() -> None:
-    seconds = waterfall_of(fsdp_study(0, {"all-gather": 0.02, "reduce-scatter": 0.01}))
-    assert seconds.set_index("part")["part_s"].to_dict() == pytest.approx(
-        {
-            "ideal": 0.100,
-            "wrapper": 0.004,
-            "side by side": 0.005,
-            "slowest rank": 0.004,
-            "all-gather": 0.020,
-            "reduce-scatter": 0.010,
-            "waiting for data": 0.0,
-            "rest": 0.017,
-        },
-        abs=1e-9,
-    )
+    lines = fsdp_study(0, {"all-gather": 0.02, "reduce-scatter": 0.01})
+    alone = "ideal 100, wrapper 4, side by side 5, slowest rank 4"
+    assert in_ms(lines) == f"{alone}, all-gather 20, reduce-scatter 10, waiting for data 0, rest 17"
 
 
 def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
     facts = {"steady": True, "exchange_s": {"threads": 0.003, "side by side": 0.030}}
+    cell = {"strategy": "dp", "devices": 2, "global_batch_size": 20, "alone_id": "single", "facts": facts}
     exposed = dict.fromkeys(("replicate", "scatter", "gather", "reduce"), 0.001)
     lines = [
         trial("single", [window("timed", 0, 2, 0.100)], alone_id="single"),
-        trial(
-            "dp2",
-            [{**window("timed", 0, 2, 0.140), "weight": 200.0}],
-            strategy="dp",
-            devices=2,
-            global_batch_size=20,
-            alone_id="single",
-            facts=facts,
-        ),
+        trial("dp2", [{**window("timed", 0, 2, 0.140), "weight": 200.0}], **cell),
         profile("dp2", exposed, strategy="dp"),
     ]
-    parts = waterfall_of(lines).set_index("part")["part_s"].drop(index=["ideal", "waiting for data"])
-    assert parts.to_dict() == pytest.approx(
-        {
-            "threads": 0.003,
-            "side by side": 0.030,
-            **exposed,
-            "rest": 0.140 - 0.100 - 0.037,
-        },
-        abs=1e-9,
-    )
+    collectives = "replicate 1, scatter 1, gather 1, reduce 1"
+    assert in_ms(lines) == f"ideal 100, threads 3, side by side 30, {collectives}, waiting for data 0, rest 3"
 
 
 def test_a_collective_that_was_not_seen_in_every_block_is_in_the_rest_and_the_parts_add_up() -> None:
@@ -276,50 +204,40 @@ def test_a_collective_that_was_not_seen_in_every_block_is_in_the_rest_and_the_pa
         assert rows.loc["rest", "blocks"] == 1, "a block of which nothing was profiled does not count"
 
 
-def test_without_any_profile_the_other_parts_are_shown_and_the_collectives_are_in_the_rest() -> None:
-    """As in a run that is older than the trials of profiles, or in a container that forbids CUPTI."""
-    old = fsdp_study(0, profiled=False)
-    old[2]["facts"] = {"steady": True, "exchange_s": {"all-gather": 0.02}}  # its total, which is no loss
-    for rank in (0, 1):
-        old[2]["windows"][rank]["duration_s"] -= STEPS * 0.030
-    rows = waterfall_of(old).set_index("part")
-    assert "all-gather" not in rows.index and rows.loc["wrapper", "part_s"] == pytest.approx(0.004)
-    assert rows.loc["rest", "part_s"] == pytest.approx(0.017)
-
-
-def test_a_profile_of_another_invocation_or_launcher_counts() -> None:
+def test_a_profile_of_another_invocation_or_launcher_counts_and_without_any_collectives_are_in_the_rest() -> None:
     lines = fsdp_study(0, {"all-gather": 0.02})
     lines[3] |= {"invocation": 1, "cell_id": "under-ray", "launchers_id": "both"}
     lines[2]["launchers_id"] = "both"
-    assert waterfall_of(lines).set_index("part").loc["all-gather", "part_s"] == pytest.approx(0.02)
+    assert seconds_of(lines)["all-gather"] == pytest.approx(0.02)
+    old = fsdp_study(0, profiled=False)  # as in a container that forbids CUPTI
+    old[2]["facts"] = {"steady": True, "exchange_s": {"all-gather": 0.02}}  # its total, which is no loss
+    for rank in (0, 1):
+        old[2]["windows"][rank]["duration_s"] -= STEPS * 0.030
+    seconds = seconds_of(old)
+    assert "all-gather" not in seconds and seconds[["wrapper", "rest"]].tolist() == pytest.approx([0.004, 0.017])
 
 
 @pytest.mark.parametrize(
     ("alone_s", "usual_s"), [((0.11, 0.12), 0.11), ((0.11, 0.12, 0.13), 0.12), ((0.10, 0.11, 0.13, 0.15), 0.12)]
 )
 def test_the_usual_rank_is_the_median_one_and_of_two_the_faster(alone_s: tuple[float, ...], usual_s: float) -> None:
-    ranks = range(len(alone_s))
     windows = [
-        *(window("timed", rank, 2, 0.2) for rank in ranks),
-        *(window("alone", rank, 3, seconds) for rank, seconds in enumerate(alone_s)),
-        *(window("together", rank, 4, 0.2) for rank in ranks),
+        window(kind, rank, number, seconds if kind == "alone" else 0.2)
+        for number, kind in enumerate(("timed", "alone", "together"), start=2)
+        for rank, seconds in enumerate(alone_s)
     ]
     name = f"ddp{len(alone_s)}"
     lines = [*study()[:2], trial(name, windows, strategy="ddp", alone_id="single", wrapped_id="ddp1")]
-    seconds = waterfall_of(lines).set_index("part")["part_s"]
+    seconds = seconds_of(lines)
     assert seconds["side by side"] == pytest.approx(usual_s - 0.105)
     assert seconds["slowest rank"] == pytest.approx(max(alone_s) - usual_s)
 
 
 def test_phases_are_means_of_the_timed_steps_and_add_up() -> None:
-    lines = study()
-    trials = trial_tables.trials(lines, steps_of(lines))
-    phases = phase_tables.phases(trials, trial_tables.windows(lines)).set_index("cell_id")
-    two = phases.loc["ddp2"]
-    assert two["step_s"] == pytest.approx(0.160)
-    assert two["wait_s"] == pytest.approx(0.010)
-    assert two["backward_s"] == pytest.approx(0.075)
-    assert phase_tables.host_phases(trials, trial_tables.windows(lines)).empty
+    trials, windows = trials_of(study()), trial_tables.windows(study())
+    two = phase_tables.phases(trials, windows).set_index("cell_id").loc["ddp2"]
+    assert two[["step_s", "wait_s", "backward_s"]].tolist() == pytest.approx([0.160, 0.010, 0.075])
+    assert phase_tables.host_phases(trials, windows).empty
 
 
 def waiting(*shares: float, pilot: int | None = None) -> dict[str, Any]:
@@ -327,34 +245,33 @@ def waiting(*shares: float, pilot: int | None = None) -> dict[str, Any]:
     lines = [line("ddp2", rates=(9.0, 9.0), block=block) for block in range(len(shares))]
     for one, share in zip(lines, shares, strict=True):
         one["windows"] = [window | {"wait_s": share, "rest_s": 1.0 - share} for window in one["windows"]]
-    trials = trial_tables.trials(lines, steps_of(lines))
-    (row,) = phase_tables.phases(trials, trial_tables.windows(lines), pilot).to_dict("records")
+    (row,) = phase_tables.phases(trials_of(lines), trial_tables.windows(lines), pilot).to_dict("records")
     return row
 
 
-def test_the_wait_for_data_has_an_interval_over_blocks() -> None:
+def test_the_wait_for_data_has_an_interval_over_three_blocks_which_ends_at_0_and_1() -> None:
     row = waiting(0.5, 0.6, 0.7)
     halfwidth = 4.302653 * 0.1 / 3**0.5  # t(2), standard deviation 0.1, three blocks
     assert row["waits"] == pytest.approx(0.6) and row["blocks"] == 3
     assert (row["waits_low"], row["waits_high"]) == (pytest.approx(0.6 - halfwidth), pytest.approx(0.6 + halfwidth))
     assert (row["waits_least"], row["waits_most"]) == (pytest.approx(0.5), pytest.approx(0.7))
     assert waiting(0.5, 0.6, 0.7, 0.1, pilot=3)["waits_low"] == pytest.approx(0.475 - 4.302653 * 0.1 / 2)
-
-
-def test_the_interval_of_a_share_ends_at_0_and_1() -> None:
     assert waiting(0.9, 0.99, 0.7)["waits_high"] == 1.0 and waiting(0.01, 0.2, 0.02)["waits_low"] == 0.0
-
-
-def test_a_wait_has_no_interval_below_three_blocks() -> None:
     assert pd.isna(waiting(0.5, 0.6)["waits_low"]) and waiting(0.5, 0.6)["waits"] == pytest.approx(0.55)
 
 
-def test_ddps_wrapper_and_contention_start_from_its_own_step_without_exchange() -> None:
+def test_ddps_wrapper_and_contention_start_from_its_own_step_without_exchange_and_its_wait_is_the_longest() -> None:
     """A step with exchange holds the copies into buckets, which the communication holds again."""
     lines = study()
     lines[1]["windows"] = [window("timed", 0, 2, 0.109), window("alone", 0, 3, 0.104)]
-    seconds = waterfall_of(lines).set_index("part")["part_s"]
+    seconds = seconds_of(lines)
     assert (seconds["wrapper"], seconds["side by side"]) == (pytest.approx(0.004), pytest.approx(0.110 - 0.104))
+    lines = study()
+    for one in lines[2]["windows"]:
+        if one["window_kind"] in ("timed", "together") and one["rank"] == 1:
+            one["wait_s"] = 0.0
+            one["duration_s"] += 1e-6  # chance makes it the slowest
+    assert seconds_of(lines)["waiting for data"] == pytest.approx(0.010, abs=1e-6)
 
 
 def test_windows_that_mark_no_phases_wait_as_those_that_do() -> None:
@@ -363,31 +280,23 @@ def test_windows_that_mark_no_phases_wait_as_those_that_do() -> None:
     for one in lines:
         marked = [{**w, "window_kind": "phases", "window": 9} for w in one["windows"] if w["window_kind"] == "timed"]
         one["windows"] = [w | unmarked for w in one["windows"]] + marked
-    seconds = waterfall_of(lines).set_index("part")["part_s"]
+    seconds = seconds_of(lines)
     assert seconds["side by side"] == pytest.approx(0.110 - 0.010 - 0.105)
     assert seconds["exposed communication"] == pytest.approx(0.160 - 0.120)
 
 
-def test_the_time_accounting_sums_to_wall_time() -> None:
+@pytest.mark.parametrize(
+    ("more", "rest"),
+    [({}, {"between trials and end": 5.0}), ({"teardown": 2.0}, {"teardown": 2.0, "between trials": 3.0})],
+)
+def test_the_time_accounting_sums_to_wall_time(more: dict[str, float], rest: dict[str, float]) -> None:
     lines = [line("single"), line("ddp2", rates=(1.0, 1.0))]  # 3 s each, all of it in parts
-    environment = {
-        "groups": [{"group_id": "b0-g0", "invocation": 0, "whole_s": 20.0, "parts": {"worker start": 9.0}}],
-        "invocations": [{"wall_s": 25.0}],
-    }
-    ledger = phase_tables.ledger(lines, environment)
+    group = {"group_id": "b0-g0", "invocation": 0, "whole_s": 20.0, "parts": {"worker start": 9.0, **more}}
+    ledger = phase_tables.ledger(lines, {"groups": [group], "invocations": [{"wall_s": 25.0}]})
     assert ledger["seconds"].sum() == pytest.approx(25.0)
-    assert ledger[ledger["level"] == "group"].set_index("part")["seconds"].to_dict() == {
-        "worker start": 9.0,
-        "between trials and end": 5.0,
-    }
     assert ledger[ledger["level"] == "run"]["seconds"].tolist() == [5.0]
-    environment["groups"][0]["parts"]["teardown"] = 2.0  # type: ignore[index]
-    ledger = phase_tables.ledger(lines, environment)
-    assert ledger[ledger["level"] == "group"].set_index("part")["seconds"].to_dict() == {
-        "worker start": 9.0,
-        "teardown": 2.0,
-        "between trials": 3.0,
-    }
+    of_group = ledger[ledger["level"] == "group"].set_index("part")["seconds"].to_dict()
+    assert of_group == {"worker start": 9.0, **rest}
 
 
 def on_gpu(one: dict[str, Any], idle_s: float, host_wait_s: float) -> dict[str, Any]:
@@ -405,11 +314,10 @@ def test_on_cuda_waiting_is_host_wait_while_the_stream_is_idle() -> None:
             for w in one["windows"]
         ]
     lines[2]["windows"] += [on_gpu(window("phases", rank, 5, 0.160), 0.012, 0.008) for rank in (0, 1)]
-    rows = waterfall_of(lines)
-    seconds = dict(zip(rows["part"], rows["part_s"], strict=True))
+    seconds = seconds_of(lines)
     assert seconds["waiting for data"] == pytest.approx(0.008)
     assert seconds["side by side"] == pytest.approx((0.110 - 0.003) - 0.105)
-    assert rows["share"].sum() == pytest.approx(1.0)
+    assert waterfall_of(lines)["share"].sum() == pytest.approx(1.0)
 
 
 def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None:
@@ -422,58 +330,40 @@ def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None
     assert part["share"].sum() == pytest.approx(1.0)
 
 
-def test_the_wait_is_that_of_the_rank_that_waited_longest() -> None:
+def test_ranks_that_are_slow_in_turn_wait_for_the_slowest_one_of_each_step() -> None:
+    """Their slowest steps, without exchange, alternate: each step loses 25 ms more."""
     lines = study()
     for one in lines[2]["windows"]:
-        if one["window_kind"] in ("timed", "together") and one["rank"] == 1:
-            one["wait_s"] = 0.0
-            one["duration_s"] += 1e-6  # chance makes it the slowest
-    seconds = waterfall_of(lines).set_index("part")["part_s"]
-    assert seconds["waiting for data"] == pytest.approx(0.010, abs=1e-6)
-
-
-def in_turn(study_of: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """Return the study with ranks whose slowest steps, without exchange, alternate: each step loses this many more."""
-    for one in study_of[2]["windows"]:
         if one["window_kind"] == "alone":
-            one["in_turn_s"] = STEPS * seconds
-    return study_of
+            one["in_turn_s"] = STEPS * 0.025
+    more = seconds_of(lines) - seconds_of(study())
+    assert more["slowest rank"] == pytest.approx(0.025) and more["exposed communication"] == pytest.approx(-0.025)
+    assert more.drop(["slowest rank", "exposed communication"]).abs().max() < 1e-9
 
 
-def test_ranks_that_are_slow_in_turn_wait_for_the_slowest_one_of_each_step() -> None:
-    usual = waterfall_of(study()).set_index("part")["part_s"]
-    seconds = waterfall_of(in_turn(study(), 0.025)).set_index("part")["part_s"]
-    assert seconds["slowest rank"] == pytest.approx(usual["slowest rank"] + 0.025)
-    assert seconds["exposed communication"] == pytest.approx(usual["exposed communication"] - 0.025)
-    assert seconds.drop(["slowest rank", "exposed communication"]).to_dict() == pytest.approx(
-        usual.drop(["slowest rank", "exposed communication"]).to_dict()
-    )
-
-
-def needs(seconds: float, part: str = "exposed communication") -> dict[tuple[str, str], ExchangeTime]:
+def needs(seconds: float, part: str = "exposed communication") -> Needed:
     return {("ddp2", part): ExchangeTime(340_008, seconds)}
 
 
-def checked(lines: list[dict[str, Any]], needed: dict[tuple[str, str], ExchangeTime]) -> pd.DataFrame:
-    trials = trial_tables.trials(lines, steps_of(lines)).assign(doubts=[()] * len(lines))
-    return waterfall(trials, trial_tables.windows(lines), ratios.scaling(trials), None, needed).set_index("part")
+TOO_LONG = (
+    "exposed communication of 30 ms a step is 3 times the 9.9 ms that its 340,008 bytes need at the measured latency "
+    "and bandwidth"
+)
 
 
-def test_a_part_of_over_three_times_its_exchange_is_not_explained_with_both_figures() -> None:
-    rows = checked(study(), needs(0.0099))  # 30 ms of exposed communication
-    assert "exposed communication" not in rows.index and rows.loc["rest", "part_s"] == pytest.approx(0.030)
-    assert rows.loc["rest", "reason"] == (
-        "exposed communication of 30 ms a step is 3 times the 9.9 ms that its 340,008 bytes need at the measured "
-        "latency and bandwidth"
-    )
+@pytest.mark.parametrize(
+    ("needed", "reason"),
+    [
+        (needs(0.0099), TOO_LONG),
+        *((needed, None) for needed in (needs(0.0101), needs(0.030), {}, needs(0.001, "all-gather"))),
+    ],
+)
+def test_a_part_of_over_three_times_its_exchange_is_not_explained(needed: Needed, reason: str | None) -> None:
+    rows = waterfall_of(study(), needed=needed).set_index("part")
+    assert ("exposed communication" in rows.index) == (reason is None)
+    assert rows.loc["rest" if reason else "exposed communication", "part_s"] == pytest.approx(0.030)
+    assert rows.loc["rest", "reason"] == reason if reason else pd.isna(rows.loc["rest", "reason"])
     assert rows["share"].sum() == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("needed", [needs(0.0101), needs(0.030), {}, needs(0.001, "all-gather")])
-def test_a_part_that_its_exchange_may_take_keeps_its_name(needed: dict[tuple[str, str], ExchangeTime]) -> None:
-    rows = checked(study(), needed)
-    assert rows.loc["exposed communication", "part_s"] == pytest.approx(0.030)
-    assert pd.isna(rows.loc["rest", "reason"])
 
 
 @pytest.mark.parametrize(("more_s", "withheld"), [(0.030, False), (0.045, True)])
@@ -481,7 +371,7 @@ def test_parts_that_leave_more_than_a_fifth_unexplained_are_withheld(more_s: flo
     lines = study()
     for one in lines[2]["windows"]:
         one["duration_s"] += STEPS * more_s * (one["window_kind"] == "timed")
-    rows = checked(lines, {})
+    rows = waterfall_of(lines, needed={}).set_index("part")
     assert (list(rows.index) == ["ideal", "rest"]) == withheld
     assert rows["share"].sum() == pytest.approx(1.0)
     if withheld:

@@ -1,15 +1,31 @@
-"""Why not better: every cause with its share of the step, and what to try against the largest alone."""
+"""Why not better, what to try against the largest cause alone, and that every proposal is a file that runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from harness.analysis.waterfall import PARTS
-from harness.report.causes import ADVICE
-from harness.report.tables.text import NO_BREAK
-from tests.report.test_decision import RATIO
-from tests.report.test_verdict import CELL, sentences_on, verdict_of
+import pytest
+import yaml
 
+from harness.analysis.waterfall import PARTS
+from harness.config.experiment import Experiment, parse_experiment
+from harness.plan.cell import Cell
+from harness.plan.grid import expand
+from harness.plan.inventory import Inventory, resolve
+from harness.report.causes import (
+    ADVICE,
+    BUCKETS,
+    MACHINE,
+    Option,
+    next_experiment,
+    options_to_try,
+    varied_options,
+)
+from harness.report.row import Row
+from harness.report.tables.text import NO_BREAK
+from tests.report.test_verdict import CELL, RATIO, sentences_on, verdict_of
+
+TRIAL = {**CELL, "trial_id": "a", "cell_id": "a"}
 DDP = "ddp.bucket_cap_mb: [1, 25, 100]; training.accumulation: [1, 4]; ddp.comm_hook: [none, bf16_compress]"
 
 
@@ -19,8 +35,8 @@ def cause(subject: str, value: float, low: float | None = None, **columns: Any) 
     return {"topic": "loss", "code": code, "cell_id": "a", "subject": subject, "value": value, **ends, **columns}
 
 
-def text_of(*causes: dict[str, Any]) -> str:
-    (sentence,) = sentences_on("loss", *causes)
+def text_of(*causes: dict[str, Any], **given: Any) -> str:
+    (sentence,) = sentences_on("loss", *causes, **given)
     return sentence.text.replace(NO_BREAK, " ")
 
 
@@ -46,12 +62,9 @@ def test_what_is_saved_is_named_so_that_shares_add_up() -> None:
     assert "one device: 10 % the" in text_of(lost, cause("wrapper", -0.1, code="saved"))
 
 
-def test_without_a_wait_for_data_the_exchange_is_what_to_try_against() -> None:
+def test_without_intervals_or_a_wait_for_data_the_exchange_is_what_to_try_against_if_it_is_certain() -> None:
     found = text_of(cause("exposed communication", 0.2, 0.1))
     assert found == f"20 % (10 to 30 %) of the step: exposed communication. Against exposed communication, try {DDP}."
-
-
-def test_without_intervals_only_a_wait_for_data_is_certain() -> None:
     waits = text_of(cause("waiting for data", 0.4, n=2), cause("exposed communication", 0.2, n=2))
     assert "No interval: measured in 2 blocks, 3 are needed. Against waiting for data, try" in waits
     assert "Against" not in text_of(cause("exposed communication", 0.2, n=2))
@@ -68,21 +81,16 @@ def test_nothing_is_proposed_against_a_cause_that_may_be_0() -> None:
     assert all(one.text.startswith("no cause is certain.") for one in cells)
 
 
-def test_beside_a_wait_for_data_stands_that_of_one_device() -> None:
+def test_a_wait_for_data_is_beside_that_of_one_device_and_lets_nothing_of_ddp_before_it() -> None:
     waits = cause("waiting for data", 0.81, 0.73, evidence="figure-phases")
     tables = {"scaling": [{**RATIO, "base_id": "one"}], "phases": [{"cell_id": "one", "waits": 0.91}]}
-    (sentence,) = sentences_on("loss", waits, **tables)
-    assert "% of the step: waiting for data (91 % on 1 device)." in sentence.text.replace("%) of", "% of")
-    (sentence,) = sentences_on("loss", cause("waiting for data", 0.05, 0.01), **tables)  # more than on one device
-    assert "on 1 device" not in sentence.text
-
-
-def test_a_wait_for_data_that_the_file_varies_already_lets_nothing_of_ddp_before_it() -> None:
+    text = text_of(waits, **tables)
+    assert "% of the step: waiting for data (91 % on 1 device)." in text.replace("%) of", "% of")
+    text = text_of(cause("waiting for data", 0.05, 0.01), **tables)  # more than on one device
+    assert "on 1 device" not in text
     varied = {"experiment": {"loader": {"workers": [0, 2]}}}
-    (sentence,) = sentences_on(
-        "loss", cause("waiting for data", 0.5, 0.4), cause("exposed communication", 0.2, 0.1), **varied
-    )
-    assert "Against" not in sentence.text
+    text = text_of(cause("waiting for data", 0.5, 0.4), cause("exposed communication", 0.2, 0.1), **varied)
+    assert "Against" not in text
 
 
 def test_what_no_option_changes_says_so_or_gives_way_to_what_one_may() -> None:
@@ -94,36 +102,28 @@ def test_what_no_option_changes_says_so_or_gives_way_to_what_one_may() -> None:
     assert "Against exposed communication, try" in text_of(shared, cause("exposed communication", 0.1, 0.05))
 
 
-def test_ranks_that_are_slow_in_turn_are_no_slow_rank() -> None:
+def test_ranks_that_are_slow_in_turn_are_no_slow_rank_and_those_on_the_same_processors_share_more_than_memory() -> None:
     slowest = cause("slowest rank", 0.3, 0.2)
-    trial = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "ok"}
     for doubts, words in (((), "slow in turn"), (("wide spread",), "slow in turn"), (("slow rank 1",), "One rank is")):
-        (sentence,) = sentences_on("loss", slowest, trials=[{**trial, "doubts": doubts}])
-        assert words in sentence.text
-
-
-def test_ranks_on_the_same_processors_share_more_than_memory() -> None:
+        assert words in text_of(slowest, trials=[{**TRIAL, "doubts": doubts}])
     shared = cause("side by side", 0.3, 0.2)
-    trial = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "ok"}
     pinned = ("settings of the process: processors 0 shared by ranks",)
     for doubts, words in ((pinned, "pinned to the same processors"), ((), "share memory bandwidth")):
-        (sentence,) = sentences_on("loss", shared, trials=[{**trial, "doubts": doubts}])
-        assert words in sentence.text
+        assert words in text_of(shared, trials=[{**TRIAL, "doubts": doubts}])
 
 
 def test_a_small_gradient_has_no_buckets_to_divide_though_the_first_trial_is_an_examination() -> None:
-    trial = {**CELL, "cell_id": "a", "kind": "throughput", "outcome": "ok"}
     for parameters, offered in ((44_000, False), (11_000_000, True)):
-        trials = [{**trial, "trial_id": "doctor"}, {**trial, "trial_id": "a", "parameters": parameters}]
-        (sentence,) = sentences_on("loss", cause("exposed communication", 0.3, 0.2), trials=trials)
-        assert ("ddp.bucket_cap_mb" in sentence.text) == offered and "training.accumulation" in sentence.text
+        trials = [{**TRIAL, "trial_id": "doctor"}, {**TRIAL, "parameters": parameters}]
+        text = text_of(cause("exposed communication", 0.3, 0.2), trials=trials)
+        assert ("ddp.bucket_cap_mb" in text) == offered and "training.accumulation" in text
 
 
-def test_what_is_not_explained_says_why() -> None:
+def test_what_is_not_explained_says_why_and_a_zero_has_no_sign() -> None:
     rest = cause("rest", 0.91, 0.9, reasons=("exposed communication would be 31 ms",))
-    assert text_of(rest).startswith(
-        "91 % (90 to 92 %) of the step: not explained (exposed communication would be 31 ms"
-    )
+    why = "not explained (exposed communication would be 31 ms"
+    assert text_of(rest).startswith(f"91 % (90 to 92 %) of the step: {why}")
+    assert "1 % (0 to 3 %)" in text_of(cause("slowest rank", 0.01, -0.004, high=0.03, code="clear"))
 
 
 def test_the_same_advice_is_given_once() -> None:
@@ -134,9 +134,85 @@ def test_the_same_advice_is_given_once() -> None:
     assert all("Against" in one.text for one in sentences_on("loss", *exchange))  # fsdp has other options
 
 
-def test_a_zero_has_no_sign() -> None:
-    assert "1 % (0 to 3 %)" in text_of(cause("slowest rank", 0.01, -0.004, high=0.03, code="clear"))
-
-
-def test_every_part_is_a_term_of_the_field_or_has_words() -> None:
+def test_every_part_of_a_step_has_words_and_an_answer() -> None:
     assert {name for name, part in PARTS.items() if part.words} | set(ADVICE) == set(PARTS)
+    assert set(PARTS) - {"rest"} == set(ADVICE) | set(MACHINE)
+
+
+# -- proposals --------------------------------------------------------------------------------------------------------
+
+
+AXES: dict[str, Any] = {"data": "digits", "model": "resnet8", "strategy": "ddp", "devices": 2, "device_ids": None}
+BATCHES: dict[str, Any] = {"scaling": "weak", "per_device_batch_size": 32, "global_batch_size": 64}
+LEADING = Row(**AXES, **BATCHES, nodes=1, precision="fp32", compile=False)
+GRID = {"data": ["digits"], "model": ["resnet8"], "strategy": ["ddp"], "devices": [2], "per_device_batch_size": [32]}
+
+
+def experiment(**content: Any) -> Experiment:
+    return parse_experiment({"name": "study", "grid": GRID, "device": "cpu", **content}, source="test")
+
+
+def cells_of(study: Experiment) -> tuple[Cell, ...]:
+    return expand(study, resolve(Inventory.assume(1, 0), request="cpu", device_counts=(2,))).asked
+
+
+@pytest.mark.parametrize("part", ADVICE)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_each_proposal_is_an_experiment_file_that_compares_its_values(part: str, strategy: str) -> None:
+    cell = Row(LEADING, strategy=strategy)
+    for option in options_to_try(part, cell, experiment()):
+        text = next_experiment(experiment(), cell, {}, option)
+        found = parse_experiment(yaml.safe_load(text), source="next")
+        cells = cells_of(found)
+        assert len({str(cell.axis(option.axis)) for cell in cells}) == len(option.values)
+        assert {cell.devices for cell in cells} == {2}
+
+
+def test_options_of_another_strategy_and_of_a_batch_that_does_not_divide_are_not_proposed() -> None:
+    found = options_to_try("exposed communication", Row(LEADING, strategy="fsdp"), experiment())
+    assert [str(option) for option in found] == ["training.accumulation: [1, 4]"]
+    uneven = Row(LEADING, strategy="fsdp", per_device_batch_size=6)
+    assert options_to_try("reduce-scatter", uneven, experiment()) == []
+
+
+def test_an_axis_that_the_file_varies_is_not_proposed_again() -> None:
+    in_section = {"strategy_options": {"ddp": {"bucket_cap_mb": [1, 25]}}}
+    contents: list[dict[str, Any]] = [{}, in_section, {"grid": {**GRID, "ddp.bucket_cap_mb": [1, 25]}}]
+    found = [options_to_try("exposed communication", LEADING, experiment(**content)) for content in contents]
+    assert [BUCKETS in options for options in found] == [True, False, False]
+
+
+@pytest.mark.parametrize(("parameters", "offered"), [(19_000, False), (262_144, False), (262_145, True), (None, True)])
+def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_holds(
+    parameters: int | None, offered: bool
+) -> None:
+    found = options_to_try("exposed communication", Row(LEADING, parameters=parameters), experiment())
+    assert [option.axis for option in found if option.axis.startswith("ddp.")] == (
+        ["ddp.bucket_cap_mb", "ddp.comm_hook"] if offered else []
+    )
+
+
+@pytest.mark.parametrize(("cores", "values"), [(1, None), (2, (0, 1)), (4, (0, 2)), (6, (0, 2, 3)), (64, (0, 2, 4))])
+def test_a_node_has_cores_for_the_loader_workers_of_its_devices(cores: int, values: tuple[int, ...] | None) -> None:
+    found = options_to_try("waiting for data", LEADING, experiment(), cores)
+    assert [option.values for option in found] == ([values] if values else [])
+
+
+def test_an_option_reads_as_a_line_of_the_file() -> None:
+    assert str(BUCKETS) == "ddp.bucket_cap_mb: [1, 25, 100]"
+    assert str(Option("ddp.comm_hook", ("none", "bf16_compress"))) == "ddp.comm_hook: [none, bf16_compress]"
+
+
+def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus() -> None:
+    sgd = {"name": "SGD", "lr": [0.1, 0.2]}
+    study = experiment(optimizer=sgd, throughput={"blocks": 4}, workload_options={"width": 8})
+    text = next_experiment(study, LEADING, {"optimizer.lr": 0.2}, BUCKETS)
+    found = parse_experiment(yaml.safe_load(text), source="next")
+    assert varied_options(study) == ["optimizer.lr"]
+    assert found.throughput is not None and found.throughput.blocks == 4
+    assert found.convergence is None and found.name == "study-next"
+    cells = cells_of(found)
+    assert {(cell.optimizer["lr"], cell.workload_options["width"]) for cell in cells} == {(0.2, 8)}
+    cell = Row(LEADING, device_ids="0,4")
+    grid = yaml.safe_load(next_experiment(experiment(), cell, {}, BUCKETS))["grid"]
+    assert grid["device_ids"] == [[0, 4]] and "devices" not in grid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,30 +100,24 @@ def test_every_function_that_draws_is_in_the_list() -> None:
                 )
 
 
-class Drawings(Mapping[str, Drawing]):
-    """Every figure by name; each is drawn and rendered when a test asks for it."""
+class Drawings(dict[str, Drawing]):
+    """Figures by name; each is drawn and rendered when a test asks for it."""
 
     def __init__(self, results: Results) -> None:
-        self._results = results
-        self._rendered: dict[str, Drawing] = {}
+        super().__init__()
+        self.results = results
 
-    def __getitem__(self, name: str) -> Drawing:
-        if name not in self._rendered:
-            with style():
-                drawing = self._rendered[name] = FIGURES[name](self._results)
-                if drawing.figure:
-                    drawing.figure.draw_without_rendering()
-        return self._rendered[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(FIGURES)
-
-    def __len__(self) -> int:
-        return len(FIGURES)
+    def __missing__(self, name: str) -> Drawing:
+        with style():
+            drawing = self[name] = FIGURES[name](self.results)
+            if drawing.figure:
+                drawing.figure.draw_without_rendering()
+        return drawing
 
 
-def draw_all(results: Results) -> Drawings:
-    return Drawings(results)
+def drawn(name: str, lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None) -> Drawing:
+    """Return one figure of these trials."""
+    return Drawings(results_of(lines, epochs))[name]
 
 
 @cache
@@ -135,36 +129,31 @@ def full_results() -> Results:
 @cache
 def full_drawings() -> Drawings:
     """Every figure of the full study, for tests that only look at them."""
-    return draw_all(full_results())
+    return Drawings(full_results())
 
 
-def full_study(**columns: Any) -> list[dict[str, Any]]:
+def full_study(
+    blocks: int = 3, batches: Iterable[int] = (8, 16), strategies: Iterable[str] = ("ddp", "dp"), **columns: Any
+) -> list[dict[str, Any]]:
+    """Return trials of one device and of strategies on two, each with these batches; ``columns``: of ddp."""
     return [
-        one
-        for block in range(3)
-        for batch in (8, 16)
+        {**one, **(columns if one["strategy"] == "ddp" else {})}
+        for block in range(blocks)
+        for batch in batches
         for one in (
-            line(f"single{batch}", strategy="single", block=block, base=f"single{batch}", per_device_batch_size=batch),
-            line(
-                f"ddp2x{batch}",
-                strategy="ddp",
-                block=block,
-                base=f"single{batch}",
-                rates=(80.0 + block, 85.0),
-                per_device_batch_size=batch,
-                **columns,
-            ),
-            line(
-                f"dp2x{batch}",
-                strategy="dp",
-                block=block,
-                base=f"single{batch}",
-                rates=(60.0,),
-                devices=2,
-                per_device_batch_size=batch,
-            ),
+            study_line("single", batch, block, (100.0,)),
+            study_line("ddp", batch, block, (80.0 + block, 85.0)),
+            study_line("dp", batch, block, (60.0,)),
         )
+        if one["strategy"] in ("single", *strategies)
     ]
+
+
+def study_line(strategy: str, batch: int, block: int, rates: tuple[float, ...], **columns: Any) -> dict[str, Any]:
+    devices = 1 if strategy == "single" else 2
+    named = {"strategy": strategy, "base": f"single{batch}", "per_device_batch_size": batch, "devices": devices}
+    cell = f"single{batch}" if strategy == "single" else f"{strategy}2x{batch}"
+    return line(cell, block=block, rates=rates, **{**named, **columns})
 
 
 def axes_of(figure: Figure | None) -> list[Any]:
@@ -172,121 +161,104 @@ def axes_of(figure: Figure | None) -> list[Any]:
     return [axes for axes in figure.axes if axes.axison]
 
 
-def test_a_full_study_draws_all_but_convergence() -> None:
+def marked(drawing: Drawing, marker: str) -> list[Any]:
+    """Return the lines of all panels with this marker."""
+    lines = [one for axes in axes_of(drawing.figure) for one in axes.get_lines()]
+    return [one for one in lines if str(one.get_marker()) == marker]
+
+
+def test_a_full_study_draws_all_but_convergence_and_without_measurements_captions_have_the_reason() -> None:
     drawings = full_drawings()
-    assert {name for name, drawing in drawings.items() if drawing.figure} == {
-        "throughput",
-        "efficiency",
-        "ratios",
-        "batch_sizes",
-        "step_times",
-    }
+    shown = {name for name in FIGURES if drawings[name].figure}
+    assert shown == {"throughput", "efficiency", "ratios", "batch_sizes", "step_times"}
     assert drawings["convergence"].caption.startswith("Left out: no training was recorded")
     assert drawings["training_steps"].caption == "Left out: no step of a training was recorded."
+    drawings = Drawings(results_of([line("single", outcome="error")]))
+    for name in FIGURES:
+        assert drawings[name].figure is None and drawings[name].caption.startswith("Left out: ")
 
 
-def test_throughput_is_logarithmic_with_an_ideal_line_from_the_base() -> None:
-    axes = axes_of(full_drawings()["throughput"].figure)
+def test_throughput_is_logarithmic_with_an_ideal_line_from_the_base_and_hollow_markers_of_emulated_cells() -> None:
+    drawing = full_drawings()["throughput"]
+    axes = axes_of(drawing.figure)
     assert len(axes) == 2
     assert all(a.get_xscale() == "log" and a.get_yscale() == "log" for a in axes)
     ideal = [one for one in axes[0].get_lines() if one.get_linestyle() == "--"]
     assert [list(one.get_ydata()) for one in ideal] == [pytest.approx([100.0, 200.0])]
     assert axes[0].get_ylabel() == "throughput (samples/s)"
+    assert {one.get_markerfacecolor() for one in marked(drawing, "s")} == {"white"}
+    assert "Base: single on 1 device, 100 samples/s" in drawing.caption
+    assert "DataParallel on CPU slots is emulated" in drawing.caption
+    assert "not a claim about speed" in drawing.caption
 
 
-def test_captions_state_the_base_and_emulated_cells() -> None:
-    caption = full_drawings()["throughput"].caption
-    assert "Base: single on 1 device, 100 samples/s" in caption
-    assert "DataParallel on CPU slots is emulated" in caption
-    assert "not a claim about speed" in caption
-
-
-def test_emulated_cells_have_hollow_markers() -> None:
-    axes = axes_of(full_drawings()["throughput"].figure)[0]
-    faces = {one.get_markerfacecolor() for one in axes.get_lines() if one.get_marker() == "s"}
-    assert faces == {"white"}
-
-
-def test_the_caption_of_fp16_states_the_read_of_each_step() -> None:
-    read = "A step in fp16 includes the host's read of whether a gradient overflowed."
-    assert read not in draw_all(results_of(full_study()))["throughput"].caption
+def test_the_caption_states_the_read_of_each_step_in_fp16_and_blocks_without_an_interval() -> None:
+    read, few = "A step in fp16 includes the host's read of whether a gradient overflowed.", "none below 3 blocks"
     scaled = [{**each, "precision": "fp16"} for each in full_study()]
-    assert read in draw_all(results_of(scaled))["throughput"].caption
+    captions = [drawn("throughput", lines).caption for lines in (full_study(), scaled, full_study(blocks=2))]
+    assert [(read in caption, few in caption) for caption in captions] == [(False, False), (True, False), (False, True)]
 
 
-def test_blocks_without_an_interval_are_captioned_as_such() -> None:
-    lines = [one for one in full_study() if one["block"] < 2]
-    caption = draw_all(results_of(lines))["throughput"].caption
-    assert "none below 3 blocks" in caption
-
-
-def test_colour_means_strategy_in_every_figure() -> None:
+def test_colour_means_strategy_in_every_figure_and_its_marker_is_its_own_or_of_a_reserve() -> None:
     drawings = full_drawings()
     for name in ("throughput", "efficiency", "batch_sizes"):
-        used = {
-            one.get_color()
-            for axes in axes_of(drawings[name].figure)
-            for one in axes.get_lines()
-            if one.get_marker() == "D"
-        }
-        assert used == {COLOURS["ddp"]}, name
+        assert {one.get_color() for one in marked(drawings[name], "D")} == {COLOURS["ddp"]}, name
     count = len(BUILTIN_TRAITS)
     assert [*COLOURS][:count] == [*MARKERS][:count] == list(BUILTIN_TRAITS)
-
-
-def test_no_two_strategies_have_one_marker() -> None:
+    looks = ByStrategy({"ddp": "D"}, ("v", "P"))
+    assert [looks[name] for name in ("mine:A", "ddp", "mine:B", "mine:A")] == ["v", "D", "P", "v"]
     markers = [traits.marker for traits in BUILTIN_TRAITS.values()]
     assert len({*markers}) == len(markers), "harness/config/strategy_traits.py: BUILTIN_TRAITS"
 
 
-def test_a_strategy_of_the_users_own_has_a_colour_and_a_marker_of_a_reserve() -> None:
-    looks = ByStrategy({"ddp": "D"}, ("v", "P"))
-    assert [looks[name] for name in ("mine:A", "ddp", "mine:B", "mine:A")] == ["v", "D", "P", "v"]
+def test_efficiency_needs_two_device_counts_and_batch_sizes_two_batches() -> None:
+    efficiency = drawn("efficiency", [line("single")])
+    assert efficiency.figure is None
+    assert efficiency.caption == "Left out: nothing was measured on another device count than its base."
+    one_size = drawn("batch_sizes", [line("single"), line("ddp2", rates=(80.0, 80.0))])
+    assert one_size.figure is None and one_size.caption.startswith("Left out: only one batch size was measured")
 
 
-def test_efficiency_is_left_out_on_one_device_count() -> None:
-    drawing = draw_all(results_of([line("single")]))["efficiency"]
-    assert drawing.figure is None
-    assert drawing.caption == "Left out: nothing was measured on another device count than its base."
+@pytest.mark.parametrize(
+    ("columns", "crosses"),
+    [
+        ({"outcome": "oom"}, [[32]]),
+        ({"outcome": "skipped", "skip_code": "out_of_memory"}, [[32]]),
+        ({"outcome": "skipped", "skip_code": "too_few_samples"}, [[32]]),
+        ({"outcome": "skipped", "skip_code": "too_few_devices"}, []),
+    ],
+)
+def test_batch_sizes_mark_cells_that_failed_or_lack_memory_or_samples(
+    columns: dict[str, Any], crosses: list[list[int]]
+) -> None:
+    drawing = drawn("batch_sizes", [*full_study(), study_line("ddp", 32, 0, (1.0, 1.0), **columns)])
+    assert [list(one.get_xdata()) for one in marked(drawing, "x")] == crosses
+    assert ("Crosses: 1 oom (trials)." in drawing.caption) == (columns["outcome"] == "oom")
 
 
-def test_batch_sizes_need_two_points_and_mark_failed_ones() -> None:
-    one_size = draw_all(results_of([line("single"), line("ddp2", rates=(80.0, 80.0))]))["batch_sizes"]
-    assert one_size.figure is None
-    assert one_size.caption.startswith("Left out: only one batch size was measured")
-    lines = [*full_study(), line("ddp2x32", strategy="ddp", outcome="oom", devices=2, per_device_batch_size=32)]
-    failed = draw_all(results_of(lines))["batch_sizes"]
-    crosses = [one for axes in axes_of(failed.figure) for one in axes.get_lines() if one.get_marker() == "x"]
-    assert [list(one.get_xdata()) for one in crosses] == [[32]]
-    assert "Crosses: 1 oom (trials)." in failed.caption
+def training(name: str = "ddp2", **columns: Any) -> dict[str, Any]:
+    """Return a training on two devices; that of a seed is in a block of its own."""
+    return line(name, kind="convergence", rates=(1.0, 1.0), block=columns.get("seed", 0), **columns)
 
 
-@pytest.mark.parametrize(("code", "crosses"), [("out_of_memory", 1), ("too_few_samples", 1), ("too_few_devices", 0)])
-def test_batch_sizes_mark_cells_skipped_for_lack_of_memory_or_samples(code: str, crosses: int) -> None:
-    skipped = line("ddp2x32", strategy="ddp", outcome="skipped", devices=2, per_device_batch_size=32, skip_code=code)
-    figure = draw_all(results_of([*full_study(), skipped]))["batch_sizes"].figure
-    assert len([one for axes in axes_of(figure) for one in axes.get_lines() if one.get_marker() == "x"]) == crosses
+def curves_of(lines: list[dict[str, Any]], *accuracies: list[float]) -> pd.DataFrame:
+    """Return the epochs of these trainings: each with its own accuracies, or all with those that are given once."""
+    each = accuracies if len(accuracies) > 1 else accuracies * len(lines)
+    epochs = [epochs_of(one["trial_id"], of) for one, of in zip(lines, each, strict=True)]
+    return pd.concat(epochs, ignore_index=True)
 
 
-def test_learning_curves_hold_one_line_a_seed() -> None:
-    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed) for seed in (0, 1)]
-    epochs = pd.concat([epochs_of(f"ddp2-s{seed}", [0.5, 0.8, 0.9]) for seed in (0, 1)], ignore_index=True)
-    drawing = draw_all(results_of(lines, epochs))["convergence"]
+def test_learning_curves_hold_one_line_a_seed_and_a_row_a_setting() -> None:
+    lines = [training(seed=seed) for seed in (0, 1)]
+    drawing = drawn("convergence", lines, curves_of(lines, [0.5, 0.8, 0.9]))
     axes = axes_of(drawing.figure)
     assert [len(a.get_lines()) for a in axes] == [2, 2, 2, 2]
     assert axes[2].get_xlabel() == "training samples" and axes[0].get_xlabel() == ""
     assert {label.get_text()[-2:] for label in axes[2].get_yticklabels()} == {" %"}
     assert "2 seeds each" in drawing.caption
-
-
-def test_learning_curves_of_each_setting_have_a_row_of_their_own() -> None:
-    of_all: dict[str, Any] = {"strategy": "ddp", "kind": "convergence", "rates": (1.0, 1.0)}
     losses = {0.1: [0.5, 0.8], 0.001: [0.1, 0.2, 0.3]}
-    lines = [line(f"ddp{lr}", **of_all, options={"optimizer.lr": lr}) for lr in losses]
-    epochs = pd.concat(
-        [epochs_of(one["trial_id"], losses[lr]) for one, lr in zip(lines, losses, strict=True)], ignore_index=True
-    )
-    panels = axes_of(draw_all(results_of(lines, epochs))["convergence"].figure)
+    lines = [training(f"ddp{lr}", strategy="ddp", options={"optimizer.lr": lr}) for lr in losses]
+    panels = axes_of(drawn("convergence", lines, curves_of(lines, *losses.values())).figure)
     assert [axes.get_title("left") for axes in panels[::4]] == ["lr=0.001", "lr=0.1"]
     assert [axes.get_xlabel() for axes in panels] == [""] * 4 + ["training samples", "training time (s)"] * 2
     assert [axes.get_ylabel() for axes in panels[:4]] == ["training loss", "", "validation accuracy", ""]
@@ -295,37 +267,27 @@ def test_learning_curves_of_each_setting_have_a_row_of_their_own() -> None:
     assert panels[2].get_ylim() == panels[6].get_ylim()
 
 
-def training_steps_of(trial_id: str, losses: list[float]) -> pd.DataFrame:
-    return TRAINING_STEPS.frame(
-        {"trial_id": trial_id, "attempt": 1, "epoch": 1, "step": step, "loss": loss, "learning_rate": 0.1 / step}
-        for step, loss in enumerate(losses, start=1)
-    )
+def drawn_by_step(lines: list[dict[str, Any]], losses: Iterable[list[float]]) -> Drawing:
+    """Return the figure of trainings with these losses."""
+    steps = [
+        {"trial_id": one["trial_id"], "attempt": 1, "epoch": 1, "step": step, "loss": loss, "learning_rate": 0.1 / step}
+        for one, of in zip(lines, losses, strict=True)
+        for step, loss in enumerate(of, start=1)
+    ]
+    return Drawings(with_tables(results_of(lines), training_steps=TRAINING_STEPS.frame(steps)))["training_steps"]
 
 
-def drawn_by_step(losses: Mapping[int, list[float]]) -> Drawing:
-    """Return the figure of trainings with these losses, by seed."""
-    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed) for seed in losses]
-    steps = pd.concat([training_steps_of(f"ddp2-s{seed}", values) for seed, values in losses.items()])
-    return draw_all(with_tables(results_of(lines), training_steps=steps.reset_index(drop=True)))["training_steps"]
-
-
-def test_losses_by_step_hold_one_line_a_seed_beside_their_rates() -> None:
-    drawing = drawn_by_step({0: [2.0, 1.0, 0.5], 1: [4.0, 3.0, 2.0]})
+def test_losses_by_step_hold_one_line_a_seed_beside_their_rates_and_a_row_a_setting() -> None:
+    drawing = drawn_by_step([training(seed=seed) for seed in (0, 1)], ([2.0, 1.0, 0.5], [4.0, 3.0, 2.0]))
     loss, rate = axes_of(drawing.figure)
     drawn = sorted(np.asarray(one.get_ydata()).round(6).tolist() for one in loss.get_lines())
     assert drawn == [[2.0, 1.0, 0.5], [4.0, 3.0, 2.0]]
     assert [list(one.get_xdata()) for one in loss.get_lines()] == [[1, 2, 3]] * 2
     assert list(rate.get_lines()[0].get_ydata()) == pytest.approx([0.1, 0.05, 0.1 / 3])
     assert rate.get_ylabel() == "learning rate" and "evenly spaced" not in drawing.caption
-
-
-def test_losses_by_step_of_each_setting_have_a_row_of_their_own() -> None:
     rates = (0.1, 0.001, 0.05)
-    of_all: dict[str, Any] = {"strategy": "ddp", "kind": "convergence", "rates": (1.0, 1.0)}
-    lines = [line(f"ddp{lr}", **of_all, options={"optimizer.lr": lr}) for lr in rates]
-    steps = pd.concat([training_steps_of(one["trial_id"], [lr, 2 * lr]) for one, lr in zip(lines, rates, strict=True)])
-    results = with_tables(results_of(lines), training_steps=steps.reset_index(drop=True))
-    panels = axes_of(draw_all(results)["training_steps"].figure)
+    lines = [training(f"ddp{lr}", strategy="ddp", options={"optimizer.lr": lr}) for lr in rates]
+    panels = axes_of(drawn_by_step(lines, ([lr, 2 * lr] for lr in rates)).figure)
     assert [axes.get_title() for axes in panels[::2]] == ["lr=0.001", "lr=0.05", "lr=0.1"]
     drawn = [[*one.get_ydata()] for axes in panels[::2] for one in axes.get_lines()]
     assert drawn == [pytest.approx([lr, 2 * lr]) for lr in sorted(rates)]
@@ -333,17 +295,14 @@ def test_losses_by_step_of_each_setting_have_a_row_of_their_own() -> None:
     assert [axes.get_xlabel() for axes in panels] == ["", "", "", "", "step", "step"]
 
 
-def test_losses_by_step_thin_a_long_training_and_keep_its_last_step() -> None:
-    drawing = drawn_by_step({0: [5000.0 - step for step in range(1800)]})
-    (drawn,) = axes_of(drawing.figure)[0].get_lines()
-    assert len(drawn.get_xdata()) == 451 and drawn.get_xdata()[[0, 1, -1]].tolist() == [1, 5, 1800]
+def test_losses_by_step_are_thinned_to_the_last_step_and_end_where_they_are_not_finite() -> None:
+    drawing = drawn_by_step([training()], [[5000.0 - step for step in range(1800)]])
+    (curve,) = axes_of(drawing.figure)[0].get_lines()
+    assert len(curve.get_xdata()) == 451 and curve.get_xdata()[[0, 1, -1]].tolist() == [1, 5, 1800]
     assert "At most 500 evenly spaced steps of each training are drawn." in drawing.caption
-
-
-def test_a_line_of_losses_ends_where_they_are_not_finite() -> None:
-    drawing = drawn_by_step({0: [2.0, 3000.0, float("inf"), float("nan")]})
-    (drawn,) = axes_of(drawing.figure)[0].get_lines()
-    assert [*drawn.get_xdata()] == [1, 2] and "A line ends where the loss is not finite." in drawing.caption
+    drawing = drawn_by_step([training()], [[2.0, 3000.0, float("inf"), float("nan")]])
+    (curve,) = axes_of(drawing.figure)[0].get_lines()
+    assert [*curve.get_xdata()] == [1, 2] and "A line ends where the loss is not finite." in drawing.caption
 
 
 def lines_of(drawing: Drawing, strategy: str) -> list[Any]:
@@ -353,12 +312,8 @@ def lines_of(drawing: Drawing, strategy: str) -> list[Any]:
 
 
 def test_a_training_despite_an_error_of_the_doctor_is_drawn_apart() -> None:
-    of = {
-        name: line(f"{name}2", strategy=name, kind="convergence", rates=(1.0, 1.0), faulty=name == "ddp")
-        for name in ("ddp", "fsdp")
-    }
-    epochs = pd.concat([epochs_of(one["trial_id"], [0.5, 0.8]) for one in of.values()], ignore_index=True)
-    drawing = draw_all(results_of([*of.values()], epochs))["convergence"]
+    lines = [training(f"{name}2", faulty=name == "ddp") for name in ("ddp", "fsdp")]
+    drawing = drawn("convergence", lines, curves_of(lines, [0.5, 0.8]))
     assert {one.get_linestyle() for one in lines_of(drawing, "ddp")} == {":"}
     assert {one.get_linestyle() for one in lines_of(drawing, "fsdp")} == {"-"}
     assert "faulty cells have an error of the doctor" in drawing.caption
@@ -366,82 +321,65 @@ def test_a_training_despite_an_error_of_the_doctor_is_drawn_apart() -> None:
 
 @pytest.mark.parametrize("name", ["throughput", "efficiency", "batch_sizes"])
 def test_no_line_joins_faulty_cells_with_others(name: str) -> None:
-    study = full_study()
-    study += [
-        line("ddp4x8", strategy="ddp", block=block, base="single8", rates=(70.0,) * 4, per_device_batch_size=8)
-        for block in range(3)
-    ]
+    four = {"base": "single8", "per_device_batch_size": 8}
+    study = full_study() + [line("ddp4x8", strategy="ddp", block=b, rates=(70.0,) * 4, **four) for b in range(3)]
     healthy, mixed = (
-        draw_all(results_of([{**one, "faulty": one["cell_id"] in faulty} for one in study]))[name]
+        Drawings(results_of([{**one, "faulty": one["cell_id"] in faulty} for one in study]))[name]
         for faulty in ((), ("ddp2x8",))
     )
     assert lines_of(healthy, "ddp") and not lines_of(mixed, "ddp")
 
 
-def test_the_efficiency_under_a_waterfall_has_its_interval() -> None:
-    named = dict(full_study()[0])
-    axes = {
-        name: named[name] for name in ("strategy", "scaling", "per_device_batch_size", "global_batch_size", "options")
-    }
-    common = {**axes, "cell_id": "a", "devices": 2, "emulated": False, "oversubscribed": False, "blocks": 3}
-    parts = [("ideal", 0.6, 0.55, 0.65), ("rest", 0.4, None, None)]
-    rows = [{**common, "part": part, "share": s, "low": low, "high": high} for part, s, low, high in parts]
-    results = with_tables(full_results(), waterfall=WATERFALL.frame(rows))
-    drawing = draw_all(results)["waterfall"]
+def part_rows(cell: str, strategy: str = "ddp", options: dict[str, Any] | None = None, **shares: Any) -> list[Any]:
+    """Return the rows of a cell; ``shares``: of each part, or with the ends of its interval."""
+    named = {name: full_study()[0][name] for name in ("scaling", "per_device_batch_size", "global_batch_size")}
+    fixed = {"devices": 2, "emulated": strategy == "dp", "oversubscribed": False, "blocks": 3, "options": options or {}}
+    return [
+        {**named, **fixed, "strategy": strategy, "cell_id": cell, "label": cell, "part": part.replace("_", " ")}
+        | dict(zip(("share", "low", "high"), share if isinstance(share, tuple) else (share,), strict=False))
+        for part, share in shares.items()
+    ]
+
+
+def waterfall_of(*rows: dict[str, Any], leading: str = "") -> Drawing:
+    """Return the figure of these rows; ``leading``: the cell that the verdict names."""
+    verdict = VERDICT.frame([{"topic": "loss", "code": "largest", "cell_id": leading}] if leading else [])
+    return Drawings(with_tables(full_results(), waterfall=WATERFALL.frame(rows), verdict=verdict))["waterfall"]
+
+
+def test_waterfalls_have_their_interval_and_withheld_ones_are_named_and_not_drawn() -> None:
+    shares = {"ideal": (0.6, 0.55, 0.65), "rest": 0.4}
+    drawing = waterfall_of(*part_rows("a", **shares))
     (panel,) = axes_of(drawing.figure)
     assert [0.55, 0.65] in [[float(x) for x in one.get_xdata()] for one in panel.get_lines()]
     assert "n = 3 blocks" in drawing.caption and "find_unused_parameters" not in drawing.caption
-    rows = [{**row, "options": {"ddp.find_unused_parameters": True}} for row in rows]
-    searching = draw_all(with_tables(results, waterfall=WATERFALL.frame(rows)))["waterfall"]
+    searching = waterfall_of(*part_rows("a", options={"ddp.find_unused_parameters": True}, **shares))
     assert "With find_unused_parameters its search of the graph is in exposed communication." in searching.caption
-
-
-def test_a_cell_whose_parts_are_withheld_is_named_and_not_drawn() -> None:
-    named = dict(full_study()[0])
-    axes = {
-        name: named[name] for name in ("strategy", "scaling", "per_device_batch_size", "global_batch_size", "options")
-    }
-    common = {**axes, "devices": 2, "emulated": False, "oversubscribed": False, "blocks": 3, "low": None, "high": None}
-    shown = [
-        {**common, "cell_id": "a", "label": "ddp x2", "part": part, "share": share}
-        for part, share in (("ideal", 0.6), ("wrapper", 0.3), ("rest", 0.1))
-    ]
-    apart = [
-        {**common, "cell_id": "b", "label": "ddp x4", "part": "ideal", "share": 0.3},
-        {**common, "cell_id": "b", "label": "ddp x4", "part": "rest", "share": 0.7, "reason": "not shown"},
-    ]
-    drawn = draw_all(with_tables(full_results(), waterfall=WATERFALL.frame([*shown, *apart])))["waterfall"]
-    assert len(axes_of(drawn.figure)) == 1
-    assert drawn.caption.endswith("Withheld, since their parts leave over 20 % of the step unexplained: ddp x4.")
-    alone = draw_all(with_tables(full_results(), waterfall=WATERFALL.frame(apart)))["waterfall"]
+    shown = part_rows("ddp x2", ideal=0.6, wrapper=0.3, rest=0.1)
+    apart = part_rows("ddp x4", ideal=0.3, rest=0.7)
+    apart[1]["reason"] = "not shown"
+    drawing, alone = waterfall_of(*shown, *apart), waterfall_of(*apart)
+    assert len(axes_of(drawing.figure)) == 1
+    assert drawing.caption.endswith("Withheld, since their parts leave over 20 % of the step unexplained: ddp x4.")
     assert alone.figure is None and alone.caption.startswith("Left out: Withheld, since their parts leave")
-    assert (
-        "Withheld" not in draw_all(with_tables(full_results(), waterfall=WATERFALL.frame(shown)))["waterfall"].caption
-    )
+    assert "Withheld" not in waterfall_of(*shown).caption
 
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
-    steady = full_results()
-    doubts: list[tuple[CountedDoubt, ...]] = [()] * len(steady.scaling)
-    here = steady.scaling.index[(steady.scaling["strategy"] == "ddp") & (steady.scaling["devices"] == 2)][0]
-    doubts[list(steady.scaling.index).index(here)] = (
-        CountedDoubt("wide spread", 1, 3),
-        CountedDoubt("no steady state", 2, 3),
-    )
-    drawings = draw_all(with_tables(steady, scaling=steady.scaling.assign(unusual=doubts)))
+    scaling = full_results().scaling
+    both = (CountedDoubt("wide spread", 1, 3), CountedDoubt("no steady state", 2, 3))
+    doubts = [both if cell == "ddp2x8" else () for cell in scaling["cell_id"]]
+    drawings = Drawings(with_tables(full_results(), scaling=scaling.assign(unusual=doubts)))
     for name in ("throughput", "efficiency"):
         assert " Not steady when the windows began: ddp on 2." in drawings[name].caption
         assert "Not steady" not in full_drawings()[name].caption
 
 
 def test_intervals_of_one_devices_throughput_are_the_cells_over_its_devices() -> None:
-    lines = [
-        line(f"ddp2x{batch}", strategy="ddp", block=block, rates=(rate, rate), per_device_batch_size=batch)
-        for batch in (16, 32)
-        for block, rate in enumerate((90.0, 100.0, 110.0))
-    ]
+    rates = [*enumerate((90.0, 100.0, 110.0))]
+    lines = [study_line("ddp", batch, block, (rate, rate)) for batch in (16, 32) for block, rate in rates]
     results = results_of(lines)
-    drawing = draw_all(results)["batch_sizes"]
+    drawing = Drawings(results)["batch_sizes"]
     speed = axes_of(drawing.figure)[0]
     wanted = [(low / 2, high / 2) for low, high in zip(results.cells["low"], results.cells["high"], strict=True)]
     upright = [one for one in speed.get_lines() if len({*one.get_xdata()}) == 1 and len(one.get_xdata()) == 2]
@@ -451,64 +389,41 @@ def test_intervals_of_one_devices_throughput_are_the_cells_over_its_devices() ->
 
 
 def test_non_equivalent_trainings_are_named_in_the_caption() -> None:
-    pairs = [(strategy, seed) for strategy in ("ddp", "fsdp") for seed in (0, 1)]
-    lines = [
-        line(f"{strategy}2", kind="convergence", rates=(1.0, 1.0), seed=seed, block=seed, check_id=f"check-{strategy}")
-        for strategy, seed in pairs
-    ]
-    epochs = pd.concat([epochs_of(one["trial_id"], [0.5, 0.8]) for one in lines], ignore_index=True)
+    lines = [training(f"{name}2", seed=seed, check_id=f"check-{name}") for name in ("ddp", "fsdp") for seed in (0, 1)]
+    epochs = curves_of(lines, [0.5, 0.8])
     differs = {"check-fsdp": NOT_EQUIVALENT, "check-ddp": Verdict("equivalent")}
     results = results_of(lines, epochs, checked=differs)
-    drawing, healthy = (draw_all(each)["convergence"] for each in (results, results_of(lines, epochs)))
+    drawing, healthy = (Drawings(each)["convergence"] for each in (results, results_of(lines, epochs)))
     assert "Not equivalent to one device, and hatched: fsdp on 2." in drawing.caption
     hatched = [[str(one.get_marker()) for one in axes.get_lines()].count(HATCH) for axes in axes_of(drawing.figure)]
     assert hatched == [2, 2, 2, 2]
     assert "Not equivalent" not in healthy.caption
-    assert not any(str(one.get_marker()) == HATCH for axes in axes_of(healthy.figure) for one in axes.get_lines())
-    assert [row.cells[0] for row in convergence_table(results.convergence).rows] == [
-        "ddp x2",
-        "fsdp x2 (not equivalent)",
-    ]
-
-
-def test_without_measurements_the_caption_has_the_reason() -> None:
-    for drawing in draw_all(results_of([line("single", outcome="error")])).values():
-        assert drawing.figure is None
-        assert drawing.caption.startswith("Left out: ")
+    assert not marked(healthy, HATCH)
+    shown = [row.cells[0] for row in convergence_table(results.convergence).rows]
+    assert shown == ["ddp x2", "fsdp x2 (not equivalent)"]
 
 
 @pytest.mark.parametrize("columns", [{"oversubscribed": True}, {"nodes": 2}, {"scaling": "strong"}, {"model": None}])
 def test_unusual_studies_are_drawn(columns: dict[str, Any]) -> None:
-    assert draw_all(results_of(full_study(**columns)))["throughput"].figure is not None
+    assert drawn("throughput", full_study(**columns)).figure is not None
 
 
 def test_many_settings_are_truncated_with_a_note() -> None:
-    lines = [
-        one
-        for batch in range(1, 16)
-        for one in (
-            line(f"single{batch}", strategy="single", base=f"single{batch}", per_device_batch_size=batch),
-            line(f"ddp2x{batch}", strategy="ddp", base=f"single{batch}", rates=(9.0, 9.0), per_device_batch_size=batch),
-        )
-    ]
-    drawing = draw_all(results_of(lines))["throughput"]
+    drawing = drawn("throughput", full_study(blocks=1, batches=range(1, 16), strategies=["ddp"]))
     assert len(axes_of(drawing.figure)) == 12
     assert "The first 12 settings are drawn" in drawing.caption
 
 
-def twin_of(batch: int, block: int, rate: float) -> dict[str, Any]:
-    base = line(f"single{batch}", strategy="single", block=block, rates=(rate,), per_device_batch_size=batch)
-    return base | {"trial_id": f"{base['trial_id']}t", "kind": "diagnostic", "purpose": "twin"}
-
-
 def with_twins() -> list[dict[str, Any]]:
-    twins = [twin_of(batch, block, rate) for batch in (8, 16) for block, rate in enumerate((90.0, 100.0, 110.0))]
-    return [*full_study(), *twins]
+    rates = ((batch, *one) for batch in (8, 16) for one in enumerate((90.0, 100.0, 110.0)))
+    bases = [study_line("single", batch, block, (rate,)) for batch, block, rate in rates]
+    twin = {"kind": "diagnostic", "purpose": "twin"}
+    return [*full_study(), *({**base, **twin, "trial_id": f"{base['trial_id']}t"} for base in bases)]
 
 
 def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
     results = results_of(with_twins())
-    drawings = draw_all(results)
+    drawings = Drawings(results)
     low, high = results.noise.loc[0, ["low", "high"]].astype(float)
     assert low < 1 < high
     for name, across in (("efficiency", lambda box: (box.y0, box.y1)), ("ratios", lambda box: (box.x0, box.x1))):
@@ -523,47 +438,38 @@ def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
 
 
 def test_ratios_are_drawn_with_their_intervals_and_n() -> None:
-    own = ("cell_id", "trial_id")
+    own = ({name: f"{one[name]}t" for name in ("cell_id", "trial_id")} for one in full_study())
     controls = [
-        with_set_ids(one | {name: f"{one[name]}t" for name in own} | {"launcher": "torchrun"}) for one in full_study()
+        with_set_ids({**one, **ids, "launcher": "torchrun"}) for one, ids in zip(full_study(), own, strict=True)
     ]
-    lines = full_study() + controls
-    results = results_of(lines)
-    drawing = draw_all(results)["ratios"]
+    results = results_of(full_study() + controls)
+    drawing = Drawings(results)["ratios"]
     axes = axes_of(drawing.figure)[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == [
-        "ddp x2 / dp x2*",
-        "Ray / torchrun: single x1",
-        "Ray / torchrun: dp x2*",
-        "Ray / torchrun: ddp x2",
-    ]
+    launched = [f"Ray / torchrun: {cell}" for cell in ("single x1", "dp x2*", "ddp x2")]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ddp x2 / dp x2*", *launched]
     points = [one.get_xdata()[0] for one in axes.get_lines() if one.get_marker() in MARKERS.values()]
     assert points[1:] == [1.0, 1.0, 1.0] and points[0] > 1.2
-    ends = [
-        tuple(one.get_xdata()) for one in axes.get_lines() if one.get_marker() == "None" and len(one.get_xdata()) == 2
-    ]
     first = results.versus.iloc[0]
-    assert (first["low"], first["high"]) in ends
+    assert (first["low"], first["high"]) in [tuple(one.get_xdata()) for one in marked(drawing, "None")]
     assert "n = 3 blocks" in drawing.caption and "DataParallel on CPU slots is emulated" in drawing.caption
 
 
-def test_non_equivalent_cells_are_hatched_and_keep_their_ratio() -> None:
+def test_non_equivalent_cells_are_hatched_and_keep_their_ratio_and_their_phases_are_marked() -> None:
     lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    drawings = draw_all(results_of(lines, checked={"check-ddp": NOT_EQUIVALENT}))
-    hatched = {
-        name: [
-            line for axes in axes_of(drawings[name].figure) for line in axes.get_lines() if "////" in line.get_marker()
-        ]
-        for name in ("throughput", "efficiency", "batch_sizes", "ratios")
-    }
-    assert [len(lines) for lines in hatched.values()] == [2, 2, 2, 2]
+    results = results_of(lines, checked={"check-ddp": NOT_EQUIVALENT})
+    drawings = Drawings(results)
+    for name in ("throughput", "efficiency", "batch_sizes", "ratios"):
+        assert len(marked(drawings[name], HATCH)) == 2, name
     boxes = [box.get_hatch() for axes in axes_of(drawings["step_times"].figure) for box in axes.patches]
     assert sorted(boxes, key=str) == ["////", "////", None, None, None, None]
     for name in ("throughput", "efficiency", "batch_sizes", "step_times", "ratios"):
         assert "Hatched: not equivalent to one device." in drawings[name].caption, name
-    whole = draw_all(results_of(lines))
+    whole = Drawings(results_of(lines))
     assert not any("Hatched: " in whole[name].caption for name in ("throughput", "step_times"))
+    axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]
+    drawing = step_phases(with_tables(results, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
+    labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]
+    assert labels == ["single x1", "dp x2*", "ddp x2 (not equivalent)"]  # of both panels
 
 
 def test_ratios_without_a_verdict_are_marked_and_named() -> None:
@@ -576,71 +482,45 @@ def test_ratios_without_a_verdict_are_marked_and_named() -> None:
             assert {row[column].endswith(f"{NO_BREAK}!") for column in ratios_of} == {row[strategy].startswith("ddp")}
     for row in versus_table(results.versus).rows:
         assert row.cells[4].endswith(f"{NO_BREAK}!") == ("ddp" in row.cells[0])
-    drawings = draw_all(results)
+    drawings = Drawings(results)
     for name in ("throughput", "efficiency", "ratios"):
         assert "Equivalence to one device unknown: ddp on 2." in drawings[name].caption, name
 
 
-def test_phases_of_non_equivalent_cells_are_marked() -> None:
-    lines = [one | {"check_id": f"check-{one['strategy']}"} for one in full_study()]
-    results = results_of(lines, checked={"check-ddp": NOT_EQUIVALENT})
-    axes = results.scaling[[name for name in results.scaling if name in PHASES.names]]
-    drawing = step_phases(with_tables(results, phases=PHASES.typed(axes.assign(step_s=0.1, forward_s=0.1))))
-    labels = [label.get_text() for one in axes_of(drawing.figure) for label in one.get_yticklabels()]
-    assert labels == ["single x1", "dp x2*", "ddp x2 (not equivalent)"]  # of both panels
-
-
 def test_every_text_of_every_figure_has_one_size() -> None:
-    for name, drawing in full_drawings().items():
-        if drawing.figure:
-            texts = [text for text in drawing.figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
+    for name in FIGURES:
+        if figure := full_drawings()[name].figure:
+            texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
             assert {text.get_fontsize() for text in texts} == {TYPE_SIZE}, name
 
 
-def test_panels_that_are_compared_have_the_same_axes() -> None:
+def test_panels_that_are_compared_have_the_same_axes_and_efficiency_is_in_per_cent() -> None:
     for name in ("throughput", "efficiency", "step_times"):
         axes = axes_of(full_drawings()[name].figure)
         assert len(axes) == 2
         assert len({(*one.get_xlim(), *one.get_ylim()) for one in axes}) == 1, name
-
-
-def test_efficiency_is_in_per_cent() -> None:
-    axes = axes_of(full_drawings()["efficiency"].figure)[0]
-    assert {label.get_text() for label in axes.get_yticklabels()} >= {"0 %", "20 %", "100 %"}
+    shares = axes_of(full_drawings()["efficiency"].figure)[0]
+    assert {label.get_text() for label in shares.get_yticklabels()} >= {"0 %", "20 %", "100 %"}
 
 
 def test_an_interval_that_goes_on_beyond_the_axis_has_an_arrow() -> None:
     def arrows(rates: tuple[float, ...]) -> list[str]:
-        lines = [
-            one
-            for block, rate in enumerate(rates)
-            for one in (line("single", block=block), line("ddp2", block=block, rates=(rate, rate)))
-        ]
-        (axes,) = axes_of(draw_all(results_of(lines))["throughput"].figure)
+        lines = [line("single", block=block) for block in range(3)]
+        lines += [line("ddp2", block=block, rates=(rate, rate)) for block, rate in enumerate(rates)]
+        (axes,) = axes_of(drawn("throughput", lines).figure)
         return [str(one.get_marker()) for one in axes.get_lines() if one.get_marker() in ARROWS["y"]]
 
     assert arrows((80.0, 81.0, 82.0)) == []
     assert arrows((10.0, 80.0, 640.0)) == ["v", "^"]
 
 
-def test_a_panel_of_one_point_is_a_row_of_the_table() -> None:
-    lines = [
-        one
-        for batch in (8, 16)
-        for one in (
-            line(f"single{batch}", strategy="single", base=f"single{batch}", per_device_batch_size=batch),
-            line(f"ddp2x{batch}", strategy="ddp", base=f"single{batch}", rates=(9.0, 9.0), per_device_batch_size=batch),
-        )
-    ]
-    lonely = draw_all(results_of(lines))["efficiency"]
+def test_a_panel_of_one_point_is_a_row_of_the_table_and_rows_that_are_alone_share_a_panel() -> None:
+    lines = full_study(blocks=1, strategies=["ddp"])
+    lonely = drawn("efficiency", lines)
     assert lonely.figure is None and lonely.caption.startswith("Left out: each setting has a single point")
-    third = line("fsdp2x8", strategy="fsdp", base="single8", rates=(8.0, 8.0), per_device_batch_size=8)
-    drawing = draw_all(results_of([*lines, third]))["efficiency"]
+    drawing = drawn("efficiency", [*lines, study_line("fsdp", 8, 0, (8.0, 8.0))])
     assert len(axes_of(drawing.figure)) == 1
     assert "In the table alone, as a single point: batch 16/device." in drawing.caption
-
-
-def test_rows_that_are_alone_in_their_setting_share_a_panel() -> None:
     one, other, several = (pd.DataFrame({"label": ["a / b"] * count}) for count in (1, 1, 2))
     facets = merge_single_rows([("x", one), ("y", several), ("z", other)])
     assert [name for name, _ in facets] == ["y", "other settings"]
@@ -648,83 +528,51 @@ def test_rows_that_are_alone_in_their_setting_share_a_panel() -> None:
     assert [name for name, _ in merge_single_rows([("x", one), ("y", several)])] == ["y", "x"]
 
 
-def waterfall_rows(count: int, *, strategy: str = "ddp", part: str = "exposed communication") -> list[dict[str, Any]]:
-    """The rows of cells c0, c1 ..., each with a larger loss than the one before."""
-    named = dict(full_study()[0])
-    axes = {name: named[name] for name in ("scaling", "per_device_batch_size", "global_batch_size", "options")}
-    common = {
-        **axes,
-        "strategy": strategy,
-        "devices": 2,
-        "emulated": strategy == "dp",
-        "oversubscribed": False,
-        "blocks": 3,
-    }
-    return [
-        {**common, "cell_id": f"{strategy}{number}", "label": f"{strategy}{number}", "part": name, "share": share}
-        for number in range(count)
-        for loss in (0.1 + 0.02 * number,)
-        for name, share in (("ideal", 1 - loss), (part, loss), ("rest", 0.0))
-    ]
+def losing(count: int, strategy: str = "ddp", part: str = "exposed communication") -> list[dict[str, Any]]:
+    """Return the rows of cells ddp0, ddp1 ..., each with a larger loss than the one before."""
+    losses = [0.1 + 0.02 * number for number in range(count)]
+    shares = [{"ideal": 1 - loss, part: loss, "rest": 0.0} for loss in losses]
+    return [row for number, of in enumerate(shares) for row in part_rows(f"{strategy}{number}", strategy, **of)]
 
 
 def titles_of(figure: Figure | None) -> list[str]:
     return [axes.get_title() for axes in axes_of(figure)]
 
 
-def test_waterfalls_stand_in_the_order_of_their_importance_and_six_are_in_the_report() -> None:
-    rows = [*waterfall_rows(2, strategy="dp", part="replicate"), *waterfall_rows(6)]
-    named = VERDICT.frame([{"topic": "loss", "code": "largest", "cell_id": "ddp1"}])
-    results = with_tables(full_results(), waterfall=WATERFALL.frame(rows), verdict=named)
-    drawing = FIGURES["waterfall"](results)
+def test_waterfalls_stand_in_the_order_of_their_importance_with_the_same_rows_and_six_are_in_the_report() -> None:
+    drawing = waterfall_of(*losing(2, "dp", "replicate"), *losing(6), leading="ddp1")
     assert titles_of(drawing.figure) == ["ddp1", "ddp5", "ddp4", "ddp3", "ddp2", "ddp0"]
     assert [titles_of(figure) for figure in drawing.more] == [["dp1*", "dp0*"]]
     assert "The first 6 of 8 cells" in drawing.caption
-
-
-def test_the_waterfalls_of_all_strategies_have_the_same_rows() -> None:
-    rows = [*waterfall_rows(1, strategy="dp", part="replicate"), *waterfall_rows(1)]
-    drawing = FIGURES["waterfall"](with_tables(full_results(), waterfall=WATERFALL.frame(rows)))
+    many = waterfall_of(*losing(40))
+    assert len(many.more) == 4 and all(len(axes_of(figure)) == 6 for figure in many.more)
+    drawing = waterfall_of(*losing(1, "dp", "replicate"), *losing(1))
     labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in axes_of(drawing.figure)]
     assert labels == [["communication", "rest", "efficiency"], []]  # those of the panel to the left
     assert "(dp: replicate; ddp: exposed communication)" in drawing.caption
 
 
-def test_many_cells_have_a_limited_number_of_waterfalls() -> None:
-    results = with_tables(full_results(), waterfall=WATERFALL.frame(waterfall_rows(40)))
-    drawing = FIGURES["waterfall"](results)
-    assert len(drawing.more) == 4 and all(len(axes_of(figure)) == 6 for figure in drawing.more)
-
-
-def test_memory_is_drawn_where_it_is_the_devices() -> None:
-    lines = {device: [{**one, "device": device} for one in full_study()] for device in ("cpu", "cuda")}
-    on_cpu, on_gpu = (draw_all(results_of(lines[device]))["batch_sizes"] for device in ("cpu", "cuda"))
+def test_the_memory_of_the_devices_is_drawn_and_of_each_gpu_in_their_order() -> None:
+    studies = ([{**one, "device": device} for one in full_study()] for device in ("cpu", "cuda"))
+    on_cpu, on_gpu = (drawn("batch_sizes", study) for study in studies)
     assert [len(axes_of(drawing.figure)) for drawing in (on_cpu, on_gpu)] == [1, 2]
     assert "peak memory" in on_gpu.title and "peak memory" not in on_cpu.title
-
-
-def test_the_memory_of_each_gpu_is_drawn_in_order_of_the_gpus() -> None:
-    peaks = ("3221225472, 1073741824", "3221225472, 1073741824")
-    rank = {"rank": 0, "devices": "cuda:0, cuda:1", "allocated_by_device": peaks[0], "reserved_by_device": peaks[1]}
+    peaks = f"{3 * 2**30}, {2**30}"
+    rank = {"rank": 0, "devices": "cuda:0, cuda:1", "allocated_by_device": peaks, "reserved_by_device": peaks}
     lines = [line("dp2", rates=(100.0,), devices=2, device="cuda", emulated=False) | {"ranks": [rank]}]
     results = results_of(lines)
     table = device_memory(results.trials, trial_tables.ranks(lines))
-    with style():
-        drawn = FIGURES["device_memory"](with_tables(results, device_memory=table))
-    assert isinstance(drawn.figure, Chart)
-    assert [mark.text for mark in drawn.figure.marks] == [
-        "dp x2, GPU 0 (cuda:0): 3 GiB",
-        "dp x2, GPU 1 (cuda:1): 1 GiB",
-    ]
+    figure = Drawings(with_tables(results, device_memory=table))["device_memory"].figure
+    assert isinstance(figure, Chart)
+    marks = [mark.text for mark in figure.marks]
+    assert marks == ["dp x2, GPU 0 (cuda:0): 3 GiB", "dp x2, GPU 1 (cuda:1): 1 GiB"]
     of_one = with_tables(results, device_memory=table[table["gpu"] == 0].assign(devices=1))
     assert FIGURES["device_memory"](of_one).caption.startswith("Left out: ")
 
 
 def test_the_values_that_show_on_hover_are_those_of_the_table() -> None:
-    with style():
-        figure = FIGURES["efficiency"](full_results()).figure
-        assert isinstance(figure, Chart)
-        figure.draw_without_rendering()
+    figure = full_drawings()["efficiency"].figure
+    assert isinstance(figure, Chart)
     areas = [*figure.areas()]
     assert len(areas) == 4
     table = scaling_table(full_results().scaling)

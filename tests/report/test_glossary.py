@@ -1,13 +1,16 @@
-"""The words of the verdict are explained once, where they are used first."""
+"""The words of the verdict are explained once, where they are used first; the verdict as Markdown."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from harness.analysis.results import load
+from harness.cli.commands import app
 from harness.report.sentence import WORDS, Sentence, explained, with_holm_explained
-from harness.report.verdict import make_verdict
+from harness.report.verdict import Verdict, make_verdict, plain, verdict_lines
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 FAST = Sentence("fastest", "ddp x2 · 3 blocks", "fast over 3 blocks.")
@@ -17,24 +20,18 @@ def texts(*sentences: Sentence) -> list[str]:
     return [sentence.text for sentence in explained(sentences)]
 
 
-def test_a_word_is_explained_at_its_first_use_alone() -> None:
+def test_a_word_is_explained_at_its_first_use_alone_and_not_in_a_label() -> None:
     assert texts(FAST, FAST) == ["fast over 3 blocks (repetitions of the whole grid).", "fast over 3 blocks."]
-
-
-def test_a_label_is_left_as_it_is() -> None:
     (found,) = explained([FAST])
     assert found.lead == FAST.lead
 
 
-def test_words_are_explained_in_the_order_of_the_text() -> None:
+def test_words_are_explained_in_the_order_of_the_text_or_where_the_list_has_them() -> None:
     (found,) = texts(Sentence("scaling", "ddp x2", "efficiency 75 % over 3 blocks: below the threshold of 80 %."))
     assert found == (
         "efficiency (throughput per device) 75 % over 3 blocks (repetitions of the whole grid): "
         "below the threshold of 80 % (from which this report counts devices as well used)."
     )
-
-
-def test_a_word_that_advice_names_is_explained_where_the_list_has_it() -> None:
     (found,) = texts(Sentence("loss", "", "exposed communication. Against exposed communication, try more."))
     assert found.count("(gradient exchange that no computation hides)") == 1
     assert found.startswith("exposed communication (")
@@ -47,12 +44,9 @@ def test_what_a_ratio_is_over_stands_once() -> None:
     assert found == [same, "twice 1 device.", different]
 
 
-def test_a_message_of_an_error_is_left_as_it_is() -> None:
+def test_a_message_of_an_error_is_left_as_it_is_and_what_is_open_is_explained_in_its_lead() -> None:
     failed = Sentence("failed", "error", "2 trials of ddp x2: RuntimeError: 3 blocks at base.")
     assert texts(failed, replace(failed, topic="trust"))[0] == failed.text
-
-
-def test_what_is_open_is_explained_in_its_lead() -> None:
     (found,) = explained([Sentence("open", "18 cells on 4, 8 devices", "this machine has too few.")])
     assert found.lead == "18 cells (points of the grid) on 4, 8 devices"
 
@@ -72,3 +66,28 @@ def test_the_verdict_of_a_run_explains_each_of_its_words_once() -> None:
     text = " ".join(f"{one.lead}: {one.text}" for one in sentences)
     for word in ("block", "efficiency", "threshold", "exposed communication", "cell"):
         assert text.count(f"({WORDS[word][1]})") == 1, word
+
+
+# -- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def test_text_is_no_markup_and_the_verdict_has_headings_sentences_and_commands() -> None:
+    assert plain("a|b <i> [x](y) @you `c`") == r"a\|b \<i\> \[x\](y) @​you \`c\`".replace("\\u200b", "​")
+    said = (Sentence("fastest", "ddp x2", "fast.", command="run it"), Sentence("trust", "", "And 3 more."))
+    assert list(verdict_lines("a_b", Verdict(said))) == [
+        r"### a\_b",
+        "",
+        "**What to use**",
+        "- **ddp x2**: fast.",
+        "  `run it`",
+        "",
+        "**How sure**",
+        "- And 3 more.",
+    ]
+
+
+def test_the_command_prints_the_verdict_of_an_old_run_or_what_is_allowed() -> None:
+    result = CliRunner().invoke(app, ["export", str(EXAMPLE), "--markdown"])
+    assert result.exit_code == 0 and "**What to use**" in result.stdout and "ddp on 2 devices" in result.stdout
+    result = CliRunner().invoke(app, ["export", str(EXAMPLE)])
+    assert result.exit_code == 2 and "allowed: --markdown" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import shutil
 import subprocess
@@ -21,8 +22,8 @@ from harness.analysis.results import TABLES, Results, load
 from harness.cli.arguments import FAILED, exit_code_of
 from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
-from harness.plan.planner import make_plan
-from harness.plan.trial import TrialResult
+from harness.plan.planner import Plan, make_plan
+from harness.plan.trial import Trial, TrialResult
 from harness.record.folder import RunFolder
 from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
 from harness.report import html, summary
@@ -36,44 +37,13 @@ from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import make_verdict
+from tests import run_folders
 from tests.conftest import laptop
 from tests.records import rank_row
 
 pytestmark = pytest.mark.usefixtures("no_figures")  # ``written``, of the module, is made before and has all
 
 Make = Callable[..., Experiment]
-
-
-def columns_of_steps(ranks: int) -> dict[str, list[Any]]:
-    rows = [(rank, number, step) for rank in range(ranks) for number in (0, 1) for step in range(5)]
-    return {
-        "rank": [rank for rank, _, _ in rows],
-        "window": [number for _, number, _ in rows],
-        "step": [step for _, _, step in rows],
-        "warmup": [number == 0 for _, number, _ in rows],
-        "step_s": [0.1 + 0.01 * step for _, _, step in rows],
-        "wait_s": [0.01] * len(rows),
-        "loss": [1.0] * len(rows),
-    }
-
-
-def windows_of(ranks: int) -> tuple[dict[str, Any], ...]:
-    return tuple(
-        {
-            "rank": rank,
-            "window": number,
-            "window_kind": "timed" if number else "warmup",
-            "duration_s": 0.6,
-            "steps": 5,
-            "weight": 40.0,
-        }
-        for rank in range(ranks)
-        for number in (0, 1)
-    )
-
-
-def ranks_of(ranks: int) -> tuple[dict[str, Any], ...]:
-    return tuple({**rank_row(rank), "peak_memory_bytes": 2**30} for rank in range(ranks))
 
 
 EPOCHS = {
@@ -85,22 +55,32 @@ EPOCHS = {
     "val_loss": [1.0, 0.6],
     "val_accuracy": [0.5, 0.96],
 }
+NODE = {**run_folders.NODE, "host": "<script>alert(1)</script>", "variables": {"OMP_NUM_THREADS": "1"}}
+LACKS_KEYS = r"environment.jsonl: is damaged or incomplete \(ValueError: groups.0"
+NOWHERE: Any = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
 
-NODE = {
-    "node_id": "n",
-    "host": "<script>alert(1)</script>",
-    "cpu": "Some CPU",
-    "cores": 2,
-    "logical_cpus": 4,
-    "memory_bytes": 2**34,
-    "system": "Linux",
-    "python": "3.11",
-    "packages": {"torch": "2.15.0"},
-    "cuda": None,
-    "devices": [{"kind": "cpu", "model": "Some CPU", "uuid": None, "memory_bytes": None}],
-    "threads": 1,
-    "variables": {"OMP_NUM_THREADS": "1"},
-}
+
+def measured(trial: Trial, *, of_rank: dict[str, Any] | None = None, **facts: Any) -> TrialResult:
+    """Return what a trial measured: two epochs, or five steps in a window of warm-up and as many in a timed one."""
+    devices = range(trial.cell.devices)
+    ranks = tuple({**rank_row(rank), "peak_memory_bytes": 2**30, **(of_rank or {})} for rank in devices)
+    common: Any = {"ranks": ranks, "unit": "samples", "trial_s": 2.0, "steps_s": 1.5}
+    if trial.kind == "convergence":
+        return TrialResult(trial.id, "ok", epochs=EPOCHS, **common)
+    steps = [(rank, window, step) for rank in devices for window in (0, 1) for step in range(5)]
+    columns: Any = dict(zip(("rank", "window", "step"), map(list, zip(*steps, strict=True)), strict=True))
+    columns |= {"warmup": [not window for window in columns["window"]], "loss": [1.0] * len(steps)}
+    columns |= {"step_s": [0.1 + 0.01 * step for step in columns["step"]], "wait_s": [0.01] * len(steps)}
+    timed: Any = {"duration_s": 0.6, "steps": 5, "weight": 40.0}
+    kinds: Any = enumerate(("warmup", "timed"))
+    windows: Any = [{"rank": rank, "window": n, "window_kind": kind, **timed} for n, kind in kinds for rank in devices]
+    return TrialResult(trial.id, "ok", windows=tuple(windows), steps=columns, facts=facts, **common)
+
+
+def append_skips(folder: RunFolder, plan: Plan, reason: str = "") -> None:
+    for skip in plan.skips:
+        result = TrialResult(skip.trial.id, "skipped", reason or skip.reason, skip_code=skip.skip_code)
+        folder.append(skip.trial, result, NOWHERE)
 
 
 @pytest.fixture(scope="module")
@@ -118,27 +98,10 @@ def recorded(make_experiment: Make, tmp_path_factory: pytest.TempPathFactory) ->
     folder.add_environment({"group_id": "b0-g0", "invocation": 0, "whole_s": 30.0, "nodes": [NODE], "ranks": []})
     failing = next(trial.id for trial in plan.trials if trial.kind == "throughput" and trial.block == 1)
     for number, trial in enumerate(plan.trials):
-        ranks = trial.cell.devices
-        facts = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": number}
-        if trial.kind == "convergence":
-            result = TrialResult(trial.id, "ok", epochs=EPOCHS, ranks=ranks_of(ranks), trial_s=3.0, steps_s=2.0)
-        elif trial.id == failing:
-            result = TrialResult(trial.id, "error", "ValueError on rank 0: <i>bad</i>", detail="Traceback ...")
-        else:
-            result = TrialResult(
-                trial.id,
-                "ok",
-                windows=windows_of(ranks),
-                steps=columns_of_steps(ranks),
-                ranks=ranks_of(ranks),
-                unit="samples",
-                trial_s=2.0,
-                steps_s=1.5,
-            )
-        folder.append(trial, result, facts)
-    for skip in plan.skips:
-        facts = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
-        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason, skip_code=skip.skip_code), facts)
+        error = TrialResult(trial.id, "error", "ValueError on rank 0: <i>bad</i>", detail="Traceback ...")
+        at: Any = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": number}
+        folder.append(trial, error if trial.id == failing else measured(trial), at)
+    append_skips(folder, plan)
     return folder
 
 
@@ -171,14 +134,11 @@ class Blocked:
 @contextmanager
 def imports_blocked(*packages: str) -> Iterator[None]:
     """Make these packages fail to import, those too that this process has imported."""
-    imported = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] in packages}
-    finder = Blocked(packages)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.split(".")[0] in packages]:
+            patch.delitem(sys.modules, name)
+        patch.setattr(sys, "meta_path", [Blocked(packages), *sys.meta_path])
         yield
-    finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
-        sys.modules.update(imported)
 
 
 @pytest.fixture
@@ -187,14 +147,15 @@ def results(recorded: RunFolder) -> Results:
     return harness.load(recorded.path)
 
 
-def test_tables_figures_and_report_are_written(written: RunFolder) -> None:
+def test_tables_figures_and_report_are_written_without_torch_and_ray(written: RunFolder) -> None:
+    with imports_blocked("torch"), pytest.raises(ImportError, match="blocked: torch"):
+        importlib.import_module("torch")
     for name in ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows"):
         assert (written.path / "tables" / f"{name}.csv").stat().st_size > 0
     for name in ("throughput", "batch_sizes", "step_times", "convergence"):
         for kind in ("png", "svg"):
             assert (written.path / "figures" / f"{name}.{kind}").stat().st_size > 1000
-    for name in ("steps", "epochs"):
-        assert (written.path / f"{name}.parquet").exists()
+    assert all((written.path / f"{name}.parquet").exists() for name in ("steps", "epochs"))
 
 
 @pytest.mark.parametrize(
@@ -208,14 +169,11 @@ def test_tables_figures_and_report_are_written(written: RunFolder) -> None:
 def test_the_report_of_an_incomplete_run_names_missing_trials(
     make_experiment: Make, tmp_path: Path, ended: dict[str, Any], running: bool, reason: str
 ) -> None:
-    experiment = make_experiment(
-        {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}, throughput={"blocks": 4}
-    )
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "x")
-    facts = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": 0}
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 4}), laptop())
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     first, second = plan.trials[:2]
-    folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), facts)
+    folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), NOWHERE)
     folder.set_invocation(0, {"started_at": 1.7e9, **ended, **({"running": second.id} if running else {})})
     folder.set_invocation(0, {"differs": ["torch 2.14.0 -> 2.15.0"]})
     results = write_report(folder.path)
@@ -223,20 +181,21 @@ def test_the_report_of_an_incomplete_run_names_missing_trials(
     cut_short = results.missing.set_index("trial_id").loc[second.id, "reason"]
     assert cut_short.startswith("cut short" if running else "not started")
     html = folder.report.read_text()
-    assert (
-        ">11 of 12 planned trials (one cell in one block each) have no result</b>: " in html
-        and ">1 trial failed with an error</b>: ValueError on rank 0: bad (ddp on 2 devices" in html
-    )
+    assert ">11 of 12 planned trials (one cell in one block each) have no result</b>: " in html
+    assert ">1 trial failed with an error</b>: ValueError on rank 0: bad (ddp on 2 devices" in html
     assert "Trials without a result" in html and reason in html
     assert "single x1" in html and "1 to 3" in html  # which cell, in which blocks
     assert "Invocation 0 differs from the one before: torch 2.14.0 -&gt; 2.15.0." in html
 
 
-def test_a_run_that_was_killed_before_its_first_trial_has_a_report(make_experiment: Make, tmp_path: Path) -> None:
-    plan = make_plan(make_experiment(), laptop())
+@pytest.mark.parametrize("outcomes", [[], ["lost"]], ids=["killed before its first trial", "all failed"])
+def test_a_run_that_measured_nothing_has_a_report(make_experiment: Make, tmp_path: Path, outcomes: list[Any]) -> None:
+    plan = make_plan(make_experiment(throughput={"blocks": 1}), laptop())
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    for trial, outcome in zip(plan.trials, outcomes, strict=False):
+        folder.append(trial, TrialResult(trial.id, outcome, "gone"), NOWHERE)
     results = write_report(folder.path)
-    assert len(results.missing) == len(plan.trials)
+    assert len(results.missing) == len(plan.trials) - len(outcomes)
     assert "Nothing was measured" in folder.report.read_text()
 
 
@@ -255,38 +214,28 @@ def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:
     assert (page.title, page.words) == ("Title", "None of them.")
 
 
-def test_the_report_is_one_self_contained_file(written: RunFolder) -> None:
+def test_the_report_is_one_self_contained_file_whose_links_lead_to_its_places(written: RunFolder) -> None:
     html = written.report.read_text()
     drawn = len(list(written.figures.glob("*.png")))
     assert html.count("data:image/png;base64,") == drawn > 4
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", html)
     assert html.count("<script") == html.count("<script>") == 1
     assert len(re.findall(r'<i style="left:[^"]*" title="[^"]+"></i>', html)) > 20  # the values of the figures' marks
-
-
-def test_every_link_leads_to_a_place_of_the_page(written: RunFolder) -> None:
-    html = written.report.read_text()
     anchors = re.findall(r'id="([^"]+)"', html)
     links = re.findall(r'href="#([^"]+)"', html)
     assert len(links) > 10 and set(links) <= set(anchors)
     assert len(anchors) == len(set(anchors))
-
-
-def test_the_verdict_comes_first_and_the_configuration_last(written: RunFolder) -> None:
-    html = written.report.read_text()
-    places = [html.index(f'id="{name}"') for name in ("verdict", "scaling", "outcomes", "configuration", "environment")]
+    ordered = ("verdict", "scaling", "outcomes", "configuration", "environment")
+    places = [html.index(f'id="{name}"') for name in ordered]
     assert places == sorted(places)
 
 
-def test_printed_text_is_escaped(written: RunFolder) -> None:
+def test_the_report_shows_configuration_measurements_and_failures_as_text_that_is_escaped(written: RunFolder) -> None:
     html = written.report.read_text()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "<i>bad</i>" not in html and "&lt;i&gt;bad&lt;/i&gt;" in html
     assert "<b>as given</b>" not in html
-
-
-def test_the_report_shows_configuration_measurements_and_failures(written: RunFolder) -> None:
-    text = re.sub(r"<[^>]+>", " ", written.report.read_text())
+    text = re.sub(r"<[^>]+>", " ", html)
     for words in (
         "1 trial failed with an error :",
         "weak scaling: the per-device batch is fixed",
@@ -301,42 +250,25 @@ def test_the_report_shows_configuration_measurements_and_failures(written: RunFo
 
 
 @pytest.mark.slow
-def test_the_report_can_be_rebuilt_repeatedly(run_folder: RunFolder) -> None:
+def test_the_report_can_be_rebuilt_and_its_command_imports_neither_torch_nor_ray(run_folder: RunFolder) -> None:
     write_report(run_folder.path)
     first = (run_folder.path / "tables" / "scaling.csv").read_text()
-    write_report(run_folder.path)
-    assert (run_folder.path / "tables" / "scaling.csv").read_text() == first
+    run_folder.report.unlink()
+    script = (
+        f"import runpy, sys\n{inspect.getsource(Blocked)}"
+        "sys.meta_path.insert(0, Blocked(('torch', 'torchvision', 'ray')))\n"
+        f"sys.argv = ['harness.report', {str(run_folder.path)!r}]\n"
+        "runpy.run_module('harness.report', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (run_folder.path / "tables" / "scaling.csv").read_text() == first and run_folder.report.exists()
 
 
 def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_folder: RunFolder) -> None:
     (run_folder.path / "steps.parquet" / "in the way").mkdir(parents=True)
     with pytest.raises(WriteError, match=r"steps\.parquet: cannot be written"):
         write_report(run_folder.path)
-
-
-def test_no_table_or_figure_imports_torch_or_ray(written: RunFolder) -> None:
-    """Not while it is made either: ``written`` was made without them."""
-    with imports_blocked("torch"), pytest.raises(ImportError, match="blocked: torch"):
-        importlib.import_module("torch")
-    assert written.report.exists()
-
-
-@pytest.mark.slow
-def test_the_report_imports_neither_torch_nor_ray(run_folder: RunFolder) -> None:
-    blocked = (
-        "import sys\n"
-        "class Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('torch', 'torchvision', 'ray'):\n"
-        "            raise ImportError('blocked: ' + name)\n"
-        "sys.meta_path.insert(0, Block())\n"
-        f"sys.argv = ['harness.report', {str(run_folder.path)!r}]\n"
-        "import runpy\n"
-        "runpy.run_module('harness.report', run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert run_folder.report.exists()
 
 
 def test_a_notebook_gets_dataframes(results: Results) -> None:
@@ -351,33 +283,27 @@ def test_a_notebook_gets_dataframes(results: Results) -> None:
     assert results.cells["blocks"].max() == 2
 
 
-def test_a_run_in_which_all_failed_still_has_a_report(make_experiment: Make, tmp_path: Path) -> None:
-    plan = make_plan(make_experiment(throughput={"blocks": 1}), laptop())
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    trial = plan.trials[0]
-    facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
-    folder.append(trial, TrialResult(trial.id, "lost", "gone"), facts)
-    write_report(folder.path)
-    assert "Nothing was measured" in folder.report.read_text()
-
-
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "message"),
     [
-        ("trials.jsonl", "[1]\n"),
-        ("trials.jsonl", "{}\n"),
-        ("environment.jsonl", '{"a'),
-        ("environment.jsonl", "[]"),
-        ("experiment.yaml", None),
+        *(("trials.jsonl", text, "damaged or incomplete") for text in ("[1]\n", "{}\n")),
+        *(("environment.jsonl", text, "damaged or incomplete") for text in ('{"a', "[]")),
+        *(("environment.jsonl", text, LACKS_KEYS) for text in ('{"group": {}}\n', '{"group": {"nodes": [{}]}}\n')),
+        ("experiment.yaml", None, "damaged or incomplete"),
+        (".", None, "not a run folder"),
     ],
 )
 def test_a_damaged_folder_is_one_error_and_nothing_is_written(
-    run_folder: RunFolder, name: str, text: str | None
+    run_folder: RunFolder, name: str, text: str | None, message: str
 ) -> None:
-    (run_folder.path / name).unlink()
-    if text is not None:
+    if name == ".":
+        shutil.rmtree(run_folder.path)
+        run_folder.tables.mkdir(parents=True)
+    elif text is None:
+        (run_folder.path / name).unlink()
+    else:
         (run_folder.path / name).write_text(text)
-    with pytest.raises(RunFolderError, match="damaged or incomplete"):
+    with pytest.raises(RunFolderError, match=message):
         write_report(run_folder.path)
     assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
 
@@ -472,31 +398,15 @@ def test_an_error_of_the_page_itself_is_no_damage(
     assert not run_folder.report.exists() and not list(run_folder.tables.iterdir())
 
 
-@pytest.mark.parametrize("text", ['{"group": {}}\n', '{"group": {"nodes": [{}]}}\n'])
-def test_an_environment_without_its_keys_is_a_damaged_file(run_folder: RunFolder, text: str) -> None:
-    (run_folder.path / "environment.jsonl").write_text(text)
-    with pytest.raises(RunFolderError, match=r"environment.jsonl: is damaged or incomplete \(ValueError: groups.0"):
-        write_report(run_folder.path)
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="not a run folder"):
-        write_report(tmp_path)
-
-
 def tables(noise: pd.DataFrame, trials: pd.DataFrame) -> dict[str, pd.DataFrame]:
     empty = {table.name: table.frame([]) for table in (SCALING, VERSUS, PARITY, EQUIVALENCE)}
     return {**empty, "noise": noise, "trials": trials}
 
 
-def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
+def test_the_summary_shows_the_noise_floor_of_each_base_and_doubts() -> None:
     noise = NOISE.frame([{"ratio": 1.0, "low": 0.9, "high": 1.1, "excludes_one": False}, {"ratio": 1.0}])
-    trials = TRIALS.frame(
-        [
-            {"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubt}
-            for doubt in (("wide spread",), (), ("wide spread", "slow rank 1"))
-        ]
-    )
+    names: list[tuple[str, ...]] = [("wide spread",), (), ("wide spread", "slow rank 1")]
+    trials = TRIALS.frame([{"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubts} for doubts in names])
     assert belief_lines(tables(noise, trials)) == [
         "One setting measured twice, the second over the first (A/A test of the base, 95 % interval): 0.900 to 1.100.",
         "Usual in this run: the times of single steps vary widely (wide spread, in 2 of 3 timed trials). "
@@ -509,63 +419,35 @@ def test_the_summary_shows_the_noise_floor_and_doubts() -> None:
     why = "unknown: the check ended as oom: out of memory"
     row = {"strategy": "ddp", "devices": 2, "emulated": False, "oversubscribed": False, "reason": why}
     unknown = {**tables(one, trials[:0]), "equivalence": EQUIVALENCE.frame([row, {**row, "computed_in": "bf16"}])}
-    assert "Equivalence to one device unknown (!): ddp x2 (the check ended as oom: out of memory)." in belief_lines(
-        unknown
-    )
+    said = "Equivalence to one device unknown (!): ddp x2 (the check ended as oom: out of memory)."
+    assert said in belief_lines(unknown)
     off = NOISE.frame([{"ratio": 1.2, "low": 1.1, "high": 1.3, "excludes_one": True}])
     (reported,) = belief_lines(tables(off, trials[:0]))
     assert reported.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")
-
-
-def test_noise_floors_of_several_bases_are_labelled() -> None:
     row = {"low": 0.9, "high": 1.1, "excludes_one": False}
     noise = NOISE.frame([{**row, "setting": f"batch {batch}/device"} for batch in (8, 16)])
-    (reported,) = belief_lines(tables(noise, TRIALS.frame([])))
+    (reported,) = belief_lines(tables(noise, trials[:0]))
     assert reported.endswith(": batch 8/device: 0.900 to 1.100; batch 16/device: 0.900 to 1.100.")
 
 
-def test_the_time_of_checks_is_reported(results: Results) -> None:
-    trials = TRIALS.frame(
-        [
-            {"trial_id": name, "purpose": purpose}
-            for name, purpose in (("a", ""), ("b", "equivalence"), ("c", "doctor"), ("d", "links"))
-        ]
-    )
-    rows = [("trial", name, seconds) for name, seconds in (("a", 80.0), ("b", 4.0), ("c", 1.0), ("d", 1.0))]
-    rows += [("group", None, 14.0)]
-    vars(results)["ledger"] = pd.DataFrame(rows, columns=["level", "trial_id", "seconds"])
-    vars(results)["trials"] = trials
-    assert content.checks_words(results) == "Equivalence checks, preflight and links took 6.0 % of the run."
-    vars(results)["trials"] = trials[:1]
-    assert content.checks_words(results) == ""
-
-
-def test_the_report_shows_the_time_of_checks_and_unexplained_time(
+def test_the_report_shows_the_words_and_the_rows_of_its_sections(
     run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = replace(
-        section_of("Run time by part"), words=lambda results: "Equivalence checks and preflight took 5.0 % of the run."
-    )
-    reason = replace(
-        section_of("Efficiency loss not explained"),
-        table=lambda results: TextTable(
-            (Heading("cell"), Heading("reason")), (Line(("ddp x2", "cannot be taken away")),)
-        ),
-    )
+    sections = {section.title: section for section in DETAILS}
+    rows = TextTable((Heading("cell"), Heading("reason")), (Line(("ddp x2", "cannot be taken away")),))
+    words = replace(sections["Run time by part"], words=lambda results: "Checks took 5.0 % of the run.")
+    reason = replace(sections["Efficiency loss not explained"], table=lambda results: rows)
     monkeypatch.setattr("harness.report.html.DETAILS", (words, reason))
     write_report(run_folder.path)
     html = run_folder.report.read_text()
-    assert "<p>Equivalence checks and preflight took 5.0 % of the run.</p>" in html
+    assert "<p>Checks took 5.0 % of the run.</p>" in html
     assert '<h3 id="unexplained">Efficiency loss not explained</h3>' in html
     assert "<td>ddp x2</td><td>cannot be taken away</td>" in html
 
 
-def section_of(title: str) -> Section:
-    (section,) = (section for section in DETAILS if section.title == title)
-    return section
-
-
-def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -> None:
+def test_the_size_of_a_run_cells_without_diagnostics_and_the_time_of_checks_are_reported(results: Results) -> None:
+    size = "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s until the report"
+    assert content.size(results) == size
     assert unexplained_table(results.trials, results.waterfall).rows == ()
     trials = results.trials.copy()
     ok = trials.index[trials["outcome"] == "ok"][0]
@@ -573,13 +455,14 @@ def test_cells_without_diagnostics_are_named_with_the_reason(results: Results) -
     (row,) = unexplained_table(trials, results.waterfall).rows
     assert row.cells[0].startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}")
     assert row.cells[1] == "its communication cannot be taken away"
-
-
-def test_the_size_of_a_run_has_no_words_of_its_own(results: Results) -> None:
-    assert (
-        content.size(results)
-        == "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s until the report"
-    )
+    purposes = {"a": "", "b": "equivalence", "c": "doctor", "d": "links"}
+    trials = TRIALS.frame([{"trial_id": name, "purpose": purpose} for name, purpose in purposes.items()])
+    rows = [("trial", name, seconds) for name, seconds in zip(purposes, (80.0, 4.0, 1.0, 1.0), strict=True)]
+    ledger = pd.DataFrame([*rows, ("group", None, 14.0)], columns=["level", "trial_id", "seconds"])
+    vars(results).update(ledger=ledger, trials=trials)
+    assert content.checks_words(results) == "Equivalence checks, preflight and links took 6.0 % of the run."
+    vars(results)["trials"] = trials[:1]
+    assert content.checks_words(results) == ""
 
 
 def test_positive_nice_values_and_their_differences_are_reported() -> None:

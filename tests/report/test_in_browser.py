@@ -25,7 +25,7 @@ from harness.report.html import write_report
 from harness.report.page import SCRIPT, render
 from tests.conftest import laptop
 from tests.report import test_page
-from tests.report.test_html import EPOCHS, NODE, columns_of_steps, ranks_of, windows_of
+from tests.report.test_html import NODE, NOWHERE, append_skips, measured
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -131,32 +131,30 @@ def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: 
             "variables": {texts[1]: every}}  # fmt: skip
     folder.add_environment({"group_id": "b0-g0", "invocation": 0, "whole_s": 30.0, "nodes": [node], "ranks": []})
     for number, trial in enumerate(plan.trials):
-        facts = {"attempt": 1, "invocation": 0, "group_id": every, "position": number}
-        ranks = tuple({**row, "device_model": every, "throttled": every} for row in ranks_of(trial.cell.devices))
-        common: dict[str, Any] = {"ranks": ranks, "unit": "samples", "trial_s": 2.0, "steps_s": 1.5}
-        if trial.kind == "convergence":
-            result = TrialResult(trial.id, "ok", epochs=EPOCHS, **common)
-        elif number % 9 == 4:
+        result = measured(trial, of_rank={"device_model": every, "throttled": every}, flops_reason=every, steady=False)
+        if trial.kind != "convergence" and number % 9 == 4:
             result = TrialResult(trial.id, "error", every, error_type=texts[0], detail=every)
-        else:
-            timed = {"windows": windows_of(trial.cell.devices), "steps": columns_of_steps(trial.cell.devices)}
-            result = TrialResult(trial.id, "ok", facts={"flops_reason": every, "steady": False}, **timed, **common)
-        folder.append(trial, result, facts)
-    for skip in plan.skips:
-        facts = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
-        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", every), facts)
+        folder.append(trial, result, {**NOWHERE, "group_id": every, "position": number})
+    append_skips(folder, plan, every)
     lines = [{**line, "log": line["log"] and every, "outcome": line["outcome"]} for line in folder.lines()]
     (folder.path / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 
-def test_a_page_without_escaping_is_detected(tmp_path: Path, server: Server) -> None:
-    """So that the tests below can fail: the same text, as markup."""
+@pytest.mark.parametrize("is_allowed", [True, False], ids=["without a policy", "with the policy of a page"])
+def test_a_page_without_escaping_is_detected_and_made_harmless_by_its_content_policy(
+    tmp_path: Path, server: Server, is_allowed: bool
+) -> None:
+    """The same text, as markup: so that the test of a whole report can fail."""
+    policy = POLICY.search(render("compare.html", title="", sentences=(), parts=()))
+    assert policy
     page = tmp_path / "page.html"
-    body = PAYLOADS[0] + PAYLOADS[2] + PAYLOADS[5]
-    page.write_text(f"<!doctype html><title>good</title><body>{body.replace('HOST', server.host)}")
-    assert title(opened(page)) == "owned"
-    assert {"/image.png", "/style.css", "/frame"} <= set(server.asked)
+    head = "" if is_allowed else policy[0]
+    chosen = (0, 2, 5) if is_allowed else (0, 1, 2, 3, 4, 5, 6, 8)
+    body = "".join(PAYLOADS[number] for number in chosen).replace("HOST", server.host)
+    page.write_text(f"<!doctype html><head>{head}<title>good</title></head><body>{body}")
+    assert title(opened(page)) == ("owned" if is_allowed else "good")
+    assert {"/image.png", "/style.css", "/frame"} <= set(server.asked) if is_allowed else server.asked == []
 
 
 def test_hostile_text_runs_nothing_and_fetches_nothing(hostile: RunFolder, server: Server) -> None:
@@ -174,16 +172,6 @@ def test_hostile_text_runs_nothing_and_fetches_nothing(hostile: RunFolder, serve
     assert server.asked == []
 
 
-def test_the_content_policy_holds_without_escaping(tmp_path: Path, server: Server) -> None:
-    policy = POLICY.search(render("compare.html", title="", sentences=(), parts=()))
-    assert policy
-    page = tmp_path / "page.html"
-    body = "".join(PAYLOADS[:7] + PAYLOADS[8:9]).replace("HOST", server.host)
-    page.write_text(f"<!doctype html><head>{policy[0]}<title>good</title></head><body>{body}")
-    assert title(opened(page)) == "good"
-    assert server.asked == []
-
-
 CLICKS = """
 const button = document.querySelector("th.n button");
 const seen = () => [...document.querySelectorAll("tbody tr")].map(row => row.cells[0].textContent[0]).join("");
@@ -198,16 +186,12 @@ document.title = JSON.stringify([focused, states]);
 """
 
 
-def test_a_table_sorts_by_its_numbers(tmp_path: Path) -> None:
-    allowed = base64.b64encode(hashlib.sha256(CLICKS.encode()).digest()).decode()
-    html = test_page.page().replace("script-src ", f"script-src 'sha256-{allowed}' ", 1)
+def test_a_table_sorts_by_its_numbers_and_a_script_that_the_policy_does_not_name_does_not_run(tmp_path: Path) -> None:
+    clicking = test_page.page().replace("</body>", f"<script>{CLICKS}</script></body>")
     page = tmp_path / "page.html"
-    page.write_text(html.replace("</body>", f"<script>{CLICKS}</script></body>"))
+    page.write_text(clicking)
+    assert not title(opened(page)).startswith("[")
+    allowed = base64.b64encode(hashlib.sha256(CLICKS.encode()).digest()).decode()
+    page.write_text(clicking.replace("script-src ", f"script-src 'sha256-{allowed}' ", 1))
     # d has the largest number and b none, which stays last; the third press restores the order
     assert json.loads(title(opened(page))) == [True, ["abcd", "cadb ascending", "dacb descending", "abcd null"]]
-
-
-def test_a_script_that_the_policy_does_not_name_does_not_run(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text(test_page.page().replace("</body>", f"<script>{CLICKS}</script></body>"))
-    assert not title(opened(page)).startswith("[")

@@ -38,7 +38,12 @@ def sizes(operation: str, latency_s: float, bytes_per_s: float, **columns: Any) 
     ]
 
 
-def test_the_matrix_of_a_return_trip_is_symmetric_and_shows_bandwidth_and_latency() -> None:
+def pairs(*ends: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what process 0 sent to these."""
+    return [row for end in ends for row in sizes("send_receive", 1e-4, **{"bytes_per_s": 1e9, "source": 0, **end})]
+
+
+def test_the_matrix_shows_bandwidth_and_latency_and_of_copies_both_directions_and_the_link() -> None:
     line = links_line(*sizes("send_receive", 2.5e-3, 2e9, source=0, target=1))
     assert cells(links_table(links([line]))) == [
         ("2, gloo", "0", "GB/s", "X", "2"),
@@ -46,9 +51,6 @@ def test_the_matrix_of_a_return_trip_is_symmetric_and_shows_bandwidth_and_latenc
         ("", "1", "GB/s", "2", "X"),
         ("", "1", "us", "2,500", "X"),
     ]
-
-
-def test_copies_of_one_process_have_both_directions_and_the_link_of_the_gpus_beside_them() -> None:
     there = sizes("copy", 1e-5, 2e11, source=0, target=1, link="NV12", backend="cuda")
     back = sizes("copy", 1e-5, 1e11, source=1, target=0, link="NV12", backend="cuda")
     line = links_line(*there, *back, device_ids="2,3")
@@ -65,34 +67,23 @@ def test_copies_of_one_process_have_both_directions_and_the_link_of_the_gpus_bes
 
 
 def test_the_matrix_of_many_devices_is_cut_and_pairs_that_were_not_measured_are_empty() -> None:
-    rows = [row for target in (1, 15) for row in sizes("send_receive", 1e-4, 1e9, source=0, target=target)]
+    rows = pairs({"target": 1}, {"target": 15})
     table = links_table(links([links_line(*rows, devices=64, nodes=8)]))
     assert len(table.columns) == 3 + MOST_COLUMNS and len(table.rows) == 2 * MOST_COLUMNS
     assert table.rows[0].cells[:6] == ("64 on 8 nodes, gloo", "0", "GB/s", "X", "1", "")
     assert table.rows[0].cells[-1] == "1"
 
 
-def test_operations_are_shown_at_their_smallest_and_largest_size() -> None:
+def test_operations_are_shown_at_their_smallest_and_largest_size_and_pairs_apart_by_tier() -> None:
     rows = [*sizes("all_reduce", 3e-4, 1e9), *sizes("all_gather", 4e-4, 2e9)]
-    rows += [
-        row
-        for target, rate in ((1, 1e9), (2, 3e9), (3, 2e9))
-        for row in sizes("send_receive", 1e-4, rate, source=0, target=target)
-    ]
+    rows += pairs(*({"target": target, "bytes_per_s": rate} for target, rate in ((1, 1e9), (2, 3e9), (3, 2e9))))
     line = links_line(*rows, devices=4)
     assert cells(collectives_table(collectives([line]), links([line]))) == [
         ("4, gloo", "all-reduce", "300", "1 MiB", "1", "1.5", "5"),
         ("4, gloo", "all-gather", "400", "1 MiB", "2", "1.5", "5"),
         ("4, gloo", "send and receive", "100", "1 MiB", "2", "2", "5"),
     ]
-
-
-def test_pairs_are_apart_by_tier_on_several_nodes() -> None:
-    rows = [
-        row
-        for target, tier in ((1, "inside a node"), (2, "between nodes"))
-        for row in sizes("send_receive", 1e-4, 1e9, source=0, target=target, tier=tier)
-    ]
+    rows = pairs({"target": 1, "tier": "inside a node"}, {"target": 2, "tier": "between nodes"})
     line = links_line(*rows, devices=4, nodes=2)
     names = [row[1] for row in cells(collectives_table(collectives([line]), links([line])))]
     assert names == ["send and receive inside a node", "send and receive between nodes"]
@@ -101,6 +92,8 @@ def test_pairs_are_apart_by_tier_on_several_nodes() -> None:
 def test_without_links_nothing_is_shown_but_the_reason_of_a_failure() -> None:
     tables = {"links": links([]), "collectives": collectives([])}
     assert links_tables(tables) == []
+    drawing = bus_bandwidth(with_tables(**tables))
+    assert drawing.figure is None and drawing.caption.startswith("Left out: ")
     trials = pd.DataFrame({"links_error": pd.Series([None, "all_gather: RuntimeError"], dtype="string")})
     assert links_failed(trials) == "Not measured: all_gather: RuntimeError."
     assert links_failed(trials[:1]) == "" and links_words(trials).endswith("Not measured: all_gather: RuntimeError.")
@@ -116,15 +109,9 @@ def test_the_figure_has_a_panel_a_placement_and_a_line_an_operation() -> None:
     panels = [axes for axes in drawing.figure.axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == ["2, gloo", "4, gloo"]
     assert [len(axes.containers) for axes in panels] == [2, 1]
-    bars = panels[1].containers[0]
-    line = bars.lines[0]  # type: ignore[attr-defined]
+    (line, *_) = panels[1].containers[0].lines  # type: ignore[attr-defined]
     assert line.get_ydata() == pytest.approx([1.5 * 1024 / 3e-4 / 1e9, 1.5])
     assert "Largest size: 1 MiB" in drawing.caption and "5 repetitions" in drawing.caption
-
-
-def test_without_links_there_is_no_figure() -> None:
-    drawing = bus_bandwidth(with_tables(links=links([]), collectives=collectives([])))
-    assert drawing.figure is None and drawing.caption.startswith("Left out: ")
 
 
 def test_the_square_of_links_of_each_node_that_recorded_it() -> None:

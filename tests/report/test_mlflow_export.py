@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -63,17 +65,13 @@ def test_a_run_has_a_child_for_each_cell(results: Results, store: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_second_export_duplicates_nothing(results: Results, store: Path) -> None:
+def test_a_second_export_duplicates_nothing_and_one_of_changed_results_takes_its_place(
+    results: Results, store: Path
+) -> None:
     export_to_mlflow(results, str(store))
     before = {run.info.run_id for run in runs(store)}
     assert export_to_mlflow(results, str(store)).endswith(": is there already, unchanged")
     assert {run.info.run_id for run in runs(store)} == before
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_an_export_of_changed_results_takes_the_place_of_the_earlier_one(results: Results, store: Path) -> None:
-    export_to_mlflow(results, str(store))
-    before = {run.info.run_id for run in runs(store)}
     results.folder.report.write_text("a report")
     assert export_to_mlflow(results, str(store)).endswith("in place of an earlier export")
     after = {run.info.run_id for run in runs(store)}
@@ -102,72 +100,61 @@ def test_an_export_that_fails_half_way_loses_nothing_and_can_be_repeated(
     assert not before & {run.info.run_id for run in runs(store)}
 
 
-def test_the_environment_is_left_as_it_was(results: Results, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
+def test_the_command_says_what_was_written_and_leaves_the_environment_as_it_was(
+    results: Results, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     before = dict(os.environ)
-    export_to_mlflow(results, str(store))
-    assert dict(os.environ) == before and set(SETTINGS) - set(before)
-
-
-def test_the_command_says_what_was_written(results: Results, store: Path) -> None:
     result = export(results, store)
     assert result.exit_code == 0 and result.output.count("\n") == 1
     assert "MLflow experiment 'test'" in result.output
+    assert dict(os.environ) == before and set(SETTINGS) - set(before)
+
+
+SECRETS = ("secret", "abcdefgh123456", "pw@")
+WITH_CREDENTIALS = (
+    *("http://me:secret@host:5000", "https://me@host"),
+    *("http://host/?token=abcdefgh123456", "postgresql://u:pw@db/x"),
+)
 
 
 @pytest.mark.parametrize(
-    "target",
-    ["http://me:secret@host:5000", "https://me@host", "http://host/?token=abcdefgh123456", "postgresql://u:pw@db/x"],
+    ("target", "words"),
+    [
+        *((target, "MLFLOW_TRACKING_PASSWORD") for target in WITH_CREDENTIALS),
+        *((target, "--mlflow: ") for target in ("htp://host", "sqlite:///x.db", "localhost:5000", "")),
+        ("FILE/store", "NotADirectoryError|FileExistsError"),
+        ("http://127.0.0.1:PORT", "Connection refused"),
+    ],
 )
-def test_a_uri_with_credentials_is_refused_and_not_repeated(results: Results, target: str) -> None:
-    result = export(results, target)
-    assert result.exit_code == 2 and "MLFLOW_TRACKING_PASSWORD" in result.output
-    assert not any(secret in result.output for secret in ("secret", "abcdefgh123456", "pw@"))
-
-
-def test_a_folder_that_cannot_be_written_is_one_error(results: Results, tmp_path: Path) -> None:
+def test_a_target_that_is_none_or_cannot_be_used_is_one_error(
+    results: Results, tmp_path: Path, target: str, words: str
+) -> None:
     (tmp_path / "file").write_text("")
-    result = export(results, tmp_path / "file" / "store")
-    assert result.exit_code == 2 and result.output.count("\n") == 1
-    assert "NotADirectoryError" in result.output or "FileExistsError" in result.output
-
-
-def test_a_server_that_does_not_answer_is_one_error(results: Results) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    result = export(results, f"http://127.0.0.1:{port}")
+    result = export(results, target.replace("PORT", str(port)).replace("FILE", str(tmp_path / "file")))
     assert result.exit_code == 2 and result.output.count("\n") == 1
-    assert "Connection refused" in result.output
+    assert re.search(words, result.output)
+    assert not any(secret in result.output for secret in SECRETS)
 
 
-@pytest.mark.parametrize("target", ["htp://host", "sqlite:///x.db", "localhost:5000", ""])
-def test_another_target_is_one_error(results: Results, target: str) -> None:
-    result = export(results, target)
-    assert result.exit_code == 2 and result.output.count("\n") == 1 and "--mlflow: " in result.output
-
-
-def test_without_the_extra_it_says_what_to_install(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_targets_are_one_error_and_without_the_extra_it_says_what_to_install(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = export(results, "folder", "--markdown")
+    assert result.exit_code == 2 and "give one of both; allowed: --markdown, --mlflow URI" in result.output
     monkeypatch.setitem(sys.modules, "mlflow", None)
     result = export(results, "folder")
     assert result.exit_code == 2 and "pip install 'mlflow-skinny>=3.17'" in result.output
 
 
-def test_a_folder_that_is_no_run_is_one_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["export", str(tmp_path), "--mlflow", str(tmp_path / "store")])
-    assert result.exit_code == 2 and "not a run folder" in result.output and not (tmp_path / "store").exists()
-
-
-def test_two_targets_are_one_error(results: Results) -> None:
-    result = export(results, "folder", "--markdown")
-    assert result.exit_code == 2 and "give one of both; allowed: --markdown, --mlflow URI" in result.output
-
-
-def test_a_run_without_a_measurement_is_one_error(
+def test_a_folder_without_a_run_or_a_measurement_is_one_error(
     tmp_path: Path, store: Path, make_experiment: Callable[..., Experiment]
 ) -> None:
+    result = CliRunner().invoke(app, ["export", str(tmp_path), "--mlflow", str(store)])
+    assert result.exit_code == 2 and "not a run folder" in result.output and not store.exists()
     run = make_run(tmp_path, make_experiment({"per_device_batch_size": 8}), lambda cell, block: None)
     result = export(load(run), store)
     assert result.exit_code == 2 and "nothing to export" in result.output

@@ -44,15 +44,12 @@ def values(run: MlflowRun) -> dict[str, float]:
     return {metric.name: metric.value for metric in run.metrics}
 
 
-def test_a_cell_has_its_axes_and_options_as_parameters(export: MlflowExport) -> None:
+def test_a_cell_has_its_axes_and_options_as_parameters_and_speeds_with_their_intervals(export: MlflowExport) -> None:
     run = cell(export, "bucket_cap_mb=25")
     expected = {"strategy": "ddp", "devices": "2", "per_device_batch_size": "8", "ddp.bucket_cap_mb": "25"}
     assert expected.items() <= run.params.items()
     assert run.params["compile"] == "false" and "device_ids" not in run.params
-
-
-def test_a_cell_has_throughput_speedup_and_efficiency_with_their_intervals(export: MlflowExport) -> None:
-    found = values(cell(export, "bucket_cap_mb=25"))
+    found = values(run)
     for name in ("throughput", "speedup", "efficiency"):
         value = found[{"throughput": "throughput_per_s"}.get(name, name)]
         assert found[f"{name}_low"] < value < found[f"{name}_high"]
@@ -60,15 +57,12 @@ def test_a_cell_has_throughput_speedup_and_efficiency_with_their_intervals(expor
     assert found["efficiency"] == pytest.approx(found["speedup"] / 2)
 
 
-def test_learning_curves_are_by_epoch_and_seed(export: MlflowExport) -> None:
+def test_cells_have_their_curves_by_epoch_and_seed_and_what_the_verdict_says(export: MlflowExport) -> None:
     run = cell(export, "single")
     curve = [(one.value, one.step) for one in run.metrics if one.name == "val_accuracy/seed_1"]
     assert curve == [(0.7, 1)]
     found = values(run)
     assert found["time_to_target_s/seed_0"] == 2.0 and "time_to_target_s/seed_1" not in found
-
-
-def test_tags_have_the_label_and_what_the_verdict_says(export: MlflowExport) -> None:
     tags = [run.tags for run in export.cells]
     assert all(one["harness.label"] == run.name for one, run in zip(tags, export.cells, strict=True))
     verdicts = [one.get("harness.verdict") for one in tags]
@@ -76,20 +70,19 @@ def test_tags_have_the_label_and_what_the_verdict_says(export: MlflowExport) -> 
     assert verdicts.count("cannot be told apart from what to use") == 1
 
 
-def test_the_whole_has_the_verdict_as_its_description(export: MlflowExport) -> None:
+def test_the_whole_has_the_verdict_as_its_description_and_the_files_that_are_there(export: MlflowExport) -> None:
     whole = export.whole
     assert "**What to use**" in whole.tags["mlflow.note.content"]
     assert "ddp x2" in whole.tags["harness.verdict"] and whole.tags["harness.trust"] in ("low", "medium")
     assert values(whole)["trials_ok"] > 0
     assert (export.start_ms, export.end_ms) == (1_700_000_000_000, 1_700_000_009_000)
-
-
-def test_files_are_those_that_are_there(export: MlflowExport) -> None:
     assert [path.name for path in export.files[""]] == ["experiment.yaml"]
     assert [path.name for path in export.files["tables"]] == ["cells.csv"]
 
 
-def test_the_digest_follows_the_content_and_the_identity_the_run(tmp_path: Path, export: MlflowExport) -> None:
+def test_the_digest_of_an_export_follows_the_content_and_the_identity_the_run(
+    tmp_path: Path, export: MlflowExport
+) -> None:
     folder = export.files[""][0].parent
     assert mlflow_export(load(folder)).digest == export.digest
     moved = tmp_path / "elsewhere"
@@ -97,9 +90,6 @@ def test_the_digest_follows_the_content_and_the_identity_the_run(tmp_path: Path,
     (moved / "tables" / "cells.csv").write_text("b")
     changed = mlflow_export(load(moved))
     assert changed.identity == export.identity and changed.digest != export.digest
-
-
-def test_a_recorded_run_is_exported() -> None:
     found = mlflow_export(load(EXAMPLE))
     assert found.cells and all(run.metrics for run in found.cells)
     assert len({run.name for run in found.cells}) == len(found.cells)

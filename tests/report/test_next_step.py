@@ -28,6 +28,13 @@ def said(*statements: dict[str, Any], **given: Any) -> tuple[str, str]:
     return last.text, last.command
 
 
+def next_of(*statements: dict[str, Any], **given: Any) -> Any:
+    """Return the next experiment file, which runs."""
+    content = yaml.safe_load(verdict_of(*statements, **given).next_file)
+    assert parse_experiment(content, source="next")
+    return content
+
+
 def test_what_is_missing_comes_before_all_else() -> None:
     why, command = said(MISSING, FASTEST, WAITS, NOISY)
     assert why == "The run is incomplete. To measure what is missing, and keep what is measured:"
@@ -41,8 +48,7 @@ def test_a_cause_beyond_the_noise_is_tried_with_a_file_that_runs() -> None:
         "[0, 2, 4] for ddp on 8 devices · batch 32/device, all else as here:"
     )
     assert command == f"python -m harness.run {RUN}/next.yaml"
-    content = yaml.safe_load(verdict_of(FASTEST, WAITS, NOISY).next_file)
-    assert content["grid"]["loader.workers"] == [0, 2, 4] and parse_experiment(content, source="next")
+    assert next_of(FASTEST, WAITS, NOISY)["grid"]["loader.workers"] == [0, 2, 4]
 
 
 def test_a_cause_within_the_noise_waits_for_a_better_measurement() -> None:
@@ -50,36 +56,25 @@ def test_a_cause_within_the_noise_waits_for_a_better_measurement() -> None:
     assert why == "The measurement is the weakest point. 4 more blocks would narrow the intervals:"
     assert command == f"python -m harness.run --resume {RUN} --add-blocks 4"
     assert "ddp.bucket_cap_mb" in verdict_of(FASTEST, EXCHANGE, NOISY).next_file  # for afterwards
-
-
-def test_a_cause_whose_interval_reaches_into_the_noise_waits_too() -> None:
-    assert "4 more blocks" in said(FASTEST, {**WAITS, "low": 0.1}, NOISY)[0]
-    assert said(FASTEST, {**WAITS, "low": 0.3}, NOISY)[0].startswith("81 % of the step is waiting for data")
-
-
-def test_a_cause_is_tried_where_the_noise_was_not_measured() -> None:
+    for low, waits in ((0.1, True), (0.3, False)):  # an interval that reaches into the noise
+        assert ("4 more blocks" in said(FASTEST, {**WAITS, "low": low}, NOISY)[0]) == waits
     assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
 
 
-def test_of_several_models_the_cause_that_stands_out_most_is_tried() -> None:
+def test_of_several_causes_the_one_that_stands_out_most_is_tried() -> None:
     other = {**WAITS, "cell_id": "b", "value": 0.3, "low": 0.2}
     loud, quiet = {**TRUST, "value": 0.7}, {**TRUST, "cell_id": "b", "value": 0.05}
     assert "fsdp on 8 devices" in said(FASTEST, WAITS, other, loud, quiet)[0]
 
 
-def test_more_blocks_that_another_step_precedes_are_named_apart() -> None:
-    others = verdict_of(FASTEST, WAITS, NOISY).others
-    assert others == (f"To narrow the intervals: python -m harness.run --resume {RUN} --add-blocks 4",)
-    assert verdict_of(FASTEST, NOISY).others == ()
-
-
-def test_a_rule_for_blocks_takes_a_new_run() -> None:
+def test_what_another_step_precedes_and_a_rule_for_blocks_take_a_new_run() -> None:
+    blocks = f"To narrow the intervals: python -m harness.run --resume {RUN} --add-blocks 4"
+    assert [verdict_of(FASTEST, *causes, NOISY).others for causes in ([WAITS], [])] == [(blocks,), ()]
     rule = {"throughput": {"blocks": {"at_least": 3, "at_most": 6, "halfwidth": 0.05}}}
     statements = (FASTEST, {**NOISY, "subject": "rule"})
     why, command = said(*statements, experiment=rule)
     assert "a rule sets their number, so that it takes a new run" in why and command.endswith("/next.yaml")
-    content = yaml.safe_load(verdict_of(*statements, experiment=rule).next_file)
-    assert content["throughput"]["blocks"]["at_most"] == 10 and parse_experiment(content, source="next")
+    assert next_of(*statements, experiment=rule)["throughput"]["blocks"]["at_most"] == 10
 
 
 @pytest.mark.parametrize(("seconds", "longer"), [(0.2, 0.8), (0, 1.0)])
@@ -88,9 +83,7 @@ def test_noise_that_blocks_do_not_narrow_takes_longer_windows(seconds: float, lo
     statements = (FASTEST, EXCHANGE, {**NOISY, "n": 857})
     why, command = said(*statements, **given)
     assert why.startswith("The noise of this run hides what an option could change. Measure again with")
-    content = yaml.safe_load(verdict_of(*statements, **given).next_file)
-    assert content["throughput"]["window_seconds"] == longer and command.endswith("/next.yaml")
-    assert parse_experiment(content, source="next")
+    assert next_of(*statements, **given)["throughput"]["window_seconds"] == longer and command.endswith("/next.yaml")
     assert not any("--add-blocks" in line for line in verdict_of(*statements, **given).others)
 
 
@@ -108,7 +101,7 @@ def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
     missed = {"topic": "training", "code": "missed", "cell_id": "a", "subject": "val_accuracy >= 0.9", "n": 1}
     given = {"experiment": {"throughput": None, "convergence": {"epochs": 3}}}
     assert said(missed, **given)[0].startswith("No training reached the target. With convergence.epochs: 6")
-    assert yaml.safe_load(verdict_of(missed, **given).next_file)["convergence"]["epochs"] == 6
+    assert next_of(missed, **given)["convergence"]["epochs"] == 6
     reached = {**missed, "code": "reached", "value": 5.0}
     assert "Nothing here calls for another measurement" in said(missed, reached, **given)[0]
 
@@ -121,34 +114,19 @@ def test_a_run_that_leaves_nothing_to_do_is_shown_to_others() -> None:
 
 
 def test_what_failed_is_measured_again_where_nothing_was_measured() -> None:
-    why, command = said(trials=[{**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}])
-    assert why.startswith("Nothing was measured.") and command == f"python -m harness.run --resume {RUN}"
-
-
-def test_an_examination_that_succeeded_measures_nothing() -> None:
-    failed = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "oom"}
-    examined = {**CELL, "trial_id": "d", "cell_id": "a", "kind": "diagnostic", "purpose": "doctor", "outcome": "ok"}
-    assert said(trials=[failed, examined])[0].startswith("Nothing was measured.")
-
-
-@pytest.mark.parametrize("words", [["a.yaml", "--address", "head:6379"], ["--address=head:6379", "a.yaml"]])
-def test_a_run_on_a_cluster_is_resumed_there(words: list[str]) -> None:
-    environment = {"invocations": [{"command": words}]}
-    assert said(MISSING, environment=environment)[1] == f"python -m harness.run --resume {RUN} --address head:6379"
-    assert said(MISSING, environment={"invocations": [{}]})[1] == f"python -m harness.run --resume {RUN}"
+    failed = {**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}
+    examined = {**CELL, "trial_id": "d", "cell_id": "a", "kind": "diagnostic", "purpose": "doctor"}
+    for trials in ([failed], [failed, examined]):
+        why, command = said(trials=trials)
+        assert why.startswith("Nothing was measured.") and command == f"python -m harness.run --resume {RUN}"
 
 
 def test_a_run_for_a_debugger_is_measured_anew() -> None:
     given = {"lines": [{"facts": {"inline": True}}]}
     why, command = said(MISSING, FASTEST, NOISY, **given)
     assert "(--inline), for a debugger" in why and command == f"python -m harness.run {RUN}/next.yaml"
-    found = verdict_of(MISSING, FASTEST, NOISY, **given)
-    assert parse_experiment(yaml.safe_load(found.next_file), source="next").name == "study-next" and not found.others
-
-
-def test_a_run_of_the_links_alone_is_not_resumed() -> None:
-    trial = {**CELL, "trial_id": "l", "cell_id": "l", "kind": "diagnostic", "purpose": "links"}
-    assert said(MISSING, trials=[trial])[1].startswith("python -m harness export")
+    assert next_of(MISSING, FASTEST, NOISY, **given)["name"] == "study-next"
+    assert not verdict_of(MISSING, FASTEST, NOISY, **given).others
 
 
 def test_a_workload_of_your_own_is_found_beside_your_file() -> None:
@@ -157,5 +135,12 @@ def test_a_workload_of_your_own_is_found_beside_your_file() -> None:
     assert command == f"cp {RUN}/next.yaml . && python -m harness.run next.yaml"
 
 
-def test_a_path_is_one_word_of_the_shell() -> None:
+def test_what_is_missing_is_measured_by_a_command_of_the_shell_that_fits_the_run() -> None:
     assert said(MISSING, folder=Path("a b;c"))[1].endswith("--resume 'a b;c'")
+    links = {**CELL, "trial_id": "l", "cell_id": "l", "kind": "diagnostic", "purpose": "links"}
+    assert said(MISSING, trials=[links])[1].startswith("python -m harness export"), "the links alone are not resumed"
+    environment: dict[str, Any] = {"invocations": [{}]}
+    for words in (["a.yaml", "--address", "head:6379"], ["--address=head:6379", "a.yaml"]):
+        cluster = {"invocations": [{"command": words}]}
+        assert said(MISSING, environment=cluster)[1] == f"python -m harness.run --resume {RUN} --address head:6379"
+    assert said(MISSING, environment=environment)[1] == f"python -m harness.run --resume {RUN}"

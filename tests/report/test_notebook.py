@@ -12,18 +12,14 @@ import pytest
 
 import harness
 from harness.report.figures import FIGURES
-from harness.report.notebook import Plot, RunResults, load
+from harness.report.notebook import Plot, load
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
 
 
-@pytest.fixture(scope="module")
-def results() -> RunResults:
-    return harness.load(EXAMPLE)
-
-
-def test_every_figure_of_the_report_is_a_method(results: RunResults) -> None:
+def test_every_figure_of_the_report_is_a_method() -> None:
+    results = harness.load(EXAMPLE)
     assert {name for name in dir(results.plot) if not name.startswith("_")} == set(FIGURES)
     assert all(f".{name}()" in repr(results.plot) for name in FIGURES)
     assert results.plot is results.plot
@@ -31,8 +27,8 @@ def test_every_figure_of_the_report_is_a_method(results: RunResults) -> None:
         results.plot.Throughputs()
 
 
-def test_a_figure_is_shown_with_its_caption_and_saved(results: RunResults, tmp_path: Path) -> None:
-    plot = results.plot.efficiency()
+def test_a_figure_is_shown_with_its_caption_and_saved(tmp_path: Path) -> None:
+    plot = harness.load(EXAMPLE).plot.efficiency()
     assert plot.figure is not None and plot.caption in repr(plot)
     shown = plot._repr_html_()
     assert shown.startswith('<img src="data:image/png;base64,iVBOR') and "<p>" in shown
@@ -40,6 +36,7 @@ def test_a_figure_is_shown_with_its_caption_and_saved(results: RunResults, tmp_p
     plot.save(str(tmp_path / "e.png"))
     assert b"<svg" in (tmp_path / "e.svg").read_bytes() and (tmp_path / "e.png").read_bytes()[1:4] == b"PNG"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.png", "e.svg"]
+    assert "<script>" not in Plot("<script>", "a & b", None)._repr_html_()
 
 
 def test_a_figure_that_is_left_out_says_why(tmp_path: Path) -> None:
@@ -52,10 +49,6 @@ def test_a_figure_that_is_left_out_says_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Left out: "):
         plot.save(tmp_path / "out" / "x.png")
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_hostile_words_are_escaped() -> None:
-    assert "<script>" not in Plot("<script>", "a & b", None)._repr_html_()
 
 
 SESSION = """

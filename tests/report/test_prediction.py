@@ -29,7 +29,7 @@ def drawn(prediction: pd.DataFrame) -> Any:
         return predicted_steps(cast(Results, SimpleNamespace(prediction=prediction)))
 
 
-def test_a_row_has_the_measured_and_the_predicted_step() -> None:
+def test_a_row_has_the_measured_and_the_predicted_step_and_a_narrow_table_neither_label_nor_parts() -> None:
     content = prediction_table(table())
     titles = [heading.title for heading in content.columns]
     held_out, asked = (dict(zip(titles, line.cells, strict=True)) for line in content.rows)
@@ -39,21 +39,18 @@ def test_a_row_has_the_measured_and_the_predicted_step() -> None:
     assert asked["devices"] == "8 on 8 nodes" and asked["from"] == "1, 2, 4"
     assert asked["measured, ms"] == "" and asked["error"] == ""
     assert asked["ring line"]
-
-
-def test_a_narrow_table_has_neither_label_nor_parts() -> None:
     titles = [heading.title for heading in prediction_table(table(), narrow=True).columns]
     assert titles == ["devices", "measured, ms", "predicted, ms", "error", "Amdahl", "ring line"]
 
 
-def test_what_is_refused_is_a_sentence_with_the_sizes() -> None:
+def test_what_is_refused_is_a_sentence_with_the_sizes_and_the_cells_that_share_a_reason() -> None:
     (sentence,) = refusals(table())
     assert sentence.startswith("Not predicted: ddp · resnet8 on 64 devices on 64 nodes: more than 8 times the largest")
     (sentence,) = refusals(table(strategy="dp"))
     assert "8 devices on 8 nodes, 64 devices on 64 nodes: dp is not predicted" in sentence
-
-
-def test_a_reason_that_several_cells_share_is_one_sentence() -> None:
+    assert measured_alone(table(), [4, 8]) == []
+    (sentence,) = measured_alone(table(), [2, 8])
+    assert "on 2 devices on 2 nodes: it was measured, " in sentence and "needs two smaller measured sizes" in sentence
     one_node = {size: observed(size) for size in (Size(1, 1), Size(2, 1))}
     gathered = tuple(Exchange("all_gather", each.size_bytes, 0.0, 0.0) for each in EXCHANGES)
     of = [
@@ -62,10 +59,9 @@ def test_a_reason_that_several_cells_share_is_one_sentence() -> None:
     ] + [family({size: observed(size, strategy="fsdp", family_id="c") for size in one_node}, exchanges=gathered)]
     inside = collectives(ranks=(2,), tier="inside a node", nodes=1)
     (sentence,) = refusals(predictions(of, Links(inside), {}, Asked(devices=(8, 16), nodes=(4, 8))))
-    named = (
-        "Not predicted: ddp · resnet8; ddp · resnet14; fsdp · resnet8 on 8 devices on 4 nodes, 16 devices on 8 nodes: "
-    )
-    assert sentence.startswith(f"{named}not every collective of its step was measured between nodes (gloo)")
+    named = "ddp · resnet8; ddp · resnet14; fsdp · resnet8 on 8 devices on 4 nodes, 16 devices on 8 nodes"
+    why = "not every collective of its step was measured between nodes (gloo)"
+    assert sentence.startswith(f"Not predicted: {named}: {why}")
 
 
 def test_the_words_say_how_good_held_out_sizes_were() -> None:
@@ -74,7 +70,7 @@ def test_the_words_say_how_good_held_out_sizes_were() -> None:
     assert "a slower machine is not predicted" in words
 
 
-def test_the_figure_has_measured_predicted_and_laws() -> None:
+def test_the_figure_has_measured_predicted_and_laws_and_a_bar_for_a_single_prediction() -> None:
     drawing = drawn(table())
     (axes,) = drawing.figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
@@ -82,9 +78,6 @@ def test_the_figure_has_measured_predicted_and_laws() -> None:
     assert legend == ["ddp, predicted", "95 % interval", "measured", "ideal", "Amdahl", "ring line"]
     marks = [mark.text for mark in drawing.figure.marks]
     assert sum("measured" in text for text in marks) == 3 and sum("predicted" in text for text in marks) == 2
-
-
-def test_a_single_prediction_has_a_bar() -> None:
     two = family({size: seen for size, seen in family().sizes.items() if size != Size(4, 4)})
     prediction = predictions([two], Links(collectives()), {}, Asked(devices=(8,), nodes=(8,)))
     assert drawn(prediction).figure is not None
@@ -101,9 +94,3 @@ def test_the_figure_is_written_in_both_formats(tmp_path: Path) -> None:
     files = write_prediction(tmp_path / "figures", table())
     assert sorted(path.name for path in files) == ["prediction_asked.png", "prediction_asked.svg"]
     assert all(path.stat().st_size > 1000 for path in files)
-
-
-def test_a_size_that_was_measured_and_is_not_predicted_is_named() -> None:
-    assert measured_alone(table(), [4, 8]) == []
-    (sentence,) = measured_alone(table(), [2, 8])
-    assert "on 2 devices on 2 nodes: it was measured, " in sentence and "needs two smaller measured sizes" in sentence

@@ -37,27 +37,15 @@ def row(**columns: Any) -> dict[str, Any]:
 
 def cells_of(frame: pd.DataFrame) -> dict[str, dict[str, str]]:
     table = preview_table(frame)
-    return {
-        line.cells[0]: dict(zip([heading.title for heading in table.columns], line.cells, strict=True))
-        for line in table.rows
-    }
+    titles = [heading.title for heading in table.columns]
+    return {line.cells[0]: dict(zip(titles, line.cells, strict=True)) for line in table.rows}
 
 
-def test_before_the_run_the_table_has_time_device_hours_and_money(plan: Plan) -> None:
+def test_before_the_run_the_table_has_time_device_hours_and_money_and_whether_a_traced_cell_fits(plan: Plan) -> None:
     found = cells_of(preview(estimate_of(plan, None), 64, plan.experiment.cost))
-    single = found["single x1"]
-    assert single == {
-        "part": "single x1",
-        "trials": "2",
-        "time": "at least 20 s",
-        "device-hours": "0.356",
-        "in use": "0.0056",
-        "USD": "0.889",
-    }
+    hours = {"device-hours": "0.356", "in use": "0.0056", "USD": "0.889"}
+    assert found["single x1"] == {"part": "single x1", "trials": "2", "time": "at least 20 s", **hours}
     assert found["ddp x2 · convergence"]["time"] == "unknown"
-
-
-def test_whether_a_cell_fits_has_a_column_if_that_was_traced(plan: Plan) -> None:
     estimate = estimate_of(plan, None)
     cell_id = next(part["cell_id"] for part in estimate["parts"] if part["label"] == "ddp x2")
     found = cells_of(preview(estimate, 64, None, fits={str(cell_id): "may not fit"}))
@@ -72,38 +60,33 @@ def test_after_the_run_it_has_both_and_the_error() -> None:
     assert found["device-hours, estimated"] == "200"
 
 
+TOTAL: dict[str, Any] = {"part": "total", "actual_s": 70.0}
+MEASURED: dict[str, Any] = {"part": "measurement"}
+HOURS = {"estimated_device_hours": 0.5, "actual_device_hours": 0.25}
+
+
 @pytest.mark.parametrize(
-    ("columns", "text"),
+    ("parts", "words"),
     [
-        ({"actual_s": 100.0, "error": -0.2}, "Estimated before the run: 1 min 20 s (-20 %); it took 1 min 40 s."),
-        ({"actual_s": 70.0, "error": 0.14}, "Estimated before the run: 1 min 20 s (+14 %); it took 1 min 10 s."),
-        (
-            {"actual_s": 70.0, "basis": "lower bound"},
-            "Estimated before the run: at least 1 min 20 s; it took 1 min 10 s.",
+        ([TOTAL | {"actual_s": 100.0, "error": -0.2}], "1 min 20 s (-20 %); it took 1 min 40 s."),
+        ([TOTAL | {"error": 0.14}], "1 min 20 s (+14 %); it took 1 min 10 s."),
+        ([TOTAL | {"basis": "lower bound"}], "at least 1 min 20 s; it took 1 min 10 s."),
+        ([TOTAL | {"basis": "unknown"}], "1 min 20 s, without the parts of unknown time; it took 1 min 10 s."),
+        ([TOTAL | {"estimated_s": None}], ""),
+        ([{"part": "total"}], ""),
+        (  # while the report is written
+            [MEASURED | {"actual_s": 90.0, **HOURS}, {"part": "total"}],
+            "1 min 20 s until the report; it took 1 min 30 s. Device-hours: 0.5 estimated, 0.25 used.",
         ),
-        (
-            {"actual_s": 70.0, "basis": "unknown"},
-            "Estimated before the run: 1 min 20 s, without the parts of unknown time; it took 1 min 10 s.",
+        (  # where the report was not estimated
+            [MEASURED | {"actual_s": 100.0, "error": -0.2}, TOTAL | {"actual_s": 105.0, "basis": "unknown"}],
+            "1 min 20 s until the report (-20 %); it took 1 min 40 s.",
         ),
-        ({"actual_s": 70.0, "estimated_s": None}, ""),
-        ({}, ""),
     ],
 )
-def test_the_grade_is_a_sentence(columns: dict[str, Any], text: str) -> None:
-    assert grade_line(PREVIEW.frame([row(**columns)])) == text
-
-
-def test_the_grade_has_device_hours_and_is_until_the_report_while_that_is_written() -> None:
-    measured = row(part="measurement", actual_s=90.0, estimated_device_hours=0.5, actual_device_hours=0.25)
-    line = grade_line(PREVIEW.frame([measured, row()]))
-    expected = "Estimated before the run: 1 min 20 s until the report; it took 1 min 30 s. Device-hours: 0.5 estimated"
-    assert line == f"{expected}, 0.25 used."
-
-
-def test_where_the_report_was_not_estimated_the_rest_is_graded() -> None:
-    measured = row(part="measurement", actual_s=100.0, error=-0.2)
-    line = grade_line(PREVIEW.frame([measured, row(actual_s=105.0, basis="unknown")]))
-    assert line == "Estimated before the run: 1 min 20 s until the report (-20 %); it took 1 min 40 s."
+def test_the_grade_is_a_sentence(parts: list[dict[str, Any]], words: str) -> None:
+    expected = f"Estimated before the run: {words}" if words else ""
+    assert grade_line(PREVIEW.frame([row(**columns) for columns in parts])) == expected
 
 
 def test_the_sentences_name_bound_unknown_parts_limit_and_idle_devices(plan: Plan) -> None:
@@ -120,10 +103,8 @@ def test_the_sentences_name_bound_unknown_parts_limit_and_idle_devices(plan: Pla
 
 
 def test_the_limit_counts_what_the_earlier_invocations_spent(make_experiment: Make) -> None:
-    plan = make_plan(
-        make_experiment({"devices": [1], "per_device_batch_size": 8}, limits={"device_hours": 1}),
-        Inventory.assume(1, 2),
-    )
+    experiment = make_experiment({"devices": [1], "per_device_batch_size": 8}, limits={"device_hours": 1})
+    plan = make_plan(experiment, Inventory.assume(1, 2))
     estimate = estimate_of(plan, None)
 
     def limit(spent_device_s: float) -> list[str]:
@@ -131,27 +112,21 @@ def test_the_limit_counts_what_the_earlier_invocations_spent(make_experiment: Ma
 
     assert limit(0.0) == []
     assert limit(3598.0) == ["limits.device_hours ends the run after 1 s: trials that are left by then are skipped."]
-    assert limit(3600.0) == [
-        "limits.device_hours was reached by the earlier invocations: every trial that is left is skipped."
-    ]
+    reached = "limits.device_hours was reached by the earlier invocations: every trial that is left is skipped."
+    assert limit(3600.0) == [reached]
 
 
-def test_an_earlier_run_of_other_devices_is_marked_and_cells_that_it_lacks_are_named(plan: Plan) -> None:
+def test_an_earlier_run_of_other_devices_is_marked_and_savings_are_in_time_device_hours_and_money(plan: Plan) -> None:
     lines = preview_lines(plan, estimate_of(plan, EARLIER), EARLIER, [])
     source = next(line for line in lines if line.startswith("Estimated from results/a/b of 1970-01-01"))
     assert source.endswith("on NVIDIA A100-SXM4-80GB. The times are those of that hardware, not of H100-80GB.")
     assert "Not in it, so at least: single x1; ddp x1; ddp x2." in lines
     same = replace(EARLIER, hardware=("NVIDIA H100 80GB HBM3",))
     assert not any("not of H100" in line for line in preview_lines(plan, estimate_of(plan, same), same, []))
-
-
-def test_a_saving_is_in_time_device_hours_and_money(plan: Plan) -> None:
     last = preview_lines(plan, {**estimate_of(plan, EARLIER), "bound": "about"}, EARLIER, [Saving("less", 900.0)])[-1]
     assert last == "A smaller study saves about: less: 15 min 00 s, 16 device-hours, 40 USD."
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0.0, "0"), (0.00123, "0.0012"), (0.5, "0.5"), (12.34, "12.3"), (1234.5, "1,234")]
-)
-def test_amounts_are_short(value: float | None, text: str) -> None:
-    assert amount(value) == text
+def test_amounts_are_short() -> None:
+    values = (None, 0.0, 0.00123, 0.5, 12.34, 1234.5)
+    assert [amount(value) for value in values] == ["-", "0", "0.0012", "0.5", "12.3", "1,234"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Callable
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
@@ -16,105 +17,105 @@ from harness.config.axes import LauncherName
 from harness.config.sections import Target
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.record.schema.table import floats
-from harness.report.row import Row, plural
+from harness.report.row import (
+    Row,
+    batch_words,
+    cell_label,
+    check_label,
+    plural,
+    rows_of,
+    settings,
+    shown_strategy,
+    spread_options,
+)
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.evidence import findings_table, imprecise, memory_table
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import (
+    MOST_EPOCHS,
     convergence_table,
+    epoch_lines,
+    epochs_table,
     failure_table,
     outcome_table,
     scaling_by_setting,
     scaling_table,
 )
-from harness.report.tables.text import NO_BREAK, counts, duration, estimate, impossible_lines, percent, speed
-from tests.records import epochs_of, line, steps_of
+from harness.report.tables.text import (
+    NO_BREAK,
+    Line,
+    TextTable,
+    counts,
+    decimal,
+    duration,
+    estimate,
+    flush_right,
+    impossible_lines,
+    make_table,
+    percent,
+    speed,
+    words,
+)
+from tests.records import epochs_of, line, steps_of, trials_of
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("shown", "values", "texts"),
     [
-        (0.4, "0 s"),
-        (59.4, "59 s"),
-        (60, "1 min 00 s"),
-        (185, "3 min 05 s"),
-        (3600, "1 h 00 min"),
-        (7800, "2 h 10 min"),
-        (None, "-"),
+        (duration, (0.4, 59.4, 60, 185), ("0 s", "59 s", "1 min 00 s", "3 min 05 s")),
+        (duration, (3600, 7800, None), ("1 h 00 min", "2 h 10 min", "-")),
+        (speed, (12345.6, 99.44, 0.1234, pd.NA), ("12,346", "99.4", "0.123", "-")),
+        (ratio, (0.98765, 9.9994, 12.3456, 1234.5, None), ("0.988", "9.999", "12.3", "1,234", "-")),
     ],
 )
-def test_durations_are_formatted_with_unit(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
+def test_numbers_have_as_many_digits_as_their_size_asks(
+    shown: Callable[[Any], str], values: tuple[Any, ...], texts: tuple[str, ...]
+) -> None:
+    assert tuple(map(shown, values)) == texts
 
 
-@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (99.44, "99.4"), (0.1234, "0.123"), (pd.NA, "-")])
-def test_speeds_are_formatted_with_unit(value: object, text: str) -> None:
-    assert speed(value) == text
-
-
-def test_counts_and_plurals() -> None:
+def test_counts_plurals_and_cells_that_no_machine_can_run_have_a_line() -> None:
     assert counts(["ok", "oom", "ok"]) == "2 ok, 1 oom"
     assert (plural(1, "block"), plural(2, "block")) == ("1 block", "2 blocks")
-
-
-def test_cells_that_no_machine_can_run_are_a_line_a_reason_and_one_for_the_rest() -> None:
     assert impossible_lines({}) == []
     assert impossible_lines({"a": 1, "b": 2}) == ["No machine can run 1 cell: a.", "No machine can run 2 cells: b."]
-    assert impossible_lines({"a": 1, "b": 2, "c": 3}, most=1) == [
-        "No machine can run 1 cell: a.",
-        "No machine can run 5 more, for like reasons; plan.json has all.",
-    ]
+    rest = "No machine can run 5 more, for like reasons; plan.json has all."
+    assert impossible_lines({"a": 1, "b": 2, "c": 3}, most=1) == ["No machine can run 1 cell: a.", rest]
+
+
+def scaling_of(*rates: float, rule: dict[str, Any] | None = None) -> pd.DataFrame:
+    """Return the scaling of ddp on two devices, each of these rates in a block, against 100 of one device."""
+    lines = [line("single", block=block) for block in range(len(rates))]
+    lines += [line("ddp2", block=block, rates=(rate, rate)) for block, rate in enumerate(rates)]
+    return ratios.scaling(trials_of(lines), rule)
 
 
 def scaling(blocks: int) -> pd.DataFrame:
-    lines = [
-        one
-        for block in range(blocks)
-        for one in (line("single", block=block), line("ddp2", block=block, rates=(80.0 + block, 80.0 + block)))
-    ]
-    return ratios.scaling(trial_tables.trials(lines, steps_of(lines)))
+    return scaling_of(*(80.0 + block for block in range(blocks)))
+
+
+def cells_in(row: Line) -> list[str]:
+    return [cell.replace(NO_BREAK, " ") for cell in row.cells]
 
 
 def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
-    rows = scaling_table(scaling(1)).rows
-    assert rows[0].kind == "base"
-    assert rows[0].cells == (
-        "single",
-        "1",
-        f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)",
-        "1",
-        "base",
-        "1",
-        "single x1: 100",
-    )
-    assert tuple(cell.replace(NO_BREAK, " ") for cell in rows[1].cells) == (
-        "ddp",
-        "2",
-        "160 (n = 1)",
-        "1.60 (n = 1)",
-        "80 % (n = 1)",
-        "1",
-        "single x1: 100",
-    )
+    base, ddp = scaling_table(scaling(1)).rows
+    assert base.kind == "base" and f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)" in base.cells
+    assert cells_in(base) == ["single", "1", "100 (n = 1)", "1", "base", "1", "single x1: 100"]
+    assert cells_in(ddp) == ["ddp", "2", "160 (n = 1)", "1.60 (n = 1)", "80 % (n = 1)", "1", "single x1: 100"]
+    lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
+    dp = scaling_table(ratios.scaling(trials_of(lines))).rows[1]
+    assert (dp.kind, dp.cells[0]) == ("apart", "dp (emulated)")
 
 
-def test_intervals_are_shown_with_n() -> None:
-    row = scaling_table(scaling(3)).rows[1]
-    shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
+def test_intervals_are_shown_with_n_and_two_blocks_with_their_range_which_is_no_interval() -> None:
+    shown = cells_in(scaling_table(scaling(3)).rows[1])
     assert shown[2:6] == ["162 (157 to 167)", "1.62 (1.57 to 1.67)", "81 % (79 to 84 %)", "3"]
-
-
-def test_two_blocks_are_shown_with_n_and_their_range_which_is_no_interval() -> None:
-    row = scaling_table(scaling(2)).rows[1]
-    shown = [cell.replace(NO_BREAK, " ") for cell in row.cells]
+    shown = cells_in(scaling_table(scaling(2)).rows[1])
     assert shown[2:6] == ["161 (n = 2: 160 to 162)", "1.61 (n = 2: 1.60 to 1.62)", "80 % (n = 2: 80 to 81 %)", "2"]
     ((_, part),) = scaling_by_setting(scaling(2))
-    shown = [cell.replace(NO_BREAK, " ") for cell in part.rows[1].cells]
-    assert shown[1:] == ["161", "1.61", "80 % (n = 2: 80 to 81 %)", "2"]
-
-
-def test_equal_blocks_have_no_range() -> None:
-    row = Row(ratio=1.0, low=None, high=None, least=1.0, most=1.0, blocks=2)
+    assert cells_in(part.rows[1])[1:] == ["161", "1.61", "80 % (n = 2: 80 to 81 %)", "2"]
+    row = Row(ratio=1.0, low=None, high=None, least=1.0, most=1.0, blocks=2)  # equal blocks have no range
     assert estimate(percent, row, "ratio").replace(NO_BREAK, " ") == "100 % (n = 2)"
     assert estimate(percent, Row(row, ratio=None), "ratio") == "-"
 
@@ -122,18 +123,12 @@ def test_equal_blocks_have_no_range() -> None:
 def test_parts_by_setting_name_their_base() -> None:
     ((name, part),) = scaling_by_setting(scaling(1))
     assert name == "resnet8 · batch 10/device (base: single x1: 100)"
-    assert [heading.title for heading in part.columns] == [
-        "strategy",
-        "samples/s",
-        "speedup",
-        "efficiency",
-        "n",
-    ]
+    assert [heading.title for heading in part.columns] == ["strategy", "samples/s", "speedup", "efficiency", "n"]
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2"]
     assert part.rows[1].cells[2] == "1.60"  # without its interval, which is that of efficiency
 
 
-def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal() -> None:
+def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal_unless_they_are_usual() -> None:
     rows = scaling(3)
     wide, slow = CountedDoubt("wide spread", 1, 3), CountedDoubt("slow rank 1", 2, 3)
     usual = CountedDoubt("foreign load", 3, 3)
@@ -145,25 +140,29 @@ def test_doubts_are_a_column_in_html_and_a_mark_in_a_terminal() -> None:
     ((_, part),) = scaling_by_setting(rows)
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2 ?"]
     assert len(part.columns) == len(part.rows[0].cells) == 5
-
-
-def test_doubts_that_are_usual_mark_no_cell() -> None:
-    rows = scaling(3)
-    rows["doubts"] = [(CountedDoubt("foreign load", 3, 3),)] * 2
+    rows = scaling(3).assign(doubts=[(usual,)] * 2)
     assert scaling_table(rows).columns[-1].title != "doubts, by blocks"
     ((_, part),) = scaling_by_setting(rows)
     assert [row.cells[0] for row in part.rows] == ["single x1", "ddp x2"]
 
 
-def test_emulated_cells_are_marked() -> None:
-    lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
-    rows = scaling_table(ratios.scaling(trial_tables.trials(lines, steps_of(lines)))).rows
-    assert (rows[1].kind, rows[1].cells[0]) == ("apart", "dp (emulated)")
+def trained(curves: list[pd.DataFrame], target: Target | None = None) -> pd.DataFrame:
+    """Return the trainings of a cell, one a seed, with these epochs."""
+    lines = [line("single", kind="convergence", seed=seed) for seed in range(len(curves))]
+    named = [curve.assign(trial_id=one["trial_id"]) for one, curve in zip(lines, curves, strict=True)]
+    return convergence(trials_of(lines), pd.concat(named, ignore_index=True), target)
+
+
+def shown_of(trainings: pd.DataFrame) -> dict[str, str]:
+    table = convergence_table(trainings)
+    return dict(zip((heading.title for heading in table.columns), cells_in(table.rows[0]), strict=True))
 
 
 @pytest.mark.parametrize(
     ("reached_after", "shown"),
     [
+        ((None,), ("0 of 1", ">= 3.0")),
+        ((1,), ("1 of 1", "1.0", "100")),
         ((2, None, None), ("1 of 3", ">= 3.0")),
         ((2, 1, None), ("2 of 3", "2.0 (1.0 to not reached)", "200 (100 to not reached)")),
         ((2, 1, 3), ("3 of 3", "2.0 (1.0 to 3.0)", "200 (100 to 300)")),
@@ -172,34 +171,9 @@ def test_emulated_cells_are_marked() -> None:
 def test_a_seed_that_misses_the_target_counts_as_infinite_in_the_median(
     reached_after: tuple[int | None, ...], shown: tuple[str, ...]
 ) -> None:
-    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed) for seed in range(3)]
-    curves = [
-        epochs_of(one["trial_id"], [0.95 if epoch == after else 0.5 for epoch in (1, 2, 3)])
-        for one, after in zip(lines, reached_after, strict=True)
-    ]
-    target = Target(metric="val_accuracy", at_least=0.9)
-    (row,) = convergence_table(convergence(trial_tables.trials(lines, steps_of(lines)), pd.concat(curves), target)).rows
-    assert tuple(cell.replace(NO_BREAK, " ") for cell in row.cells[-len(shown) :]) == shown
-
-
-def test_the_losses_of_a_cell_are_written_alike_as_suits_the_largest() -> None:
-    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0), seed=seed) for seed in range(2)]
-    curves = [
-        epochs_of(one["trial_id"], [0.5]).assign(val_loss=loss) for one, loss in zip(lines, (2.0, 4e9), strict=True)
-    ]
-    table = convergence_table(convergence(trial_tables.trials(lines, steps_of(lines)), pd.concat(curves), None))
-    shown = dict(zip((heading.title for heading in table.columns), table.rows[0].cells, strict=True))
-    assert shown["validation loss"].replace(NO_BREAK, " ") == "2e+09 (2 to 4e+09)"
-
-
-def test_an_unreached_target_is_shown_as_a_lower_bound() -> None:
-    lines = [line("ddp2", kind="convergence", rates=(1.0, 1.0))]
-    trials = trial_tables.trials(lines, steps_of(lines))
-    target = Target(metric="val_accuracy", at_least=0.9)
-    never = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.5]), target)).rows[0]
-    assert never.cells[-2:] == ("0 of 1", ">= 1.0")
-    once = convergence_table(convergence(trials, epochs_of("ddp2-s0", [0.95]), target)).rows[0]
-    assert once.cells[-3:] == ("1 of 1", "1.0", "100")
+    curves = [epochs_of("", [0.95 if epoch == after else 0.5 for epoch in (1, 2, 3)]) for after in reached_after]
+    found = shown_of(trained(curves, Target(metric="val_accuracy", at_least=0.9)))
+    assert tuple(found.values())[-len(shown) :] == shown
 
 
 @pytest.mark.parametrize(
@@ -210,62 +184,42 @@ def test_an_unreached_target_is_shown_as_a_lower_bound() -> None:
         (("0.5", "inf", "nan"), "inf (0.5000 to nan)"),
         (("nan", "0.25", "0.5"), "0.5000 (0.2500 to nan)"),
         (("0.25", "0.5"), "0.3750 (0.2500 to 0.5000)"),
+        (("2", "4e9"), "2e+09 (2 to 4e+09)"),  # alike, as suits the largest
     ],
 )
 def test_losses_that_are_not_finite_are_shown_and_are_the_largest(losses: tuple[str, ...], shown: str) -> None:
-    lines = [line("single", kind="convergence", seed=seed) for seed in range(len(losses))]
-    curves = [epochs_of(one["trial_id"], [0.5]) for one in lines]
-    epochs = pd.concat(curves, ignore_index=True).assign(train_loss=floats(map(float, losses)))
-    found = convergence(trial_tables.trials(lines, steps_of(lines)), epochs, None)
+    found = trained([epochs_of("", [0.5]).assign(train_loss=floats([float(loss)])) for loss in losses])
     assert [str(value) for value in found["train_loss"]] == [str(float(loss)) for loss in losses]
-    (row,) = convergence_table(found).rows
-    assert row.cells[3].replace(NO_BREAK, " ") == shown
+    assert shown_of(found)["training loss"] == shown
 
 
 def test_the_metrics_that_were_recorded_are_shown() -> None:
-    lines = [line("single", kind="convergence")]
-    trials = trial_tables.trials(lines, steps_of(lines))
-    epochs = epochs_of("single-s0", [0.5]).assign(val_accuracy=pd.NA, val_perplexity=7.25, val_own=0.125)
-    table = convergence_table(convergence(trials, epochs, None))
-    shown = dict(zip((column.title for column in table.columns), table.rows[0].cells, strict=True))
+    epochs = epochs_of("", [0.5]).assign(val_accuracy=pd.NA, val_perplexity=7.25, val_own=0.125)
+    shown = shown_of(trained([epochs]))
     assert (shown["perplexity"], shown["own"]) == ("7.25", "0.125")
     assert "accuracy" not in shown and "PSNR" not in shown
 
 
-def test_failures_name_their_log() -> None:
+def test_failures_name_their_log_and_outcomes_are_counted_with_their_reasons() -> None:
     lines = [line("single"), line("ddp2", outcome="error", devices=2, log="logs/x.txt", attempt=2)]
-    rows = failure_table(trial_tables.trials(lines, steps_of(lines))).rows
+    rows = failure_table(trials_of(lines)).rows
     assert [row.cells for row in rows] == [("ddp x2, ddp2-b0", "2", "error", "because of error", "logs/x.txt")]
-
-
-def test_outcomes_are_counted_with_their_reasons() -> None:
-    lines = [line("single"), line("ddp2", outcome="skipped", devices=2), line("ddp4", outcome="skipped", devices=4)]
-    rows = outcome_table(trial_tables.outcomes(trial_tables.trials(lines, steps_of(lines)))).rows
-    assert [row.cells for row in rows] == [
-        ("throughput", "skipped", "2", "because of skipped"),
-        ("throughput", "ok", "1", ""),
-    ]
+    lines = [line("single"), *(line(f"ddp{n}", outcome="skipped", devices=n) for n in (2, 4))]
+    rows = outcome_table(trial_tables.outcomes(trials_of(lines))).rows
+    skipped = ("throughput", "skipped", "2", "because of skipped")
+    assert [row.cells for row in rows] == [skipped, ("throughput", "ok", "1", "")]
 
 
 def test_compute_and_communication_are_shown_with_their_references() -> None:
-    cells = CELLS.frame(
-        [
-            {
-                "cell_id": "a",
-                "strategy": "ddp",
-                "devices": 2,
-                "scaling": "weak",
-                "per_device_batch_size": 8,
-                "achieved_flops_per_s": 2e9,
-                "of_measured_peak": 0.25,
-            }
-        ]
-    )
-    assert compute_table(cells).rows[0].cells[1:] == ("2", "2", "25 %", "no published peak")
     row = {"cell_id": "a", "strategy": "ddp", "devices": 2, "scaling": "weak", "per_device_batch_size": 8}
+    cells = CELLS.frame([{**row, "achieved_flops_per_s": 2e9, "of_measured_peak": 0.25}])
+    assert compute_table(cells).rows[0].cells[1:] == ("2", "2", "25 %", "no published peak")
     waterfall = WATERFALL.frame([{**row, "part": "exposed communication", "part_s": 0.004}])
     trials = TRIALS.frame([{**row, "exposed_s": {"all-reduce": 0.001}}])
     assert communication_table(waterfall, trials).rows[0].cells == ("2", "4.00", "1.00")
+    lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
+    (why,) = compute_table(trial_tables.cells(trials_of(lines), steps_of(lines))).rows
+    assert why.cells[2:] == ("not counted: an LSTM is not counted",)
 
 
 def test_equal_findings_show_each_observation() -> None:
@@ -275,19 +229,19 @@ def test_equal_findings_show_each_observation() -> None:
     assert "torch; harness" in row.cells
 
 
-@pytest.mark.parametrize(
-    ("speeds", "precise", "sentence"),
-    [((100.0, 100.1, 100.0), [True], ""), ((50.0, 100.0, 200.0), [False], "1 of 1 intervals are wider")],
-)
-def test_a_cell_that_is_compared_with_nothing_is_as_precise_as_its_own_speed(
-    speeds: tuple[float, ...], precise: list[bool], sentence: str
-) -> None:
-    lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate(speeds)]
-    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
-    assert found["precise"].tolist() == precise
-    reported = imprecise(ratio_tables(found))
-    assert reported.startswith(sentence) and bool(reported) == bool(sentence)
+RULE = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
+
+
+def test_precision_is_required_of_cells_not_of_bases_but_of_a_base_that_is_compared_with_nothing() -> None:
+    found = scaling_of(40.0, 80.0, 120.0, rule=RULE)
+    assert found["precise"].isna().tolist() == [True, False]
+    assert imprecise(ratio_tables(found)) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2.")
+    for speeds, precise in (((100.0, 100.1, 100.0), True), ((50.0, 100.0, 200.0), False)):
+        lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate(speeds)]
+        found = ratios.scaling(trials_of(lines), RULE)
+        assert found["precise"].tolist() == [precise]
+        assert imprecise(ratio_tables(found)).startswith("1 of 1 intervals are wider") == (not precise)
+        assert bool(imprecise(ratio_tables(found))) == (not precise)
 
 
 def ratio_tables(scaling: pd.DataFrame, **others: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -307,9 +261,8 @@ def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
         twin = {**base, "purpose": "twin", "kind": "diagnostic", "trial_id": f"single-b{block}t"}
         lines += [*ddp, dp, base, twin]
     lines[1::5] = [{**one, "windows": dp["windows"]} for one, dp in zip(lines[1::5], lines[2::5], strict=True)]
-    trials = trial_tables.trials(lines, steps_of(lines))
-    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = {name: make(trials, rule) for name, make in (("versus", versus), ("parity", parity), ("noise", noise))}
+    trials = trials_of(lines)
+    found = {name: make(trials, RULE) for name, make in (("versus", versus), ("parity", parity), ("noise", noise))}
     precise = {name: frame["precise"].tolist() for name, frame in found.items()}
     assert precise == {"versus": [False], "parity": [False], "noise": [True]}
     reported = imprecise(ratio_tables(SCALING.frame([]), **found))
@@ -317,23 +270,11 @@ def test_wide_ratios_of_strategies_launchers_and_twins_are_named() -> None:
     assert "ddp x2 under Ray / torchrun" in reported
 
 
-def test_precision_is_required_of_cells_not_of_bases() -> None:
-    lines = [
-        one
-        for block, rate in enumerate((40.0, 80.0, 120.0))
-        for one in (line("single", block=block), line("ddp2", block=block, rates=(rate, rate)))
-    ]
-    rule = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
-    found = ratios.scaling(trial_tables.trials(lines, steps_of(lines)), rule)
-    assert found["precise"].isna().tolist() == [True, False]
-    assert imprecise(ratio_tables(found)) == ("1 of 1 intervals are wider than throughput.blocks asks: ddp x2.")
-
-
 def test_the_peak_of_the_construction_stands_beside_that_of_the_steps() -> None:
     one = line("ddp2", rates=(1.0, 1.0), device="cuda")
     known = {"parameter_bytes": 100, "gradient_bytes": 200, "optimizer_bytes": 300, "peak_memory_bytes": 900}
     one["ranks"] = [{**rank, **known, "build_peak_bytes": 5000 * (1 + rank["rank"])} for rank in one["ranks"]]
-    trials = trial_tables.trials([one], steps_of([one]))
+    trials = trials_of([one])
     table = memory_table(trial_tables.cells(trials, steps_of([one])), trial_tables.ranks([one]), trials)
     (row,) = table.rows
     shown = {heading.title: cell for heading, cell in zip(table.columns, row.cells, strict=True)}
@@ -344,26 +285,13 @@ def test_the_peak_of_the_construction_stands_beside_that_of_the_steps() -> None:
     assert on_cpu.rows[0].cells[-3:] == ("100 B", "200 B", "300 B")
 
 
-def test_why_operations_were_not_counted_is_shown() -> None:
-    lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
-    trials = trial_tables.trials(lines, steps_of(lines))
-    (row,) = compute_table(trial_tables.cells(trials, steps_of(lines))).rows
-    assert row.cells[2:] == ("not counted: an LSTM is not counted",)
-
-
-ENDS = {"least": 0.45, "most": 0.55}
-
-
 def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None:
     axes = {"label": "ddp x2 · resnet8", "strategy": "ddp", "devices": 2}
-    parts = (
-        ("ideal", 0.6, 0.006, 0.55, 0.65),
-        ("slowest rank", 0.5, 0.005, None, None),
-        ("rest", -0.1, -0.001, -0.2, 0),
-    )
+    shares = {"ideal": (0.6, 0.55, 0.65), "slowest rank": (0.5, None, None), "rest": (-0.1, -0.2, 0)}
+    ends = {"least": 0.45, "most": 0.55, "blocks": 3}
     rows = [
-        {**axes, "part": part, "share": share, "part_s": seconds, "low": low, "high": high, "blocks": 3, **ENDS}
-        for part, share, seconds, low, high in parts
+        {**axes, **ends, "part": part, "share": share, "part_s": share / 100, "low": low, "high": high}
+        for part, (share, low, high) in shares.items()
     ]
     table = waterfall_table(WATERFALL.frame(rows))
     assert [row.cells for row in table.rows] == [
@@ -377,8 +305,139 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
     assert short.rows[-1].cells[0] == "and 1 more, in tables/waterfall.csv"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.98765, "0.988"), (9.9994, "9.999"), (12.3456, "12.3"), (1234.5, "1,234"), (None, "-")]
+# -- text tables ------------------------------------------------------------------------------------------------------
+
+
+COLUMNS = (
+    ("cell", "cell", words),
+    ("speed", lambda row: f"{row['speed']} (1 to 9)", flush_right),
+    ("share", "share", decimal("{:.0f} %", 100)),
+    ("n", "n", flush_right),
+    ("note", "note", words),
 )
-def test_a_large_ratio_has_three_digits(value: float | None, text: str) -> None:
-    assert ratio(value) == text
+ROWS = [
+    {"cell": name, "speed": speed, "share": share, "n": 3, "note": None}
+    for name, speed, share in (("a", 10.0, None), ("b", 9.5, 0.5), ("c", float("inf"), 0.25))
+]
+
+
+def titles(table: TextTable) -> list[str]:
+    return [heading.title for heading in table.columns]
+
+
+def test_columns_that_no_row_fills_go_and_those_that_are_the_same_in_every_row_stand_above() -> None:
+    assert titles(make_table(COLUMNS, ROWS)) == ["cell", "speed", "share", "n"]
+    assert titles(make_table(COLUMNS, ROWS[:1])) == ["cell", "speed", "n"]
+    assert titles(make_table(COLUMNS, [])) == ["cell", "speed", "share", "n", "note"]
+    table = make_table(COLUMNS, ROWS, rest="and 2 more").without_constants()
+    assert titles(table) == ["cell", "speed", "share"] and table.common == (("n", "3"),)
+    assert [line.cells for line in table.lines] == [
+        ("a", "10.0 (1 to 9)", "-"),
+        ("b", "9.5 (1 to 9)", "50 %"),
+        ("c", "inf (1 to 9)", "25 %"),
+    ]
+    assert table.rows[-1] == Line(("and 2 more", "", ""), "rest") and table.rest == "and 2 more"
+    assert titles(make_table(COLUMNS, ROWS[1:2]).without_constants()) == ["cell", "speed", "share", "n"]
+    assert titles(make_table(COLUMNS, ROWS, ordered=True).without_constants()) == ["cell", "speed", "share", "n"]
+
+
+def test_rows_sort_by_numbers_not_by_their_text_from_three_rows_on() -> None:
+    table = make_table(COLUMNS, ROWS, keys={"speed": "speed"})
+    assert [line.numbers for line in table.lines] == [
+        (None, 10.0, None, 3.0),
+        (None, 9.5, 0.5, 3.0),
+        (None, None, 0.25, 3.0),  # infinite: after the others
+    ]
+    assert [*table.lines[1].values] == [("b", ""), ("9.5 (1 to 9)", "9.5"), ("50 %", "0.5"), ("3", "3")]
+    assert make_table(COLUMNS, ROWS).is_sortable
+    assert not make_table(COLUMNS, ROWS[:2], rest="and 2 more").is_sortable
+    assert not make_table(COLUMNS, ROWS, ordered=True).is_sortable
+
+
+# -- epochs -----------------------------------------------------------------------------------------------------------
+
+
+def table_of(epochs: pd.DataFrame) -> list[tuple[str, ...]]:
+    fixed: Any = {"kind": "convergence", "rates": (1.0, 1.0), "facts": {"training_samples": 1437}}
+    lines = [line("ddp2", seed=seed, block=seed, **fixed) for seed in (0, 1)]
+    table = epochs_table(epochs, trials_of(lines))
+    return [tuple(heading.title for heading in table.columns), *(row.cells for row in table.rows)]
+
+
+def test_the_table_has_every_epoch_or_some_of_a_long_training_and_always_the_last() -> None:
+    epochs = epochs_of("ddp2-s1", [0.5, 0.75]).assign(learning_rate=[0.1, 0.01], train_accuracy=[0.6, 0.875])
+    titles, first, second = table_of(epochs)
+    metrics = ("training loss", "validation loss", "training accuracy", "validation accuracy", "learning rate")
+    assert titles == ("strategy", "setting", "seed", "epoch", *metrics, "training samples")
+    values = ("0.5000", "1.0000", "87.5 %", "75.0 %", "0.01")
+    assert second == ("ddp x2", "global batch 20", "1", "2", *values, "1,437")
+    assert first[titles.index("epoch")] == "1"
+    titles, *rows = table_of(epochs_of("ddp2-s0", [0.5] * 45))
+    shown = [int(row[titles.index("epoch")]) for row in rows]
+    assert shown == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39, 42, 45] and len(shown) <= MOST_EPOCHS
+    assert len(table_of(epochs_of("ddp2-s0", [0.5] * 20))) == 1 + 20
+
+
+def test_lines_for_a_terminal_have_what_was_computed() -> None:
+    timed = {"epoch": [1, 2], "samples": [1437, 2874], "train_s": [1.0, 2.0], "learning_rate": [0.1, 0.01]}
+    losses = {"train_loss": [1.2, float("nan")], "val_loss": [0.5, None]}
+    metrics = {"val_accuracy": [0.966, None], "val_iou": [None, None], "train_accuracy": [0.99, None]}
+    epochs: dict[str, list[Any]] = {**timed, **losses, **metrics, "val_error": [0.034, None]}
+    assert epoch_lines(epochs) == [
+        "epoch 1: training loss 1.2000, validation loss 0.5000, training accuracy 99.0 %, validation accuracy 96.6 %, "
+        "validation error 0.034, learning rate 0.1",
+        "epoch 2: training loss nan, learning rate 0.01",
+    ]
+    assert epoch_lines({}) == []
+    exploded = {"epoch": [1], "train_loss": [99_999.5], "val_loss": [1030116780714.67], "learning_rate": [0.1]}
+    (text,) = epoch_lines(exploded)
+    assert text == "epoch 1: training loss 99999.5000, validation loss 1.03e+12, learning rate 0.1"
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+LINES = [
+    line("single"),
+    line("ddp2", rates=(90.0, 90.0), options={"ddp.bucket_cap_mb": 25, "optimizer.lr": 0.1}),
+    line("ddp2b", rates=(80.0, 80.0), strategy="ddp", options={"ddp.bucket_cap_mb": 1, "optimizer.lr": 0.1}),
+    line("dp2", rates=(70.0, 70.0), model="resnet14", per_device_batch_size=20, global_batch_size=40),
+]
+FRAME = trials_of(LINES)
+
+
+def test_a_table_or_diagnostic_trials_alone_have_the_labels_of_their_run() -> None:
+    """Also if only some of its cells are in the table."""
+    rows = ratios.scaling(FRAME[FRAME["cell_id"].isin(["single", "ddp2"])])
+    assert rows["label"].tolist() == [
+        "single x1 · resnet8 · batch 10/device",
+        "ddp x2 · resnet8 · batch 10/device · lr=0.1 · bucket_cap_mb=25",
+    ]
+    only = [line("ddp2", rates=(1.0, 1.0), kind="diagnostic", purpose="links")]
+    assert trials_of(only)["label"].tolist() == ["ddp x2"]
+
+
+def test_options_that_differ_become_columns_and_settings_hold_what_strategies_can_share() -> None:
+    assert settings(FRAME)[0] == "resnet8 · batch 10/device"
+    assert settings(FRAME)[1] == "resnet8 · batch 10/device · lr=0.1"
+    assert settings(FRAME, batch=False)[3] == "resnet14"
+    assert settings(FRAME, batch=False, own=True)[2] == "resnet8 · lr=0.1 · bucket_cap_mb=1"
+    assert list(spread_options(FRAME).columns) == ["ddp.bucket_cap_mb"]
+    assert settings(FRAME[:0]).tolist() == []
+
+
+def test_a_strategy_is_named_with_its_own_options_and_what_sets_it_apart() -> None:
+    rows = rows_of(FRAME)
+    ddp = [f"ddp · bucket_cap_mb={size}" for size in (25, 1)]
+    assert [shown_strategy(row) for row in rows] == ["single", *ddp, "dp (emulated)"]
+    assert cell_label(rows[3]) == "dp (emulated) x2"
+    assert cell_label(rows[1]) == "ddp x2 · bucket_cap_mb=25"
+    assert check_label(rows[3]) == "dp (emulated) x2 · resnet14"
+
+
+def test_the_batch_in_words_has_what_the_scaling_holds_fixed() -> None:
+    weak = Row(scaling="weak", per_device_batch_size=64, global_batch_size=128, devices=2)
+    assert batch_words(weak) == "batch 64/device" and batch_words(Row(weak, devices=1)) == "batch 64"
+    assert batch_words(Row(weak, scaling="strong")) == "batch 64/device (global batch 128)"
+    uneven = Row(weak, scaling="strong", per_device_batch_size=None, global_batch_size=25)
+    assert batch_words(uneven) == "global batch 25"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,27 +18,19 @@ from harness.report.sentences import PHRASES
 from harness.report.tables.text import NO_BREAK
 from harness.report.verdict import Verdict, make_verdict
 
+AXES = {"workload": "image_classification", "data": "digits", "model": "resnet8", "strategy": "ddp", "device": "cuda"}
+SIZES = {"devices": 8, "nodes": 1, "scaling": "weak", "per_device_batch_size": 32, "global_batch_size": 256}
+MADE = {"precision": "fp32", "compile": False, "launcher": "ray", "emulated": False, "oversubscribed": False}
 CELL: dict[str, Any] = {
-    "workload": "image_classification",
+    **AXES,
+    **SIZES,
+    **MADE,
     "kind": "throughput",
-    "data": "digits",
-    "model": "resnet8",
-    "strategy": "ddp",
-    "device": "cuda",
-    "devices": 8,
-    "nodes": 1,
-    "scaling": "weak",
-    "per_device_batch_size": 32,
-    "global_batch_size": 256,
-    "precision": "fp32",
-    "compile": False,
-    "launcher": "ray",
-    "emulated": False,
-    "oversubscribed": False,
     "options": {},
     "outcome": "ok",
     "unit": "samples",
 }
+DDP, FSDP = ("ddp on 8 devices · batch 32/device", "fsdp on 8 devices · batch 32/device")
 CELLS = {
     "a": {**CELL, "label": "ddp x8"},
     "b": {**CELL, "strategy": "fsdp", "label": "fsdp x8"},
@@ -76,8 +67,6 @@ def text_of(statement: dict[str, Any], **given: Any) -> str:
 
 
 FASTEST = {"topic": "fastest", "code": "fastest", "cell_id": "a", "devices": 8, "value": 1000.0, "n": 5}
-
-
 CHOICE = {"topic": "choice", "code": "faster", "cell_id": "a", "others": ("b",), "value": 1.2, "n": 5}
 
 
@@ -97,60 +86,64 @@ BASE = "1 device (strategy single, same batch per device)"
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("code", "until", "before", "after"),
     [
-        (
-            {"code": "above"},
-            f"efficiency 70 % (60 to 80 %) on 8 devices, compared with {BASE}: above the threshold of 80 %, as on "
-            "every number of devices measured.",
-        ),
-        (
-            {"code": "below", "subject": "4"},
-            "above the threshold of 80 % up to 4 devices; efficiency 70 % (60 to 80 %) on 8 devices, compared with "
-            f"{BASE}: below the threshold of 80 %.",
-        ),
-        (
-            {"code": "not clear"},
-            f"efficiency 70 % (60 to 80 %) on 8 devices, compared with {BASE}: whether above the threshold of 80 % is "
-            "not clear.",
-        ),
+        ("above", None, "", "above the threshold of 80 %, as on every number of devices measured."),
+        ("below", "4", "above the threshold of 80 % up to 4 devices; ", "below the threshold of 80 %."),
+        ("not clear", None, "", "whether above the threshold of 80 % is not clear."),
     ],
 )
-def test_how_far_it_scales(change: dict[str, Any], expected: str) -> None:
+def test_how_far_it_scales(code: str, until: str | None, before: str, after: str) -> None:
     statement = {"topic": "scaling", "cell_id": "a", "devices": 8, "value": 0.7, "low": 0.6, "high": 0.8}
     ratio = {**CELL, "cell_id": "a", "base_id": "base", "base_strategy": "single", "base_devices": 1, "speedup": 5.6}
-    assert text_of({**statement, **change}, scaling=[ratio]) == f"ddp on 8 devices · batch 32/device: {expected}"
+    text = text_of({**statement, "code": code, "subject": until}, scaling=[ratio])
+    assert text == f"{DDP}: {before}efficiency 70 % (60 to 80 %) on 8 devices, compared with {BASE}: {after}"
 
 
 def test_only_several_leading_settings_are_named_again_and_by_what_differs() -> None:
     scaling = {"topic": "scaling", "code": "above", "value": 0.9, "devices": 8}
     (alone,) = sentences_on("scaling", FASTEST, {**scaling, "cell_id": "a"})
-    first, second = sentences_on(
-        "scaling",
-        FASTEST,
-        {**FASTEST, "cell_id": "b"},
-        *({**scaling, "cell_id": cell_id} for cell_id in ("a", "b")),
-    )
+    both = ({**scaling, "cell_id": cell_id} for cell_id in ("a", "b"))
+    first, second = sentences_on("scaling", FASTEST, {**FASTEST, "cell_id": "b"}, *both)
     assert alone.lead == "" and (first.lead, second.lead) == ("ddp on 8 devices", "fsdp on 8 devices")
 
 
 TRUST = {"topic": "trust", "code": "low", "cell_id": "a", "value": 0.23, "n": 4, "subject": "fixed"}
 
 
-def test_how_sure_names_reasons_in_plain_words_and_the_blocks_that_would_help() -> None:
-    (sentence,) = sentences_on("trust", {**TRUST, "reasons": ("noise", "doubt: wide spread")})
-    assert sentence.lead == "Low" and sentence.is_bad and not sentence.command
-    assert sentence.text == (
-        "one setting measured twice may differ from itself by up to 23 % (A/A test); the times of single steps vary "
-        "widely. Intervals within 5 % need about 4 more blocks."
-    )
+ONE_BLOCK, FOUR_BLOCKS = (
+    [{**CELL, "trial_id": f"a{n}", "cell_id": "a", "block": n} for n in range(of)] for of in (1, 4)
+)
+
+
+NOISY = (
+    "one setting measured twice may differ from itself by up to 23 % (A/A test); the times of single steps vary "
+    "widely. Intervals within 5 % need about 4 more blocks."
+)
+HIGH = "one setting measured twice differs by at most 3 % (A/A test), no doubts."
+
+
+@pytest.mark.parametrize(
+    ("change", "trials", "lead", "words"),
+    [
+        ({"reasons": ("noise", "doubt: wide spread")}, FOUR_BLOCKS, "Low", NOISY),
+        ({"reasons": ("blocks",)}, FOUR_BLOCKS, "Low", "Intervals within 5 % need about 4 more blocks."),
+        ({"reasons": ("blocks",)}, ONE_BLOCK, "Low", "One block does not show the spread: 4 more blocks do."),
+        ({"reasons": ("noise",), "n": 39255}, FOUR_BLOCKS, "Low", "More blocks alone will not help (39,255 for"),
+        ({"code": "high", "value": 0.03, "n": 0}, FOUR_BLOCKS, "High", HIGH),
+    ],
+)
+def test_how_sure_names_reasons_in_plain_words_and_the_blocks_that_would_help(
+    change: dict[str, Any], trials: list[dict[str, Any]], lead: str, words: str
+) -> None:
+    (sentence,) = sentences_on("trust", {**TRUST, **change}, trials=trials)
+    assert (sentence.lead, sentence.is_bad, sentence.command) == (lead, lead == "Low", "")
+    assert words in sentence.text and (sentence.text == words or words not in (NOISY, HIGH))
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(9, "36 s"), (800, "53 min"), (1000, "1 h 06 min")])
 def test_more_blocks_have_their_wall_time(seconds: float, words: str) -> None:
-    trials = [
-        {**CELL, "trial_id": f"a{block}", "cell_id": "a", "block": block, "group_id": f"b{block}"} for block in range(2)
-    ]
+    trials = [{**trial, "group_id": f"b{trial['block']}"} for trial in FOUR_BLOCKS[:2]]
     ledger = [{"level": "group", "group_id": f"b{block}", "seconds": seconds} for block in range(2)]
     (sentence,) = sentences_on("trust", {**TRUST, "reasons": ("noise",)}, trials=trials, ledger=ledger)
     assert sentence.text.endswith(f"need about 4 more blocks (about {words}).")
@@ -166,94 +159,44 @@ def test_every_doubt_has_plain_words(doubt: str) -> None:
 def test_trust_that_differs_names_its_settings() -> None:
     low = {**TRUST, "reasons": ("doubt: wide spread",)}
     high = {**TRUST, "code": "high", "cell_id": "b", "others": ("base",), "value": 0.03, "n": 0}
-    first, second = sentences_on("trust", low, high)
-    assert first.lead == "Low for ddp on 8 devices · batch 32/device"
-    assert second.lead == "High for fsdp on 8 devices · batch 32/device, single on 1 device · batch 32"
+    leads = [sentence.lead for sentence in sentences_on("trust", low, high)]
+    assert leads == [f"Low for {DDP}", f"High for {FSDP}, single on 1 device · batch 32"]
+
+
+SAME = "Every strategy trains as one device does: "
+BROKEN = "Table noise: failed by an error of the harness; the sentences that need it are left out."
+FULL = {"subject": "oom", "n": 2, "reasons": ("full",)}
+SLOW = {"subject": "loader", "n": 1, "reasons": ("slow",)}
+TARGET = {"cell_id": "a", "subject": "acc >= 0.9", "n": 1}
+OPEN = "this machine has too few; the same file runs on a larger one."
+NO_RUN = {"cell_id": "b", "subject": "unknown: it was not run"}
 
 
 @pytest.mark.parametrize(
-    ("blocks", "end"),
+    ("topic", "code", "columns", "expected"),
     [
-        (1, "One block does not show the spread: 4 more blocks do."),
-        (2, "Intervals within 5 % need about 4 more blocks."),
+        ("equivalence", "equivalent", {"value": 1e-6, "n": 3}, f"{SAME}3 checks, updates differ by at most 0.0001 %."),
+        (
+            "equivalence",
+            "equivalent",
+            {"value": 1.1e-7, "n": 2},
+            f"{SAME}2 checks, updates differ by at most 0.0001 %.",
+        ),
+        ("equivalence", "equivalent", {"value": 0.0, "n": 2}, f"{SAME}2 checks, updates differ by at most 0 %."),
+        ("equivalence", "not equivalent", {"cell_id": "b", "subject": "x"}, f"{FSDP}: x; its ratios are no claims."),
+        ("equivalence", "unknown", NO_RUN, f"{FSDP}: whether it trains as one device does is {NO_RUN['subject']}."),
+        ("failed", "trials", {**FULL, "cell_id": "a"}, f"2 trials ran out of memory: full ({DDP})."),
+        ("failed", "preflight", SLOW, "Check before the measurement (loader): slow."),
+        ("failed", "preflight", {**SLOW, "cell_id": "no trial"}, "Check before the measurement (loader): slow."),
+        ("failed", "tables", {"n": 1, "reasons": ("noise",), "evidence": ""}, BROKEN),
+        ("open", "too_few_devices", {"n": 2, "subject": "16, 32"}, f"2 cells on 16, 32 devices: {OPEN}"),
+        ("open", "out_of_memory", {"n": 2, "reasons": ("batch 64 is too large",)}, "2 cells: batch 64 is too large."),
+        ("training", "reached", {**TARGET, "value": 5.0}, f"{DDP}: shortest median time to acc >= 0.9: 5 s."),
+        ("training", "missed", TARGET, "Global batch 256: no training reached acc >= 0.9 with every seed."),
     ],
 )
-def test_nothing_is_said_of_the_width_of_intervals_from_one_block(blocks: int, end: str) -> None:
-    trials = [{"cell_id": "a", "kind": "throughput", "outcome": "ok", "block": block} for block in range(blocks)]
-    (sentence,) = sentences_on("trust", {**TRUST, "reasons": ("blocks",)}, trials=trials)
-    assert sentence.text.endswith(end)
-
-
-def test_hundreds_of_blocks_are_not_proposed() -> None:
-    (sentence,) = sentences_on("trust", {**TRUST, "n": 39255, "reasons": ("noise",)})
-    assert "More blocks alone will not help (39,255 for" in sentence.text
-
-
-def test_high_trust_needs_no_more_blocks() -> None:
-    (sentence,) = sentences_on("trust", {**TRUST, "code": "high", "value": 0.03, "n": 0})
-    assert sentence.lead == "High" and not sentence.is_bad
-    assert sentence.text == "one setting measured twice differs by at most 3 % (A/A test), no doubts."
-
-
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        (
-            {"topic": "equivalence", "code": "equivalent", "value": 1e-6, "n": 3},
-            "Every strategy trains as one device does: 3 checks, updates differ by at most 0.0001 %.",
-        ),
-        (
-            {"topic": "equivalence", "code": "equivalent", "value": 1.1e-7, "n": 2},
-            "Every strategy trains as one device does: 2 checks, updates differ by at most 0.0001 %.",
-        ),
-        (
-            {"topic": "equivalence", "code": "equivalent", "value": 0.0, "n": 2},
-            "Every strategy trains as one device does: 2 checks, updates differ by at most 0 %.",
-        ),
-        (
-            {"topic": "equivalence", "code": "not equivalent", "cell_id": "b", "subject": "not equivalent: differs"},
-            "fsdp on 8 devices · batch 32/device: not equivalent: differs; its ratios are no claims.",
-        ),
-        (
-            {"topic": "equivalence", "code": "unknown", "cell_id": "b", "subject": "unknown: it was not run"},
-            "fsdp on 8 devices · batch 32/device: whether it trains as one device does is unknown: it was not run.",
-        ),
-        (
-            {"topic": "failed", "code": "trials", "cell_id": "a", "subject": "oom", "n": 2, "reasons": ("full",)},
-            "2 trials ran out of memory: full (ddp on 8 devices · batch 32/device).",
-        ),
-        (
-            {"topic": "failed", "code": "preflight", "subject": "loader", "n": 1, "reasons": ("slow",)},
-            "Check before the measurement (loader): slow.",
-        ),
-        (
-            {"topic": "failed", "code": "tables", "n": 1, "reasons": ("noise",), "evidence": ""},
-            "Table noise: failed by an error of the harness; the sentences that need it are left out.",
-        ),
-        (
-            {"topic": "open", "code": "too_few_devices", "n": 2, "subject": "16, 32"},
-            "2 cells on 16, 32 devices: this machine has too few; the same file runs on a larger one.",
-        ),
-        (
-            {"topic": "open", "code": "out_of_memory", "n": 2, "subject": "8", "reasons": ("batch 64 is too large",)},
-            "2 cells: batch 64 is too large.",
-        ),
-        (
-            {"topic": "failed", "code": "preflight", "cell_id": "no trial", "subject": "loader", "reasons": ("slow",)},
-            "Check before the measurement (loader): slow.",
-        ),
-        (
-            {"topic": "training", "code": "reached", "cell_id": "a", "subject": "acc >= 0.9", "value": 5.0, "n": 1},
-            "ddp on 8 devices · batch 32/device: shortest median time to acc >= 0.9: 5 s.",
-        ),
-        (
-            {"topic": "training", "code": "missed", "cell_id": "a", "subject": "acc >= 0.9", "n": 1},
-            "Global batch 256: no training reached acc >= 0.9 with every seed.",
-        ),
-    ],
-)
-def test_other_statements(statement: Mapping[str, Any], expected: str) -> None:
-    assert text_of(dict(statement)) == expected
+def test_other_statements(topic: str, code: str, columns: dict[str, Any], expected: str) -> None:
+    assert text_of({"topic": topic, "code": code, **columns}) == expected
 
 
 @pytest.mark.parametrize(
@@ -274,47 +217,132 @@ def test_what_has_no_result_stands_first(invocations: list[dict[str, str]], why:
     assert sentence.text == f"{why}. What follows rests on the others."
 
 
-def test_cells_that_the_time_limit_cut_short_lack_trials_and_may_have_results() -> None:
-    late = {"topic": "incomplete", "code": "time_up", "reasons": ("time is up",), "n": 1}
-    (sentence,) = sentences_on("incomplete", late)
-    assert (sentence.lead.partition(" (")[0], sentence.text) == ("1 cell lacks trials", "time is up.")
+FAILED = {"code": "failed", "cell_id": "a", "others": ("b",), "n": 2}
 
 
-def test_cells_that_failed_are_named_first() -> None:
-    failed = {"topic": "incomplete", "code": "failed", "cell_id": "a", "others": ("b",), "n": 2}
-    (sentence,) = sentences_on("incomplete", failed)
-    assert sentence.lead == "2 cells have no result"
-    assert sentence.text == (
-        "no trial succeeded (ddp on 8 devices · batch 32/device, fsdp on 8 devices · batch 32/device)."
-    )
-
-
-def test_a_complete_run_says_nothing_of_it() -> None:
+@pytest.mark.parametrize(
+    ("columns", "lead", "text"),
+    [
+        ({"code": "time_up", "reasons": ("time is up",), "n": 1}, "1 cell lacks trials", "time is up."),
+        (FAILED, "2 cells have no result", f"no trial succeeded ({DDP}, {FSDP})."),
+    ],
+)
+def test_cells_that_lack_trials_are_named_first(columns: dict[str, Any], lead: str, text: str) -> None:
+    (sentence,) = sentences_on("incomplete", {"topic": "incomplete", **columns})
+    assert (sentence.lead.partition(" (")[0], sentence.text) == (lead, text)
     assert "INCOMPLETE" not in verdict_of(FASTEST).by_heading
 
 
-def test_many_statements_are_cut_and_counted() -> None:
+def test_many_statements_are_cut_and_what_is_left_out_of_the_claims_is_named() -> None:
     found = sentences_on("fastest", *[FASTEST] * (MOST + 3))
     assert len(found) == MOST + 1 and found[-1].text == "And 3 more, in tables/verdict.csv."
-
-
-def test_nothing_measured_comes_as_a_failure() -> None:
-    found = sentences_on("failed", trials=[{**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}])
-    assert [sentence.lead for sentence in found] == ["Nothing was measured"]
-
-
-def test_rehearsals_alone_make_no_claim() -> None:
-    (sentence,) = sentences_on("fastest", cells=[{**CELL, "cell_id": "a", "emulated": True}])
-    assert sentence.lead == "No claim about speed"
-    assert all(tag in sentence.text for tag in TAGS)
-
-
-def test_what_is_left_out_of_the_claims_is_named() -> None:
     cells = [{**CELL, "cell_id": "a", "strategy": "dp", "emulated": True}, {**CELL, "cell_id": "b"}]
     (sentence,) = sentences_on("open", cells=cells, leaders=[{**CELL, "cell_id": "b"}])
     assert sentence.lead == "Left out of these claims" and sentence.text.startswith("dp (emulated); ")
     assert sentences_on("open", cells=cells[1:], leaders=[{**CELL, "cell_id": "b"}]) == []
 
 
+def test_nothing_measured_is_a_failure_and_rehearsals_alone_make_no_claim() -> None:
+    (failure,) = sentences_on("failed", trials=[{**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}])
+    assert failure.lead == "Nothing was measured"
+    (sentence,) = sentences_on("fastest", cells=[{**CELL, "cell_id": "a", "emulated": True}])
+    assert sentence.lead == "No claim about speed"
+    assert all(tag in sentence.text for tag in TAGS)
+
+
 def test_every_topic_has_a_phrase_and_a_heading() -> None:
     assert set(PHRASES) | {"next"} == set(TOPICS)
+
+
+# -- what to use ------------------------------------------------------------------------------------------------------
+
+
+RATE = "1,000 (900 to 1,100) samples/s over 5 blocks"
+STATED = {**FASTEST, "low": 900.0, "high": 1100.0}
+OVER = {"base_id": "base", "base_strategy": "single", "base_devices": 1, "base_throughput_per_s": 150.0}
+RATIO = {**CELL, **OVER, "cell_id": "a", "speedup": 7.0, "low": 6.5, "high": 7.5}
+
+
+UNCLEAR = f"Undecided: 1 device, or {DDP}: no clear gain over {BASE}: 1.23 (0.95 to 1.58) times its throughput; {RATE}."
+UNKNOWN = (
+    f"Undecided: 1 device, or {DDP}: not known to be faster than {BASE}: 7.00 times its throughput, without an interval"
+)
+SLOWER = {"speedup": 0.7, "low": 0.68, "high": 0.72}
+FASTER_ALONE = (
+    f"single on 1 device · batch 32: 150 samples/s; the fastest setting on 8 devices, {DDP}, has only "
+    "0.70 (0.68 to 0.72) times its throughput."
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, f"{DDP}: 7.00 (6.50 to 7.50) times the throughput of {BASE}; {RATE}."),
+        ({"speedup": 1.23, "low": 0.95, "high": 1.58}, UNCLEAR),
+        ({"low": None, "high": None}, f"{UNKNOWN}; {RATE}."),
+        (SLOWER, FASTER_ALONE),
+        (
+            {"base_strategy": "ddp", "base_devices": 2, "scaling": "strong"},
+            f"{DDP}: 7.00 (6.50 to 7.50) times the throughput of 2 devices (strategy ddp, same global batch); {RATE}.",
+        ),
+    ],
+    ids=["a clear gain", "no clear gain", "no interval", "one device is faster", "another base"],
+)
+def test_it_names_strategy_devices_and_batch_and_what_it_is_compared_with(
+    change: dict[str, Any], expected: str
+) -> None:
+    assert text_of(STATED, scaling=[{**RATIO, **change}]) == expected
+
+
+def test_a_setting_without_a_ratio_says_so() -> None:
+    assert text_of(STATED) == f"{DDP}: {RATE}; not compared with one device, which has no result beside it."
+    assert text_of({**STATED, "cell_id": "base"}) == f"single on 1 device · batch 32: {RATE}."
+
+
+RIVALS = [
+    {**CELL, "cell_id": "a", "leader_id": "a", "ratio": 1.0},
+    {**CELLS["b"], "cell_id": "b", "leader_id": "a", "ratio": 0.8, "low": 0.75, "high": 0.85},
+]
+
+
+FASTER = "Faster on 8 devices at this batch than fsdp (0.80 times its throughput, 0.75 to 0.85)."
+TIED = "No clear difference from fsdp (0.80 times its throughput, 0.75 to 0.85)."
+SMALLEST = "The smallest batch that reaches 95 % of the highest throughput on 8 devices."
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, FASTER),
+        ({"others": ("b",)}, TIED),
+        ({"reasons": ("b",)}, "For lack of blocks not compared with fsdp on 8 devices · batch 32/device."),
+        ({"code": "smallest batch"}, f"{FASTER} {SMALLEST}"),
+    ],
+)
+def test_the_other_settings_are_named_with_their_ratio(change: dict[str, Any], expected: str) -> None:
+    text = text_of({**STATED, **change}, scaling=[RATIO], leaders=RIVALS)
+    assert text == f"{DDP}: 7.00 (6.50 to 7.50) times the throughput of {BASE}; {RATE}. {expected}"
+
+
+@pytest.mark.parametrize(("tied", "high", "said"), [(True, 0.99, True), (True, 1.01, False), (False, 0.99, False)])
+def test_an_interval_that_excludes_1_without_a_clear_difference_is_explained(
+    tied: bool, high: float, said: bool
+) -> None:
+    rival = {**RIVALS[1], "ratio": 0.9, "low": 0.85, "high": high, "tied": tied}
+    text = text_of({**STATED, "others": ("b",) if tied else ()}, leaders=[RIVALS[0], rival])
+    assert ("; of so many comparisons one may differ as much by chance)" in text) == said
+
+
+def test_settings_of_one_strategy_are_named_in_full_and_what_a_ratio_is_over_once() -> None:
+    rival = {**RIVALS[1], "strategy": "ddp", "cell_id": "base"}
+    assert "than single on 1 device · batch 32 (0.80 times" in text_of(STATED, leaders=[RIVALS[0], rival])
+    found = verdict_of(STATED, {**STATED, "topic": "fewer"}, scaling=[RATIO]).by_heading
+    (first,), (second,) = found["What to use"], found["On fewer devices"]
+    assert BASE in first.text and "throughput of 1 device; 1,000" in second.text
+
+
+def test_fewer_devices_have_the_same_sentence() -> None:
+    fewer = {**STATED, "topic": "fewer", "others": ("b",)}
+    assert text_of(fewer, leaders=RIVALS).endswith(TIED)
+    slower = text_of(fewer, scaling=[{**RATIO, **SLOWER}])
+    assert f"0.70 (0.68 to 0.72) times the throughput of {BASE}, slower; " in slower

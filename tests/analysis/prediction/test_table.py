@@ -30,7 +30,11 @@ def asked_row(of: Family, asked: Asked = ASKED, links: Links | None = None, **ex
     return [found for found in rows(of, asked, links, **excluded) if found["kind"] == "asked"][-1]
 
 
-def test_the_step_of_more_ranks_is_met() -> None:
+def changed(**columns: Any) -> Family:
+    return family({size: observed(size, **columns) for size in family().sizes})
+
+
+def test_the_step_of_more_ranks_is_met_by_parts_that_add_up() -> None:
     found = {row["devices"]: row for row in rows(family())}
     assert [found[n]["kind"] for n in (1, 2, 4, 8, 16)] == ["measured", "measured", "held out", "asked", "asked"]
     for devices in (4, 8, 16):
@@ -39,6 +43,9 @@ def test_the_step_of_more_ranks_is_met() -> None:
     assert found[4]["error"] == pytest.approx(found[4]["step_s"] / found[4]["measured_s"] - 1)
     assert abs(found[4]["error"]) < 0.02
     assert pd.isna(found[8]["error"]) and pd.isna(found[8]["measured_s"])
+    parts = sum(found[16][name] for name in ("own_s", "exposed_s", "data_s", "other_s"))
+    assert found[16]["step_s"] == pytest.approx(parts)
+    assert found[16]["own_s"] == pytest.approx(OWN_S, rel=0.01)
 
 
 def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,13 +58,6 @@ def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.
     assert len(made) == 2  # for the size that is held out, from its smaller ones, and for all that are asked
 
 
-def test_the_parts_add_up_to_the_step() -> None:
-    found = asked_row(family())
-    parts = sum(found[name] for name in ("own_s", "exposed_s", "data_s", "other_s"))
-    assert found["step_s"] == pytest.approx(parts)
-    assert found["own_s"] == pytest.approx(OWN_S, rel=0.01)
-
-
 def test_throughput_is_that_of_the_predicted_step() -> None:
     """The row of the largest size is its last block's, whose step is a third longer than the mean."""
     sizes = dict(family().sizes)
@@ -68,49 +68,13 @@ def test_throughput_is_that_of_the_predicted_step() -> None:
     assert found["throughput_per_s"] == pytest.approx(16 * BATCH / found["step_s"])
 
 
-def test_the_interval_widens_with_the_distance() -> None:
+def test_the_interval_widens_with_the_distance_and_with_ranks_that_differ() -> None:
     widths = [row["high"] / row["low"] for row in rows(family()) if row["kind"] == "asked"]
     assert widths[0] < widths[1]
     found = asked_row(family())  # two doublings beyond the largest measured size, each with its error of the exchange
     least = 2 * DOUBLING_ERROR["exposed"] * found["exposed_s"] / (found["step_s"] - found["data_s"])
     assert math.log(found["high"] / found["step_s"]) > 1.96 * least
 
-
-def test_a_systematic_error_of_the_replay_is_corrected() -> None:
-    """Measured steps wait a tenth longer for exchanges than links alone say: so do predicted ones."""
-    slower = RingCost(COST.start_s, COST.hop_s, COST.bytes_per_s / 1.1, COST.hidden)
-    sizes = {
-        size: replace(seen, step_s=(step_s(size.devices, cost=slower),) * 3)
-        for size, seen in family().sizes.items()
-        if size.devices > 1
-    }
-    found = asked_row(family({Size(1, 1): observed(Size(1, 1)), **sizes}))
-    assert found["step_s"] == pytest.approx(step_s(16, cost=slower), rel=0.03)
-
-
-def test_jitter_makes_more_ranks_slower() -> None:
-    """The slowest of n lognormal steps, as known from order statistics; without exchanges in the way."""
-    jitter = np.exp(0.1 * np.random.default_rng(3).standard_normal(4000))
-
-    def step(n: int) -> float:
-        steps = np.exp(0.1 * np.random.default_rng(4).standard_normal((n, 20000))).max(0).mean()
-        return OWN_S * float(steps) / float(jitter.mean()) + step_s(n, exchanges=SMALL) - OWN_S
-
-    sizes = {size: replace(observed(size), step_s=(step(size.devices),)) for size in family().sizes}
-    found = asked_row(family(sizes, jitter=jitter, exchanges=SMALL))
-    assert found["step_s"] == pytest.approx(step(16), rel=0.03)
-
-
-def test_a_stall_of_one_device_is_no_jitter() -> None:
-    jitter = np.ones(40)
-    jitter[::2] = 1.01
-    stalled = jitter.copy()
-    stalled[7] = 9.0
-    plain, with_stall = (asked_row(family(jitter=values))["step_s"] for values in (jitter, stalled))
-    assert with_stall == pytest.approx(plain, rel=0.02)
-
-
-def test_ranks_that_differ_make_the_interval_wider() -> None:
     def of(spread: tuple[float, ...]) -> dict[str, Any]:
         sizes = {}
         for size in family().sizes:
@@ -124,15 +88,40 @@ def test_ranks_that_differ_make_the_interval_wider() -> None:
     assert differing["own_s"] > 0.11  # the slowest of those measured is among them
 
 
+def test_a_systematic_error_of_the_replay_is_corrected() -> None:
+    """Measured steps wait a tenth longer for exchanges than links alone say: so do predicted ones."""
+    slower = RingCost(COST.start_s, COST.hop_s, COST.bytes_per_s / 1.1, COST.hidden)
+    steps = {size: (step_s(size.devices, cost=slower),) * 3 for size in family().sizes if size.devices > 1}
+    measured = {size: replace(observed(size), step_s=seconds) for size, seconds in steps.items()}
+    found = asked_row(family({**family().sizes, **measured}))
+    assert found["step_s"] == pytest.approx(step_s(16, cost=slower), rel=0.03)
+
+
+def test_jitter_makes_more_ranks_slower_and_a_stall_of_one_device_is_none() -> None:
+    """The slowest of n lognormal steps, as known from order statistics; without exchanges in the way."""
+    jitter = np.exp(0.1 * np.random.default_rng(3).standard_normal(4000))
+
+    def step(n: int) -> float:
+        steps = np.exp(0.1 * np.random.default_rng(4).standard_normal((n, 20000))).max(0).mean()
+        return OWN_S * float(steps) / float(jitter.mean()) + step_s(n, exchanges=SMALL) - OWN_S
+
+    sizes = {size: replace(observed(size), step_s=(step(size.devices),)) for size in family().sizes}
+    found = asked_row(family(sizes, jitter=jitter, exchanges=SMALL))
+    assert found["step_s"] == pytest.approx(step(16), rel=0.03)
+    steady = np.tile([1.01, 1.0], 20)
+    stalled = np.where(np.arange(40) == 7, 9.0, steady)
+    plain, with_stall = (asked_row(family(jitter=values))["step_s"] for values in (steady, stalled))
+    assert with_stall == pytest.approx(plain, rel=0.02)
+
+
 def test_strong_scaling_takes_the_own_time_from_its_batches() -> None:
     def own(batch: int) -> float:
         return 0.02 + 0.005 * batch
 
     sizes = {}
-    for size in (Size(1, 1), Size(2, 2), Size(4, 4)):
-        batch = 64 // size.devices
-        seen = observed(size, ranks=(own(batch),) * size.devices, scaling="strong", batch=batch, global_batch_size=64)
-        sizes[size] = seen
+    for size in family().sizes:
+        batch, strong = 64 // size.devices, {"scaling": "strong", "global_batch_size": 64}
+        sizes[size] = observed(size, ranks=(own(batch),) * size.devices, batch=batch, **strong)
     found = asked_row(family(sizes, alone={64: own(64), 32: own(32), 16: own(16)}))
     assert found["per_device_batch_size"] == 4
     assert found["own_s"] == pytest.approx(own(4), rel=0.02)
@@ -142,34 +131,28 @@ def test_strong_scaling_takes_the_own_time_from_its_batches() -> None:
 
 @pytest.mark.parametrize(("workers", "expected"), [(0, 0.02), (2, None)])
 def test_waiting_for_data_is_the_fetch_or_what_the_loader_lacks(workers: int, expected: float | None) -> None:
-    sizes = {
-        size: observed(size, wait_s=0.02, options={"loader.workers": workers})
-        for size in (Size(1, 1), Size(2, 2), Size(4, 4))
-    }
-    found = asked_row(family(sizes))
+    of = changed(wait_s=0.02, options={"loader.workers": workers})
+    found = asked_row(of)
     if expected is None:  # the loader's step is that of 4 ranks; that of 16 is longer by less
         net = found["own_s"] + found["exposed_s"] + found["other_s"]
-        expected = max(0.0, sizes[Size(4, 4)].mean_s - net)
+        expected = max(0.0, of.sizes[Size(4, 4)].mean_s - net)
     assert found["data_s"] == pytest.approx(expected)
 
 
 def test_fsdp_is_replayed_with_its_own_collectives_and_a_sharded_optimizer() -> None:
     units = (Exchange("all_gather", 2**20, 0.0, 0.0), Exchange("reduce_scatter", 2**20, 0.1, 0.1))
-    sizes = {
-        size: replace(
-            observed(size, strategy="fsdp"),
-            step_s=(step_s(size.devices, exchanges=units) + 0.08 / size.devices,) * 3,
-            optimizer_s=0.08 / size.devices,
-        )
-        for size in (Size(1, 1), Size(2, 2), Size(4, 4))
-    }
+    sizes = {}
+    for size, seen in changed(strategy="fsdp").sizes.items():
+        sharded_s = 0.08 / size.devices
+        steps = (step_s(size.devices, exchanges=units) + sharded_s,) * 3
+        sizes[size] = replace(seen, step_s=steps, optimizer_s=sharded_s)
     found = asked_row(family(sizes, exchanges=units))
     assert found["step_s"] == pytest.approx(step_s(16, exchanges=units) + 0.08 / 16, rel=0.03)
 
 
 def test_sizes_are_asked_for_where_a_larger_one_was_held_out() -> None:
-    found = [row for row in rows(family(), Asked()) if row["kind"] == "asked"]
-    assert [(row["devices"], row["nodes"]) for row in found] == [(8, 8), (16, 16), (32, 32)]
+    found = [(row["devices"], row["nodes"]) for row in rows(family(), Asked()) if row["kind"] == "asked"]
+    assert found == [(8, 8), (16, 16), (32, 32)]
     two = {size: seen for size, seen in family().sizes.items() if size.devices < 4}
     assert [row["kind"] for row in rows(family(two), Asked())] == ["measured", "measured"]
 
@@ -181,20 +164,14 @@ def test_by_default_a_size_has_as_few_nodes_as_hold_it(per_node: int | None, dev
     assert asked.sizes(Size(8, 2), is_graded=False) == [Size(devices, devices // 4)]
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (Asked(devices=(8, 16), nodes=(2,)), "got 1 numbers for 2 of --devices"),
-        (Asked(devices=(9,), nodes=(2,)), "9 devices do not divide over 2 nodes"),
-    ],
-)
-def test_nodes_must_be_those_of_the_devices(asked: Asked, message: str) -> None:
-    with pytest.raises(PredictionError, match=message):
-        asked.check()
+def test_nodes_must_be_those_of_the_devices() -> None:
+    with pytest.raises(PredictionError, match="got 1 numbers for 2 of --devices"):
+        Asked(devices=(8, 16), nodes=(2,)).check()
+    with pytest.raises(PredictionError, match="9 devices do not divide over 2 nodes"):
+        Asked(devices=(9,), nodes=(2,)).check()
 
 
-def changed(**columns: Any) -> Family:
-    return family({size: observed(size, **columns) for size in family().sizes})
+WITHOUT_OWN_STEPS = family({size: replace(seen, own_s=()) for size, seen in family().sizes.items()})
 
 
 @pytest.mark.parametrize(
@@ -205,10 +182,7 @@ def changed(**columns: Any) -> Family:
         (changed(oversubscribed=True), "share devices"),
         (family(exchanges=()), "recorded no exchanges"),
         (family({Size(2, 2): observed(Size(2, 2))}), "needs two numbers of devices, measured: 2 on 2 nodes"),
-        (
-            family({size: replace(seen, own_s=()) for size, seen in family().sizes.items()}),
-            "no step without exchange was measured",
-        ),
+        (WITHOUT_OWN_STEPS, "no step without exchange was measured"),
     ],
 )
 def test_a_family_without_ground_is_refused_with_the_reason(of: Family, reason: str) -> None:
@@ -217,17 +191,20 @@ def test_a_family_without_ground_is_refused_with_the_reason(of: Family, reason: 
     assert pd.isna(found["step_s"]) and pd.isna(found["throughput_per_s"])
 
 
-def test_a_cell_that_is_not_equivalent_is_refused() -> None:
+def test_a_family_with_a_cell_that_is_not_equivalent_is_refused() -> None:
     assert asked_row(family(), cell2="not equivalent to one device")["refusal"] == "not equivalent to one device"
 
 
-def test_beyond_eight_times_the_largest_size_far_is_needed() -> None:
+def test_beyond_eight_times_the_largest_fitted_size_far_is_needed() -> None:
     at_64 = {"devices": (64,), "nodes": (64,)}
     refused = asked_row(family(), Asked(**at_64))
     assert "more than 8 times the largest measured size (4); measure at least 8 devices" in refused["refusal"]
     allowed = asked_row(family(), Asked(**at_64, far=True))
     assert allowed["marks"] == ("far",) and allowed["step_s"] == pytest.approx(step_s(64), rel=0.03)
     assert pd.isna(asked_row(family(), Asked(devices=(32,), nodes=(32,)))["refusal"])
+    sizes = {**family().sizes, Size(4, 4): replace(observed(Size(4, 4)), own_s=())}
+    found = asked_row(family(sizes), Asked(devices=(32,), nodes=(32,)))
+    assert "more than 8 times the largest measured size (2)" in found["refusal"]
 
 
 def test_a_tier_that_was_not_measured_is_refused_until_its_links_are_given() -> None:
@@ -258,6 +235,8 @@ def measured_sizes(*powers: int, **given: Any) -> pd.DataFrame:
     return of_all[of_all["size_bytes"].isin([2**power for power in powers])]
 
 
+FOUR = Asked(devices=(4,), nodes=(4,))
+ONE_AND_TWO = {size: observed(size) for size in (Size(1, 1), Size(2, 2))}
 SLOW_LINK = measured_sizes(*range(10, 20))
 """Sizes that a slow link left: of those within a factor of 4 of 524,288 and 1,048,576 bytes 3."""
 
@@ -277,43 +256,29 @@ SLOW_LINK = measured_sizes(*range(10, 20))
 def test_too_few_measured_sizes_are_counted_and_further_links_of_the_same_placement_help(
     own: pd.DataFrame, exchanged: tuple[int, ...], reason: str
 ) -> None:
-    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2))}
-    of = family(sizes, exchanges=tuple(Exchange("all_reduce", size, 0.05, 0.1) for size in exchanged))
-    asked = Asked(devices=(4,), nodes=(4,))
-    refusal = asked_row(of, asked, Links(own))["refusal"]
+    of = family(ONE_AND_TWO, exchanges=tuple(Exchange("all_reduce", size, 0.05, 0.1) for size in exchanged))
+    refusal = asked_row(of, FOUR, Links(own))["refusal"]
     assert reason in refusal and (own.empty or "all-reduce between nodes (gloo): " in refusal)
-    given = asked_row(of, asked, Links(own, measured_sizes(*range(10, 28), powers=range(10, 28))))
+    given = asked_row(of, FOUR, Links(own, measured_sizes(*range(10, 28), powers=range(10, 28))))
     assert pd.isna(given["refusal"]) and given["step_s"] > OWN_S
 
 
-def test_enough_measured_sizes_are_predicted_and_further_ones_change_nothing_that_the_run_measured() -> None:
+def test_enough_measured_sizes_are_predicted_and_further_or_smaller_ones_change_nothing() -> None:
     own = measured_sizes(*range(12, 22))
-    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2))}
-    asked = Asked(devices=(4,), nodes=(4,))
-    found = asked_row(family(sizes), asked, Links(own))
+    found = asked_row(family(ONE_AND_TWO), FOUR, Links(own))
     assert pd.isna(found["refusal"])
     slower = own.assign(time_s=5 * own["time_s"])
-    assert asked_row(family(sizes), asked, Links(own, slower))["step_s"] == found["step_s"]
+    assert asked_row(family(ONE_AND_TWO), FOUR, Links(own, slower))["step_s"] == found["step_s"]
+    small = family(ONE_AND_TWO, exchanges=(Exchange("all_reduce", 200, 0.1, 0.1),))
+    assert pd.isna(asked_row(small, FOUR, Links(own))["refusal"])
 
 
-def test_an_exchange_below_the_smallest_measured_size_takes_its_time() -> None:
-    of = family(
-        {size: observed(size) for size in (Size(1, 1), Size(2, 2))}, exchanges=(Exchange("all_reduce", 200, 0.1, 0.1),)
-    )
-    found = asked_row(of, Asked(devices=(4,), nodes=(4,)), Links(measured_sizes(*range(12, 23))))
-    assert pd.isna(found["refusal"])
-
-
-def test_a_size_that_is_held_out_is_not_said_to_lack_its_own_links() -> None:
-    """The run measured collectives between nodes on 4 devices alone, from which 4 devices are not predicted."""
+def test_a_size_without_its_links_is_named_with_its_own_remedy() -> None:
     sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 1), Size(4, 2))}
     inside = collectives(ranks=(2,), tier="inside a node", nodes=1)
-    links = pd.concat([inside, collectives(ranks=(4,), nodes=2)])
+    links = pd.concat([inside, collectives(ranks=(4,), nodes=2)])  # of 4 devices, from which 4 are not predicted
     (found,) = [row for row in rows(family(sizes), ASKED, Links(links)) if row["kind"] == "held out"]
     assert "was measured between nodes (gloo, up to 2 devices); measure a placement" in found["refusal"]
-
-
-def test_a_smaller_size_whose_links_are_few_is_named_with_its_own_remedy() -> None:
     sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 1))}
     inside = SLOW_LINK.assign(tier="inside a node", nodes=1)
     found = asked_row(family(sizes), ASKED, Links(pd.concat([inside, collectives()])))
@@ -345,39 +310,24 @@ def test_sizes_whose_parts_are_not_known_predict_nothing(known: tuple[int, ...])
     assert "steps without exchange" in found[4]["refusal"] or "no step without exchange" in found[4]["refusal"]
 
 
-def test_the_distance_is_to_the_largest_size_that_is_fitted() -> None:
-    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2), Size(4, 4))}
-    sizes[Size(4, 4)] = replace(sizes[Size(4, 4)], own_s=())
-    found = asked_row(family(sizes), Asked(devices=(32,), nodes=(32,)))
-    assert "more than 8 times the largest measured size (2)" in found["refusal"]
-
-
-def test_collectives_that_follow_no_ring_are_refused() -> None:
+def test_a_family_that_was_predicted_badly_or_collectives_that_follow_no_ring_are_refused() -> None:
     odd = collectives(ranks=(2, 3, 4))
     odd["time_s"] = [1e-3 * (1 + (number % 3) * 4) for number in range(len(odd))]
     assert "is not that of a ring" in asked_row(family(), ASKED, Links(odd))["refusal"]
-
-
-def test_a_family_that_was_predicted_badly_is_predicted_no_further() -> None:
-    sizes = dict(family().sizes)
-    sizes[Size(4, 4)] = replace(sizes[Size(4, 4)], step_s=(3 * step_s(4),) * 3)
+    sizes = {**family().sizes, Size(4, 4): replace(observed(Size(4, 4)), step_s=(3 * step_s(4),) * 3)}
     held_out, asked = [row for row in rows(family(sizes)) if row["kind"] != "measured"][:2]
     assert held_out["error"] < -0.2 and pd.isna(held_out["refusal"])
     assert "predicted from smaller sizes, 4 devices on 4 nodes were" in asked["refusal"]
 
 
-def test_held_out_sizes_take_nothing_from_their_own_placement() -> None:
+def test_held_out_sizes_take_nothing_from_their_own_placement_and_can_be_held_out_together() -> None:
     """Links of 4 ranks that are ten times slower than those of 2 do not change what 2 ranks predict of 4."""
-    slow = collectives(ranks=(4,))
+    fast, slow = (collectives(ranks=(ranks,)) for ranks in (2, 4))
     slow["time_s"] *= 10
-    links = pd.concat([collectives(ranks=(2,)), slow])
-    (found,) = [row for row in rows(family(), ASKED, Links(links)) if row["kind"] == "held out"]
-    (same,) = [row for row in rows(family(), ASKED, Links(collectives(ranks=(2,)))) if row["kind"] == "held out"]
-    assert found["step_s"] == same["step_s"]
-
-
-def test_sizes_above_a_number_can_be_held_out_together() -> None:
-    sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 2), Size(4, 4), Size(8, 8))}
+    both, alone = (rows(family(), ASKED, Links(links)) for links in (pd.concat([fast, slow]), fast))
+    found, same = (row["step_s"] for of in (both, alone) for row in of if row["kind"] == "held out")
+    assert found == same
+    sizes = {**family().sizes, Size(8, 8): observed(Size(8, 8))}
     found = {row["devices"]: row for row in rows(family(sizes), replace(ASKED, most_fitted=2), Links(collectives()))}
     assert found[8]["fitted"] == ("1", "2 on 2 nodes") and found[16]["fitted"] == ("1", "2 on 2 nodes")
 
@@ -387,10 +337,7 @@ def test_rows_that_are_no_claim_are_marked() -> None:
     assert asked_row(changed(oversubscribed=True))["marks"] == ("oversubscribed",)
 
 
-def test_the_same_run_gives_the_same_numbers() -> None:
+def test_the_same_run_gives_the_same_numbers_and_no_family_no_rows() -> None:
     first, second = (asked_row(family()) for _ in range(2))
     assert first == {**second} and not math.isnan(first["step_s"])
-
-
-def test_no_family_no_rows() -> None:
     assert predictions([], Links(collectives()), {}, ASKED).empty

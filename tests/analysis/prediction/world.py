@@ -26,26 +26,11 @@ EXCHANGES = (
 def row(size: Size, **changed: Any) -> dict[str, Any]:
     """The columns of a trial that predictions read."""
     batch = changed.pop("batch", BATCH)
-    found = {
-        **dict.fromkeys(AXES),
-        "family_id": "family",
-        "cell_id": f"cell{size.devices}",
-        "label": "ddp",
-        "setting": "resnet8",
-        "own_options": "",
-        "strategy": "ddp",
-        "scaling": "weak",
-        "device": "cpu",
-        "devices": size.devices,
-        "nodes": size.nodes,
-        "per_device_batch_size": batch,
-        "global_batch_size": batch * size.devices,
-        "oversubscribed": False,
-        "emulated": False,
-        "options": {"loader.workers": 0},
-        "throughput_per_s": 100.0,
-    }
-    return {**found, **changed}
+    named = {"family_id": "family", "cell_id": f"cell{size.devices}", "label": "ddp", "setting": "resnet8"}
+    cell = {"strategy": "ddp", "scaling": "weak", "device": "cpu", "devices": size.devices, "nodes": size.nodes}
+    batches = {"per_device_batch_size": batch, "global_batch_size": batch * size.devices}
+    tags = {"own_options": "", "options": {"loader.workers": 0}, "oversubscribed": False, "emulated": False}
+    return {**dict.fromkeys(AXES), **named, **cell, **batches, **tags, "throughput_per_s": 100.0, **changed}
 
 
 def step_s(

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from harness.analysis.common import Record
+from harness.analysis.results import load
 from harness.analysis.verdict import READ, Statement, Tables, rules, statements
+from harness.analysis.verdict.choices import FASTER, SLOWER, TOO_FEW, UNCLEAR, choices
+from harness.config.experiment import Experiment
+from harness.plan.cell import Cell
+from tests.run_folders import make_run
 
-AXES: dict[str, Any] = {
-    "workload": "image_classification",
-    "data": "digits",
-    "model": "resnet8",
-    "strategy": "ddp",
-    "device": "cuda",
-    "devices": 8,
-    "nodes": 1,
-    "scaling": "weak",
-    "per_device_batch_size": 32,
-    "global_batch_size": 256,
-    "precision": "fp32",
-    "emulated": False,
-    "oversubscribed": False,
-    "options": {},
-}
+WORK = {"workload": "image_classification", "data": "digits", "model": "resnet8", "strategy": "ddp", "device": "cuda"}
+SIZES = {"devices": 8, "nodes": 1, "scaling": "weak", "per_device_batch_size": 32, "global_batch_size": 256}
+AXES: dict[str, Any] = {**WORK, **SIZES, "precision": "fp32", "emulated": False, "oversubscribed": False, "options": {}}
 
 
 def table(name: str, *rows: Mapping[str, Any]) -> pd.DataFrame:
     return READ[name].frame([{**AXES, **row} for row in rows])
 
 
-def tables(**given: list[dict[str, Any]]) -> Tables:
-    return Tables({name: table(name, *rows) for name, rows in given.items()})
+def tables(fixed_blocks: bool = True, **given: list[dict[str, Any]]) -> Tables:
+    return Tables({name: table(name, *rows) for name, rows in given.items()}, fixed_blocks)
 
 
 def leader(cell_id: str, rate: float, **columns: Any) -> dict[str, Any]:
@@ -51,26 +44,20 @@ def one(found: list[Statement]) -> Statement:
 # -- fastest --------------------------------------------------------------------------------------------------------
 
 
-def test_the_leader_on_the_most_devices_is_the_one_to_use() -> None:
-    rows = [
-        leader("a", 100, devices=4, global_batch_size=128),
-        leader("b", 90),
-        leader("c", 80, leader_id="b", tied=False),
-    ]
+def follower(
+    cell_id: str, rate: float, tied: bool | None = False, leader_id: str = "a", **columns: Any
+) -> dict[str, Any]:
+    return leader(cell_id, rate, leader_id=leader_id, tied=tied, **columns)
+
+
+def test_the_leader_on_the_most_devices_is_the_one_to_use_and_what_cannot_be_told_apart_is_named() -> None:
+    rows = [leader("a", 100, devices=4, global_batch_size=128), leader("b", 90), follower("c", 80, leader_id="b")]
     found = one(rules.fastest(tables(leaders=rows)))
     assert (found.code, found.cell_id, found.devices, found.value, found.n) == ("fastest", "b", 8, 90, 5)
     assert (found.low, found.high) == (pytest.approx(81), pytest.approx(99)) and found.others == ()
-
-
-def test_those_that_cannot_be_told_apart_are_named_and_untested_ones_apart() -> None:
-    rows = [
-        leader("a", 100),
-        leader("b", 99, leader_id="a", tied=True),
-        leader("c", 98, leader_id="a", tied=None),
-        leader("d", 50, leader_id="a", tied=False),
-    ]
-    found = one(rules.fastest(tables(leaders=rows)))
-    assert found.others == ("b",) and found.reasons == ("c",)
+    near = [follower("b", 99, True), follower("c", 98, None), follower("d", 50)]
+    found = one(rules.fastest(tables(leaders=[leader("a", 100), *near])))
+    assert found.others == ("b",) and found.reasons == ("c",)  # the latter was not tested
 
 
 @pytest.mark.parametrize(("small", "chosen", "code"), [(96, "small", "smallest batch"), (94, "large", "fastest")])
@@ -86,7 +73,7 @@ def test_the_same_is_said_of_fewer_devices_on_which_there_was_a_choice() -> None
     rows = [
         leader("a", 100),
         leader("b", 60, **on_four),
-        leader("c", 50, leader_id="b", tied=False, **on_four),
+        follower("c", 50, leader_id="b", **on_four),
         leader("d", 30, devices=2, global_batch_size=64),
         *(leader(name, rate, leader_id="e", devices=1) for name, rate in (("e", 10), ("f", 9))),
     ]
@@ -94,47 +81,38 @@ def test_the_same_is_said_of_fewer_devices_on_which_there_was_a_choice() -> None
     assert (found.topic, found.cell_id, found.devices, found.subject) == ("fewer", "b", 4, None)
 
 
-def test_networks_of_different_width_do_not_compete() -> None:
+def test_settings_of_other_networks_or_models_do_not_compete() -> None:
     widths = [{"options": {"workload.width": width}} for width in (8, 64)]
     found = rules.fastest(tables(leaders=[leader("a", 200, **widths[0]), leader("b", 100, **widths[1])]))
     assert [statement.cell_id for statement in found] == ["a", "b"]
-
-
-def test_each_model_has_a_statement_of_its_own() -> None:
     found = rules.fastest(tables(leaders=[leader("a", 1), leader("b", 2, model="resnet14")]))
     assert [statement.cell_id for statement in found] == ["a", "b"]
 
 
-def test_without_a_measurement_nothing_is_recommended() -> None:
-    assert statements(Tables({})) == []
-
-
-def test_a_table_that_failed_costs_what_needs_it_and_is_named_last() -> None:
+def test_a_table_that_failed_costs_what_needs_it_and_is_named_last_and_without_a_measurement_nothing_is_said() -> None:
     given: dict[str, pd.DataFrame | None] = {"leaders": table("leaders", leader("a", 100)), "scaling": None}
     *found, last = statements(Tables({**given, "missing": None, "equivalence": table("equivalence")}))
     assert [statement.topic for statement in found] == ["fastest"]
     assert (last.topic, last.code, last.reasons, last.n) == ("failed", "tables", ("missing", "scaling"), 2)
+    assert statements(Tables({})) == []
 
 
 # -- scaling --------------------------------------------------------------------------------------------------------
 
 
-def scaling_of(*efficiencies: tuple[int, float, float | None, float | None]) -> list[Statement]:
-    rows = [
-        {
-            "cell_id": f"x{devices}",
-            "base_devices": 1,
-            "devices": devices,
-            "efficiency": value,
-            "efficiency_low": low,
-            "efficiency_high": high,
-            "blocks": 5,
-        }
-        for devices, value, low, high in efficiencies
-    ]
-    trials = [{"cell_id": row["cell_id"], "family_id": "ddp"} for row in rows]
-    last = {**AXES, "cell_id": f"x{efficiencies[-1][0]}", "device_ids": None}
-    return rules.scaling_limit(tables(scaling=rows, trials=trials), [Record(last)])
+ENDS = ("efficiency", "efficiency_low", "efficiency_high")
+
+
+def point(cell_id: str, devices: int, *ends: float | None, **columns: Any) -> dict[str, Any]:
+    known = {"cell_id": cell_id, "base_devices": 1, "devices": devices, "blocks": 5}
+    return {**known, **dict(zip(ENDS, ends, strict=True)), **columns}
+
+
+def limit_of(*points: dict[str, Any], leading: dict[str, Any] | None = None) -> list[Statement]:
+    """Return what is stated of how far these cells of one family scale; the last one leads."""
+    trials = [{"cell_id": row["cell_id"], "family_id": "ddp"} for row in points]
+    leader = Record({**AXES, "device_ids": None, "cell_id": points[-1]["cell_id"], **(leading or {})})
+    return rules.scaling_limit(tables(scaling=[*points], trials=trials), [leader])
 
 
 @pytest.mark.parametrize(
@@ -151,35 +129,19 @@ def scaling_of(*efficiencies: tuple[int, float, float | None, float | None]) -> 
 def test_efficiency_is_above_80_percent_only_if_its_interval_is(
     efficiencies: list[tuple[int, float, float | None, float | None]], code: str, devices: int, until: str | None
 ) -> None:
-    found = one(scaling_of(*efficiencies))
+    found = one(limit_of(*(point(f"x{devices}", devices, *ends) for devices, *ends in efficiencies)))
     assert (found.code, found.devices, found.subject) == (code, devices, until)
 
 
-def test_the_efficiency_of_a_cell_that_is_not_equivalent_is_not_stated() -> None:
-    ends = {"base_devices": 1, "blocks": 5, "efficiency": 0.9, "efficiency_low": 0.85, "efficiency_high": 0.95}
-    two, four = ({**ends, "cell_id": f"x{devices}", "devices": devices} for devices in (2, 4))
-    trials = [{"cell_id": row["cell_id"], "family_id": "ddp"} for row in (two, four)]
-    leader = {**AXES, "cell_id": "x4", "device_ids": None}
+def test_efficiency_is_that_of_equivalent_cells_on_the_nodes_of_the_leading_cell() -> None:
     for excluded, devices in ((None, 4), ("not equivalent", 2)):
-        rows = [two, {**four, "excluded": excluded}]
-        assert one(rules.scaling_limit(tables(scaling=rows, trials=trials), [Record(leader)])).devices == devices
-
-
-def test_efficiency_is_that_on_the_nodes_of_the_leading_cell() -> None:
-    ends = {"base_devices": 1, "devices": 4, "blocks": 5}
-    spread = {**ends, "cell_id": "two", "nodes": 2, "efficiency": 0.6, "efficiency_low": 0.5, "efficiency_high": 0.7}
-    inside = {**ends, "cell_id": "one", "nodes": 1, "efficiency": 0.9, "efficiency_low": 0.85, "efficiency_high": 0.95}
-    trials = [{"cell_id": cell_id, "family_id": "ddp"} for cell_id in ("one", "two")]
-    given = tables(scaling=[spread, inside], trials=trials)
+        two, four = (point(f"x{n}", n, 0.9, 0.85, 0.95, excluded=excluded if n == 4 else None) for n in (2, 4))
+        assert one(limit_of(two, four)).devices == devices
+    points = (point("two", 4, 0.6, 0.5, 0.7, nodes=2), point("one", 4, 0.9, 0.85, 0.95, nodes=1))
     for nodes, cell_id, code in ((1, "one", "above"), (2, "two", "below")):
-        found = one(
-            rules.scaling_limit(given, [Record({**AXES, "cell_id": cell_id, "nodes": nodes, "device_ids": None})])
-        )
+        found = one(limit_of(*points, leading={"cell_id": cell_id, "nodes": nodes}))
         assert (found.cell_id, found.code, found.subject) == (cell_id, code, None)
-
-
-def test_a_cell_on_one_device_says_nothing_about_scaling() -> None:
-    assert scaling_of((1, 1.0, 1.0, 1.0)) == []
+    assert limit_of(point("x1", 1, 1.0, 1.0, 1.0)) == []
 
 
 # -- training -------------------------------------------------------------------------------------------------------
@@ -190,16 +152,13 @@ def seed(cell_id: str, seconds: float | None, number: int = 0, **columns: Any) -
     return {**named, "reached": seconds is not None, "time_to_target_s": seconds, **columns}
 
 
-def test_the_training_with_the_least_median_time_reached_the_target_first() -> None:
-    slow, fast = ([seed("slow", t) for t in (10, 11, 12)], [seed("fast", t) for t in (4, 5, 9)])
-    found = one(rules.training(tables(convergence=[*slow, *fast])))
+def test_the_training_with_the_least_median_time_was_first_and_overlapping_times_are_named() -> None:
+    fast = [seed("fast", t) for t in (4, 5, 9)]
+    found = one(rules.training(tables(convergence=[*(seed("slow", t) for t in (10, 11, 12)), *fast])))
     assert (found.code, found.cell_id, found.value, found.low, found.high, found.n) == ("reached", "fast", 5, 4, 9, 3)
     assert found.others == ()
-
-
-def test_overlapping_times_are_named() -> None:
-    rows = [*[seed("slow", t) for t in (8, 11, 12)], *[seed("fast", t) for t in (4, 5, 9)]]
-    assert one(rules.training(tables(convergence=rows))).others == ("slow",)
+    overlapping = [*(seed("slow", t) for t in (8, 11, 12)), *fast]
+    assert one(rules.training(tables(convergence=overlapping))).others == ("slow",)
 
 
 def test_trainings_at_the_same_global_batch_are_compared_whatever_their_order_in_the_table() -> None:
@@ -209,136 +168,223 @@ def test_trainings_at_the_same_global_batch_are_compared_whatever_their_order_in
     assert [(statement.cell_id, statement.value) for statement in found] == [("c", 7), ("d", 3)]
 
 
-def test_a_cell_with_a_seed_that_missed_is_not_the_first() -> None:
+def test_a_cell_with_a_seed_that_missed_is_not_the_first_and_if_every_cell_has_one_that_is_said() -> None:
     rows = [seed("fast", 1), seed("fast", None), seed("slow", 10)]
     assert one(rules.training(tables(convergence=rows))).cell_id == "slow"
-
-
-def test_if_every_cell_has_a_miss_that_is_said() -> None:
     assert one(rules.training(tables(convergence=[seed("a", None), seed("b", None)]))).code == "missed"
 
 
-@pytest.mark.parametrize("columns", [{"emulated": True}, {"oversubscribed": True}, {"excluded": "not equivalent"}])
-def test_rehearsals_and_other_trainings_win_nothing(columns: dict[str, Any]) -> None:
-    assert rules.training(tables(convergence=[seed("a", 1, **columns)])) == []
-
-
-def test_without_a_target_no_training_is_first() -> None:
-    rows = [{"cell_id": "a", "seed": 0, "val_accuracy": 0.9}]
-    assert rules.training(tables(convergence=rows)) == []
+@pytest.mark.parametrize(
+    "row",
+    [
+        *(
+            seed("a", 1, **columns)
+            for columns in ({"emulated": True}, {"oversubscribed": True}, {"excluded": "differs"})
+        ),
+        {"cell_id": "a", "seed": 0, "val_accuracy": 0.9},
+    ],
+    ids=["emulated", "oversubscribed", "not equivalent", "without a target"],
+)
+def test_rehearsals_and_other_trainings_win_nothing(row: dict[str, Any]) -> None:
+    assert rules.training(tables(convergence=[row])) == []
 
 
 # -- equivalence, failures, open questions --------------------------------------------------------------------------
 
 
-def test_all_equivalent_is_one_statement_with_the_largest_difference() -> None:
+def test_equivalence_is_one_statement_with_the_largest_difference_or_one_for_each_check_that_lacks_it() -> None:
     rows = [{"cell_id": "a", "equivalent": True, "difference": d} for d in (1e-6, 3e-6)]
     found = one(list(rules.equivalence(tables(equivalence=rows))))
     assert (found.code, found.n, found.value) == ("equivalent", 2, 3e-6)
-
-
-def test_each_check_that_is_not_equivalent_or_unknown_is_named() -> None:
-    rows = [
-        {"cell_id": "a", "equivalent": True, "difference": 1e-6},
-        {"cell_id": "b", "equivalent": False, "difference": 0.5, "reason": "not equivalent to one device"},
-        {"cell_id": "c", "equivalent": None, "reason": "unknown: nothing"},
-    ]
-    found = list(rules.equivalence(tables(equivalence=rows)))
+    differs = {"cell_id": "b", "equivalent": False, "difference": 0.5, "reason": "not equivalent to one device"}
+    unknown = {"cell_id": "c", "equivalent": None, "reason": "unknown: nothing"}
+    found = list(rules.equivalence(tables(equivalence=[rows[0], differs, unknown])))
     assert [(statement.code, statement.cell_id) for statement in found] == [("not equivalent", "b"), ("unknown", "c")]
 
 
-def trial(trial_id: str, outcome: str, **columns: Any) -> dict[str, Any]:
-    return {
-        "trial_id": trial_id,
-        "cell_id": trial_id[0],
-        "outcome": outcome,
-        "reason": f"because of {outcome}",
-        **columns,
-    }
+def trial(trial_id: str, outcome: str = "skipped", skip_code: str | None = None, **columns: Any) -> dict[str, Any]:
+    named = {"trial_id": trial_id, "cell_id": trial_id[0], "outcome": outcome, "reason": f"because of {outcome}"}
+    return {"kind": "throughput", **named, "skip_code": skip_code, **columns}
 
 
-def test_failures_are_counted_by_outcome_and_the_last_attempt_counts() -> None:
-    rows = [trial("a1", "lost"), trial("a1", "ok"), trial("b1", "oom"), trial("c1", "oom"), trial("d1", "skipped")]
-    found = one(list(rules.failures(tables(trials=rows))))
+def stated(rule: Callable[[Tables], Any], *trials: dict[str, Any], **given: list[dict[str, Any]]) -> list[Statement]:
+    return list(rule(tables(trials=[*trials], **given)))
+
+
+def test_failures_are_counted_by_outcome_and_by_cause_and_the_last_attempt_counts() -> None:
+    lost = (trial("a1", "lost"), trial("a1", "ok"), trial("b1", "oom"), trial("c1", "oom"), trial("d1"))
+    found = one(stated(rules.failures, *lost))
     assert (found.subject, found.n, found.cell_id, found.others) == ("oom", 2, "b", ("c",))
     assert found.reasons == ("because of oom",)
-
-
-def test_each_cause_of_a_failure_is_stated() -> None:
-    rows = [trial("a1", "error", reason="bad shape"), trial("b1", "error", reason="NCCL"), trial("c1", "error")]
-    found = list(rules.failures(tables(trials=rows)))
-    assert [(one.cell_id, one.reasons) for one in found] == [
-        ("a", ("bad shape",)),
-        ("b", ("NCCL",)),
-        ("c", ("because of error",)),
-    ]
+    errors = (trial(f"{cell}1", "error", reason=words) for cell, words in (("a", "bad shape"), ("b", "NCCL")))
+    causes = [(one.cell_id, one.reasons) for one in stated(rules.failures, *errors, trial("c1", "error"))]
+    assert causes == [("a", ("bad shape",)), ("b", ("NCCL",)), ("c", ("because of error",))]
 
 
 def test_an_error_that_several_ranks_report_is_one_cause() -> None:
-    rows = [trial(f"{cell}1", "error", reason=f"ValueError on rank {rank}: bad") for rank, cell in enumerate("ab")]
-    found = one(list(rules.failures(tables(trials=rows))))
+    same = [trial(f"{cell}1", "error", reason=f"ValueError on rank {rank}: bad") for rank, cell in enumerate("ab")]
+    found = one(stated(rules.failures, *same))
     assert (found.cell_id, found.others, found.n) == ("a", ("b",), 2)
-    other = trial("c1", "error", reason="ValueError on rank 0: worse")
-    assert len(list(rules.failures(tables(trials=[*rows, other])))) == 2
+    assert len(stated(rules.failures, *same, trial("c1", "error", reason="ValueError on rank 0: worse"))) == 2
 
 
 def test_errors_of_the_doctor_are_failures_and_warnings_are_not() -> None:
     rows = [{"check": "loader", "severity": level, "seen": "slow"} for level in ("error", "warning", "note")]
-    found = one(list(rules.failures(tables(findings=rows))))
+    found = one(stated(rules.failures, findings=rows))
     assert (found.code, found.subject, found.reasons) == ("preflight", "loader", ("slow",))
 
 
-def test_a_run_that_lacks_trials_is_incomplete() -> None:
-    found = one(list(rules.incomplete(tables(missing=[{"trial_id": "a"}, {"trial_id": "b"}]))))
+def test_a_run_that_lacks_trials_or_a_result_of_a_cell_is_incomplete() -> None:
+    found = one(stated(rules.incomplete, missing=[{"trial_id": "a"}, {"trial_id": "b"}]))
     assert (found.topic, found.code, found.n) == ("incomplete", "missing", 2)
-
-
-def test_cells_of_which_every_trial_failed_make_a_run_incomplete() -> None:
-    timed = {"kind": "throughput"}
-    rows = [
-        trial("a1", "error", **timed),
-        trial("a2", "ok", **timed),
-        trial("b1", "oom", **timed),
-        trial("b2", "error", **timed),
-        trial("c1", "skipped", skip_code="doctor", **timed),
-        trial("d1", "error", kind="diagnostic"),
-        trial("e1", "skipped", skip_code="too_few_devices", **timed),
-    ]
-    found = one(list(rules.incomplete(tables(trials=rows))))
+    errors = (trial("a1", "error"), trial("a2", "ok"), trial("b1", "oom"), trial("b2", "error"))
+    left_out = (trial("c1", skip_code="doctor"), trial("e1", skip_code="too_few_devices"))
+    found = one(stated(rules.incomplete, *errors, *left_out, trial("d1", "error", kind="diagnostic")))
     assert (found.code, found.cell_id, found.others, found.n) == ("failed", "b", ("c",), 2)
-
-
-def test_a_run_that_a_limit_ended_is_incomplete() -> None:
-    rows = [trial("a1", "skipped", skip_code="time_up"), trial("b1", "skipped", skip_code="time_up")]
-    found = one(list(rules.incomplete(tables(trials=rows))))
+    found = one(stated(rules.incomplete, *(trial(f"{cell}1", skip_code="time_up") for cell in "ab")))
     assert (found.code, found.n, found.reasons) == ("time_up", 2, ("because of skipped",))
+    assert stated(rules.incomplete, trial("a1", "ok"), trial("b1", skip_code="precise")) == []
 
 
-def test_a_run_with_a_result_of_every_cell_is_complete() -> None:
-    rows = [trial("a1", "ok", kind="throughput"), trial("b1", "skipped", skip_code="precise", kind="throughput")]
-    assert list(rules.incomplete(tables(trials=rows))) == []
-
-
-def test_devices_that_the_machine_lacks_are_open_and_other_skips_are_not() -> None:
-    rows = [
-        trial("a1", "skipped", skip_code="too_few_devices", devices=8),
-        trial("b1", "skipped", skip_code="too_few_devices", devices=4),
-        trial("c1", "skipped", skip_code="precise", devices=2),
-    ]
-    found = one(list(rules.open_questions(tables(trials=rows))))
+def test_what_the_machine_or_its_memory_left_out_is_open_and_other_skips_are_not() -> None:
+    few = (trial(f"{cell}1", skip_code="too_few_devices", devices=devices) for cell, devices in (("a", 8), ("b", 4)))
+    found = one(stated(rules.open_questions, *few, trial("c1", skip_code="precise", devices=2)))
     assert (found.code, found.n, found.subject) == ("too_few_devices", 2, "4, 8")
-
-
-def test_what_memory_left_out_is_open_and_what_no_machine_can_run_is_not() -> None:
-    rows = [
-        trial("a1", "skipped", skip_code="time_up", devices=8),
-        trial("b1", "skipped", skip_code="out_of_memory", devices=8),
-        trial("c1", "skipped", skip_code="strategy_devices", devices=2),
-    ]
-    found = one(list(rules.open_questions(tables(trials=rows))))
+    codes = ("time_up", "out_of_memory", "strategy_devices")
+    found = one(stated(rules.open_questions, *(trial(f"{code[0]}1", skip_code=code) for code in codes)))
     assert (found.code, found.n, found.reasons) == ("out_of_memory", 1, ("because of skipped",))
 
 
 @pytest.mark.parametrize("rule", [rules.equivalence, rules.failures, rules.incomplete, rules.open_questions])
 def test_nothing_is_said_of_empty_tables(rule: Callable[[Tables], Any]) -> None:
     assert list(rule(Tables({}))) == []
+
+
+# -- causes of a step's length --------------------------------------------------------------------------------------
+
+
+Part = tuple[str, float, float | None]
+
+
+def causes_of(*parts: Part, waits: float | None = None, low: float | None = None) -> list[Statement]:
+    """Return the causes of a cell with these parts (share, lower end), which waits for data for a share of its step."""
+    rows = [
+        {"cell_id": "a", "part": part, "share": share, "low": end, "high": None if end is None else 2 * share - end}
+        for part, share, end in parts
+    ]
+    phases: dict[str, Any] = {"cell_id": "a", "waits": waits, "waits_low": low, "waits_high": low and 1.0, "blocks": 3}
+    return rules.causes(tables(waterfall=rows, phases=[phases]), [Record({"cell_id": "a"})])
+
+
+def test_causes_and_what_is_saved_are_one_list_by_size() -> None:
+    found = causes_of(
+        ("ideal", 0.1, 0.1),
+        ("wrapper", 0.02, -0.1),
+        ("exposed communication", 0.07, 0.01),
+        ("rest", 0.05, None),
+        waits=0.81,
+        low=0.73,
+    )
+    assert [(one.subject, one.value, one.code) for one in found] == [
+        ("waiting for data", 0.81, "clear"),
+        ("exposed communication", 0.07, "clear"),
+        ("rest", 0.05, "no interval"),
+        ("wrapper", 0.02, "unclear"),
+    ]
+    assert (found[0].low, found[0].high, found[0].n, found[0].evidence) == (0.73, 1.0, 3, "figure-phases")
+    found = causes_of(
+        ("wrapper", -0.1, -0.15), ("side by side", -0.02, -0.05), ("rest", -0.03, None), ("slowest rank", 0.9, 0.8)
+    )
+    assert [(one.subject, one.code) for one in found] == [
+        ("slowest rank", "clear"),
+        ("side by side", "unclear"),
+        ("rest", "saved"),
+        ("wrapper", "saved"),
+    ]
+
+
+@pytest.mark.parametrize(("waits", "named"), [(0.1, [0.1]), (0.09, [0.06]), (None, [0.06])])
+def test_the_wait_for_data_is_named_once_from_10_percent_as_a_whole(waits: float | None, named: list[float]) -> None:
+    found = causes_of(("waiting for data", 0.06, 0.01), waits=waits, low=0.01)
+    assert [one.value for one in found] == named
+
+
+def test_a_single_device_waits_for_data_too() -> None:
+    assert [one.subject for one in causes_of(waits=0.3, low=0.2)] == ["waiting for data"]
+    assert causes_of(waits=0.05, low=0.01) == []
+
+
+def test_gains_small_parts_and_cells_that_do_not_lead_are_no_causes() -> None:
+    assert causes_of(("wrapper", -0.1, -0.2), ("slowest rank", 0.009, 0.001)) == []
+    other = tables(waterfall=[{"cell_id": "b", "part": "wrapper", "share": 0.5}])
+    assert rules.causes(other, [Record({"cell_id": "a"})]) == []
+
+
+# -- choices ----------------------------------------------------------------------------------------------------------
+
+
+PAIR = {"cell_id": "25", "other_id": "1", "axis": "ddp.bucket_cap_mb", "value": "25", "other_value": "1"}
+RATIO = {"ratio": 1.2, "low": 1.1, "high": 1.3, "blocks": 5, "p_value": 0.01}
+BUCKETS: dict[str, Any] = {**PAIR, **RATIO, "throughput_per_s": 120.0, "other_throughput_per_s": 100.0}
+
+
+def chosen(*rows: dict[str, Any], leading: str = "25") -> list[Statement]:
+    return choices(tables(versus=[{**BUCKETS, **row} for row in rows]), [Record({"cell_id": leading})])
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, FASTER),
+        ({"ratio": 0.8}, SLOWER),
+        ({"p_value": 0.2}, UNCLEAR),
+        ({"p_value": None, "low": None, "high": None, "blocks": 2}, TOO_FEW),
+    ],
+)
+def test_a_difference_is_claimed_by_its_p_value(change: dict[str, Any], code: str) -> None:
+    found = one(chosen(change))
+    assert (found.code, found.cell_id, found.others) == (code, "25", ("1",))
+    assert found.subject == "ddp.bucket_cap_mb 25 / 1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"axis": axis} for axis in ("devices", "strategy", "model")),
+        *({"excluded": "not equivalent"}, {"faulty": True}, {"emulated": True}, {"ratio": None}),
+    ],
+    ids=str,
+)
+def test_sizes_strategies_and_pairs_without_a_claim_are_left_out(change: dict[str, Any]) -> None:
+    assert chosen(change) == [] and len(chosen({})) == 1
+
+
+def test_several_differences_are_adjusted() -> None:
+    second = {"axis": "training.accumulation", "other_id": "2", "p_value": 0.03}
+    assert [found.code for found in chosen({"p_value": 0.03}, second)] == [UNCLEAR, UNCLEAR]
+    assert [found.code for found in chosen({"p_value": 0.01}, second)] == [FASTER, FASTER]
+
+
+def test_the_cells_to_use_are_compared_or_the_largest_pair_of_those_that_have_the_choice() -> None:
+    slow = {"cell_id": "slow 25", "other_id": "slow 1"}
+    assert one(chosen({}, slow)).cell_id == "25"
+    assert one(chosen({}, slow, leading="slow 1")).cell_id == "slow 25"
+    few = {"cell_id": "few 25", "devices": 2}
+    assert one(chosen(few, {}, leading="fsdp")).cell_id == "25"
+
+
+@pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, UNCLEAR)])
+def test_the_bucket_question_is_answered(
+    tmp_path: Path, make_experiment: Callable[..., Experiment], gain: float, code: str
+) -> None:
+    grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8, "ddp.bucket_cap_mb": [1, 25]}
+    noise = [1.0, 1.02, 0.99, 1.01, 0.98]
+
+    def rate(cell: Cell, block: int) -> float:
+        large = dict(cell.options).get("ddp.bucket_cap_mb") == 25
+        return 100 * (gain * noise[block] if large else noise[-block - 1])
+
+    experiment = make_experiment(grid, throughput={"blocks": 5})
+    found = load(make_run(tmp_path, experiment, rate)).verdict
+    (row,) = found[found["topic"] == "choice"].to_dict("records")
+    assert row["code"] == code and row["subject"] == "ddp.bucket_cap_mb 25 / 1"
