@@ -12,11 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DistributedSampler, Subset, TensorDataset
 
-from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
-
-# -- what loss() returns
+from tests.doctor.healthy import CLASSES, Healthy, Net, OwnSamples, blobs, sequences
 
 
 class ScaledByWorldSize(Healthy):
@@ -48,9 +46,6 @@ class LossesOfSamples(Healthy):
         return cross_entropy(model(x), y, reduction="none"), torch.tensor(float(len(y)))
 
 
-# -- parameters that move twice, or not at all
-
-
 class UpdatesInLoss(Healthy):
     """Steps by hand, in front of the optimizer."""
 
@@ -78,22 +73,19 @@ class UpdatesInAHook(Healthy):
 
 class PlainWeight(Healthy):
     class Net(Net):
+        trained = True
+
         def __init__(self) -> None:
             super().__init__()
-            self.scale = torch.randn(8, requires_grad=True)
+            self.scale = torch.randn(8, requires_grad=self.trained)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x * self.scale.to(x.device))
 
 
 class DrawnConstant(Healthy):
-    class Net(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.randn(8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x * self.scale.to(x.device))
+    class Net(PlainWeight.Net):
+        trained = False
 
 
 GLOBAL_WEIGHT = torch.ones(8, requires_grad=True)
@@ -111,9 +103,6 @@ class OnlyBiases(Healthy):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("bias" in name)
         return model
-
-
-# -- train mode, and state of one rank
 
 
 class EvaluatesInLoss(Healthy):
@@ -203,9 +192,6 @@ class RemembersItsBatches(Healthy):
             return super().forward(x - self.mean)
 
 
-# -- memory, time, threads
-
-
 class KeepsItsGraphs(Healthy):
     def __init__(self) -> None:
         self.history: list[Tensor] = []
@@ -241,9 +227,6 @@ class ChangesThreads(Healthy):
         return Net()
 
 
-# -- data
-
-
 class NoSamples(Healthy):
     def datasets(self) -> tuple[Any, Any]:
         return Subset(blobs(), []), blobs()
@@ -255,21 +238,12 @@ class SamplerInASubset(Healthy):
         return Subset(data, list(DistributedSampler(data, num_replicas=4, rank=1))), blobs()
 
 
-class OneNoiseForAll(Healthy):
-    class Data(Dataset[Any]):
-        def __init__(self) -> None:
-            self.data = blobs()
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            torch.manual_seed(0)
-            x, y = self.data[index]
-            return x + 0.1 * torch.randn(8), y
-
-    def datasets(self) -> tuple[Any, Any]:
-        return self.Data(), blobs()
+class OneNoiseForAll(OwnSamples):
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        torch.manual_seed(0)
+        x, y = data[index]
+        return x + 0.1 * torch.randn(8), y
 
 
 class ValidatesOnTraining(Healthy):
@@ -322,13 +296,10 @@ class CountsPadding(Healthy):
             self.embed, self.last = nn.Embedding(20, 8), nn.Linear(8, CLASSES)
 
         def forward(self, tokens: Tensor) -> Tensor:
-            out: Tensor = self.last(self.embed(tokens))
-            return out
+            return self.last(self.embed(tokens))
 
     def datasets(self) -> tuple[Any, Any]:
-        generator = torch.Generator().manual_seed(1)
-        lengths = torch.randint(2, 30, (128,), generator=generator)
-        data = [torch.randint(1, 20, (int(n),), generator=generator) for n in lengths]
+        data = sequences()
         return data, data[:64]
 
     def collate(self, samples: list[Tensor]) -> Tensor:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import Subset, TensorDataset, random_split
 
 from tests.doctor.faulty_steps import CountsPadding
-from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, blobs
+from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, OwnSamples, blobs
 
 
 class CountsTokens(CountsPadding):
@@ -80,8 +80,7 @@ class FrozenNorm(Healthy):
             return self
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.last(torch.relu(self.norm(self.first(x))))
-            return out
+            return self.last(torch.relu(self.norm(self.first(x))))
 
 
 class KeepsItsLastOutput(Healthy):
@@ -108,8 +107,7 @@ class ProperSplit(Healthy):
     epochs = True
 
     def datasets(self) -> tuple[Any, Any]:
-        train, validation = random_split(blobs(), [192, 64], generator=torch.Generator().manual_seed(1))
-        return train, validation
+        return tuple(random_split(blobs(), [192, 64], generator=torch.Generator().manual_seed(1)))
 
 
 class SplitSlices(Healthy):
@@ -140,27 +138,18 @@ class EverySecondSample(Healthy):
         return Subset(data, range(0, 256, 2)), data
 
 
-class NoiseByIndex(Healthy):
+class NoiseByIndex(OwnSamples):
     """Each sample has noise of its own, the same in every epoch. The net is large, as seeding takes time."""
 
     def build_model(self) -> nn.Module:
         middle = nn.Linear(1500, 1500)
         return nn.Sequential(nn.Linear(8, 1500), nn.ReLU(), middle, nn.ReLU(), nn.Linear(1500, CLASSES))
 
-    class Data(Dataset[Any]):
-        def __init__(self) -> None:
-            self.data = blobs()
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            random.seed(index)
-            x, y = self.data[index]
-            return x + random.gauss(0.0, 0.1), y
-
-    def datasets(self) -> tuple[Any, Any]:
-        return self.Data(), blobs()
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        random.seed(index)
+        x, y = data[index]
+        return x + random.gauss(0.0, 0.1), y
 
 
 HEALTHY: list[tuple[type[Healthy], str]] = [

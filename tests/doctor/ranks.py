@@ -48,6 +48,12 @@ def cell_for(strategy: str, devices: int, batch: int = 64) -> Cell:
     )  # fmt: skip
 
 
+def subject_of(workload: Any, cell: Cell | None = None, devices: int = 1, **more: Any) -> Subject:
+    """A workload, by default under one device, on the only rank, which has this many devices."""
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * devices)
+    return Subject(cell or cell_for("single", 1), workload, workload.datasets(), 0, ranks, **more)
+
+
 def look(workload: type[Any], strategy: str, rank: int, world_size: int) -> dict[str, Any]:
     """What the doctor says of a workload, as this rank hears it."""
     devices = 2 if strategy == "dp" else world_size

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, relu
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
-from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
+from tests.doctor.healthy import CLASSES, Healthy, Net, Samples
 
 
 class Deterministic(Healthy):
@@ -97,18 +97,10 @@ class LockedGraph(Graph):
 class Graphs(Healthy):
     sample: type[Graph] = Graph
 
-    class Data(Dataset[Any]):
-        def __init__(self, sample: type[Graph]) -> None:
-            self.data, self.sample = blobs(), sample
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            return self.sample(*self.data[index])
-
     def datasets(self) -> tuple[Any, Any]:
-        return self.Data(self.sample), self.Data(self.sample)
+        sample = self.sample
+        data = Samples(lambda data, index: sample(*data[index]))
+        return data, data
 
     def collate(self, samples: list[Any]) -> Any:
         return default_collate([(one.store["x"], one.store["y"]) for one in samples])

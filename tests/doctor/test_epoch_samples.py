@@ -22,11 +22,6 @@ def drawn(train: Any, rank: int, world_size: int) -> frozenset[int] | None:
     return drawn_samples(Subject(cell_for("ddp", world_size, 10), Healthy(), (train, DATA), 0, ranks))
 
 
-def of_ranks(*trains: Any) -> int | None:
-    seen = [Samples(len(train), [], [], [], drawn=drawn(train, rank, len(trains))) for rank, train in enumerate(trains)]
-    return distinct(seen)
-
-
 @pytest.mark.parametrize(
     ("trains", "number"),
     [
@@ -36,12 +31,10 @@ def of_ranks(*trains: Any) -> int | None:
         ((Subset(DATA, range(40)),) * 2, 40),
         ((Subset(DATA, [3] * 40),) * 2, 1),
         ((Subset(Subset(DATA, range(0, 100, 2)), range(20)), Subset(DATA, range(0, 40, 2))), 20),
+        ((Subset(DATA, range(0, 100, 2)), Subset(DATA, range(1, 100, 2))), 50),
     ],
-    ids=["one device", "two ranks", "sizes differ", "a part", "one sample", "nested"],
+    ids=["one device", "two ranks", "sizes differ", "a part", "one sample", "nested", "sharded again"],
 )
 def test_samples_count_once(trains: tuple[Any, ...], number: int | None) -> None:
-    assert of_ranks(*trains) == number
-
-
-def test_a_shard_for_each_rank_is_sharded_again() -> None:
-    assert of_ranks(Subset(DATA, range(0, 100, 2)), Subset(DATA, range(1, 100, 2))) == 50
+    seen = [Samples(len(train), [], [], [], drawn=drawn(train, rank, len(trains))) for rank, train in enumerate(trains)]
+    assert distinct(seen) == number

@@ -76,11 +76,8 @@ def test_estimates_of_the_cells_of_a_kind() -> None:
     assert memory_estimates(EXAMINED, {}, [EXAMINED]) == {}
 
 
-def test_an_error_that_stops_nothing_refuses_nothing() -> None:
+def test_a_warning_and_an_error_that_stops_nothing_refuse_nothing() -> None:
     marked, stops = ({"findings": [{**facts("c")["findings"][0], "stops": value}]} for value in (False, True))
     assert skip_rules(EXAMINED, marked) == []  # type: ignore[arg-type]
     assert len(skip_rules(EXAMINED, stops)) == 1  # type: ignore[arg-type]
-
-
-def test_a_warning_refuses_nothing() -> None:
     assert skip_rules(EXAMINED, facts("memory", "warning")) == [] and skip_rules(EXAMINED, {}) == []

@@ -13,14 +13,11 @@ from harness.doctor import memory
 from harness.doctor.examine import examine
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
-from harness.train.ranks import Ranks
 from tests.doctor.healthy import Healthy
-from tests.doctor.ranks import cell_for
+from tests.doctor.ranks import cell_for, subject_of
 from tests.plan.checks.test_memory import cell, kept, sizes
 
 pytestmark = pytest.mark.usefixtures("no_timed_checks")
-
-RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 
 
 class Wide(Healthy):
@@ -34,16 +31,9 @@ class Wide(Healthy):
         return model(x).sum(), torch.tensor(float(len(y)))
 
 
-def subject(examined: Cell, **more: Any) -> Subject:
-    workload = Wide()
-    return Subject(examined, workload, workload.datasets(), 0, RANKS, **more)
-
-
 @pytest.mark.parametrize("fits", [True, False])
 def test_activations_are_measured_in_each_precision(*, fits: bool) -> None:
-    found = memory.observe(
-        subject(cell_for("single", 1), modes=[("fp32", False), ("bf16", False)], whole_model_fits=fits)
-    )
+    found = memory.observe(subject_of(Wide(), modes=[("fp32", False), ("bf16", False)], whole_model_fits=fits))
     assert found["fp32"] == kept(4032)
     assert found["bf16"]["per_sample"] == 2016
     # autocast keeps a copy of the last weights in 2 bytes; on the meta device the model itself is cast
@@ -52,7 +42,7 @@ def test_activations_are_measured_in_each_precision(*, fits: bool) -> None:
 
 @pytest.mark.slow
 def test_activations_of_a_compiled_model() -> None:
-    found = memory.observe(subject(cell_for("single", 1), modes=[("fp32", False), ("fp32", True)]))
+    found = memory.observe(subject_of(Wide(), modes=[("fp32", False), ("fp32", True)]))
     assert 0 < found["fp32 compiled"]["per_sample"] <= found["fp32"]["per_sample"]
 
 
@@ -61,7 +51,7 @@ def test_a_precision_that_the_cell_does_not_have_may_be_unknown(monkeypatch: pyt
         raise RuntimeError("not implemented for this type")
 
     monkeypatch.setattr(torch, "autocast", refuses)
-    examined = subject(cell_for("single", 1), modes=[("fp32", False), ("bf16", False)])
+    examined = subject_of(Wide(), modes=[("fp32", False), ("bf16", False)])
     assert list(memory.observe(examined)) == ["fp32"]
     with pytest.raises(RuntimeError, match="not implemented"):
         memory.observe(replace(examined, cell=replace(examined.cell, precision="bf16")))
@@ -69,7 +59,7 @@ def test_a_precision_that_the_cell_does_not_have_may_be_unknown(monkeypatch: pyt
 
 def test_sizes_are_surveyed_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subject, "bare_model", None)
-    found = memory.survey(subject(cell_for("fsdp", 1)))
+    found = memory.survey(subject_of(Wide(), cell_for("fsdp", 1)))
     assert found
     assert (found["parameter_bytes"], found["trainable_bytes"], found["buffer_bytes"]) == (40_000, 40_000, 0)
     assert (found["unit_bytes"], found["root_bytes"], found["on_meta"]) == (36_000, 0, False)
@@ -80,8 +70,7 @@ def test_a_model_without_a_build_has_no_sizes() -> None:
         def build_model(self) -> nn.Module:
             raise RuntimeError("no such layer")
 
-    workload = Broken()
-    assert memory.survey(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS)) is None
+    assert memory.survey(subject_of(Broken())) is None
 
 
 @pytest.mark.parametrize(
@@ -106,9 +95,7 @@ def test_a_model_larger_than_one_device_is_examined_without_being_whole_on_it(mo
     for method in ("bare_model", "single_device_training"):
         monkeypatch.setattr(Subject, method, whole)
     monkeypatch.setattr(memory, "fits_on_one_device", lambda facts, cell: False)
-    workload = Healthy()
-    ranks = replace(RANKS, devices=RANKS.devices * 2)
-    found = examine(Subject(cell_for("dp", 2), workload, workload.datasets(), 0, ranks))
+    found = examine(subject_of(Healthy(), cell_for("dp", 2), devices=2))
     finding = found.findings[0]
     assert {other.check for other in found.findings[1:]} <= {"threads"}  # of this machine
     assert (finding.check, finding.severity) == ("single-device reference", "note")
@@ -117,12 +104,13 @@ def test_a_model_larger_than_one_device_is_examined_without_being_whole_on_it(mo
 
 
 def test_real_steps_are_at_a_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    examined = subject(cell("ddp", training={"lr_scaling": "linear", "lr_base_batch_size": 16}))
+    examined = subject_of(Wide(), cell("ddp", training={"lr_scaling": "linear", "lr_base_batch_size": 16}))
     smaller = memory.at_affordable_batch(examined, sizes(device_bytes=5 * 2**30))
     assert smaller and (smaller.cell.per_device_batch_size, smaller.cell.global_batch_size) == (8, 16)
     assert smaller.cell.lr_factor == examined.cell.lr_factor == 4.0
     assert memory.at_affordable_batch(examined, sizes(device_bytes=2 * 2**30)) is None
-    sharded = memory.at_affordable_batch(subject(cell("fsdp", devices=8)), sizes(device_bytes=int(6.5 * 2**30)))
+    wide = subject_of(Wide(), cell("fsdp", devices=8))
+    sharded = memory.at_affordable_batch(wide, sizes(device_bytes=int(6.5 * 2**30)))
     assert sharded and not sharded.whole_model_fits  # of 0.9 x 6.5 GiB: 5.5 with shards, 6 on one device
     unchanged = memory.at_affordable_batch(examined, sizes())
     assert unchanged and unchanged.cell == examined.cell
@@ -132,8 +120,7 @@ def test_an_examination_without_an_affordable_batch_names_the_checks_that_it_lac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "at_affordable_batch", lambda subject, facts: None)
-    workload = Healthy()
-    found = examine(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS))
+    found = examine(subject_of(Healthy()))
     finding = found.findings[-1]
     assert (finding.check, finding.severity) == ("real steps", "note")
     assert "one sample per device" in finding.seen

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from harness.config.doctor_checks import LOOKS_AT
 from harness.doctor.examine import ABOUT, CLUES, Method, examine, methods_of, place_of
-from harness.doctor.subject import FewBuilds, Subject
+from harness.doctor.subject import FewBuilds
 from harness.train import workloads
-from harness.train.ranks import Ranks
 from tests.doctor import faulty_steps
 from tests.doctor.faulty_steps import (
     ChangesThreads,
@@ -26,11 +25,9 @@ from tests.doctor.faulty_steps import (
     ScaledByWorldSize,
     UpdatesInLoss,
 )
-from tests.doctor.ranks import cell_for
+from tests.doctor.ranks import cell_for, subject_of
 
 pytestmark = pytest.mark.usefixtures("no_timed_checks")
-
-RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 
 
 def test_each_method_is_found_where_it_is_defined() -> None:
@@ -56,8 +53,7 @@ def test_what_the_harness_builds_has_no_place() -> None:
 
 
 def test_a_finding_has_its_place() -> None:
-    workload = UpdatesInLoss()
-    found = examine(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS)).facts["findings"]
+    found = examine(subject_of(UpdatesInLoss())).facts["findings"]
     (place,) = [row["place"] for row in found]
     assert place == f"UpdatesInLoss.loss (faulty_steps.py:{number_of('parameter.data.sub_(0.001 * gradient)')})"
 
@@ -102,9 +98,4 @@ def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
 
 def test_places_are_those_of_findings() -> None:
     assert set(CLUES) <= set(ABOUT) <= set(LOOKS_AT)
-    assert {method for methods in ABOUT.values() for method in methods} == {
-        "build_model",
-        "datasets",
-        "loss",
-        "forward",
-    }
+    assert {*chain(*ABOUT.values())} == {"build_model", "datasets", "loss", "forward"}

@@ -27,8 +27,9 @@ def rows(part: torch.Tensor) -> TensorDataset:
         (rows(torch.cat([ROWS[:10], -ROWS[1:91]])), Copies(10, 100, 200)),
         (rows(-ROWS[1:]), Copies(0, 199, 200)),
         ([(array, torch.tensor(0.0)) for array in ROWS[:20].numpy()], Copies(20, 20, 200)),
+        (TensorDataset(ROWS[:50], torch.ones(50)), Copies(0, 50, 200)),
     ],
-    ids=["a part", "some", "none", "as arrays"],
+    ids=["a part", "some", "none", "as arrays", "other labels"],
 )
 def test_equal_values_are_counted(validation: Any, found: Copies) -> None:
     assert copies_by_value(rows(ROWS), validation, seed=0) == found
@@ -42,6 +43,14 @@ def test_a_few_equal_samples_may_be_chance() -> None:
 def test_data_of_few_values_has_equal_samples_without_a_copy() -> None:
     few = rows((ROWS % 2).float())
     assert copies_by_value(few, rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of the check's own clock."""
+    seconds = [0.0]
+    monkeypatch.setattr(validation_check.time, "perf_counter", lambda: seconds[0])
+    return seconds
 
 
 class Slow(Sequence[Any]):
@@ -59,9 +68,9 @@ class Slow(Sequence[Any]):
         return self.values[index]
 
 
-def test_a_slow_training_set_is_read_in_part_spread_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(validation_check.time, "perf_counter", lambda: clock[0])
+def test_a_slow_training_set_is_read_in_part_spread_over_it(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(validation_check, "SECONDS", 50.0)
     monkeypatch.setattr(validation_check, "MOST", 50)
     train = Slow(ROWS[:100], clock)
@@ -69,19 +78,12 @@ def test_a_slow_training_set_is_read_in_part_spread_over_it(monkeypatch: pytest.
     assert found == Copies(10, 20, 63) and sorted(train.read[:50]) == [*range(0, 100, 2)]
 
 
-def test_slow_sets_are_read_in_part_within_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(validation_check.time, "perf_counter", lambda: clock[0])
+def test_slow_sets_are_read_in_part_within_one_time(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation_check, "SECONDS", 40.0)
     train, validation = Slow(ROWS, clock), Slow(ROWS.clone(), clock)
     found = copies_by_value(train, validation, seed=0)
     assert (found.compared, found.read, clock[0]) == (31, 15, 46.0)  # 1, 2, 4, ... at once: at most twice the time
     assert max(validation.read[:16]) > 150  # spread over the set
-
-
-def test_the_labels_count_too() -> None:
-    other = TensorDataset(ROWS[:50], torch.ones(50))
-    assert copies_by_value(rows(ROWS), other, seed=0).found == 0
 
 
 def test_the_generators_are_as_before() -> None:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from harness.doctor import devices
 from harness.doctor.check import Case
-from harness.doctor.subject import Subject
-from harness.train.ranks import Ranks
+from tests.doctor.findings import only
 from tests.doctor.healthy import Healthy
-from tests.doctor.ranks import cell_for
+from tests.doctor.ranks import cell_for, subject_of
 
-RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+ON_CPU = Case(cell_for("single", 1))
+ON_GPU = Case(replace(ON_CPU.cell, device="cuda"))
 Pair = namedtuple("Pair", "x y")
 
 
@@ -66,9 +66,8 @@ def observed(make: Any, device: str = "cpu") -> devices.Moved:
         def collate(self, samples: list[Any]) -> Any:
             return make(torch.stack([x for x, _ in samples]))
 
-    workload = Workload()
-    ranks = replace(RANKS, devices=(torch.device(device),))
-    return devices.observe_transfer(Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks))
+    subject = subject_of(Workload())
+    return devices.observe_transfer(replace(subject, ranks=replace(subject.ranks, devices=(torch.device(device),))))
 
 
 @pytest.mark.parametrize(
@@ -95,15 +94,13 @@ def test_batches_that_can_be_moved(make: Any) -> None:
 def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
     seen = observed(make)
     assert text in seen.error + seen.left
-    (finding,) = devices.judge_transfer([devices.Moved(), seen], Case(cell_for("single", 1)))
-    assert finding.severity == "warning" and "no effect on this machine" in finding.means
+    only(devices.judge_transfer([devices.Moved(), seen], ON_CPU), "warning", means="no effect on this machine")
 
 
 def test_a_batch_that_cannot_be_moved_is_an_error_on_a_gpu() -> None:
-    on_gpu = Case(replace(cell_for("single", 1), device="cuda"))
-    (finding,) = devices.judge_transfer([devices.Moved(left="y"), devices.Moved(error="x")], on_gpu)
-    assert (finding.severity, finding.seen) == ("error", "x")
-    assert devices.judge_transfer([devices.Moved()] * 2, on_gpu) == []
+    found = devices.judge_transfer([devices.Moved(left="y"), devices.Moved(error="x")], ON_GPU)
+    assert only(found, "error").seen == "x"
+    assert devices.judge_transfer([devices.Moved()] * 2, ON_GPU) == []
 
 
 def test_a_batch_that_keeps_a_tensor_on_the_host_of_a_gpu_is_a_warning() -> None:
@@ -115,7 +112,5 @@ def test_a_batch_that_keeps_a_tensor_on_the_host_of_a_gpu_is_a_warning() -> None
 
     seen = observed(make, "cuda:0")
     assert made[0].moved_to == ["cuda"] and not seen.error and "batch.lengths" in seen.left
-    (finding,) = devices.judge_transfer([seen], Case(replace(cell_for("single", 1), device="cuda")))
-    assert finding.severity == "warning" and "unless they belong on the host" in finding.means
-    (finding,) = devices.judge_transfer([observed(Lengths)], Case(cell_for("single", 1)))
-    assert finding.severity == "warning" and "RuntimeError" in finding.seen
+    only(devices.judge_transfer([seen], ON_GPU), "warning", means="unless they belong on the host")
+    only(devices.judge_transfer([observed(Lengths)], ON_CPU), "warning", seen="RuntimeError")

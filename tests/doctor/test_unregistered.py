@@ -12,10 +12,8 @@ from torch.nn.functional import cross_entropy
 from harness.doctor import devices, parameters
 from harness.doctor.check import Case
 from harness.doctor.facts import hidden_tensors, name_of
-from harness.doctor.subject import Subject
-from harness.train.ranks import Ranks
 from tests.doctor.healthy import Healthy, Net
-from tests.doctor.ranks import CPU, cell_for
+from tests.doctor.ranks import subject_of
 
 
 class Hoarder(Net):
@@ -33,15 +31,13 @@ class Hoarder(Net):
 def test_every_hidden_tensor_has_a_name_and_no_other() -> None:
     model = Hoarder()
     hidden = hidden_tensors(model)
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     assert {name for _, name in hidden} == {
         "mask (a plain attribute of Hoarder)",
         "tables['sin'] (in a plain dict)",
         "tables['links'] (in a plain dict)",
         *(f"blocks[0].{name} (in a plain list)" for name in ("weight", "bias")),
-        *(
-            f"blocks[1].{name} (in a plain list)"
-            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        ),
+        *(f"blocks[1].{name} (in a plain list)" for name in norm),
     }
     assert name_of(model.blocks[0].weight.t(), hidden) == "blocks[0].weight (in a plain list)"  # type: ignore[operator]
     assert name_of(model.mask[2:], hidden) == "mask (a plain attribute of Hoarder)"
@@ -59,14 +55,9 @@ class InAList(Healthy):
             hidden = torch.relu(self.first(x)) * self.scales[1].view(1, -1)
             return self.last(hidden)
 
-    def build_model(self) -> nn.Module:
-        return self.Net()
-
 
 def test_a_tensor_in_a_list_is_named_where_devices_meet() -> None:
-    workload = InAList()
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
-    subject = Subject(cell_for("single", 1), workload, workload.datasets(), 0, ranks)
+    subject = subject_of(InAList())
     (finding,) = devices.judge([devices.observe(subject)], Case(subject.cell))
     assert finding.seen.startswith("scales[1] (in a plain list) on cpu, input on the model's device: operands of mul")
 
@@ -92,8 +83,6 @@ class OfEachStep(OfTheWorkload):
 def test_a_parameter_outside_the_model_is_told_from_one_that_each_step_creates(
     workload: type[Healthy], where: str
 ) -> None:
-    one = workload()
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
-    subject = Subject(cell_for("single", 1), one, one.datasets(), 0, ranks)
+    subject = subject_of(workload())
     (finding,) = parameters.judge_loss_parameters([parameters.observe_loss_parameters(subject)], Case(subject.cell))
     assert finding.seen == f"parameters of the loss that are not in model.parameters(): 1 (shape (3,), {where})"
