@@ -89,16 +89,12 @@ def images(side: int, count: int = 2) -> tuple[Tensor, Tensor]:
     return torch.ones(count, 3, side, side), torch.zeros(count, dtype=torch.int64)
 
 
-def images_to_images(side: int) -> tuple[Tensor, Tensor]:
-    return torch.ones(2, 3, side, side), torch.ones(2, 3, side, side)
-
-
 @pytest.mark.parametrize(
     ("workload", "batch"),
     [
         (ImageClassification(model="resnet8", width=4), images(16)),
         (LanguageModel(context=8), torch.ones(3, 9).long()),
-        (ConvStack(model="small"), images_to_images(8)),
+        (ConvStack(model="small"), (images(8)[0], images(8)[0])),
     ],
 )
 def test_parameters_without_memory_give_the_same_count(workload: Any, batch: Any) -> None:
@@ -121,27 +117,23 @@ def test_a_linear_layer_by_hand() -> None:
     assert count(lambda: nn.Linear(8, 5), ROWS) == Flops(160.0, "")
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize(("model", "width"), [("resnet8", 4), ("resnet8", 16), ("resnet14", 6)])
-def test_the_small_resnets_are_as_by_hand(model: str, width: int, norm: str) -> None:
-    workload = ImageClassification(data="digits", model=model, width=width, norm=norm)
-    flops = count_flops(workload, images(16), CPU)
-    assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), images(16)[0][:1]), rel=1e-9)
+SMALL = (("resnet8", 4), ("resnet8", 16), ("resnet14", 6))
+RESNETS = [{"model": model, "width": width, "norm": norm} for model, width in SMALL for norm in ("batch", "group")]
+RESNETS += [{"data": "synthetic", "model": "resnet18", "image_size": side, "classes": 10} for side in (32, 72)]
 
 
-@pytest.mark.parametrize("side", [32, 72])
-def test_resnet18_is_as_by_hand(side: int) -> None:
-    workload = ImageClassification(data="synthetic", model="resnet18", image_size=side, classes=10)
-    flops = count_flops(workload, images(side), CPU)
-    assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), images(side)[0][:1]), rel=1e-9)
+@pytest.mark.parametrize("options", RESNETS)
+def test_resnets_are_as_by_hand(options: dict[str, Any]) -> None:
+    workload, batch = ImageClassification(**{"data": "digits", **options}), images(options.get("image_size", 16))
+    flops = count_flops(workload, batch, CPU)
+    assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), batch[0][:1]), rel=1e-9)
 
 
 @pytest.mark.parametrize("model", CHANNELS)
 def test_the_stack_of_convolutions_is_as_by_hand(model: str) -> None:
     side, channels = 6, (3, *CHANNELS[model], 3)
     layers = [2 * 9 * inputs * outputs * side**2 for inputs, outputs in pairwise(channels)]
-    noisy = torch.ones(2, 3, side, side)
-    flops = count_flops(ConvStack(model=model), (noisy, noisy), CPU)
+    flops = count_flops(ConvStack(model=model), (images(side)[0],) * 2, CPU)
     assert flops.per_unit == 3 * sum(layers) - layers[0]  # nobody needs the gradient of the images
 
 
@@ -174,22 +166,16 @@ def test_a_batch_of_any_size_gives_the_same() -> None:
     assert count_flops(workload, images(16, 2), CPU) == count_flops(workload, images(16, 5), CPU)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 8])
-def test_a_grouped_convolution_costs_one_group_a_channel(groups: int) -> None:
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=groups))
-
-    flops = count(make, torch.ones(4, 3, 6, 6))
-    # 36 places of 3 x 8 twice, 16 places of 9 x 8 x 8 / groups three times
-    assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * 16 * 9 * 64 / groups * 3
-
-
-def test_a_transposed_convolution_costs_its_kernel_at_each_input() -> None:
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 4, 3, groups=2))
-
-    flops = count(make, torch.ones(4, 3, 6, 6))
-    assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * 36 * 9 * 8 * 4 / 2 * 3
+@pytest.mark.parametrize(
+    ("kind", "channels", "groups", "places"),
+    [*((nn.Conv2d, 8, groups, 16) for groups in (1, 2, 8)), (nn.ConvTranspose2d, 4, 2, 36)],
+)
+def test_a_convolution_costs_one_group_a_channel_and_a_transposed_one_its_kernel_at_each_input(
+    kind: Any, channels: int, groups: int, places: int
+) -> None:
+    flops = count(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), kind(8, channels, 3, groups=groups)), images(6, 4)[0])
+    # 36 places of 3 x 8 twice, then places of 9 x 8 x channels / groups three times
+    assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * places * 9 * 8 * channels / groups * 3
 
 
 class Attention(nn.Module):
@@ -215,9 +201,7 @@ def test_attention_by_hand_in_tokens_whatever_the_kernel(backend: str, causal: b
 
 def test_a_frozen_layer_has_no_weight_gradient() -> None:
     def make() -> nn.Module:
-        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
-        model[0].requires_grad_(False)
-        return model
+        return nn.Sequential(nn.Linear(8, 8, bias=False).requires_grad_(False), nn.Linear(8, 8, bias=False))
 
     assert count(make, ROWS).per_unit == 128 * 3
 
@@ -382,26 +366,17 @@ def test_first_samples_cuts_every_tensor() -> None:
 
 @pytest.mark.parametrize(
     "batch",
-    [
-        (torch.ones(4, 2), torch.ones(5)),
-        [torch.ones(4, 2), torch.tensor(1.0)],
-        {"scale": torch.tensor(1.0)},
-        ("no", "tensors"),
-    ],
+    [(ROWS, torch.ones(5)), [ROWS, torch.tensor(1.0)], {"scale": torch.tensor(1.0)}, ("no", "tensors")],
 )
 def test_first_samples_keeps_values_without_a_batch_dimension(batch: Any) -> None:
     assert first_samples(batch, 2) is batch
 
 
 def test_a_model_whose_ranks_share_statistics_is_counted_since_all_ranks_count() -> None:
-    class Synchronised:
-        unit = "samples"
+    class Evaluated(Net):
+        def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+            return super().loss(model.eval(), batch)
 
-        def build_model(self) -> nn.Module:
-            return nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
-
-        def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            return model.eval()(batch).sum(), torch.tensor(len(batch))
-
-    found = count_flops(Synchronised(), torch.zeros(2, 2), torch.device("cpu"))  # type: ignore[arg-type]
+    workload = Evaluated(lambda: nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), 2)
+    found = count_flops(workload, torch.zeros(2, 2), CPU)
     assert found.per_unit == 2 * 2 * 2 * 2, found.reason  # forward, and the gradient of the weight: none of the input

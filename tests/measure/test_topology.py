@@ -11,10 +11,7 @@ import pytest
 
 from harness.launch.worker import _link
 from harness.measure import topology
-
-
-class FakeError(Exception):
-    """Stands for NVMLError."""
+from tests.measure.nvml import FakeError, FakeNvml, answer
 
 
 @dataclass
@@ -26,22 +23,12 @@ class Gpu:
     links: list[str] = field(default_factory=list)
 
 
-class FakeNvml:
+class LinkedNvml(FakeNvml):
     """A handle is the Gpu itself; ``levels``: the common ancestor of two buses, an exception where it is not told."""
 
     def __init__(self, *gpus: Gpu, levels: dict[str, Any] | None = None, driver: bool = True, apart: Any = ()) -> None:
-        self.gpus, self.levels, self.driver, self.users, self.apart = gpus, levels or {}, driver, 0, apart
-
-    def nvmlInit(self) -> None:
-        if not self.driver:
-            raise FakeError("Driver Not Loaded")
-        self.users += 1
-
-    def nvmlShutdown(self) -> None:
-        self.users -= 1
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"560.1"
+        super().__init__(driver=driver)
+        self.gpus, self.levels, self.apart = gpus, levels or {}, apart
 
     def nvmlDeviceGetP2PStatus(self, one: Gpu, other: Gpu, what: int) -> int:
         return 5 if what == 0 and one.bus + other.bus in self.apart else 0
@@ -52,32 +39,21 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
         return self.gpus[index]
 
-    def nvmlDeviceGetUUID(self, handle: Gpu) -> str:
-        return handle.uuid
-
-    def nvmlDeviceGetPciInfo(self, handle: Gpu) -> Any:
-        return SimpleNamespace(busId=handle.bus.encode())
-
     def nvmlDeviceGetTopologyCommonAncestor(self, one: Gpu, other: Gpu) -> int:
-        level = self.levels.get(one.bus + other.bus, FakeError("Not Supported"))
-        if isinstance(level, Exception):
-            raise level
-        return int(level)
+        return int(answer(self.levels.get(one.bus + other.bus, FakeError("Not Supported"))))
 
-    def nvmlDeviceGetNvLinkState(self, handle: Gpu, link: int) -> int:
-        if link >= len(handle.links):
-            raise FakeError("Invalid Argument")
-        return int(bool(handle.links[link]))
+    def nvmlDeviceGetNvLinkState(self, gpu: Gpu, link: int) -> int:
+        return int(bool(gpu.links[link])) if link < len(gpu.links) else answer(FakeError("Invalid Argument"))
 
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Gpu, link: int) -> int:
-        return 2 if handle.links[link] == "switch" else 0
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Gpu, link: int) -> Any:
-        return SimpleNamespace(busId=handle.links[link].upper())
+    nvmlSystemGetDriverVersion = staticmethod(lambda: b"560.1")
+    nvmlDeviceGetUUID = staticmethod(lambda gpu: gpu.uuid)
+    nvmlDeviceGetPciInfo = staticmethod(lambda gpu: SimpleNamespace(busId=gpu.bus.encode()))
+    nvmlDeviceGetNvLinkRemoteDeviceType = staticmethod(lambda gpu, link: 2 if gpu.links[link] == "switch" else 0)
+    nvmlDeviceGetNvLinkRemotePciInfo = staticmethod(lambda gpu, link: SimpleNamespace(busId=gpu.links[link].upper()))
 
 
 def captured(*gpus: Gpu, **facts: Any) -> dict[str, Any]:
-    nvml = FakeNvml(*gpus, **facts)
+    nvml = LinkedNvml(*gpus, **facts)
     found = topology.capture_topology(nvml)
     assert nvml.users == 0
     assert found
@@ -101,8 +77,7 @@ def test_directly_linked_gpus_have_the_number_of_links_between_them() -> None:
 
 
 def test_gpus_without_peer_access_are_reported() -> None:
-    found = captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), apart={"0:a0:b"})
-    assert found["apart"] == [[0, 1]]
+    assert captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), apart={"0:a0:b"})["apart"] == [[0, 1]]
 
 
 def test_switched_gpus_have_the_smaller_number_of_links_of_both() -> None:
@@ -118,7 +93,7 @@ def test_pcie_links_are_named_by_the_common_ancestor(level: Any, name: str | Non
     assert captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), levels={"0:a0:b": level})["links"][0][1] == name
 
 
-@pytest.mark.parametrize("break_it", [lambda: FakeNvml(driver=False), object])
+@pytest.mark.parametrize("break_it", [lambda: LinkedNvml(driver=False), object])
 def test_without_nvml_there_is_no_topology(break_it: Callable[[], Any]) -> None:
     assert topology.capture_topology(break_it()) is None
 
