@@ -399,7 +399,7 @@ class DictOfOutputs(Script):
         return {"accuracy": (right, torch.tensor(len(batch["y"])))}
 
 
-FAULTS: dict[type[Script], str] = {
+SCRIPT_FAULTS: dict[type[Script], str] = {
     PlainListOfLayers: "parameter updates",
     HiddenStatePassedIn: "output shapes",
     BufferReplacedInForward: "state in forward",
@@ -416,4 +416,4 @@ FAULTS: dict[type[Script], str] = {
     HeadMadeInForward: "parameter updates",
 }
 """The check that is to name what is wrong with a script."""
-SCRIPTS = [*FAULTS, TiedWeights, FrozenBackbone, DictOfOutputs]
+SCRIPTS = [*SCRIPT_FAULTS, TiedWeights, FrozenBackbone, DictOfOutputs]

@@ -13,7 +13,7 @@ from harness.doctor import copies
 from harness.doctor.check import Case
 from harness.doctor.subject import Subject
 from harness.train.ranks import Ranks
-from tests.doctor.findings import only
+from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy
 from tests.doctor.ranks import cell_for
 

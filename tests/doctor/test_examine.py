@@ -8,6 +8,7 @@ from tests.doctor import recipes
 from tests.doctor.conftest import Examined
 from tests.doctor.faulty import FAULTS, HEALTHY
 from tests.doctor.ranks import BUILTIN
+from tests.doctor.scripts import SCRIPT_FAULTS, SCRIPTS, Script
 
 pytestmark = pytest.mark.slow
 
@@ -74,3 +75,14 @@ def test_messages_contain_names_and_numbers(examined: Examined) -> None:
     assert "labels are missing" in seen("Raises ddp")
     assert "temperature" in seen("UpdatesByRank ddp")
     assert "GiB" in seen("KeepsTooMuch ddp") and "a batch of" in examined["KeepsTooMuch ddp"]["findings"][0]["advice"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.__name__))
+def test_faulty_scripts_have_findings_and_healthy_ones_none(examined: Examined, script: type[Script]) -> None:
+    """Written after public questions, without knowledge of the checks."""
+    output = examined[f"{script.__name__} {script.strategy}"]
+    named = checks(examined, f"{script.__name__} {script.strategy}")
+    if script in SCRIPT_FAULTS:
+        assert SCRIPT_FAULTS[script] in named
+    else:
+        assert named == [NO_FINDING] and "raised" not in output, output

@@ -35,7 +35,7 @@ from harness.plan.checks import nodes
 from harness.plan.checks.finding import join_names
 from harness.train.digests import value_digest
 from harness.train.ranks import Ranks
-from tests.doctor.findings import only
+from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy
 from tests.doctor.ranks import CPU, subject_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import profiles, throughput
+from harness.measure.explain import ROUNDS, measure_replicas
 from harness.measure.profiles import NO_KERNELS, CollectiveTime, Event, measure_collectives, measure_communication
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
@@ -252,3 +254,39 @@ def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest
     assert len(timed) == FAST.windows
     assert all(bool(window.phases) is cheap for window in timed)
     assert [window.steps for window in marked] == ([] if cheap else [3]) and all(window.phases for window in marked)
+
+
+TWO = replace(CELL, strategy="dp", devices=2, global_batch_size=16)
+
+
+class Timed(Net):
+    """Advances a clock by a second a forward pass, and by ten in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.seconds, self.sizes, self.lock = 0.0, [], threading.Lock()
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.lock:
+            self.seconds += 1.0 if threading.current_thread() is threading.main_thread() else 10.0
+            self.sizes.append(len(batch[0]))
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(("cell", "times"), [(TWO, 1), (replace(TWO, training={"accumulation": 2}), 2)])
+def test_threads_and_what_replicas_lose_to_each_other_are_separate_seconds_a_step(cell: Cell, times: int) -> None:
+    workload = Timed()
+    stepper = stepper_for(cell, workload)
+    workload.sizes.clear()
+    facts = measure_replicas(stepper, 20, clock=lambda: workload.seconds)
+    assert facts == {"dp_threads_s": times * (10.0 - 1.0), "dp_side_by_side_s": times * (2 * 10.0 - 10.0)}
+    assert set(workload.sizes) == {8 // times}, "each replica has its chunk of the batch"
+    assert len(workload.sizes) == ROUNDS * (5 + 1) * (1 + 1 + 2)
+
+
+def test_the_training_itself_is_left_as_it_was() -> None:
+    stepper = stepper_for(TWO)
+    stepper.window("warmup", 2)
+    before = stepper.training.snapshot()
+    measure_replicas(stepper, 20)
+    for name, value in stepper.training.snapshot()["model"].items():
+        assert torch.equal(value, before["model"][name]), name

@@ -1,4 +1,4 @@
-"""Traces of the peak memory of a step, by hand for a small net, and beside the profiler's allocations of real steps."""
+"""Traces of the peak memory of a step, by hand and beside the profiler's allocations; fake tensors of a model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from harness.measure.memory_trace import examine, largest_load
 from harness.plan.cell import Cell
 from harness.train import workloads
+from harness.train.model import faked
 from tests.allocations import PARTICULAR_VARIABLE, cells, estimated, measured
 from tests.worlds import run_ranks
 
@@ -212,3 +214,30 @@ def test_traces_are_within_two_percent_of_the_allocations_of_real_steps(
     errors = {name: estimated(planned[name]) / min(peaks) - 1 for name, peaks in real.items()}
     assert len(errors) == 6
     assert all(abs(error) <= 0.02 for error in errors.values()), errors
+
+
+class Tied(nn.Module):
+    """A layer twice, one weight in two places, a frozen one and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.again = nn.Linear(3, 3, bias=False)
+        self.other = nn.Linear(3, 3)
+        self.other.weight = self.first.weight
+        self.other.bias.requires_grad_(False)
+        self.nothing = nn.Linear(2, 2, bias=False)
+        self.register_buffer("count", torch.zeros(5, dtype=torch.int64))
+
+
+def test_a_model_of_any_device_has_fake_parameters_on_the_cpu_and_shared_ones_stay_shared() -> None:
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            model = Tied()
+        before = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+        made = faked(model, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
+        tensors = [*made.parameters(), *made.buffers()]
+        assert made is model and len(list(made.parameters())) == 3
+        assert all(isinstance(tensor, FakeTensor) and tensor.device.type == "cpu" for tensor in tensors)
+        assert made.other.weight is made.first.weight
+        assert [made.first.weight.requires_grad, made.other.bias.requires_grad] == [True, False]
+        assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.state_dict().items()} == before
