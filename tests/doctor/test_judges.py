@@ -232,19 +232,16 @@ def test_a_limiting_loader_is_reported_with_both_rates() -> None:
         assert speed.judge([enough], case(steps=one)) == []
 
 
-def test_a_cell_is_examined_a_micro_batch_at_a_time_at_its_own_rate() -> None:
-    scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32, "warmup_epochs": 2}
-    asked = replace(cell("ddp", 2, 128), compile=True, training={**scaled, "accumulation": 4, "clip_grad_norm": 1.0})
+def test_a_cell_is_examined_a_micro_batch_at_a_time_at_the_rate_of_the_whole_batch_as_one_device_is() -> None:
+    scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32}
+    more = {"warmup_epochs": 2, "accumulation": 4, "clip_grad_norm": 1.0}
+    asked = replace(cell("ddp", 2, 128), compile=True, training={**scaled, **more})
     seen = doctor_cell(asked)
     assert (seen.micro_batches, seen.compile, seen.per_device_batch_size, seen.global_batch_size) == (1, False, 16, 32)
     assert seen.lr_factor == asked.lr_factor == 4.0
     assert (seen.training["clip_grad_norm"], seen.training["warmup_epochs"]) == (1.0, 2)
     plain = cell("ddp", 2, 128)
     assert doctor_cell(plain) == plain
-
-
-def test_one_device_is_compared_at_the_rate_of_the_whole_batch() -> None:
-    scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32}
     weak = replace(cell("dp", 2, 128), scaling="weak", training=scaled)
     subject = subject_of(Healthy(), weak, devices=2)
     rates = [made.optimizer.param_groups[0]["lr"] for made in (subject.training(), subject.single_device_training())]
@@ -308,13 +305,10 @@ def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() ->
     assert moved_by_hand(model, before) == []
 
 
-def test_eval_mode_in_a_step_matters_if_a_layer_depends_on_it() -> None:
+def test_eval_mode_matters_if_a_layer_depends_on_it_and_batch_statistics_need_two_samples_a_device() -> None:
     assert state.judge_train_mode([steps(evaluates=True)], case()) == []
     found = state.judge_train_mode([steps(mode_layers=["drop"]), steps(evaluates=True)], case())
     only(found, seen="layers that it changes: drop")
-
-
-def test_batch_statistics_need_two_samples_a_device() -> None:
     norms = [steps(batch_norms=["norm"])] * 2
     assert state.judge_train_mode(norms, case(batch=4)) == []
     only(state.judge_train_mode(norms, case(batch=2)), seen="samples of a device in a step: 1")
@@ -399,14 +393,11 @@ def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> Non
     assert batches.judge_padding([steps()], case()) == []
 
 
-def test_a_validation_set_is_not_empty_and_shares_no_samples() -> None:
+def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -> None:
     made = validation.Validation
     assert validation.judge([None], case()) == validation.judge([made(9)], case()) == []
     for seen, severity in ((made(0), "error"), (made(9, same=True), "note"), (made(9, shared=3), "warning")):
         only(validation.judge([seen], case()), severity)
-
-
-def test_slices_of_one_tensor_that_overlap_share_samples() -> None:
     rows = torch.zeros(10, 3)
     of = TensorDataset
     shared = [validation._shared(of(rows[:8]), of(part)) for part in (rows[8:], rows[6:], rows.clone(), rows[:0])]
@@ -450,7 +441,7 @@ def test_wrong_sums_and_slow_ranks_are_named() -> None:
     assert "all-reduce of 2,564 bytes" in collectives.figures([group(bucket=2564)] * 2, case())
 
 
-def test_wrong_collective_results_are_detected() -> None:
+def test_wrong_collective_results_are_detected_in_buckets_no_larger_than_the_gradient() -> None:
     class Two(Ranks):
         def barrier(self) -> None:
             pass
@@ -461,9 +452,6 @@ def test_wrong_collective_results_are_detected() -> None:
     assert right and right.wrong == [] and right.bucket == 4000
     wrong = collectives.observe(subject, lambda t: t.fill_(2.0), lambda t, source: t.fill_(7.0))
     assert wrong and [text.split(" of ")[0] for text in wrong.wrong] == ["all-reduce", "broadcast"] * 2
-
-
-def test_a_bucket_is_no_larger_than_the_gradient() -> None:
     assert collectives.bucket_bytes(cell(), 10 * 2**20) == 10 * 2**20
     assert collectives.bucket_bytes(cell(strategy_options={"bucket_cap_mb": 1}), 10 * 2**20) == 2**20
 
@@ -487,7 +475,7 @@ def topology(*links: str) -> dict[str, Any]:
     return {"gpus": ["x", "y", "z"], "links": [["X", a, b], [a, "X", c], [b, c, "X"]]}
 
 
-def test_links_of_a_node() -> None:
+def test_links_of_a_node_and_the_nearest_numa_node_of_a_gpu() -> None:
     assert nodes.judge_links([node("a", topology=None), node("b", topology={"gpus": ["x"], "links": [["X"]]})]) == []
     mixed, switched = topology("NV12", "SYS", "SYS"), topology("NV12", "NV12", "NV12")
     apart = {**topology("SYS", "SYS", "SYS"), "apart": [[0, 2], [2, 0]]}
@@ -498,9 +486,6 @@ def test_links_of_a_node() -> None:
         (switched, True, "note", ""),
     ):
         only(nodes.judge_links([node("a", topology=links, iommu=iommu)]), severity, seen=text, check="links")
-
-
-def test_the_nearest_numa_node_of_a_gpu_is_reported() -> None:
     two = {**topology("NV12", "SYS", "SYS"), "numa": [0, 0, 1]}
     near = "NUMA node 0 (processors 0-31): GPU 0, 1; NUMA node 1 (processors 32-63): GPU 2"
     only(nodes.judge_links([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})]), seen=near)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+from harness.doctor import data
 from harness.doctor import validation as validation_check
-from harness.doctor.data import Samples, distinct, drawn_samples
 from harness.doctor.subject import Subject
 from harness.doctor.validation import NO_COPIES, Copies, copies_by_value
 from harness.train.ranks import Ranks
-from tests.doctor.healthy import Healthy
+from tests.doctor.healthy import Healthy, Samples
 from tests.doctor.ranks import cell_for
 
 ROWS = torch.arange(600.0).reshape(200, 3)
@@ -40,12 +40,9 @@ def test_equal_values_are_counted(validation: Any, found: Copies) -> None:
     assert copies_by_value(rows(ROWS), validation, seed=0) == found
 
 
-def test_a_few_equal_samples_may_be_chance() -> None:
+def test_a_few_equal_samples_may_be_chance_and_those_of_few_values_too() -> None:
     assert not Copies(7, 10, 200).is_many and Copies(8, 160, 200).is_many
     assert not Copies(8, 200, 200).is_many and Copies(10, 200, 200).is_many
-
-
-def test_data_of_few_values_has_equal_samples_without_a_copy() -> None:
     few = rows((ROWS % 2).float())
     assert copies_by_value(few, rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
 
@@ -92,24 +89,19 @@ def test_slow_sets_are_read_in_part_within_one_time(clock: list[float], monkeypa
 
 
 def test_the_generators_are_as_before() -> None:
-    class Noisy:
-        def __len__(self) -> int:
-            return 40
-
-        def __getitem__(self, index: int) -> object:
-            return torch.rand(2), np.float64(index)
-
+    noisy: Any = Samples(lambda data, index: (torch.rand(2), np.float64(index)))
     before = torch.get_rng_state()
-    copies_by_value(Noisy(), Noisy(), seed=0)
+    copies_by_value(noisy, noisy, seed=0)
     assert torch.equal(before, torch.get_rng_state())
 
 
 DATA = TensorDataset(torch.arange(100.0))
 
 
-def drawn(train: Any, rank: int, world_size: int) -> frozenset[int] | None:
+def seen(train: Any, rank: int, world_size: int) -> data.Samples:
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),))
-    return drawn_samples(Subject(cell_for("ddp", world_size, 10), Healthy(), (train, DATA), 0, ranks))
+    subject = Subject(cell_for("ddp", world_size, 10), Healthy(), (train, DATA), 0, ranks)
+    return data.Samples(len(train), [], [], [], drawn=data.drawn_samples(subject))
 
 
 @pytest.mark.parametrize(
@@ -126,5 +118,4 @@ def drawn(train: Any, rank: int, world_size: int) -> frozenset[int] | None:
     ids=["one device", "two ranks", "sizes differ", "a part", "one sample", "nested", "sharded again"],
 )
 def test_samples_count_once(trains: tuple[Any, ...], number: int | None) -> None:
-    seen = [Samples(len(train), [], [], [], drawn=drawn(train, rank, len(trains))) for rank, train in enumerate(trains)]
-    assert distinct(seen) == number
+    assert data.distinct([seen(train, rank, len(trains)) for rank, train in enumerate(trains)]) == number

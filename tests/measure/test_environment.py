@@ -15,35 +15,20 @@ import torch
 from harness.measure import environment
 from harness.measure.environment import capture_environment
 
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"),
-        *("CUBLASLT_WORKSPACE_SIZE", "TORCHINDUCTOR_MAX_AUTOTUNE", "FI_PROVIDER", "UCX_TLS", "KMP_AFFINITY"),
-        *("TORCH_DISTRIBUTED_DEBUG", "NCCL_IB_DISABLE", "OMP_PROC_BIND", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
-    ],
-)
-def test_a_variable_that_changes_speed_is_recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "1")
-    assert capture_environment("n", [torch.device("cpu")])["variables"][name] == "1"
+SPEED = {
+    *("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"),
+    *("CUBLASLT_WORKSPACE_SIZE", "TORCHINDUCTOR_MAX_AUTOTUNE", "FI_PROVIDER", "UCX_TLS", "KMP_AFFINITY"),
+    *("TORCH_DISTRIBUTED_DEBUG", "NCCL_IB_DISABLE", "OMP_PROC_BIND", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+}
+OTHER = {"CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID", "KMP_INIT_AT_FORK"}
+"""Of the installation, or of one launch: these differ between worker groups, which would be a doubt for every pair."""
 
 
-@pytest.mark.parametrize("name", ["CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID", "KMP_INIT_AT_FORK"])
-def test_a_variable_of_the_installation_or_of_one_launch_is_not(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Those of a launch differ between worker groups: a doubt for every pair."""
-    monkeypatch.setenv(name, "1")
-    assert name not in capture_environment("n", [torch.device("cpu")])["variables"]
-
-
-def scripted(monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any], addresses: dict[str, Any]) -> None:
-    counted = SimpleNamespace(errin=1, errout=2, dropin=3, dropout=4)
-    answers: dict[str, Callable[..., object]] = {
-        "net_if_stats": lambda: stats,
-        "net_if_addrs": lambda: addresses,
-        "net_io_counters": lambda pernic: {"eth0": counted},
-    }
-    monkeypatch.setattr(environment, "psutil", SimpleNamespace(**answers))
+def test_variables_that_change_speed_are_recorded_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SPEED | OTHER:
+        monkeypatch.setenv(name, "1")
+    recorded = capture_environment("n", [torch.device("cpu")])["variables"]
+    assert {name for name in SPEED | OTHER if recorded.get(name) == "1"} == SPEED
 
 
 def state(up: bool = True, speed: int = 10_000, mtu: int = 1500, flags: str = "up") -> Any:
@@ -51,24 +36,17 @@ def state(up: bool = True, speed: int = 10_000, mtu: int = 1500, flags: str = "u
 
 
 def test_interfaces_with_an_address_that_are_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    up = {"lo": state(flags="up,loopback"), "eth0": state(), "ib0": state(speed=0, mtu=4092), "bond0": state()}
     internet = [SimpleNamespace(family=socket.AF_INET, address="10.0.0.1")]
-    stats = {
-        "lo": state(flags="up,loopback"),
-        "eth0": state(),
-        "eth1": state(up=False),
-        "ib0": state(speed=0, mtu=4092),
-        "bond0": state(),
-    }
+    addresses = dict.fromkeys(("lo", "eth0", "eth1", "ib0", "gone"), internet)
     link_only = [SimpleNamespace(family=socket.AF_PACKET, address="00:11")]
-    addresses = {
-        "lo": internet,
-        "eth0": internet,
-        "eth1": internet,
-        "ib0": internet,
-        "bond0": link_only,
-        "gone": internet,
+    counted = SimpleNamespace(errin=1, errout=2, dropin=3, dropout=4)
+    answers: dict[str, Callable[..., object]] = {
+        "net_if_stats": lambda: {**up, "eth1": state(up=False)},
+        "net_if_addrs": lambda: {**addresses, "bond0": link_only},
+        "net_io_counters": lambda pernic: {"eth0": counted},
     }
-    scripted(monkeypatch, stats, addresses)
+    monkeypatch.setattr(environment, "psutil", SimpleNamespace(**answers))
     assert environment.interfaces() == [
         {"name": "eth0", "mbit_per_s": 10_000, "mtu": 1500, "errors": 10},
         {"name": "ib0", "mbit_per_s": None, "mtu": 4092, "errors": None},

@@ -44,7 +44,7 @@ class Net:
 
 
 def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * cell.devices)
     training = Training(cell, workload or Net(), 0, ranks)
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(x, x.sum(dim=1, keepdim=True))
@@ -91,20 +91,19 @@ def test_the_phases_of_a_window_add_up_to_its_steps() -> None:
     window = stepper_for(CELL).window("timed", 5).window
     assert sum(window.phases.values()) == pytest.approx(sum(window.step_s), rel=1e-9)
     assert sum(window.step_s) <= window.duration_s
-    assert window.phases["forward"] > 0
-    assert window.phases["backward"] > 0
+    assert min(window.phases["forward"], window.phases["backward"]) > 0
 
 
-def test_a_weight_that_is_not_the_batchs_length_is_refused() -> None:
+def test_a_weight_that_is_not_the_batchs_length_and_a_batch_above_the_data_set_are_refused() -> None:
     workload = Net()
     workload.lie = 1
     with pytest.raises(WorkloadError, match="weight of 18 for 2 batches of 8 samples, in all 16"):
         stepper_for(CELL, workload).window("timed", 2)
-
-
-def test_a_batch_above_the_data_set_is_skipped_with_the_numbers() -> None:
     with pytest.raises(SkipTrial, match="global batch 8 exceeds the 7"):
         stepper_for(CELL, samples=7)
+
+
+SPEED = throughput.ThroughputMeasurement((), 8, True, True, {})
 
 
 @pytest.fixture
@@ -119,29 +118,27 @@ def test_a_trial_whose_communication_cannot_be_disabled_has_a_reason(monkeypatch
     asked: list[Any] = []
     monkeypatch.setattr(explaining, "measure_communication", lambda *args, **kw: (asked.append((*args, kw)) or [], {}))
     stepper = cast(Any, SimpleNamespace(ranks=replace(stepper_for(CELL).ranks, rank=1, world_size=2)))
-    speed = throughput.ThroughputMeasurement((), 8, True, True, {})
-    explained = explaining.explain(cell, stepper, speed, Net(), {})
+    explained = explaining.explain(cell, stepper, SPEED, Net(), {})
     assert explained == explaining.Explanation((), {"explain_error": explaining.STATIC_GRAPH})
     assert not asked
-    explaining.explain(replace(cell, strategy_options={}), stepper, speed, Net(), {})
-    assert len(asked) == 1 and asked[0][-1] == {"detailed": True}
-    marked_apart = replace(speed, windows=(SimpleNamespace(kind="phases"),))
-    explaining.explain(replace(cell, strategy_options={}), stepper, marked_apart, Net(), {})
-    assert asked[1][-1] == {"detailed": False}, "as the timed windows"
+    marked_apart = replace(SPEED, windows=(SimpleNamespace(kind="phases"),))
+    for speed in (SPEED, marked_apart):
+        explaining.explain(replace(cell, strategy_options={}), stepper, speed, Net(), {})
+    assert [options[-1] for options in asked] == [{"detailed": True}, {"detailed": False}], "as the timed windows"
 
 
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.slow
 def test_on_one_device_ddp_has_a_window_without_exchange_too() -> None:
-    stepper = stepper_for(replace(CELL, strategy="ddp"))
+    ddp = replace(CELL, strategy="ddp")
+    stepper = stepper_for(ddp)
     speed = measure_throughput(stepper, FAST)
-    explained = explaining.explain(replace(CELL, strategy="ddp"), stepper, speed, Net(), {})
-    assert [window.kind for window in explained.windows] == ["alone"]
-    assert explained.exchanges == ()
-    recorded = explaining.explain(replace(CELL, strategy="ddp"), stepper, speed, Net(), {}, exchanges=True).exchanges
+    explained = explaining.explain(ddp, stepper, speed, Net(), {})
+    assert [window.kind for window in explained.windows] == ["alone"] and explained.exchanges == ()
+    recorded = explaining.explain(ddp, stepper, speed, Net(), {}, exchanges=True).exchanges
     assert [row["operation"] for row in recorded] == ["all_reduce"]
-    assert explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}, exchanges=True).exchanges == ()
-    assert explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}).windows == ()
+    bare = explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}, exchanges=True)
+    assert (bare.windows, bare.exchanges) == ((), ())
 
 
 @pytest.mark.usefixtures("no_arithmetic")
@@ -151,8 +148,7 @@ def test_without_memory_for_the_whole_model_fsdp_has_no_step_alone_on_any_rank(m
     ranks = replace(stepper_for(CELL).ranks, rank=1, world_size=2)
     monkeypatch.setattr(Ranks, "sum", lambda ranks, fits: [fits[0] + 1.0])  # the other rank has room
     stepper = cast(Any, SimpleNamespace(ranks=ranks, training=training))
-    speed = throughput.ThroughputMeasurement((), 8, True, True, {})
-    assert explaining.explain(cell, stepper, speed, Net(), {}).facts == {"explain_error": explaining.TOO_LARGE}
+    assert explaining.explain(cell, stepper, SPEED, Net(), {}).facts == {"explain_error": explaining.TOO_LARGE}
 
 
 class Counting(nn.Module):
@@ -160,7 +156,7 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(4, 1)
+        self.inner = Net().build_model()
         self.register_buffer("calls", torch.zeros(()), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -174,16 +170,8 @@ class CountingNet(Net):
 
 
 @pytest.mark.usefixtures("no_group")
-def test_non_persistent_buffers_are_restored_too() -> None:
+def test_state_with_buffers_that_are_not_persistent_is_restored_after_the_communication_windows() -> None:
     stepper = stepper_for(replace(CELL, strategy="ddp"), CountingNet())
-    stepper.window("warmup", 3)
-    measure_communication(stepper, 20, detailed=True)
-    assert stepper.training.model.module.calls.item() == 3  # type: ignore[union-attr, operator]
-
-
-@pytest.mark.usefixtures("no_group")
-def test_state_is_restored_after_the_communication_windows() -> None:
-    stepper = stepper_for(replace(CELL, strategy="ddp"))
     stepper.window("warmup", 3)
     before = stepper.training.snapshot()
     windows, result = measure_communication(stepper, 20, detailed=True)
@@ -191,6 +179,7 @@ def test_state_is_restored_after_the_communication_windows() -> None:
     assert {window.window.steps for window in windows} == {5}
     assert set(result) in ({"ddp_communication_s", "ddp_exposed_s"}, set())  # on one process DDP may tell nothing
     after = stepper.training.snapshot()
+    assert stepper.training.model.module.calls.item() == 3  # type: ignore[union-attr, operator]
     for name, value in before["model"].items():
         assert torch.equal(value, after["model"][name]), name
     for index, state in before["optimizer"]["state"].items():

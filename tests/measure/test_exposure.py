@@ -28,6 +28,12 @@ def us(total: float, exposed: float) -> CollectiveTime:
     return CollectiveTime(pytest.approx(total * 1e-6), pytest.approx(exposed * 1e-6))
 
 
+def of_fsdp(events: list[Event], device: torch.device) -> tuple[CollectiveTime | None, CollectiveTime | None]:
+    """The times of the all-gathers and of the copies of shards."""
+    times = collective_times(events, FSDP, device)
+    return times["fsdp_all_gather_s"], times["fsdp_shard_copy_s"]
+
+
 @pytest.mark.parametrize(
     ("kept", "removed", "left"),
     [
@@ -88,9 +94,8 @@ def test_what_a_replicating_call_launches_belongs_to_it_with_the_calls_inside() 
         kernel("Memcpy DtoD (Device -> Device)", 140, 150, by=8),
         kernel("ampere_sgemm", 145, 180, by=9),
         kernel("ampere_sgemm", 120, 125, by=10),
-        kernel("elementwise", 0, 400),
+        kernel("elementwise", 300, 400),
     ]
-    events[-1] = kernel("elementwise", 300, 400, by=0)
     times = collective_times(events, DP, GPU)
     assert times["dp_replicate_s"] == us(50, 20 + 15 + 5)
     assert times["dp_gather_s"] is None
@@ -125,9 +130,7 @@ def test_copies_of_shards_are_fsdps_ranges_without_the_collective_that_they_star
         call("aten::split_with_sizes_copy", 62, 70),
         call("FSDP::pre_forward (layers.0)", 0, 90),  # on one device too
     ]
-    times = collective_times(events, FSDP, CPU)
-    assert times["fsdp_all_gather_s"] == us(40, 35)
-    assert times["fsdp_shard_copy_s"] == us(30 - 8 + 12, 20 + 12)  # the call of the collective is not theirs
+    assert of_fsdp(events, CPU) == (us(40, 35), us(30 - 8 + 12, 20 + 12))  # the call of the collective is not theirs
 
 
 def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> None:
@@ -141,9 +144,7 @@ def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> No
         kernel(GATHER, 1000, 11000, by=2),
         kernel("nccl:_all_gather_base", 1000, 11000, annotation=True),
     ]
-    times = collective_times(events, FSDP, GPU)
-    assert times["fsdp_all_gather_s"] == us(10000, 10000)
-    assert times["fsdp_shard_copy_s"] == us(1000, 1000)
+    assert of_fsdp(events, GPU) == (us(10000, 10000), us(1000, 1000))
 
 
 @pytest.mark.parametrize("name", ["ncclKernel_AllGather_RING_LL_Sum_int8_t", "ncclSymkDevKernel_AllGather_ST"])
@@ -155,8 +156,7 @@ def test_a_kernel_of_nccl_by_any_name_is_no_copy(name: str) -> None:
         kernel(name, 10, 50, by=1),
         kernel("nccl:_all_gather_base", 10, 50, annotation=True),
     ]
-    times = collective_times(events, FSDP, GPU)
-    assert (times["fsdp_all_gather_s"], times["fsdp_shard_copy_s"]) == (us(40, 40), us(10, 10))
+    assert of_fsdp(events, GPU) == (us(40, 40), us(10, 10))
 
 
 def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
@@ -166,8 +166,7 @@ def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
         kernel("foreach_copy", 0, 10, by=1),
         kernel("Memcpy DtoH (Device -> Pinned)", 10, 30, by=2),
     ]
-    times = collective_times(events, FSDP, GPU)
-    assert (times["fsdp_all_gather_s"], times["fsdp_shard_copy_s"]) == (us(20, 20), us(10, 10))
+    assert of_fsdp(events, GPU) == (us(20, 20), us(10, 10))
 
 
 def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() -> None:
@@ -182,16 +181,11 @@ def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() 
         kernel("chunk_cat", 60, 70, by=3),
         kernel("ampere_sgemm", 10, 40),
     ]
-    times = collective_times(events, FSDP, GPU)
-    assert times["fsdp_all_gather_s"] == us(40, 20)
-    assert times["fsdp_shard_copy_s"] == us(20 + 10, 10 + 10)
+    assert of_fsdp(events, GPU) == (us(40, 20), us(20 + 10, 10 + 10))
 
 
-def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_itself() -> None:
+def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_unless_it_ends_in_another_thread() -> None:
     events = [call("Broadcast", 0, 50), call("aten::clone", 5, 45), call("aten::mm", 10, 20, thread=2)]
     assert collective_times(events, DP, CPU)["dp_replicate_s"] == us(50, 40)
-
-
-def test_a_call_that_ends_in_another_thread_encloses_nothing() -> None:
-    events = [call("gloo:all_gather", 0, 100, thread=None), call("aten::mm", 20, 60)]
-    assert collective_times(events, FSDP, CPU)["fsdp_all_gather_s"] == us(100, 60)
+    apart = [call("gloo:all_gather", 0, 100, thread=None), call("aten::mm", 20, 60)]
+    assert collective_times(apart, FSDP, CPU)["fsdp_all_gather_s"] == us(100, 60)

@@ -78,13 +78,10 @@ def test_directly_linked_gpus_have_the_number_of_links_between_them() -> None:
     }
 
 
-def test_gpus_without_peer_access_are_reported() -> None:
-    assert captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), apart={"0:a0:b"})["apart"] == [[0, 1]]
-
-
-def test_switched_gpus_have_the_smaller_number_of_links_of_both() -> None:
-    found = captured(Gpu("GPU-a", "0:a", ["switch"] * 12), Gpu("GPU-b", "0:b", ["switch"] * 11 + [""]))
-    assert found["links"][0][1] == "NV11"
+def test_switched_gpus_have_the_smaller_number_of_links_of_both_and_some_no_peer_access() -> None:
+    gpus = (Gpu("GPU-a", "0:a", ["switch"] * 12), Gpu("GPU-b", "0:b", ["switch"] * 11 + [""]))
+    found = captured(*gpus, apart={"0:a0:b"})
+    assert found["links"][0][1] == "NV11" and found["apart"] == [[0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -100,15 +97,8 @@ def test_without_nvml_there_is_no_topology(break_it: Callable[[], Any]) -> None:
     assert topology.capture_topology(break_it()) is None
 
 
-FOUR = {
-    "gpus": ["GPU-a", "GPU-b", "GPU-c", "GPU-d"],
-    "links": [
-        ["X", "NV12", "SYS", None],
-        ["NV12", "X", "PIX", "SYS"],
-        ["SYS", "PIX", "X", "SYS"],
-        [None, "SYS", "SYS", "X"],
-    ],
-}
+LINKS = [["X", "NV12", "SYS", None], ["NV12", "X", "PIX", "SYS"], ["SYS", "PIX", "X", "SYS"], [None, "SYS", "SYS", "X"]]
+FOUR = {"gpus": [f"GPU-{name}" for name in "abcd"], "links": LINKS}
 
 
 @pytest.mark.parametrize(
@@ -165,10 +155,7 @@ def system(tmp_path: Path) -> Path:
 
 def test_nodes_with_processors_in_their_order(system: Path) -> None:
     assert list(numa_nodes(system).items()) == [("0", "0-31"), ("10", "32-63")]
-
-
-def test_another_system_has_none(tmp_path: Path) -> None:
-    assert numa_nodes(tmp_path) == {}
+    assert numa_nodes(system / "devices") == {}  # another system
 
 
 @pytest.mark.parametrize(
