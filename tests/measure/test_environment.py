@@ -53,13 +53,10 @@ def test_interfaces_with_an_address_that_are_up(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_node_has_facts_and_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     soft = {resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda number: (soft[number], soft[number]))
     assert environment.limits() == {"open files": 1024, "locked memory": None}
-
-
-def test_this_node_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(each["name"] != "lo" and each["mtu"] > 0 for each in environment.interfaces())
     assert (environment.shared_memory_bytes() or 1) > 0
     monkeypatch.setattr(environment, "SHARED_MEMORY", "/no/such/folder")

@@ -33,11 +33,8 @@ def test_resetting_the_peak_discards_the_old_one() -> None:
     assert high - after > 50 * MIB
 
 
-def test_a_cpu_has_no_reserved_memory() -> None:
+def test_a_gpus_peak_is_the_fullest_devices_and_a_cpu_has_no_reserved_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.peak(CPU)["peak_reserved_bytes"] is None
-
-
-def test_a_gpus_peak_is_the_fullest_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten: list[torch.device] = []
     allocated = {torch.device("cuda", 0): 10, torch.device("cuda", 1): 30}
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)

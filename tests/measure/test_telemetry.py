@@ -95,8 +95,7 @@ def opened(
 
 
 def read(nvml: Nvml, *devices: int, **given: Any) -> tuple[Reading, ...]:
-    found = opened(nvml, *devices, **given)
-    assert found is not None
+    found: Any = opened(nvml, *devices, **given)
     return found.read()
 
 
@@ -125,8 +124,7 @@ def test_a_device_is_the_slice_that_the_variable_names_or_torchs_uuid(
 def test_torch_gives_the_uuid_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="H100", uuid="bb33", total_memory=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    found = open_telemetry([torch.device("cuda", 0)], GpuNvml(Gpu(A), Gpu(C, temperature=3)), {})
-    assert found is not None
+    found: Any = open_telemetry([torch.device("cuda", 0)], GpuNvml(Gpu(A), Gpu(C, temperature=3)), {})
     assert found.read()[0].temperature_c == 3
 
 
@@ -142,41 +140,29 @@ def test_a_shared_device_is_read_once() -> None:
     assert len(read(GpuNvml(Gpu(A)), 0, 0)) == 1
 
 
-def test_pynvml_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", GpuNvml(Gpu(A)))
-    assert opened(None) is not None
-
-
 def test_nvml_is_given_back_once_and_also_if_some_devices_are_unknown() -> None:
     nvml = GpuNvml(Gpu(A), Gpu(B))
     nvml.nvmlInit()  # somebody else's
     assert opened(nvml, 0, 1, uuids=(A, "GPU-ff00")) is None and nvml.users == 1
-    found = opened(nvml)
-    assert found is not None
+    found: Any = opened(nvml)
     found.close()
     found.close()
     assert nvml.users == 1
 
 
-def test_pynvml_has_the_names_that_are_used() -> None:
+def test_pynvml_is_used_where_it_is_installed_and_has_the_names_that_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     pynvml = pytest.importorskip("pynvml")
     code = "".join(Path(str(module.__file__)).read_text() for module in (telemetry, topology))
     names = set(re.findall(r"nvml\.(nvml\w+|NVML\w+)", code))
     assert len(names) > 20
     assert [name for name in names if not hasattr(pynvml, name)] == []
+    monkeypatch.setitem(sys.modules, "pynvml", GpuNvml(Gpu(A)))
+    assert opened(None) is not None
 
 
 def test_a_reading_has_plain_units() -> None:
-    assert read(GpuNvml(Gpu(A, reasons=0x4)))[0] == Reading(
-        energy_mj=5_000,
-        power_w=350.0,
-        utilisation=0.75,
-        sm_clock_mhz=990,
-        max_sm_clock_mhz=1980,
-        temperature_c=60,
-        throttle=("sw power cap",),
-        other_pids=(),
-    )
+    throttled = read(GpuNvml(Gpu(A, reasons=0x4, held=[11, 22])))[0]
+    assert throttled == Reading(5_000, 350.0, 0.75, 990, 1980, 60, ("sw power cap",), (), held_ns=(11, 22))
 
 
 @pytest.mark.parametrize("error", [FakeError("Not Supported"), LibraryMismatch(), AttributeError("old pynvml")])
@@ -245,34 +231,11 @@ def test_a_slice_does_not_claim_the_whole_gpus_energy(gpu: Gpu, energy: int | No
 
 
 BEFORE = Reading(energy_mj=1_000_000, other_pids=())
-AFTER = Reading(
-    energy_mj=7_000_000,
-    power_w=300.0,
-    utilisation=0.5,
-    sm_clock_mhz=1500,
-    max_sm_clock_mhz=2000,
-    temperature_c=60,
-    throttle=(),
-    other_pids=(),
-)
+AFTER = Reading(7_000_000, 300.0, 0.5, 1500, 2000, 60, throttle=(), other_pids=())
 
 
 def columns(before: Sequence[Reading] = (BEFORE,), after: Sequence[Reading] = (AFTER,), **given: Any) -> dict[str, Any]:
     return summarise(before, after, **{"seconds": 20.0, "shared": False, "samples": 12_000.0, **given})
-
-
-def test_one_gpu() -> None:
-    assert columns(after=[replace(AFTER, power_w=60.0)]) == {  # it is idle after the last window
-        "gpu_utilisation": 0.5,
-        "power_w": 300.0,
-        "sm_clock_mhz": 1500,
-        "sm_clock_fraction": 0.75,
-        "temperature_c": 60,
-        "throttled": "",
-        "energy_j": 6_000.0,
-        "samples_per_joule": 2.0,
-        "foreign_gpu_processes": 0,
-    }
 
 
 @pytest.mark.parametrize(
@@ -294,24 +257,26 @@ def test_throttling_during_windows_is_recorded_although_the_gpu_is_idle_afterwar
     assert columns([before], [after])["throttled"] == expected
 
 
-def test_throttling_counters_are_read_by_policy() -> None:
-    assert read(GpuNvml(Gpu(A, held=[11, 22])))[0].held_ns == (11, 22)
-    assert read(GpuNvml(Gpu(A)))[0].held_ns is None
+ONE = {
+    "gpu_utilisation": 0.5,
+    "power_w": 300.0,
+    "sm_clock_mhz": 1500,
+    "sm_clock_fraction": 0.75,
+    "temperature_c": 60,
+    "throttled": "",
+    "energy_j": 6_000.0,
+    "samples_per_joule": 2.0,
+    "foreign_gpu_processes": 0,
+}
 
 
 def test_several_gpus_are_averaged_or_the_worst_or_summed() -> None:
+    assert columns(after=[replace(AFTER, power_w=60.0)]) == ONE  # idle after the last window
     other = Reading(3_000_000, 500.0, 0.7, 1600, 3200, 80, ("hw power brake", "hw slowdown"), ())
-    assert columns([BEFORE, BEFORE], [replace(AFTER, throttle=("hw slowdown",)), other]) == {
-        "gpu_utilisation": pytest.approx(0.6),
-        "power_w": 200.0,
-        "sm_clock_mhz": 1500,
-        "sm_clock_fraction": 0.5,
-        "temperature_c": 80,
-        "throttled": "hw slowdown, hw power brake",
-        "energy_j": 8_000.0,
-        "samples_per_joule": 1.5,
-        "foreign_gpu_processes": 0,
-    }
+    both = {"gpu_utilisation": pytest.approx(0.6), "power_w": 200.0, "sm_clock_fraction": 0.5, "temperature_c": 80}
+    both |= {"throttled": "hw slowdown, hw power brake", "energy_j": 8_000.0, "samples_per_joule": 1.5}
+    assert columns([BEFORE, BEFORE], [replace(AFTER, throttle=("hw slowdown",)), other]) == ONE | both
+    assert columns((), ()) == dict.fromkeys(ONE)
 
 
 @pytest.mark.parametrize(
@@ -319,10 +284,8 @@ def test_several_gpus_are_averaged_or_the_worst_or_summed() -> None:
     [
         ("gpu_utilisation", {"utilisation": None}),
         ("power_w", {"energy_mj": None, "power_w": None}),
-        ("sm_clock_mhz", {"sm_clock_mhz": None}),
-        ("sm_clock_fraction", {"sm_clock_mhz": None}),
-        ("sm_clock_fraction", {"max_sm_clock_mhz": None}),
-        ("sm_clock_fraction", {"max_sm_clock_mhz": 0}),
+        *((column, {"sm_clock_mhz": None}) for column in ("sm_clock_mhz", "sm_clock_fraction")),
+        *(("sm_clock_fraction", {"max_sm_clock_mhz": most}) for most in (None, 0)),
         ("temperature_c", {"temperature_c": None}),
         ("throttled", {"throttle": None}),
         ("energy_j", {"energy_mj": None}),
@@ -334,23 +297,22 @@ def test_a_query_missing_on_one_device_is_missing(column: str, missing: dict[str
     assert columns([BEFORE, BEFORE], [AFTER, replace(AFTER, **missing)])[column] is None
 
 
-def test_no_readings_are_missing_values() -> None:
-    assert set(columns((), ()).values()) == {None}
-
-
-@pytest.mark.parametrize(("seconds", "expected"), [(9.99, None), (ENERGY_LEAST_S, 6_000.0)])
-def test_short_windows_have_no_energy(seconds: float, expected: float | None) -> None:
-    result = columns(seconds=seconds)
-    assert result["energy_j"] == expected
-    assert result["samples_per_joule"] == (expected and 2.0)
-    assert result["power_w"] == 6_000.0 / seconds
-
-
-@pytest.mark.parametrize(("seconds", "counter"), [(0.9, 7_000_000), (20.0, None), (20.0, 1_000_000)])
-def test_without_energy_over_a_second_the_power_is_that_of_the_last_reading(
-    seconds: float, counter: int | None
+@pytest.mark.parametrize(
+    ("seconds", "counter", "energy", "power"),
+    [
+        (ENERGY_LEAST_S, 7_000_000, 6_000.0, 6_000.0 / ENERGY_LEAST_S),
+        (9.99, 7_000_000, None, 6_000.0 / 9.99),
+        (0.9, 7_000_000, None, 123.0),  # that of the last reading
+        (20.0, None, None, 123.0),
+        (20.0, 1_000_000, None, 123.0),
+    ],
+)
+def test_short_windows_have_no_energy_and_the_power_of_the_last_reading(
+    seconds: float, counter: int | None, energy: float | None, power: float
 ) -> None:
-    assert columns(after=[replace(AFTER, energy_mj=counter, power_w=123.0)], seconds=seconds)["power_w"] == 123.0
+    result = columns(after=[replace(AFTER, energy_mj=counter, power_w=123.0)], seconds=seconds)
+    assert (result["energy_j"], result["samples_per_joule"]) == (energy, energy and 2.0)
+    assert result["power_w"] == power
 
 
 def test_oversubscribed_gpus_and_a_constant_counter_have_no_energy() -> None:
@@ -380,8 +342,7 @@ def test_a_foreign_process_at_either_edge_leaves_no_energy(
 
 def test_columns_from_devices_end_to_end() -> None:
     gpus = [Gpu(A, energy=1_000), Gpu(B, energy=2_000)]
-    found = opened(GpuNvml(*gpus), 0, 1)
-    assert found is not None
+    found: Any = opened(GpuNvml(*gpus), 0, 1)
     before = found.read()
     gpus[0].energy, gpus[1].energy = 3_001_000, 1_002_000
     result = summarise(before, found.read(), seconds=10.0, shared=False, samples=400.0)

@@ -34,8 +34,7 @@ IDLE: dict[str, Any] = {"copy": lambda batch: batch, "synchronize": lambda: None
 class FakeClock:
     """Time passes only when somebody works."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
