@@ -164,14 +164,10 @@ class CountsItsSteps(Healthy):
 
 
 class RunningMean(Healthy):
-    class Net(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(8))
-
+    class Net(faulty_steps.CentresItsBatches.Net):
         def forward(self, x: Tensor) -> Tensor:
             self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
-            return super().forward(x)
+            return Net.forward(self, x)
 
 
 class Sampled(Dataset[Any]):
@@ -228,17 +224,17 @@ class MeanOverReplicas(Healthy):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
             return cross_entropy(super().forward(x), y, reduction="sum").unsqueeze(0)
 
+    total = staticmethod(torch.mean)
+
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
-        return model(x, y).mean(), torch.tensor(float(len(y)))
+        return self.total(model(x, y)), torch.tensor(float(len(y)))
 
 
 class SumOverReplicas(MeanOverReplicas):
     """Healthy: the same with a sum."""
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return model(x, y).sum(), torch.tensor(float(len(y)))
+    total = staticmethod(torch.sum)
 
 
 class NormalisedOverTheBatch(Healthy):
@@ -398,26 +394,14 @@ PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "batch transfer": [(BatchesOfItsOwn, "ddp")],
     "wrapper use": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
     "parameter updates": [
-        (UnusedHead, "ddp"),
-        (UnusedHead, "single"),
-        (DetachedFeatures, "ddp"),
-        (TrainsACopy, "ddp"),
-        (TrainsItsReplica, "dp"),
-        (UpdatesByRank, "ddp"),
+        *itertools.product((UnusedHead, DetachedFeatures, TrainsACopy, UpdatesByRank), ("ddp",)),
+        *((UnusedHead, "single"), (TrainsItsReplica, "dp")),
     ],
     "state in forward": [(CountsItsSteps, "dp"), (RunningMean, "dp"), (UpdatesItsReplica, "dp")],
-    "data sharding": [
-        (SamplerInside, "dp"),
-        (ShardsByRank, "ddp"),
-        (AnySample, "ddp"),
-        (AlwaysTheFirst, "single"),
-    ],
+    "data sharding": [*((SamplerInside, "dp"), (ShardsByRank, "ddp"), (AnySample, "ddp")), (AlwaysTheFirst, "single")],
     "gradient scaling": [
-        (MeanForSum, "ddp"),
-        (MeanForSum, "fsdp"),
-        (MeanOverReplicas, "dp"),
-        (NormalisedOverTheBatch, "ddp"),
-        (PaddingCounts, "ddp"),
+        *itertools.product((MeanForSum, NormalisedOverTheBatch, PaddingCounts), ("ddp",)),
+        *((MeanForSum, "fsdp"), (MeanOverReplicas, "dp")),
     ],
     "output shapes": [(NoTotalLength, "dp"), (HiddenStateFirst, "dp")],
     "loader throughput": [(SlowSamples, "ddp")],

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from typing import Any
 
 import torch
@@ -323,46 +324,29 @@ class MeanOverTokens(CountsPadding):
 
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "gradient scaling": [(ScaledByWorldSize, "ddp")],
-    "loss weight": [
-        *((MeanOfWeightOne, strategy) for strategy in ("single", "dp", "ddp")),
-        (MeanOverTokens, "single"),
-    ],
+    "loss weight": [*product((MeanOfWeightOne,), ("single", "dp", "ddp")), (MeanOverTokens, "single")],
     "execution": [(LossAlone, "single"), (LossAsANumber, "ddp"), (LossesOfSamples, "single")],
     "parameter updates": [
-        (UpdatesInLoss, "single"),
-        (UpdatesInLoss, "dp"),
-        (UpdatesInAHook, "single"),
-        (UpdatesInAHook, "ddp"),
-        (PlainWeight, "single"),
-        (GlobalWeight, "single"),
-        (DrawnConstant, "single"),
+        *product((UpdatesInLoss,), ("single", "dp")),
+        *product((UpdatesInAHook,), ("single", "ddp")),
+        *product((PlainWeight, GlobalWeight, DrawnConstant), ("single",)),
         (OnlyBiases, "ddp"),
     ],
-    "train mode": [(EvaluatesInLoss, "ddp"), (EvaluatesInLoss, "single"), (OneSampleNorm, "single")],
+    "train mode": [*product((EvaluatesInLoss,), ("ddp", "single")), (OneSampleNorm, "single")],
     "state in forward": [
-        (AddsOnRankOne, "ddp"),
-        (SetsOnRankOne, "ddp"),
-        (AddsOnRankZero, "ddp"),
-        (CentresItsBatches, "ddp"),
-        (CentresItsBatches, "fsdp"),
-        (RemembersItsBatches, "ddp"),
-        (RemembersItsBatches, "fsdp"),
+        *product((AddsOnRankOne, SetsOnRankOne, AddsOnRankZero), ("ddp",)),
+        *product((CentresItsBatches, RemembersItsBatches), ("ddp", "fsdp")),
     ],
     "memory growth": [(KeepsItsGraphs, "single")],
     "slow rank": [(LogsOnOneRank, "ddp")],
-    "threads": [(StartsAThread, "single"), (StartsAProcess, "single"), (ChangesThreads, "single")],
+    "threads": [*product((StartsAThread, StartsAProcess, ChangesThreads), ("single",))],
     "data sharding": [
-        (NoSamples, "single"),
-        (SamplerInASubset, "dp"),
-        (SamplerInASubset, "single"),
-        (OneNoiseForAll, "single"),
+        *product((SamplerInASubset,), ("dp", "single")),
+        *product((NoSamples, OneNoiseForAll), ("single",)),
     ],
     "validation set": [
-        (ValidatesOnTraining, "single"),
-        (OverlappingSplit, "single"),
-        (OverlappingSlices, "single"),
-        (CopiedRows, "single"),
-        (NothingToValidate, "single"),
+        *product((ValidatesOnTraining, OverlappingSplit, OverlappingSlices), ("single",)),
+        *product((CopiedRows, NothingToValidate), ("single",)),
     ],
     "padding": [(CountsPadding, "single")],
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import torch
@@ -153,19 +154,9 @@ class NoiseByIndex(OwnSamples):
 
 
 HEALTHY: list[tuple[type[Healthy], str]] = [
-    (CountsTokens, "single"),
-    (CountsTokens, "ddp"),
-    (BoundsItsWeights, "single"),
-    (PlainConstants, "single"),
-    (GradientPenalty, "single"),
-    (FrozenBackbone, "ddp"),
-    (FrozenNorm, "ddp"),
-    (FrozenNorm, "single"),
-    (KeepsItsLastOutput, "ddp"),
-    (KeepsNumbers, "single"),
-    (ProperSplit, "single"),
-    (SplitSlices, "single"),
-    (FewValues, "single"),
+    *product((CountsTokens, FrozenNorm), ("single", "ddp")),
+    *product((BoundsItsWeights, PlainConstants, GradientPenalty, KeepsNumbers, NoiseByIndex), ("single",)),
+    *product((ProperSplit, SplitSlices, FewValues), ("single",)),
+    *product((FrozenBackbone, KeepsItsLastOutput), ("ddp",)),
     (EverySecondSample, "dp"),
-    (NoiseByIndex, "single"),
 ]

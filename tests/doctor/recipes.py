@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -153,25 +154,15 @@ class CountsInBuffers(Healthy):
 
 
 HEALTHY: list[tuple[type[Healthy], str]] = [
-    (MixesUp, "ddp"),
-    (MixesUp, "dp"),
-    (MixesUpOnItsOwn, "ddp"),
-    (PadsInCollate, "ddp"),
     *((InTrainModeAlone, strategy) for strategy in ("single", "ddp", "fsdp")),
-    (InTrainModeWithDropout, "ddp"),
-    (InTrainModeAtRandom, "ddp"),
-    (Graphs, "single"),
-    (Graphs, "ddp"),
-    (LockedGraphs, "ddp"),
-    (SparseTable, "ddp"),
-    (SparseBag, "ddp"),
-    (SparseTable, "single"),
-    (CountsInBuffers, "ddp"),
+    *product((Graphs, SparseTable), ("single", "ddp")),
+    *product((MixesUp, MixesUpOnItsOwn, PadsInCollate, InTrainModeWithDropout, InTrainModeAtRandom), ("ddp",)),
+    *product((LockedGraphs, SparseBag, CountsInBuffers), ("ddp",)),
+    (MixesUp, "dp"),
 ]
 GRADIENTS, SAMPLES = "equivalence of gradients", "comparison of samples"
 UNKNOWN: dict[str, tuple[str, str]] = {
-    "MixesUp ddp": (GRADIENTS, "unknown: collate draws random numbers"),
-    "MixesUp dp": (GRADIENTS, "unknown: collate draws random numbers"),
+    **dict.fromkeys(("MixesUp ddp", "MixesUp dp"), (GRADIENTS, "unknown: collate draws random numbers")),
     "MixesUpOnItsOwn ddp": (GRADIENTS, "unknown: a batch changes when it is read again"),
     "InTrainModeWithDropout ddp": (GRADIENTS, "unknown: loss() fails in eval mode: AttributeError"),
     "InTrainModeAtRandom ddp": (GRADIENTS, "unknown: loss() fails in eval mode: AttributeError"),

@@ -99,13 +99,10 @@ def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
     only(devices.judge_transfer([devices.Moved(), seen], ON_CPU), "warning", means="no effect on this machine")
 
 
-def test_a_batch_that_cannot_be_moved_is_an_error_on_a_gpu() -> None:
+def test_on_a_gpu_a_batch_that_cannot_be_moved_is_an_error_and_one_that_keeps_a_tensor_on_the_host_a_warning() -> None:
     found = devices.judge_transfer([devices.Moved(left="y"), devices.Moved(error="x")], ON_GPU)
     assert only(found, "error").seen == "x"
     assert devices.judge_transfer([devices.Moved()] * 2, ON_GPU) == []
-
-
-def test_a_batch_that_keeps_a_tensor_on_the_host_of_a_gpu_is_a_warning() -> None:
     made: list[Lengths] = []
 
     def make(x: Tensor) -> Lengths:
@@ -126,8 +123,12 @@ class Hoarder(Net):
         self.mask = torch.ones(16)
         self.blocks = [nn.Linear(16, 16), nn.BatchNorm1d(16)]
         self.tables = {"sin": torch.ones(4), "size": 4, "links": torch.eye(2).to_sparse()}
+        self.scales = [torch.ones(16), torch.ones(16)]
         self.known = nn.ModuleList([nn.Linear(1, 1)])
         self.register_buffer("kept", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x)) * self.scales[1].view(1, -1))
 
 
 def test_every_hidden_tensor_has_a_name_and_no_other() -> None:
@@ -138,7 +139,7 @@ def test_every_hidden_tensor_has_a_name_and_no_other() -> None:
         "mask (a plain attribute of Hoarder)",
         "tables['sin'] (in a plain dict)",
         "tables['links'] (in a plain dict)",
-        *(f"blocks[0].{name} (in a plain list)" for name in ("weight", "bias")),
+        *(f"{name} (in a plain list)" for name in ("scales[0]", "scales[1]", "blocks[0].weight", "blocks[0].bias")),
         *(f"blocks[1].{name} (in a plain list)" for name in norm),
     }
     assert name_of(model.blocks[0].weight.t(), hidden) == "blocks[0].weight (in a plain list)"  # type: ignore[operator]
@@ -147,19 +148,10 @@ def test_every_hidden_tensor_has_a_name_and_no_other() -> None:
         assert name_of(other, hidden) is None
 
 
-class InAList(Healthy):
-    class Net(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scales = [torch.ones(16), torch.ones(16)]
-
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.relu(self.first(x)) * self.scales[1].view(1, -1)
-            return self.last(hidden)
-
-
 def test_a_tensor_in_a_list_is_named_where_devices_meet() -> None:
-    subject = subject_of(InAList())
+    workload = Healthy()
+    workload.Net = Hoarder
+    subject = subject_of(workload)
     (finding,) = devices.judge([devices.observe(subject)], Case(subject.cell))
     assert finding.seen.startswith("scales[1] (in a plain list) on cpu, input on the model's device: operands of mul")
 

@@ -84,12 +84,11 @@ def measured(make_experiment: Make, place: Path, tmp_path: Path) -> Measured:
 def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) -> None:
     plan, folder = measured("Healthy", "single", "dp")
     lines = folder.lines()
-    assert {line["outcome"] for line in lines} == {"ok"}
+    assert {line["outcome"] for line in lines} == {"ok"} and pipeline._exit_code(folder, plan) == 0
     purposes = [line["purpose"] for line in lines if line["group_id"].startswith("b0") and line["strategy"] == "dp"]
     assert purposes == ["doctor", ""]
     results = harness.load(folder.path)
     assert results.findings.empty
-    assert pipeline._exit_code(folder, plan) == 0
     assert results.cells["estimated_peak_bytes"].between(2**20, 2**36).all()
     table = memory_table(results.cells, results.ranks, results.trials)
     titles = [heading.title for heading in table.columns]
@@ -245,12 +244,8 @@ def test_a_warning_forbids_nothing_and_a_check_of_any_name_is_shown(measured: Me
 
 
 def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment: Make) -> None:
-    grid = {
-        "model": ["resnet8", "resnet14"],
-        "strategy": ["single", "ddp"],
-        "devices": [1, 2, 4],
-        "per_device_batch_size": [8, 16],
-    }
+    grid = {"model": ["resnet8", "resnet14"], "strategy": ["single", "ddp"]}
+    grid |= {"devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
     plan = make_plan(make_experiment(grid, preflight=True, throughput={"blocks": 3}), gpu_cluster())
     cells = [trial.cell for trial in plan.trials if trial.purpose == "doctor"]
     assert sorted((c.strategy, c.devices, c.model, c.per_device_batch_size) for c in cells) == [
@@ -317,16 +312,13 @@ def test_the_doctor_exits_with_0_and_prints_measurements(tmp_path: Path, monkeyp
     assert "nothing found" in text and "loader alone" in text
 
 
-def test_doctor_with_a_bad_file_is_one_error(tmp_path: Path) -> None:
-    file = experiment_file(tmp_path, "Nobody")
-    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, ["doctor", str(file)])
-    assert done.exit_code == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr
-
-
-def test_a_node_that_cannot_import_the_workload_is_an_error_of_the_doctor(
+def test_a_bad_file_and_a_node_that_cannot_import_the_workload_are_errors_of_the_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a worker group: in tests/test_two_nodes.py a real node answers so."""
+    file = experiment_file(tmp_path, "Nobody")
+    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, ["doctor", str(file)])
+    assert done.exit_code == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr
     failing = {"b (127.0.0.3)": {"tests.doctor.faulty": "ModuleNotFoundError: no module named 'absent'"}}
     monkeypatch.setattr("harness.run.doctor.failing_imports", lambda *_: failing)
     file = experiment_file(tmp_path, "Healthy")

@@ -51,15 +51,20 @@ def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
     return Stepper(training, data, cell, 0, ranks, collate=None, advance=lambda: None)
 
 
-def test_warm_up_runs_in_rounds_up_to_its_limit_before_windows() -> None:
+@pytest.mark.parametrize("cheap", [True, False])
+def test_timed_windows_after_rounds_of_warm_up_mark_their_phases_where_that_is_cheap(
+    monkeypatch: pytest.MonkeyPatch, cheap: bool
+) -> None:
+    monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
     speed = measure_throughput(stepper_for(CELL), FAST)
     kinds = [window.kind for window in speed.windows]
     rounds = kinds.count("warmup")
     assert 2 <= rounds <= FAST.warmup_rounds
-    assert kinds[: rounds + 2] == ["warmup"] * rounds + ["timed"] * 2
-    assert speed.finite and speed.window_steps == FAST.window_steps
-    assert [window.weight for window in speed.windows if window.kind == "timed"] == [32.0, 32.0]
-    assert speed.load["watched_s"] > 0
+    assert kinds == ["warmup"] * rounds + ["timed"] * 2 + ["phases"] * (not cheap)
+    timed, marked = speed.windows[rounds : rounds + 2], speed.windows[rounds + 2 :]
+    assert [(window.weight, bool(window.window.phases)) for window in timed] == [(32.0, cheap)] * 2
+    assert all(window.window.steps == 3 and window.window.phases for window in marked)
+    assert speed.finite and speed.window_steps == FAST.window_steps and speed.load["watched_s"] > 0
 
 
 @pytest.mark.parametrize("steady_after", [2, 3, None])
@@ -71,8 +76,7 @@ def test_warm_up_continues_until_rank_0_stops_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(throughput, "is_steady", lambda rounds: not steady_after)  # the opposite
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: next(result))
     rounds, steady = throughput._warm_up(stepper, FAST)
-    assert steady is bool(steady_after)
-    assert len(rounds) == count
+    assert (steady, len(rounds)) == (bool(steady_after), count)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -231,18 +235,6 @@ def test_a_profile_without_kernels_has_a_reason(monkeypatch: pytest.MonkeyPatch,
     facts = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
     assert facts.pop("explain_error", None) == (None if kernels else NO_KERNELS)
     assert set(facts.values()) == {None}
-
-
-@pytest.mark.usefixtures("no_group")
-@pytest.mark.parametrize("cheap", [True, False])
-def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
-    monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
-    speed = measure_throughput(stepper_for(CELL), FAST)
-    timed = [window.window for window in speed.windows if window.kind == "timed"]
-    marked = [window.window for window in speed.windows if window.kind == "phases"]
-    assert len(timed) == FAST.windows
-    assert all(bool(window.phases) is cheap for window in timed)
-    assert [window.steps for window in marked] == ([] if cheap else [3]) and all(window.phases for window in marked)
 
 
 TWO = replace(CELL, strategy="dp", devices=2, global_batch_size=16)

@@ -79,10 +79,7 @@ def test_every_timed_trial_has_the_phases_of_its_step(
     assert kinds(result).count("phases") == (not cheap)
 
 
-@pytest.mark.parametrize("block", [0, 1])
-def test_exchanges_are_recorded_in_the_first_block_alone(
-    within: Within, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_exchanges_are_recorded_in_the_first_block_alone(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def explain(*arguments: Any, exchanges: bool) -> Explanation:
@@ -90,23 +87,23 @@ def test_exchanges_are_recorded_in_the_first_block_alone(
         return Explanation()
 
     monkeypatch.setattr(scenarios, "explain", explain)
-    run_scenario(within(throughput={"blocks": 2, "explain": True}, block=block, timed=True))
-    assert asked == [block == 0]
-
-
-def test_missing_diagnostics_have_a_reason(within: Within) -> None:
-    reported = run_scenario(within())
-    assert reported.facts["flops_per_unit"] > 0 and reported.facts["measured_peak_flops_per_s"] > 0
-    assert not reported.facts["flops_reason"]
-    silent = run_scenario(within(throughput={"explain": False}))
-    assert silent.facts["flops_reason"] == "throughput.explain is off" and "flops_per_unit" not in silent.facts
+    for block in (0, 1):
+        run_scenario(within(throughput={"blocks": 2, "explain": True}, block=block, timed=True))
+    assert asked == [True, False]
 
 
 def broken(*asked: Any, **options: Any) -> Any:
     raise RuntimeError("no profile\nhere")
 
 
-def test_measurements_are_kept_if_diagnostics_fail(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_failed_diagnostics_have_a_reason_beside_measurements(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported = run_scenario(within())
+    assert reported.facts["flops_per_unit"] > 0 and reported.facts["measured_peak_flops_per_s"] > 0
+    assert not reported.facts["flops_reason"]
+    silent = run_scenario(within(throughput={"explain": False}))
+    assert silent.facts["flops_reason"] == "throughput.explain is off" and "flops_per_unit" not in silent.facts
     monkeypatch.setattr(scenarios, "explain", broken)
     result = run_scenario(within())
     assert result.outcome == "ok" and kinds(result).count("timed") == 2
@@ -224,13 +221,11 @@ def test_what_a_workload_does_to_its_process_is_in_the_row_of_its_rank(
     assert result.facts["dtypes"] == ("float32" if healthy else "parameters float64, outputs float64")
 
 
-TWO_REPLICAS = replace(ALONE, devices=ALONE.devices * 2)
-
-
 def test_a_timed_trial_profiles_nothing_and_a_profile_times_nothing(
     within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replicas: dict[str, Any] = {"grid": {"strategy": "dp", "devices": 2}, "ranks": TWO_REPLICAS}
+    replicas: dict[str, Any] = {"grid": {"strategy": "dp", "devices": 2}}
+    replicas["ranks"] = replace(ALONE, devices=ALONE.devices * 2)
     with monkeypatch.context() as patch:
         patch.setattr(torch.profiler.profile, "__enter__", broken)
         timed = run_scenario(within(**replicas, purpose=""))
