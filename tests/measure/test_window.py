@@ -20,6 +20,7 @@ from harness.measure.window import (
     CudaTimer,
     HostTimer,
     Marks,
+    Window,
     cost_s,
     epoch_marks,
     marks_for,
@@ -40,6 +41,15 @@ class FakeClock:
         return self.now
 
 
+def window_of(step: Any, steps: int, source: Any = None, clock: Any = None, parts: int = 1, **more: Any) -> Window:
+    """What a window of these steps measures; ``parts``: the micro-batches of a step."""
+    clock = clock or FakeClock()
+    marks = HostTimer(clock, detailed=False, micro_batches=parts)
+    return measure_window(
+        step, source or count(), **IDLE | more, steps=steps, marks=marks, clock=clock, micro_batches=parts
+    )
+
+
 def test_a_window_is_from_sync_to_sync_at_its_edges_and_the_wait_is_inside_the_step() -> None:
     clock, log = FakeClock(), list[str]()
 
@@ -57,16 +67,7 @@ def test_a_window_is_from_sync_to_sync_at_its_edges_and_the_wait_is_inside_the_s
         clock.now += 0.25
         log.append("sync")
 
-    window = measure_window(
-        step,
-        source(),
-        copy=lambda batch: batch,
-        steps=3,
-        marks=HostTimer(clock, detailed=False),
-        synchronize=synchronize,
-        advance=lambda: log.append("advance"),
-        clock=clock,
-    )
+    window = window_of(step, 3, source(), clock, synchronize=synchronize, advance=lambda: log.append("advance"))
     assert window.duration_s == pytest.approx(3 * 2.5 + 0.25)
     assert window.step_s == pytest.approx([2.5] * 3) and window.wait_s == pytest.approx([0.5] * 3)
     assert log == ["sync", "step 0", "advance", "step 1", "advance", "step 2", "advance", "sync"]
@@ -100,9 +101,7 @@ def test_losses_are_read_after_the_window_and_not_kept_on_the_device(weight: Any
         kept.append(weakref.ref(loss))
         return loss, weight()
 
-    window = measure_window(
-        step, count(), steps=3, marks=HostTimer(CLOCK, detailed=False), clock=CLOCK, micro_batches=micro_batches, **IDLE
-    )
+    window = window_of(step, 3, clock=CLOCK, parts=micro_batches)
     assert (window.losses, window.weights) == ([0.0, 1.0, 2.0], [4.0, 4.0, 4.0])
     assert all(type(value) is float for value in (*window.losses, *window.weights))
     assert window.duration_s == 6.0 and sum(window.step_s) == 6.0  # reading them took 1,000
@@ -115,7 +114,7 @@ def test_losses_that_are_not_finite_are_kept_as_they_are() -> None:
     def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
         return torch.tensor(next(losses), dtype=torch.bfloat16), 1
 
-    window = measure_window(step, count(), steps=3, marks=HostTimer(detailed=False), **IDLE)
+    window = window_of(step, 3)
     assert [str(loss) for loss in window.losses] == ["1.5", "nan", "inf"]
 
 
@@ -127,10 +126,10 @@ def test_the_garbage_collector_is_disabled_inside_a_window_and_restored_also_if_
         return torch.zeros(()), 1
 
     assert gc.isenabled()
-    measure_window(step, count(), steps=2, marks=HostTimer(detailed=False), **IDLE)
+    window_of(step, 2)
     assert seen == [False, False] and gc.isenabled()
     with pytest.raises(ZeroDivisionError):
-        measure_window(lambda batch, mark: 1 / 0, count(), steps=1, marks=HostTimer(detailed=False), **IDLE)
+        window_of(lambda batch, mark: 1 / 0, 1)
     assert gc.isenabled()
 
 
@@ -153,14 +152,10 @@ def test_a_further_micro_batch_is_fetched_after_the_one_before_was_computed() ->
             log.append(f"compute {float(batch):g} of {len(alive)}")
         return torch.zeros(()), 3
 
-    marks = HostTimer(clock, detailed=False, micro_batches=3)
-    window = measure_window(
-        step, source(), **IDLE | {"copy": copied}, steps=2, marks=marks, clock=clock, micro_batches=3
-    )
+    window = window_of(step, 2, source(), clock, parts=3, copy=copied)
     assert log[:6] == ["fetch 0", "compute 0 of 1", "fetch 1", "compute 1 of 1", "fetch 2", "compute 2 of 1"]
     assert len(log) == 12, "a step takes its own micro-batches, no more"
-    assert window.step_s == pytest.approx([7.5, 7.5])
-    assert window.wait_s == pytest.approx([1.5, 1.5])
+    assert window.step_s == pytest.approx([7.5, 7.5]) and window.wait_s == pytest.approx([1.5, 1.5])
 
 
 def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
@@ -177,12 +172,10 @@ def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
         clock.now += 0.005
         return torch.zeros(()), 1
 
-    def window(steps: int) -> Any:
-        return measure_window(step, batches, **IDLE, steps=steps, marks=HostTimer(clock, detailed=False), clock=clock)
-
     batches = source()
-    steps = window_length(Throughput(window_steps=10, window_seconds=5.0), _pace(window(20).step_s))
-    assert window(steps).duration_s == pytest.approx(5.0, rel=0.3)
+    warm_up = window_of(step, 20, batches, clock)
+    steps = window_length(Throughput(window_steps=10, window_seconds=5.0), _pace(warm_up.step_s))
+    assert window_of(step, steps, batches, clock).duration_s == pytest.approx(5.0, rel=0.3)
 
 
 @pytest.mark.parametrize(
