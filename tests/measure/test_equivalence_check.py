@@ -149,7 +149,7 @@ def test_a_strategy_of_the_users_own_is_judged_by_its_updates() -> None:
 
 
 def test_the_frozen_model_has_statistics_but_learns_no_new_ones() -> None:
-    batch = (data().tensors[0][:8], data().tensors[1][:8])
+    batch = data()[:8]
     model = Frozen(Small(), batch).build_model()
     # what asks for self.training, as functional dropout does, rests too
     assert not any(layer.training for layer in model)

@@ -79,9 +79,7 @@ def test_without_overlap_every_call_waits_and_with_it_a_group_is_gathered_while_
     ],
     ids=["kept", "accumulation", "without gradients"],
 )
-def test_each_pass_gathers_and_the_last_reduces(
-    points: list[Any], gathers: list[float], reductions: list[float]
-) -> None:
+def test_passes_gather_and_the_last_reduces(points: list[Any], gathers: list[float], reductions: list[float]) -> None:
     rows = _of_groups(points, points[-1][1], overlapped=False)
     wanted = [*((GATHER, at, at) for at in gathers), *((REDUCE, at, at) for at in reductions)]
     assert of(rows) == wanted and [row["position"] for row in rows] == [*range(len(wanted))]

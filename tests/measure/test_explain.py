@@ -52,9 +52,7 @@ def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
 
 
 @pytest.mark.parametrize("cheap", [True, False])
-def test_timed_windows_after_rounds_of_warm_up_mark_their_phases_where_that_is_cheap(
-    monkeypatch: pytest.MonkeyPatch, cheap: bool
-) -> None:
+def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
     monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
     speed = measure_throughput(stepper_for(CELL), FAST)
     kinds = [window.kind for window in speed.windows]

@@ -158,9 +158,7 @@ def test_a_batch_of_any_size_gives_the_same() -> None:
     ("kind", "channels", "groups", "places"),
     [*((nn.Conv2d, 8, groups, 16) for groups in (1, 2, 8)), (nn.ConvTranspose2d, 4, 2, 36)],
 )
-def test_a_convolution_costs_one_group_a_channel_and_a_transposed_one_its_kernel_at_each_input(
-    kind: Any, channels: int, groups: int, places: int
-) -> None:
+def test_a_convolution_costs_one_group_a_channel(kind: Any, channels: int, groups: int, places: int) -> None:
     flops = count(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), kind(8, channels, 3, groups=groups)), images(6, 4)[0])
     # 36 places of 3 x 8 twice, then places of 9 x 8 x channels / groups three times
     assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * places * 9 * 8 * channels / groups * 3
@@ -410,9 +408,7 @@ def test_the_peak_is_of_the_fastest_product_after_the_warm_up_within_the_seconds
     assert len(products) == 2 + 3 + 8
 
 
-def test_matrices_grow_until_a_product_is_long_or_they_are_largest(
-    products: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matrices_grow_until_a_product_is_long(products: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     quick, long = 2**-10, 2**-7  # about 1 ms and 8 ms
     durations = chain([quick] * 4, repeat(long))
     peak = measured_peak(CPU, "fp32", seconds=0.0, clock=clock_of(products, durations))

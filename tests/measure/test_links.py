@@ -63,7 +63,7 @@ def swept(clock: Clock, series: Sequence[Operation], seconds: float, most_bytes:
     return list(sweep(series, meter(clock), seconds, most_bytes))
 
 
-def test_sizes_double_until_the_time_with_the_latency_and_the_bandwidth_of_their_transfer() -> None:
+def test_sizes_double_until_the_time_is_over_at_the_latency_and_bandwidth_of_their_transfer() -> None:
     clock = Clock()
     first, *_, last = rows = swept(clock, [transfer(clock, 1e-4, 1e8)], 5.0)
     sizes = [row["size_bytes"] for row in rows]
@@ -75,10 +75,7 @@ def test_sizes_double_until_the_time_with_the_latency_and_the_bandwidth_of_their
     assert last["size_bytes"] / last["time_s"] == pytest.approx(1e8, rel=0.01)
     assert (first["repetitions"], first["calls"], last["calls"]) == (REPETITIONS, 9, 1)
     assert last["min_s"] == pytest.approx(last["max_s"])
-
-
-def test_a_message_that_is_sent_and_returned_counts_half() -> None:
-    clock = Clock()
+    # a message that is sent and returned counts half
     once, both = (swept(clock, [transfer(clock, 0.0, 1e8, legs=legs)], 0.1)[0]["time_s"] for legs in (1, 2))
     assert both == pytest.approx(once / 2)
 
@@ -157,9 +154,7 @@ class Two(Ranks):
 FIRST = Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
 
 
-def test_the_slowest_rank_gives_the_time_and_rank_0_the_clock_unless_one_cannot_take_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_slowest_rank_gives_the_time_unless_one_cannot_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     both, operation = meter(clock, FIRST), transfer(clock, 0.5, 1e30)
     assert both.seconds(operation, KIB, 1) == [1.0] * REPETITIONS

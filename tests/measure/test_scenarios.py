@@ -96,9 +96,7 @@ def broken(*asked: Any, **options: Any) -> Any:
     raise RuntimeError("no profile\nhere")
 
 
-def test_missing_and_failed_diagnostics_have_a_reason_beside_measurements(
-    within: Within, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_and_failed_diagnostics_have_a_reason(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     reported = run_scenario(within())
     assert reported.facts["flops_per_unit"] > 0 and reported.facts["measured_peak_flops_per_s"] > 0
     assert not reported.facts["flops_reason"]
