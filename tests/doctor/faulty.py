@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import Dataset, DistributedSampler
 
 from tests.doctor import faulty_steps, lookalikes, recipes
@@ -257,13 +258,9 @@ class Sequences(Healthy):
             self.last = nn.Linear(8, CLASSES)
 
         def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-            packed = nn.utils.rnn.pack_padded_sequence(
-                self.embed(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False
-            )
-            hidden, _ = nn.utils.rnn.pad_packed_sequence(
-                self.rnn(packed)[0], batch_first=True, total_length=self.most(tokens)
-            )
-            return self.last(hidden)
+            packed = pack_padded_sequence(self.embed(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False)
+            padded = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=self.most(tokens))
+            return self.last(padded[0])
 
         def most(self, tokens: Tensor) -> int | None:
             return tokens.size(1)

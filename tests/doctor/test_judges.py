@@ -76,8 +76,7 @@ def test_the_sizes_each_replica_gets(strategy: str, batch: int, devices: int, si
     assert planned_batches.part_sizes(strategy, batch, devices) == sizes
     assert sum(sizes) == batch
     if strategy == "dp":
-        chunks = [len(chunk) for chunk in torch.zeros(batch).chunk(devices)]
-        assert [size for size in sizes if size] == chunks
+        assert [size for size in sizes if size] == [len(chunk) for chunk in torch.zeros(batch).chunk(devices)]
 
 
 def test_dp_leaves_devices_idle_if_chunks_run_out() -> None:
@@ -137,14 +136,11 @@ def test_parameters_that_do_not_move_on_any_rank_differ_or_move_twice_are_named(
     only(twice, seen="before the optimizer steps: 1 of 2 (w)")
 
 
-def test_ranks_that_draw_the_same_numbers() -> None:
+def test_ranks_that_draw_the_same_numbers_or_have_different_initial_weights_are_named() -> None:
     same = [steps(draws=True, random_state="a")] * 2
     only(state.judge_streams(same, case()), "warning")
     assert state.judge_streams([same[0], steps(draws=True, random_state="b")], case()) == []
     assert state.judge_streams([steps(draws=False, random_state="a")] * 2, case()) == []
-
-
-def test_different_initial_weights_are_named() -> None:
     found = state.judge_randomness([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))
     only(found, seen="1 of 2 parameters", means="fsdp shards")
 
@@ -280,18 +276,13 @@ def test_changed_threads_and_what_the_workload_started_are_named() -> None:
     only(threads.judge([started], case("single", 1)), seen="rank 0: 1 (thread metrics)")
 
 
-def test_a_weight_of_samples_is_their_number() -> None:
+def test_a_weight_of_samples_is_their_number_and_one_of_tokens_a_whole_number_of_at_least_one_a_sample() -> None:
     assert batches.judge_loss_weight([steps(samples=[64])], case()) == []
     found = batches.judge_loss_weight([steps(samples=[64]), steps(samples=[32], weights=[1.0])], case())
     only(found, "error", seen="a batch of 32 samples: 1 (rank 1)")
-
-
-@pytest.mark.parametrize(
-    ("weight", "severity"), [(640.0, None), (63.0, "warning"), (64.5, "warning"), (0.0, "error"), (math.nan, "error")]
-)
-def test_a_weight_of_tokens_is_a_whole_number_of_at_least_one_a_sample(weight: float, severity: str | None) -> None:
-    found = batches.judge_loss_weight([steps(samples=[64], weights=[weight], unit="tokens")], case())
-    assert [finding.severity for finding in found] == ([severity] if severity else [])
+    assert batches.judge_loss_weight([steps(samples=[64], weights=[640.0], unit="tokens")], case()) == []
+    for weight, severity in ((63.0, "warning"), (64.5, "warning"), (0.0, "error"), (math.nan, "error")):
+        only(batches.judge_loss_weight([steps(samples=[64], weights=[weight], unit="tokens")], case()), severity)
 
 
 def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +36,6 @@ SGD = {"name": "SGD", "lr": 0.05}
 ROOT = Path(__file__).parents[2]
 
 
-def examined_experiment(make: Make, workload: str = "faulty:Healthy", *strategies: str, **sections: Any) -> Experiment:
-    """An experiment with the doctor on a workload of these tests; dp on two devices, the others on one."""
-    grid = {"strategy": list(strategies or ("single",)), "devices": [1, 2], "per_device_batch_size": 32}
-    left_out = [{"strategy": "single", "devices": 2}, {"strategy": "dp", "devices": 1}]
-    fixed = {"optimizer": SGD, "throughput": SHORT, "preflight": True, "exclude": left_out}
-    return make(grid, workload=f"tests.doctor.{workload}", **{**fixed, **sections})
-
-
 def executed(experiment: Experiment, place: Path, plan: Plan | None = None) -> tuple[Plan, RunFolder]:
     """The plan and the folder of a run in this process."""
     plan = plan or make_plan(experiment, laptop())
@@ -58,31 +48,23 @@ def timed_lines(folder: RunFolder) -> list[Any]:
     return [line for line in folder.lines() if line["purpose"] == ""]
 
 
-@cache
-def run_of(make: Make, place: Path, workload: str, strategy: tuple[str, ...], blocks: int) -> tuple[Plan, RunFolder]:
-    throughput = {**SHORT, "blocks": blocks}
-    return executed(examined_experiment(make, f"faulty:{workload}", *strategy, throughput=throughput), place)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("measured")
-
-
 @pytest.fixture
-def measured(make_experiment: Make, place: Path, tmp_path: Path) -> Measured:
-    """A run of a workload of these tests in this process: its plan and a copy of its folder."""
+def measured(make_experiment: Make, tmp_path: Path) -> Measured:
+    """A run in this process, with the doctor, of a workload of these tests: dp on two devices, the others on one."""
 
-    def run(workload: str, *strategy: str, blocks: int = 1) -> tuple[Plan, RunFolder]:
-        plan, folder = run_of(make_experiment, place, workload, strategy, blocks)
-        return plan, RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
+    def run(workload: str = "faulty:Healthy", *strategies: str, **sections: Any) -> tuple[Plan, RunFolder]:
+        grid = {"strategy": list(strategies or ("single",)), "devices": [1, 2], "per_device_batch_size": 32}
+        left_out = [{"strategy": "single", "devices": 2}, {"strategy": "dp", "devices": 1}]
+        fixed = {"optimizer": SGD, "throughput": FEW_STEPS, "preflight": True, "exclude": left_out}
+        experiment = make_experiment(grid, workload=f"tests.doctor.{workload}", **{**fixed, **sections})
+        return executed(experiment, tmp_path)
 
     return run
 
 
 @pytest.mark.slow
 def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) -> None:
-    plan, folder = measured("Healthy", "single", "dp")
+    plan, folder = measured("faulty:Healthy", "single", "dp")
     lines = folder.lines()
     assert {line["outcome"] for line in lines} == {"ok"} and pipeline._exit_code(folder, plan) == 0
     purposes = [line["purpose"] for line in lines if line["group_id"].startswith("b0") and line["strategy"] == "dp"]
@@ -97,7 +79,7 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) 
 
 @pytest.mark.slow
 def test_cells_that_would_crash_are_not_measured_and_a_resumed_run_examines_them_again(measured: Measured) -> None:
-    plan, folder = measured("NoTotalLength", "single", "dp", blocks=2)
+    plan, folder = measured("faulty:NoTotalLength", "single", "dp", throughput=SHORT)
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
     for block in (0, 1):  # in its own worker group, and in a later one
         dp = lines["dp", block, ""]
@@ -116,7 +98,7 @@ def test_cells_that_would_crash_are_not_measured_and_a_resumed_run_examines_them
 
 @pytest.mark.slow
 def test_cells_with_other_errors_are_measured_and_marked(measured: Measured) -> None:
-    plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
+    plan, folder = measured("faulty:KeepsItsOwnModel", "single", "dp", throughput=SHORT)
     assert {line["outcome"] for line in folder.lines()} == {"ok"} and pipeline._exit_code(folder, plan) == 0
     results = write_report(folder.path)
     assert list(results.findings["check"]) == ["wrapper use"] and results.findings["stops"].tolist() == [False]
@@ -137,10 +119,9 @@ def test_cells_with_other_errors_are_measured_and_marked(measured: Measured) -> 
     ],
 )
 def test_a_recipe_that_is_not_equivalent_or_not_comparable_is_measured_and_says_so(
-    make_experiment: Make, tmp_path: Path, workload: str, equivalence: str, reason: str | None
+    measured: Measured, workload: str, equivalence: str, reason: str | None
 ) -> None:
-    sections = {"throughput": {**SHORT, "blocks": 3}, "equivalence": True}
-    plan, folder = executed(examined_experiment(make_experiment, workload, "single", "dp", **sections), tmp_path)
+    plan, folder = measured(workload, "single", "dp", throughput={**SHORT, "blocks": 3}, equivalence=True)
     timed = timed_lines(folder)
     assert len(timed) == 6 and {line["outcome"] for line in timed} == {"ok"}
     results = harness.load(folder.path)
@@ -152,11 +133,8 @@ def test_a_recipe_that_is_not_equivalent_or_not_comparable_is_measured_and_says_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lr", "outcomes"), [(1e-3, ["ok", "ok"]), (1.0, ["tried", "skipped"])])
-def test_a_cell_whose_finite_loss_diverges_is_tried_once(
-    make_experiment: Make, tmp_path: Path, lr: float, outcomes: list[str]
-) -> None:
-    experiment = examined_experiment(make_experiment, optimizer={"name": "SGD", "lr": lr})
-    plan, folder = executed(experiment, tmp_path)
+def test_a_cell_whose_finite_loss_diverges_is_tried_once(measured: Measured, lr: float, outcomes: list[str]) -> None:
+    plan, folder = measured(throughput=SHORT, optimizer={"name": "SGD", "lr": lr})
     findings = harness.load(folder.path).findings
     assert findings["check"].tolist() == ["divergence"] * (outcomes[0] == "tried")
     assert not any("nan" in seen or "inf" in seen for seen in findings["seen"])
@@ -165,7 +143,7 @@ def test_a_cell_whose_finite_loss_diverges_is_tried_once(
     assert found[0]["outcome"] in ({"ok"} if outcomes[0] == "ok" else {"ok", "diverged"})
     if outcomes[1] == "skipped":
         assert found[1]["reason"].startswith("preflight: divergence, also when tried once: losses of single")
-        Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+        Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None).run()
         assert {line["outcome"] for line in timed_lines(folder)[2:]} <= {"skipped"}
 
 
@@ -203,12 +181,9 @@ def test_a_plan_in_which_every_cell_is_uneven_is_not_called_healthy(make_experim
 
 
 @pytest.mark.parametrize("more", [{"accumulation": 2, "clip_grad_norm": 100.0}, {"warmup_epochs": 1}])
-def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(
-    make_experiment: Make, tmp_path: Path, more: dict[str, Any]
-) -> None:
+def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(measured: Measured, more: dict[str, Any]) -> None:
     wild = {"lr_scaling": "linear", "lr_base_batch_size": 1, **more}
-    experiment = examined_experiment(make_experiment, optimizer={"name": "SGD", "lr": 0.5}, training=wild)
-    _, folder = executed(experiment, tmp_path)
+    _, folder = measured(throughput=SHORT, optimizer={"name": "SGD", "lr": 0.5}, training=wild)
     findings = harness.load(folder.path).findings.to_dict("records")
     if "warmup_epochs" in more:
         assert findings == []
@@ -232,7 +207,7 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
 
 @pytest.mark.slow
 def test_a_warning_forbids_nothing_and_a_check_of_any_name_is_shown(measured: Measured) -> None:
-    plan, folder = measured("CountsItsSteps", "dp")
+    plan, folder = measured("faulty:CountsItsSteps", "dp")
     assert {line["outcome"] for line in folder.lines()} == {"ok"} and pipeline._exit_code(folder, plan) == 0
     findings = harness.load(folder.path).findings
     assert list(zip(findings["check"], findings["severity"], strict=True)) == [("state in forward", "warning")]
