@@ -38,8 +38,7 @@ class Counting(Healthy):
 def test_a_model_that_takes_long_is_built_twice_an_examination(
     monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int, room: bool
 ) -> None:
-    if not room:
-        monkeypatch.setattr(subject, "_fits_into_memory", lambda size: False)
+    monkeypatch.setattr(subject, "_fits_into_memory", lambda size: room)
     workload = Counting()
     found = examine(subject_of(workload, cell_for(strategy, devices), devices))
     assert {finding.check for finding in found.findings} <= {"threads"} and len(workload.builds) <= 2

@@ -395,20 +395,14 @@ def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -
     assert shared == [0, 2, 0, 0]
 
 
-def moved_wrongly(bad: tuple[str, str]) -> copies.Move:
+def test_failing_copies_between_a_pair_block_the_cell() -> None:
     def move(tensor: Tensor, to: torch.device) -> Tensor:
         copied = tensor.clone()
-        if str(to) == bad[1]:
-            copied[-1] += 1
+        copied[-1] += str(to) == "cpu:0"
         return copied
 
-    return move
-
-
-def test_failing_copies_between_a_pair_block_the_cell() -> None:
-    # two names of the host stand for two GPUs
-    devices = [torch.device("cpu"), torch.device("cpu", 0)]
-    wrong = copies.corrupt_pairs(devices, [8, 64], 2, moved_wrongly(("cpu", "cpu:0")))
+    devices = [torch.device("cpu"), torch.device("cpu", 0)]  # two names of the host stand for two GPUs
+    wrong = copies.corrupt_pairs(devices, [8, 64], 2, move)
     assert wrong == [("cpu", "cpu:0", "directly")]
     assert copies.corrupt_pairs(devices, [8], 1, lambda tensor, to: tensor.clone()) == []
     seen = [copies.Copied(wrong), copies.Copied()]

@@ -43,12 +43,16 @@ class Small:
         return (model(x) - y).square().sum() * self.scale, torch.tensor(float(len(x)))
 
 
-def test_the_batch_of_a_frozen_workload_is_on_the_host_as_its_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_model_has_statistics_of_a_batch_on_the_host_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a batch on a GPU its statistics would have no model there."""
+    batch = data()[:8]
+    model: Any = Frozen(Small(), batch).build_model()
+    # what asks for self.training, as functional dropout does, rests too
+    assert not any(layer.training for layer in model)
+    assert torch.allclose(model[1].running_mean, model[0](batch[0]).mean(dim=0), atol=1e-6)
     moved: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
-    batch = {"x": torch.ones(2, 4), "more": [torch.zeros(1)]}
-    Frozen(Small(), batch)  # type: ignore[arg-type]
+    Frozen(Small(), {"x": torch.ones(2, 4), "more": [torch.zeros(1)]})  # type: ignore[arg-type]
     assert [tensor.shape for tensor in moved] == [(2, 4), (1,)]
 
 
@@ -146,14 +150,6 @@ def test_a_strategy_of_the_users_own_is_judged_by_its_updates() -> None:
     """It may reduce the gradients in its optimizer."""
     own = replace(BASE, own_traits=BUILTIN_TRAITS["single"])
     assert list(sketches_of(own)) == ["first_update", "scaled_update"]
-
-
-def test_the_frozen_model_has_statistics_but_learns_no_new_ones() -> None:
-    batch = data()[:8]
-    model = Frozen(Small(), batch).build_model()
-    # what asks for self.training, as functional dropout does, rests too
-    assert not any(layer.training for layer in model)
-    assert torch.allclose(model[1].running_mean, model[0](batch[0]).mean(dim=0), atol=1e-6)
 
 
 class Collates(Small):

@@ -23,16 +23,8 @@ from tests.worlds import fork_ranks
 MIB = 2**20
 
 
-def forward(group: int, gather: int = 8) -> ExchangePoint:
-    return ExchangePoint("forward", group, gather_bytes=gather)
-
-
-def backward(group: int, gather: int = 8) -> ExchangePoint:
-    return ExchangePoint("backward", group, gather_bytes=gather)
-
-
-def gradients(group: int) -> ExchangePoint:
-    return ExchangePoint("gradients", group, reduce_bytes=8)
+forward, backward = (partial(ExchangePoint, kind, gather_bytes=8) for kind in ("forward", "backward"))
+gradients = partial(ExchangePoint, "gradients", reduce_bytes=8)
 
 
 TWO_GROUPS = [
@@ -59,7 +51,7 @@ def test_buckets_are_needed_when_the_last_one_is_ready() -> None:
 
 GATHER, REDUCE = "all_gather", "reduce_scatter"
 ONCE = [(forward(0), 0.0), (backward(0), 2.0), (gradients(0), 3.0)]
-KEPT = [(forward(0), 0.0), (backward(0, gather=0), 2.0), (gradients(0), 3.0)]
+KEPT = [(forward(0), 0.0), (backward(0, gather_bytes=0), 2.0), (gradients(0), 3.0)]
 FROZEN = [(forward(0), 0.0), (backward(0), 2.0), (forward(0), 4.0), (backward(0), 6.0)]
 
 

@@ -1,11 +1,16 @@
-"""Links and collectives by size within a given time: with a clock of its own, and ranks that are not there."""
+"""Links and collectives by size: with a clock of its own and ranks that are not there, and for real over gloo."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -13,10 +18,12 @@ import torch
 import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 
+from harness.analysis.hardware import bus_factor
 from harness.measure import links
 from harness.measure.links import (
     FIRST_CONTACT,
     REPETITIONS,
+    SMALLEST_BYTES,
     Device,
     Meter,
     NotMeasuredError,
@@ -26,6 +33,8 @@ from harness.measure.links import (
 )
 from harness.plan.rows import LinkRow
 from harness.train.ranks import Ranks
+from tests.link_ranks import PER_NODE, SECONDS
+from tests.worlds import run_ranks
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -253,3 +262,75 @@ def test_one_process_has_copies_and_several_have_collectives_and_pairs(monkeypat
     assert [[op.name for op in kind] for kind in found] == [[name] for name in names]
     assert {op.backend for kind in found for op in kind} == {"gloo"}
     assert links.backend_of("cuda") == "nccl"
+
+
+OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "send_receive"]
+MBIT_PER_S = 200
+BYTES_PER_S = MBIT_PER_S * 1e6 / 8
+DEVICE = "link0"
+
+
+def measured(folder: Path, seconds: float, variables: dict[str, str], prefixes: Sequence[Sequence[str]] = ()) -> Any:
+    """What two ranks measure in this time; ``prefixes``: what each one's command begins with."""
+    found = run_ranks("tests.link_ranks", 2, folder, prefixes=prefixes, variables={SECONDS: str(seconds), **variables})
+    return json.loads(found.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_two_processes_measure_every_operation_within_the_time(tmp_path: Path) -> None:
+    found = measured(tmp_path, 2.0, {PER_NODE: "2"})
+    rows = found["rows"]
+    assert list(dict.fromkeys(row["operation"] for row in rows)) == OPERATIONS
+    assert found["notes"] == []  # that the time ends a sweep: test_links.py, by a clock of its own
+    for operation in OPERATIONS:
+        sizes = [row["size_bytes"] for row in rows if row["operation"] == operation]
+        assert sizes == [SMALLEST_BYTES * 2**k for k in range(len(sizes))] and len(sizes) > 3
+    assert all(0 < row["min_s"] <= row["time_s"] <= row["max_s"] for row in rows)
+    assert {(row["backend"], row["tier"], row["repetitions"]) for row in rows} == {
+        ("gloo", "inside a node", REPETITIONS)
+    }
+    assert {(row["source"], row["target"]) for row in rows if row["operation"] == "send_receive"} == {(0, 1)}
+    assert found["advanced"] >= REPETITIONS * len(rows)  # or the watchdog would end a long measurement
+
+
+@pytest.fixture
+def namespaces(tmp_path: Path) -> Iterator[list[str]]:
+    """Two network namespaces joined by a link whose rate tc limits in both directions."""
+    if not (shutil.which("ip") and shutil.which("tc")):
+        pytest.skip("needs ip and tc (iproute2)")
+    names = [f"harness-{os.getpid()}-{end}" for end in "ab"]
+    try:
+        first, second = names
+        commands = [f"ip netns add {first}", f"ip netns add {second}"]
+        commands += [f"ip link add {DEVICE} netns {first} type veth peer name {DEVICE} netns {second}"]
+        for number, name in enumerate(names, start=1):
+            inside = f"ip netns exec {name}"
+            commands += [
+                f"{inside} ip address add 10.97.0.{number}/24 dev {DEVICE}",
+                f"{inside} ip link set lo up",
+                f"{inside} ip link set {DEVICE} up",
+                f"{inside} ip link set {DEVICE} gso_max_size 16384",
+                f"{inside} tc qdisc replace dev {DEVICE} root tbf rate {MBIT_PER_S}mbit burst 32k limit 8mb",
+            ]
+        for command in commands:
+            done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"{command}: {done.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_largest_size_shows_the_rate_of_the_link(namespaces: list[str], tmp_path: Path) -> None:
+    prefixes = [["ip", "netns", "exec", name] for name in namespaces]
+    found = measured(tmp_path, 5.0, {PER_NODE: "1", "GLOO_SOCKET_IFNAME": DEVICE}, prefixes)
+    assert {row["tier"] for row in found["rows"]} == {"between nodes"}
+    for operation in ("send_receive", "all_reduce"):
+        rows = [row for row in found["rows"] if row["operation"] == operation]
+        row = max(rows, key=lambda row: row["size_bytes"])
+        bus_bytes_per_s = bus_factor(operation, 2) * row["size_bytes"] / row["min_s"]  # which other load slows least
+        assert bus_bytes_per_s == pytest.approx(BYTES_PER_S, rel=0.15), row
