@@ -78,15 +78,14 @@ def examined_workload(workload: Any, cell: Cell, ranks: Ranks, planted: Set[str]
     try:
         subject = Subject(cell, workload, workload.datasets(), 0, ranks, epochs=getattr(workload, "epochs", False))
         found = examine(subject).facts
-        found["findings"] = [one for one in found["findings"] if one["check"] in planted or not is_timed(one)]
+        kept = [
+            one for one in found["findings"] if one["check"] in planted or (one["check"], one["severity"]) not in TIMED
+        ]
+        found["findings"] = kept
     except DoctorTrialFailed as error:
         found = {**error.facts, "raised": str(error)}
     torch.set_num_threads(threads)
     return {**found, "seconds": time.perf_counter() - start}
-
-
-def is_timed(finding: dict[str, Any]) -> bool:
-    return (finding["check"], finding["severity"]) in TIMED
 
 
 def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size: int) -> dict[str, Any]:

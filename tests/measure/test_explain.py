@@ -68,28 +68,21 @@ def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest
     assert speed.finite and speed.window_steps == FAST.window_steps and speed.load["watched_s"] > 0
 
 
-@pytest.mark.parametrize("steady_after", [2, 3, None])
-def test_warm_up_continues_until_rank_0_stops_it(monkeypatch: pytest.MonkeyPatch, steady_after: int | None) -> None:
-    """This rank's own steps do not count: what rank 0 tells does."""
-    count = steady_after or FAST.warmup_rounds
-    result = iter([(number == count, bool(steady_after), FAST.warmup_steps) for number in range(1, count + 1)])
-    stepper = stepper_for(CELL)
-    monkeypatch.setattr(throughput, "is_steady", lambda rounds: not steady_after)  # the opposite
-    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: next(result))
-    rounds, steady = throughput._warm_up(stepper, FAST)
-    assert (steady, len(rounds)) == (bool(steady_after), count)
-
-
 @pytest.mark.parametrize("first", [True, False])
-def test_only_rank_0_decides_that_steps_are_steady(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
-    asked: list[Any] = []
+@pytest.mark.parametrize(("rounds", "steady"), [(2, True), (3, True), (FAST.warmup_rounds, False)])
+def test_warm_up_continues_until_rank_0_stops_it(
+    monkeypatch: pytest.MonkeyPatch, rounds: int, steady: bool, first: bool
+) -> None:
+    """It alone judges its own steps: what it tells counts on every rank."""
+    told: list[Any] = []
     stepper = stepper_for(CELL)
     stepper.ranks = replace(stepper.ranks, rank=0 if first else 1)
-    monkeypatch.setattr(throughput, "is_steady", lambda rounds: len(rounds) >= 2)
-    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: asked.append(value) or (len(asked) == 2, True, 3))
+    monkeypatch.setattr(throughput, "is_steady", lambda taken: len(taken) >= 2)
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: told.append(value) or (len(told) == rounds, steady, 3))
     monkeypatch.setattr(Ranks, "barrier", lambda ranks: None)
-    throughput._warm_up(stepper, FAST)
-    assert [steady for _, steady, _ in asked] == ([False, True] if first else [False, False])
+    taken, found = throughput._warm_up(stepper, FAST)
+    assert (len(taken), found) == (rounds, steady)
+    assert [own for _, own, _ in told] == [first and number >= 2 for number in range(1, rounds + 1)]
 
 
 def test_a_weight_that_is_not_the_batchs_length_and_a_batch_above_the_data_set_are_refused() -> None:

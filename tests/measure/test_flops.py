@@ -359,10 +359,7 @@ def test_a_model_whose_ranks_share_statistics_is_counted_since_all_ranks_count()
     assert found.per_unit == 2 * 2 * 2 * 2, found.reason  # forward, and the gradient of the weight: none of the input
 
 
-Settings = tuple[str, str, str, bool]
-
-
-def settings() -> Settings:
+def settings() -> tuple[object, ...]:
     return (
         torch.get_float32_matmul_precision(),
         torch.backends.cuda.matmul.fp32_precision,

@@ -21,7 +21,6 @@ from tests.measure.nvml import FakeError, FakeNvml, answer
 A, B, C = "GPU-aa11", "GPU-aa22", "GPU-bb33"
 SLICE = "MIG-cc44"
 ME, OTHER = os.getpid(), 10**7
-ALL_BITS = 0x7FF
 
 
 class LibraryMismatch(Exception):
@@ -196,7 +195,7 @@ def test_one_unsupported_query_is_one_missing_value(name: str, column: str) -> N
         (0x80, ("hw power brake",)),
         (0x48, ("hw slowdown", "hw thermal slowdown")),
         (0x5, ("sw power cap",)),
-        (ALL_BITS, tuple(telemetry.THROTTLING.values())),
+        (0x7FF, tuple(telemetry.THROTTLING.values())),
     ],
 )
 def test_throttle_reasons_exclude_idle_and_settings(bits: int, expected: tuple[str, ...]) -> None:
