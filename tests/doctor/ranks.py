@@ -78,10 +78,8 @@ def examined_workload(workload: Any, cell: Cell, ranks: Ranks, planted: Set[str]
     try:
         subject = Subject(cell, workload, workload.datasets(), 0, ranks, epochs=getattr(workload, "epochs", False))
         found = examine(subject).facts
-        kept = [
-            one for one in found["findings"] if one["check"] in planted or (one["check"], one["severity"]) not in TIMED
-        ]
-        found["findings"] = kept
+        seen = [(one, (one["check"], one["severity"])) for one in found["findings"]]
+        found["findings"] = [one for one, kind in seen if kind[0] in planted or kind not in TIMED]
     except DoctorTrialFailed as error:
         found = {**error.facts, "raised": str(error)}
     torch.set_num_threads(threads)

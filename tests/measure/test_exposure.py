@@ -122,11 +122,7 @@ def test_copies_of_shards_are_fsdps_ranges_without_the_collective_that_they_star
         call("aten::split_with_sizes_copy", 62, 70),
         call("FSDP::pre_forward (layers.0)", 0, 90),  # on one device too
     ]
-    assert of_fsdp(events, CPU) == (
-        us(40, 35),
-        None,
-        us(30 - 8 + 12, 20 + 12),
-    )  # the call of the collective is not theirs
+    assert of_fsdp(events, CPU) == (us(40, 35), None, us(30 - 8 + 12, 20 + 12))  # without the collective's call
 
 
 def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> None:

@@ -43,8 +43,7 @@ def test_resetting_the_peak_discards_the_old_one() -> None:
     memory.reset_peak(CPU)
     after = memory.peak(CPU)["peak_memory_bytes"]
     assert before is not None and high is not None and after is not None
-    assert high - before > 50 * MIB
-    assert high - after > 50 * MIB
+    assert high - max(before, after) > 50 * MIB
 
 
 def test_a_gpus_peak_is_the_fullest_devices_and_a_cpu_has_no_reserved_memory(monkeypatch: pytest.MonkeyPatch) -> None:

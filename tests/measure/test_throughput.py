@@ -35,10 +35,9 @@ class Stepper:
         return TimedWindow(kind, Window(step_s * steps, [step_s] * steps, [0.0] * steps, [], [], {}, {}), 0.0)
 
 
-def warmed_up(stepper: Stepper, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:
+def warmed_up(stepper: Any, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:
     """The steps of each round, and whether they became steady."""
-    given: Any = stepper
-    _, steady = _warm_up(given, settings)
+    _, steady = _warm_up(stepper, settings)
     return stepper.steps, steady
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,8 +56,7 @@ class LinkedNvml(FakeNvml):
 def captured(*gpus: Gpu, **facts: Any) -> dict[str, Any]:
     nvml = LinkedNvml(*gpus, **facts)
     found = topology.capture_topology(nvml)
-    assert nvml.users == 0
-    assert found
+    assert found and nvml.users == 0
     return found
 
 
@@ -92,9 +90,9 @@ def test_pcie_links_are_named_by_the_common_ancestor(level: Any, name: str | Non
     assert captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), levels={"0:a0:b": level})["links"][0][1] == name
 
 
-@pytest.mark.parametrize("break_it", [lambda: LinkedNvml(driver=False), object])
-def test_without_nvml_there_is_no_topology(break_it: Callable[[], Any]) -> None:
-    assert topology.capture_topology(break_it()) is None
+@pytest.mark.parametrize("nvml", [LinkedNvml(driver=False), object()])
+def test_without_nvml_there_is_no_topology(nvml: Any) -> None:
+    assert topology.capture_topology(nvml) is None
 
 
 LINKS = [["X", "NV12", "SYS", None], ["NV12", "X", "PIX", "SYS"], ["SYS", "PIX", "X", "SYS"], [None, "SYS", "SYS", "X"]]
@@ -120,10 +118,8 @@ def test_the_links_between_some_of_them(uuids: list[str | None], links: list[str
 
 
 def test_distinct_links_are_named_best_first() -> None:
-    assert topology.format_links(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"]) == (
-        "NV12, NV4, PIX, PXB, PHB, NODE, SYS"
-    )
-    assert topology.format_links([]) is None
+    found = topology.format_links(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"])
+    assert found == "NV12, NV4, PIX, PXB, PHB, NODE, SYS" and topology.format_links([]) is None
 
 
 def environment(node: str, *uuids: str, known: Any = FOUR) -> dict[str, Any]:
