@@ -81,9 +81,7 @@ class Healthy:
 class OwnSamples(Healthy):
     """Training samples that the workload's own function reads."""
 
+    read: Callable[[Any, int], Any]
+
     def datasets(self) -> tuple[Any, Any]:
         return Samples(self.read), blobs()
-
-    @staticmethod
-    def read(data: Any, index: int) -> Any:
-        return data[index]

@@ -102,19 +102,17 @@ def test_sizes_end_at_the_memory(granule: int, most_bytes: int, sizes: list[int]
     assert [row["size_bytes"] for row in rows] == sizes
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_free_bytes", lambda ranks: 80 * GIB)
 
 
-@pytest.mark.usefixtures("much_memory")
 def test_sizes_end_at_one_gibibyte() -> None:
     clock = Clock()
     rows, notes = measure_links([[transfer(clock, 1e-6, 1e12)]], meter(clock), 60.0, ALONE)
     assert (rows[-1]["size_bytes"], notes) == (GIB, [])
 
 
-@pytest.mark.usefixtures("much_memory")
 def test_pairs_whose_first_messages_come_too_late_are_left_out_with_a_note() -> None:
     clock = Clock()
     pairs = [transfer(clock, 0.05, 1e9, name="send_receive", source=0, target=n) for n in range(1, 9)]
@@ -125,7 +123,6 @@ def test_pairs_whose_first_messages_come_too_late_are_left_out_with_a_note() -> 
     assert notes == [f"send_receive: {first_contacts} of 8 pairs measured in the time"]
 
 
-@pytest.mark.usefixtures("much_memory")
 def test_kinds_share_the_time_and_one_that_fails_is_a_note() -> None:
     clock = Clock()
 
