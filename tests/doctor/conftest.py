@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
+from harness.plan.checks.finding import Finding
 
 Examined = dict[str, dict[str, Any]]
 
@@ -29,3 +32,12 @@ def no_timed_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence the checks that compare times: what else the machine does may make them speak of any workload."""
     monkeypatch.setattr("harness.doctor.speed.MARGIN", math.inf)
     monkeypatch.setattr("harness.doctor.speed.SLOW", math.inf)
+
+
+def only(found: Sequence[Finding], severity: str | None = None, **texts: str) -> Finding:
+    """The one finding, of this severity, whose fields contain these texts."""
+    (finding,) = found
+    assert severity in (None, finding.severity), finding
+    for field, text in texts.items():
+        assert text in getattr(finding, field), finding
+    return finding

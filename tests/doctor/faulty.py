@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import Dataset, DistributedSampler
 
 from tests.doctor import faulty_steps, lookalikes, recipes
-from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, blobs
+from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, OwnSamples, blobs, sequences
 
 
 class BiasBeforeNorm(Healthy):
@@ -42,11 +43,11 @@ class HandUpdated(Healthy):
         inner = getattr(model, "module", model)
         if inner.training and torch.is_grad_enabled():
             with torch.no_grad():
-                inner.temperature.mul_(1.01)
+                self.move(inner.temperature, batch)
         return super().loss(model, batch)
 
-
-# -- device placement
+    def move(self, temperature: Tensor, batch: Any) -> None:
+        temperature.mul_(1.01)
 
 
 class MaskNotRegistered(Healthy):
@@ -72,9 +73,6 @@ class CudaByName(Healthy):
         return Net().cuda()
 
 
-# -- batch transfer
-
-
 class Graph:
     """Tensors in attributes, and no method that moves them."""
 
@@ -90,9 +88,6 @@ class BatchesOfItsOwn(Healthy):
         return super().loss(model, (batch.x, batch.y))
 
 
-# -- wrapper use
-
-
 class KeepsItsOwnModel(Healthy):
     def build_model(self) -> nn.Module:
         self.net = Net()
@@ -105,9 +100,6 @@ class KeepsItsOwnModel(Healthy):
 class WrapsItself(Healthy):
     def build_model(self) -> nn.Module:
         return nn.DataParallel(Net())
-
-
-# -- parameter updates
 
 
 class UnusedHead(Healthy):
@@ -135,23 +127,11 @@ class UpdatesItsReplica(Healthy):
     """A centre that forward moves by hand, as in k-means or EMA codebooks."""
 
     class Net(Net):
+        trained = False
+
         def __init__(self) -> None:
             super().__init__()
-            self.centre = nn.Parameter(torch.zeros(8), requires_grad=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.training:
-                self.centre.data = 0.9 * self.centre.data + 0.1 * x.mean(dim=0).detach()
-            return super().forward(x - self.centre)
-
-
-class TrainsItsReplica(Healthy):
-    """The same with a centre that counts as trained: no optimizer reaches it, since forward assigns it."""
-
-    class Net(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.centre = nn.Parameter(torch.zeros(8))
+            self.centre = nn.Parameter(torch.zeros(8), requires_grad=self.trained)
 
         def forward(self, x: Tensor) -> Tensor:
             if self.training:
@@ -159,21 +139,18 @@ class TrainsItsReplica(Healthy):
             return super().forward(x - self.centre.detach())
 
 
-class UpdatesByRank(Healthy):
+class TrainsItsReplica(UpdatesItsReplica):
+    """The same with a centre that counts as trained: no optimizer reaches it, since forward assigns it."""
+
+    class Net(UpdatesItsReplica.Net):
+        trained = True
+
+
+class UpdatesByRank(HandUpdated):
     """An update by hand from each rank's own batch."""
 
-    def build_model(self) -> nn.Module:
-        return HandUpdated.Net()
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        inner = getattr(model, "module", model)
-        if model.training and torch.is_grad_enabled():
-            with torch.no_grad():
-                inner.temperature.add_(0.001 * batch[0].mean())
-        return super().loss(model, batch)
-
-
-# -- state in forward
+    def move(self, temperature: Tensor, batch: Any) -> None:
+        temperature.add_(0.001 * batch[0].mean())
 
 
 class CountsItsSteps(Healthy):
@@ -188,17 +165,10 @@ class CountsItsSteps(Healthy):
 
 
 class RunningMean(Healthy):
-    class Net(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(8))
-
+    class Net(faulty_steps.CentresItsBatches.Net):
         def forward(self, x: Tensor) -> Tensor:
             self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
-            return super().forward(x)
-
-
-# -- data sharding
+            return Net.forward(self, x)
 
 
 class Sampled(Dataset[Any]):
@@ -228,36 +198,18 @@ class ShardsByRank(Healthy):
         return torch.utils.data.Subset(data, list(range(rank, len(data), world))), data
 
 
-class AnySample(Healthy):
-    """Draws which sample it gives, from a generator of its own."""
+class AnySample(OwnSamples):
+    """Draws which sample it gives, from a generator that no seed reaches."""
 
-    class Data(Dataset[Any]):
-        def __init__(self) -> None:
-            self.data, self.random = blobs(), random.Random(os.urandom(8))
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            return self.data[self.random.randrange(len(self.data))]
-
-    def datasets(self) -> tuple[Any, Any]:
-        return self.Data(), blobs()
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        return data[random.SystemRandom().randrange(len(data))]
 
 
-class AlwaysTheFirst(Healthy):
-    class Data(Dataset[Any]):
-        def __len__(self) -> int:
-            return 256
-
-        def __getitem__(self, index: int) -> Any:
-            return blobs(16)[0]
-
-    def datasets(self) -> tuple[Any, Any]:
-        return self.Data(), blobs()
-
-
-# -- gradient scaling
+class AlwaysTheFirst(OwnSamples):
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        return blobs(16)[0]
 
 
 class MeanForSum(Healthy):
@@ -273,17 +225,17 @@ class MeanOverReplicas(Healthy):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
             return cross_entropy(super().forward(x), y, reduction="sum").unsqueeze(0)
 
+    total = staticmethod(torch.mean)
+
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
-        return model(x, y).mean(), torch.tensor(float(len(y)))
+        return self.total(model(x, y)), torch.tensor(float(len(y)))
 
 
 class SumOverReplicas(MeanOverReplicas):
     """Healthy: the same with a sum."""
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return model(x, y).sum(), torch.tensor(float(len(y)))
+    total = staticmethod(torch.sum)
 
 
 class NormalisedOverTheBatch(Healthy):
@@ -292,9 +244,6 @@ class NormalisedOverTheBatch(Healthy):
         logits = model(x)
         logits = (logits - logits.mean(dim=0)) / (logits.std(dim=0) + 1e-3)
         return cross_entropy(logits, y, reduction="sum"), torch.tensor(float(len(y)))
-
-
-# -- output shapes
 
 
 class Sequences(Healthy):
@@ -309,21 +258,15 @@ class Sequences(Healthy):
             self.last = nn.Linear(8, CLASSES)
 
         def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-            packed = nn.utils.rnn.pack_padded_sequence(
-                self.embed(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False
-            )
-            hidden, _ = nn.utils.rnn.pad_packed_sequence(
-                self.rnn(packed)[0], batch_first=True, total_length=self.most(tokens)
-            )
-            return self.last(hidden)
+            packed = pack_padded_sequence(self.embed(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False)
+            padded = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=self.most(tokens))
+            return self.last(padded[0])
 
         def most(self, tokens: Tensor) -> int | None:
             return tokens.size(1)
 
     def datasets(self) -> tuple[Any, Any]:
-        generator = torch.Generator().manual_seed(1)
-        lengths = torch.randint(2, 30, (128,), generator=generator)
-        data = [torch.randint(1, 20, (int(n),), generator=generator) for n in lengths]
+        data = sequences()
         return data, data
 
     def collate(self, samples: list[Tensor]) -> Any:
@@ -363,26 +306,11 @@ class HiddenStateFirst(Sequences):
         return super().loss(lambda tokens, lengths: model(tokens, lengths)[0], batch)  # type: ignore[arg-type]
 
 
-# -- loader throughput
-
-
-class SlowSamples(Healthy):
-    class Data(Dataset[Any]):
-        def __init__(self) -> None:
-            self.data = blobs()
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(0.002)
-            return self.data[index]
-
-    def datasets(self) -> tuple[Any, Any]:
-        return self.Data(), blobs()
-
-
-# -- memory
+class SlowSamples(OwnSamples):
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        time.sleep(0.002)
+        return data[index]
 
 
 class KeepsTooMuch(Healthy):
@@ -397,16 +325,10 @@ class KeepsTooMuch(Healthy):
             return self.last(hidden + self.middle(hidden))
 
 
-# -- threads
-
-
 class SetsThreads(Healthy):
     def build_model(self) -> nn.Module:
         torch.set_num_threads(4 * (os.cpu_count() or 1))
         return Net()
-
-
-# -- randomness
 
 
 class SeedsInForward(Healthy):
@@ -420,9 +342,6 @@ class SeedsFromTheProcess(Healthy):
     def build_model(self) -> nn.Module:
         torch.manual_seed(os.getpid())
         return Net()
-
-
-# -- collectives
 
 
 class OneSlowRank(Healthy):
@@ -441,9 +360,6 @@ class OneSlowRank(Healthy):
         return Net()
 
 
-# -- divergence
-
-
 class Explodes(Healthy):
     """Its outputs are a thousand times too large for the learning rate."""
 
@@ -454,9 +370,6 @@ class Explodes(Healthy):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
         return (model(x) - y[:, None]).square().sum(), torch.tensor(float(len(y)))
-
-
-# -- execution
 
 
 class Raises(Healthy):
@@ -478,26 +391,14 @@ PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "batch transfer": [(BatchesOfItsOwn, "ddp")],
     "wrapper use": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
     "parameter updates": [
-        (UnusedHead, "ddp"),
-        (UnusedHead, "single"),
-        (DetachedFeatures, "ddp"),
-        (TrainsACopy, "ddp"),
-        (TrainsItsReplica, "dp"),
-        (UpdatesByRank, "ddp"),
+        *itertools.product((UnusedHead, DetachedFeatures, TrainsACopy, UpdatesByRank), ("ddp",)),
+        *((UnusedHead, "single"), (TrainsItsReplica, "dp")),
     ],
     "state in forward": [(CountsItsSteps, "dp"), (RunningMean, "dp"), (UpdatesItsReplica, "dp")],
-    "data sharding": [
-        (SamplerInside, "dp"),
-        (ShardsByRank, "ddp"),
-        (AnySample, "ddp"),
-        (AlwaysTheFirst, "single"),
-    ],
+    "data sharding": [*((SamplerInside, "dp"), (ShardsByRank, "ddp"), (AnySample, "ddp")), (AlwaysTheFirst, "single")],
     "gradient scaling": [
-        (MeanForSum, "ddp"),
-        (MeanForSum, "fsdp"),
-        (MeanOverReplicas, "dp"),
-        (NormalisedOverTheBatch, "ddp"),
-        (PaddingCounts, "ddp"),
+        *itertools.product((MeanForSum, NormalisedOverTheBatch, PaddingCounts), ("ddp",)),
+        *((MeanForSum, "fsdp"), (MeanOverReplicas, "dp")),
     ],
     "output shapes": [(NoTotalLength, "dp"), (HiddenStateFirst, "dp")],
     "loader throughput": [(SlowSamples, "ddp")],

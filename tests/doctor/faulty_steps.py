@@ -6,17 +6,16 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DistributedSampler, Subset, TensorDataset
 
-from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
-
-# -- what loss() returns
+from tests.doctor.healthy import CLASSES, Healthy, Net, OwnSamples, blobs, sequences
 
 
 class ScaledByWorldSize(Healthy):
@@ -48,9 +47,6 @@ class LossesOfSamples(Healthy):
         return cross_entropy(model(x), y, reduction="none"), torch.tensor(float(len(y)))
 
 
-# -- parameters that move twice, or not at all
-
-
 class UpdatesInLoss(Healthy):
     """Steps by hand, in front of the optimizer."""
 
@@ -78,22 +74,19 @@ class UpdatesInAHook(Healthy):
 
 class PlainWeight(Healthy):
     class Net(Net):
+        trained = True
+
         def __init__(self) -> None:
             super().__init__()
-            self.scale = torch.randn(8, requires_grad=True)
+            self.scale = torch.randn(8, requires_grad=self.trained)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x * self.scale.to(x.device))
 
 
 class DrawnConstant(Healthy):
-    class Net(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.randn(8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x * self.scale.to(x.device))
+    class Net(PlainWeight.Net):
+        trained = False
 
 
 GLOBAL_WEIGHT = torch.ones(8, requires_grad=True)
@@ -111,9 +104,6 @@ class OnlyBiases(Healthy):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("bias" in name)
         return model
-
-
-# -- train mode, and state of one rank
 
 
 class EvaluatesInLoss(Healthy):
@@ -152,12 +142,14 @@ class AddsOnRankOne(Healthy):
     """What rank 1 adds to its buffer, ddp overwrites at its next forward pass."""
 
     class Net(Net):
+        changes = 1
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("shift", torch.zeros(8))
 
         def forward(self, x: Tensor) -> Tensor:
-            if self.training and rank() == 1:
+            if self.training and rank() == self.changes:
                 self.shift.add_(0.5)
             return super().forward(x + self.shift)
 
@@ -183,10 +175,7 @@ class SetsOnRankOne(Healthy):
 
 class AddsOnRankZero(AddsOnRankOne):
     class Net(AddsOnRankOne.Net):
-        def forward(self, x: Tensor) -> Tensor:
-            if self.training and rank() == 0:
-                self.shift += 0.5
-            return Net.forward(self, x + self.shift)
+        changes = 0
 
 
 class RemembersItsBatches(Healthy):
@@ -201,9 +190,6 @@ class RemembersItsBatches(Healthy):
             if self.training:
                 self.mean = 0.9 * self.mean + 0.1 * float(x.detach().mean())
             return super().forward(x - self.mean)
-
-
-# -- memory, time, threads
 
 
 class KeepsItsGraphs(Healthy):
@@ -241,9 +227,6 @@ class ChangesThreads(Healthy):
         return Net()
 
 
-# -- data
-
-
 class NoSamples(Healthy):
     def datasets(self) -> tuple[Any, Any]:
         return Subset(blobs(), []), blobs()
@@ -255,21 +238,12 @@ class SamplerInASubset(Healthy):
         return Subset(data, list(DistributedSampler(data, num_replicas=4, rank=1))), blobs()
 
 
-class OneNoiseForAll(Healthy):
-    class Data(Dataset[Any]):
-        def __init__(self) -> None:
-            self.data = blobs()
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            torch.manual_seed(0)
-            x, y = self.data[index]
-            return x + 0.1 * torch.randn(8), y
-
-    def datasets(self) -> tuple[Any, Any]:
-        return self.Data(), blobs()
+class OneNoiseForAll(OwnSamples):
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        torch.manual_seed(0)
+        x, y = data[index]
+        return x + 0.1 * torch.randn(8), y
 
 
 class ValidatesOnTraining(Healthy):
@@ -322,13 +296,10 @@ class CountsPadding(Healthy):
             self.embed, self.last = nn.Embedding(20, 8), nn.Linear(8, CLASSES)
 
         def forward(self, tokens: Tensor) -> Tensor:
-            out: Tensor = self.last(self.embed(tokens))
-            return out
+            return self.last(self.embed(tokens))
 
     def datasets(self) -> tuple[Any, Any]:
-        generator = torch.Generator().manual_seed(1)
-        lengths = torch.randint(2, 30, (128,), generator=generator)
-        data = [torch.randint(1, 20, (int(n),), generator=generator) for n in lengths]
+        data = sequences()
         return data, data[:64]
 
     def collate(self, samples: list[Tensor]) -> Tensor:
@@ -352,46 +323,29 @@ class MeanOverTokens(CountsPadding):
 
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "gradient scaling": [(ScaledByWorldSize, "ddp")],
-    "loss weight": [
-        *((MeanOfWeightOne, strategy) for strategy in ("single", "dp", "ddp")),
-        (MeanOverTokens, "single"),
-    ],
+    "loss weight": [*product((MeanOfWeightOne,), ("single", "dp", "ddp")), (MeanOverTokens, "single")],
     "execution": [(LossAlone, "single"), (LossAsANumber, "ddp"), (LossesOfSamples, "single")],
     "parameter updates": [
-        (UpdatesInLoss, "single"),
-        (UpdatesInLoss, "dp"),
-        (UpdatesInAHook, "single"),
-        (UpdatesInAHook, "ddp"),
-        (PlainWeight, "single"),
-        (GlobalWeight, "single"),
-        (DrawnConstant, "single"),
+        *product((UpdatesInLoss,), ("single", "dp")),
+        *product((UpdatesInAHook,), ("single", "ddp")),
+        *product((PlainWeight, GlobalWeight, DrawnConstant), ("single",)),
         (OnlyBiases, "ddp"),
     ],
-    "train mode": [(EvaluatesInLoss, "ddp"), (EvaluatesInLoss, "single"), (OneSampleNorm, "single")],
+    "train mode": [*product((EvaluatesInLoss,), ("ddp", "single")), (OneSampleNorm, "single")],
     "state in forward": [
-        (AddsOnRankOne, "ddp"),
-        (SetsOnRankOne, "ddp"),
-        (AddsOnRankZero, "ddp"),
-        (CentresItsBatches, "ddp"),
-        (CentresItsBatches, "fsdp"),
-        (RemembersItsBatches, "ddp"),
-        (RemembersItsBatches, "fsdp"),
+        *product((AddsOnRankOne, SetsOnRankOne, AddsOnRankZero), ("ddp",)),
+        *product((CentresItsBatches, RemembersItsBatches), ("ddp", "fsdp")),
     ],
     "memory growth": [(KeepsItsGraphs, "single")],
     "slow rank": [(LogsOnOneRank, "ddp")],
-    "threads": [(StartsAThread, "single"), (StartsAProcess, "single"), (ChangesThreads, "single")],
+    "threads": [*product((StartsAThread, StartsAProcess, ChangesThreads), ("single",))],
     "data sharding": [
-        (NoSamples, "single"),
-        (SamplerInASubset, "dp"),
-        (SamplerInASubset, "single"),
-        (OneNoiseForAll, "single"),
+        *product((SamplerInASubset,), ("dp", "single")),
+        *product((NoSamples, OneNoiseForAll), ("single",)),
     ],
     "validation set": [
-        (ValidatesOnTraining, "single"),
-        (OverlappingSplit, "single"),
-        (OverlappingSlices, "single"),
-        (CopiedRows, "single"),
-        (NothingToValidate, "single"),
+        *product((ValidatesOnTraining, OverlappingSplit, OverlappingSlices), ("single",)),
+        *product((CopiedRows, NothingToValidate), ("single",)),
     ],
     "padding": [(CountsPadding, "single")],
 }

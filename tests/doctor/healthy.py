@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 CLASSES = 3
 WIDTH = 600
@@ -20,6 +21,26 @@ def blobs(samples: int = 256, features: int = 8) -> TensorDataset:
     labels = torch.randint(0, CLASSES, (samples,), generator=generator)
     points = torch.randn(samples, features, generator=generator) + 2.0 * labels[:, None]
     return TensorDataset(points, labels)
+
+
+def sequences() -> list[Tensor]:
+    """Token sequences of different lengths."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(2, 30, (128,), generator=generator)
+    return [torch.randint(1, 20, (int(n),), generator=generator) for n in lengths]
+
+
+class Samples(Dataset[Any]):
+    """Blobs that a function of a data set and an index reads."""
+
+    def __init__(self, read: Callable[[Any, int], Any]) -> None:
+        self.data, self.read = blobs(), read
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(self.data, index)
 
 
 class Net(nn.Module):
@@ -55,3 +76,12 @@ class Healthy:
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
         return cross_entropy(model(x), y, reduction="sum"), torch.tensor(float(len(y)))
+
+
+class OwnSamples(Healthy):
+    """Training samples that the workload's own function reads."""
+
+    read: Callable[[Any, int], Any]
+
+    def datasets(self) -> tuple[Any, Any]:
+        return Samples(self.read), blobs()

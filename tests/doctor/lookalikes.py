@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import Subset, TensorDataset, random_split
 
 from tests.doctor.faulty_steps import CountsPadding
-from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, blobs
+from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, OwnSamples, blobs
 
 
 class CountsTokens(CountsPadding):
@@ -80,8 +81,7 @@ class FrozenNorm(Healthy):
             return self
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.last(torch.relu(self.norm(self.first(x))))
-            return out
+            return self.last(torch.relu(self.norm(self.first(x))))
 
 
 class KeepsItsLastOutput(Healthy):
@@ -108,8 +108,7 @@ class ProperSplit(Healthy):
     epochs = True
 
     def datasets(self) -> tuple[Any, Any]:
-        train, validation = random_split(blobs(), [192, 64], generator=torch.Generator().manual_seed(1))
-        return train, validation
+        return tuple(random_split(blobs(), [192, 64], generator=torch.Generator().manual_seed(1)))
 
 
 class SplitSlices(Healthy):
@@ -120,16 +119,12 @@ class SplitSlices(Healthy):
         return TensorDataset(x[:192], y[:192]), TensorDataset(x[192:], y[192:])
 
 
-class FewValues(Healthy):
+class FewValues(ProperSplit):
     """Samples of few possible values: those of both sets are equal without a copy."""
 
-    epochs = True
-
     def datasets(self) -> tuple[Any, Any]:
-        x, y = blobs().tensors
-        coarse = TensorDataset((x > 0).float(), y)
-        train, validation = random_split(coarse, [192, 64], generator=torch.Generator().manual_seed(1))
-        return list(train), list(validation)
+        train, validation = ([((x > 0).float(), y) for x, y in part] for part in super().datasets())
+        return train, validation
 
 
 class EverySecondSample(Healthy):
@@ -140,43 +135,24 @@ class EverySecondSample(Healthy):
         return Subset(data, range(0, 256, 2)), data
 
 
-class NoiseByIndex(Healthy):
+class NoiseByIndex(OwnSamples):
     """Each sample has noise of its own, the same in every epoch. The net is large, as seeding takes time."""
 
     def build_model(self) -> nn.Module:
         middle = nn.Linear(1500, 1500)
         return nn.Sequential(nn.Linear(8, 1500), nn.ReLU(), middle, nn.ReLU(), nn.Linear(1500, CLASSES))
 
-    class Data(Dataset[Any]):
-        def __init__(self) -> None:
-            self.data = blobs()
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            random.seed(index)
-            x, y = self.data[index]
-            return x + random.gauss(0.0, 0.1), y
-
-    def datasets(self) -> tuple[Any, Any]:
-        return self.Data(), blobs()
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        random.seed(index)
+        x, y = data[index]
+        return x + random.gauss(0.0, 0.1), y
 
 
 HEALTHY: list[tuple[type[Healthy], str]] = [
-    (CountsTokens, "single"),
-    (CountsTokens, "ddp"),
-    (BoundsItsWeights, "single"),
-    (PlainConstants, "single"),
-    (GradientPenalty, "single"),
-    (FrozenBackbone, "ddp"),
-    (FrozenNorm, "ddp"),
-    (FrozenNorm, "single"),
-    (KeepsItsLastOutput, "ddp"),
-    (KeepsNumbers, "single"),
-    (ProperSplit, "single"),
-    (SplitSlices, "single"),
-    (FewValues, "single"),
+    *product((CountsTokens, FrozenNorm), ("single", "ddp")),
+    *product((BoundsItsWeights, PlainConstants, GradientPenalty, KeepsNumbers, NoiseByIndex), ("single",)),
+    *product((ProperSplit, SplitSlices, FewValues), ("single",)),
+    *product((FrozenBackbone, KeepsItsLastOutput), ("ddp",)),
     (EverySecondSample, "dp"),
-    (NoiseByIndex, "single"),
 ]

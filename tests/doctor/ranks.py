@@ -48,12 +48,23 @@ def cell_for(strategy: str, devices: int, batch: int = 64) -> Cell:
     )  # fmt: skip
 
 
+def subject_of(workload: Any, cell: Cell | None = None, devices: int = 1, **more: Any) -> Subject:
+    """A workload, by default under one device, on the only rank, which has this many devices."""
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * devices)
+    return Subject(cell or cell_for("single", 1), workload, workload.datasets(), 0, ranks, **more)
+
+
 def look(workload: type[Any], strategy: str, rank: int, world_size: int) -> dict[str, Any]:
     """What the doctor says of a workload, as this rank hears it."""
-    devices = 2 if strategy == "dp" else world_size
-    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
+    devices, ranks = ranks_for(strategy, rank, world_size)
     planted = {check for check, pairs in FAULTS.items() if (workload, strategy) in pairs}
-    return examined_workload(workload(), cell_for(strategy, devices, getattr(workload, "batch", 64)), ranks, planted)
+    return examined_workload(workload(), cell_for(strategy, devices, workload.batch), ranks, planted)
+
+
+def ranks_for(strategy: str, rank: int, world_size: int) -> tuple[int, Ranks]:
+    """The number of devices, and who this rank is."""
+    devices = 2 if strategy == "dp" else world_size
+    return devices, Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
 
 
 def examined_workload(workload: Any, cell: Cell, ranks: Ranks, planted: Set[str] = frozenset()) -> dict[str, Any]:
@@ -67,24 +78,20 @@ def examined_workload(workload: Any, cell: Cell, ranks: Ranks, planted: Set[str]
     try:
         subject = Subject(cell, workload, workload.datasets(), 0, ranks, epochs=getattr(workload, "epochs", False))
         found = examine(subject).facts
-        found["findings"] = [one for one in found["findings"] if one["check"] in planted or not is_timed(one)]
+        seen = [(one, (one["check"], one["severity"])) for one in found["findings"]]
+        found["findings"] = [one for one, kind in seen if kind[0] in planted or kind not in TIMED]
     except DoctorTrialFailed as error:
         found = {**error.facts, "raised": str(error)}
     torch.set_num_threads(threads)
     return {**found, "seconds": time.perf_counter() - start}
 
 
-def is_timed(finding: dict[str, Any]) -> bool:
-    return (finding["check"], finding["severity"]) in TIMED
-
-
 def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size: int) -> dict[str, Any]:
     """The same of a built-in workload, at a batch of 4 for each device."""
-    devices = 2 if strategy == "dp" else world_size
+    devices, ranks = ranks_for(strategy, rank, world_size)
     cell = replace(cell_for(strategy, devices, 4 * devices), workload=name, model=model)
     cell = replace(cell, data=BUILTIN_WORKLOADS[name].data, workload_options=SHORT.get(name, {}))
     cell = replace(cell, optimizer={"name": "SGD", "lr": 0.01})
-    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (CPU,) * (devices if strategy == "dp" else 1))
     return examined_workload(workloads.build(cell), cell, ranks)
 
 

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import threading
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, relu
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
-from tests.doctor.healthy import CLASSES, Healthy, Net, blobs
-
-
-class Deterministic(Healthy):
-    """The net without its dropout."""
-
-    def build_model(self) -> nn.Module:
-        model = self.Net()
-        model.drop = nn.Identity()
-        return model
+from tests.doctor.healthy import CLASSES, Healthy, Net, Samples
 
 
 class MixesUp(Healthy):
@@ -52,13 +44,20 @@ class PadsInCollate(Healthy):
         return torch.cat([x[:, :4], x[:, 4:]], dim=1), y
 
 
-class InTrainModeAlone(Deterministic):
-    """Losses in train mode, predictions in eval mode, as in torchvision's detection. ``Drops``: with dropout."""
+class InTrainModeAlone(Healthy):
+    """Losses in train mode, predictions in eval mode, as in torchvision's detection."""
+
+    dropout = 0.0
 
     class Net(Net):
         def forward(self, x: Tensor, y: Tensor) -> Any:
             scores = super().forward(x)
             return {"loss": cross_entropy(scores, y, reduction="sum")} if self.training else [scores.argmax(dim=1)]
+
+    def build_model(self) -> nn.Module:
+        model = self.Net()
+        model.drop = nn.Dropout(self.dropout) if self.dropout else nn.Identity()
+        return model
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         losses = model(*batch)
@@ -66,8 +65,7 @@ class InTrainModeAlone(Deterministic):
 
 
 class InTrainModeWithDropout(InTrainModeAlone):
-    def build_model(self) -> nn.Module:
-        return self.Net()
+    dropout = 0.1
 
 
 class InTrainModeAtRandom(InTrainModeAlone):
@@ -97,18 +95,10 @@ class LockedGraph(Graph):
 class Graphs(Healthy):
     sample: type[Graph] = Graph
 
-    class Data(Dataset[Any]):
-        def __init__(self, sample: type[Graph]) -> None:
-            self.data, self.sample = blobs(), sample
-
-        def __len__(self) -> int:
-            return len(self.data)
-
-        def __getitem__(self, index: int) -> Any:
-            return self.sample(*self.data[index])
-
     def datasets(self) -> tuple[Any, Any]:
-        return self.Data(self.sample), self.Data(self.sample)
+        sample = self.sample
+        data = Samples(lambda data, index: sample(*data[index]))
+        return data, data
 
     def collate(self, samples: list[Any]) -> Any:
         return default_collate([(one.store["x"], one.store["y"]) for one in samples])
@@ -131,17 +121,6 @@ class SparseTable(Healthy):
             return super().forward(x + self.table(places).mean(dim=1))
 
 
-class SparseBag(SparseTable):
-    class Net(SparseTable.Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.EmbeddingBag(50, 8, sparse=True, mode="sum")
-
-        def forward(self, x: Tensor) -> Tensor:
-            places = (10 * x.abs()).long().clamp(max=49)
-            return Net.forward(self, x + 0.1 * self.table(places))
-
-
 class CountsInBuffers(Healthy):
     """Buffers that all ranks change alike or none does, and batch statistics, which differ by design."""
 
@@ -161,25 +140,15 @@ class CountsInBuffers(Healthy):
 
 
 HEALTHY: list[tuple[type[Healthy], str]] = [
-    (MixesUp, "ddp"),
-    (MixesUp, "dp"),
-    (MixesUpOnItsOwn, "ddp"),
-    (PadsInCollate, "ddp"),
     *((InTrainModeAlone, strategy) for strategy in ("single", "ddp", "fsdp")),
-    (InTrainModeWithDropout, "ddp"),
-    (InTrainModeAtRandom, "ddp"),
-    (Graphs, "single"),
-    (Graphs, "ddp"),
-    (LockedGraphs, "ddp"),
-    (SparseTable, "ddp"),
-    (SparseBag, "ddp"),
-    (SparseTable, "single"),
-    (CountsInBuffers, "ddp"),
+    *product((Graphs, SparseTable), ("single", "ddp")),
+    *product((MixesUp, MixesUpOnItsOwn, PadsInCollate, InTrainModeWithDropout, InTrainModeAtRandom), ("ddp",)),
+    *product((LockedGraphs, CountsInBuffers), ("ddp",)),
+    (MixesUp, "dp"),
 ]
 GRADIENTS, SAMPLES = "equivalence of gradients", "comparison of samples"
 UNKNOWN: dict[str, tuple[str, str]] = {
-    "MixesUp ddp": (GRADIENTS, "unknown: collate draws random numbers"),
-    "MixesUp dp": (GRADIENTS, "unknown: collate draws random numbers"),
+    **dict.fromkeys(("MixesUp ddp", "MixesUp dp"), (GRADIENTS, "unknown: collate draws random numbers")),
     "MixesUpOnItsOwn ddp": (GRADIENTS, "unknown: a batch changes when it is read again"),
     "InTrainModeWithDropout ddp": (GRADIENTS, "unknown: loss() fails in eval mode: AttributeError"),
     "InTrainModeAtRandom ddp": (GRADIENTS, "unknown: loss() fails in eval mode: AttributeError"),

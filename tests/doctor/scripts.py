@@ -1,4 +1,4 @@
-"""Workloads after public questions: fourteen with one fault each, and three that are correct."""
+"""Workloads after public questions: nine faults that faulty.py lacks in this form, and two that are correct."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
+
+from tests.doctor.healthy import Healthy
 
 FEATURES, WIDTH, CLASSES = 32, 768, 8
 VOCABULARY, STEPS = 64, 24
@@ -34,223 +34,29 @@ def _texts(samples: int, seed: int) -> TensorDataset:
     return TensorDataset((start + torch.arange(STEPS + 1)) % VOCABULARY)
 
 
-class _PlainListNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inlet = nn.Linear(FEATURES, WIDTH)
-        self.blocks = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.inlet(x))
-        for block in self.blocks:
-            x = F.relu(block(x))
-        out: Tensor = self.head(x)
-        return out
+def _body() -> list[nn.Module]:
+    return [nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
 
 
-class PlainListOfLayers:
-    """Forum "my layers are not in model.parameters()": blocks in a Python list are never moved, synced or trained."""
+class Script(Healthy):
+    """Points, a net of three layers and a summed loss."""
 
-    unit = "samples"
-    strategy = "single"
-    healthy = False
+    strategy = "ddp"
+    data = staticmethod(_points)
 
-    def build_model(self) -> nn.Module:
-        return _PlainListNet()
+    class Net(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*_body(), nn.Linear(WIDTH, CLASSES))
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(y))
+        return self.data(256, 0), self.data(128, 1)
 
 
-class _StatefulLstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(FEATURES, 96, num_layers=2, batch_first=True)
-        self.head = nn.Linear(96, CLASSES)
-
-    def forward(self, x: Tensor, h0: Tensor, c0: Tensor) -> Tensor:
-        out, _ = self.lstm(x, (h0, c0))
-        logits: Tensor = self.head(out[:, -1])
-        return logits
-
-
-class HiddenStatePassedIn:
-    """Forum "Expected hidden[0] size ... got ..." with DataParallel: (layers, batch, h) is split along the layers."""
-
-    unit = "samples"
-    strategy = "dp"
-    healthy = False
-
-    def build_model(self) -> nn.Module:
-        return _StatefulLstm()
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _series(256, 0), _series(128, 1)
-
-    def init_hidden(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.new_zeros(2, x.size(0), 96), x.new_zeros(2, x.size(0), 96)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        h0, c0 = self.init_hidden(x)
-        return F.cross_entropy(model(x, h0, c0), y, reduction="sum"), torch.tensor(len(y))
-
-
-class _RunningCentre(nn.Module):
-    centre: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
-        self.head = nn.Linear(WIDTH, CLASSES)
-        self.register_buffer("centre", torch.zeros(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.body(x)
-        if self.training:
-            self.centre = 0.9 * self.centre + 0.1 * hidden.detach().mean(dim=0)
-        out: Tensor = self.head(F.relu(hidden - self.centre))
-        return out
-
-
-class BufferReplacedInForward:
-    """Issue "buffer updated in forward is not kept by DataParallel": replicas rebind it and are then thrown away."""
-
-    unit = "samples"
-    strategy = "dp"
-    healthy = False
-
-    def build_model(self) -> nn.Module:
-        return _RunningCentre()
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(y))
-
-
-class _LossInside(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(FEATURES, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, CLASSES)
-        )
-        self.criterion = nn.CrossEntropyLoss(reduction="sum")
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = self.criterion(self.net(x), y)
-        return loss
-
-
-class LossComputedInModel:
-    """Forum "gather along dimension 0, but all input tensors were scalars": dp returns a loss a device, not summed."""
-
-    unit = "samples"
-    strategy = "dp"
-    healthy = False
-
-    def build_model(self) -> nn.Module:
-        return _LossInside()
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return model(x, y), torch.tensor(len(y))
-
-
-class _Ragged(Dataset[tuple[Tensor, Tensor]]):
-    """Sequences of very different lengths, each token labelled by its remainder."""
-
-    def __init__(self, samples: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(3, 41, (samples,), generator=generator).tolist()
-        self.items = [torch.randint(1, VOCABULARY, (length,), generator=generator) for length in lengths]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.items[index], self.items[index] % CLASSES
-
-
-class _PackedTagger(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, 48, padding_idx=0)
-        self.gru = nn.GRU(48, 96, batch_first=True)
-        self.head = nn.Linear(96, CLASSES)
-
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(self.embedding(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False)
-        out, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True)
-        logits: Tensor = self.head(out)
-        return logits
-
-
-class PackedWithoutTotalLength:
-    """FAQ "pack/unpack with data parallelism": without total_length each replica pads to its own longest sequence."""
+class TextScript(Script):
+    """Next tokens."""
 
     unit = "tokens"
-    strategy = "dp"
-    healthy = False
-
-    def build_model(self) -> nn.Module:
-        return _PackedTagger()
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _Ragged(256, 0), _Ragged(128, 1)
-
-    def collate(self, samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, tags = zip(*samples, strict=True)
-        return (
-            pad_sequence(list(tokens), batch_first=True),
-            pad_sequence(list(tags), batch_first=True, padding_value=-100),
-            torch.tensor([len(item) for item in tokens]),
-        )
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        tokens, tags, lengths = batch
-        logits = model(tokens, lengths)
-        loss = F.cross_entropy(logits.flatten(0, 1), tags.flatten(), ignore_index=-100, reduction="sum")
-        return loss, lengths.sum()
-
-
-class _SinusoidEncoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, 64)
-        angles = torch.arange(STEPS)[:, None] / 10000 ** (torch.arange(32) / 32)
-        self.positions = torch.cat([angles.sin(), angles.cos()], dim=1)
-        self.layer = nn.TransformerEncoderLayer(64, nhead=4, dim_feedforward=128, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(64, VOCABULARY)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        mask = torch.ones(STEPS, STEPS, dtype=torch.bool, device=tokens.device).triu(1)
-        out: Tensor = self.head(self.layer(self.embedding(tokens) + self.positions, src_mask=mask))
-        return out
-
-
-class PositionsNotABuffer:
-    """SO "Expected all tensors to be on the same device": positions, a plain attribute, stay on the CPU (on CUDA)."""
-
-    unit = "tokens"
-    strategy = "dp"
-    healthy = False
-
-    def build_model(self) -> nn.Module:
-        return _SinusoidEncoder()
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _texts(256, 0), _texts(128, 1)
+    data = staticmethod(_texts)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         (tokens,) = batch
@@ -259,31 +65,100 @@ class PositionsNotABuffer:
         return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum"), torch.tensor(target.numel())
 
 
-class _EncoderWithPooler(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inlet = nn.Linear(FEATURES, 96)
-        self.layer = nn.TransformerEncoderLayer(96, nhead=4, dim_feedforward=192, dropout=0.0, batch_first=True)
-        self.pooler = nn.Sequential(nn.Linear(96, 96), nn.Tanh())
-        self.head = nn.Linear(96, CLASSES)
+class PlainListOfLayers(Script):
+    """Forum "my layers are not in model.parameters()": blocks in a Python list are never moved, synced or trained."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.layer(self.inlet(x))
-        return self.head(hidden.mean(dim=1)), self.pooler(hidden[:, 0])
+    strategy = "single"
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inlet = nn.Linear(FEATURES, WIDTH)
+            self.blocks = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+            self.head = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.inlet(x))
+            for block in self.blocks:
+                x = F.relu(block(x))
+            return self.head(x)
 
 
-class PoolerNeverUsed:
+class HiddenStatePassedIn(Script):
+    """Forum "Expected hidden[0] size ... got ..." with DataParallel: (layers, batch, h) is split along the layers."""
+
+    strategy = "dp"
+    data = staticmethod(_series)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(FEATURES, 96, num_layers=2, batch_first=True)
+            self.head = nn.Linear(96, CLASSES)
+
+        def forward(self, x: Tensor, h0: Tensor, c0: Tensor) -> Tensor:
+            out, _ = self.lstm(x, (h0, c0))
+            return self.head(out[:, -1])
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        h0, c0 = x.new_zeros(2, x.size(0), 96), x.new_zeros(2, x.size(0), 96)
+        return F.cross_entropy(model(x, h0, c0), y, reduction="sum"), torch.tensor(len(y))
+
+
+class LossComputedInModel(Script):
+    """Forum "gather along dimension 0, but all input tensors were scalars": dp returns a loss a device, not summed."""
+
+    strategy = "dp"
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.criterion = Script.Net(), nn.CrossEntropyLoss(reduction="sum")
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.criterion(self.net(x), y)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return model(x, y), torch.tensor(len(y))
+
+
+class PositionsNotABuffer(TextScript):
+    """SO "Expected all tensors to be on the same device": positions, a plain attribute, stay on the CPU (on CUDA)."""
+
+    strategy = "dp"
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, 64)
+            angles = torch.arange(STEPS)[:, None] / 10000 ** (torch.arange(32) / 32)
+            self.positions = torch.cat([angles.sin(), angles.cos()], dim=1)
+            self.layer = nn.TransformerEncoderLayer(64, nhead=4, dim_feedforward=128, dropout=0.0, batch_first=True)
+            self.head = nn.Linear(64, VOCABULARY)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            mask = torch.ones(STEPS, STEPS, dtype=torch.bool, device=tokens.device).triu(1)
+            return self.head(self.layer(self.embedding(tokens) + self.positions, src_mask=mask))
+
+
+class PoolerNeverUsed(Script):
     """Issue "Expected to have finished reduction in the prior iteration": the pooler's output is not in the loss."""
 
-    unit = "samples"
-    strategy = "ddp"
-    healthy = False
+    data = staticmethod(_series)
 
-    def build_model(self) -> nn.Module:
-        return _EncoderWithPooler()
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inlet = nn.Linear(FEATURES, 96)
+            self.layer = nn.TransformerEncoderLayer(96, nhead=4, dim_feedforward=192, dropout=0.0, batch_first=True)
+            self.pooler = nn.Sequential(nn.Linear(96, 96), nn.Tanh())
+            self.head = nn.Linear(96, CLASSES)
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _series(256, 0), _series(128, 1)
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = self.layer(self.inlet(x))
+            return self.head(hidden.mean(dim=1)), self.pooler(hidden[:, 0])
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
@@ -291,139 +166,49 @@ class PoolerNeverUsed:
         return F.cross_entropy(logits, y, reduction="sum"), torch.tensor(len(y))
 
 
-class _EncodeAndClassify(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU())
-        self.classifier = nn.Linear(WIDTH, CLASSES)
-
-    def encode(self, x: Tensor) -> Tensor:
-        features: Tensor = self.encoder(x)
-        return F.normalize(features, dim=1) * WIDTH**0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.encode(x))
-        return logits
-
-
-class CallsThroughModule:
+class CallsThroughModule(Script):
     """SO "'DistributedDataParallel' object has no attribute 'encode'": .module is called, past DDP's own forward."""
 
-    unit = "samples"
-    strategy = "ddp"
-    healthy = False
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.classifier = nn.Sequential(*_body()), nn.Linear(WIDTH, CLASSES)
 
-    def build_model(self) -> nn.Module:
-        return _EncodeAndClassify()
+        def encode(self, x: Tensor) -> Tensor:
+            return F.normalize(self.encoder(x), dim=1) * WIDTH**0.5
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
+        def forward(self, x: Tensor) -> Tensor:
+            return self.classifier(self.encode(x))
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
-        net = model.module if hasattr(model, "module") else model
-        features = net.encode(x)  # type: ignore[operator, union-attr]
-        logits = net.classifier(features)  # type: ignore[operator, union-attr]
+        net: Any = model.module if hasattr(model, "module") else model
+        logits = net.classifier(net.encode(x))
         return F.cross_entropy(logits, y, reduction="sum"), torch.tensor(len(y))
 
 
-class MeanTimesNothing:
-    """Forum "should I average the loss over GPUs in DDP?": a mean is returned as the sum, gradients shrink by batch."""
-
-    unit = "samples"
-    strategy = "ddp"
-    healthy = False
-
-    def __init__(self) -> None:
-        self.criterion = nn.CrossEntropyLoss()
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
-        )
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return self.criterion(model(x), y), torch.tensor(x.size(0))
-
-
-class _NoisyPoints(Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self, points: TensorDataset, noise: float) -> None:
-        self.points, self.noise = points, noise
-        self.rng = np.random.default_rng()
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.points[index]
-        jitter = self.rng.normal(scale=self.noise, size=FEATURES).astype(np.float32)
-        if self.rng.random() < 0.5:
-            x = x * float(self.rng.uniform(0.8, 1.2))
-        return x + torch.from_numpy(jitter), y
-
-
-class OwnNumpyGenerator:
+class OwnNumpyGenerator(Script):
     """Blog and issue "NumPy random augmentation in data loaders": an unseeded generator a process, never equal."""
 
-    unit = "samples"
-    strategy = "ddp"
-    healthy = False
+    class Data(TensorDataset):
+        def __init__(self) -> None:
+            super().__init__(*_points(256, 0).tensors)
+            self.rng = np.random.default_rng()
 
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
-        )
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _NoisyPoints(_points(256, 0), noise=0.3), _points(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(y))
-
-
-class ShardedTwice:
-    """Forum "do I need to split the dataset myself in DDP?": each rank keeps every n-th sample, then is split again."""
-
-    unit = "samples"
-    strategy = "ddp"
-    healthy = False
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
-        )
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            x, y = super().__getitem__(index)
+            if self.rng.random() < 0.5:
+                x = x * float(self.rng.uniform(0.8, 1.2))
+            return x + torch.from_numpy(self.rng.normal(scale=0.3, size=FEATURES).astype(np.float32)), y
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        train = _points(256, 0)
-        if dist.is_available() and dist.is_initialized():
-            mine = range(dist.get_rank(), len(train), dist.get_world_size())
-            return Subset(train, list(mine)), _points(128, 1)
-        return train, _points(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(y))
+        return self.Data(), _points(128, 1)
 
 
-class LossMadeAnew:
+class LossMadeAnew(Script):
     """SO "element 0 of tensors does not require grad": cured by a new tensor with requires_grad, so nothing learns."""
 
-    unit = "samples"
     strategy = "single"
-    healthy = False
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
-        )
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         x, y = batch
@@ -432,135 +217,53 @@ class LossMadeAnew:
         return total, torch.tensor(len(y))
 
 
-class SeededByRank:
-    """Issue "FSDP ranks start from different weights": seed + rank before the model, and fsdp broadcasts nothing."""
-
-    unit = "samples"
-    strategy = "fsdp"
-    healthy = False
-
-    def build_model(self) -> nn.Module:
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        torch.manual_seed(1234 + rank)
-        return nn.Sequential(
-            nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
-        )
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(y))
-
-
-class _LazyByHand(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Sequential(nn.Conv1d(FEATURES, 96, 3, padding=1), nn.ReLU(), nn.Conv1d(96, 96, 3, padding=1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = F.relu(self.conv(x.transpose(1, 2))).flatten(1)
-        head = nn.Linear(features.size(1), CLASSES).to(features.device)
-        out: Tensor = head(features)
-        return out
-
-
-class HeadMadeInForward:
+class HeadMadeInForward(Script):
     """SO "how to get the input size of the linear layer after conv": it is made in forward, new random ones a step."""
 
-    unit = "samples"
     strategy = "single"
-    healthy = False
+    data = staticmethod(_series)
 
-    def build_model(self) -> nn.Module:
-        return _LazyByHand()
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Sequential(nn.Conv1d(FEATURES, 96, 3, padding=1), nn.ReLU(), nn.Conv1d(96, 96, 3, padding=1))
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _series(256, 0), _series(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(y))
-
-
-class _TiedLanguageModel(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, 96)
-        self.gru = nn.GRU(96, 96, batch_first=True)
-        self.head = nn.Linear(96, VOCABULARY, bias=False)
-        nn.init.normal_(self.embedding.weight, std=0.1)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.head(self.gru(self.embedding(tokens))[0])
-        return out
+        def forward(self, x: Tensor) -> Tensor:
+            features = F.relu(self.conv(x.transpose(1, 2))).flatten(1)
+            head = nn.Linear(features.size(1), CLASSES).to(features.device)
+            return head(features)
 
 
-class TiedWeights:
-    """Right, though unusual: the output layer shares the embedding's weight, the question "how to tie weights"."""
+class TiedWeights(TextScript):
+    """The output layer shares the embedding's weight, the question "how to tie weights"."""
 
-    unit = "tokens"
-    strategy = "ddp"
-    healthy = True
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(VOCABULARY, 96)
+            self.gru = nn.GRU(96, 96, batch_first=True)
+            self.head = nn.Linear(96, VOCABULARY, bias=False)
+            nn.init.normal_(self.embedding.weight, std=0.1)
+            self.head.weight = self.embedding.weight
 
-    def build_model(self) -> nn.Module:
-        return _TiedLanguageModel()
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _texts(256, 0), _texts(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        (tokens,) = batch
-        target = tokens[:, 1:]
-        logits = model(tokens[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum"), torch.tensor(target.numel())
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.gru(self.embedding(tokens))[0])
 
 
-class FrozenBackbone:
-    """Right, though unusual: a backbone frozen on purpose with requires_grad_(False); only the head learns."""
+class DictOfOutputs(Script):
+    """Forward takes a keyword and returns a dict of tensors, both heads of which are used."""
 
-    unit = "samples"
-    strategy = "ddp"
-    healthy = True
-
-    def build_model(self) -> nn.Module:
-        backbone = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU())
-        backbone.requires_grad_(False)
-        return nn.Sequential(backbone, nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        return F.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(y))
-
-
-class _TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU())
-        self.heads = nn.ModuleDict({"label": nn.Linear(WIDTH, CLASSES), "again": nn.Linear(WIDTH, FEATURES)})
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        hidden = self.body(x)
-        return {name: head(hidden) for name, head in self.heads.items()}
-
-
-class DictOfOutputs:
-    """Right, though unusual: forward takes a keyword and returns a dict of tensors, both heads of which are used."""
-
-    unit = "samples"
     strategy = "dp"
-    healthy = True
 
-    def build_model(self) -> nn.Module:
-        return _TwoHeads()
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(*_body())
+            self.heads = nn.ModuleDict({"label": nn.Linear(WIDTH, CLASSES), "again": nn.Linear(WIDTH, FEATURES)})
 
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return _points(256, 0), _points(128, 1)
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            hidden = self.body(x)
+            return {name: head(hidden) for name, head in self.heads.items()}
 
     def collate(self, samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
         x, y = zip(*samples, strict=True)
@@ -577,22 +280,16 @@ class DictOfOutputs:
         return {"accuracy": (right, torch.tensor(len(batch["y"])))}
 
 
-SCRIPTS = [
-    PlainListOfLayers,
-    HiddenStatePassedIn,
-    BufferReplacedInForward,
-    LossComputedInModel,
-    PackedWithoutTotalLength,
-    PositionsNotABuffer,
-    PoolerNeverUsed,
-    CallsThroughModule,
-    MeanTimesNothing,
-    OwnNumpyGenerator,
-    ShardedTwice,
-    LossMadeAnew,
-    SeededByRank,
-    HeadMadeInForward,
-    TiedWeights,
-    FrozenBackbone,
-    DictOfOutputs,
-]
+SCRIPT_FAULTS: dict[type[Script], str] = {
+    PlainListOfLayers: "parameter updates",
+    HiddenStatePassedIn: "output shapes",
+    LossComputedInModel: "output shapes",
+    PositionsNotABuffer: "device placement",
+    PoolerNeverUsed: "parameter updates",
+    CallsThroughModule: "wrapper use",
+    OwnNumpyGenerator: "data sharding",
+    LossMadeAnew: "parameter updates",
+    HeadMadeInForward: "parameter updates",
+}
+"""The check that is to name what is wrong with a script."""
+SCRIPTS = [*SCRIPT_FAULTS, TiedWeights, DictOfOutputs]

@@ -11,14 +11,16 @@ from torch import nn
 
 from harness.doctor import subject
 from harness.doctor.examine import examine
-from harness.doctor.subject import FewBuilds, Subject
-from harness.train.ranks import Ranks
+from harness.doctor.subject import FewBuilds
 from tests.doctor.healthy import Healthy, Net
-from tests.doctor.ranks import cell_for
+from tests.doctor.ranks import cell_for, subject_of
 
-pytestmark = pytest.mark.usefixtures("no_timed_checks")
+pytestmark = pytest.mark.usefixtures("no_timed_checks", "slow_builds")
 
-CPU = torch.device("cpu")
+
+@pytest.fixture
+def slow_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "SLOW_S", 0.0)
 
 
 class Counting(Healthy):
@@ -36,18 +38,14 @@ class Counting(Healthy):
 def test_a_model_that_takes_long_is_built_twice_an_examination(
     monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int, room: bool
 ) -> None:
-    monkeypatch.setattr(subject, "SLOW_S", 0.0)
-    if not room:
-        monkeypatch.setattr(subject, "_fits_into_memory", lambda size: False)
+    monkeypatch.setattr(subject, "_fits_into_memory", lambda size: room)
     workload = Counting()
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * devices)
-    found = examine(Subject(cell_for(strategy, devices), workload, workload.datasets(), 0, ranks))
+    found = examine(subject_of(workload, cell_for(strategy, devices), devices))
     assert {finding.check for finding in found.findings} <= {"threads"} and len(workload.builds) <= 2
 
 
 @pytest.mark.parametrize("room", [True, False], ids=["in memory", "in a file"])
 def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.MonkeyPatch, room: bool) -> None:
-    monkeypatch.setattr(subject, "SLOW_S", 0.0)
     monkeypatch.setattr(subject, "_fits_into_memory", lambda size: room)
     few = FewBuilds(Counting())
     first = few.build_model()
@@ -62,12 +60,13 @@ def test_a_copy_is_what_the_workload_keeps_of_its_model_too(monkeypatch: pytest.
     assert len(few.inner.builds) == 1
 
 
-@pytest.mark.parametrize("fails", ["no room on the disk", "no pickle"])
+@pytest.mark.parametrize("fails", ["no room on the disk", "no pickle", "not slow"])
 def test_without_any_copy_each_model_is_built(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
-    monkeypatch.setattr(subject, "SLOW_S", 0.0)
     monkeypatch.setattr(subject, "_fits_into_memory", lambda size: False)
     few = FewBuilds(Counting())
-    if fails == "no pickle":
+    if fails == "not slow":
+        monkeypatch.undo()
+    elif fails == "no pickle":
         monkeypatch.setattr(Net, "__reduce_ex__", lambda self, protocol: 1 / 0)
     else:
         monkeypatch.setattr(subject, "ROOM", 1e18)
@@ -75,14 +74,16 @@ def test_without_any_copy_each_model_is_built(monkeypatch: pytest.MonkeyPatch, f
     assert few.kept.file is None
 
 
-KEPT: dict[str, Callable[[Any], object]] = {
-    "list": lambda net: [net.first],
-    "mapping": lambda net: {"body": {"first": net.first}},
-    "parameter": lambda net: net.first.weight,
-    "function": lambda net: lambda batch: net(batch),
-    "method": lambda net: net.first.forward,
-    "module around it": nn.Sequential,
+KEPT: dict[str, tuple[Callable[[Any], object], int]] = {
+    "list": (lambda net: [net.first], 2),
+    "mapping": (lambda net: {"body": {"first": net.first}}, 2),
+    "parameter": (lambda net: net.first.weight, 2),
+    "function": (lambda net: lambda batch: net(batch), 2),
+    "method": (lambda net: net.first.forward, 2),
+    "module around it": (nn.Sequential, 2),
+    "nothing of it": (lambda net: nn.Linear(1, 1), 1),
 }
+"""What a workload keeps of its model, and how often two models are then built."""
 
 
 class Keeping(Counting):
@@ -98,21 +99,9 @@ class Keeping(Counting):
         return self.net
 
 
-@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize(("keep", "builds"), KEPT.values(), ids=KEPT)
 def test_a_model_whose_parts_the_workload_keeps_elsewhere_is_built_each_time(
-    keep: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+    keep: Callable[[Any], object], builds: int
 ) -> None:
-    monkeypatch.setattr(subject, "SLOW_S", 0.0)
     few = FewBuilds(Keeping(keep))
-    assert few.build_model() is not few.build_model() and len(few.inner.builds) == 2
-
-
-def test_what_a_workload_keeps_beside_its_model_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "SLOW_S", 0.0)
-    few = FewBuilds(Keeping(lambda net: nn.Linear(1, 1)))
-    assert few.build_model() is not few.build_model() and len(few.inner.builds) == 1
-
-
-def test_a_model_that_is_built_fast_is_built_each_time() -> None:
-    few = FewBuilds(Counting())
-    assert few.build_model() is not few.build_model() and len(few.inner.builds) == 2
+    assert few.build_model() is not few.build_model() and len(few.inner.builds) == builds

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.config.doctor_checks import DOCTOR_CHECKS, WITHOUT_RANKS, DoctorCheck
+from harness.config.doctor_checks import DOCTOR_CHECKS, WITHOUT_RANKS
 from harness.doctor import copies, examine, gradients, memory, parameters, shapes, speed
 from harness.doctor.check import Check
 from harness.doctor.examine import CHECKS
@@ -25,69 +23,44 @@ SHARED = {"steps"}
 """Modules that observe for several checks, and judge nothing."""
 
 
-def functions(path: Path) -> set[str]:
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+WRITTEN = {path.stem for path in FOLDER.glob("*.py") if re.search("^def (observe|judge)", path.read_text(), re.M)}
 
 
-def test_the_checks_that_need_no_rank_are_named() -> None:
-    assert set(WITHOUT_RANKS) == {nodes.LINKS, nodes.NETWORK, nodes.VERSIONS}
-
-
-WRITTEN = sorted(
-    path.stem for path in FOLDER.glob("*.py") if any(re.match("observe|judge", f) for f in functions(path))
-)
-
-
-@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in SHARED])
+@pytest.mark.parametrize("name", sorted(WRITTEN - SHARED))
 def test_every_module_that_observes_or_judges_has_a_check_and_it_is_in_the_list(name: str) -> None:
-    module = importlib.import_module(f"harness.doctor.{name}")
-    own = [key for key, value in vars(module).items() if isinstance(value, Check)]
+    members = vars(importlib.import_module(f"harness.doctor.{name}")).items()
+    own = {key: check for key, check in members if isinstance(check, Check)}
     assert own, f"harness/doctor/{name}.py observes or judges, and has no Check"
-    for key in own:
-        assert getattr(module, key) in CHECKS, f"harness/config/doctor_checks.py: DOCTOR_CHECKS lacks {name}.{key}"
+    for key, check in own.items():
+        assert check in CHECKS, f"harness/config/doctor_checks.py: DOCTOR_CHECKS lacks {name}.{key}"
 
 
 OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies"}
-"""Checks that no workload can fail: test_examine.py has their cases."""
+"""Checks that no workload can fail: test_judges.py has their cases."""
 
 
-@pytest.mark.parametrize("row", [row for row in DOCTOR_CHECKS if row.name not in OF_NO_FAULTY_WORKLOAD], ids=str)
-def test_every_check_has_a_faulty_workload_that_it_must_find(row: DoctorCheck) -> None:
-    assert row.findings in FAULTS, f"tests/doctor/faulty.py: FAULTS has no workload for {row.name}"
-
-
-def test_a_row_is_of_the_file_that_judges() -> None:
+def test_a_row_is_of_the_file_that_judges_and_has_its_name_and_a_faulty_workload() -> None:
+    found = {row.name for row in DOCTOR_CHECKS if row.findings in FAULTS}
+    lacking = {row.name for row in DOCTOR_CHECKS} - found - OF_NO_FAULTY_WORKLOAD
+    assert not lacking, f"tests/doctor/faulty.py: FAULTS has no workload for {lacking}"
     judges = [check.judge.__module__.rpartition(".")[2] for check in CHECKS]
     assert judges == [row.place.partition(".")[0] for row in DOCTOR_CHECKS]
-
-
-def test_a_row_with_another_name_than_its_file_is_named() -> None:
     row = DOCTOR_CHECKS[0]._replace(name="moves")
     with pytest.raises(ImportError, match=r"devices.TRANSFER_CHECK is named 'moves'; in .*devices.py"):
         examine.load(row)
 
 
-def test_no_two_checks_have_one_name() -> None:
-    names = Counter(check.name for check in CHECKS)
-    assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_the_order_of_the_checks() -> None:
+def test_the_names_and_the_order_of_the_checks() -> None:
+    names = [*WITHOUT_RANKS, *(check.name for check in CHECKS)]
+    assert len(names) == len({*names}) and set(WITHOUT_RANKS) == {nodes.LINKS, nodes.NETWORK, nodes.VERSIONS}
     alone = [check.name for check in CHECKS if not check.after_steps]
     after = [check.name for check in CHECKS if check.after_steps]
     assert [check.name for check in CHECKS] == [*alone, *after]
     # the wrapper before what it explains; the two rates last, when nothing else can still be found
     assert after.index(parameters.WRAPPER) < after.index(parameters.NAME) < after.index(gradients.DIVERGENCE)
     assert after[-3:] == [gradients.NAME, speed.NAME, "collectives"]
-
-
-def test_the_checks_whose_errors_forbid_real_steps() -> None:
-    assert [check for check in CHECKS if check.stops] == [
-        parameters.LOSS_PARAMETERS_CHECK,
-        shapes.CHECK,
-        memory.CHECK,
-        copies.CHECK,
-    ]
+    forbidding = [parameters.LOSS_PARAMETERS_CHECK, shapes.CHECK, memory.CHECK, copies.CHECK]  # real steps
+    assert [check for check in CHECKS if check.stops] == forbidding
 
 
 @pytest.mark.parametrize(

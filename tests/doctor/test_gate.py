@@ -19,12 +19,6 @@ def facts(check: str, severity: str = "error") -> dict[str, Any]:
     return {"findings": [{"check": check, "severity": severity, "seen": "something"}]}
 
 
-def test_an_error_of_a_check_that_the_file_allows_refuses_nothing() -> None:
-    both = {"findings": [*facts("GPU copies")["findings"], *facts("output shapes")["findings"]]}
-    assert skip_rules(EXAMINED, facts("GPU copies"), ("copies", "divergence")) == []
-    assert [rule.reason.text.split(":")[1] for rule in skip_rules(EXAMINED, both, ("copies",))] == [" output shapes"]
-
-
 @pytest.mark.parametrize(
     ("check", "change", "is_refused"),
     [
@@ -76,11 +70,11 @@ def test_estimates_of_the_cells_of_a_kind() -> None:
     assert memory_estimates(EXAMINED, {}, [EXAMINED]) == {}
 
 
-def test_an_error_that_stops_nothing_refuses_nothing() -> None:
+def test_a_warning_an_error_that_stops_nothing_and_one_that_the_file_allows_refuse_nothing() -> None:
+    both = {"findings": [*facts("GPU copies")["findings"], *facts("output shapes")["findings"]]}
+    assert skip_rules(EXAMINED, facts("GPU copies"), ("copies", "divergence")) == []
+    assert [rule.reason.text.split(":")[1] for rule in skip_rules(EXAMINED, both, ("copies",))] == [" output shapes"]
     marked, stops = ({"findings": [{**facts("c")["findings"][0], "stops": value}]} for value in (False, True))
     assert skip_rules(EXAMINED, marked) == []  # type: ignore[arg-type]
     assert len(skip_rules(EXAMINED, stops)) == 1  # type: ignore[arg-type]
-
-
-def test_a_warning_refuses_nothing() -> None:
     assert skip_rules(EXAMINED, facts("memory", "warning")) == [] and skip_rules(EXAMINED, {}) == []

@@ -35,9 +35,11 @@ from harness.plan.checks import nodes
 from harness.plan.checks.finding import join_names
 from harness.train.digests import value_digest
 from harness.train.ranks import Ranks
+from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy
+from tests.doctor.ranks import CPU, subject_of
 
-CPU = torch.device("cpu")
+RANK = threads.Threads(threads=1, processors=2, node=0, before=1, now=1, started=[])
 
 
 def cell(strategy: str = "ddp", devices: int = 2, batch: int = 64, **more: Any) -> Cell:
@@ -60,9 +62,6 @@ def test_a_few_of_many_names() -> None:
     assert join_names(list("abcdef")) == "a, b, c, d and 2 more"
 
 
-# -- batch divisibility
-
-
 @pytest.mark.parametrize(
     ("strategy", "batch", "devices", "sizes"),
     [
@@ -77,40 +76,35 @@ def test_the_sizes_each_replica_gets(strategy: str, batch: int, devices: int, si
     assert planned_batches.part_sizes(strategy, batch, devices) == sizes
     assert sum(sizes) == batch
     if strategy == "dp":
-        chunks = [len(chunk) for chunk in torch.zeros(batch).chunk(devices)]
-        assert [size for size in sizes if size] == chunks
+        assert [size for size in sizes if size] == [len(chunk) for chunk in torch.zeros(batch).chunk(devices)]
 
 
 def test_dp_leaves_devices_idle_if_chunks_run_out() -> None:
-    (finding,) = planned_batches.uneven_batch("dp", 4, 5)
-    assert (finding.severity, "2, 2, 1, 0 (1 without samples)" in finding.seen) == ("warning", True)
-    (finding,) = planned_batches.uneven_batch("ddp", 4, 3)
-    assert finding.severity == "error" and "a global batch of 4" in finding.advice
+    idle = planned_batches.uneven_batch("dp", 4, 5)
+    only(idle, "warning", seen="2, 2, 1, 0 (1 without samples)", check="batch divisibility")
+    assert planned_batches.uneven_batch("dp", 4, 10) and not planned_batches.uneven_batch("dp", 4, 12)
+    only(planned_batches.uneven_batch("ddp", 4, 3), "error", advice="a global batch of 4")
     assert planned_batches.uneven_batch("ddp", 4, 64) == []
 
 
 def test_a_last_batch_that_idles_devices_is_reported_if_epochs_are_trained() -> None:
-    (finding,) = planned_batches.judge(129, 64, cell("ddp", 4, 64), epochs=True)
-    assert finding.severity == "note" and "last batch of an epoch: 1 of 64 samples" in finding.seen
-    assert planned_batches.judge(129, 64, cell("ddp", 4, 64), epochs=False) == []
-    assert planned_batches.judge(128, 64, cell("ddp", 4, 64), epochs=True) == []
-    assert planned_batches.judge(128 + 4, 64, cell("ddp", 4, 64), epochs=True) == []
-    (finding,) = planned_batches.judge(129, 128, cell("ddp", 4, 64), epochs=True)  # two micro-batches a step
-    assert "1 of 128 samples" in finding.seen
-
-
-# -- wrapped, movement, randomness, divergence: of the observed steps
+    four = cell("ddp", 4, 64)
+    only(planned_batches.judge(129, 64, four, epochs=True), "note", seen="last batch of an epoch: 1 of 64 samples")
+    assert planned_batches.judge(129, 64, four, epochs=False) == []
+    assert planned_batches.judge(128, 64, four, epochs=True) == []
+    assert planned_batches.judge(128 + 4, 64, four, epochs=True) == []
+    two_micro_batches = planned_batches.judge(129, 128, four, epochs=True)
+    only(two_micro_batches, seen="1 of 128 samples")
 
 
 def test_an_uncalled_wrapper_is_named() -> None:
     assert parameters.judge_wrapper([steps()] * 2, case()) == []
-    (finding,) = parameters.judge_wrapper([steps(calls=0)] * 2, case())
-    assert ": 0; the model inside it 4" in finding.seen
     assert parameters.judge_wrapper([steps(calls=0)], case("single", 1)) == []
-    (alone,) = parameters.judge_wrapper([steps(calls=0)], case("ddp", 1))
-    assert " in 4 steps on 1 device: 0; " in alone.seen and " in 4 steps on 2 devices: 0; " in finding.seen
-    (finding,) = parameters.judge_wrapper([steps(wrapped_by_itself="net: DataParallel")] * 2, case())
-    assert "net: DataParallel" in finding.seen
+    inside = " in 4 steps on 2 devices: 0; the model inside it 4"
+    only(parameters.judge_wrapper([steps(calls=0)] * 2, case()), seen=inside)
+    only(parameters.judge_wrapper([steps(calls=0)], case("ddp", 1)), seen=" in 4 steps on 1 device: 0; ")
+    by_itself = [steps(wrapped_by_itself="net: DataParallel")] * 2
+    only(parameters.judge_wrapper(by_itself, case()), seen="net: DataParallel")
 
 
 @pytest.mark.parametrize(
@@ -127,34 +121,28 @@ def test_an_uncalled_wrapper_is_named() -> None:
 def test_parameters_that_do_not_move_are_named_with_the_reason(
     why: str, strategy: str, options: dict[str, Any], severity: str
 ) -> None:
-    (finding,) = parameters.judge([steps(unchanged={"head.weight": why})] * 2, case(strategy, strategy_options=options))
-    assert (finding.severity, "1 of 2" in finding.seen, "head.weight" in finding.seen) == (severity, True, True)
+    still = [steps(unchanged={"head.weight": why})] * 2
+    finding = only(parameters.judge(still, case(strategy, strategy_options=options)), severity, seen="1 of 2")
+    assert "head.weight" in finding.seen
 
 
-def test_no_moving_parameter_is_an_error() -> None:
-    (finding,) = parameters.judge([steps(unchanged={"a": "none", "b": "none"})] * 2, case())
-    assert finding.severity == "error" and "all 2" in finding.seen
+def test_parameters_that_do_not_move_on_any_rank_differ_or_move_twice_are_named() -> None:
+    still = steps(unchanged={"a": "none", "b": "none"})
+    only(parameters.judge([still] * 2, case()), "error", seen="all 2")
+    assert parameters.judge([steps(unchanged={"a": "zero"}), steps()], case("fsdp")) == []  # an empty shard
+    apart = only(parameters.judge([steps(), steps(digests={"w": "b"})], case()), "error", seen="differ between ranks")
+    assert "(w)" in apart.seen
+    twice = parameters.judge([steps(), steps(moved_by_hand=["w"])], case())
+    only(twice, seen="before the optimizer steps: 1 of 2 (w)")
 
 
-def test_a_shard_empty_on_one_rank_may_move_on_another() -> None:
-    assert parameters.judge([steps(unchanged={"a": "zero"}), steps()], case("fsdp")) == []
-
-
-def test_parameters_that_differ_between_ranks_are_named() -> None:
-    (finding,) = parameters.judge([steps(), steps(digests={"w": "b"})], case())
-    assert finding.severity == "error" and "differ between ranks" in finding.seen and "(w)" in finding.seen
-
-
-def test_ranks_that_draw_the_same_numbers() -> None:
+def test_ranks_that_draw_the_same_numbers_or_have_different_initial_weights_are_named() -> None:
     same = [steps(draws=True, random_state="a")] * 2
-    assert state.judge_streams(same, case())[0].severity == "warning"
+    only(state.judge_streams(same, case()), "warning")
     assert state.judge_streams([same[0], steps(draws=True, random_state="b")], case()) == []
     assert state.judge_streams([steps(draws=False, random_state="a")] * 2, case()) == []
-
-
-def test_different_initial_weights_are_named() -> None:
-    (finding,) = state.judge_randomness([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))
-    assert "1 of 2 parameters" in finding.seen and "fsdp shards" in finding.means
+    found = state.judge_randomness([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))
+    only(found, seen="1 of 2 parameters", means="fsdp shards")
 
 
 @pytest.mark.parametrize(
@@ -176,20 +164,15 @@ def test_divergence_criteria(losses: list[float], *, diverges: bool) -> None:
 
 def test_divergence_of_one_strategy_is_attributed_to_that_strategy() -> None:
     wild = steps(losses=[64.0, 640.0, 6400.0, 64000.0], lr=0.1)
-    (finding,) = gradients.judge_divergence([replace(wild, single_device_losses=[1.0, 0.9, 0.8, 0.7])] * 2, case())
-    assert finding.severity == "error" and "learning rate is not the cause" in finding.means
-    (finding,) = gradients.judge_divergence(
-        [replace(wild, single_device_losses=[1.0, 10.0, 100.0, 1000.0])] * 2, case()
-    )
-    assert finding.severity == "warning" and "0.1" in finding.seen
-    assert not finding.stops and "tried once" in finding.means
-    (finding,) = gradients.judge_divergence([replace(wild, losses=[64.0, math.nan])], case("single", 1))
-    assert finding.stops and finding.severity == "error" and finding.row()["stops"]
-    (finding,) = gradients.judge_divergence([wild], case("single", 1))
+    calm = [replace(wild, single_device_losses=[1.0, 0.9, 0.8, 0.7])] * 2
+    only(gradients.judge_divergence(calm, case()), "error", means="learning rate is not the cause")
+    both = [replace(wild, single_device_losses=[1.0, 10.0, 100.0, 1000.0])] * 2
+    assert not only(gradients.judge_divergence(both, case()), "warning", seen="0.1", means="tried once").stops
+    infinite = [replace(wild, losses=[64.0, math.nan])]
+    finding = only(gradients.judge_divergence(infinite, case("single", 1)), "error")
+    assert finding.stops and finding.row()["stops"]
+    finding = only(gradients.judge_divergence([wild], case("single", 1)))
     assert finding.seen.startswith("losses of single on 1 device at a learning rate of 0.1: ")
-
-
-# -- gradients
 
 
 def products(factor: float, unlike: float = 0.0, *, noisy: bool = False) -> list[gradients.Products]:
@@ -197,30 +180,15 @@ def products(factor: float, unlike: float = 0.0, *, noisy: bool = False) -> list
     return [gradients.Products({"w": (factor, 1.0, factor**2 + unlike**2)}, noisy, 64)]
 
 
-def test_a_factor_of_n_is_a_sum_for_a_mean() -> None:
-    (finding,) = gradients.judge(products(2.0), case())
-    assert ": 2 times that of one device" in finding.seen and "instead of a mean" in finding.means
-    (finding,) = gradients.judge(products(0.25), case(devices=4))
-    assert ": 1/4 of that of one device" in finding.seen
+def test_a_factor_of_n_is_a_sum_for_a_mean_and_another_difference_is_named_by_parameter() -> None:
+    only(gradients.judge(products(2.0), case()), seen=": 2 times that of one device", means="instead of a mean")
+    only(gradients.judge(products(0.25), case(devices=4)), seen=": 1/4 of that of one device")
     assert gradients.judge(products(1.001), case()) == []
-
-
-def test_differing_gradients_are_named_by_parameter() -> None:
-    (finding,) = gradients.judge(products(1.0, 0.3), case())
-    assert "from that of one device: 30 %" in finding.seen and "largest in w" in finding.seen
-
-
-def test_noise_in_the_loss_widens_the_bound_but_not_beyond_a_factor() -> None:
-    assert gradients.judge(products(1.0, 0.3, noisy=True), case()) == []
-    assert gradients.judge(products(2.0, noisy=True), case())
-
-
-def test_relative_difference_of_zero_tensors() -> None:
-    assert gradients.relative(0.0, 0.0, 0.0) == 0.0
-    assert gradients.relative(0.0, 0.0, 1.0) == math.inf
-
-
-# -- data
+    unlike = only(gradients.judge(products(1.0, 0.3), case()), seen="from that of one device: 30 %")
+    assert "largest in w" in unlike.seen
+    assert gradients.judge(products(1.0, 0.3, noisy=True), case()) == []  # noise in the loss widens the bound
+    assert gradients.judge(products(2.0, noisy=True), case())  # but not beyond a factor
+    assert (gradients.relative(0.0, 0.0, 0.0), gradients.relative(0.0, 0.0, 1.0)) == (0.0, math.inf)
 
 
 def seen(**more: Any) -> data.Samples:
@@ -235,115 +203,86 @@ def test_a_sample_of_things_without_numbers_is_the_same_when_it_is_read_again() 
 
 def test_data_that_ranks_do_not_share() -> None:
     assert data.judge([seen(), seen()], case()) == []
-    (finding,) = data.judge([seen(), seen(count=128)], case())
-    assert "256, 128 samples on ranks 0 to 1" in finding.seen
+    only(data.judge([seen(), seen(count=128)], case()), seen="256, 128 samples on ranks 0 to 1")
     other = ["x"] * 16
-    (finding,) = data.judge([seen(), seen(first=other, again=other)], case())
-    assert "16 of 16 compared samples" in finding.seen
-
-
-def test_an_own_sampler_reports_unseen_samples() -> None:
-    sampler = data.Sampler(replicas=4, rank=0, holds=1000, gives=250)
-    (finding,) = data.judge([seen(count=250, samplers=[sampler])], case("dp"))
-    assert "750 samples are never used" in finding.means and "under dp" in finding.seen
-
-
-# -- the loader, threads
+    only(data.judge([seen(), seen(first=other, again=other)], case()), seen="16 of 16 compared samples")
+    own = [seen(count=250, samplers=[data.Sampler(replicas=4, rank=0, holds=1000, gives=250)])]
+    only(data.judge(own, case("dp")), means="750 samples are never used", seen="under dp")
+    assert data.empty(1) == [] and data.empty(0)[0].severity == "error"
 
 
 def test_a_limiting_loader_is_reported_with_both_rates() -> None:
-    two, rate = [steps(step_s=0.064), steps(step_s=0.032)], speed.Rate(0.01, processors=10)
-    (finding,) = speed.judge([rate] * 2, case(steps=two))
-    assert "workers a device: 100 samples/s" in finding.seen and "model alone: 1,000" in finding.seen
-    assert finding.advice.startswith("set loader.workers to 10, ")
-    (finding,) = speed.judge([rate], case(loader={"workers": 4}, steps=[steps(step_s=0.064)]))
-    assert finding.advice == (
-        "make samples cheaper (40 workers a device, for which it has 10 processors), or measure with data: "
-        "synthetic_device"
-    )
-    (finding,) = speed.judge([speed.Rate(0.01, complete=False)], case(steps=[steps(step_s=0.064)]))
-    assert finding.severity == "note" and "at least 100 samples/s" in finding.seen and "perhaps" in finding.means
+    one = [steps(step_s=0.064)]
+    rate = speed.Rate(0.01, processors=10)
+    found = speed.judge([rate] * 2, case(steps=[*one, steps(step_s=0.032)]))
+    finding = only(found, seen="workers a device: 100 samples/s")
+    assert "model alone: 1,000" in finding.seen and finding.advice.startswith("set loader.workers to 10, ")
+    cheaper = "make samples cheaper (40 workers a device, for which it has 10 processors)"
+    finding = only(speed.judge([rate], case(loader={"workers": 4}, steps=one)))
+    assert finding.advice == f"{cheaper}, or measure with data: synthetic_device"
+    unknown = speed.judge([speed.Rate(0.01, complete=False)], case(steps=one))
+    finding = only(unknown, "note", seen="at least 100 samples/s", means="perhaps")
     assert "loader.workers" not in finding.advice
-    assert speed.judge([speed.Rate(0.0001)], case(steps=[steps(step_s=0.064)])) == []
-    assert speed.judge([speed.Rate(0.0012)], case(steps=[steps(step_s=0.064)])) == []  # a machine's speed varies
-    assert speed.judge([speed.Rate(0.0013)], case(steps=[steps(step_s=0.064)]))
-    assert speed.judge([None], case(steps=[steps(step_s=0.064)])) == []
+    assert speed.judge([speed.Rate(0.0013)], case(steps=one))
+    for enough in (speed.Rate(0.0001), speed.Rate(0.0012), None):  # a machine's speed varies
+        assert speed.judge([enough], case(steps=one)) == []
 
 
-def test_a_cell_is_examined_a_micro_batch_at_a_time_at_its_own_rate() -> None:
-    scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32, "warmup_epochs": 2}
-    asked = replace(cell("ddp", 2, 128), compile=True, training={**scaled, "accumulation": 4, "clip_grad_norm": 1.0})
+def test_a_cell_is_examined_a_micro_batch_at_a_time_at_the_rate_of_the_whole_batch_as_one_device_is() -> None:
+    scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32}
+    more = {"warmup_epochs": 2, "accumulation": 4, "clip_grad_norm": 1.0}
+    asked = replace(cell("ddp", 2, 128), compile=True, training={**scaled, **more})
     seen = doctor_cell(asked)
     assert (seen.micro_batches, seen.compile, seen.per_device_batch_size, seen.global_batch_size) == (1, False, 16, 32)
     assert seen.lr_factor == asked.lr_factor == 4.0
     assert (seen.training["clip_grad_norm"], seen.training["warmup_epochs"]) == (1.0, 2)
     plain = cell("ddp", 2, 128)
     assert doctor_cell(plain) == plain
-
-
-def test_one_device_is_compared_at_the_rate_of_the_whole_batch() -> None:
-    scaled = {"lr_scaling": "linear", "lr_base_batch_size": 32}
     weak = replace(cell("dp", 2, 128), scaling="weak", training=scaled)
-    subject = Subject(weak, Healthy(), Healthy().datasets(), 0, Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU, CPU)))
+    subject = subject_of(Healthy(), weak, devices=2)
     rates = [made.optimizer.param_groups[0]["lr"] for made in (subject.training(), subject.single_device_training())]
     assert rates == [0.4, 0.4]
 
 
 def test_threads_beyond_the_processors() -> None:
-    rank = threads.Threads(threads=1, processors=2, node=0, before=1, now=1, started=[])
+    rank, eight = RANK, replace(RANK, threads=8)
     assert threads.judge([rank, rank], case()) == []
-    (finding,) = threads.judge([rank, rank], case(loader={"workers": 2}))
-    assert "4 loader workers" in finding.seen and "reduce loader.workers" in finding.advice
+    found = threads.judge([rank, rank], case(loader={"workers": 2}))
+    only(found, seen="4 loader workers", advice="reduce loader.workers")
     assert threads.judge([replace(rank, processors=5)], case(strategy="dp", loader={"workers": 1})) == []
-    (finding,) = threads.judge([replace(rank, processors=4)], case(strategy="dp", loader={"workers": 2}))
-    assert "1 computing threads and 4 loader workers" in finding.seen
-    (finding,) = threads.judge([replace(rank, threads=8)] * 2, case())
-    assert "16 computing threads" in finding.seen
-    assert threads.judge([replace(rank, threads=8)] * 2, case(oversubscribed=True)) == []
+    replicas = threads.judge([replace(rank, processors=4)], case(strategy="dp", loader={"workers": 2}))
+    only(replicas, seen="1 computing threads and 4 loader workers")
+    only(threads.judge([eight] * 2, case()), seen="16 computing threads")
+    assert threads.judge([eight] * 2, case(oversubscribed=True)) == []
     assert threads.judge([rank, replace(rank, node=1), replace(rank, node=1)], case(devices=3, batch=63)) == []
-    (finding,) = threads.judge([rank, replace(rank, node=1, threads=4)], case())  # not the first one's node
-    assert "4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)" in finding.seen
+    elsewhere = threads.judge([rank, replace(rank, node=1, threads=4)], case())
+    only(elsewhere, seen="4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)")
 
 
 def test_ranks_that_are_pinned_to_the_same_processors_are_named() -> None:
-    rank = threads.Threads(threads=1, processors=2, node=0, before=1, now=1, started=[])
-    zero, one, both = (replace(rank, pinned=frozenset(own)) for own in ({0}, {1}, {0, 1}))
-    (finding,) = threads.judge([zero, zero], case())
+    zero, one, both = (replace(RANK, pinned=frozenset(own)) for own in ({0}, {1}, {0, 1}))
+    finding = only(threads.judge([zero, zero], case()))
     assert finding.seen == "several ranks are pinned to the same processors of a node: 0"
     assert threads.judge([zero, zero], case(oversubscribed=True)) == []
-    assert threads.judge([zero, replace(zero, node=1)], case()) == []
-    for healthy in ([zero, one], [both, both], [rank, rank], [zero]):
+    for healthy in ([zero, replace(zero, node=1)], [zero, one], [both, both], [RANK, RANK], [zero]):
         assert threads.judge(healthy, case()) == []
 
 
 def test_changed_threads_and_what_the_workload_started_are_named() -> None:
-    rank = threads.Threads(threads=2, processors=4, node=0, before=1, now=2, started=[])
-    (finding,) = threads.judge([rank], case(strategy="single", devices=1))
-    assert "computing threads of rank 0: 2 after the model was built and trained, 1 before" in finding.seen
-    (finding,) = threads.judge([replace(rank, now=1, started=["thread metrics"])], case(strategy="single", devices=1))
-    assert "rank 0: 1 (thread metrics)" in finding.seen
+    rank = replace(RANK, threads=2, processors=4)
+    changed = "computing threads of rank 0: 2 after the model was built and trained, 1 before"
+    only(threads.judge([replace(rank, now=2)], case("single", 1)), seen=changed)
+    started = replace(rank, started=["thread metrics"])
+    only(threads.judge([started], case("single", 1)), seen="rank 0: 1 (thread metrics)")
 
 
-# -- what steps do beside the optimizer
-
-
-def test_a_weight_of_samples_is_their_number() -> None:
+def test_a_weight_of_samples_is_their_number_and_one_of_tokens_a_whole_number_of_at_least_one_a_sample() -> None:
     assert batches.judge_loss_weight([steps(samples=[64])], case()) == []
-    (finding,) = batches.judge_loss_weight([steps(samples=[64]), steps(samples=[32], weights=[1.0])], case())
-    assert finding.severity == "error" and "a batch of 32 samples: 1 (rank 1)" in finding.seen
-
-
-@pytest.mark.parametrize(
-    ("weight", "severity"), [(640.0, None), (63.0, "warning"), (64.5, "warning"), (0.0, "error"), (math.nan, "error")]
-)
-def test_a_weight_of_tokens_is_a_whole_number_of_at_least_one_a_sample(weight: float, severity: str | None) -> None:
-    found = batches.judge_loss_weight([steps(samples=[64], weights=[weight], unit="tokens")], case())
-    assert [finding.severity for finding in found] == ([severity] if severity else [])
-
-
-def test_parameters_that_move_twice_are_named() -> None:
-    (finding,) = parameters.judge([steps(), steps(moved_by_hand=["w"])], case())
-    assert "before the optimizer steps: 1 of 2 (w)" in finding.seen
+    found = batches.judge_loss_weight([steps(samples=[64]), steps(samples=[32], weights=[1.0])], case())
+    only(found, "error", seen="a batch of 32 samples: 1 (rank 1)")
+    assert batches.judge_loss_weight([steps(samples=[64], weights=[640.0], unit="tokens")], case()) == []
+    for weight, severity in ((63.0, "warning"), (64.5, "warning"), (0.0, "error"), (math.nan, "error")):
+        only(batches.judge_loss_weight([steps(samples=[64], weights=[weight], unit="tokens")], case()), severity)
 
 
 def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() -> None:
@@ -357,31 +296,27 @@ def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() ->
     assert moved_by_hand(model, before) == []
 
 
-def test_eval_mode_in_a_step_matters_if_a_layer_depends_on_it() -> None:
+def test_eval_mode_matters_if_a_layer_depends_on_it_and_batch_statistics_need_two_samples_a_device() -> None:
     assert state.judge_train_mode([steps(evaluates=True)], case()) == []
-    (finding,) = state.judge_train_mode([steps(mode_layers=["drop"]), steps(evaluates=True)], case())
-    assert "layers that it changes: drop" in finding.seen
-
-
-def test_batch_statistics_need_two_samples_a_device() -> None:
+    found = state.judge_train_mode([steps(mode_layers=["drop"]), steps(evaluates=True)], case())
+    only(found, seen="layers that it changes: drop")
     norms = [steps(batch_norms=["norm"])] * 2
     assert state.judge_train_mode(norms, case(batch=4)) == []
-    (finding,) = state.judge_train_mode(norms, case(batch=2))
-    assert "samples of a device in a step: 1" in finding.seen
+    only(state.judge_train_mode(norms, case(batch=2)), seen="samples of a device in a step: 1")
 
 
 def test_state_of_one_rank_matters_if_the_same_batch_has_another_loss() -> None:
     ranks = [steps(state={"mean": "a", "n": "1"}, same_batch_loss=1.0)]
     ranks.append(steps(state={"mean": "b", "n": "1"}, same_batch_loss=1.1))
-    (finding,) = state.judge_rank_state(ranks, case())
-    assert finding.check == "state in forward" and "each of 2 ranks: mean;" in finding.seen
+    only(state.judge_rank_state(ranks, case()), check="state in forward", seen="each of 2 ranks: mean;")
     assert state.judge_rank_state([ranks[0], replace(ranks[1], same_batch_loss=1.0)], case()) == []  # only shown
-    assert (
-        state.judge_rank_state([ranks[0], replace(ranks[0], same_batch_loss=1.1)], case()) == []
-    )  # Python's own draws
+    own_draws = [ranks[0], replace(ranks[0], same_batch_loss=1.1)]
+    assert state.judge_rank_state(own_draws, case()) == []
     for unknown in (None, math.nan, math.inf):
         for known, other in (ranks, ranks[::-1]):
             assert state.judge_rank_state([replace(other, same_batch_loss=unknown), known], case()) == []
+    of_one = [steps(same_batch_loss=1.0), steps(state={"n": "1"}, same_batch_loss=1.1)]
+    only(state.judge_rank_state(of_one, case("fsdp")), seen="each of 2 ranks: n;")
 
 
 @pytest.mark.parametrize("of_rank_one", [{"shift": "a"}, {"shift": "a", "n": "1"}])
@@ -396,11 +331,6 @@ def test_a_buffer_that_rank_0_does_not_change_is_lost_under_ddp(of_rank_one: dic
     assert state.judge_rank_state([ranks[0], replace(ranks[1], buffers=[])], case()) == []  # an attribute of Python
 
 
-def test_state_that_another_rank_alone_has_is_named_if_its_loss_differs() -> None:
-    ranks = [steps(same_batch_loss=1.0), steps(state={"n": "1"}, same_batch_loss=1.1)]
-    assert "each of 2 ranks: n;" in state.judge_rank_state(ranks, case("fsdp"))[0].seen
-
-
 def test_reading_for_repeated_draws_leaves_every_generator_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
@@ -410,15 +340,14 @@ def test_reading_for_repeated_draws_leaves_every_generator_as_it_was(monkeypatch
 
 
 def test_memory_grows_if_every_step_keeps_more() -> None:
-    (finding,) = memory.judge_memory_growth([steps(), steps(kept_bytes=[2**20, 3 * 2**20, 5 * 2**20])], case())
-    assert "on rank 1: 2 MiB more" in finding.seen
+    growing = [steps(), steps(kept_bytes=[2**20, 3 * 2**20, 5 * 2**20])]
+    only(memory.judge_memory_growth(growing, case()), seen="on rank 1: 2 MiB more")
     for kept in ([], [100], [2**20, 2**21, 2**21], [10, 14, 18]):
         assert memory.judge_memory_growth([steps(kept_bytes=kept)], case()) == []
 
 
 def test_a_rank_whose_own_step_is_slow_is_named() -> None:
-    (finding,) = speed.judge_slow_rank([0.01, 0.06], case())
-    assert "10.0, 60.0 ms; slow: rank 1" in finding.seen
+    only(speed.judge_slow_rank([0.01, 0.06], case()), seen="10.0, 60.0 ms; slow: rank 1")
     for times in ([0.001, 0.004], [0.1, 0.2], [0.0, 0.0]):  # too short to know, as parts of a batch differ, not known
         assert speed.judge_slow_rank(times, case()) == []
 
@@ -446,64 +375,40 @@ def test_a_number_pads_only_if_it_ends_the_rows_of_every_batch() -> None:
 
 def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> None:
     seen = Padded(places=100, real=60, counts_tokens=True)
-    (finding,) = batches.judge_padding([steps(padded=seen, weights=[100.0])], case())
-    assert "counts in a batch of rank 0: 100; places 100, of which 60" in finding.seen
+    counted = batches.judge_padding([steps(padded=seen, weights=[100.0])], case())
+    only(counted, seen="counts in a batch of rank 0: 100; places 100, of which 60")
     assert batches.judge_padding([steps(padded=seen, weights=[60.0])], case()) == []
     assert batches.padding_figures([steps(padded=seen)], case()) == {"real tokens in a padded batch": "60 %"}
-    (finding,) = batches.judge_padding([steps(padded=replace(seen, real=20), weights=[20.0])], case())
-    assert finding.severity == "note" and "20 %" in finding.seen
+    mostly = [steps(padded=replace(seen, real=20), weights=[20.0])]
+    only(batches.judge_padding(mostly, case()), "note", seen="20 %")
     assert batches.judge_padding([steps()], case()) == []
 
 
-def test_validation_sets() -> None:
-    assert validation.judge([None], case()) == validation.judge([validation.Validation(9)], case()) == []
-    severities = [
-        validation.judge([seen], case())[0].severity
-        for seen in (
-            validation.Validation(0),
-            validation.Validation(9, same=True),
-            validation.Validation(9, shared=3),
-        )
-    ]
-    assert severities == ["error", "note", "warning"]
-
-
-def test_slices_of_one_tensor_that_overlap_share_samples() -> None:
+def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -> None:
+    made = validation.Validation
+    assert validation.judge([None], case()) == validation.judge([made(9)], case()) == []
+    for seen, severity in ((made(0), "error"), (made(9, same=True), "note"), (made(9, shared=3), "warning")):
+        only(validation.judge([seen], case()), severity)
     rows = torch.zeros(10, 3)
     of = TensorDataset
     shared = [validation._shared(of(rows[:8]), of(part)) for part in (rows[8:], rows[6:], rows.clone(), rows[:0])]
     assert shared == [0, 2, 0, 0]
 
 
-def test_no_samples_are_an_error_of_the_data() -> None:
-    assert data.empty(1) == [] and data.empty(0)[0].severity == "error"
-
-
-# -- links, copies, collectives, versions
-
-
-def moved_wrongly(bad: tuple[str, str]) -> copies.Move:
+def test_failing_copies_between_a_pair_block_the_cell() -> None:
     def move(tensor: Tensor, to: torch.device) -> Tensor:
         copied = tensor.clone()
-        if str(to) == bad[1]:
-            copied[-1] += 1
+        copied[-1] += str(to) == "cpu:0"
         return copied
 
-    return move
-
-
-def test_failing_copies_between_a_pair_block_the_cell() -> None:
-    # two names of the host stand for two GPUs
-    devices = [torch.device("cpu"), torch.device("cpu", 0)]
-    wrong = copies.corrupt_pairs(devices, [8, 64], 2, moved_wrongly(("cpu", "cpu:0")))
+    devices = [torch.device("cpu"), torch.device("cpu", 0)]  # two names of the host stand for two GPUs
+    wrong = copies.corrupt_pairs(devices, [8, 64], 2, move)
     assert wrong == [("cpu", "cpu:0", "directly")]
     assert copies.corrupt_pairs(devices, [8], 1, lambda tensor, to: tensor.clone()) == []
-    assert [found.severity for found in copies.judge([copies.Copied(wrong), copies.Copied()], case("ddp"))] == [
-        "warning"
-    ]
-    (finding,) = copies.judge([copies.Copied(wrong), copies.Copied()], case("dp"))
-    assert finding.severity == "error" and "cpu to cpu:0 directly" in finding.seen
-    assert "NCCL_P2P_DISABLE has no effect on dp" in finding.advice and "IOMMU" in finding.advice
+    seen = [copies.Copied(wrong), copies.Copied()]
+    only(copies.judge(seen, case("ddp")), "warning", check="GPU copies")
+    finding = only(copies.judge(seen, case("dp")), "error", seen="cpu to cpu:0 directly", advice="IOMMU")
+    assert "NCCL_P2P_DISABLE has no effect on dp" in finding.advice
 
 
 def group(**more: Any) -> collectives.Exchange:
@@ -513,15 +418,15 @@ def group(**more: Any) -> collectives.Exchange:
 def test_wrong_sums_and_slow_ranks_are_named() -> None:
     assert collectives.judge([group()] * 3, case(devices=3, batch=63)) == []
     wrong = collectives.judge([group(), group(wrong=["all-reduce of 4 bytes"])], case())
-    assert wrong[0].severity == "error" and "wrong results of all-reduce of 4 bytes on rank 1" in wrong[0].seen
-    (slow,) = collectives.judge([group(), group(), group(own_s=0.01, host="b")], case(devices=3, batch=63))
-    assert "slow: rank 2 on b" in slow.seen
+    only(wrong, "error", seen="wrong results of all-reduce of 4 bytes on rank 1")
+    slow = collectives.judge([group(), group(), group(own_s=0.01, host="b")], case(devices=3, batch=63))
+    only(slow, seen="slow: rank 2 on b")
     figures = collectives.figures([group()] * 4, case(devices=4))  # 2 x 3/4 of 2**20 bytes a millisecond
     assert figures["all-reduce of 1.0 MiB"] == "1.00 ms, bus bandwidth 1.57 GB/s"
     assert "all-reduce of 2,564 bytes" in collectives.figures([group(bucket=2564)] * 2, case())
 
 
-def test_wrong_collective_results_are_detected() -> None:
+def test_wrong_collective_results_are_detected_in_buckets_no_larger_than_the_gradient() -> None:
     class Two(Ranks):
         def barrier(self) -> None:
             pass
@@ -532,9 +437,6 @@ def test_wrong_collective_results_are_detected() -> None:
     assert right and right.wrong == [] and right.bucket == 4000
     wrong = collectives.observe(subject, lambda t: t.fill_(2.0), lambda t, source: t.fill_(7.0))
     assert wrong and [text.split(" of ")[0] for text in wrong.wrong] == ["all-reduce", "broadcast"] * 2
-
-
-def test_a_bucket_is_no_larger_than_the_gradient() -> None:
     assert collectives.bucket_bytes(cell(), 10 * 2**20) == 10 * 2**20
     assert collectives.bucket_bytes(cell(strategy_options={"bucket_cap_mb": 1}), 10 * 2**20) == 2**20
 
@@ -545,12 +447,11 @@ def node(host: str, **more: Any) -> dict[str, Any]:
 
 def test_versions_that_differ_between_nodes() -> None:
     assert nodes.judge_versions([node("a"), node("b")]) == []
-    (finding,) = nodes.judge_versions([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})])
-    assert (finding.severity, finding.seen) == ("error", "torch: 2.15.0 on a, 2.11.0 on b")
-    (finding,) = nodes.judge_versions([node("a"), node("b", packages={"torch": "2.15.0"})])
-    assert finding.seen == "harness: 0.1 on a, missing on b"
-    (finding,) = nodes.judge_versions([node("a", driver="550"), node("b", driver="560")])
-    assert finding.severity == "warning"
+    other = only(nodes.judge_versions([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})]), "error")
+    assert other.seen == "torch: 2.15.0 on a, 2.11.0 on b"
+    missing = only(nodes.judge_versions([node("a"), node("b", packages={"torch": "2.15.0"})]))
+    assert missing.seen == "harness: 0.1 on a, missing on b"
+    only(nodes.judge_versions([node("a", driver="550"), node("b", driver="560")]), "warning", check="versions")
 
 
 def topology(*links: str) -> dict[str, Any]:
@@ -559,27 +460,21 @@ def topology(*links: str) -> dict[str, Any]:
     return {"gpus": ["x", "y", "z"], "links": [["X", a, b], [a, "X", c], [b, c, "X"]]}
 
 
-def test_links_of_a_node() -> None:
+def test_links_of_a_node_and_the_nearest_numa_node_of_a_gpu() -> None:
     assert nodes.judge_links([node("a", topology=None), node("b", topology={"gpus": ["x"], "links": [["X"]]})]) == []
-    (finding,) = nodes.judge_links([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=False)])
-    assert finding.severity == "note" and "links NV12, SYS; IOMMU off" in finding.seen
-    (finding,) = nodes.judge_links([node("a", topology=topology("NV12", "SYS", "SYS"), iommu=True)])
-    assert finding.severity == "warning" and "0-2 SYS, 1-2 SYS" in finding.seen
+    mixed, switched = topology("NV12", "SYS", "SYS"), topology("NV12", "NV12", "NV12")
     apart = {**topology("SYS", "SYS", "SYS"), "apart": [[0, 2], [2, 0]]}
-    (finding,) = nodes.judge_links([node("a", topology=apart, iommu=False)])
-    assert (
-        finding.severity == "warning" and "without peer access: 0 from 2, 2 from 0 of 6 ordered pairs" in finding.seen
-    )
-    (finding,) = nodes.judge_links([node("a", topology=topology("NV12", "NV12", "NV12"), iommu=True)])
-    assert finding.severity == "note"
-
-
-def test_the_nearest_numa_node_of_a_gpu_is_reported() -> None:
+    for links, iommu, severity, text in (
+        (mixed, False, "note", "links NV12, SYS; IOMMU off"),
+        (mixed, True, "warning", "0-2 SYS, 1-2 SYS"),
+        (apart, False, "warning", "without peer access: 0 from 2, 2 from 0 of 6 ordered pairs"),
+        (switched, True, "note", ""),
+    ):
+        only(nodes.judge_links([node("a", topology=links, iommu=iommu)]), severity, seen=text, check="links")
     two = {**topology("NV12", "SYS", "SYS"), "numa": [0, 0, 1]}
-    (finding,) = nodes.judge_links([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})])
-    assert "NUMA node 0 (processors 0-31): GPU 0, 1; NUMA node 1 (processors 32-63): GPU 2" in finding.seen
-    (finding,) = nodes.judge_links([node("a", topology={**two, "numa": [None, None, None]})])
-    assert "NUMA" not in finding.seen
+    near = "NUMA node 0 (processors 0-31): GPU 0, 1; NUMA node 1 (processors 32-63): GPU 2"
+    only(nodes.judge_links([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})]), seen=near)
+    assert "NUMA" not in only(nodes.judge_links([node("a", topology={**two, "numa": [None] * 3})])).seen
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,3 @@ def test_a_fast_loader_is_timed_for_a_while() -> None:
     deliveries = Deliveries(2, batch_s=0.001)
     batch_s, _ = speed.time_batches(iter(deliveries), 2, 2, deliveries.clock)
     assert batch_s == pytest.approx(0.0005, rel=0.01) and deliveries.taken * batch_s >= speed.SECONDS
-
-
-def test_an_upper_bound_is_reported_as_at_least() -> None:
-    assert speed._format(speed.Rate(0.01)) == "100 samples/s"
-    assert speed._format(speed.Rate(0.01, complete=False)) == "at least 100 samples/s"

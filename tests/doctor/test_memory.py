@@ -1,26 +1,31 @@
-"""The measured sizes of a model, and the examination of one that does not fit on one device."""
+"""The measured sizes of a model, its examination if it fits on no device, and tensors that steps leave behind."""
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.config.values import MIB
 from harness.doctor import memory
 from harness.doctor.examine import examine
+from harness.doctor.facts import LEAST, StepMemory, least_growth
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
-from harness.train.ranks import Ranks
+from harness.system.process import no_garbage_collection
+from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy
-from tests.doctor.ranks import cell_for
+from tests.doctor.ranks import cell_for, subject_of
 from tests.plan.checks.test_memory import cell, kept, sizes
 
 pytestmark = pytest.mark.usefixtures("no_timed_checks")
-
-RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 
 
 class Wide(Healthy):
@@ -34,16 +39,9 @@ class Wide(Healthy):
         return model(x).sum(), torch.tensor(float(len(y)))
 
 
-def subject(examined: Cell, **more: Any) -> Subject:
-    workload = Wide()
-    return Subject(examined, workload, workload.datasets(), 0, RANKS, **more)
-
-
 @pytest.mark.parametrize("fits", [True, False])
 def test_activations_are_measured_in_each_precision(*, fits: bool) -> None:
-    found = memory.observe(
-        subject(cell_for("single", 1), modes=[("fp32", False), ("bf16", False)], whole_model_fits=fits)
-    )
+    found = memory.observe(subject_of(Wide(), modes=[("fp32", False), ("bf16", False)], whole_model_fits=fits))
     assert found["fp32"] == kept(4032)
     assert found["bf16"]["per_sample"] == 2016
     # autocast keeps a copy of the last weights in 2 bytes; on the meta device the model itself is cast
@@ -52,7 +50,7 @@ def test_activations_are_measured_in_each_precision(*, fits: bool) -> None:
 
 @pytest.mark.slow
 def test_activations_of_a_compiled_model() -> None:
-    found = memory.observe(subject(cell_for("single", 1), modes=[("fp32", False), ("fp32", True)]))
+    found = memory.observe(subject_of(Wide(), modes=[("fp32", False), ("fp32", True)]))
     assert 0 < found["fp32 compiled"]["per_sample"] <= found["fp32"]["per_sample"]
 
 
@@ -61,27 +59,20 @@ def test_a_precision_that_the_cell_does_not_have_may_be_unknown(monkeypatch: pyt
         raise RuntimeError("not implemented for this type")
 
     monkeypatch.setattr(torch, "autocast", refuses)
-    examined = subject(cell_for("single", 1), modes=[("fp32", False), ("bf16", False)])
+    examined = subject_of(Wide(), modes=[("fp32", False), ("bf16", False)])
     assert list(memory.observe(examined)) == ["fp32"]
     with pytest.raises(RuntimeError, match="not implemented"):
         memory.observe(replace(examined, cell=replace(examined.cell, precision="bf16")))
 
 
-def test_sizes_are_surveyed_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_surveyed_without_a_device_if_the_model_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subject, "bare_model", None)
-    found = memory.survey(subject(cell_for("fsdp", 1)))
-    assert found
+    found: Any = memory.survey(subject_of(Wide(), cell_for("fsdp", 1)))
     assert (found["parameter_bytes"], found["trainable_bytes"], found["buffer_bytes"]) == (40_000, 40_000, 0)
     assert (found["unit_bytes"], found["root_bytes"], found["on_meta"]) == (36_000, 0, False)
 
-
-def test_a_model_without_a_build_has_no_sizes() -> None:
-    class Broken(Wide):
-        def build_model(self) -> nn.Module:
-            raise RuntimeError("no such layer")
-
-    workload = Broken()
-    assert memory.survey(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS)) is None
+    monkeypatch.setattr(Wide, "build_model", None)  # a model that cannot be built
+    assert memory.survey(subject_of(Wide())) is None
 
 
 @pytest.mark.parametrize(
@@ -106,41 +97,95 @@ def test_a_model_larger_than_one_device_is_examined_without_being_whole_on_it(mo
     for method in ("bare_model", "single_device_training"):
         monkeypatch.setattr(Subject, method, whole)
     monkeypatch.setattr(memory, "fits_on_one_device", lambda facts, cell: False)
-    workload = Healthy()
-    ranks = replace(RANKS, devices=RANKS.devices * 2)
-    found = examine(Subject(cell_for("dp", 2), workload, workload.datasets(), 0, ranks))
-    finding = found.findings[0]
+    found = examine(subject_of(Healthy(), cell_for("dp", 2), devices=2))
     assert {other.check for other in found.findings[1:]} <= {"threads"}  # of this machine
-    assert (finding.check, finding.severity) == ("single-device reference", "note")
-    assert "loss parameters" in finding.means and "gradient scaling" in finding.means
+    lacks = only(found.findings[:1], "note", check="single-device reference", means="loss parameters")
+    assert "gradient scaling" in lacks.means
     assert found.memory and found.memory["activations"]["fp32"]["per_sample"] > 0
 
 
-def test_real_steps_are_at_a_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    examined = subject(cell("ddp", training={"lr_scaling": "linear", "lr_base_batch_size": 16}))
+def test_real_steps_and_their_reference_are_at_a_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = subject_of(Wide(), cell("ddp", training={"lr_scaling": "linear", "lr_base_batch_size": 16}))
     smaller = memory.at_affordable_batch(examined, sizes(device_bytes=5 * 2**30))
     assert smaller and (smaller.cell.per_device_batch_size, smaller.cell.global_batch_size) == (8, 16)
     assert smaller.cell.lr_factor == examined.cell.lr_factor == 4.0
     assert memory.at_affordable_batch(examined, sizes(device_bytes=2 * 2**30)) is None
-    sharded = memory.at_affordable_batch(subject(cell("fsdp", devices=8)), sizes(device_bytes=int(6.5 * 2**30)))
+    wide = subject_of(Wide(), cell("fsdp", devices=8))
+    sharded = memory.at_affordable_batch(wide, sizes(device_bytes=int(6.5 * 2**30)))
     assert sharded and not sharded.whole_model_fits  # of 0.9 x 6.5 GiB: 5.5 with shards, 6 on one device
     unchanged = memory.at_affordable_batch(examined, sizes())
     assert unchanged and unchanged.cell == examined.cell
+    reference = cell("ddp", devices=8)  # 256 samples: 1 + 1 + 32 GiB on one device
+    assert memory.global_batch_fits(sizes(), reference)
+    assert not memory.global_batch_fits(sizes(device_bytes=30 * 2**30), reference)
 
 
 def test_an_examination_without_an_affordable_batch_names_the_checks_that_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "at_affordable_batch", lambda subject, facts: None)
-    workload = Healthy()
-    found = examine(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS))
-    finding = found.findings[-1]
-    assert (finding.check, finding.severity) == ("real steps", "note")
-    assert "one sample per device" in finding.seen
-    assert "no real steps" in finding.means and "gradient scaling" in finding.means
+    found = examine(subject_of(Healthy()))
+    lacks = only(found.findings[-1:], "note", check="real steps", seen="one sample per device", means="no real steps")
+    assert "gradient scaling" in lacks.means
 
 
-def test_the_reference_of_a_global_batch_needs_its_memory() -> None:
-    examined = cell("ddp", devices=8)  # 256 samples: 1 + 1 + 32 GiB on one device
-    assert memory.global_batch_fits(sizes(), examined)
-    assert not memory.global_batch_fits(sizes(device_bytes=30 * 2**30), examined)
+HELD: list[torch.Tensor] = []
+
+
+def hold() -> None:
+    HELD.append(torch.zeros(LEAST))
+
+
+def hold_a_graph() -> None:
+    HELD.append(torch.zeros(1, requires_grad=True).sum())
+
+
+def collect_and_hold(generation: int) -> None:
+    gc.collect(generation)
+    hold()
+
+
+def leave_a_cycle() -> None:
+    cycle: list[object] = [torch.zeros(LEAST)]
+    cycle.append(cycle)
+
+
+def kept_after(step: Callable[[], None]) -> list[int]:
+    HELD.clear()
+    gc.collect()
+    with no_garbage_collection(), StepMemory() as memory:
+        for _ in range(4):
+            step()
+            memory.note_step()
+        return memory.kept_bytes()
+
+
+COLLECTING = [(partial(collect_and_hold, generation), 4 * LEAST) for generation in range(3)]
+
+
+@pytest.mark.parametrize(("step", "least"), [(hold, 4 * LEAST), (hold_a_graph, MIB), *COLLECTING])
+def test_what_steps_hold_grows_also_if_they_collect_garbage(step: Callable[[], None], least: int) -> None:
+    assert least_growth(kept_after(step)) >= least
+
+
+def test_garbage_that_is_not_collected_yet_is_not_held_and_steps_that_keep_nothing_do_not_grow() -> None:
+    assert kept_after(leave_a_cycle) == [] and least_growth(kept_after(lambda: None)) == 0
+
+
+def test_a_new_tensor_at_the_address_of_an_earlier_one_counts() -> None:
+    with StepMemory() as memory:
+        kept = torch.zeros(LEAST)
+        memory._before[id(kept)] = ref(torch.zeros(1))
+        memory.note_step()
+        assert memory.kept_bytes()[0] >= 4 * LEAST
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_a_worker_has_frozen_stays_frozen(frozen: bool) -> None:
+    was_frozen = bool(gc.get_freeze_count())
+    (gc.freeze if frozen else gc.unfreeze)()
+    try:
+        assert least_growth(kept_after(hold)) >= 4 * LEAST
+        assert bool(gc.get_freeze_count()) == frozen
+    finally:
+        (gc.freeze if was_frozen else gc.unfreeze)()

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from harness.config.doctor_checks import LOOKS_AT
 from harness.doctor.examine import ABOUT, CLUES, Method, examine, methods_of, place_of
-from harness.doctor.subject import FewBuilds, Subject
+from harness.doctor.subject import FewBuilds
 from harness.train import workloads
-from harness.train.ranks import Ranks
-from tests.doctor import faulty_steps
-from tests.doctor.faulty_steps import (
-    ChangesThreads,
-    EvaluatesInLoss,
-    KeepsItsGraphs,
-    LogsOnOneRank,
-    MeanOfWeightOne,
-    OneSampleNorm,
-    SamplerInASubset,
-    ScaledByWorldSize,
-    UpdatesInLoss,
-)
-from tests.doctor.ranks import cell_for
+from tests.doctor import faulty_steps as faulty
+from tests.doctor.ranks import cell_for, subject_of
 
 pytestmark = pytest.mark.usefixtures("no_timed_checks")
 
-RANKS = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+
+def methods(workload: Any) -> dict[str, Method]:
+    few = FewBuilds(workload)
+    few.build_model()
+    return methods_of(few)
 
 
 def test_each_method_is_found_where_it_is_defined() -> None:
-    few = FewBuilds(MeanOfWeightOne())
-    few.build_model()
-    places = {name: method.at(method.first).partition(":")[0] for name, method in methods_of(few).items()}
-    assert places == {
+    found = methods(faulty.MeanOfWeightOne()).items()
+    assert {name: method.at(method.first).partition(":")[0] for name, method in found} == {
         "build_model": "Healthy.build_model (healthy.py",
         "datasets": "Healthy.datasets (healthy.py",
         "loss": "MeanOfWeightOne.loss (faulty_steps.py",
@@ -45,26 +35,20 @@ def test_each_method_is_found_where_it_is_defined() -> None:
     }
 
 
-def test_a_model_of_the_library_is_looked_for_in_build_model() -> None:
-    few = FewBuilds(OneSampleNorm())
-    few.build_model()
-    assert methods_of(few)["forward"].name == "OneSampleNorm.build_model"
-
-
-def test_what_the_harness_builds_has_no_place() -> None:
+def test_a_model_of_the_library_is_looked_for_in_build_model_and_one_of_the_harness_nowhere() -> None:
+    assert methods(faulty.OneSampleNorm())["forward"].name == "OneSampleNorm.build_model"
     assert methods_of(workloads.build(replace(cell_for("single", 1), workload="mlp", model="small"))) == {}
 
 
 def test_a_finding_has_its_place() -> None:
-    workload = UpdatesInLoss()
-    found = examine(Subject(cell_for("single", 1), workload, workload.datasets(), 0, RANKS)).facts["findings"]
+    found = examine(subject_of(faulty.UpdatesInLoss())).facts["findings"]
     (place,) = [row["place"] for row in found]
     assert place == f"UpdatesInLoss.loss (faulty_steps.py:{number_of('parameter.data.sub_(0.001 * gradient)')})"
 
 
 def number_of(text: str) -> int:
     """Return the number of the line of faulty_steps.py with this text, which is there once."""
-    lines = Path(faulty_steps.__file__).read_text().splitlines()
+    lines = Path(faulty.__file__).read_text().splitlines()
     (number,) = (number for number, line in enumerate(lines, 1) if text in line)
     return number
 
@@ -72,19 +56,17 @@ def number_of(text: str) -> int:
 @pytest.mark.parametrize(
     ("check", "workload", "text"),
     [
-        ("train mode", EvaluatesInLoss, "        model.eval()"),
-        ("memory growth", KeepsItsGraphs, "self.history.append(total)"),
-        ("data sharding", SamplerInASubset, "list(DistributedSampler(data, num_replicas=4, rank=1))"),
-        ("gradient scaling", ScaledByWorldSize, "total * (dist.get_world_size() if"),
-        ("slow rank", LogsOnOneRank, "dist.get_rank() == 1:"),
-        ("threads", ChangesThreads, "torch.set_num_threads(2)"),
-        ("loss weight", MeanOfWeightOne, "return cross_entropy(model(x), y), torch.tensor(1.0)"),
+        ("train mode", faulty.EvaluatesInLoss, "        model.eval()"),
+        ("memory growth", faulty.KeepsItsGraphs, "self.history.append(total)"),
+        ("data sharding", faulty.SamplerInASubset, "list(DistributedSampler(data, num_replicas=4, rank=1))"),
+        ("gradient scaling", faulty.ScaledByWorldSize, "total * (dist.get_world_size() if"),
+        ("slow rank", faulty.LogsOnOneRank, "dist.get_rank() == 1:"),
+        ("threads", faulty.ChangesThreads, "torch.set_num_threads(2)"),
+        ("loss weight", faulty.MeanOfWeightOne, "return cross_entropy(model(x), y), torch.tensor(1.0)"),
     ],
 )
 def test_the_line_that_looks_like_the_cause_is_the_place(check: str, workload: type[Any], text: str) -> None:
-    few = FewBuilds(workload())
-    few.build_model()
-    assert place_of(check, methods_of(few)).endswith(f"(faulty_steps.py:{number_of(text)})")
+    assert place_of(check, methods(workload())).endswith(f"(faulty_steps.py:{number_of(text)})")
 
 
 def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
@@ -102,9 +84,4 @@ def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
 
 def test_places_are_those_of_findings() -> None:
     assert set(CLUES) <= set(ABOUT) <= set(LOOKS_AT)
-    assert {method for methods in ABOUT.values() for method in methods} == {
-        "build_model",
-        "datasets",
-        "loss",
-        "forward",
-    }
+    assert {*chain(*ABOUT.values())} == {"build_model", "datasets", "loss", "forward"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,71 +24,53 @@ from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.report.tables.evidence import finding_location, findings_table, memory_table
 from harness.run import pipeline
-from harness.run.events import Event
 from harness.run.execution import Execution
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import FEW_STEPS, gpu_cluster, laptop
 
 pytestmark = pytest.mark.usefixtures("no_figures", "no_timed_checks")
 
 Make = Callable[..., Experiment]
 Measured = Callable[..., tuple[Plan, RunFolder]]
-SHORT = {
-    "blocks": 2,
-    "warmup_steps": 2,
-    "warmup_rounds": 2,
-    "windows": 1,
-    "window_steps": 3,
-    "window_seconds": 0.0,
-    "twin": False,
-}
+SHORT = FEW_STEPS | {"blocks": 2}
 SGD = {"name": "SGD", "lr": 0.05}
 ROOT = Path(__file__).parents[2]
 
 
-@cache
-def run_of(make: Make, place: Path, workload: str, strategy: tuple[str, ...], blocks: int) -> tuple[Plan, RunFolder]:
-    grid = {"strategy": list(strategy), "devices": [1, 2], "per_device_batch_size": 32}
-    experiment = make(
-        grid,
-        workload=f"tests.doctor.faulty:{workload}",
-        exclude=[{"strategy": "single", "devices": 2}, {"strategy": "dp", "devices": 1}],
-        optimizer=SGD,
-        throughput={**SHORT, "explain": False, "blocks": blocks},
-        preflight=True,
-    )
-    plan = make_plan(experiment, laptop())
+def executed(experiment: Experiment, place: Path, plan: Plan | None = None) -> tuple[Plan, RunFolder]:
+    """The plan and the folder of a run in this process."""
+    plan = plan or make_plan(experiment, laptop())
     folder = RunFolder.create(place, experiment, plan, "name: test\n")
-    events: list[Event] = []
-    Execution(plan, folder, InlineLauncher(experiment), events.append).run()
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
     return plan, folder
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("measured")
+def timed_lines(folder: RunFolder) -> list[Any]:
+    return [line for line in folder.lines() if line["purpose"] == ""]
 
 
 @pytest.fixture
-def measured(make_experiment: Make, place: Path, tmp_path: Path) -> Measured:
-    """A run of a workload of these tests in this process: its plan and a copy of its folder."""
+def measured(make_experiment: Make, tmp_path: Path) -> Measured:
+    """A run in this process, with the doctor, of a workload of these tests: dp on two devices, the others on one."""
 
-    def run(workload: str, *strategy: str, blocks: int = 1) -> tuple[Plan, RunFolder]:
-        plan, folder = run_of(make_experiment, place, workload, strategy, blocks)
-        return plan, RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
+    def run(workload: str = "faulty:Healthy", *strategies: str, **sections: Any) -> tuple[Plan, RunFolder]:
+        grid = {"strategy": list(strategies or ("single",)), "devices": [1, 2], "per_device_batch_size": 32}
+        left_out = [{"strategy": "single", "devices": 2}, {"strategy": "dp", "devices": 1}]
+        fixed = {"optimizer": SGD, "throughput": FEW_STEPS, "preflight": True, "exclude": left_out}
+        experiment = make_experiment(grid, workload=f"tests.doctor.{workload}", **{**fixed, **sections})
+        return executed(experiment, tmp_path)
 
     return run
 
 
 @pytest.mark.slow
 def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) -> None:
-    plan, folder = measured("Healthy", "single", "dp")
+    plan, folder = measured("faulty:Healthy", "single", "dp")
     lines = folder.lines()
-    assert {line["outcome"] for line in lines} == {"ok"}
+    assert {line["outcome"] for line in lines} == {"ok"} and pipeline._exit_code(folder, plan) == 0
     purposes = [line["purpose"] for line in lines if line["group_id"].startswith("b0") and line["strategy"] == "dp"]
     assert purposes == ["doctor", ""]
     results = harness.load(folder.path)
     assert results.findings.empty
-    assert pipeline._exit_code(folder, plan) == 0
     assert results.cells["estimated_peak_bytes"].between(2**20, 2**36).all()
     table = memory_table(results.cells, results.ranks, results.trials)
     titles = [heading.title for heading in table.columns]
@@ -98,26 +78,28 @@ def test_a_healthy_cell_is_examined_first_and_then_measured(measured: Measured) 
 
 
 @pytest.mark.slow
-def test_cells_that_would_crash_are_not_measured(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, folder = measured("NoTotalLength", "single", "dp", blocks=2)
+def test_cells_that_would_crash_are_not_measured_and_a_resumed_run_examines_them_again(measured: Measured) -> None:
+    plan, folder = measured("faulty:NoTotalLength", "single", "dp", throughput=SHORT)
     lines = {(line["strategy"], line["block"], line["purpose"]): line for line in folder.lines()}
     for block in (0, 1):  # in its own worker group, and in a later one
         dp = lines["dp", block, ""]
         assert dp["outcome"] == "skipped" and dp["reason"].startswith("preflight: output shapes: ")
         assert lines["single", block, ""]["outcome"] == "ok"
     assert pipeline._exit_code(folder, plan) == 1
-    monkeypatch.setattr("harness.report.html.FIGURES", {})
     results = write_report(folder.path)
     assert list(results.findings["check"]) == ["output shapes"] and results.findings["stops"].tolist() == [True]
-    report = folder.report.read_text()
-    assert "2 cells examined: 1 error." in report
+    assert "2 cells examined: 1 error." in folder.report.read_text()
+    before = len(folder.lines())
+    Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None).run()
+    added = [line for line in folder.lines()[before:] if line["strategy"] == "dp"]
+    again = [(line["purpose"], line["outcome"]) for line in added]
+    assert again == [("doctor", "ok"), ("", "skipped"), ("", "skipped")]
 
 
 @pytest.mark.slow
-def test_cells_with_other_errors_are_measured_and_marked(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, folder = measured("KeepsItsOwnModel", "single", "dp", blocks=2)
+def test_cells_with_other_errors_are_measured_and_marked(measured: Measured) -> None:
+    plan, folder = measured("faulty:KeepsItsOwnModel", "single", "dp", throughput=SHORT)
     assert {line["outcome"] for line in folder.lines()} == {"ok"} and pipeline._exit_code(folder, plan) == 0
-    monkeypatch.setattr("harness.report.html.FIGURES", {})
     results = write_report(folder.path)
     assert list(results.findings["check"]) == ["wrapper use"] and results.findings["stops"].tolist() == [False]
     cells = results.scaling.set_index("strategy")
@@ -137,21 +119,10 @@ def test_cells_with_other_errors_are_measured_and_marked(measured: Measured, mon
     ],
 )
 def test_a_recipe_that_is_not_equivalent_or_not_comparable_is_measured_and_says_so(
-    make_experiment: Make, tmp_path: Path, workload: str, equivalence: str, reason: str | None
+    measured: Measured, workload: str, equivalence: str, reason: str | None
 ) -> None:
-    experiment = make_experiment(
-        {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 32},
-        exclude=[{"strategy": "single", "devices": 2}, {"strategy": "dp", "devices": 1}],
-        workload=f"tests.doctor.{workload}",
-        optimizer=SGD,
-        throughput={**SHORT, "explain": False, "blocks": 3},
-        preflight=True,
-        equivalence=True,
-    )
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
-    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
-    timed = [line for line in folder.lines() if line["purpose"] == ""]
+    plan, folder = measured(workload, "single", "dp", throughput={**SHORT, "blocks": 3}, equivalence=True)
+    timed = timed_lines(folder)
     assert len(timed) == 6 and {line["outcome"] for line in timed} == {"ok"}
     results = harness.load(folder.path)
     assert results.equivalence["reason"].fillna("").tolist() == [reason or ""]
@@ -162,45 +133,28 @@ def test_a_recipe_that_is_not_equivalent_or_not_comparable_is_measured_and_says_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("lr", "outcomes"), [(1e-3, ["ok", "ok"]), (1.0, ["tried", "skipped"])])
-def test_a_cell_whose_finite_loss_diverges_is_tried_once(
-    make_experiment: Make, tmp_path: Path, lr: float, outcomes: list[str]
-) -> None:
-    experiment = make_experiment(
-        {"strategy": "single", "per_device_batch_size": 32},
-        workload="tests.doctor.faulty:Healthy",
-        optimizer={"name": "SGD", "lr": lr},
-        throughput={**SHORT, "explain": False},
-        preflight=True,
-    )
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
-    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+def test_a_cell_whose_finite_loss_diverges_is_tried_once(measured: Measured, lr: float, outcomes: list[str]) -> None:
+    plan, folder = measured(throughput=SHORT, optimizer={"name": "SGD", "lr": lr})
     findings = harness.load(folder.path).findings
     assert findings["check"].tolist() == ["divergence"] * (outcomes[0] == "tried")
     assert not any("nan" in seen or "inf" in seen for seen in findings["seen"])
-    found = [line for line in folder.lines() if line["purpose"] == ""]
+    found = timed_lines(folder)
     assert [line["outcome"].replace("diverged", "tried") for line in found][1] == outcomes[1]
     assert found[0]["outcome"] in ({"ok"} if outcomes[0] == "ok" else {"ok", "diverged"})
     if outcomes[1] == "skipped":
         assert found[1]["reason"].startswith("preflight: divergence, also when tried once: losses of single")
-        Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
-        again = [line for line in folder.lines() if line["purpose"] == ""][2:]
-        assert {line["outcome"] for line in again} <= {"skipped"}
+        Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None).run()
+        assert {line["outcome"] for line in timed_lines(folder)[2:]} <= {"skipped"}
 
 
 @pytest.mark.slow
 def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: Make, tmp_path: Path) -> None:
     grid = {"strategy": "dp", "devices": [2, 3], "global_batch_size": 64}
-    sections = {
-        "workload": "tests.doctor.faulty:Healthy",
-        "optimizer": SGD,
-        "throughput": {**SHORT, "explain": False, "blocks": 1},
-    }
+    sections = {"workload": "tests.doctor.faulty:Healthy", "optimizer": SGD, "throughput": FEW_STEPS}
     experiment = make_experiment(grid, preflight=True, **sections)
     plan = make_plan(experiment, laptop())
     for name, kept in (("with", plan), ("without", without_doctor_trials(plan))):
-        folder = RunFolder.create(tmp_path / name, experiment, kept, "name: test\n")
-        Execution(kept, folder, InlineLauncher(experiment), lambda event: None).run()
+        _, folder = executed(experiment, tmp_path / name, kept)
         first = folder.environment()["groups"][0]
         (node,) = first["nodes"]
         other = {**node, "host": "b", "packages": {**node["packages"], "torch": "0.1"}}
@@ -210,46 +164,26 @@ def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: M
             assert findings.empty
             continue
         assert findings["check"].tolist() == ["batch divisibility", "versions"]
-        assert (
-            finding_location(findings.iloc[:1]).startswith("dp (emulated) x3")
-            and finding_location(findings.iloc[1:]) == "the nodes"
-        )
+        assert finding_location(findings.iloc[:1]).startswith("dp (emulated) x3")
+        assert finding_location(findings.iloc[1:]) == "the nodes"
         assert "22, 22, 20" in findings["seen"].iloc[0] and "0.1 on b" in findings["seen"].iloc[1]
-        assert "the nodes torch: " in folder_report(folder)
+        rows = [" ".join(line.cells) for line in findings_table(findings).rows]
+        assert "the nodes torch: " in "\n".join(rows)
 
 
 def test_a_plan_in_which_every_cell_is_uneven_is_not_called_healthy(make_experiment: Make, tmp_path: Path) -> None:
     grid = {"strategy": "ddp", "devices": [2], "global_batch_size": [3]}
     experiment = make_experiment(grid, preflight=True, throughput=SHORT)
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
-    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    plan, folder = executed(experiment, tmp_path)
     results = harness.load(folder.path)
     assert results.impossible and not (results.lines or plan.trials)
     assert results.findings["check"].tolist() == ["batch divisibility"]
 
 
-def folder_report(folder: RunFolder) -> str:
-    table = findings_table(harness.load(folder.path).findings)
-    return "\n".join(" ".join(line.cells) for line in table.rows)
-
-
 @pytest.mark.parametrize("more", [{"accumulation": 2, "clip_grad_norm": 100.0}, {"warmup_epochs": 1}])
-def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(
-    make_experiment: Make, tmp_path: Path, more: dict[str, Any]
-) -> None:
+def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(measured: Measured, more: dict[str, Any]) -> None:
     wild = {"lr_scaling": "linear", "lr_base_batch_size": 1, **more}
-    experiment = make_experiment(
-        {"strategy": "single", "per_device_batch_size": 32},
-        workload="tests.doctor.faulty:Healthy",
-        optimizer={"name": "SGD", "lr": 0.5},
-        training=wild,
-        throughput={**SHORT, "explain": False},
-        preflight=True,
-    )
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "name: test\n")
-    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    _, folder = measured(throughput=SHORT, optimizer={"name": "SGD", "lr": 0.5}, training=wild)
     findings = harness.load(folder.path).findings.to_dict("records")
     if "warmup_epochs" in more:
         assert findings == []
@@ -272,8 +206,11 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
 
 
 @pytest.mark.slow
-def test_check_names_of_older_folders_are_shown(measured: Measured) -> None:
-    _, folder = measured("CountsItsSteps", "dp")
+def test_a_warning_forbids_nothing_and_a_check_of_any_name_is_shown(measured: Measured) -> None:
+    plan, folder = measured("faulty:CountsItsSteps", "dp")
+    assert {line["outcome"] for line in folder.lines()} == {"ok"} and pipeline._exit_code(folder, plan) == 0
+    findings = harness.load(folder.path).findings
+    assert list(zip(findings["check"], findings["severity"], strict=True)) == [("state in forward", "warning")]
     trials = folder.path / "trials.jsonl"
     assert trials.read_text().count('"check":"state in forward"') == 1
     trials.write_text(trials.read_text().replace('"check":"state in forward"', '"check":"shapes survive"'))
@@ -281,36 +218,9 @@ def test_check_names_of_older_folders_are_shown(measured: Measured) -> None:
     assert [" ".join(row.cells).split(" dp ")[0] for row in table.rows] == ["warning shapes survive"]
 
 
-@pytest.mark.slow
-def test_a_warning_forbids_nothing(measured: Measured) -> None:
-    plan, folder = measured("CountsItsSteps", "dp")
-    assert {line["outcome"] for line in folder.lines()} == {"ok"}
-    findings = harness.load(folder.path).findings
-    assert list(zip(findings["check"], findings["severity"], strict=True)) == [("state in forward", "warning")]
-    assert pipeline._exit_code(folder, plan) == 0
-
-
-@pytest.mark.slow
-def test_a_resumed_run_examines_refused_cells_again(measured: Measured) -> None:
-    plan, folder = measured("NoTotalLength", "single", "dp", blocks=2)
-    before = len(folder.lines())
-    again = Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None)
-    again.run()
-    added = [line for line in folder.lines()[before:] if line["strategy"] == "dp"]
-    assert [(line["purpose"], line["outcome"]) for line in added] == [
-        ("doctor", "ok"),
-        ("", "skipped"),
-        ("", "skipped"),
-    ]
-
-
 def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment: Make) -> None:
-    grid = {
-        "model": ["resnet8", "resnet14"],
-        "strategy": ["single", "ddp"],
-        "devices": [1, 2, 4],
-        "per_device_batch_size": [8, 16],
-    }
+    grid = {"model": ["resnet8", "resnet14"], "strategy": ["single", "ddp"]}
+    grid |= {"devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
     plan = make_plan(make_experiment(grid, preflight=True, throughput={"blocks": 3}), gpu_cluster())
     cells = [trial.cell for trial in plan.trials if trial.purpose == "doctor"]
     assert sorted((c.strategy, c.devices, c.model, c.per_device_batch_size) for c in cells) == [
@@ -377,16 +287,13 @@ def test_the_doctor_exits_with_0_and_prints_measurements(tmp_path: Path, monkeyp
     assert "nothing found" in text and "loader alone" in text
 
 
-def test_doctor_with_a_bad_file_is_one_error(tmp_path: Path) -> None:
-    file = experiment_file(tmp_path, "Nobody")
-    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, ["doctor", str(file)])
-    assert done.exit_code == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr
-
-
-def test_a_node_that_cannot_import_the_workload_is_an_error_of_the_doctor(
+def test_a_bad_file_and_a_node_that_cannot_import_the_workload_are_errors_of_the_doctor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a worker group: in tests/test_two_nodes.py a real node answers so."""
+    file = experiment_file(tmp_path, "Nobody")
+    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, ["doctor", str(file)])
+    assert done.exit_code == 2 and "Traceback" not in done.stderr and "Nobody" in done.stderr
     failing = {"b (127.0.0.3)": {"tests.doctor.faulty": "ModuleNotFoundError: no module named 'absent'"}}
     monkeypatch.setattr("harness.run.doctor.failing_imports", lambda *_: failing)
     file = experiment_file(tmp_path, "Healthy")

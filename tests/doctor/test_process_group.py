@@ -66,6 +66,7 @@ def test_a_pass_on_one_rank_finds_one_rank_and_waits_for_nobody(tmp_path: Path) 
     }
 
 
+@pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
 def test_the_collectives_of_a_gpu_are_nccl_s_since_gloo_lacks_some(
     monkeypatch: pytest.MonkeyPatch, device: str, backend: str
@@ -77,17 +78,12 @@ def test_the_collectives_of_a_gpu_are_nccl_s_since_gloo_lacks_some(
         asked.append((ranks, options))
         return make(ranks, backend="gloo", use_local_synchronization=True)
 
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        monkeypatch.setattr(dist, "new_group", new_group)
-        monkeypatch.setattr("harness.doctor.steps.dist.get_world_size", lambda: 8)
-        everyone = dist.group.WORLD
-        with group_of_one(torch.device(device)):
-            assert dist.group.WORLD is not everyone
-        assert dist.group.WORLD is everyone
-    finally:
-        dist.destroy_process_group()
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr("harness.doctor.steps.dist.get_world_size", lambda: 8)
+    everyone = dist.group.WORLD
+    with group_of_one(torch.device(device)):
+        assert dist.group.WORLD is not everyone
+    assert dist.group.WORLD is everyone
     assert asked == [([0], {"backend": backend, "use_local_synchronization": True})]
 
 

@@ -6,7 +6,10 @@ import gc
 import math
 import random
 import weakref
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,9 @@ from harness.config.sections import Convergence
 from harness.measure.convergence import COLLECT_STEPS, EpochData, Epochs
 from harness.measure.losses import MOST_RECORDED, StepLosses
 from harness.plan.cell import Cell
+from harness.train import loader
 from harness.train.checkpoint import CheckpointManager, manager
+from harness.train.loader import Share
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 
@@ -49,38 +54,48 @@ class Noisy:
         return (model(x + 0.01 * noise) - y).square().sum(), torch.tensor(float(len(x)))
 
 
-def data() -> TensorDataset:
-    x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+def data(samples: int = SAMPLES) -> TensorDataset:
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
     return TensorDataset(x, x.sum(dim=1, keepdim=True))
 
 
-def epochs_of(cell: Cell, epochs: int, folder: Path | None = None, every: int = 1) -> Epochs:
+def epochs_of(
+    cell: Cell,
+    epochs: int,
+    folder: Path | None = None,
+    every: int = 1,
+    workload: Any = None,
+    train: TensorDataset | None = None,
+    **settings: Any,
+) -> Epochs:
     """A training of so many epochs, gone on with where there is something in the folder."""
     random.seed(5)
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * cell.devices)
     # replicas run in threads, which draw from one generator in any order
-    training = Training(cell, Noisy(0.0 if cell.strategy == "dp" else 0.5), 3, ranks)
+    training = Training(cell, workload or Noisy(0.0 if cell.strategy == "dp" else 0.5), 3, ranks)
     keeper = CheckpointManager(folder, every, training, ranks) if folder else None
-    run = Epochs(training, EpochData(cell, 3, ranks, data(), data()), keeper)
-    run.run(Convergence(epochs=epochs), lambda: None)
+    run = Epochs(training, EpochData(cell, 3, ranks, train or data(), data()), keeper)
+    run.run(Convergence(epochs=epochs, **settings), lambda: None)
     return run
 
 
-def rates(run: Epochs) -> list[float]:
-    return [row["learning_rate"] for row in run.rows]
+WARM_UP = {"lr_scaling": "linear", "lr_base_batch_size": 2, "warmup_epochs": 2}
 
 
-def test_each_epoch_records_the_scheduled_learning_rate() -> None:
-    schedule = {"name": "MultiStepLR", "milestones": [1, 3], "gamma": 0.1}
-    assert rates(epochs_of(replace(CELL, schedule=schedule), 4)) == pytest.approx([0.1, 0.01, 0.01, 0.001])
-
-
-def test_warm_up_ends_where_the_scaled_rate_begins_and_the_schedule_goes_on_beside_it() -> None:
-    training = {"lr_scaling": "linear", "lr_base_batch_size": 2, "warmup_epochs": 2}
-    schedule = {"name": "MultiStepLR", "milestones": [3], "gamma": 0.1}
-    found = rates(epochs_of(replace(CELL, training=training, schedule=schedule), 4))
-    # from 0.1 to 0.4 in six steps: the third has come 2/6 of the way, the sixth 5/6
-    assert found == pytest.approx([0.1 + 0.3 * 2 / 6, 0.1 + 0.3 * 5 / 6, 0.4, 0.04])
+@pytest.mark.parametrize(
+    ("training", "milestones", "rates"),
+    [
+        ({}, [1, 3], [0.1, 0.01, 0.01, 0.001]),
+        # from 0.1 to the scaled rate, 0.4, in six steps: the third has come 2/6 of the way, the sixth 5/6
+        (WARM_UP, [3], [0.1 + 0.3 * 2 / 6, 0.1 + 0.3 * 5 / 6, 0.4, 0.04]),
+    ],
+)
+def test_each_epoch_records_the_scheduled_learning_rate_beside_which_a_warm_up_goes(
+    training: dict[str, Any], milestones: list[int], rates: list[float]
+) -> None:
+    schedule = {"name": "MultiStepLR", "milestones": milestones, "gamma": 0.1}
+    run = epochs_of(replace(CELL, training=training, schedule=schedule), 4)
+    assert [row["learning_rate"] for row in run.rows] == pytest.approx(rates)
 
 
 OPTIMIZERS = [SGD, {"name": "SGD", "lr": 0.1}, {"name": "AdamW", "lr": 0.01}, {"name": "Adagrad", "lr": 0.05}]
@@ -100,7 +115,7 @@ def test_a_training_goes_on_to_the_same_numbers(tmp_path: Path, strategy: str, o
     whole = epochs_of(cell, 5)
     epochs_of(cell, 2, tmp_path)
     rest = epochs_of(cell, 5, tmp_path)
-    assert rest.resumed_epoch == 2
+    assert rest.resumed_epoch == 2 and rest.steps.columns == whole.steps.columns
     exact = ("epoch", "samples", "train_loss", "learning_rate", "val_loss")
     assert [[row[name] for name in exact] for row in rest.rows] == [[row[name] for name in exact] for row in whole.rows]
     clocks = [row["train_s"] for row in rest.rows]
@@ -110,25 +125,18 @@ def test_a_training_goes_on_to_the_same_numbers(tmp_path: Path, strategy: str, o
     assert all(torch.equal(one, other) for one, other in ends)
 
 
-def test_a_training_that_was_done_is_not_trained_again(tmp_path: Path) -> None:
-    done = epochs_of(CELL, 3, tmp_path)
-    again = epochs_of(CELL, 3, tmp_path)
-    assert again.rows == done.rows
-    assert again.clock.spent["epochs"] == 0.0
-
-
 def test_checkpoints_are_written_every_so_often_and_at_the_end(tmp_path: Path) -> None:
     epochs_of(CELL, 5, tmp_path, every=2)
     assert manager.epochs(tmp_path) == [5, 4]
 
 
-def test_if_the_newest_checkpoint_is_torn_the_previous_one_is_used(tmp_path: Path) -> None:
-    epochs_of(CELL, 3, tmp_path)
+def test_a_training_that_was_done_is_not_trained_again_unless_its_last_checkpoint_is_torn(tmp_path: Path) -> None:
+    done, again = (epochs_of(CELL, 3, tmp_path) for _ in range(2))
+    assert again.rows == done.rows and again.clock.spent["epochs"] == 0.0
     model = tmp_path / "epoch-3" / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-4])
     rest = epochs_of(CELL, 4, tmp_path)
-    assert rest.resumed_epoch == 2
-    assert manager.epochs(tmp_path) == [4, 3]
+    assert rest.resumed_epoch == 2 and manager.epochs(tmp_path) == [4, 3]
 
 
 def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
@@ -139,8 +147,7 @@ def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
 
 def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:
     run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
-    assert run.rows[0]["samples"] == SAMPLES
-    assert run.diverged is None
+    assert run.rows[0]["samples"] == SAMPLES and run.diverged is None
 
 
 def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up() -> None:
@@ -170,11 +177,8 @@ class Cyclic(Noisy):
 
 
 def test_garbage_of_an_epoch_is_collected_in_it() -> None:
-    samples = 2 * 4 * COLLECT_STEPS
-    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
-    cell, ranks, workload = replace(CELL, global_batch_size=2), Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,)), Cyclic()
-    long = EpochData(cell, 3, ranks, TensorDataset(x, x.sum(dim=1, keepdim=True)), data())
-    Epochs(Training(cell, workload, 3, ranks), long).run(Convergence(epochs=1), lambda: None)
+    workload = Cyclic()
+    epochs_of(replace(CELL, global_batch_size=2), 1, workload=workload, train=data(2 * 4 * COLLECT_STEPS))
     assert workload.most <= 2 * COLLECT_STEPS
     assert workload.exempt > 1000 and gc.get_freeze_count() == 0, "collections of an epoch walk no modules"
 
@@ -199,20 +203,10 @@ class Accurate(Noisy):
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_metrics_of_the_training_set_count_each_sample_once_and_not_on_the_clock(*, wanted: bool) -> None:
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
-    training, x = Training(CELL, Accurate(0.0), 3, ranks), torch.ones(SAMPLES, 4)
-    train = TensorDataset(x, torch.tensor([[1.0]] * 5 + [[-1.0]] * 15))
-    run = Epochs(training, EpochData(CELL, 3, ranks, train, data()))
-    run.run(Convergence(epochs=1, train_metrics=wanted), lambda: None)
-    (row,) = run.rows
+    train = TensorDataset(torch.ones(SAMPLES, 4), torch.tensor([[1.0]] * 5 + [[-1.0]] * 15))
+    (row,) = epochs_of(CELL, 1, workload=Accurate(0.0), train=train, train_metrics=wanted).rows
     assert row.get("train_accuracy") == (0.25 if wanted else None) and "val_accuracy" in row
     assert {name for name in row if name.startswith("train_")} - {"train_accuracy"} == {"train_s", "train_loss"}
-
-
-def test_the_steps_before_a_checkpoint_are_kept_in_it(tmp_path: Path) -> None:
-    whole = epochs_of(CELL, 4).steps.columns
-    epochs_of(CELL, 2, tmp_path)
-    assert epochs_of(CELL, 4, tmp_path).steps.columns == whole
 
 
 def test_of_a_long_training_every_second_or_third_step_is_kept() -> None:
@@ -222,14 +216,6 @@ def test_of_a_long_training_every_second_or_third_step_is_kept() -> None:
     short = StepLosses(MOST_RECORDED)
     short.add(2, 0, [[6.0, math.nan]], [[2.0, 1.0]], [0.3, 0.2])
     assert short.columns["loss"][0] == 3.0 and math.isnan(short.columns["loss"][1])
-
-
-def test_a_batch_that_does_not_divide_trains_as_on_one_device() -> None:
-    smooth = replace(CELL, global_batch_size=5, per_device_batch_size=5)
-    uneven = replace(smooth, strategy="dp", devices=2, per_device_batch_size=None, uneven=True)
-    one, two = (run_plainly(cell) for cell in (smooth, uneven))
-    assert [row["train_loss"] for row in two.rows] == pytest.approx([row["train_loss"] for row in one.rows], rel=1e-5)
-    assert [row["val_loss"] for row in two.rows] == pytest.approx([row["val_loss"] for row in one.rows], rel=1e-5)
 
 
 class Plain(Noisy):
@@ -243,9 +229,53 @@ class Plain(Noisy):
         return (model(x) - y).square().sum(), torch.tensor(float(len(x)))
 
 
-def run_plainly(cell: Cell) -> Epochs:
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
-    cell = replace(cell, optimizer={"name": "SGD", "lr": 0.05})
-    run = Epochs(Training(cell, Plain(0.0), 3, ranks), EpochData(cell, 3, ranks, data(), data()))
-    run.run(Convergence(epochs=3), lambda: None)
-    return run
+def test_a_batch_that_does_not_divide_trains_as_on_one_device() -> None:
+    even = replace(CELL, global_batch_size=5, per_device_batch_size=5, optimizer={"name": "SGD", "lr": 0.05})
+    uneven = replace(even, strategy="dp", devices=2, per_device_batch_size=None, uneven=True)
+    one, two = (epochs_of(cell, 3, workload=Plain(0.0)).rows for cell in (even, uneven))
+    for loss in ("train_loss", "val_loss"):
+        assert [row[loss] for row in two] == pytest.approx([row[loss] for row in one], rel=1e-5)
+
+
+class PrefetchingLoader:
+    """Stands for torch's DataLoader with workers: two batches of a pass are taken ahead."""
+
+    made = 0
+
+    def __init__(self, dataset: Any, *, batch_sampler: Any, **settings: Any) -> None:
+        type(self).made += 1
+        self.dataset, self.keys = dataset, batch_sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        keys = iter(self.keys)
+        ahead = deque(islice(keys, 2))
+        while ahead:
+            batch = self.dataset.__getitems__(ahead.popleft())
+            ahead.extend(islice(keys, 1))
+            yield batch
+
+
+class Observed(EpochData):
+    """Notes the epoch of each share that a loader takes."""
+
+    taken: list[int]
+
+    def shares(self, epoch: int) -> Iterator[Share]:
+        for share in super().shares(epoch):
+            self.taken.append(epoch)
+            yield share
+
+
+def test_no_batch_of_the_next_epoch_is_loaded_while_the_clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "DataLoader", PrefetchingLoader)
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    observed = Observed(replace(CELL, loader={"workers": 1}), 0, ranks, data(), data())
+    object.__setattr__(observed, "taken", [])
+    for epoch in range(2):
+        before = len(observed.taken)
+        source = observed.training_batches(epoch)
+        assert len(observed.taken) == before
+        for _ in range(observed.steps):
+            next(source)
+        assert observed.taken[before:] == [epoch] * observed.steps  # the evaluation follows here
+    assert PrefetchingLoader.made == 1, "the loader's worker processes live on"

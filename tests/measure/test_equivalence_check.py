@@ -32,6 +32,9 @@ class Small:
     unit = "samples"
     scale = 1.0
 
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
 
@@ -40,12 +43,16 @@ class Small:
         return (model(x) - y).square().sum() * self.scale, torch.tensor(float(len(x)))
 
 
-def test_the_batch_of_a_frozen_workload_is_on_the_host_as_its_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_model_has_statistics_of_a_batch_on_the_host_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a batch on a GPU its statistics would have no model there."""
+    batch = data()[:8]
+    model: Any = Frozen(Small(), batch).build_model()
+    # what asks for self.training, as functional dropout does, rests too
+    assert not any(layer.training for layer in model)
+    assert torch.allclose(model[1].running_mean, model[0](batch[0]).mean(dim=0), atol=1e-6)
     moved: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
-    batch = {"x": torch.ones(2, 4), "more": [torch.zeros(1)]}
-    Frozen(Small(), batch)  # type: ignore[arg-type]
+    Frozen(Small(), {"x": torch.ones(2, 4), "more": [torch.zeros(1)]})  # type: ignore[arg-type]
     assert [tensor.shape for tensor in moved] == [(2, 4), (1,)]
 
 
@@ -56,8 +63,7 @@ def data(samples: int = 64) -> TensorDataset:
 
 def sketches_of(cell: Cell, workload: Any = None, dataset: Any = None) -> dict[str, np.ndarray]:
     """The sketches of one process's check by quantity; all are finite."""
-    devices = tuple(CPU for _ in range(cell.devices))
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", devices)
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * cell.devices)
     found = measure_sketches(cell, workload or Small(), dataset or data(), 0, ranks, lambda: None)
     assert found.finite
     return {name: np.asarray(sketch) for name, sketch in found.quantities.items()}
@@ -72,37 +78,26 @@ def replicated(cell: Cell, devices: int = 2) -> Cell:
     return replace(cell, strategy="dp", devices=devices, per_device_batch_size=8 // devices)
 
 
-def test_the_same_training_twice_is_the_same() -> None:
-    assert set(differences(sketches_of(BASE), sketches_of(BASE)).values()) == {0.0}
-
-
-@pytest.mark.parametrize("devices", [2, 4])
-def test_replicas_train_as_one_device_does(devices: int) -> None:
-    assert max(differences(sketches_of(replicated(BASE, devices)), sketches_of(BASE)).values()) < 1e-4
+def test_replicas_train_as_one_device_does_which_trains_twice_alike() -> None:
+    alone = sketches_of(BASE)
+    assert set(differences(sketches_of(BASE), alone).values()) == {0.0}
+    for devices in (2, 4):
+        assert max(differences(sketches_of(replicated(BASE, devices)), alone).values()) < 1e-4
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1, 2.0])
 def test_a_differently_scaled_loss_is_seen_in_gradient_and_first_update(factor: float) -> None:
-    wrong = Small()
-    wrong.scale = factor
-    found = differences(sketches_of(BASE, wrong), sketches_of(BASE))
+    found = differences(sketches_of(BASE, Small(factor)), sketches_of(BASE))
     assert found["gradient"] == pytest.approx(abs(factor - 1), rel=1e-3)
     assert found["first_update"] == pytest.approx(abs(factor - 1), rel=1e-3)
 
 
-def test_a_wrong_scale_is_seen_in_the_gradient_under_an_optimizer_that_ignores_it() -> None:
-    adam = replace(BASE, optimizer={"name": "Adam", "lr": 0.001})
-    wrong = Small()
-    wrong.scale = 2.0
-    found = differences(sketches_of(adam, wrong), sketches_of(adam))
-    assert found["gradient"] > 0.9 and found["first_update"] < MAX_DIFFERENCE
-
-
-def test_the_gradient_is_compared_before_it_is_clipped() -> None:
-    clipped = replace(BASE, training={"clip_grad_norm": 1e-3})
-    wrong = Small()
-    wrong.scale = 2.0
-    found = differences(sketches_of(clipped, wrong), sketches_of(clipped))
+@pytest.mark.parametrize(
+    "ignoring", [{"optimizer": {"name": "Adam", "lr": 0.001}}, {"training": {"clip_grad_norm": 1e-3}}]
+)
+def test_a_wrong_scale_is_seen_in_the_gradient_if_no_update_shows_it(ignoring: dict[str, Any]) -> None:
+    cell = replace(BASE, **ignoring)
+    found = differences(sketches_of(cell, Small(2.0)), sketches_of(cell))
     assert found["gradient"] == pytest.approx(1.0, rel=1e-3) and found["first_update"] < MAX_DIFFERENCE
 
 
@@ -140,11 +135,10 @@ def test_deep_networks_have_a_verdict_at_a_rate_at_which_they_diverge(model: str
     cell = replace(BASE, optimizer={"name": "SGD", "lr": 0.1, "momentum": 0.9})
     alone = sketches_of(cell, workload, images)
     assert max(differences(sketches_of(replicated(cell), workload, images), alone).values()) < MAX_DIFFERENCE
-    loss = workload.loss
 
     class Wrong(ImageClassification):
         def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            total, weight = loss(model, batch)
+            total, weight = super().loss(model, batch)
             return 1.1 * total, weight
 
     wrong = Wrong(model=model, data="digits", image_size=16)
@@ -156,17 +150,6 @@ def test_a_strategy_of_the_users_own_is_judged_by_its_updates() -> None:
     """It may reduce the gradients in its optimizer."""
     own = replace(BASE, own_traits=BUILTIN_TRAITS["single"])
     assert list(sketches_of(own)) == ["first_update", "scaled_update"]
-
-
-def test_the_frozen_model_has_statistics_but_learns_no_new_ones() -> None:
-    batch = (data().tensors[0][:8], data().tensors[1][:8])
-    model = Frozen(Small(), batch).build_model()
-    norm, dropout = model[1], model[3]
-    assert not norm.training
-    assert not dropout.training
-    assert not model[0].training  # what asks for self.training, as functional dropout does, rests too
-    seen = model[0](batch[0]).mean(dim=0)
-    assert torch.allclose(norm.running_mean, seen, atol=1e-6)
 
 
 class Collates(Small):
@@ -198,12 +181,6 @@ def test_a_collate_that_draws_is_a_skip_with_the_reason(draw: Callable[[], float
         sketches_of(replicated(BASE), Collates(draw))
 
 
-def test_a_collate_that_draws_nothing_is_compared() -> None:
-    workload = Collates(lambda: 0.5)
-    found = differences(sketches_of(replicated(BASE), workload), sketches_of(BASE, workload))
-    assert max(found.values()) < 1e-4
-
-
 class InTrainModeAlone(Small):
     """Has losses in train mode alone. ``layer``: what acts by mode in it, or not."""
 
@@ -219,26 +196,16 @@ class InTrainModeAlone(Small):
         return losses["loss"], torch.tensor(float(len(x)))
 
 
-def test_losses_of_train_mode_alone_are_compared_if_nothing_acts_by_mode() -> None:
+def test_losses_of_train_mode_alone_are_compared_if_nothing_acts_by_mode_and_else_skipped() -> None:
     workload = InTrainModeAlone()
     wrong = InTrainModeAlone(draw=lambda: 1.1)
     alone = sketches_of(BASE, workload)
     assert max(differences(sketches_of(replicated(BASE), workload), alone).values()) < 1e-4
     assert differences(sketches_of(replicated(BASE), wrong), alone)["gradient"] > 0.09
-
-
-@pytest.mark.parametrize(
-    "workload",
-    [
-        InTrainModeAlone(nn.Dropout(0.1)),
-        InTrainModeAlone(nn.BatchNorm1d(8)),
-        InTrainModeAlone(draw=lambda: float(torch.rand(()))),  # samples what its loss is of, as detection does
-    ],
-    ids=["dropout", "batch statistics", "at random"],
-)
-def test_losses_of_train_mode_alone_are_a_skip_with_the_reason_if_only_eval_mode_can_be_compared(workload: Any) -> None:
-    with pytest.raises(SkipTrial, match=r"^loss\(\) fails in eval mode: KeyError: 'loss'$"):
-        sketches_of(BASE, workload)
+    at_random = InTrainModeAlone(draw=lambda: float(torch.rand(())))  # samples what its loss is of, as detection does
+    for in_eval_mode in (InTrainModeAlone(nn.Dropout(0.1)), InTrainModeAlone(nn.BatchNorm1d(8)), at_random):
+        with pytest.raises(SkipTrial, match=r"^loss\(\) fails in eval mode: KeyError: 'loss'$"):
+            sketches_of(BASE, in_eval_mode)
 
 
 class FunctionalDropout(Small):
@@ -262,15 +229,14 @@ class InnerDropout(FunctionalDropout):
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             rows = x[:, None, :].expand(-1, 3, -1)
-            out: torch.Tensor = self.attention(rows, rows, rows)[0].sum(dim=(1, 2))[:, None]
-            return out
+            return self.attention(rows, rows, rows)[0].sum(dim=(1, 2))[:, None]
 
     def build_model(self) -> nn.Module:
         return self.Net()
 
 
-@pytest.mark.parametrize("workload", [FunctionalDropout(), InnerDropout()])
-def test_dropout_that_is_no_layer_is_off(workload: Any) -> None:
+@pytest.mark.parametrize("workload", [FunctionalDropout(), InnerDropout(), Collates(lambda: 0.5)])
+def test_dropout_that_is_no_layer_is_off_and_a_collate_that_draws_nothing_is_compared(workload: Any) -> None:
     found = differences(sketches_of(replicated(BASE), workload), sketches_of(BASE, workload))
     assert max(found.values()) < 1e-4
 
@@ -278,8 +244,8 @@ def test_dropout_that_is_no_layer_is_off(workload: Any) -> None:
 class SparseTable(Small):
     """An embedding with sparse gradients: a table, or bags of its rows."""
 
-    def __init__(self, kind: Callable[..., nn.Module], width: int) -> None:
-        self.kind, self.width = kind, width
+    def __init__(self, kind: Callable[..., nn.Module], width: int, scale: float = 1.0) -> None:
+        self.kind, self.width, self.scale = kind, width, scale
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(self.kind(20, 4, sparse=True), nn.Flatten(), nn.Linear(self.width, 1))
@@ -291,20 +257,18 @@ class SparseTable(Small):
 
 @pytest.mark.parametrize(("kind", "width"), [(nn.Embedding, 16), (nn.EmbeddingBag, 4)])
 def test_sparse_gradients_are_compared(kind: Callable[..., nn.Module], width: int) -> None:
-    workload, wrong = SparseTable(kind, width), SparseTable(kind, width)
-    wrong.scale = 1.1
+    workload, wrong = SparseTable(kind, width), SparseTable(kind, width, 1.1)
     alone = sketches_of(BASE, workload)
     assert max(differences(sketches_of(BASE, workload), alone).values()) == 0.0
     assert differences(sketches_of(BASE, wrong), alone)["gradient"] == pytest.approx(0.1, rel=1e-2)
 
 
 def test_too_little_data_is_a_skip_with_the_numbers() -> None:
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
     with pytest.raises(SkipTrial, match="8 exceeds the 4"):
-        measure_sketches(BASE, Small(), data(4), 0, ranks, lambda: None)
+        sketches_of(BASE, dataset=data(4))
 
 
-def test_folding_is_linear_and_keeps_the_norm_within_a_few_percent() -> None:
+def test_folding_is_linear_keeps_the_norm_within_a_few_percent_and_depends_on_the_position() -> None:
     generator = torch.Generator().manual_seed(3)
     a, b = torch.randn(50_000, generator=generator), torch.randn(50_000, generator=generator)
     folded = [np.asarray(vector) for vector in fold([[a], [b], [a - b]])]
@@ -312,9 +276,6 @@ def test_folding_is_linear_and_keeps_the_norm_within_a_few_percent() -> None:
     assert np.allclose(folded[0] - folded[1], folded[2], atol=1e-4)
     for tensor, numbers in zip((a, b, a - b), folded, strict=True):
         assert np.linalg.norm(numbers) == pytest.approx(float(tensor.norm()), rel=0.08)
-
-
-def test_folding_depends_on_the_position_of_a_value() -> None:
     first, second = fold([[torch.tensor([1.0, 0.0])], [torch.tensor([0.0, 1.0])]])
     assert first != second
 
@@ -330,16 +291,12 @@ def test_in_16_bits_replicas_stay_within_the_bound_and_a_tenth_too_much_does_not
     own = sketches_of(replicated(single))
     assert relative(own["gradient"], reference["gradient"]) < REDUCED_DIFFERENCE
     assert max(along(own[name], reference[name]) for name in ("first_update", "scaled_update")) < REDUCED_DIFFERENCE
-    for factor in (0.9, 1.1):
-        wrong = Small()
-        wrong.scale = factor
+    for wrong in (Small(0.9), Small(1.1)):
         assert relative(sketches_of(replicated(single), wrong)["gradient"], reference["gradient"]) > REDUCED_DIFFERENCE
 
 
 def test_the_check_takes_its_steps_in_fp32_and_in_16_bits_if_the_cell_does() -> None:
-    def precisions(name: str) -> list[str]:
-        ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    for name, precisions in (("fp32", ["fp32"]), ("bf16", ["fp32", "bf16"]), ("fp16", ["fp32", "fp16"])):
         cell = replace(BASE, precision=name)
-        return list(measure_by_precision(cell, Small(), data(), 0, ranks, lambda: None))
-
-    assert [precisions(name) for name in ("fp32", "bf16", "fp16")] == [["fp32"], ["fp32", "bf16"], ["fp32", "fp16"]]
+        assert list(measure_by_precision(cell, Small(), data(), 0, ranks, lambda: None)) == precisions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,8 @@ from tests.worlds import fork_ranks
 MIB = 2**20
 
 
-def forward(group: int, gather: int = 8) -> ExchangePoint:
-    return ExchangePoint("forward", group, gather_bytes=gather)
-
-
-def backward(group: int, gather: int = 8) -> ExchangePoint:
-    return ExchangePoint("backward", group, gather_bytes=gather)
-
-
-def gradients(group: int) -> ExchangePoint:
-    return ExchangePoint("gradients", group, reduce_bytes=8)
+forward, backward = (partial(ExchangePoint, kind, gather_bytes=8) for kind in ("forward", "backward"))
+gradients = partial(ExchangePoint, "gradients", reduce_bytes=8)
 
 
 TWO_GROUPS = [
@@ -56,45 +49,32 @@ def test_buckets_are_needed_when_the_last_one_is_ready() -> None:
     assert [row["size_bytes"] for row in rows] == [4, 8]
 
 
-def test_without_overlap_every_call_waits() -> None:
-    assert of(_of_groups(TWO_GROUPS, 7.5, overlapped=False)) == [
-        ("all_gather", 0.0, 0.0),
-        ("all_gather", 1.0, 1.0),
-        ("all_gather", 3.0, 3.0),
-        ("reduce_scatter", 5.0, 5.0),
-        ("all_gather", 5.1, 5.1),
-        ("reduce_scatter", 7.0, 7.0),
-    ]
+GATHER, REDUCE = "all_gather", "reduce_scatter"
+ONCE = [(forward(0), 0.0), (backward(0), 2.0), (gradients(0), 3.0)]
+KEPT = [(forward(0), 0.0), (backward(0, gather_bytes=0), 2.0), (gradients(0), 3.0)]
+FROZEN = [(forward(0), 0.0), (backward(0), 2.0), (forward(0), 4.0), (backward(0), 6.0)]
 
 
-def test_with_overlap_a_group_is_gathered_while_the_one_before_computes() -> None:
-    assert of(_of_groups(TWO_GROUPS, 7.5, overlapped=True)) == [
-        ("all_gather", 0.0, 0.0),
-        ("all_gather", 0.0, 1.0),
-        ("all_gather", 3.0, 3.0),
-        ("all_gather", 3.0, 5.1),
-        ("reduce_scatter", 5.0, 7.5),
-        ("reduce_scatter", 7.0, 7.5),
-    ]
+def test_without_overlap_every_call_waits_and_with_it_a_group_is_gathered_while_the_one_before_computes() -> None:
+    waiting = zip((GATHER, GATHER, GATHER, REDUCE, GATHER, REDUCE), (0.0, 1.0, 3.0, 5.0, 5.1, 7.0), strict=True)
+    assert of(_of_groups(TWO_GROUPS, 7.5, overlapped=False)) == [(operation, at, at) for operation, at in waiting]
+    gathers = [(GATHER, 0.0, 0.0), (GATHER, 0.0, 1.0), (GATHER, 3.0, 3.0), (GATHER, 3.0, 5.1)]
+    assert of(_of_groups(TWO_GROUPS, 7.5, overlapped=True)) == [*gathers, (REDUCE, 5.0, 7.5), (REDUCE, 7.0, 7.5)]
 
 
-def test_what_is_kept_after_forward_is_gathered_once() -> None:
-    points = [(forward(0), 0.0), (backward(0, gather=0), 2.0), (gradients(0), 3.0)]
-    assert [row["operation"] for row in _of_groups(points, 3.0, overlapped=False)] == ["all_gather", "reduce_scatter"]
-
-
-def test_with_accumulation_each_pass_gathers_and_the_last_reduces() -> None:
-    once = [(forward(0), 0.0), (backward(0), 2.0), (gradients(0), 3.0)]
-    twice = [*once, *((point, seconds + 4) for point, seconds in once)]
-    rows = _of_groups(twice, 7.0, overlapped=False)
-    assert of(rows) == [
-        ("all_gather", 0.0, 0.0),
-        ("all_gather", 2.0, 2.0),
-        ("all_gather", 4.0, 4.0),
-        ("all_gather", 6.0, 6.0),
-        ("reduce_scatter", 7.0, 7.0),
-    ]
-    assert [row["position"] for row in rows] == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize(
+    ("points", "gathers", "reductions"),
+    [
+        (KEPT, [0.0], [3.0]),  # kept after forward
+        ([*ONCE, *((point, seconds + 4) for point, seconds in ONCE)], [0.0, 2.0, 4.0, 6.0], [7.0]),
+        (FROZEN, [0.0, 2.0, 4.0, 6.0], []),
+    ],
+    ids=["kept", "accumulation", "without gradients"],
+)
+def test_passes_gather_and_the_last_reduces(points: list[Any], gathers: list[float], reductions: list[float]) -> None:
+    rows = _of_groups(points, points[-1][1], overlapped=False)
+    wanted = [*((GATHER, at, at) for at in gathers), *((REDUCE, at, at) for at in reductions)]
+    assert of(rows) == wanted and [row["position"] for row in rows] == [*range(len(wanted))]
 
 
 def test_computing_a_group_again_in_its_backward_pass_gathers_nothing() -> None:
@@ -106,11 +86,6 @@ def test_computing_a_group_again_in_its_backward_pass_gathers_nothing() -> None:
             again += [(forward(point.group), seconds + 0.01), (backward(point.group), seconds + 0.02)]
     for overlapped in (False, True):
         assert _of_groups(again, 7.5, overlapped=overlapped) == _of_groups(TWO_GROUPS, 7.5, overlapped=overlapped)
-
-
-def test_a_group_without_gradients_is_gathered_in_each_pass() -> None:
-    frozen = [(forward(0), 0.0), (backward(0), 2.0), (forward(0), 4.0), (backward(0), 6.0)]
-    assert of(_of_groups(frozen, 7.0, overlapped=False)) == [("all_gather", at, at) for at in (0.0, 2.0, 4.0, 6.0)]
 
 
 def test_medians_are_over_steps_of_different_length() -> None:
@@ -141,26 +116,13 @@ def record(rank: int, world_size: int, out: Path) -> None:
         ("kept", "fsdp", {"reshard_after_forward": False}),
         ("single", "single", {}),
     ):
-        cell = Cell(
-            "emulated_compute",
-            "synthetic",
-            "small",
-            strategy,
-            "cpu",
-            world_size,
-            1,
-            "weak",
-            4,
-            4 * world_size,
-            optimizer={"name": "SGD", "lr": 0.01},
-            strategy_options=options,
-        )
-        workload = EmulatedCompute(mebibytes=4, layers=4, step_ms=40)
-        training = Training(cell, workload, 0, ranks)
+        workload = ("emulated_compute", "synthetic", "small")
+        cell = Cell(*workload, strategy, "cpu", world_size, 1, "weak", 4, 4 * world_size, strategy_options=options)
+        cell = replace(cell, optimizer={"name": "SGD", "lr": 0.01})
+        emulated = EmulatedCompute(mebibytes=4, layers=4, step_ms=40)
+        training, data = Training(cell, emulated, 0, ranks), emulated.datasets()[0]
         steps: list[None] = []
-        stepper = Stepper(
-            training, workload.datasets()[0], cell, 0, ranks, collate=None, advance=partial(steps.append, None)
-        )
+        stepper = Stepper(training, data, cell, 0, ranks, collate=None, advance=partial(steps.append, None))
         stepper.step()
         steps.clear()
         found[name] = record_exchanges(stepper, cell)
@@ -179,16 +141,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
 def test_ddp_records_its_buckets_when_they_are_ready(recorded: dict[str, list[Any]]) -> None:
     rows = recorded["ddp"]
     assert [row["size_bytes"] for row in rows] == [MIB] * 4
+    assert [row["size_bytes"] for row in recorded["compressed"]] == [MIB // 2] * 4  # by a compressing hook
     ready = [row["ready_s"] for row in rows]
     assert ready == sorted(ready) and {row["needed_s"] for row in rows} == {ready[-1]}
     # a layer's backward pass takes 40 ms x 2/3 / 4, after 40 ms / 3 of forward; waits are never too short
     for number, seconds in enumerate(ready):
         assert seconds >= 0.9 * 0.04 * (1 + 2 * (number + 1) / 4) / 3
-
-
-@pytest.mark.slow
-def test_a_compressing_hook_exchanges_half_the_bytes(recorded: dict[str, list[Any]]) -> None:
-    assert [row["size_bytes"] for row in recorded["compressed"]] == [MIB // 2] * 4
 
 
 @pytest.mark.slow
@@ -201,11 +159,7 @@ def test_fsdp_records_gathers_in_both_passes_and_reductions(recorded: dict[str, 
 
 
 @pytest.mark.slow
-def test_one_device_exchanges_nothing(recorded: dict[str, list[Any]]) -> None:
+def test_a_recording_takes_at_most_five_steps_and_none_on_one_device(recorded: dict[str, Any]) -> None:
     assert recorded["single"] == []
-
-
-@pytest.mark.slow
-def test_a_recording_takes_at_most_five_steps(recorded: dict[str, Any]) -> None:
     taken = {name: recorded[f"{name}, steps"] for name in ("ddp", "compressed", "fsdp", "kept")}
     assert all(0 < steps <= 5 for steps in taken.values()), taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import profiles, throughput
+from harness.measure.explain import ROUNDS, measure_replicas
 from harness.measure.profiles import NO_KERNELS, CollectiveTime, Event, measure_collectives, measure_communication
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
@@ -42,67 +44,57 @@ class Net:
 
 
 def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
-    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", tuple(CPU for _ in range(cell.devices)))
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * cell.devices)
     training = Training(cell, workload or Net(), 0, ranks)
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(x, x.sum(dim=1, keepdim=True))
     return Stepper(training, data, cell, 0, ranks, collate=None, advance=lambda: None)
 
 
-def test_warm_up_runs_in_rounds_up_to_its_limit_before_windows() -> None:
+@pytest.mark.parametrize("cheap", [True, False])
+def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
+    monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
     speed = measure_throughput(stepper_for(CELL), FAST)
     kinds = [window.kind for window in speed.windows]
     rounds = kinds.count("warmup")
     assert 2 <= rounds <= FAST.warmup_rounds
-    assert kinds[: rounds + 2] == ["warmup"] * rounds + ["timed"] * 2
-    assert speed.finite and speed.window_steps == FAST.window_steps
-    assert [window.weight for window in speed.windows if window.kind == "timed"] == [32.0, 32.0]
-    assert speed.load["watched_s"] > 0
-
-
-@pytest.mark.parametrize("steady_after", [2, 3, None])
-def test_warm_up_continues_until_rank_0_stops_it(monkeypatch: pytest.MonkeyPatch, steady_after: int | None) -> None:
-    """This rank's own steps do not count: what rank 0 tells does."""
-    count = steady_after or FAST.warmup_rounds
-    result = iter([(number == count, bool(steady_after), FAST.warmup_steps) for number in range(1, count + 1)])
-    stepper = stepper_for(CELL)
-    monkeypatch.setattr(throughput, "is_steady", lambda rounds: not steady_after)  # the opposite
-    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: next(result))
-    rounds, steady = throughput._warm_up(stepper, FAST)
-    assert steady is bool(steady_after)
-    assert len(rounds) == count
+    assert kinds == ["warmup"] * rounds + ["timed"] * 2 + ["phases"] * (not cheap)
+    timed, marked = speed.windows[rounds : rounds + 2], speed.windows[rounds + 2 :]
+    assert [(window.weight, bool(window.window.phases)) for window in timed] == [(32.0, cheap)] * 2
+    assert all(window.window.steps == 3 for window in marked)
+    for window in (one.window for one in (timed if cheap else marked)):
+        assert sum(window.phases.values()) == pytest.approx(sum(window.step_s), rel=1e-9)
+        assert sum(window.step_s) <= window.duration_s and min(window.phases["forward"], window.phases["backward"]) > 0
+    assert speed.finite and speed.window_steps == FAST.window_steps and speed.load["watched_s"] > 0
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_only_rank_0_decides_that_steps_are_steady(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
-    asked: list[Any] = []
+@pytest.mark.parametrize(("rounds", "steady"), [(2, True), (3, True), (FAST.warmup_rounds, False)])
+def test_warm_up_continues_until_rank_0_stops_it(
+    monkeypatch: pytest.MonkeyPatch, rounds: int, steady: bool, first: bool
+) -> None:
+    """It alone judges its own steps: what it tells counts on every rank."""
+    told: list[Any] = []
     stepper = stepper_for(CELL)
     stepper.ranks = replace(stepper.ranks, rank=0 if first else 1)
-    monkeypatch.setattr(throughput, "is_steady", lambda rounds: len(rounds) >= 2)
-    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: asked.append(value) or (len(asked) == 2, True, 3))
+    monkeypatch.setattr(throughput, "is_steady", lambda taken: len(taken) >= 2)
+    monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: told.append(value) or (len(told) == rounds, steady, 3))
     monkeypatch.setattr(Ranks, "barrier", lambda ranks: None)
-    throughput._warm_up(stepper, FAST)
-    assert [steady for _, steady, _ in asked] == ([False, True] if first else [False, False])
+    taken, found = throughput._warm_up(stepper, FAST)
+    assert (len(taken), found) == (rounds, steady)
+    assert [own for _, own, _ in told] == [first and number >= 2 for number in range(1, rounds + 1)]
 
 
-def test_the_phases_of_a_window_add_up_to_its_steps() -> None:
-    window = stepper_for(CELL).window("timed", 5).window
-    assert sum(window.phases.values()) == pytest.approx(sum(window.step_s), rel=1e-9)
-    assert sum(window.step_s) <= window.duration_s
-    assert window.phases["forward"] > 0
-    assert window.phases["backward"] > 0
-
-
-def test_a_weight_that_is_not_the_batchs_length_is_refused() -> None:
+def test_a_weight_that_is_not_the_batchs_length_and_a_batch_above_the_data_set_are_refused() -> None:
     workload = Net()
     workload.lie = 1
     with pytest.raises(WorkloadError, match="weight of 18 for 2 batches of 8 samples, in all 16"):
         stepper_for(CELL, workload).window("timed", 2)
-
-
-def test_a_batch_above_the_data_set_is_skipped_with_the_numbers() -> None:
     with pytest.raises(SkipTrial, match="global batch 8 exceeds the 7"):
         stepper_for(CELL, samples=7)
+
+
+SPEED = throughput.ThroughputMeasurement((), 8, True, True, {})
 
 
 @pytest.fixture
@@ -117,29 +109,27 @@ def test_a_trial_whose_communication_cannot_be_disabled_has_a_reason(monkeypatch
     asked: list[Any] = []
     monkeypatch.setattr(explaining, "measure_communication", lambda *args, **kw: (asked.append((*args, kw)) or [], {}))
     stepper = cast(Any, SimpleNamespace(ranks=replace(stepper_for(CELL).ranks, rank=1, world_size=2)))
-    speed = throughput.ThroughputMeasurement((), 8, True, True, {})
-    explained = explaining.explain(cell, stepper, speed, Net(), {})
+    explained = explaining.explain(cell, stepper, SPEED, Net(), {})
     assert explained == explaining.Explanation((), {"explain_error": explaining.STATIC_GRAPH})
     assert not asked
-    explaining.explain(replace(cell, strategy_options={}), stepper, speed, Net(), {})
-    assert len(asked) == 1 and asked[0][-1] == {"detailed": True}
-    marked_apart = replace(speed, windows=(SimpleNamespace(kind="phases"),))
-    explaining.explain(replace(cell, strategy_options={}), stepper, marked_apart, Net(), {})
-    assert asked[1][-1] == {"detailed": False}, "as the timed windows"
+    marked_apart = replace(SPEED, windows=(SimpleNamespace(kind="phases"),))
+    for speed in (SPEED, marked_apart):
+        explaining.explain(replace(cell, strategy_options={}), stepper, speed, Net(), {})
+    assert [options[-1] for options in asked] == [{"detailed": True}, {"detailed": False}], "as the timed windows"
 
 
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.slow
 def test_on_one_device_ddp_has_a_window_without_exchange_too() -> None:
-    stepper = stepper_for(replace(CELL, strategy="ddp"))
+    ddp = replace(CELL, strategy="ddp")
+    stepper = stepper_for(ddp)
     speed = measure_throughput(stepper, FAST)
-    explained = explaining.explain(replace(CELL, strategy="ddp"), stepper, speed, Net(), {})
-    assert [window.kind for window in explained.windows] == ["alone"]
-    assert explained.exchanges == ()
-    recorded = explaining.explain(replace(CELL, strategy="ddp"), stepper, speed, Net(), {}, exchanges=True).exchanges
+    explained = explaining.explain(ddp, stepper, speed, Net(), {})
+    assert [window.kind for window in explained.windows] == ["alone"] and explained.exchanges == ()
+    recorded = explaining.explain(ddp, stepper, speed, Net(), {}, exchanges=True).exchanges
     assert [row["operation"] for row in recorded] == ["all_reduce"]
-    assert explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}, exchanges=True).exchanges == ()
-    assert explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}).windows == ()
+    bare = explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}, exchanges=True)
+    assert (bare.windows, bare.exchanges) == ((), ())
 
 
 @pytest.mark.usefixtures("no_arithmetic")
@@ -149,39 +139,22 @@ def test_without_memory_for_the_whole_model_fsdp_has_no_step_alone_on_any_rank(m
     ranks = replace(stepper_for(CELL).ranks, rank=1, world_size=2)
     monkeypatch.setattr(Ranks, "sum", lambda ranks, fits: [fits[0] + 1.0])  # the other rank has room
     stepper = cast(Any, SimpleNamespace(ranks=ranks, training=training))
-    speed = throughput.ThroughputMeasurement((), 8, True, True, {})
-    assert explaining.explain(cell, stepper, speed, Net(), {}).facts == {"explain_error": explaining.TOO_LARGE}
-
-
-class Counting(nn.Module):
-    """Counts its calls in a buffer that no state_dict() holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 1)
-        self.register_buffer("calls", torch.zeros(()), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.inner(x) + 0 * self.calls  # type: ignore[no-any-return]
+    assert explaining.explain(cell, stepper, SPEED, Net(), {}).facts == {"explain_error": explaining.TOO_LARGE}
 
 
 class CountingNet(Net):
+    """Counts its calls in a buffer that no state_dict() holds."""
+
     def build_model(self) -> nn.Module:
-        return Counting()
+        model = super().build_model()
+        model.register_buffer("calls", torch.zeros(()), persistent=False)
+        model.register_forward_hook(lambda module, batch, out: module.calls.add_(1) and None)
+        return model
 
 
 @pytest.mark.usefixtures("no_group")
-def test_non_persistent_buffers_are_restored_too() -> None:
+def test_state_with_buffers_that_are_not_persistent_is_restored_after_the_communication_windows() -> None:
     stepper = stepper_for(replace(CELL, strategy="ddp"), CountingNet())
-    stepper.window("warmup", 3)
-    measure_communication(stepper, 20, detailed=True)
-    assert stepper.training.model.module.calls.item() == 3  # type: ignore[union-attr, operator]
-
-
-@pytest.mark.usefixtures("no_group")
-def test_state_is_restored_after_the_communication_windows() -> None:
-    stepper = stepper_for(replace(CELL, strategy="ddp"))
     stepper.window("warmup", 3)
     before = stepper.training.snapshot()
     windows, result = measure_communication(stepper, 20, detailed=True)
@@ -189,6 +162,7 @@ def test_state_is_restored_after_the_communication_windows() -> None:
     assert {window.window.steps for window in windows} == {5}
     assert set(result) in ({"exchange_s", "exposed_s"}, set())  # on one process DDP may tell nothing
     after = stepper.training.snapshot()
+    assert stepper.training.model.module.calls.item() == 3  # type: ignore[union-attr, operator]
     for name, value in before["model"].items():
         assert torch.equal(value, after["model"][name]), name
     for index, state in before["optimizer"]["state"].items():
@@ -238,13 +212,32 @@ def test_a_profile_without_kernels_has_a_reason(monkeypatch: pytest.MonkeyPatch,
     assert facts == {"exchange_s": {}, "exposed_s": {}}
 
 
-@pytest.mark.usefixtures("no_group")
-@pytest.mark.parametrize("cheap", [True, False])
-def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest.MonkeyPatch, cheap: bool) -> None:
-    monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
-    speed = measure_throughput(stepper_for(CELL), FAST)
-    timed = [window.window for window in speed.windows if window.kind == "timed"]
-    marked = [window.window for window in speed.windows if window.kind == "phases"]
-    assert len(timed) == FAST.windows
-    assert all(bool(window.phases) is cheap for window in timed)
-    assert [window.steps for window in marked] == ([] if cheap else [3]) and all(window.phases for window in marked)
+TWO = replace(CELL, strategy="dp", devices=2, global_batch_size=16)
+
+
+class Timed(Net):
+    """Advances a clock by a second a forward pass, and by ten in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.seconds, self.sizes, self.lock = 0.0, [], threading.Lock()
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.lock:
+            self.seconds += 1.0 if threading.current_thread() is threading.main_thread() else 10.0
+            self.sizes.append(len(batch[0]))
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(("cell", "times"), [(TWO, 1), (replace(TWO, training={"accumulation": 2}), 2)])
+def test_threads_and_what_replicas_lose_to_each_other_are_separate_seconds_a_step(cell: Cell, times: int) -> None:
+    workload = Timed()
+    stepper = stepper_for(cell, workload)
+    stepper.window("warmup", 2)
+    before = stepper.training.snapshot()["model"]
+    workload.sizes.clear()
+    facts = measure_replicas(stepper, 20, clock=lambda: workload.seconds)
+    assert facts == {"exchange_s": {"threads": times * (10.0 - 1.0), "side by side": times * (2 * 10.0 - 10.0)}}
+    assert set(workload.sizes) == {8 // times}, "each replica has its chunk of the batch"
+    assert len(workload.sizes) == ROUNDS * (5 + 1) * (1 + 1 + 2)
+    after = stepper.training.snapshot()["model"]
+    assert all(torch.equal(value, before[name]) for name, value in after.items()), "the training is left as it was"

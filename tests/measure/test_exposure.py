@@ -28,6 +28,12 @@ def us(total: float, exposed: float) -> CollectiveTime:
     return CollectiveTime(pytest.approx(total * 1e-6), pytest.approx(exposed * 1e-6))
 
 
+def of_fsdp(events: list[Event], device: torch.device) -> tuple[CollectiveTime | None, ...]:
+    """The times of the all-gathers, of the reductions and of the copies of shards."""
+    times = collective_times(events, FSDP, device)
+    return times["all-gather"], times["reduce-scatter"], times["shard copies"]
+
+
 @pytest.mark.parametrize(
     ("kept", "removed", "left"),
     [
@@ -54,11 +60,7 @@ def test_on_a_gpu_the_time_that_kernels_cover_is_not_exposed() -> None:
         kernel("Memcpy HtoD (Pinned -> Device)", 0, 30),  # a copy computes nothing
         kernel("ampere_sgemm", 0, 100, gpu=1),  # nor does another GPU's kernel cover it
     ]
-    assert collective_times(events, FSDP, GPU) == {
-        "all-gather": us(100, 30 + 10),
-        "reduce-scatter": None,
-        "shard copies": None,
-    }
+    assert of_fsdp(events, GPU) == (us(100, 30 + 10), None, None)
 
 
 def test_an_annotation_on_a_gpu_is_no_computation_and_counts_only_without_its_kernel() -> None:
@@ -71,11 +73,7 @@ def test_an_annotation_on_a_gpu_is_no_computation_and_counts_only_without_its_ke
 
 def test_time_of_two_collectives_at_once_counts_once() -> None:
     events = [kernel(GATHER, 0, 100), kernel(SCATTER, 60, 140), kernel("ampere_sgemm", 130, 150)]
-    assert collective_times(events, FSDP, GPU) == {
-        "all-gather": us(100, 100),
-        "reduce-scatter": us(80, 30),
-        "shard copies": None,
-    }
+    assert of_fsdp(events, GPU) == (us(100, 100), us(80, 30), None)
 
 
 def test_what_a_replicating_call_launches_belongs_to_it_with_the_calls_inside() -> None:
@@ -88,9 +86,8 @@ def test_what_a_replicating_call_launches_belongs_to_it_with_the_calls_inside() 
         kernel("Memcpy DtoD (Device -> Device)", 140, 150, by=8),
         kernel("ampere_sgemm", 145, 180, by=9),
         kernel("ampere_sgemm", 120, 125, by=10),
-        kernel("elementwise", 0, 400),
+        kernel("elementwise", 300, 400),
     ]
-    events[-1] = kernel("elementwise", 300, 400, by=0)
     times = collective_times(events, DP, GPU)
     assert times["replicate"] == us(50, 20 + 15 + 5)
     assert times["gather"] is None
@@ -125,9 +122,7 @@ def test_copies_of_shards_are_fsdps_ranges_without_the_collective_that_they_star
         call("aten::split_with_sizes_copy", 62, 70),
         call("FSDP::pre_forward (layers.0)", 0, 90),  # on one device too
     ]
-    times = collective_times(events, FSDP, CPU)
-    assert times["all-gather"] == us(40, 35)
-    assert times["shard copies"] == us(30 - 8 + 12, 20 + 12)  # the call of the collective is not theirs
+    assert of_fsdp(events, CPU) == (us(40, 35), None, us(30 - 8 + 12, 20 + 12))  # without the collective's call
 
 
 def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> None:
@@ -141,9 +136,7 @@ def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> No
         kernel(GATHER, 1000, 11000, by=2),
         kernel("nccl:_all_gather_base", 1000, 11000, annotation=True),
     ]
-    times = collective_times(events, FSDP, GPU)
-    assert times["all-gather"] == us(10000, 10000)
-    assert times["shard copies"] == us(1000, 1000)
+    assert of_fsdp(events, GPU) == (us(10000, 10000), None, us(1000, 1000))
 
 
 @pytest.mark.parametrize("name", ["ncclKernel_AllGather_RING_LL_Sum_int8_t", "ncclSymkDevKernel_AllGather_ST"])
@@ -155,8 +148,7 @@ def test_a_kernel_of_nccl_by_any_name_is_no_copy(name: str) -> None:
         kernel(name, 10, 50, by=1),
         kernel("nccl:_all_gather_base", 10, 50, annotation=True),
     ]
-    times = collective_times(events, FSDP, GPU)
-    assert (times["all-gather"], times["shard copies"]) == (us(40, 40), us(10, 10))
+    assert of_fsdp(events, GPU) == (us(40, 40), None, us(10, 10))
 
 
 def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
@@ -166,8 +158,7 @@ def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
         kernel("foreach_copy", 0, 10, by=1),
         kernel("Memcpy DtoH (Device -> Pinned)", 10, 30, by=2),
     ]
-    times = collective_times(events, FSDP, GPU)
-    assert (times["all-gather"], times["shard copies"]) == (us(20, 20), us(10, 10))
+    assert of_fsdp(events, GPU) == (us(20, 20), None, us(10, 10))
 
 
 def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() -> None:
@@ -182,16 +173,11 @@ def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() 
         kernel("chunk_cat", 60, 70, by=3),
         kernel("ampere_sgemm", 10, 40),
     ]
-    times = collective_times(events, FSDP, GPU)
-    assert times["all-gather"] == us(40, 20)
-    assert times["shard copies"] == us(20 + 10, 10 + 10)
+    assert of_fsdp(events, GPU) == (us(40, 20), None, us(20 + 10, 10 + 10))
 
 
-def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_itself() -> None:
+def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_unless_it_ends_in_another_thread() -> None:
     events = [call("Broadcast", 0, 50), call("aten::clone", 5, 45), call("aten::mm", 10, 20, thread=2)]
     assert collective_times(events, DP, CPU)["replicate"] == us(50, 40)
-
-
-def test_a_call_that_ends_in_another_thread_encloses_nothing() -> None:
-    events = [call("gloo:all_gather", 0, 100, thread=None), call("aten::mm", 20, 60)]
-    assert collective_times(events, FSDP, CPU)["all-gather"] == us(100, 60)
+    apart = [call("gloo:all_gather", 0, 100, thread=None), call("aten::mm", 20, 60)]
+    assert collective_times(apart, FSDP, CPU)["all-gather"] == us(100, 60)

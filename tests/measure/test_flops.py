@@ -1,12 +1,12 @@
-"""FLOPs of a sample: against formulas worked out by hand, absent where the count would be wrong."""
+"""FLOPs of a sample, against formulas worked out by hand; the measured ceiling, with a fake clock."""
 
 from __future__ import annotations
 
 import gc
 import math
 import weakref
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise, repeat
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
-from harness.measure.flops import Flops, count_flops, first_samples
+from harness.measure import flops
+from harness.measure.flops import Flops, count_flops, first_samples, measured_peak
 from harness.train.workloads.conv_stack import CHANNELS, ConvStack
 from harness.train.workloads.image_classification import ImageClassification
 from harness.train.workloads.language_model import SHAPES, LanguageModel
@@ -89,16 +90,12 @@ def images(side: int, count: int = 2) -> tuple[Tensor, Tensor]:
     return torch.ones(count, 3, side, side), torch.zeros(count, dtype=torch.int64)
 
 
-def images_to_images(side: int) -> tuple[Tensor, Tensor]:
-    return torch.ones(2, 3, side, side), torch.ones(2, 3, side, side)
-
-
 @pytest.mark.parametrize(
     ("workload", "batch"),
     [
         (ImageClassification(model="resnet8", width=4), images(16)),
         (LanguageModel(context=8), torch.ones(3, 9).long()),
-        (ConvStack(model="small"), images_to_images(8)),
+        (ConvStack(model="small"), (images(8)[0], images(8)[0])),
     ],
 )
 def test_parameters_without_memory_give_the_same_count(workload: Any, batch: Any) -> None:
@@ -116,32 +113,23 @@ def test_a_model_larger_than_any_memory_is_counted_without_it(built_on: str) -> 
     assert "memory" in count_flops(Net(make, 1), torch.ones(1, 10**7), CPU).reason or built_on == "meta"
 
 
-def test_a_linear_layer_by_hand() -> None:
-    # forward 2 x 8 x 5 = 80 a sample; backward as much for the weight, nothing for the input
-    assert count(lambda: nn.Linear(8, 5), ROWS) == Flops(160.0, "")
+SMALL = (("resnet8", 4), ("resnet8", 16), ("resnet14", 6))
+RESNETS = [{"model": model, "width": width, "norm": norm} for model, width in SMALL for norm in ("batch", "group")]
+RESNETS += [{"data": "synthetic", "model": "resnet18", "image_size": side, "classes": 10} for side in (32, 72)]
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize(("model", "width"), [("resnet8", 4), ("resnet8", 16), ("resnet14", 6)])
-def test_the_small_resnets_are_as_by_hand(model: str, width: int, norm: str) -> None:
-    workload = ImageClassification(data="digits", model=model, width=width, norm=norm)
-    flops = count_flops(workload, images(16), CPU)
-    assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), images(16)[0][:1]), rel=1e-9)
-
-
-@pytest.mark.parametrize("side", [32, 72])
-def test_resnet18_is_as_by_hand(side: int) -> None:
-    workload = ImageClassification(data="synthetic", model="resnet18", image_size=side, classes=10)
-    flops = count_flops(workload, images(side), CPU)
-    assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), images(side)[0][:1]), rel=1e-9)
+@pytest.mark.parametrize("options", RESNETS)
+def test_resnets_are_as_by_hand(options: dict[str, Any]) -> None:
+    workload, batch = ImageClassification(**{"data": "digits", **options}), images(options.get("image_size", 16))
+    flops = count_flops(workload, batch, CPU)
+    assert flops.per_unit == pytest.approx(by_hand(workload.build_model(), batch[0][:1]), rel=1e-9)
 
 
 @pytest.mark.parametrize("model", CHANNELS)
 def test_the_stack_of_convolutions_is_as_by_hand(model: str) -> None:
     side, channels = 6, (3, *CHANNELS[model], 3)
     layers = [2 * 9 * inputs * outputs * side**2 for inputs, outputs in pairwise(channels)]
-    noisy = torch.ones(2, 3, side, side)
-    flops = count_flops(ConvStack(model=model), (noisy, noisy), CPU)
+    flops = count_flops(ConvStack(model=model), (images(side)[0],) * 2, CPU)
     assert flops.per_unit == 3 * sum(layers) - layers[0]  # nobody needs the gradient of the images
 
 
@@ -161,35 +149,19 @@ def test_a_language_models_tokens_are_as_by_hand(model: str, context: int) -> No
     assert flops.per_unit == 6 * matrices + 12 * shape.layers * shape.width * context
 
 
-@pytest.mark.parametrize("lengths", [(9, 3), (5, 5)])
-def test_a_packed_lstm_is_absent_whatever_its_lengths(lengths: tuple[int, ...]) -> None:
-    workload = PaddedSequences()
-    ones = [torch.ones(length, dtype=torch.int64) for length in lengths]
-    flops = count_flops(workload, workload.collate([(one, one) for one in ones]), CPU)
-    assert flops.per_unit is None and flops.reason.startswith("a recurrent layer")
-
-
 def test_a_batch_of_any_size_gives_the_same() -> None:
     workload = ImageClassification(model="resnet8", width=4)
     assert count_flops(workload, images(16, 2), CPU) == count_flops(workload, images(16, 5), CPU)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 8])
-def test_a_grouped_convolution_costs_one_group_a_channel(groups: int) -> None:
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=groups))
-
-    flops = count(make, torch.ones(4, 3, 6, 6))
-    # 36 places of 3 x 8 twice, 16 places of 9 x 8 x 8 / groups three times
-    assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * 16 * 9 * 64 / groups * 3
-
-
-def test_a_transposed_convolution_costs_its_kernel_at_each_input() -> None:
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 4, 3, groups=2))
-
-    flops = count(make, torch.ones(4, 3, 6, 6))
-    assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * 36 * 9 * 8 * 4 / 2 * 3
+@pytest.mark.parametrize(
+    ("kind", "channels", "groups", "places"),
+    [*((nn.Conv2d, 8, groups, 16) for groups in (1, 2, 8)), (nn.ConvTranspose2d, 4, 2, 36)],
+)
+def test_a_convolution_costs_one_group_a_channel(kind: Any, channels: int, groups: int, places: int) -> None:
+    flops = count(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), kind(8, channels, 3, groups=groups)), images(6, 4)[0])
+    # 36 places of 3 x 8 twice, then places of 9 x 8 x channels / groups three times
+    assert flops.per_unit == 2 * 36 * 24 * 2 + 2 * places * 9 * 8 * channels / groups * 3
 
 
 class Attention(nn.Module):
@@ -213,19 +185,21 @@ def test_attention_by_hand_in_tokens_whatever_the_kernel(backend: str, causal: b
     assert flops == Flops(2 * 8 * 24 * 2 + 2 * (2 * 2 * 16 * 4) * 3, "")
 
 
-def test_a_frozen_layer_has_no_weight_gradient() -> None:
-    def make() -> nn.Module:
-        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
-        model[0].requires_grad_(False)
-        return model
-
-    assert count(make, ROWS).per_unit == 128 * 3
+def test_linear_layers_are_as_by_hand_and_a_frozen_one_has_no_weight_gradient() -> None:
+    # forward 2 x 8 x 5 = 80 a sample; backward as much for the weight, nothing for the input
+    assert count(lambda: nn.Linear(8, 5), ROWS) == Flops(160.0, "")
+    frozen = count(lambda: nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)), ROWS)
+    assert frozen.per_unit == 128 * 3
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_a_recurrent_net_is_absent(kind: type[nn.RNNBase]) -> None:
-    flops = count(lambda: kind(8, 8), torch.ones(1, 4, 8))
-    assert flops == Flops(None, "a recurrent layer, whose kernel depends on the batch and may have no formula")
+def test_a_recurrent_net_is_absent_also_packed_whatever_its_lengths() -> None:
+    absent = Flops(None, "a recurrent layer, whose kernel depends on the batch and may have no formula")
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        assert count(lambda kind=kind: kind(8, 8), torch.ones(1, 4, 8)) == absent
+    workload = PaddedSequences()
+    for lengths in ((9, 3), (5, 5)):
+        ones = [torch.ones(length, dtype=torch.int64) for length in lengths]
+        assert count_flops(workload, workload.collate([(one, one) for one in ones]), CPU) == absent
 
 
 @torch.library.custom_op("harness_test::doubled", mutates_args=())
@@ -242,12 +216,9 @@ for operator in (doubled, tripled):
     operator.register_autograd(lambda context, grad: grad * 2)
 
 
-def test_a_custom_operator_is_absent() -> None:
-    flops = applied(lambda rows, _: doubled(rows))
-    assert flops == Flops(None, "torch's FLOP counter has no formula for harness_test.doubled")
-
-
-def test_a_custom_operator_with_a_formula_is_counted() -> None:
+def test_a_custom_operator_is_absent_unless_it_has_a_formula() -> None:
+    absent = Flops(None, "torch's FLOP counter has no formula for harness_test.doubled")
+    assert applied(lambda rows, _: doubled(rows)) == absent
     packet = torch.ops.harness_test.tripled
     register_flop_formula(packet)(lambda shape, *, out_shape=None, **_: math.prod(shape))
     try:
@@ -270,7 +241,7 @@ def test_other_products_without_a_formula_are_absent(function: Callable[[Tensor,
     assert flops.per_unit is None and name in flops.reason.split("formula for ")[1].split(", ")
 
 
-def test_passes_over_the_elements_cost_nothing() -> None:
+def test_passes_over_the_elements_cost_nothing_and_are_no_model_alone() -> None:
     def function(rows: Tensor, weight: Tensor) -> Tensor:
         rows = nn.functional.layer_norm(nn.functional.gelu(rows), (8,)).softmax(-1)
         rows = nn.functional.dropout(rows, 0.5) / torch.linalg.vector_norm(rows)
@@ -278,11 +249,8 @@ def test_passes_over_the_elements_cost_nothing() -> None:
         return nn.functional.max_pool1d(rows, 2).sort(-1).values.cumsum(-1)
 
     assert applied(function) == Flops(256.0, "")
-
-
-def test_a_model_of_passes_alone_is_absent() -> None:
-    flops = count(lambda: nn.EmbeddingBag(10, 8), torch.zeros(4, 2, dtype=torch.int64))
-    assert flops == Flops(None, "no matrix product, convolution or attention was seen")
+    alone = count(lambda: nn.EmbeddingBag(10, 8), torch.zeros(4, 2, dtype=torch.int64))
+    assert alone == Flops(None, "no matrix product, convolution or attention was seen")
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -339,11 +307,9 @@ def test_random_numbers_and_grad_mode_are_as_before(fails: bool) -> None:
 
     state = torch.get_rng_state()
     with torch.no_grad():
-        assert (applied(function).per_unit is None) == fails
-        assert not torch.is_grad_enabled()
+        assert (applied(function).per_unit is None) == fails and not torch.is_grad_enabled()
     with torch.inference_mode():
-        assert (applied(function).per_unit is None) == fails
-        assert torch.is_inference_mode_enabled()
+        assert (applied(function).per_unit is None) == fails and torch.is_inference_mode_enabled()
     assert torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -371,37 +337,128 @@ class Pair(NamedTuple):
     name: str
 
 
-def test_first_samples_cuts_every_tensor() -> None:
+def test_first_samples_cuts_every_tensor_of_a_batch() -> None:
     rows = torch.arange(12).reshape(6, 2)
     cut = first_samples({"a": (rows, [rows[:, 0], "text"]), "b": Pair(rows, "pair"), "c": None}, 2)
     assert torch.equal(cut["a"][0], rows[:2]) and cut["a"][1][1] == "text" and cut["c"] is None
     assert torch.equal(cut["a"][1][0], rows[:2, 0])
     assert isinstance(cut["b"], Pair) and torch.equal(cut["b"].rows, rows[:2]) and cut["b"].name == "pair"
     assert torch.equal(first_samples(rows, 100), rows)
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        (torch.ones(4, 2), torch.ones(5)),
-        [torch.ones(4, 2), torch.tensor(1.0)],
-        {"scale": torch.tensor(1.0)},
-        ("no", "tensors"),
-    ],
-)
-def test_first_samples_keeps_values_without_a_batch_dimension(batch: Any) -> None:
-    assert first_samples(batch, 2) is batch
+    one: Any = torch.tensor(1.0)
+    for batch in ((ROWS, torch.ones(5)), [ROWS, one], {"scale": one}, ("no", "tensors")):
+        assert first_samples(batch, 2) is batch, "values without a batch dimension"
 
 
 def test_a_model_whose_ranks_share_statistics_is_counted_since_all_ranks_count() -> None:
-    class Synchronised:
-        unit = "samples"
+    class Evaluated(Net):
+        def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+            return super().loss(model.eval(), batch)
 
-        def build_model(self) -> nn.Module:
-            return nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
-
-        def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            return model.eval()(batch).sum(), torch.tensor(len(batch))
-
-    found = count_flops(Synchronised(), torch.zeros(2, 2), torch.device("cpu"))  # type: ignore[arg-type]
+    workload = Evaluated(lambda: nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), 2)
+    found = count_flops(workload, torch.zeros(2, 2), CPU)
     assert found.per_unit == 2 * 2 * 2 * 2, found.reason  # forward, and the gradient of the weight: none of the input
+
+
+def settings() -> tuple[object, ...]:
+    return (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.backends.cudnn.allow_tf32,
+    )
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, torch.dtype, str]]:
+    """Rows, dtype and float32 setting of each product that is done."""
+    seen: list[tuple[int, torch.dtype, str]] = []
+
+    def product(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> None:
+        assert left.shape == right.shape == out.shape and left.dtype == right.dtype == out.dtype
+        seen.append((len(left), left.dtype, torch.get_float32_matmul_precision()))
+
+    monkeypatch.setattr(torch, "mm", product)
+    return seen
+
+
+def clock_of(products: list[Any], durations: Iterator[float]) -> Callable[[], float]:
+    """Time passes only in products: one duration for each."""
+    state = {"now": 100.0, "done": 0}
+
+    def clock() -> float:
+        while state["done"] < len(products):
+            state["done"] += 1
+            state["now"] += next(durations)
+        return state["now"]
+
+    return clock
+
+
+def test_the_peak_is_of_the_fastest_product_after_the_warm_up_within_the_seconds(products: list[Any]) -> None:
+    # two to find the size, three to warm up (one of them faster than all that count), then 0.5, 0.25, 0.5 ...
+    durations = chain([1.0, 1.0, 0.5, 0.125, 0.5, 0.5, 0.25], repeat(0.5))
+    peak = measured_peak(CPU, "fp32", seconds=0.0, clock=clock_of(products, durations))
+    assert peak == 2 * 256**3 / 0.25
+    assert len(products) == 2 + 3 + 5
+    products.clear()
+    measured_peak(CPU, "fp32", seconds=4.0, clock=clock_of(products, repeat(0.5)))
+    assert len(products) == 2 + 3 + 8
+
+
+def test_matrices_grow_until_a_product_is_long(products: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, long = 2**-10, 2**-7  # about 1 ms and 8 ms
+    durations = chain([quick] * 4, repeat(long))
+    peak = measured_peak(CPU, "fp32", seconds=0.0, clock=clock_of(products, durations))
+    assert [rows for rows, _, _ in products][:6] == [256, 256, 512, 512, 1024, 1024]
+    assert peak == 2 * 1024**3 / long
+    products.clear()
+    monkeypatch.setattr(flops, "MOST_ROWS", 512)
+    measured_peak(CPU, "fp32", seconds=0.0, clock=clock_of(products, repeat(quick)))
+    assert max(rows for rows, _, _ in products) == 512
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "setting"),
+    [
+        ("fp32", torch.float32, "highest"),
+        ("tf32", torch.float32, "high"),
+        ("bf16", torch.bfloat16, "highest"),
+        ("fp16", torch.float16, "highest"),
+    ],
+)
+@pytest.mark.parametrize("before", ["highest", "high"])
+def test_each_precision_sets_and_restores_its_backend_flags(
+    products: list[Any], precision: str, dtype: torch.dtype, setting: str, before: str
+) -> None:
+    untouched = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    kept, random = settings(), torch.get_rng_state()
+    try:
+        measured_peak(CPU, precision, seconds=0.0, clock=clock_of(products, repeat(1.0)))
+        assert {seen[1:] for seen in products} == {(dtype, setting)}
+        assert settings() == kept
+        assert torch.equal(torch.get_rng_state(), random)
+    finally:
+        torch.set_float32_matmul_precision(untouched)
+
+
+def test_settings_are_restored_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    kept = settings()
+    monkeypatch.setattr(torch, "mm", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        measured_peak(CPU, "tf32")
+    assert settings() == kept
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(ValueError) as caught:
+        measured_peak(CPU, "fp23")
+    assert str(caught.value) == "precision: got 'fp23'; did you mean 'fp32'? (allowed: bf16, fp16, fp32, tf32)"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_real_product_has_a_rate(precision: str) -> None:
+    assert measured_peak(CPU, precision, seconds=0.0) > 0

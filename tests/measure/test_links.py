@@ -1,9 +1,16 @@
-"""Links and collectives by size within a given time: with a clock of its own, and ranks that are not there."""
+"""Links and collectives by size: with a clock of its own and ranks that are not there, and for real over gloo."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -11,10 +18,12 @@ import torch
 import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 
+from harness.analysis.hardware import bus_factor
 from harness.measure import links
 from harness.measure.links import (
     FIRST_CONTACT,
     REPETITIONS,
+    SMALLEST_BYTES,
     Device,
     Meter,
     NotMeasuredError,
@@ -24,6 +33,8 @@ from harness.measure.links import (
 )
 from harness.plan.rows import LinkRow
 from harness.train.ranks import Ranks
+from tests.link_ranks import PER_NODE, SECONDS
+from tests.worlds import run_ranks
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -61,54 +72,50 @@ def swept(clock: Clock, series: Sequence[Operation], seconds: float, most_bytes:
     return list(sweep(series, meter(clock), seconds, most_bytes))
 
 
-def test_sizes_double_until_the_next_would_exceed_the_time() -> None:
+def test_sizes_double_until_the_time_is_over_at_the_latency_and_bandwidth_of_their_transfer() -> None:
     clock = Clock()
-    rows = swept(clock, [transfer(clock, 1e-4, 1e8)], 5.0)
+    first, *_, last = rows = swept(clock, [transfer(clock, 1e-4, 1e8)], 5.0)
     sizes = [row["size_bytes"] for row in rows]
     assert sizes == [KIB * 2**k for k in range(len(sizes))]
     last_s = (REPETITIONS + 1) * (1e-4 + sizes[-1] / 1e8)
     assert clock.now <= 5.0 < clock.now + 2 * last_s
     assert sizes[-1] == 32 * MIB
-
-
-def test_a_row_has_the_latency_and_the_bandwidth_of_its_transfer() -> None:
-    clock = Clock()
-    first, *_, last = swept(clock, [transfer(clock, 1e-4, 1e8)], 5.0)
     assert first["time_s"] == pytest.approx(1e-4 + KIB / 1e8)
     assert last["size_bytes"] / last["time_s"] == pytest.approx(1e8, rel=0.01)
     assert (first["repetitions"], first["calls"], last["calls"]) == (REPETITIONS, 9, 1)
     assert last["min_s"] == pytest.approx(last["max_s"])
-
-
-def test_a_message_that_is_sent_and_returned_counts_half() -> None:
-    clock = Clock()
+    # a message that is sent and returned counts half
     once, both = (swept(clock, [transfer(clock, 0.0, 1e8, legs=legs)], 0.1)[0]["time_s"] for legs in (1, 2))
     assert both == pytest.approx(once / 2)
 
 
-def test_sizes_end_at_the_memory() -> None:
+@pytest.mark.parametrize(
+    ("granule", "most_bytes", "sizes"),
+    [
+        (1, 5000, [KIB, 2 * KIB, 4 * KIB]),
+        (12, 2048, [1020, 2040]),  # the next smaller size that divides by the ranks
+    ],
+)
+def test_sizes_end_at_the_memory(granule: int, most_bytes: int, sizes: list[int]) -> None:
     clock = Clock()
-    rows = swept(clock, [transfer(clock, 1e-6, 1e12)], 5.0, most_bytes=5000)
-    assert [row["size_bytes"] for row in rows] == [KIB, 2 * KIB, 4 * KIB]
+    rows = swept(clock, [transfer(clock, 1e-6, 1e12, granule=granule)], 5.0, most_bytes=most_bytes)
+    assert [row["size_bytes"] for row in rows] == sizes
 
 
-def test_sizes_end_at_one_gibibyte(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+@pytest.fixture(autouse=True)
+def much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_free_bytes", lambda ranks: 80 * GIB)
+
+
+def test_sizes_end_at_one_gibibyte() -> None:
+    clock = Clock()
     rows, notes = measure_links([[transfer(clock, 1e-6, 1e12)]], meter(clock), 60.0, ALONE)
     assert (rows[-1]["size_bytes"], notes) == (GIB, [])
 
 
-def test_a_size_that_does_not_divide_by_the_ranks_is_the_next_smaller_that_does() -> None:
-    clock = Clock()
-    rows = swept(clock, [transfer(clock, 1e-6, 1e12, granule=12)], 5.0, most_bytes=2048)
-    assert [row["size_bytes"] for row in rows] == [1020, 2040]
-
-
-def test_pairs_whose_first_messages_come_too_late_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_whose_first_messages_come_too_late_are_left_out_with_a_note() -> None:
     clock = Clock()
     pairs = [transfer(clock, 0.05, 1e9, name="send_receive", source=0, target=n) for n in range(1, 9)]
-    monkeypatch.setattr(links, "_free_bytes", lambda ranks: 8 * GIB)
     rows, notes = measure_links([pairs], meter(clock), 4.0, ALONE)
     targets = {row["target"] for row in rows}
     first_contacts = 1 + int(FIRST_CONTACT * 4.0 / ((REPETITIONS + 1) * 0.05))
@@ -116,7 +123,7 @@ def test_pairs_whose_first_messages_come_too_late_are_left_out_with_a_note(monke
     assert notes == [f"send_receive: {first_contacts} of 8 pairs measured in the time"]
 
 
-def test_kinds_share_the_time_and_one_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_share_the_time_and_one_that_fails_is_a_note() -> None:
     clock = Clock()
 
     def refuse(size: int) -> Callable[[], None]:
@@ -127,11 +134,8 @@ def test_kinds_share_the_time_and_one_that_fails_is_a_note(monkeypatch: pytest.M
         [replace(transfer(clock, 1e-4, 1e8, name="all_gather"), prepare=refuse)],
         [transfer(clock, 1e-4, 1e8, name="reduce_scatter")],
     ]
-    monkeypatch.setattr(links, "_free_bytes", lambda ranks: 8 * GIB)
     rows, notes = measure_links(series, meter(clock), 3.0, ALONE)
-    largest: dict[str, int] = {}
-    for row in rows:
-        largest[row["operation"]] = row["size_bytes"]
+    largest = {row["operation"]: row["size_bytes"] for row in rows}
     assert clock.now <= 3.0
     assert largest == {"all_reduce": 4 * MIB, "reduce_scatter": 16 * MIB}  # 1 s, and the 2.5 s that are left
     assert notes == ["all_gather: RuntimeError: no such collective (rank 0)"]
@@ -153,20 +157,18 @@ class Two(Ranks):
         return [value, ([2 * seconds for seconds in times], "OutOfMemoryError: no" * self.other_fails, now + 99)]
 
 
-def test_the_slowest_rank_gives_the_time_and_rank_0_the_clock() -> None:
+FIRST = Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
+
+
+def test_the_slowest_rank_gives_the_time_unless_one_cannot_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    both = meter(clock, Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,)))
-    assert both.seconds(transfer(clock, 0.5, 1e30), KIB, 1) == [1.0] * REPETITIONS
-    assert both.now == clock.now
-
-
-def test_no_rank_starts_a_call_that_another_cannot_take_part_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, operation = meter(clock, FIRST), transfer(clock, 0.5, 1e30)
+    assert both.seconds(operation, KIB, 1) == [1.0] * REPETITIONS
+    assert both.now == (before := clock.now) > 0.0
     monkeypatch.setattr(Two, "other_fails", True)
-    clock = Clock()
-    both = meter(clock, Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,)))
     with pytest.raises(NotMeasuredError, match=r"OutOfMemoryError: no \(rank 1\)"):
-        both.seconds(transfer(clock, 0.5, 1e30), KIB, 1)
-    assert clock.now == 0.0
+        meter(clock, FIRST).seconds(operation, KIB, 1)
+    assert clock.now == before, "no rank starts a call"
 
 
 def test_a_rank_on_which_a_measured_operation_fails_does_not_wait_for_its_peers() -> None:
@@ -178,13 +180,13 @@ def test_a_rank_on_which_a_measured_operation_fails_does_not_wait_for_its_peers(
             raise RuntimeError("connection reset")
 
     operation = replace(transfer(clock, 0.5, 1e30), prepare=lambda size: call)
-    both = meter(clock, Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,)))
+    both = meter(clock, FIRST)
     both.seconds(operation, KIB, 1)
     broken = True
     with pytest.raises(RuntimeError, match="connection reset"):
         both.seconds(operation, KIB, 1)
     with pytest.raises(NotMeasuredError, match=r"connection reset \(rank 0\)"):  # not known to work: on all alike
-        meter(clock, both._ranks).seconds(operation, KIB, 1)
+        meter(clock, FIRST).seconds(operation, KIB, 1)
 
 
 @pytest.fixture
@@ -206,17 +208,12 @@ def test_collectives_are_called_on_the_whole_tensor_and_a_rank_s_part(
 ) -> None:
     called: list[tuple[str, list[int]]] = []
 
-    def recorded(name: str) -> None:
-        real = getattr(dist, name)
-
-        def call(*tensors: torch.Tensor, **options: Any) -> object:
-            called.append((name, [tensor.nbytes for tensor in tensors]))
-            return real(*tensors, **options)
-
-        monkeypatch.setattr(dist, name, call)
+    def record(name: str, real: Any, *tensors: torch.Tensor, **options: Any) -> object:
+        called.append((name, [tensor.nbytes for tensor in tensors]))
+        return real(*tensors, **options)
 
     for name in ("all_reduce", links.ALL_GATHER, links.REDUCE_SCATTER):
-        recorded(name)
+        monkeypatch.setattr(dist, name, partial(record, name, getattr(dist, name)))
     for (operation,) in links.collectives(eight, "gloo", devices(*"aaaabbbb")):
         assert operation.members == frozenset(range(8)) and operation.tier == "between nodes"
         assert operation.size(1100) == 1088
@@ -243,14 +240,8 @@ def test_a_process_copies_between_its_gpus_in_both_directions() -> None:
     square: list[list[str | None]] = [["X", "NV12", "SYS"], ["NV12", "X", "SYS"], ["SYS", "SYS", "X"]]
     topology: Any = {"gpus": ["GPU-a", "GPU-b", "GPU-c"], "links": square}
     found = links.copies(gpus, [Device("n", uuid, topology) for uuid in "abc"])
-    assert {(copy.source, copy.target): copy.link for copy in found} == {
-        (0, 1): "NV12",
-        (1, 0): "NV12",
-        (0, 2): "SYS",
-        (2, 0): "SYS",
-        (1, 2): "SYS",
-        (2, 1): "SYS",
-    }
+    both_ways = {pair: "NV12" if {*pair} == {0, 1} else "SYS" for pair in permutations(range(3), 2)}
+    assert {(copy.source, copy.target): copy.link for copy in found} == both_ways
     with FakeTensorMode():  # tensors of GPUs that are not there
         arrived = found[1].prepare(KIB)()  # 0 to 2
     assert isinstance(arrived, torch.Tensor)
@@ -264,11 +255,79 @@ def test_one_process_has_copies_and_several_have_collectives_and_pairs(monkeypat
     assert [[op.name for op in kind] for kind in links.operations_of(one)] == [["copy", "copy"]]
     two = replace(ALONE, world_size=2)
     found = links.operations_of(two)
-    assert [[op.name for op in kind] for kind in found] == [
-        ["all_reduce"],
-        ["all_gather"],
-        ["reduce_scatter"],
-        ["send_receive"],
-    ]
+    names = ("all_reduce", "all_gather", "reduce_scatter", "send_receive")
+    assert [[op.name for op in kind] for kind in found] == [[name] for name in names]
     assert {op.backend for kind in found for op in kind} == {"gloo"}
     assert links.backend_of("cuda") == "nccl"
+
+
+OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "send_receive"]
+MBIT_PER_S = 200
+BYTES_PER_S = MBIT_PER_S * 1e6 / 8
+DEVICE = "link0"
+
+
+def measured(folder: Path, seconds: float, variables: dict[str, str], prefixes: Sequence[Sequence[str]] = ()) -> Any:
+    """What two ranks measure in this time; ``prefixes``: what each one's command begins with."""
+    found = run_ranks("tests.link_ranks", 2, folder, prefixes=prefixes, variables={SECONDS: str(seconds), **variables})
+    return json.loads(found.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_two_processes_measure_every_operation_within_the_time(tmp_path: Path) -> None:
+    found = measured(tmp_path, 2.0, {PER_NODE: "2"})
+    rows = found["rows"]
+    assert list(dict.fromkeys(row["operation"] for row in rows)) == OPERATIONS
+    assert found["notes"] == []  # that the time ends a sweep: test_links.py, by a clock of its own
+    for operation in OPERATIONS:
+        sizes = [row["size_bytes"] for row in rows if row["operation"] == operation]
+        assert sizes == [SMALLEST_BYTES * 2**k for k in range(len(sizes))] and len(sizes) > 3
+    assert all(0 < row["min_s"] <= row["time_s"] <= row["max_s"] for row in rows)
+    assert {(row["backend"], row["tier"], row["repetitions"]) for row in rows} == {
+        ("gloo", "inside a node", REPETITIONS)
+    }
+    assert {(row["source"], row["target"]) for row in rows if row["operation"] == "send_receive"} == {(0, 1)}
+    assert found["advanced"] >= REPETITIONS * len(rows)  # or the watchdog would end a long measurement
+
+
+@pytest.fixture
+def namespaces(tmp_path: Path) -> Iterator[list[str]]:
+    """Two network namespaces joined by a link whose rate tc limits in both directions."""
+    if not (shutil.which("ip") and shutil.which("tc")):
+        pytest.skip("needs ip and tc (iproute2)")
+    names = [f"harness-{os.getpid()}-{end}" for end in "ab"]
+    try:
+        first, second = names
+        commands = [f"ip netns add {first}", f"ip netns add {second}"]
+        commands += [f"ip link add {DEVICE} netns {first} type veth peer name {DEVICE} netns {second}"]
+        for number, name in enumerate(names, start=1):
+            inside = f"ip netns exec {name}"
+            commands += [
+                f"{inside} ip address add 10.97.0.{number}/24 dev {DEVICE}",
+                f"{inside} ip link set lo up",
+                f"{inside} ip link set {DEVICE} up",
+                f"{inside} ip link set {DEVICE} gso_max_size 16384",
+                f"{inside} tc qdisc replace dev {DEVICE} root tbf rate {MBIT_PER_S}mbit burst 32k limit 8mb",
+            ]
+        for command in commands:
+            done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"{command}: {done.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_largest_size_shows_the_rate_of_the_link(namespaces: list[str], tmp_path: Path) -> None:
+    prefixes = [["ip", "netns", "exec", name] for name in namespaces]
+    found = measured(tmp_path, 5.0, {PER_NODE: "1", "GLOO_SOCKET_IFNAME": DEVICE}, prefixes)
+    assert {row["tier"] for row in found["rows"]} == {"between nodes"}
+    for operation in ("send_receive", "all_reduce"):
+        rows = [row for row in found["rows"] if row["operation"] == operation]
+        row = max(rows, key=lambda row: row["size_bytes"])
+        bus_bytes_per_s = bus_factor(operation, 2) * row["size_bytes"] / row["min_s"]  # which other load slows least
+        assert bus_bytes_per_s == pytest.approx(BYTES_PER_S, rel=0.15), row

@@ -1,16 +1,30 @@
-"""Peak memory: what a trial used, not what an earlier one did."""
+"""Peak memory: what a trial used, and traces of a step, by hand and beside the profiler's allocations."""
 
 from __future__ import annotations
 
+import json
 import mmap
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
 
 from harness.measure import memory
+from harness.measure.memory_trace import examine, largest_load
+from harness.plan.cell import Cell
+from harness.train import workloads
+from harness.train.model import faked
 from harness.train.training import Training
+from tests.allocations import PARTICULAR_VARIABLE, cells, estimated, measured
+from tests.worlds import run_ranks
 
 CPU = [torch.device("cpu")]
 MIB = 2**20
@@ -29,15 +43,11 @@ def test_resetting_the_peak_discards_the_old_one() -> None:
     memory.reset_peak(CPU)
     after = memory.peak(CPU)["peak_memory_bytes"]
     assert before is not None and high is not None and after is not None
-    assert high - before > 50 * MIB
-    assert high - after > 50 * MIB
+    assert high - max(before, after) > 50 * MIB
 
 
-def test_a_cpu_has_no_reserved_memory() -> None:
+def test_a_gpus_peak_is_the_fullest_devices_and_a_cpu_has_no_reserved_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.peak(CPU)["peak_reserved_bytes"] is None
-
-
-def test_a_gpus_peak_is_the_fullest_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     forgotten: list[torch.device] = []
     allocated = {torch.device("cuda", 0): 10, torch.device("cuda", 1): 30}
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
@@ -73,3 +83,213 @@ def test_sharded_tensors_count_their_local_shard() -> None:
     optimizer = SimpleNamespace(state={})
     result = memory.of_state(cast(Training, SimpleNamespace(model=model, optimizer=optimizer)))
     assert result["parameter_bytes"] == 14
+
+
+WIDTH, BATCH = 64, 256
+WEIGHT, ROW = 4 * WIDTH * WIDTH, 4 * BATCH * WIDTH
+"""Bytes of a layer's weight, and of a layer's output for the batch."""
+
+
+class Stack(nn.Module):
+    """Square layers, each with a sine, which keeps its input."""
+
+    def __init__(self, checkpoints: bool) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(_run, layer, x, use_reentrant=False) if self.checkpoints else _run(layer, x)
+        return x
+
+
+def _run(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer(x).sin()  # type: ignore[no-any-return]
+
+
+class Net:
+    unit = "samples"
+    checkpoints = False
+
+    def build_model(self) -> nn.Module:
+        return Stack(self.checkpoints)
+
+    def datasets(self) -> tuple[Any, Any]:
+        data = TensorDataset(torch.zeros(BATCH, WIDTH))
+        return data, data
+
+    def loss(self, model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        return model(batch[0]).sum(), torch.tensor(len(batch[0]))
+
+
+class Checkpointed(Net):
+    checkpoints = True
+
+
+class CalledTwice(Net):
+    """As in contrastive training."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def loss(self, model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        return (model(batch[0]) - model(batch[0].sin())).square().sum(), torch.tensor(len(batch[0]))
+
+
+class ReadsAValue(Net):
+    def loss(self, model: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        total, weight = super().loss(model, batch)
+        return (total if total.item() < 1 else total * 2), weight
+
+
+class ReadsAtBuild(Net):
+    """Reads values while it is built, which only a model on the host has."""
+
+    def build_model(self) -> nn.Module:
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+        return super().build_model()
+
+
+class Exits(Net):
+    def build_model(self) -> nn.Module:
+        raise SystemExit("no\nsuch model")
+
+
+class NoData(Net):
+    def datasets(self) -> tuple[Any, Any]:
+        raise FileNotFoundError("no data here")
+
+
+class Padded(Net):
+    """Batches as wide as their longest sample; that of the fourth batch is."""
+
+    def collate(self, samples: list[Any]) -> Any:
+        (x,) = zip(*samples, strict=True)
+        stacked = torch.stack(x)
+        return (stacked[:, : 1 + int(stacked.max())],)
+
+    def datasets(self) -> tuple[Any, Any]:
+        data = TensorDataset(torch.arange(16).repeat_interleave(4).unsqueeze(1).expand(64, 32).clone())
+        return data, data
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workloads of this module by the names of their classes."""
+    monkeypatch.setattr(workloads, "build", lambda cell: globals()[cell.workload]())
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def cell(workload: str, batch: int = BATCH, **more: Any) -> Cell:
+    made = Cell(workload, None, None, "single", "cpu", 1, 1, "weak", batch, batch)
+    return replace(made, **{"optimizer": {"name": "SGD"}, **more})
+
+
+def peak(workload: str, **more: Any) -> int:
+    found = examine(cell(workload, **more))
+    assert found["peak"] is not None, found["reason"]
+    return found["peak"]["peak_bytes"]
+
+
+def test_the_peak_of_a_net_that_a_reader_can_add_up() -> None:
+    """At the end of the forward pass and the start of backward: weights, the batch, two outputs a layer."""
+    found: Any = examine(cell("Net"))
+    assert found["sizes"]["parameter_bytes"] == 8 * WEIGHT
+    kept = 8 * WEIGHT + ROW + 16 * ROW
+    assert kept <= found["peak"]["peak_bytes"] <= kept + 2 * ROW + WEIGHT
+    assert found["peak"]["without_gradients_bytes"] <= found["peak"]["peak_bytes"]
+    assert (found["reason"], found["alone"]) == ("", False)
+
+
+def test_the_optimizer_micro_batches_precision_checkpoints_and_calls_change_the_peak_as_they_should() -> None:
+    plain = peak("Net")
+    assert peak("Net", optimizer={"name": "SGD", "momentum": 0.9}) == plain + 8 * WEIGHT
+    assert peak("Net", training={"accumulation": 4}) < 0.5 * plain
+    assert peak("Net", precision="bf16") < 0.8 * plain
+    assert peak("Checkpointed") < 0.7 * plain
+    assert peak("CalledTwice") > WEIGHT + 3 * ROW
+    assert peak("ReadsAtBuild") == plain, "a model that needs memory to be built is built on the host"
+
+
+def test_an_update_of_all_tensors_at_once_is_traced_as_on_cuda() -> None:
+    """torch's multi-tensor Adam has a temporary tensor for each parameter; at a batch of 1 it is the peak."""
+    options = {"optimizer": {"name": "AdamW"}, "batch": 1}
+    assert peak("Net", device="cuda", **options) - peak("Net", **options) > 4 * WEIGHT
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        ("ReadsAValue", "the code reads the value of a tensor, as .item() does, and a trace has none"),
+        ("Exits", "SystemExit: no such model"),
+        ("NoData", "FileNotFoundError: no data here"),
+    ],
+)
+def test_what_cannot_be_traced_has_its_reason_in_one_line(workload: str, reason: str) -> None:
+    found = examine(cell(workload))
+    assert found["peak"] is None
+    assert found["reason"].startswith(reason) and "\n" not in found["reason"]
+    assert (found["sizes"] is not None) is (workload == "ReadsAValue")
+
+
+def test_the_largest_of_the_first_padded_batches_is_traced() -> None:
+    (batch,) = largest_load(cell("Padded", 8), Padded(), Padded().datasets()[0]).micro_batches
+    assert batch[0].shape == (8, 16)
+
+
+def test_each_rank_of_fsdp_has_a_share_and_its_shards() -> None:
+    """Of four ranks: a quarter of the weights and of the momentum."""
+    options: dict[str, Any] = {"strategy": "fsdp", "optimizer": {"name": "SGD", "momentum": 0.9}, "batch": 1}
+    two, four = (
+        peak("Net", devices=devices, global_batch_size=devices, strategy_options={}, **options) for devices in (2, 4)
+    )
+    assert 0.75 * 16 * WEIGHT / 4 < two - four < 1.5 * 16 * WEIGHT / 4
+
+
+@pytest.mark.slow
+def test_traces_are_within_two_percent_of_the_allocations_of_real_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo.
+
+    Beside the smallest of five steps: in others gloo's threads have not yet given up the tensors of an exchange.
+    """
+    monkeypatch.undo()
+    monkeypatch.setenv(PARTICULAR_VARIABLE, "")
+    torch.set_num_threads(1)
+    real = {name: measured(alone) for name, alone in cells(1, ("",)).items()}
+    real |= json.loads(run_ranks("tests.allocations", 2, tmp_path).read_text())
+    planned = {**cells(1, ("",)), **cells(2, ("",))}
+    errors = {name: estimated(planned[name]) / min(peaks) - 1 for name, peaks in real.items()}
+    assert len(errors) == 6
+    assert all(abs(error) <= 0.02 for error in errors.values()), errors
+
+
+class Tied(nn.Module):
+    """A layer twice, one weight in two places, a frozen one and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.again = nn.Linear(3, 3, bias=False)
+        self.other = nn.Linear(3, 3)
+        self.other.weight = self.first.weight
+        self.other.bias.requires_grad_(False)
+        self.nothing = nn.Linear(2, 2, bias=False)
+        self.register_buffer("count", torch.zeros(5, dtype=torch.int64))
+
+
+def test_a_model_of_any_device_has_fake_parameters_on_the_cpu_and_shared_ones_stay_shared() -> None:
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            model = Tied()
+        before = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+        made = faked(model, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
+        tensors = [*made.parameters(), *made.buffers()]
+        assert made is model and len(list(made.parameters())) == 3
+        assert all(isinstance(tensor, FakeTensor) and tensor.device.type == "cpu" for tensor in tensors)
+        assert made.other.weight is made.first.weight
+        assert [made.first.weight.requires_grad, made.other.bias.requires_grad] == [True, False]
+        assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.state_dict().items()} == before

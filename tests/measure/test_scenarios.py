@@ -16,7 +16,7 @@ from harness.measure import environment, memory, scenarios
 from harness.measure.explain import Explanation
 from harness.measure.scenarios import TrialContext
 from harness.plan.planner import make_plan
-from harness.plan.trial import Trial, TrialResult
+from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
 from harness.train.workloads.image_classification import ImageClassification
 from tests.conftest import laptop
@@ -27,30 +27,38 @@ SHORT = {"blocks": 1, "warmup_steps": 3, "warmup_rounds": 2, "windows": 2, "wind
 ALONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 
 
+Within = Callable[..., TrialContext]
+
+
 @pytest.fixture
-def run_scenario_alone(make_experiment: Make) -> Callable[..., TrialResult]:
-    """The result of the trial of a purpose; ``throughput`` as in the file, ``ranks`` who runs it."""
+def within(make_experiment: Make) -> Within:
+    """The context of the first trial of its devices with these columns; the first two and ``sections`` as in a file."""
 
-    def play_it(purpose: str = "", ranks: Ranks = ALONE, **throughput: Any) -> TrialResult:
+    def find(
+        grid: Any = (), throughput: Any = (), ranks: Ranks = ALONE, sections: Any = (), **columns: Any
+    ) -> TrialContext:
+        given = {**GRID, **dict(grid)}
         experiment = make_experiment(
-            GRID, diagnostics=True, workload_options={"width": 4}, throughput={**SHORT, **throughput}
+            given,
+            diagnostics=True,
+            workload_options={"width": 4},
+            throughput={**SHORT, **dict(throughput)},
+            **dict(sections),
         )
-        trial = next(t for t in make_plan(experiment, laptop()).trials if t.purpose == purpose)
-        return run_scenario(context(trial, experiment, ranks))
+        wanted = {"purpose": "", **columns}
+        trials = [t for t in make_plan(experiment, laptop()).trials if t.cell.devices == given["devices"]]
+        trial = next(t for t in trials if all(getattr(t, name) == value for name, value in wanted.items()))
+        return TrialContext(trial, experiment, ranks, lambda: None, {})
 
-    return play_it
-
-
-def context(trial: Trial, experiment: Experiment, ranks: Ranks) -> TrialContext:
-    return TrialContext(trial, experiment, ranks, lambda: None, {})
+    return find
 
 
 def kinds(result: TrialResult) -> list[str]:
     return [str(window["window_kind"]) for window in result.windows]
 
 
-def test_warm_up_steps_are_recorded_and_marked(run_scenario_alone: Callable[..., TrialResult]) -> None:
-    result = run_scenario_alone()
+def test_warm_up_steps_are_recorded_and_marked(within: Within) -> None:
+    result = run_scenario(within())
     warm = [bool(flag) for flag in result.steps["warmup"]]
     assert warm == [True] * warm.count(True) + [False] * 10
     assert warm.count(True) == 3 * kinds(result).count("warmup")
@@ -60,25 +68,18 @@ def test_warm_up_steps_are_recorded_and_marked(run_scenario_alone: Callable[...,
 @pytest.mark.parametrize(("purpose", "explain"), [("", True), ("", False), ("twin", True)])
 @pytest.mark.parametrize("cheap", [True, False])
 def test_every_timed_trial_has_the_phases_of_its_step(
-    run_scenario_alone: Callable[..., TrialResult],
-    monkeypatch: pytest.MonkeyPatch,
-    purpose: str,
-    explain: bool,
-    cheap: bool,
+    within: Within, monkeypatch: pytest.MonkeyPatch, purpose: str, explain: bool, cheap: bool
 ) -> None:
     """In windows of their own where marking them costs."""
     monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
-    result = run_scenario_alone(purpose, explain=explain)
+    result = run_scenario(within(throughput={"explain": explain}, purpose=purpose))
     marked = [window for window in result.windows if window.get("forward_s")]
     wanted = {"timed", "warmup"} if cheap else {"phases", "warmup"}
     assert wanted - {"warmup"} <= {str(window["window_kind"]) for window in marked} <= wanted
     assert kinds(result).count("phases") == (not cheap)
 
 
-@pytest.mark.parametrize("block", [0, 1])
-def test_exchanges_are_recorded_in_the_first_block_alone(
-    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_exchanges_are_recorded_in_the_first_block_alone(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def explain(*arguments: Any, exchanges: bool) -> Explanation:
@@ -86,31 +87,23 @@ def test_exchanges_are_recorded_in_the_first_block_alone(
         return Explanation()
 
     monkeypatch.setattr(scenarios, "explain", explain)
-    experiment = make_experiment(
-        GRID, workload_options={"width": 4}, throughput={**SHORT, "blocks": 2, "explain": True}
-    )
-    trial = next(t for t in make_plan(experiment, laptop()).trials if t.block == block and t.timed)
-    run_scenario(context(trial, experiment, ALONE))
-    assert asked == [block == 0]
-
-
-def test_missing_diagnostics_have_a_reason(run_scenario_alone: Callable[..., TrialResult]) -> None:
-    reported = run_scenario_alone()
-    assert reported.facts["flops_per_unit"] > 0 and reported.facts["measured_peak_flops_per_s"] > 0
-    assert not reported.facts["flops_reason"]
-    silent = run_scenario_alone(explain=False)
-    assert silent.facts["flops_reason"] == "throughput.explain is off" and "flops_per_unit" not in silent.facts
+    for block in (0, 1):
+        run_scenario(within(throughput={"blocks": 2, "explain": True}, block=block, timed=True))
+    assert asked == [True, False]
 
 
 def broken(*asked: Any, **options: Any) -> Any:
     raise RuntimeError("no profile\nhere")
 
 
-def test_measurements_are_kept_if_diagnostics_fail(
-    run_scenario_alone: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_and_failed_diagnostics_have_a_reason(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = run_scenario(within())
+    assert reported.facts["flops_per_unit"] > 0 and reported.facts["measured_peak_flops_per_s"] > 0
+    assert not reported.facts["flops_reason"]
+    silent = run_scenario(within(throughput={"explain": False}))
+    assert silent.facts["flops_reason"] == "throughput.explain is off" and "flops_per_unit" not in silent.facts
     monkeypatch.setattr(scenarios, "explain", broken)
-    result = run_scenario_alone()
+    result = run_scenario(within())
     assert result.outcome == "ok" and kinds(result).count("timed") == 2
     assert result.facts["explain_error"] == "RuntimeError: no profile here"
 
@@ -123,62 +116,44 @@ def test_a_rank_of_several_gpus_records_every_gpu_model(monkeypatch: pytest.Monk
     assert worker._rank_row(replace(ALONE, devices=devices[::2]), {})["device_model"] == "H100"
 
 
-def test_a_failed_diagnostic_on_one_of_several_ranks_is_raised(
-    run_scenario_alone: Callable[..., TrialResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_diagnostic_on_one_of_several_ranks_is_raised(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are in a collective that it would not meet them in."""
     monkeypatch.setattr(scenarios, "explain", broken)
     monkeypatch.setattr(Ranks, "sum", lambda ranks, values: [2.0 * value for value in values])
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: value)
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, value])
     with pytest.raises(RuntimeError, match="no profile"):
-        run_scenario_alone(ranks=replace(ALONE, world_size=2))
+        run_scenario(within(ranks=replace(ALONE, world_size=2)))
 
 
-@pytest.fixture
-def run_fp16(make_experiment: Make) -> Callable[[], tuple[TrialResult, TrialContext]]:
-    """The result of a throughput trial in fp16, and its context."""
-
-    def run() -> tuple[TrialResult, TrialContext]:
-        grid = {**GRID, "precision": "fp16"}
-        experiment = make_experiment(grid, diagnostics=True, workload_options={"width": 4}, throughput=SHORT)
-        trial = next(t for t in make_plan(experiment, laptop()).trials if t.purpose == "")
-        within = context(trial, experiment, ALONE)
-        return run_scenario(within), within
-
-    return run
+FP16 = {"precision": "fp16"}
 
 
-def test_fp16_warms_up_until_twenty_updates_and_records_its_loss_scale(run_fp16: Any) -> None:
-    result, within = run_fp16()
+def test_fp16_warms_up_until_twenty_updates_and_records_its_loss_scale(within: Within) -> None:
+    one = within(FP16)
+    result = run_scenario(one)
     assert result.outcome == "ok"
     assert sum(bool(flag) for flag in result.steps["warmup"]) >= 20
     assert result.facts["loss_scale"] > 0 and result.facts["skipped_updates"] == 0
     assert result.facts["dtypes"] == "weights, gradients, loss float32; forward autocast to float16"
-    assert within.rank_facts["peak_memory_bytes"] and within.rank_facts["build_peak_bytes"]
+    assert one.rank_facts["peak_memory_bytes"] and one.rank_facts["build_peak_bytes"]
 
 
-def test_fp16_without_a_loss_scale_that_fits_is_diverged(run_fp16: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_without_a_loss_scale_that_fits_is_diverged(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.measure.losses.UNSKIPPED", 1000)
     monkeypatch.setattr("harness.measure.losses.MOST_STEPS", 9)
-    result, _ = run_fp16()
+    result = run_scenario(within(FP16))
     assert result.outcome == "diverged" and not result.windows
-    assert result.reason.startswith(
-        "updates are still skipped after 9 warm-up steps: gradients overflow float16 at a loss"
-    )
+    skipped = "updates are still skipped after 9 warm-up steps: gradients overflow float16 at a loss"
+    assert result.reason.startswith(skipped)
 
 
-def test_the_peak_of_the_steps_is_not_that_of_the_construction(run_fp16: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_the_steps_is_not_that_of_the_construction(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     reset, built = memory.reset_peak, scenarios.Training
-
-    def noted_reset(devices: Any) -> bool:
-        events.append("reset")
-        return reset(devices)
-
-    monkeypatch.setattr(memory, "reset_peak", noted_reset)
+    monkeypatch.setattr(memory, "reset_peak", lambda devices: events.append("reset") or reset(devices))
     monkeypatch.setattr(scenarios, "Training", lambda *args: events.append("built") or built(*args))
-    run_fp16()
+    run_scenario(within())
     assert events == ["reset", "built", "reset"]
 
 
@@ -200,12 +175,10 @@ def test_an_error_of_the_device_is_known_as_one(error: Exception, is_of_device: 
 
 
 def test_after_an_error_of_the_device_the_timed_steps_are_recorded_and_the_process_is_marked(
-    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+    within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses have been read after each window: after an error of the device they could not be read any more."""
-    experiment = make_experiment(GRID, diagnostics=True, workload_options={"width": 4}, throughput=SHORT)
-    trial = next(t for t in make_plan(experiment, laptop()).trials if t.kind == "throughput")
-    one = context(trial, experiment, ALONE)
+    one = within()
 
     def fail(*asked: Any, **options: Any) -> Any:
         for reading in ("tolist", "item", "__float__"):
@@ -230,38 +203,31 @@ def double_loss(workload: Any, model: Any, batch: Any) -> Any:
 @pytest.mark.parametrize("healthy", [True, False])
 @pytest.mark.parametrize("kind", ["throughput", "convergence"])
 def test_what_a_workload_does_to_its_process_is_in_the_row_of_its_rank(
-    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, kind: str, healthy: bool
+    within: Within, monkeypatch: pytest.MonkeyPatch, kind: str, healthy: bool
 ) -> None:
-    settings = {"convergence": {"epochs": 1, "seeds": 1}} if kind == "convergence" else {}
-    experiment = make_experiment(GRID, workload_options={"width": 4}, throughput=SHORT, **settings)
-    trial = next(t for t in make_plan(experiment, laptop()).trials if t.kind == kind)
     if not healthy:
         built = ImageClassification.build_model
         monkeypatch.setattr(ImageClassification, "build_model", lambda workload: built(workload).double())
         monkeypatch.setattr(ImageClassification, "loss", double_loss)
         monkeypatch.setattr(ImageClassification, "metrics", lambda *asked: {})
-    one = context(trial, experiment, ALONE)
-    result = run_scenario(one)
+    sections = {"convergence": {"epochs": 1, "seeds": 1}} if kind == "convergence" else {}
+    result = run_scenario(one := within(throughput={"explain": False}, sections=sections, kind=kind))
     assert one.rank_facts["settings"] == ("" if healthy else "anomaly mode, dtype float64")
     assert one.rank_facts["processors"] == ""
     assert result.facts["dtypes"] == ("float32" if healthy else "parameters float64, outputs float64")
 
 
-TWO_REPLICAS = replace(ALONE, devices=ALONE.devices * 2)
-
-
 def test_a_timed_trial_profiles_nothing_and_a_profile_times_nothing(
-    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+    within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grid = {**GRID, "strategy": "dp", "devices": 2}
-    experiment = make_experiment(grid, diagnostics=True, workload_options={"width": 4}, throughput=SHORT)
-    trials = {trial.purpose: trial for trial in make_plan(experiment, laptop()).trials if trial.cell.devices == 2}
+    replicas: dict[str, Any] = {"grid": {"strategy": "dp", "devices": 2}}
+    replicas["ranks"] = replace(ALONE, devices=ALONE.devices * 2)
     with monkeypatch.context() as patch:
         patch.setattr(torch.profiler.profile, "__enter__", broken)
-        timed = run_scenario(context(trials[""], experiment, TWO_REPLICAS))
+        timed = run_scenario(within(**replicas, purpose=""))
         with pytest.raises(RuntimeError, match="no profile"):
-            run_scenario(context(trials["profile"], experiment, TWO_REPLICAS))
+            run_scenario(within(**replicas, purpose="profile"))
     assert {*timed.facts["exchange_s"]} == {"threads", "side by side"} and "explain_error" not in timed.facts
-    profile = run_scenario(context(trials["profile"], experiment, TWO_REPLICAS))
+    profile = run_scenario(within(**replicas, purpose="profile"))
     assert profile.outcome == "ok" and not profile.windows and profile.steps_s > 0
     assert profile.facts["exposed_s"]["reduce"] > 0

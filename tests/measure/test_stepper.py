@@ -36,9 +36,8 @@ class Counted(Regression):
 def test_with_accumulation_every_step_takes_its_own_micro_batches(data: str | None) -> None:
     cell = replace(CELL, data=data, training={"accumulation": PARTS})
     workload = Counted()
-    stepper = Stepper(
-        Training(cell, workload, 0, ONE), workload.datasets()[0], cell, 0, ONE, collate=None, advance=lambda: None
-    )
+    training, dataset = Training(cell, workload, 0, ONE), workload.datasets()[0]
+    stepper = Stepper(training, dataset, cell, 0, ONE, collate=None, advance=lambda: None)
     source, taken = stepper.fetch, []
     stepper.fetch = (taken.append(batch) or batch for batch in source)  # type: ignore[func-returns-value]
     stepper.step()

@@ -1,7 +1,8 @@
-"""The warm-up of a throughput trial, with steps that take as long as the test says."""
+"""The warm-up of a throughput trial, with steps as long as the test says; what else kept the machine busy."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from harness.config.sections import Throughput
+from harness.measure import throughput
 from harness.measure.stepper import TimedWindow
-from harness.measure.throughput import _warm_up, is_steady
+from harness.measure.throughput import Load, _warm_up, is_steady
 from harness.measure.window import Window
 from harness.plan.rows import WindowKind
 from harness.train.ranks import Ranks
@@ -33,19 +35,15 @@ class Stepper:
         return TimedWindow(kind, Window(step_s * steps, [step_s] * steps, [0.0] * steps, [], [], {}, {}), 0.0)
 
 
-def warmed_up(stepper: Stepper, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:
+def warmed_up(stepper: Any, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:
     """The steps of each round, and whether they became steady."""
-    given: Any = stepper
-    _, steady = _warm_up(given, settings)
+    _, steady = _warm_up(stepper, settings)
     return stepper.steps, steady
 
 
-def test_on_a_cpu_two_alike_rounds_are_enough() -> None:
+def test_on_a_cpu_two_alike_rounds_are_enough_and_on_a_gpu_the_second_lasts_seconds() -> None:
     assert warmed_up(Stepper(ALONE, 0.005)) == ([20, 20], True)
     assert warmed_up(Stepper(ALONE, 0.005, first_s=0.5)) == ([20, 20, 20], True)
-
-
-def test_on_a_gpu_the_second_round_lasts_seconds() -> None:
     assert warmed_up(Stepper(GPU, 0.005)) == ([20, 1000], True)
 
 
@@ -93,3 +91,17 @@ FLAT = [1.0, 1.01, 0.99, 1.0, 1.02, 0.98]
 )
 def test_steady_state_is_distinguished_from_warm_up(rounds: list[list[float]], steady: bool) -> None:
     assert is_steady(rounds) is steady
+
+
+def test_usage_is_the_difference_of_two_readings() -> None:
+    result = throughput.load_between(Load(1.0, 10.0, 100.0, 5), Load(3.0, 11.5, 103.0, 9))
+    assert result == {"watched_s": 2.0, "own_cpu_s": 1.5, "node_cpu_s": 3.0, "swapped_bytes": 4}
+
+
+def test_cpu_time_of_this_process_is_not_foreign() -> None:
+    before = throughput.read()
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    result = throughput.load_between(before, throughput.read())
+    assert min(result["own_cpu_s"], result["node_cpu_s"]) >= 0.15 and result["swapped_bytes"] >= 0

@@ -1,9 +1,9 @@
-"""What joins the GPUs of a node, against a fake NVML."""
+"""What joins the GPUs of a node, against a fake NVML; its NUMA nodes, from a /sys that is made for the test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +11,8 @@ import pytest
 
 from harness.launch.worker import _link
 from harness.measure import environment
-
-
-class FakeError(Exception):
-    """Stands for NVMLError."""
+from harness.measure.environment import numa_node_of_bus, numa_nodes
+from tests.measure.nvml import FakeError, FakeNvml, answer
 
 
 @dataclass
@@ -26,22 +24,12 @@ class Gpu:
     links: list[str] = field(default_factory=list)
 
 
-class FakeNvml:
+class LinkedNvml(FakeNvml):
     """A handle is the Gpu itself; ``levels``: the common ancestor of two buses, an exception where it is not told."""
 
     def __init__(self, *gpus: Gpu, levels: dict[str, Any] | None = None, driver: bool = True, apart: Any = ()) -> None:
-        self.gpus, self.levels, self.driver, self.users, self.apart = gpus, levels or {}, driver, 0, apart
-
-    def nvmlInit(self) -> None:
-        if not self.driver:
-            raise FakeError("Driver Not Loaded")
-        self.users += 1
-
-    def nvmlShutdown(self) -> None:
-        self.users -= 1
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"560.1"
+        super().__init__(driver=driver)
+        self.gpus, self.levels, self.apart = gpus, levels or {}, apart
 
     def nvmlDeviceGetP2PStatus(self, one: Gpu, other: Gpu, what: int) -> int:
         return 5 if what == 0 and one.bus + other.bus in self.apart else 0
@@ -52,35 +40,23 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
         return self.gpus[index]
 
-    def nvmlDeviceGetUUID(self, handle: Gpu) -> str:
-        return handle.uuid
-
-    def nvmlDeviceGetPciInfo(self, handle: Gpu) -> Any:
-        return SimpleNamespace(busId=handle.bus.encode())
-
     def nvmlDeviceGetTopologyCommonAncestor(self, one: Gpu, other: Gpu) -> int:
-        level = self.levels.get(one.bus + other.bus, FakeError("Not Supported"))
-        if isinstance(level, Exception):
-            raise level
-        return int(level)
+        return int(answer(self.levels.get(one.bus + other.bus, FakeError("Not Supported"))))
 
-    def nvmlDeviceGetNvLinkState(self, handle: Gpu, link: int) -> int:
-        if link >= len(handle.links):
-            raise FakeError("Invalid Argument")
-        return int(bool(handle.links[link]))
+    def nvmlDeviceGetNvLinkState(self, gpu: Gpu, link: int) -> int:
+        return int(bool(gpu.links[link])) if link < len(gpu.links) else answer(FakeError("Invalid Argument"))
 
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Gpu, link: int) -> int:
-        return 2 if handle.links[link] == "switch" else 0
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Gpu, link: int) -> Any:
-        return SimpleNamespace(busId=handle.links[link].upper())
+    nvmlSystemGetDriverVersion = staticmethod(lambda: b"560.1")
+    nvmlDeviceGetUUID = staticmethod(lambda gpu: gpu.uuid)
+    nvmlDeviceGetPciInfo = staticmethod(lambda gpu: SimpleNamespace(busId=gpu.bus.encode()))
+    nvmlDeviceGetNvLinkRemoteDeviceType = staticmethod(lambda gpu, link: 2 if gpu.links[link] == "switch" else 0)
+    nvmlDeviceGetNvLinkRemotePciInfo = staticmethod(lambda gpu, link: SimpleNamespace(busId=gpu.links[link].upper()))
 
 
 def captured(*gpus: Gpu, **facts: Any) -> dict[str, Any]:
-    nvml = FakeNvml(*gpus, **facts)
+    nvml = LinkedNvml(*gpus, **facts)
     found = environment.capture_topology(nvml)
-    assert nvml.users == 0
-    assert found
+    assert found and nvml.users == 0
     return found
 
 
@@ -100,14 +76,10 @@ def test_directly_linked_gpus_have_the_number_of_links_between_them() -> None:
     }
 
 
-def test_gpus_without_peer_access_are_reported() -> None:
-    found = captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), apart={"0:a0:b"})
-    assert found["apart"] == [[0, 1]]
-
-
-def test_switched_gpus_have_the_smaller_number_of_links_of_both() -> None:
-    found = captured(Gpu("GPU-a", "0:a", ["switch"] * 12), Gpu("GPU-b", "0:b", ["switch"] * 11 + [""]))
-    assert found["links"][0][1] == "NV11"
+def test_switched_gpus_have_the_smaller_number_of_links_of_both_and_some_no_peer_access() -> None:
+    gpus = (Gpu("GPU-a", "0:a", ["switch"] * 12), Gpu("GPU-b", "0:b", ["switch"] * 11 + [""]))
+    found = captured(*gpus, apart={"0:a0:b"})
+    assert found["links"][0][1] == "NV11" and found["apart"] == [[0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -118,20 +90,13 @@ def test_pcie_links_are_named_by_the_common_ancestor(level: Any, name: str | Non
     assert captured(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b"), levels={"0:a0:b": level})["links"][0][1] == name
 
 
-@pytest.mark.parametrize("break_it", [lambda: FakeNvml(driver=False), object])
-def test_without_nvml_there_is_no_topology(break_it: Callable[[], Any]) -> None:
-    assert environment.capture_topology(break_it()) is None
+@pytest.mark.parametrize("nvml", [LinkedNvml(driver=False), object()])
+def test_without_nvml_there_is_no_topology(nvml: Any) -> None:
+    assert environment.capture_topology(nvml) is None
 
 
-FOUR = {
-    "gpus": ["GPU-a", "GPU-b", "GPU-c", "GPU-d"],
-    "links": [
-        ["X", "NV12", "SYS", None],
-        ["NV12", "X", "PIX", "SYS"],
-        ["SYS", "PIX", "X", "SYS"],
-        [None, "SYS", "SYS", "X"],
-    ],
-}
+LINKS = [["X", "NV12", "SYS", None], ["NV12", "X", "PIX", "SYS"], ["SYS", "PIX", "X", "SYS"], [None, "SYS", "SYS", "X"]]
+FOUR = {"gpus": [f"GPU-{name}" for name in "abcd"], "links": LINKS}
 
 
 @pytest.mark.parametrize(
@@ -153,10 +118,8 @@ def test_the_links_between_some_of_them(uuids: list[str | None], links: list[str
 
 
 def test_distinct_links_are_named_best_first() -> None:
-    assert environment.format_links(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"]) == (
-        "NV12, NV4, PIX, PXB, PHB, NODE, SYS"
-    )
-    assert environment.format_links([]) is None
+    found = environment.format_links(["SYS", "NV4", "PIX", "NV12", "SYS", "NODE", "PHB", "PXB"])
+    assert found == "NV12, NV4, PIX, PXB, PHB, NODE, SYS" and environment.format_links([]) is None
 
 
 def node_of(node: str, *uuids: str, known: Any = FOUR) -> dict[str, Any]:
@@ -170,3 +133,35 @@ def test_a_group_has_the_links_inside_each_of_its_nodes() -> None:
     assert _link(both) == "NV12, PIX"
     assert _link([node_of("n0", "a"), node_of("n1", "a")]) is None
     assert _link([node_of("n0", "a", "b"), node_of("n1", "a", "b", known=None)]) is None
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """Two nodes with processors, one with memory alone; a GPU on node 1, and one of which nothing is told."""
+    for name, processors in {"node0": "0-31", "node10": "32-63", "node2": ""}.items():
+        folder = tmp_path / "devices/system/node" / name
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{processors}\n")
+    for bus, node in {"0000:18:00.0": "1", "0001:af:00.0": "-1"}.items():
+        folder = tmp_path / "bus/pci/devices" / bus
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+    return tmp_path
+
+
+def test_nodes_with_processors_in_their_order(system: Path) -> None:
+    assert list(numa_nodes(system).items()) == [("0", "0-31"), ("10", "32-63")]
+    assert numa_nodes(system / "devices") == {}  # another system
+
+
+@pytest.mark.parametrize(
+    ("bus", "node"),
+    [("00000000:18:00.0", 1), ("0000:18:00.0", 1), ("00000001:AF:00.0", None), ("0:ff:00.0", None), ("", None)],
+)
+def test_the_node_of_a_gpu(system: Path, bus: str, node: int | None) -> None:
+    assert numa_node_of_bus(bus, system) == node
+
+
+@pytest.mark.skipif(not Path("/sys/devices/system/node/node0").exists(), reason="this kernel tells no NUMA nodes")
+def test_this_machine_has_a_first_node() -> None:
+    assert "0" in numa_nodes()

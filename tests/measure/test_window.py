@@ -1,10 +1,10 @@
-"""Windows with a fake clock: what is timed, what is not."""
+"""Windows and phases with a fake clock: what is timed, what is not."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,7 +13,21 @@ import torch
 
 from harness.config.sections import Throughput
 from harness.measure.throughput import _pace, window_length
-from harness.measure.window import HostTimer, measure_window
+from harness.measure.window import (
+    DEVICE,
+    HOST,
+    MAX_OVERHEAD,
+    CudaTimer,
+    HostTimer,
+    Marks,
+    Window,
+    cost_s,
+    epoch_marks,
+    marks_for,
+    measure_window,
+    phases_are_cheap,
+)
+from harness.train.phases import STEP, Phase
 
 IDLE: dict[str, Any] = {"copy": lambda batch: batch, "synchronize": lambda: None, "advance": lambda: None}
 
@@ -21,52 +35,41 @@ IDLE: dict[str, Any] = {"copy": lambda batch: batch, "synchronize": lambda: None
 class FakeClock:
     """Time passes only when somebody works."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
 
 
-def run_window(clock: FakeClock, *, step_s: float, wait_s: float, sync_s: float = 0.0, steps: int = 3) -> Any:
-    log: list[str] = []
+def window_of(step: Any, steps: int, source: Any = None, clock: Any = None, parts: int = 1, **more: Any) -> Window:
+    """What a window of these steps measures; ``parts``: the micro-batches of a step."""
+    clock = clock or FakeClock()
+    marks = HostTimer(clock, detailed=False, micro_batches=parts)
+    return measure_window(
+        step, source or count(), **IDLE | more, steps=steps, marks=marks, clock=clock, micro_batches=parts
+    )
+
+
+def test_a_window_is_from_sync_to_sync_at_its_edges_and_the_wait_is_inside_the_step() -> None:
+    clock, log = FakeClock(), list[str]()
 
     def step(batch: int, mark: Any) -> tuple[torch.Tensor, int]:
-        clock.now += step_s
+        clock.now += 2.0
         log.append(f"step {batch}")
         return torch.tensor(float(batch)), 1
 
     def source() -> Iterator[int]:
         for number in count():
-            clock.now += wait_s
+            clock.now += 0.5
             yield number
 
     def synchronize() -> None:
-        clock.now += sync_s
+        clock.now += 0.25
         log.append("sync")
 
-    window = measure_window(
-        step,
-        source(),
-        copy=lambda batch: batch,
-        steps=steps,
-        marks=HostTimer(clock, detailed=False),
-        synchronize=synchronize,
-        advance=lambda: log.append("advance"),
-        clock=clock,
-    )
-    return window, log
-
-
-def test_the_duration_is_from_sync_to_sync_and_the_wait_is_inside_the_step() -> None:
-    window, _ = run_window(FakeClock(), step_s=2.0, wait_s=0.5, sync_s=0.25)
+    window = window_of(step, 3, source(), clock, synchronize=synchronize, advance=lambda: log.append("advance"))
     assert window.duration_s == pytest.approx(3 * 2.5 + 0.25)
-    assert window.step_s == pytest.approx([2.5] * 3)
-    assert window.wait_s == pytest.approx([0.5] * 3)
-
-
-def test_the_device_is_synchronised_at_the_edges_only() -> None:
-    _, log = run_window(FakeClock(), step_s=1.0, wait_s=0.0)
+    assert window.step_s == pytest.approx([2.5] * 3) and window.wait_s == pytest.approx([0.5] * 3)
     assert log == ["sync", "step 0", "advance", "step 1", "advance", "step 2", "advance", "sync"]
 
 
@@ -98,9 +101,7 @@ def test_losses_are_read_after_the_window_and_not_kept_on_the_device(weight: Any
         kept.append(weakref.ref(loss))
         return loss, weight()
 
-    window = measure_window(
-        step, count(), steps=3, marks=HostTimer(CLOCK, detailed=False), clock=CLOCK, micro_batches=micro_batches, **IDLE
-    )
+    window = window_of(step, 3, clock=CLOCK, parts=micro_batches)
     assert (window.losses, window.weights) == ([0.0, 1.0, 2.0], [4.0, 4.0, 4.0])
     assert all(type(value) is float for value in (*window.losses, *window.weights))
     assert window.duration_s == 6.0 and sum(window.step_s) == 6.0  # reading them took 1,000
@@ -109,49 +110,16 @@ def test_losses_are_read_after_the_window_and_not_kept_on_the_device(weight: Any
 
 def test_losses_that_are_not_finite_are_kept_as_they_are() -> None:
     losses = iter([1.5, float("nan"), float("inf")])
-
-    def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
-        return torch.tensor(next(losses), dtype=torch.bfloat16), 1
-
-    window = measure_window(step, count(), steps=3, marks=HostTimer(detailed=False), **IDLE)
+    window = window_of(lambda batch, mark: (torch.tensor(next(losses), dtype=torch.bfloat16), 1), 3)
     assert [str(loss) for loss in window.losses] == ["1.5", "nan", "inf"]
 
 
-def test_the_garbage_collector_is_disabled_inside_a_window_and_restored() -> None:
-    seen = []
-
-    def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
-        seen.append(gc.isenabled())
-        return torch.zeros(()), 1
-
+def test_the_garbage_collector_is_disabled_inside_a_window_and_restored_also_if_a_step_raises() -> None:
     assert gc.isenabled()
-    measure_window(
-        step,
-        iter([0, 1]),
-        steps=2,
-        marks=HostTimer(detailed=False),
-        copy=lambda b: b,
-        synchronize=lambda: None,
-        advance=lambda: None,
-    )
-    assert seen == [False, False]
-    assert gc.isenabled()
-
-
-def test_the_garbage_collector_is_restored_if_a_step_raises() -> None:
-    def step(batch: Any, mark: Any) -> tuple[torch.Tensor, int]:
-        raise RuntimeError("boom")
-
-    with pytest.raises(RuntimeError, match="boom"):
-        measure_window(
-            step,
-            iter([0]),
-            steps=1,
-            marks=HostTimer(detailed=False),
-            copy=lambda b: b,
-            synchronize=lambda: None,
-            advance=lambda: None,
-        )
+    enabled = window_of(lambda batch, mark: (torch.tensor(float(gc.isenabled())), 1), 2).losses
+    assert enabled == [0.0, 0.0] and gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        window_of(lambda batch, mark: 1 / 0, 1)
     assert gc.isenabled()
 
 
@@ -174,14 +142,10 @@ def test_a_further_micro_batch_is_fetched_after_the_one_before_was_computed() ->
             log.append(f"compute {float(batch):g} of {len(alive)}")
         return torch.zeros(()), 3
 
-    marks = HostTimer(clock, detailed=False, micro_batches=3)
-    window = measure_window(
-        step, source(), **IDLE | {"copy": copied}, steps=2, marks=marks, clock=clock, micro_batches=3
-    )
+    window = window_of(step, 2, source(), clock, parts=3, copy=copied)
     assert log[:6] == ["fetch 0", "compute 0 of 1", "fetch 1", "compute 1 of 1", "fetch 2", "compute 2 of 1"]
     assert len(log) == 12, "a step takes its own micro-batches, no more"
-    assert window.step_s == pytest.approx([7.5, 7.5])
-    assert window.wait_s == pytest.approx([1.5, 1.5])
+    assert window.step_s == pytest.approx([7.5, 7.5]) and window.wait_s == pytest.approx([1.5, 1.5])
 
 
 def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
@@ -198,12 +162,10 @@ def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
         clock.now += 0.005
         return torch.zeros(()), 1
 
-    def window(steps: int) -> Any:
-        return measure_window(step, batches, **IDLE, steps=steps, marks=HostTimer(clock, detailed=False), clock=clock)
-
     batches = source()
-    steps = window_length(Throughput(window_steps=10, window_seconds=5.0), _pace(window(20).step_s))
-    assert window(steps).duration_s == pytest.approx(5.0, rel=0.3)
+    warm_up = window_of(step, 20, batches, clock)
+    steps = window_length(Throughput(window_steps=10, window_seconds=5.0), _pace(warm_up.step_s))
+    assert window_of(step, steps, batches, clock).duration_s == pytest.approx(5.0, rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -222,3 +184,117 @@ def test_a_window_lasts_its_least_steps_and_seconds(
 ) -> None:
     settings = Throughput(window_steps=steps, window_seconds=seconds)
     assert window_length(settings, _pace(warmup)) == expected
+
+
+FURTHER = (Phase.NEXT, Phase.FETCHED, Phase.COPIED, Phase.FORWARD)
+THREE_PARTS = (*STEP[: STEP.index(Phase.BACKWARD)], *FURTHER, *FURTHER, Phase.BACKWARD, Phase.OPTIMIZER)
+"""The points of a step of three micro-batches."""
+
+
+def marked(marks: Marks, steps: int, points: Sequence[Phase] = STEP) -> Marks:
+    for point in (*(points * steps), Phase.START):
+        marks.mark(point)
+    return marks
+
+
+@pytest.mark.parametrize(
+    ("points", "parts", "detailed", "step_s", "wait_s", "of_phases"),
+    [
+        (STEP, 1, True, 7.0, 1.0, (2, 2, 4, 2, 2, 2)),
+        (STEP, 1, False, 2.0, 1.0, ()),  # two marks a step
+        (THREE_PARTS, 3, True, 15.0, 3.0, (6, 6, 4, 6, 6, 2)),
+        (THREE_PARTS, 3, False, 6.0, 3.0, ()),
+    ],
+)
+def test_phases_are_sums_over_micro_batches_and_add_up_to_the_steps(
+    points: tuple[Phase, ...], parts: int, detailed: bool, step_s: float, wait_s: float, of_phases: tuple[int, ...]
+) -> None:
+    clock = count(0.0, 1.0)
+    marks = HostTimer(lambda: next(clock), detailed=detailed, micro_batches=parts)
+    result = marked(marks, 2, points).read()
+    names = ("wait", "copy", "rest", "forward", "backward", "optimizer")[: len(of_phases)]
+    assert (result.step_s, result.wait_s) == ([step_s] * 2, [wait_s] * 2)
+    assert result.phases == dict(zip(names, of_phases, strict=True)) and sum(of_phases) in (0, 2 * step_s)
+
+
+def test_marking_costs_little_is_measured_once_and_every_gap_has_a_name_on_both_clocks() -> None:
+    cpu = torch.device("cpu")
+    assert 0 < cost_s(cpu) == cost_s(cpu) < 1e-3
+    assert isinstance(marks_for((cpu,), 3), HostTimer)
+    assert len(HOST) == len(DEVICE) == len(STEP)
+
+
+def test_phases_are_marked_where_that_is_next_to_nothing_of_a_step() -> None:
+    cpu = torch.device("cpu")
+    longest = cost_s(cpu) / MAX_OVERHEAD
+    assert phases_are_cheap(cpu, 1, 1.01 * longest) and not phases_are_cheap(cpu, 1, 0.99 * longest)
+    assert phases_are_cheap(cpu, 4, 4.01 * longest)
+    assert not phases_are_cheap(cpu, 4, 1.01 * longest)  # each micro-batch is marked
+    assert not phases_are_cheap(torch.device("cuda"), 1, 3600.0)  # events are read after the window
+
+
+class Event:
+    """Stands for torch.cuda.Event: the stream comes to each one ten milliseconds after the one before.
+
+    As torch's it is created at its first record.
+    """
+
+    recorded = count(0)
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at: int | None = None
+        self.exists = self.waited_for = False
+
+    def record(self, stream: object) -> None:
+        assert stream == "the stream"
+        self.at, self.exists = next(self.recorded), True
+
+    def synchronize(self) -> None:
+        self.waited_for = True
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.at is not None and end.at is not None
+        return 10.0 * (end.at - self.at)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A GPU as far as events go."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
+    return torch.device("cuda", 0)
+
+
+def test_a_gpus_stream_is_partitioned_by_events_that_add_up_to_the_step(gpu: torch.device) -> None:
+    marks = marks_for((gpu,), 3)
+    assert isinstance(marks, CudaTimer)
+    assert all(event.exists for event in marks._events), "before the window"  # type: ignore[attr-defined]
+    result = marked(marks, 3).read()
+    assert result.step_s == pytest.approx([0.07, 0.07, 0.07])
+    assert sum(result.phases.values()) == pytest.approx(0.21)
+    names = {"idle", "copy", "rest", "forward", "backward", "optimizer"}
+    assert set(result.phases) == names and result.phases["rest"] == pytest.approx(0.06)
+    assert set(result.host_phases) == names - {"idle"} | {"wait"}  # the host's own clock, beside it
+
+
+def test_an_epoch_on_a_gpu_records_no_events(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cuda, "Event")
+    result = marked(epoch_marks((gpu,), 1), 3).read()
+    assert len(result.step_s) == 3 and result.phases == {}
+    assert set(result.host_phases) == {"wait", "copy", "rest", "forward", "backward", "optimizer"}
+
+
+def test_micro_batches_partition_a_gpus_stream_too(gpu: torch.device) -> None:
+    for detailed, seconds in ((True, 0.15), (False, 0.01)):
+        marks = marks_for((gpu,), 1, detailed=detailed, micro_batches=3)
+        assert marked(marks, 1, THREE_PARTS).read().step_s == pytest.approx([seconds])
+
+
+def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> None:
+    marks = marked(marks_for((gpu,), 3, detailed=False), 3)
+    assert isinstance(marks, CudaTimer) and len(marks._events) == 4
+    result = marks.read()
+    assert result.step_s == pytest.approx([0.01, 0.01, 0.01]) and result.phases == {}
+    assert marks._events[-1].waited_for  # type: ignore[attr-defined]
+    assert len(result.wait_s) == 3

@@ -1,28 +1,66 @@
-"""fp16's loss scale: a warm-up until updates are not skipped, divergence with the scale, skips of the windows."""
+"""Where a training stopped being finite; fp16's loss scale, its warm-up and its skipped updates."""
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from harness.measure.losses import ScaleDiverged, rounds_until_unskipped, scale_columns
+from harness.measure.losses import (
+    Divergence,
+    ScaleDiverged,
+    earliest,
+    first_in,
+    outcome_columns,
+    rounds_until_unskipped,
+    scale_columns,
+)
 from harness.measure.stepper import Stepper
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
 
-ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([1.0, 2.0], None),
+        ([], None),
+        ([3.0, 2.0, INF, 1.0, NAN], Divergence(1, 13, INF, (3.0, 2.0))),
+        ([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, -INF], Divergence(1, 17, -INF, (7.0, 6.0, 5.0, 4.0, 3.0))),
+    ],
+)
+def test_the_first_loss_that_is_not_finite_and_the_last_ones_that_are(
+    losses: list[float], found: Divergence | None
+) -> None:
+    assert first_in(losses, rank=1, steps_before=10) == found
+
+
+def test_the_rank_that_stopped_first_is_reported_and_a_parameter_has_no_step_number() -> None:
+    first = Divergence(1, 7, INF, (2.0, 3.0))
+    assert earliest([Divergence(0, 8), first, None, Divergence(2, 7)]) is first
+    assert earliest([None, None]) is None
+    assert earliest([Divergence(0), Divergence(1, 9)]) == Divergence(1, 9)
+    result = outcome_columns(first, {"steady": True})
+    assert result["reason"] == "the loss became inf on rank 1 in step 7"
+    assert result["facts"] == {"steady": True, "diverged_step": 7} and result["error_rank"] == 1
+    assert result["detail"].endswith("\nstep 5: 2\nstep 6: 3")
+    result = outcome_columns(Divergence(0), {})
+    assert (result["outcome"], result["reason"]) == ("diverged", "a parameter stopped being finite, no loss did")
+    assert result["facts"] == {"diverged_step": None} and outcome_columns(None, {}) == {"outcome": "ok", "facts": {}}
 
 
 class Steps:
     """A stepper whose scale is as given before each round, the last one from then on."""
 
     def __init__(self, *scales: LossScale | None) -> None:
-        self.ranks, self.rounds, self._scales = ONE, [], list(scales)
+        self.ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
         self.training = SimpleNamespace(loss_scale=self._next)
-        self.rounds: list[tuple[str, int]]
+        self.rounds, self._scales = list[tuple[str, int]](), list(scales)
 
     def _next(self) -> LossScale | None:
         return self._scales.pop(0) if len(self._scales) > 1 else self._scales[0]
@@ -42,8 +80,9 @@ def test_the_warm_up_goes_on_until_twenty_updates_in_a_row() -> None:
     assert steps.rounds == [("warmup", 7)] * 3
 
 
-def test_other_precisions_take_no_further_round() -> None:
+def test_other_precisions_take_no_further_round_and_have_no_columns_of_a_scale() -> None:
     assert rounds_until_unskipped(cast(Stepper, Steps(None)), 5, 5) == []
+    assert scale_columns(None, None, 10) == {}
 
 
 def test_after_two_hundred_steps_the_training_counts_as_diverged_with_its_scale() -> None:
@@ -70,7 +109,3 @@ def test_skips_follow_from_the_scale_before_and_after(
     before: LossScale, after: LossScale, steps: int, skipped: int
 ) -> None:
     assert scale_columns(before, after, steps) == {"loss_scale": after.scale, "skipped_updates": skipped}
-
-
-def test_other_precisions_have_no_columns_of_a_scale() -> None:
-    assert scale_columns(None, None, 10) == {}

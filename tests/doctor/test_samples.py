@@ -1,0 +1,121 @@
+"""Validation samples that are copies of training samples, by value; the distinct samples of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from harness.doctor import data
+from harness.doctor import validation as validation_check
+from harness.doctor.subject import Subject
+from harness.doctor.validation import NO_COPIES, Copies, copies_by_value
+from harness.train.ranks import Ranks
+from tests.doctor.healthy import Healthy, Samples
+from tests.doctor.ranks import cell_for
+
+ROWS = torch.arange(600.0).reshape(200, 3)
+
+
+def rows(part: torch.Tensor) -> TensorDataset:
+    return TensorDataset(part, torch.zeros(len(part)))
+
+
+@pytest.mark.parametrize(
+    ("validation", "found"),
+    [
+        (rows(ROWS[50:80].clone()), Copies(30, 30, 200)),
+        (rows(torch.cat([ROWS[:10], -ROWS[1:91]])), Copies(10, 100, 200)),
+        (rows(-ROWS[1:]), Copies(0, 199, 200)),
+        ([(array, torch.tensor(0.0)) for array in ROWS[:20].numpy()], Copies(20, 20, 200)),
+        (TensorDataset(ROWS[:50], torch.ones(50)), Copies(0, 50, 200)),
+    ],
+    ids=["a part", "some", "none", "as arrays", "other labels"],
+)
+def test_equal_values_are_counted(validation: Any, found: Copies) -> None:
+    assert copies_by_value(rows(ROWS), validation, seed=0) == found
+
+
+def test_a_few_equal_samples_may_be_chance_and_those_of_few_values_too() -> None:
+    assert not Copies(7, 10, 200).is_many and Copies(8, 160, 200).is_many
+    assert not Copies(8, 200, 200).is_many and Copies(10, 200, 200).is_many
+    few = rows((ROWS % 2).float())
+    assert copies_by_value(few, rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of the check's own clock."""
+    seconds = [0.0]
+    monkeypatch.setattr(validation_check.time, "perf_counter", lambda: seconds[0])
+    return seconds
+
+
+class Slow(Sequence[Any]):
+    """A set of which each sample takes a second of ``clock``."""
+
+    def __init__(self, values: torch.Tensor, clock: list[float]) -> None:
+        self.values, self.clock, self.read = values, clock, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> object:
+        self.clock[0] += 1.0
+        self.read.append(index)
+        return self.values[index]
+
+
+def test_a_slow_training_set_is_read_in_part_spread_over_it(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation_check, "SECONDS", 50.0)
+    monkeypatch.setattr(validation_check, "MOST", 50)
+    train = Slow(ROWS[:100], clock)
+    found = copies_by_value(train, list(ROWS[80:100].clone()), seed=0)  # type: ignore[arg-type]
+    assert found == Copies(10, 20, 63) and sorted(train.read[:50]) == [*range(0, 100, 2)]
+
+
+def test_slow_sets_are_read_in_part_within_one_time(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation_check, "SECONDS", 40.0)
+    train, validation = Slow(ROWS, clock), Slow(ROWS.clone(), clock)
+    found = copies_by_value(train, validation, seed=0)
+    assert (found.compared, found.read, clock[0]) == (31, 15, 46.0)  # 1, 2, 4, ... at once: at most twice the time
+    assert max(validation.read[:16]) > 150  # spread over the set
+
+
+def test_the_generators_are_as_before() -> None:
+    noisy: Any = Samples(lambda data, index: (torch.rand(2), np.float64(index)))
+    before = torch.get_rng_state()
+    copies_by_value(noisy, noisy, seed=0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+DATA = TensorDataset(torch.arange(100.0))
+
+
+def seen(train: Any, rank: int, world_size: int) -> data.Samples:
+    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+    subject = Subject(cell_for("ddp", world_size, 10), Healthy(), (train, DATA), 0, ranks)
+    return data.Samples(len(train), [], [], [], drawn=data.drawn_samples(subject))
+
+
+@pytest.mark.parametrize(
+    ("trains", "number"),
+    [
+        ((DATA,), 100),
+        ((DATA, DATA), 100),
+        ((DATA, TensorDataset(torch.arange(50.0))), None),
+        ((Subset(DATA, range(40)),) * 2, 40),
+        ((Subset(DATA, [3] * 40),) * 2, 1),
+        ((Subset(Subset(DATA, range(0, 100, 2)), range(20)), Subset(DATA, range(0, 40, 2))), 20),
+        ((Subset(DATA, range(0, 100, 2)), Subset(DATA, range(1, 100, 2))), 50),
+    ],
+    ids=["one device", "two ranks", "sizes differ", "a part", "one sample", "nested", "sharded again"],
+)
+def test_samples_count_once(trains: tuple[Any, ...], number: int | None) -> None:
+    assert data.distinct([seen(train, rank, len(trains)) for rank, train in enumerate(trains)]) == number
