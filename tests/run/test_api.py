@@ -90,53 +90,39 @@ def test_mistakes_are_one_error_with_every_problem(scripted: list[int], tmp_path
     assert caught.value.source == "experiment (a dict)" and len(caught.value.problems) == 2
     with pytest.raises(ExperimentError, match="no such file"):
         harness.run_experiment("nowhere.yaml")
-    with pytest.raises(ExperimentError, match="unknown axis 'stratgy'"):
-        harness.run_experiment(CONTENT, only={"stratgy": "ddp"})
     with pytest.raises(ExperimentError, match=r"cannot represent an object.*; allowed: mappings"):
         harness.run_experiment({**CONTENT, "workload_options": {"width": object()}})
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (
-            {"experiment": 5},
-            "experiment: got 5, int; allowed: the path of an experiment file, or its content as a dict",
-        ),
-        ({"only": "devices=8"}, "only: got 'devices=8', str; allowed: a dict of axes, such as {'strategy': 'ddp'"),
-        ({"only": [1]}, "only: got [1], list; allowed: a dict"),
-        ({"output": 5}, "output: got 5, int; allowed: the path of the folder of run folders, or the URI of a store"),
-        ({"resume": True}, "resume: got True, bool; allowed: the path of a run folder, the URI of a run, or 'auto'"),
-        ({"address": 6379}, "address: got 6379, int; allowed: HOST:PORT"),
-        ({"preflight": "no"}, "preflight: got 'no', str; allowed: True or False"),
-    ],
-)
-def test_an_argument_of_another_type_is_one_error(
-    scripted: list[int], tmp_path: Path, arguments: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(ExperimentError) as caught:
-        harness.run_experiment(**{"experiment": CONTENT, **arguments})
-    (only,) = caught.value.problems
-    assert only.startswith(problem) and not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_no_file_system_can_have_is_one_error(scripted: list[int], tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"^harness.run_experiment: 3 problems"):
+        harness.run_experiment(None, only=[1], output=1)  # type: ignore[arg-type]
     for resume in (None, "auto"):
         with pytest.raises(RunFolderError, match="the run folder cannot be created: embedded null byte"):
             harness.run_experiment(CONTENT, output="a\0b", resume=resume, quiet=True)
     assert not list(tmp_path.iterdir())
 
 
-def test_all_arguments_of_other_types_are_one_error() -> None:
-    with pytest.raises(ExperimentError, match=r"^harness.run_experiment: 3 problems"):
-        harness.run_experiment(None, only=[1], output=1)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("only", [{1: 2}, {"devices": object()}, {"devices": True}])
-def test_a_wrong_filter_is_one_error(scripted: list[int], only: Any) -> None:
-    with pytest.raises(ExperimentError, match=r"unknown axis 1|cannot represent an object|devices: got true"):
-        harness.run_experiment(CONTENT, only=only)
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"experiment": 5}, "experiment: got 5, int; allowed: the path of an experiment file, or its content as a di"),
+        ({"only": "devices=8"}, "only: got 'devices=8', str; allowed: a dict of axes, such as {'strategy': 'ddp'"),
+        ({"only": [1]}, "only: got [1], list; allowed: a dict"),
+        ({"only": {"stratgy": "ddp"}}, "unknown axis 'stratgy'"),
+        ({"only": {1: 2}}, "unknown axis 1"),
+        ({"only": {"devices": True}}, "no cell of scripted matches: devices: got true"),
+        ({"only": {"devices": object()}}, "('cannot represent an object'"),
+        ({"output": 5}, "output: got 5, int; allowed: the path of the folder of run folders, or the URI of a store"),
+        ({"resume": True}, "resume: got True, bool; allowed: the path of a run folder, the URI of a run, or 'auto'"),
+        ({"address": 6379}, "address: got 6379, int; allowed: HOST:PORT"),
+        ({"preflight": "no"}, "preflight: got 'no', str; allowed: True or False"),
+    ],
+)
+def test_a_wrong_argument_is_one_error(
+    scripted: list[int], tmp_path: Path, arguments: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        harness.run_experiment(**{"experiment": CONTENT, **arguments})
+    (only,) = caught.value.problems
+    assert only.startswith(problem) and not list(tmp_path.iterdir())
 
 
 def test_numbers_of_numpy_are_taken_as_numbers(scripted: list[int], tmp_path: Path) -> None:

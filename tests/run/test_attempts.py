@@ -15,24 +15,18 @@ def test_attempts_are_numbered_over_all_invocations() -> None:
     assert (attempts.next_number("b"), attempts.total) == (2, 3)
 
 
-@pytest.mark.parametrize("outcome", ["ok", "oom", "diverged", "error", "timeout", "skipped"])
-def test_every_outcome_but_lost_is_final(outcome: Outcome) -> None:
-    attempts = Attempts({}, most=3)
+FINAL: tuple[Outcome, ...] = ("ok", "oom", "diverged", "error", "timeout", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "settled"),
+    [*(([final], True) for final in FINAL), (["lost"], False), (["lost", "lost"], True), (["lost", "ok"], True)],
+)
+def test_every_outcome_but_lost_is_final_and_lost_has_its_attempts_in_each_invocation(
+    outcomes: list[Outcome], settled: bool
+) -> None:
+    attempts = Attempts({"a": 5}, most=3 if outcomes[-1] == "ok" else 2)
     assert not attempts.is_settled("a")
-    attempts.add("a", outcome)
-    assert attempts.is_settled("a") and not attempts.is_settled("b")
-
-
-def test_a_lost_trial_has_the_configured_attempts_in_each_invocation() -> None:
-    attempts = Attempts({"a": 5}, most=2)
-    attempts.add("a", "lost")
-    assert not attempts.is_settled("a")
-    attempts.add("a", "lost")
-    assert attempts.is_settled("a")
-
-
-def test_a_lost_trial_that_is_measured_later_is_finished() -> None:
-    attempts = Attempts({}, most=3)
-    attempts.add("a", "lost")
-    attempts.add("a", "ok")
-    assert attempts.is_settled("a") and attempts.total == 2
+    for outcome in outcomes:
+        attempts.add("a", outcome)
+    assert attempts.is_settled("a") == settled and not attempts.is_settled("b")

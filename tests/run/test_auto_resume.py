@@ -6,8 +6,10 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import harness
 from harness.config import experiment as config
@@ -33,8 +35,6 @@ FACTS: Circumstances = {"attempt": 1, "invocation": 0, "group_id": "g", "positio
 
 
 def experiment_of(more: str = "") -> Experiment:
-    import yaml
-
     return config.parse_experiment(yaml.safe_load(TEXT + more), source="test.yaml")
 
 
@@ -52,10 +52,6 @@ def run_folder(output: Path, stamp: str, ended: Ended | None, more: str = "", *,
 def chosen(output: Path, more: str = "") -> tuple[Path | None, str]:
     request, reason = choose_run(Request(Path("test.yaml"), resume=AUTO, output=output), experiment_of(more))
     return request.resume, reason
-
-
-def test_without_a_run_a_new_one_is_started(tmp_path: Path) -> None:
-    assert chosen(tmp_path) == (None, f"--resume auto: a new run: below {tmp_path} there is none of this experiment")
 
 
 def test_the_newest_unfinished_run_of_the_experiment_is_chosen(tmp_path: Path) -> None:
@@ -80,55 +76,42 @@ def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: p
         chosen(tmp_path)
 
 
-def test_other_limits_are_the_same_experiment(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", "limits: {wall: 10m}\n")
-    assert chosen(tmp_path, "limits: {wall: 2h}\n")[0] == folder.path
+@pytest.mark.parametrize(
+    ("made_with", "given"),
+    [
+        ("limits: {wall: 10m}\n", "limits: {wall: 2h}\n"),
+        ("", "cluster: {wait_for: 10m}\n"),
+        ("", "limits: {device_hours: 4, cost: 10}\ncost: {per_device_hour: 2.5, currency: USD}\n"),
+    ],
+)
+def test_limits_prices_and_waits_are_no_part_of_the_experiment(tmp_path: Path, made_with: str, given: str) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", made_with)
+    assert chosen(tmp_path, given)[0] == folder.path
 
 
-def test_another_wait_for_nodes_is_the_same_experiment(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
-    assert chosen(tmp_path, "cluster: {wait_for: 10m}\n")[0] == folder.path
-
-
-def test_failed_trials_do_not_make_a_run_unfinished(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "20260101-000000-aaaa", "finished")
-    trial = make_plan(experiment_of(), laptop()).trials[0]
-    folder.append(trial, TrialResult(trial.id, "error", "boom"), FACTS)
-    path, reason = chosen(tmp_path)
-    assert path is None and reason.endswith("the 1 of this experiment are finished")
-
-
-def test_trials_that_limits_wall_left_out_make_it_unfinished_until_they_are_measured(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "20260101-000000-aaaa", "finished")
-    trial = make_plan(experiment_of(), laptop()).trials[0]
-    folder.append(trial, skipped(trial, SkipReason("time_up", "time is up: limits.wall was reached")), FACTS)
-    path, reason = chosen(tmp_path)
-    assert path == folder.path and reason.endswith("limits.wall left out 1 trials")
-    folder.append(trial, TrialResult(trial.id, "ok"), FACTS)
-    assert chosen(tmp_path)[0] is None
-
-
-def test_the_limits_that_left_trials_out_are_named(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "20260101-000000-aaaa", "finished")
+@pytest.mark.parametrize(
+    ("ended", "limits", "more", "why"),
+    [
+        ("finished", [], {"outcome": "error"}, None),  # a failed trial alone
+        ("finished", ["wall"], {}, "limits.wall left out 1 trials"),
+        ("finished", ["wall"], {"outcome": "ok"}, None),  # measured since
+        ("finished", ["device_hours", "cost"], {}, "limits.device_hours and limits.cost left out 2 trials"),
+        ("interrupted", [], {"outcome": "ok", "facts": {"inline": True}}, None),  # a run for a debugger
+    ],
+)
+def test_a_finished_run_is_chosen_if_a_limit_left_trials_out(
+    tmp_path: Path, ended: Ended, limits: list[str], more: dict[str, Any], why: str | None
+) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", ended)
     trials = make_plan(experiment_of(), laptop()).trials
-    for trial, limit in zip(trials[:2], ("device_hours", "cost"), strict=True):
-        folder.append(
-            trial, skipped(trial, SkipReason("time_up", f"time is up: limits.{limit} was reached (1)")), FACTS
-        )
-    assert chosen(tmp_path)[1].endswith("limits.device_hours and limits.cost left out 2 trials")
-
-
-def test_a_price_and_limits_are_no_part_of_the_experiment_that_is_resumed(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
-    text = "limits: {device_hours: 4, cost: 10}\ncost: {per_device_hour: 2.5, currency: USD}\n"
-    assert chosen(tmp_path, text)[0] == folder.path
-
-
-def test_a_run_for_a_debugger_is_never_chosen(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
-    trial = make_plan(experiment_of(), laptop()).trials[0]
-    folder.append(trial, TrialResult(trial.id, "ok", facts={"inline": True}), FACTS)
-    assert chosen(tmp_path)[0] is None
+    for trial, limit in zip(trials, limits, strict=False):
+        reason = SkipReason("time_up", f"time is up: limits.{limit} was reached (1)")
+        folder.append(trial, skipped(trial, reason), FACTS)
+    if more:
+        folder.append(trials[0], TrialResult(trials[0].id, **more), FACTS)
+    path, reason_given = chosen(tmp_path)
+    assert path == (folder.path if why else None)
+    assert reason_given.endswith(why or "the 1 of this experiment are finished")
 
 
 def test_a_damaged_run_is_passed_over(tmp_path: Path) -> None:
@@ -176,7 +159,9 @@ def test_a_copy_of_a_run_is_as_new_as_the_run(tmp_path: Path) -> None:
         chosen(tmp_path)
 
 
-def test_a_run_that_recorded_nothing_is_the_last_choice(tmp_path: Path) -> None:
+def test_a_run_that_recorded_nothing_is_the_last_choice_before_a_new_one(tmp_path: Path) -> None:
+    new = (None, f"--resume auto: a new run: below {tmp_path} there is none of this experiment")
+    assert chosen(tmp_path) == new
     plan = make_plan(experiment_of(), laptop())
     older, newer = (RunFolder.create(tmp_path, plan.experiment, plan, TEXT).path for _ in range(2))
     older = older.rename(older.with_name("20260102-000000-aaaa"))
@@ -184,17 +169,6 @@ def test_a_run_that_recorded_nothing_is_the_last_choice(tmp_path: Path) -> None:
     assert chosen(tmp_path)[0] == newer
     begun = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", start=1.0)
     assert chosen(tmp_path)[0] == begun.path
-
-
-def test_equally_new_runs_are_named(tmp_path: Path) -> None:
-    one, two = (run_folder(tmp_path, f"20260101-000000-{name}", "interrupted") for name in ("aaaa", "bbbb"))
-    with pytest.raises(RunFolderError, match=rf"equally new runs .*: {one.path}, {two.path}; give one with --resume"):
-        chosen(tmp_path)
-
-
-def test_another_value_is_taken_as_it_is(tmp_path: Path) -> None:
-    request = Request(Path("test.yaml"), resume=tmp_path)
-    assert choose_run(request, experiment_of()) == (request, "")
 
 
 def test_blocks_are_not_added_to_a_run_that_is_not_named(tmp_path: Path) -> None:
@@ -257,11 +231,8 @@ def test_a_new_run_is_started_where_the_store_has_no_unfinished_one(tmp_path: Pa
     uri = sent(tmp_path / "store", run_folder(tmp_path / "a", "20260103-000000-aaaa", "finished", start=3.0))
     request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path / "b", store=uri)
     found, reason = copied_run(request, experiment_of(), ExitStack())
-    assert (found.resume, reason) == (
-        None,
-        f"--resume auto: a new run: below {uri} the 1 of this experiment are finished",
-    )
-    assert not (tmp_path / "b").exists()
+    assert reason == f"--resume auto: a new run: below {uri} the 1 of this experiment are finished"
+    assert found.resume is None and not (tmp_path / "b").exists()
 
 
 def test_a_run_of_another_file_in_a_store_is_refused(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_run_records_its_estimate_and_is_graded_by_it(run: Run) -> None:
     assert "Estimated and actual time" in after.report.read_text()
 
 
-def test_the_estimate_of_a_resumed_run_is_of_what_is_left_and_its_record_stays(run: Run) -> None:
+def test_the_estimate_of_a_resumed_run_is_of_what_is_left_and_its_record_stays(run: Run, tmp_path: Path) -> None:
     folder = only(Reported, run()).folder
     recorded = read_estimate(RunFolder(folder))
     resumed = run(show_plan, dry_run=True, resume=folder, add_blocks=1)
@@ -76,16 +76,12 @@ def test_the_estimate_of_a_resumed_run_is_of_what_is_left_and_its_record_stays(r
     assert trials["ddp x2 · batch 8/device"] == "1" and trials["total"] == "6"
     run(resume=folder, add_blocks=1)
     assert read_estimate(RunFolder(folder)) == recorded
+    shutil.copytree(folder, elsewhere := tmp_path / "elsewhere")
+    shown = run(show_plan, dry_run=True, like=elsewhere)  # the named run counts even if there is a newer one
+    assert any(f"Estimated from {elsewhere} of " in line for line in only(Previewed, shown).lines)
     (folder / "estimate.json").unlink()  # as of a run that began with an earlier version
     run(resume=folder, add_blocks=1)
     assert read_estimate(RunFolder(folder)) is None
-
-
-def test_the_named_run_counts_even_if_there_is_a_newer_one(run: Run, tmp_path: Path) -> None:
-    folder = only(Reported, run()).folder
-    shutil.copytree(folder, tmp_path / "elsewhere")
-    shown = run(show_plan, dry_run=True, like=tmp_path / "elsewhere")
-    assert any(f"Estimated from {tmp_path / 'elsewhere'} of " in line for line in only(Previewed, shown).lines)
 
 
 def test_device_hours_end_a_run_with_a_report_and_a_higher_limit_goes_on(run: Run, tmp_path: Path) -> None:

@@ -102,11 +102,17 @@ def test_a_model_that_does_not_fit_on_one_device_is_one_message(
 
 
 def test_a_checkpoint_that_cannot_be_used_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "none").mkdir()
     place = files.write(tmp_path, 1, State({}, {}, {}, {}), {"trained": {"workload": "mlp"}})
     for text in ("[]", '{"trained": []}', '{"trained": {"workload": "mlp"}}'):
         (place / "state.json").write_text(text)
         shown = CliRunner().invoke(app, ["evaluate", str(place)])
         assert shown.exit_code == 2 and shown.output.startswith("error: "), shown.output
+
+    with pytest.raises(RunFolderError, match="no complete checkpoint; give RUN_FOLDER/checkpoints/TRIAL/epoch-N"):
+        evaluate(tmp_path / "none")
+    shown = CliRunner().invoke(app, ["evaluate", str(tmp_path / "epoch-3")])
+    assert shown.exit_code == 2 and "Traceback" not in shown.output
 
     def denied(folder: Path) -> None:
         raise PermissionError(13, "Permission denied")
@@ -114,10 +120,3 @@ def test_a_checkpoint_that_cannot_be_used_is_bad_input(tmp_path: Path, monkeypat
     monkeypatch.setattr(Path, "iterdir", denied)
     with pytest.raises(RunFolderError, match="cannot be read: Permission denied"):
         evaluate(tmp_path)
-
-
-def test_no_checkpoint_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no complete checkpoint; give RUN_FOLDER/checkpoints/TRIAL/epoch-N"):
-        evaluate(tmp_path)
-    shown = CliRunner().invoke(app, ["evaluate", str(tmp_path / "epoch-3")])
-    assert shown.exit_code == 2 and "Traceback" not in shown.output

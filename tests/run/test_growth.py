@@ -87,43 +87,41 @@ def test_nothing_is_awaited_if_all_fits_but_the_nodes_are_held(experiment: Exper
 
 def test_after_a_wait_in_vain_what_fits_is_run(experiment: Experiment) -> None:
     cluster = Scripted(1, 1, 2)
-    plan, notes = wait(cluster, experiment, seconds=100)
-    assert cluster.now == pytest.approx(100, abs=POLL_S)
+    plan, notes = wait(cluster, experiment, seconds=200)
+    assert cluster.now == pytest.approx(200, abs=POLL_S)
     assert {trial.cell.devices for trial in plan.trials} == {1, 4, 8}
     reasons = {skip.reason for skip in plan.skips if skip.skip_code == "too_few_devices"}
     assert reasons == {
-        "too few devices: needs 16 on one node, has 4 + 4 GPUs; no more came in 100 s (cluster.wait_for)"
+        "too few devices: needs 16 on one node, has 4 + 4 GPUs; no more came in 200 s (cluster.wait_for)"
     }
-    assert notes[-1] == "No more nodes came in 100 s; what fits on 2 nodes, 64 CPU cores, 8 GPUs (A100) is run"
-
-
-def test_a_long_wait_reminds_once_a_minute(experiment: Experiment) -> None:
-    _, notes = wait(Scripted(1), experiment, seconds=200)
-    assert [note.split(":")[0] for note in notes[1:-1]] == ["After 60 s", "After 120 s", "After 180 s"]
-
-
-def test_a_cluster_without_nodes_has_an_empty_plan_after_the_wait(experiment: Experiment) -> None:
+    assert notes[-1] == "No more nodes came in 200 s; what fits on 2 nodes, 64 CPU cores, 8 GPUs (A100) is run"
+    assert [note.split(":")[0] for note in notes[2:-1]] == ["After 64 s", "After 124 s", "After 184 s"]
     plan, _ = wait(Scripted(0), experiment, seconds=10)
     assert not plan.trials and plan.skips
 
 
-def test_what_the_autoscaler_cannot_bring_is_given_up_from_the_largest(experiment: Experiment) -> None:
-    cluster = Scripted(1, 1, 1, 2, most=8)
+@pytest.mark.parametrize(
+    ("cluster", "devices", "asked", "said"),
+    [
+        (
+            Scripted(1, 1, 1, 2, most=8),
+            {1, 4, 8},
+            [16, 8, 2],
+            "After 2 s: 1 cell cannot run yet; too few devices: needs 8",
+        ),
+        (Scripted(1, most=4), {1, 4}, [16, 8, 4], "After 4 s: no more to wait for: 1 node, "),  # it brings nothing
+    ],
+)
+def test_what_the_autoscaler_cannot_bring_is_given_up_from_the_largest(
+    experiment: Experiment, cluster: Scripted, devices: set[int], asked: list[int], said: str
+) -> None:
     plan, notes = wait(cluster, experiment)
-    assert {trial.cell.devices for trial in plan.trials} == {1, 4, 8}
-    (reason,) = {skip.reason for skip in plan.skips if skip.skip_code == "too_few_devices"}
-    assert "no more came" not in reason  # it was not waited for
-    assert [len(bundles) for bundles in cluster.asked] == [16, 8, 2]
-    assert cluster.now == 3 * POLL_S
+    assert {trial.cell.devices for trial in plan.trials} == devices
+    reasons = {skip.reason for skip in plan.skips if skip.skip_code == "too_few_devices"}
+    assert not [reason for reason in reasons if "no more came" in reason]  # it was not waited for
+    assert [len(bundles) for bundles in cluster.asked] == asked
     assert notes[1] == "The autoscaler cannot bring 16 times 1 device: such cells are skipped"
-    assert notes[2].startswith("After 2 s: 1 cell cannot run yet; too few devices: needs 8 on one node")
-
-
-def test_an_autoscaler_that_brings_nothing_is_not_waited_for(experiment: Experiment) -> None:
-    cluster = Scripted(1, most=4)
-    plan, notes = wait(cluster, experiment)
-    assert {trial.cell.devices for trial in plan.trials} == {1, 4} and cluster.now == 2 * POLL_S
-    assert cluster.asked[-1] == [{"GPU": 1.0}] * 4 and notes[-1].startswith("After 4 s: no more to wait for: 1 node, ")
+    assert [note for note in notes if note.startswith(said)]
 
 
 def test_the_order_stays_random_by_block(experiment: Experiment) -> None:
@@ -176,18 +174,16 @@ class Answering:
 
 def test_only_a_change_of_the_nodes_is_looked_at(ray_cluster: list[list[str]]) -> None:
     cluster: Any = Answering(False)
+    ray_cluster[:] = [["a"], ["a"], ["a", "b"], ["a", "b"]]
     with ExitStack() as stack:
-        ray_cluster[:] = [["a"], ["a"], ["a", "b"], ["a", "b"]]
         growing = GrowingRay(cluster, stack)
         assert [growing.look() for _ in range(3)] == [False, True, False] and cluster.asked == 1
 
 
-def test_a_node_that_is_gone_before_it_answers_is_no_error_but_one_that_stays_is(
-    ray_cluster: list[list[str]],
-) -> None:
+def test_a_node_that_is_gone_before_it_answers_is_no_error_but_one_that_stays_is(ray_cluster: list[list[str]]) -> None:
     cluster: Any = Answering(True, True)
+    ray_cluster[:] = [["a"], ["a", "b"], ["a"], ["a", "b"], ["a", "b"]]
     with ExitStack() as stack:
-        ray_cluster[:] = [["a"], ["a", "b"], ["a"], ["a", "b"], ["a", "b"]]
         growing = GrowingRay(cluster, stack)
         assert growing.look() is False
         with pytest.raises(ClusterError, match="does not answer"):

@@ -24,6 +24,7 @@ from harness.run.request import Request, read_experiment
 from tests.conftest import gpu_cluster, laptop
 from tests.records import link_row, rank_row
 
+Command = Callable[..., tuple[int, Path, str]]
 FILE = """
 name: linked
 grid: {strategy: [single, ddp, fsdp], devices: [1, 2, 8], per_device_batch_size: 8}
@@ -60,7 +61,7 @@ class Measured:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Path, str]]:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run the command on an inventory; return the exit code, the run folder and the output in 80 columns."""
     monkeypatch.setattr(html, "FIGURES", {})
     monkeypatch.setattr(pipeline, "start_ray", lambda *given: nullcontext())
@@ -80,10 +81,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     return run_it
 
 
-def test_each_placement_is_measured_for_a_minute_and_nothing_else_is(
-    command: Callable[..., tuple[int, Path, str]],
-) -> None:
-    code, folder, shown = command(gpu_cluster())
+def test_each_placement_is_measured_for_a_minute_and_nothing_else_is(command: Command) -> None:
+    code, folder, shown = command(gpu_cluster(), quiet=False)
     results = harness.load(folder)
     assert code == 0
     assert results.trials["purpose"].tolist() == ["links", "links"]
@@ -96,27 +95,18 @@ def test_each_placement_is_measured_for_a_minute_and_nothing_else_is(
     matrix = shown[shown.index("Links between devices") : shown.index("Trials: ")]
     assert max(map(len, matrix.splitlines())) <= 80
     assert matrix.count("429") == 2 + 56  # GB/s, in both directions
-
-
-def test_its_trials_have_short_labels_and_nothing_is_said_of_cells(
-    command: Callable[..., tuple[int, Path, str]],
-) -> None:
-    _, folder, shown = command(gpu_cluster(), quiet=False)
-    for devices in (2, 8):
+    for devices in (2, 8):  # short labels, and nothing is said of cells
         assert f" ddp x{devices} · block 0 · links  measured in 1.0 s\n" in shown
-    assert "Asked: " not in shown and "Together: 2 trials" in shown
-    assert "What to do next" in shown and "Numbers in brackets" not in shown
-    assert "Numbers in brackets" not in (folder / "report.html").read_text()
+    assert "Asked: " not in shown and "Together: 2 trials" in shown and "What to do next" in shown
+    assert "Numbers in brackets" not in shown and "Numbers in brackets" not in (folder / "report.html").read_text()
 
 
-def test_a_placement_that_cannot_be_measured_fails_the_command(
-    command: Callable[..., tuple[int, Path, str]],
-) -> None:
+def test_a_placement_that_cannot_be_measured_fails_the_command(command: Command) -> None:
     code, folder, _ = command(laptop(), "error")
     assert code == 1
     assert harness.load(folder).trials["outcome"].tolist() == ["error"]
 
 
-def test_a_file_without_several_devices_is_refused(command: Callable[..., tuple[int, Path, str]]) -> None:
+def test_a_file_without_several_devices_is_refused(command: Command) -> None:
     with pytest.raises(ExperimentError, match=r"no cell of .*linked.yaml that can run here has links; allowed: ddp"):
         command(laptop(), text="name: linked\ngrid: {per_device_batch_size: 8}\n")

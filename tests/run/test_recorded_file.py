@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from harness.config.experiment import load_experiment
 from harness.errors import RunFolderError
 from harness.run.provenance import file_to_resume, source_facts
 
-OWN = (
-    "name: x\nworkload: my_model:Net\ngrid: {strategy: [ddp, 'pkg.mine:Zero'], devices: 2, per_device_batch_size: 8}\n"
-)
+OWN = "name: x\nworkload: my_model:Net\ngrid: {strategy: [ddp, 'pkg.mine:Zero'], per_device_batch_size: 8}\n"
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def resume(file: Path, facts: object, run: Path | None = None) -> Path:
     return file_to_resume(run or file.parent / "results" / "run", [{"source": facts}, {}], sys.path)  # type: ignore[list-item]
 
 
-def test_the_file_and_modules_are_recorded_by_path_and_hash_without_their_content(file: Path) -> None:
+def test_file_and_modules_are_recorded_by_path_and_hash_and_found_again_without_an_import(file: Path) -> None:
     facts = recorded(file)
     assert facts["file"] == str(file) and len(facts["sha256"]) == 64
     assert {name: Path(one["file"]).relative_to(file.parent).as_posix() for name, one in facts["modules"].items()} == {
@@ -48,32 +45,28 @@ def test_the_file_and_modules_are_recorded_by_path_and_hash_without_their_conten
         "pkg.mine": "pkg/mine.py",
     }
     assert "raise" not in json.dumps(facts)
-
-
-def test_an_unchanged_file_is_found_again_and_nothing_is_imported(file: Path) -> None:
-    assert resume(file, recorded(file)) == file
-    assert "my_model" not in sys.modules and "pkg" not in sys.modules
-
-
-def _edit(name: str) -> Callable[[Path], None]:
-    return lambda home: (home / name).write_text((home / name).read_text() + "# edited\n") and None  # type: ignore[return-value]
+    assert resume(file, facts) == file and not {"my_model", "pkg"} & set(sys.modules)
+    run = file.parent / "results" / "run"  # the last invocation that names a file counts
+    assert file_to_resume(run, [{"source": {"file": "/nowhere"}}, {"source": facts}, {}], sys.path) == file
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("name", "text", "reason"),
     [
-        (_edit("e.yaml"), "e.yaml has changed since the run"),
-        (_edit("my_model.py"), "the module my_model .*my_model.py has changed since the run"),
-        (_edit("pkg/__init__.py"), "the module pkg .*__init__.py has changed since the run"),
-        (_edit("pkg/mine.py"), "the module pkg.mine .*mine.py has changed since the run"),
-        (lambda home: (home / "e.yaml").unlink(), "e.yaml is no longer there"),
-        (lambda home: (home / "pkg" / "mine.py").unlink(), "mine.py is no longer there"),
+        ("e.yaml", "# edited", "e.yaml has changed since the run"),
+        ("my_model.py", "# edited", "the module my_model .*my_model.py has changed since the run"),
+        ("pkg/__init__.py", "# edited", "the module pkg .*__init__.py has changed since the run"),
+        ("pkg/mine.py", "# edited", "the module pkg.mine .*mine.py has changed since the run"),
+        ("my_model/__init__.py", "", "my_model.py is not what would be imported now"),
+        ("e.yaml", None, "e.yaml is no longer there"),
+        ("pkg/mine.py", None, "mine.py is no longer there"),
     ],
-    ids=["file edited", "module edited", "package edited", "strategy edited", "file gone", "module gone"],
 )
-def test_a_changed_file_or_module_is_asked_for(change: Callable[[Path], None], reason: str, file: Path) -> None:
+def test_a_changed_file_or_module_is_asked_for(name: str, text: str | None, reason: str, file: Path) -> None:
     facts = recorded(file)
-    change(file.parent)
+    path = file.parent / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink() if text is None else path.write_text(text)
     with pytest.raises(RunFolderError, match=reason) as caught:
         resume(file, facts)
     assert f"Give the file: harness run FILE --resume {file.parent / 'results' / 'run'}" in str(caught.value)
@@ -83,19 +76,10 @@ def test_nothing_inside_the_run_folder_is_used(file: Path) -> None:
     facts = recorded(file)
     with pytest.raises(RunFolderError, match="lies inside the run folder, of which nothing is executed"):
         resume(file, facts, run=file.parent)
-    with pytest.raises(RunFolderError, match=r"the module pkg .*lies inside the run folder"):
-        resume(file, facts, run=file.parent / "pkg")
     (file.parent / "link").symlink_to(file.parent / "pkg")
-    with pytest.raises(RunFolderError, match=r"the module pkg .*lies inside the run folder"):
-        resume(file, facts, run=file.parent / "link")
-
-
-def test_a_module_that_would_come_from_elsewhere_is_asked_for(file: Path) -> None:
-    facts = recorded(file)
-    (file.parent / "my_model").mkdir()
-    (file.parent / "my_model" / "__init__.py").write_text("")
-    with pytest.raises(RunFolderError, match=r"my_model.py is not what would be imported now"):
-        resume(file, facts)
+    for run in ("pkg", "link"):
+        with pytest.raises(RunFolderError, match=r"the module pkg .*lies inside the run folder"):
+            resume(file, facts, run=file.parent / run)
 
 
 @pytest.mark.parametrize(
@@ -104,18 +88,9 @@ def test_a_module_that_would_come_from_elsewhere_is_asked_for(file: Path) -> Non
 def test_a_run_without_a_record_or_with_a_damaged_one_asks(facts: object, file: Path) -> None:
     with pytest.raises(RunFolderError, match="Give the file"):
         resume(file, facts)
-
-
-@pytest.mark.parametrize("modules", [None, 3, {}, {"my_model": 3}])
-def test_a_module_that_is_not_recorded_is_asked_for(modules: object, file: Path) -> None:
-    with pytest.raises(RunFolderError, match="the module my_model is not recorded"):
-        resume(file, {**recorded(file), "modules": modules})
-
-
-def test_the_last_invocation_that_names_a_file_counts(file: Path) -> None:
-    facts = recorded(file)
-    run = file.parent / "results" / "run"
-    assert file_to_resume(run, [{"source": {"file": "/nowhere"}}, {"source": facts}, {}], sys.path) == file
+    for modules in (None, 3, {}, {"my_model": 3}):
+        with pytest.raises(RunFolderError, match="the module my_model is not recorded"):
+            resume(file, {**recorded(file), "modules": modules})
 
 
 def test_the_module_of_every_variant_is_as_it_was(file: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from harness.config import experiment as config
@@ -15,16 +17,15 @@ from harness.config.experiment import Experiment
 from harness.errors import ExperimentError, RunFolderError
 from harness.measure.environment import git_commit
 from harness.plan.cell import MEASURES
-from harness.plan.planner import Plan, make_plan
+from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.record.folder import RunFolder
 from harness.run.provenance import differences, invocation_facts
 from harness.run.resume import OtherMeasuresError, check_measures, more_blocks, pending, reopen
 from tests.conftest import laptop
 
 Make = Callable[..., Experiment]
-TEXT = (
-    "name: test\ngrid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}\nthroughput: {blocks: %s}\n"
-)
+GRID = "grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}"
+TEXT = f"name: test\n{GRID}\nthroughput: {{blocks: %s}}\n"
 FILE = Path("test.yaml")
 
 
@@ -45,7 +46,13 @@ def test_the_same_experiment_goes_on_even_with_other_limits(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("blocks", "more", "named"), [(3, "", "throughput"), (2, "seed: 1\n", "seed"), (3, "seed: 1\n", "throughput, seed")]
+    ("blocks", "more", "named"),
+    [
+        (3, "", "throughput"),
+        (2, "seed: 1\n", "seed"),
+        (3, "seed: 1\n", "throughput, seed"),
+        (2, "strategy_options: {ddp: {bucket_cap_mb: 1}}\n", "strategy_options"),
+    ],
 )
 def test_another_experiment_is_refused(tmp_path: Path, blocks: int, more: str, named: str) -> None:
     folder, _ = folder_of(tmp_path)
@@ -113,41 +120,25 @@ def test_a_kill_between_the_two_files_of_an_extension_is_recovered(tmp_path: Pat
 
 
 def test_resuming_a_part_of_the_grid_leaves_the_plan_whole(tmp_path: Path) -> None:
-    from harness.plan.planner import filter_plan
-
     folder, plan = folder_of(tmp_path)
     before = (folder.path / "plan.json").read_bytes()
     folder.extend(plan.experiment, filter_plan(plan, {"strategy": "single"}))
     assert (folder.path / "plan.json").read_bytes() == before
 
 
-def test_blocks_are_not_added_to_a_precision_rule(tmp_path: Path) -> None:
-    rule = "{at_least: 3, at_most: 12, halfwidth: 0.05}"
-    folder, _ = folder_of(tmp_path, rule)
-    with pytest.raises(ExperimentError, match=r"--add-blocks: 1 problem\n.*is a rule \(at most 12\)"):
-        reopen(folder.path, FILE, experiment_of(rule), add_blocks=3)
-
-
-def test_an_experiment_without_throughput_has_no_blocks(make_experiment: Make) -> None:
-    with pytest.raises(ExperimentError, match="convergence repeats by its seeds"):
-        more_blocks(make_experiment(throughput=None, convergence={"epochs": 1}), 1)
-
-
-def test_no_more_blocks_than_a_file_may_ask_for(make_experiment: Make) -> None:
-    with pytest.raises(ExperimentError, match=r"--add-blocks: 1 problem\n.*less than or equal to 1000"):
-        more_blocks(make_experiment(throughput={"blocks": 6}), 995)
-
-
-def test_a_plan_of_an_older_version_is_extended_too(tmp_path: Path) -> None:
-    import json
-
-    folder, _ = folder_of(tmp_path)
-    old = folder.plan()
-    del old["cells"]
-    (folder.path / "plan.json").write_text(json.dumps(old))
-    _, longer = reopen(folder.path, FILE, experiment_of(2), add_blocks=1)
-    folder.extend(longer, make_plan(longer, laptop()))
-    assert folder.plan()["cells"]
+@pytest.mark.parametrize(
+    ("sections", "added", "problem"),
+    [
+        ({"throughput": {"blocks": {"at_least": 3, "at_most": 12, "halfwidth": 0.05}}}, 3, r"is a rule \(at most 12\)"),
+        ({"throughput": None, "convergence": {"epochs": 1}}, 1, "convergence repeats by its seeds"),
+        ({"throughput": {"blocks": 6}}, 995, "less than or equal to 1000"),
+    ],
+)
+def test_blocks_are_added_to_a_number_of_blocks_alone(
+    make_experiment: Make, sections: dict[str, Any], added: int, problem: str
+) -> None:
+    with pytest.raises(ExperimentError, match=rf"--add-blocks: 1 problem\n.*{problem}"):
+        more_blocks(make_experiment(**sections), added)
 
 
 # --- what differs
@@ -163,6 +154,8 @@ BEFORE: dict[str, Any] = {
 
 
 def test_differences_name_old_and_new_values() -> None:
+    assert differences(BEFORE, BEFORE) == []
+    assert differences({"started_at": 1.0, "python": "3.11.7"}, BEFORE) == []  # what is not recorded is no difference
     now = {
         **BEFORE,
         "git_commit": "b" * 40 + "-dirty-12345678",
@@ -179,14 +172,7 @@ def test_differences_name_old_and_new_values() -> None:
     ]
 
 
-def test_equal_or_unrecorded_values_are_no_difference() -> None:
-    assert differences(BEFORE, BEFORE) == []
-    assert differences({"started_at": 1.0, "python": "3.11.7"}, BEFORE) == []
-
-
 def test_an_invocation_records_code_versions_and_hardware(make_experiment: Make, tmp_path: Path) -> None:
-    import torch
-
     plan = make_plan(make_experiment(workload="own:Own"), laptop())
     (tmp_path / "own.py").write_text("x = 1\n")
     facts = invocation_facts(plan, tmp_path)
@@ -200,8 +186,6 @@ def test_an_invocation_records_code_versions_and_hardware(make_experiment: Make,
 
 
 def test_a_dirty_checkout_is_named_by_its_changes(tmp_path: Path) -> None:
-    import subprocess
-
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
         subprocess.run(["git", *identity, "-C", str(tmp_path), *arguments], check=True, capture_output=True)
@@ -234,9 +218,3 @@ def test_a_run_whose_cells_measured_something_else_is_refused(tmp_path: Path) ->
         f"{MEASURES}), so that its trials and new ones cannot be compared. "
         "Resume it with that harness, or start a new run"
     )
-
-
-def test_a_changed_file_is_another_experiment(tmp_path: Path) -> None:
-    folder, _ = folder_of(tmp_path)
-    with pytest.raises(RunFolderError, match="another experiment: strategy_options differ"):
-        reopen(folder.path, FILE, experiment_of(more="strategy_options: {ddp: {bucket_cap_mb: 1}}\n"))

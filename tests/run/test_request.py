@@ -45,35 +45,40 @@ def test_a_resume_command_repeats_machine_selection_and_trust_options() -> None:
     text = "strategy=ddp,devices=2,devices=4,compile=true,device_ids=[0, 1]"
     request = Request(Path("e.yaml"), address="h:6379", only=parse_only(text), no_user_code=True, preflight=False)
     parts = shlex.split(resume_command(request, Path("r")))
-    assert parts[3:] == [
-        "e.yaml",
-        "--no-user-code",
-        "--no-preflight",
-        "--address",
-        "h:6379",
-        "--only",
-        "strategy=ddp,devices=2,devices=4,compile=true,device_ids=[0, 1]",
-        "--resume",
-        "r",
-    ]
-    assert parse_only(parts[parts.index("--only") + 1]) == request.only
+    assert parts[3:8] == ["e.yaml", "--no-user-code", "--no-preflight", "--address", "h:6379"]
+    assert parts[8:] == ["--only", text, "--resume", "r"] and parse_only(text) == request.only
+    for value in ("50", "null", "true", "[0, 1]", "resnet8"):  # a text that looks like another value stays a text
+        parts = shlex.split(resume_command(Request(Path("e.yaml"), only={"model": [value]}), Path("r")))
+        assert parse_only(parts[parts.index("--only") + 1]) == {"model": [value]}
 
 
-@pytest.mark.parametrize("value", ["50", "null", "true", "[0, 1]", "resnet8"])
-def test_a_text_that_looks_like_another_value_stays_a_text(value: str) -> None:
-    parts = shlex.split(resume_command(Request(Path("e.yaml"), only={"model": [value]}), Path("r")))
-    assert parse_only(parts[parts.index("--only") + 1]) == {"model": [value]}
-
-
-@pytest.mark.parametrize(("more", "plans_only"), [({}, False), ({"dry_run": True}, True), ({"assumed": 1}, True)])
-def test_a_dry_run_and_an_assumed_cluster_only_plan(more: dict[str, int], plans_only: bool) -> None:
-    given = {"assumed": Inventory.assume(1, 8)} if "assumed" in more else more
-    assert Request(Path("e.yaml"), **given).plans_only == plans_only
-
-
-def test_a_job_s_output_is_absolute_and_the_error_gives_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command was started as ``harness``."""
     monkeypatch.setattr(sys, "argv", ["/bin/harness", "run", "e.yaml"])
     monkeypatch.setattr(shutil, "which", {"harness": "/bin/harness"}.get)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_in_a_store_is_resumed_by_its_uri_and_a_job_as_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job without an address: its driver has it from Ray, and a later cluster has another."""
+    request = Request(Path("e.yaml"), store="s3://b/a?region=x")
+    command = "harness run e.yaml --resume 's3://b/a/e/1?region=x'"
+    assert resume_command(request, Path("results/e/1")) == command
+    assert resume_command(replace(request, output=Path("/x/here")), Path("/x/here/e/1")) == f"{command} --local /x/here"
+    monkeypatch.setenv(JOB_VARIABLE, "{}")
+    command = resume_command(Request(Path("e.yaml"), address="10.0.0.1:6379"), Path("/shared/r"))
+    assert command == "ray job submit --working-dir . -- harness run e.yaml --resume /shared/r"
+
+
+def test_a_dry_run_and_an_assumed_cluster_only_plan() -> None:
+    plain = Request(Path("e.yaml"))
+    planning = (replace(plain, dry_run=True), replace(plain, assumed=Inventory.assume(1, 8)))
+    assert not plain.plans_only and all(request.plans_only for request in planning)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_job_s_output_is_absolute_and_the_error_gives_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(Path("e.yaml"), address="10.0.0.1:6379", resume=AUTO, quiet=True)
     check_output(request)
     monkeypatch.setenv(JOB_VARIABLE, "{}")
@@ -85,20 +90,11 @@ def test_a_job_s_output_is_absolute_and_the_error_gives_the_command(monkeypatch:
         "removes; allowed: s3://BUCKET/FOLDER, or an absolute path that outlives the job, on storage that you can "
         f"read: {command}"
     )
-    check_output(Request(Path("e.yaml"), output=Path("/shared/results")))
-    check_output(Request(Path("e.yaml"), store="s3://bucket/a"))
-    check_output(Request(Path("e.yaml"), resume=Path("/shared/results/e/1")))
+    absolute = Path("/shared/results")
+    for allowed in ({"output": absolute}, {"store": "s3://bucket/a"}, {"resume": absolute / "e" / "1"}):
+        check_output(Request(Path("e.yaml"), **allowed))  # type: ignore[arg-type]
     with pytest.raises(ExperimentError, match=r"read: output='/shared/results'$"):
         check_output(Request(Path("e.yaml"), content="name: e"))
-
-
-def test_a_job_resumes_as_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an address: the job's driver has it from Ray, and a later cluster has another."""
-    monkeypatch.setattr(sys, "argv", ["/bin/harness", "run", "e.yaml"])
-    monkeypatch.setattr(shutil, "which", {"harness": "/bin/harness"}.get)
-    monkeypatch.setenv(JOB_VARIABLE, "{}")
-    command = resume_command(Request(Path("e.yaml"), address="10.0.0.1:6379"), Path("/shared/r"))
-    assert command == "ray job submit --working-dir . -- harness run e.yaml --resume /shared/r"
 
 
 @pytest.mark.parametrize(
@@ -138,16 +134,6 @@ def test_wrong_places(output: str | None, local: str | None, resume: str | None,
     with pytest.raises(ExperimentError) as error:
         places_of(output, local, resume)
     assert error.value.source == source and problem in str(error.value)
-
-
-def test_a_run_in_a_store_is_resumed_by_its_uri(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/bin/harness", "run", "e.yaml"])
-    monkeypatch.setattr(shutil, "which", {"harness": "/bin/harness"}.get)
-    request = Request(Path("e.yaml"), store="s3://b/a?region=x")
-    command = resume_command(request, Path("results/e/1"))
-    assert command == "harness run e.yaml --resume 's3://b/a/e/1?region=x'"
-    command = resume_command(replace(request, output=Path("/x/here")), Path("/x/here/e/1"))
-    assert command == "harness run e.yaml --resume 's3://b/a/e/1?region=x' --local /x/here"
 
 
 @pytest.mark.parametrize(("folder", "refused"), [(None, True), ("/shared/checkpoints", False)])

@@ -16,7 +16,7 @@ from harness.config.experiment import Experiment, parse_experiment
 from harness.errors import ExperimentError
 from harness.plan.comparison import base_cell, comparable
 from harness.plan.planner import Plan, is_base, make_plan
-from harness.run.resume import attempts, pending
+from harness.run.resume import attempts, out_of_memory, pending
 from tests.any_experiment import experiments
 from tests.conftest import laptop
 
@@ -34,12 +34,21 @@ def recorded(plan: Plan, outcome: str = "ok", keep: Callable[[Any], bool] = lamb
     return [{"trial_id": trial.id, "outcome": outcome, "attempt": 1} for trial in plan.trials if keep(trial)]
 
 
-def left(plan: Plan, lines: list[dict[str, Any]]) -> set[tuple[str, str, int, int]]:
-    return {(t.kind, t.cell.strategy, t.cell.devices, t.block) for group in pending(plan, lines) for t in group.trials}
+@pytest.mark.parametrize("outcome", [None, "error", "timeout", "lost", "diverged", "skipped"])
+def test_only_ok_counts_as_done(plan: Plan, outcome: str | None) -> None:
+    assert pending(plan, recorded(plan, outcome) if outcome else []) == plan.groups
+    invocations = [line | {"invocation": number} for number, line in enumerate(recorded(plan))]
+    assert pending(plan, recorded(plan)) == pending(plan, invocations) == ()
 
 
-def test_nothing_recorded_leaves_everything(plan: Plan) -> None:
-    assert pending(plan, []) == plan.groups
+@pytest.mark.parametrize(
+    ("kind", "strategy", "block"), [("throughput", "ddp", 1), ("throughput", "single", 1), ("convergence", "ddp", 0)]
+)
+def test_a_block_cut_in_two_measures_what_is_missing_alone(plan: Plan, kind: str, strategy: str, block: int) -> None:
+    """Neither what it is compared with, nor what is compared with it."""
+    missing = next(t for t in plan.trials if (t.kind, t.cell.strategy, t.block) == (kind, strategy, block))
+    lines = recorded(plan, keep=lambda trial: trial.id != missing.id)
+    assert [trial.id for group in pending(plan, lines) for trial in group.trials] == [missing.id]
 
 
 @pytest.mark.parametrize(("allow", "again"), [((), True), (("copies",), False), (("divergence",), True)])
@@ -50,37 +59,12 @@ def test_an_error_that_is_allowed_is_not_looked_for_again(plan: Plan, allow: tup
     assert bool(pending(allowing, [lines[0] | {"facts": found}, *lines[1:]])) == again  # type: ignore[list-item]
 
 
-def test_everything_ok_leaves_nothing(plan: Plan) -> None:
-    assert pending(plan, recorded(plan)) == ()
-
-
-@pytest.mark.parametrize("outcome", ["error", "timeout", "lost", "diverged", "skipped"])
-def test_only_ok_counts_as_done(plan: Plan, outcome: str) -> None:
-    assert pending(plan, recorded(plan, outcome)) == plan.groups
-
-
 def test_out_of_memory_is_not_retried_unless_configured(plan: Plan) -> None:
-    assert pending(plan, recorded(plan, "oom")) == ()
+    lines: Any = recorded(plan, "oom")
+    assert pending(plan, lines) == () and {*out_of_memory(plan, lines)} == {trial.cell for trial in plan.trials}
     limits = plan.experiment.limits.model_copy(update={"prune_oom": False})
     free = replace(plan, experiment=plan.experiment.model_copy(update={"limits": limits}))
-    assert pending(free, recorded(free, "oom")) == free.groups
-
-
-def test_a_block_cut_in_two_measures_what_is_missing_alone(plan: Plan) -> None:
-    missing = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "ddp" and t.block == 1)
-    lines = recorded(plan, keep=lambda trial: trial.id != missing.id)
-    assert [trial.id for group in pending(plan, lines) for trial in group.trials] == [missing.id]
-
-
-def test_a_base_that_was_lost_is_measured_without_what_was_compared_with_it(plan: Plan) -> None:
-    base = next(t for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "single" and t.block == 1)
-    lines = recorded(plan, keep=lambda trial: trial.id != base.id)
-    assert [trial.id for group in pending(plan, lines) for trial in group.trials] == [base.id]
-
-
-def test_trials_of_as_many_invocations_are_not_measured_again(plan: Plan) -> None:
-    lines = [line | {"invocation": number} for number, line in enumerate(recorded(plan))]
-    assert pending(plan, lines) == ()
+    assert pending(free, lines) == free.groups and out_of_memory(free, lines) == []
 
 
 @pytest.mark.parametrize(("outcome", "again"), [("oom", 0), ("error", 1), ("lost", 1)])
@@ -146,12 +130,6 @@ def test_any_plan_is_finished_however_it_is_interrupted(content: dict[str, Any],
         assert killed.invocations < kills + 2 * ceil(trials / most)
     ok = [line["trial_id"] for line in killed.lines if line["outcome"] == "ok"]
     assert sorted(ok) == sorted(trial.id for trial in plan.trials)
-
-
-def test_a_missing_training_needs_no_base(plan: Plan) -> None:
-    missing = next(t for t in plan.trials if t.kind == "convergence")
-    lines = recorded(plan, keep=lambda trial: trial.id != missing.id)
-    assert [t.id for group in pending(plan, lines) for t in group.trials] == [missing.id]
 
 
 def test_attempts_are_the_highest_of_each_trial() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
@@ -51,36 +51,37 @@ def plan(make_experiment: Make) -> Plan:
 SECONDS = {"throughput": 2.0, "convergence": 50.0}
 
 
-def test_trials_of_a_kind_and_cell_take_what_they_took_before(plan: Plan) -> None:
+def expected(trials: Iterable[Trial]) -> float:
+    return sum(SECONDS[trial.scenario] * trial.cell.devices for trial in trials)
+
+
+def first_block(plan: Plan) -> int:
+    return sum(len(group.trials) for group in plan.groups if group.block == 0)
+
+
+def test_trials_of_a_kind_and_cell_take_what_they_took_before_and_groups_that_never_start_nothing(plan: Plan) -> None:
     run = Run(plan, SECONDS)
-    first = [trial for group in plan.groups if group.block == 0 for trial in group.trials]
-    rest = run.measure(len(first))
+    *left_out, last = run.measure(first_block(plan))
     groups = sum(group.block > 0 for group in plan.groups)
-    expected = sum(SECONDS[trial.scenario] * trial.cell.devices for trial in rest) + START_S * groups
-    assert run.left.seconds == pytest.approx(expected)
+    assert run.left.seconds == pytest.approx(expected([*left_out, last]) + START_S * groups)
     assert run.left.text.startswith("about ")
+    for trial in left_out:
+        run.left.follow(TrialEnded(trial, {"outcome": "skipped"}))
+    assert run.left.seconds == pytest.approx(START_S + expected([last]))
 
 
-def test_a_count_of_trials_would_be_far_off(plan: Plan) -> None:
-    """Short trials come first here: the mean of all so far says nothing about those that are left."""
-    run = Run(plan, SECONDS)
-    run.measure(len(plan.trials) // 2)
-    by_count = (run.now - 100.0) / (len(plan.trials) // 2) * (len(plan.trials) - len(plan.trials) // 2)
-    true = sum(SECONDS[t.scenario] * t.cell.devices for t in plan.trials[len(plan.trials) // 2 :])
-    assert abs(run.left.seconds - true) < abs(by_count - true) / 2
-
-
-def test_before_any_trial_the_plan_says_the_least(plan: Plan) -> None:
+def test_before_any_trial_the_plan_says_the_least_and_a_lost_trial_is_still_to_be_measured(plan: Plan) -> None:
     left = TimeLeft(plan, plan.groups, lambda: 0.0)
     least = GROUP_START_S * len(plan.groups) + sum(map(plan.least_trial_seconds, plan.trials))
-    assert left.seconds == pytest.approx(least)
-    assert left.text == f"at least {rounded(least)} left"
+    assert left.seconds == pytest.approx(least) and left.text == f"at least {rounded(least)} left"
+    for again, less in ((True, 0.0), (False, plan.least_trial_seconds(plan.trials[0]))):
+        left.follow(TrialEnded(plan.trials[0], {"outcome": "lost"}, again=again))
+        assert left.seconds == pytest.approx(least - less)
 
 
 def test_within_a_trial_the_time_goes_on_and_never_below_the_rest(plan: Plan) -> None:
     run = Run(plan, SECONDS)
-    first = sum(len(group.trials) for group in plan.groups if group.block == 0)
-    rest = run.measure(first)
+    rest = run.measure(first_block(plan))
     group = next(group for group in plan.groups if group.block == 1)
     run.left.follow(GroupStarting(group))
     run.now += START_S
@@ -90,7 +91,7 @@ def test_within_a_trial_the_time_goes_on_and_never_below_the_rest(plan: Plan) ->
     run.now += 1.0
     assert run.left.seconds == pytest.approx(before - 1.0)
     run.now += 1000.0
-    assert run.left.seconds == pytest.approx(before - SECONDS[rest[0].scenario] * rest[0].cell.devices)
+    assert run.left.seconds == pytest.approx(before - expected(rest[:1]))
 
 
 def test_failed_and_skipped_trials_say_nothing_about_the_others(plan: Plan) -> None:
@@ -101,32 +102,13 @@ def test_failed_and_skipped_trials_say_nothing_about_the_others(plan: Plan) -> N
         assert run.left.seconds < sum(map(plan.least_trial_seconds, rest)) + 12.0 * len(plan.groups)
 
 
-def test_groups_that_never_start_take_no_time(plan: Plan) -> None:
-    run = Run(plan, SECONDS)
-    first = [trial for group in plan.groups if group.block == 0 for trial in group.trials]
-    *left_out, last = run.measure(len(first))
-    for trial in left_out:
-        run.left.follow(TrialEnded(trial, {"outcome": "skipped"}))
-    assert run.left.seconds == pytest.approx(START_S + SECONDS[last.scenario] * last.cell.devices)
-
-
-def test_a_lost_trial_is_still_to_be_measured(plan: Plan) -> None:
-    left = TimeLeft(plan, plan.groups, lambda: 0.0)
-    before = left.seconds
-    left.follow(TrialEnded(plan.trials[0], {"outcome": "lost"}, again=True))
-    assert left.seconds == before
-    left.follow(TrialEnded(plan.trials[0], {"outcome": "lost"}, again=False))
-    assert left.seconds == pytest.approx(before - plan.least_trial_seconds(plan.trials[0]))
-
-
 def test_what_is_repeated_takes_its_time_again(plan: Plan) -> None:
     run = Run(plan, SECONDS)
     run.measure(len(plan.trials))
     assert run.left.seconds == 0
     group = plan.groups[0]
     run.left.follow(Repeating((group,)))
-    expected = START_S + sum(SECONDS[trial.scenario] * trial.cell.devices for trial in group.trials)
-    assert run.left.seconds == pytest.approx(expected) and run.left.text
+    assert run.left.seconds == pytest.approx(START_S + expected(group.trials)) and run.left.text
 
 
 def test_a_limit_ends_the_run(make_experiment: Make) -> None:
@@ -141,7 +123,7 @@ def test_a_limit_ends_the_run(make_experiment: Make) -> None:
 def test_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:
     blocks = {"at_least": 2, "at_most": 9, "halfwidth": 0.1}
     run = Run(make_plan(make_experiment(GRID, throughput={"blocks": blocks}), laptop()), SECONDS)
-    run.measure(len([t for t in run.plan.trials if t.block == 0]))
+    run.measure(first_block(run.plan))
     assert run.left.text.startswith("at most ")
 
 
@@ -158,18 +140,6 @@ def test_the_text_is_given_at_most_once_a_minute_and_not_at_the_end(plan: Plan) 
     assert left.text == ""
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "10 s"),
-        (41, "50 s"),
-        (90, "90 s"),
-        (91, "2 min"),
-        (3540, "59 min"),
-        (3541, "1 h 00 min"),
-        (4000, "1 h 10 min"),
-        (90000, "25 h 00 min"),
-    ],
-)
-def test_estimates_are_rounded_up(seconds: float, text: str) -> None:
-    assert rounded(seconds) == text
+def test_estimates_are_rounded_up() -> None:
+    texts = {0: "10 s", 41: "50 s", 90: "90 s", 91: "2 min", 3540: "59 min", 3541: "1 h 00 min", 4000: "1 h 10 min"}
+    assert {seconds: rounded(seconds) for seconds in texts} == texts and rounded(90000) == "25 h 00 min"
