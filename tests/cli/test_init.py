@@ -27,7 +27,7 @@ def init(*arguments: object) -> Result:
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_each_file_is_valid_and_plans_on_a_laptop_and_on_gpus(question: str, here: Path) -> None:
+def test_each_file_is_valid_explained_and_plans_on_a_laptop_and_on_gpus(question: str, here: Path) -> None:
     result = init(question)
     assert result.exit_code == 0, result.output
     file = here / QUESTIONS[question].file
@@ -39,10 +39,8 @@ def test_each_file_is_valid_and_plans_on_a_laptop_and_on_gpus(question: str, her
         assert {trial.cell.devices for trial in plan.trials} == ({1} if question == "loader" else {1, 2}) | (
             {4, 8} if question == "scaling" and inventory != laptop(2) else set()
         )
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_each_file_names_its_question_its_commands_and_what_each_line_means(question: str, here: Path) -> None:
+    for path in here.iterdir():
+        path.unlink()
     init(question, "--output", "a b.yaml")
     lines = (here / "a b.yaml").read_text().splitlines()
     assert lines[0].startswith("# ") and "?" in lines[0] + lines[1]
@@ -55,23 +53,14 @@ def test_each_file_names_its_question_its_commands_and_what_each_line_means(ques
 def test_the_module_of_an_own_workload_is_the_one_that_readme_shows() -> None:
     template = (TEMPLATES / "my_workload.py.txt").read_text()
     assert template == (ROOT / "experiments" / "my_workload.py").read_text()
-
-
-def test_every_template_belongs_to_a_question() -> None:
     named = {question.file for question in QUESTIONS.values()}
     named |= {f"{question.module}.txt" for question in QUESTIONS.values() if question.module}
-    assert named == {path.name for path in TEMPLATES.iterdir()}
+    assert named == {path.name for path in TEMPLATES.iterdir()}, "every template belongs to a question"
 
 
 def test_without_a_question_the_questions_are_shown(here: Path) -> None:
     result = init()
     assert result.exit_code == 0 and all(name in result.output for name in QUESTIONS)
-    assert not list(here.iterdir())
-
-
-def test_an_unknown_question_offers_the_nearest(here: Path) -> None:
-    result = init("Strategy")
-    assert result.exit_code == 2 and "did you mean 'strategies'?" in result.stderr
     assert not list(here.iterdir())
 
 
@@ -82,29 +71,26 @@ def test_no_file_is_replaced_and_nothing_is_half_written(taken: str, here: Path)
     assert result.exit_code == 2 and f"{taken}: 1 problem" in result.stderr and "is not replaced" in result.stderr
     assert [path.name for path in here.iterdir()] == [taken]
     assert (here / taken).read_text() == "mine"
+    (here / "scaling.yaml").symlink_to(here / "elsewhere")
+    assert init("scaling").exit_code == 2 and not (here / "elsewhere").exists(), "a dangling link is not followed"
 
 
 @pytest.mark.parametrize(
-    ("question", "output", "problem"),
+    ("arguments", "problem"),
     [
-        ("own-workload", "my_workload.py", "which is the name of the module beside it"),
-        ("scaling", "a\nb.yaml", "allowed: a name of printable characters"),
-        ("scaling", 300 * "a", "File name too long"),
+        (["Strategy"], "did you mean 'strategies'?"),
+        (["own-workload", "--output", "my_workload.py"], "which is the name of the module beside it"),
+        (["scaling", "--output", "a\nb.yaml"], "allowed: a name of printable characters"),
+        (["scaling", "--output", 300 * "a"], "File name too long"),
+        (
+            ["batch", "--output", "nowhere/b.yaml"],
+            "b.yaml: 1 problem - cannot be written: No such file or directory",
+        ),
     ],
 )
-def test_a_name_that_no_file_can_have(question: str, output: str, problem: str, here: Path) -> None:
-    result = init(question, "--output", output)
+def test_an_unknown_question_or_a_name_that_no_file_can_have_is_refused(
+    arguments: list[str], problem: str, here: Path
+) -> None:
+    result = init(*arguments)
     assert result.exit_code == 2 and problem in " ".join(result.stderr.split())
     assert not [*here.iterdir()]
-
-
-def test_a_dangling_link_is_not_followed(here: Path) -> None:
-    (here / "scaling.yaml").symlink_to(here / "elsewhere")
-    assert init("scaling").exit_code == 2
-    assert not (here / "elsewhere").exists()
-
-
-def test_a_folder_that_is_not_there(here: Path) -> None:
-    result = init("batch", "--output", "nowhere/b.yaml")
-    assert result.exit_code == 2
-    assert "nowhere/b.yaml: 1 problem" in result.stderr and "No such file or directory" in result.stderr

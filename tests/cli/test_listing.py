@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from harness.cli.commands import app
 from harness.cli.listing import rows_of
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.doctor_checks import LOOKS_AT
 from harness.config.strategy_traits import BUILTIN_TRAITS
-
-
-def names(what: str) -> Result:
-    return CliRunner().invoke(app, ["list", what], env={"COLUMNS": "300"})
 
 
 @pytest.mark.parametrize(
@@ -26,13 +22,13 @@ def names(what: str) -> Result:
     ],
 )
 def test_every_name_is_listed(what: str, expected: list[str]) -> None:
-    result = names(what)
+    result = CliRunner().invoke(app, ["list", what], env={"COLUMNS": "300"})
     assert result.exit_code == 0, result.output
     assert not [name for name in expected if name not in result.output]
     assert all(traits.summary for traits in BUILTIN_TRAITS.values())
 
 
 def test_an_unknown_list_offers_the_nearest() -> None:
-    result = names("Models")
+    result = CliRunner().invoke(app, ["list", "Models"])
     assert result.exit_code == 2 and "did you mean 'models'?" in result.stderr
     assert {"workloads", "models", "strategies", "checks"} == set(rows_of())

@@ -19,19 +19,9 @@ from tests.analysis.prediction.world import collectives
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 
 
-def run_command(*arguments: str) -> tuple[int, str]:
-    """The exit code, and what was printed."""
-    done = CliRunner().invoke(app, [*arguments])
-    return done.exit_code, done.output
-
-
-@pytest.mark.parametrize(("text", "numbers"), [("16", (16,)), ("16, 32,64", (16, 32, 64))])
-def test_numbers_are_joined_by_commas(text: str, numbers: tuple[int, ...]) -> None:
-    assert parse_numbers(text, "--devices") == numbers
-
-
 @pytest.mark.parametrize("text", ["", "a", "16,", "0", "-4", "1.5", "99999999", "4;8"])
-def test_other_text_is_refused(text: str) -> None:
+def test_numbers_are_joined_by_commas_and_other_text_is_refused(text: str) -> None:
+    assert parse_numbers("16", "--devices") == (16,) and parse_numbers("16, 32,64", "--devices") == (16, 32, 64)
     with pytest.raises(PredictionError, match=r"--devices: got .* allowed: whole numbers above 0"):
         parse_numbers(text, "--devices")
 
@@ -71,15 +61,11 @@ def test_what_is_no_table_of_links_is_refused(tmp_path: Path) -> None:
         read_links(tmp_path, collectives())
 
 
-def test_a_run_without_recorded_exchanges_is_one_line(tmp_path: Path) -> None:
+def test_no_run_or_one_without_recorded_exchanges_is_one_line(tmp_path: Path) -> None:
     run = Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
     lines = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
     (run / "trials.jsonl").write_text("".join(json.dumps({**line, "exchanges": None}) + "\n" for line in lines))
-    code, output = run_command("predict", str(run), "--devices", "8")
-    assert code == 2
-    assert output.count("\n") == 1 and "recorded no exchanges, from which steps are predicted" in output
-
-
-def test_what_is_no_run_folder_is_one_line(tmp_path: Path) -> None:
-    code, output = run_command("predict", str(tmp_path), "--devices", "8")
-    assert code == 2 and output.count("\n") == 1
+    problems = ((run, "recorded no exchanges, from which steps are predicted"), (tmp_path, "not a run folder"))
+    for folder, problem in problems:
+        done = CliRunner().invoke(app, ["predict", str(folder), "--devices", "8"])
+        assert done.exit_code == 2 and done.output.count("\n") == 1 and problem in done.output

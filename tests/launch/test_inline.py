@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan, single_rank_only
 from harness.run.console import ConsoleSink, Lasting
 from tests.conftest import laptop
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 FILE = """
 name: debug
@@ -39,19 +41,17 @@ class Stops(Mlp):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_figures() -> Iterator[None]:
-    """Draw none: drawing takes most of the time of these runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.report.html.FIGURES", {})
-        yield
-
-
 def run_inline(folder: Path, *more: str, workload: str = "mlp") -> Result:
     file = folder / "debug.yaml"
     file.write_text(FILE.replace("WORKLOAD", workload))
     (folder / "stops_here.py").write_text(STOPS)
     arguments = ["run", str(file), "--inline", "--output", str(folder / "out"), *more]
+    return CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, arguments)
+
+
+def resumed(folder: Path) -> Result:
+    (run_folder,) = (folder / "out" / "debug").iterdir()
+    arguments = ["run", str(folder / "debug.yaml"), "--resume", str(run_folder)]
     return CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, arguments)
 
 
@@ -74,17 +74,11 @@ def test_cells_of_several_ranks_are_skipped_rows(make_experiment: Callable[..., 
     assert any(trial.cell.strategy == "dp" and trial.cell.devices == 2 for trial in inline.trials)
 
 
-@pytest.fixture(scope="module")
-def finished(no_figures: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that finished."""
-    folder = tmp_path_factory.mktemp("inline")
-    result = run_inline(folder)
+def test_a_run_measures_in_this_process_and_its_rows_enter_no_ratio(tmp_path: Path) -> None:
+    assert ConsoleSink(Lasting(force_terminal=True), live=False)._live is None, "the terminal is the debugger's"
+    result = run_inline(tmp_path)
     assert result.exit_code == 0, result.output
-    return folder
-
-
-def test_a_run_measures_in_this_process_and_its_rows_enter_no_ratio(finished: Path) -> None:
-    results = results_of(finished)
+    results = results_of(tmp_path)
     ok = results.trials[results.trials["outcome"] == "ok"]
     assert sorted(ok["strategy"]) == ["ddp", "single"] and set(ok["devices"]) == {1}
     assert ok["inline"].tolist() == [True, True]
@@ -95,6 +89,8 @@ def test_a_run_measures_in_this_process_and_its_rows_enter_no_ratio(finished: Pa
     assert results.scaling.empty and results.cells.empty and results.versus.empty
     assert set(results.ranks["node_id"]) == {"inline"}
     assert {rank["pid"] for group in results.environment["groups"] for rank in group["ranks"]} == {os.getpid()}
+    result = resumed(tmp_path)
+    assert result.exit_code == 2 and "start a new run instead" in result.output
 
 
 def test_a_breakpoint_stops_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,11 +106,13 @@ def test_ctrl_c_ends_the_run_and_the_trial_has_no_row(tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys, "breakpointhook", interrupt)
-    result = run_inline(tmp_path, "--only", "strategy=single", workload="stops_here:Stops")
+    result = run_inline(tmp_path, workload="stops_here:Stops")
     assert result.exit_code == 130, result.output
     assert "Interrupted" in result.output
     assert "ok" not in set(results_of(tmp_path).trials["outcome"])
     assert not [line for line in results_of(tmp_path).lines if line["outcome"] == "error"]
+    result = resumed(tmp_path)
+    assert result.exit_code == 2 and "--inline made this run" in result.output
 
 
 def test_ctrl_c_between_two_trials_keeps_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,21 +125,6 @@ def test_ctrl_c_between_two_trials_keeps_the_first(tmp_path: Path, monkeypatch: 
     assert results_of(tmp_path).trials["outcome"].tolist().count("ok") == 1
 
 
-def test_a_run_that_was_interrupted_in_its_first_trial_is_not_resumed_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "breakpointhook", interrupt)
-    assert run_inline(tmp_path, workload="stops_here:Stops").exit_code == 130
-    (folder,) = (tmp_path / "out" / "debug").iterdir()
-    result = CliRunner(env={"RAY_ADDRESS": ""}).invoke(
-        app, ["run", str(tmp_path / "debug.yaml"), "--resume", str(folder)]
-    )
-    assert result.exit_code == 2 and "--inline made this run" in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -152,14 +135,3 @@ def test_a_run_that_was_interrupted_in_its_first_trial_is_not_resumed_either(
 def test_a_cluster_or_an_earlier_run_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
     result = run_inline(tmp_path, *arguments)
     assert result.exit_code == 2 and message in result.output
-
-
-def test_an_inline_run_is_not_resumed(finished: Path) -> None:
-    (folder,) = (finished / "out" / "debug").iterdir()
-    runner = CliRunner(env={"RAY_ADDRESS": ""})
-    result = runner.invoke(app, ["run", str(finished / "debug.yaml"), "--resume", str(folder)])
-    assert result.exit_code == 2 and "start a new run instead" in result.output
-
-
-def test_the_terminal_is_left_to_the_debugger() -> None:
-    assert ConsoleSink(Lasting(force_terminal=True), live=False)._live is None

@@ -60,32 +60,28 @@ def names(found: list[Node]) -> list[str]:
     return [node.node_id for node in found]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def draining(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     ids: set[str] = set()
     monkeypatch.setattr(ray_nodes.private, "draining_nodes", lambda: ids)
     return ids
 
 
-@pytest.mark.usefixtures("draining")
-def test_every_group_runs_on_the_type_that_holds_the_most_of_the_plan() -> None:
-    nodes = choice(Cluster(A[0], *H), ONE, FOUR, EIGHT)
-    assert [names(nodes.nodes_for(group(each))) for each in (ONE, FOUR, EIGHT)] == [["h0"], ["h0"], ["h0"]]
+@pytest.mark.parametrize(
+    ("nodes", "placements", "chosen"),
+    [
+        ([A[0], *H], (ONE, FOUR, EIGHT), [["h0"], ["h0"], ["h0"]]),  # the type that holds the most of the plan
+        ([A[0], *H], (ONE, FOUR), [["a0"], ["a0"]]),  # of types that hold as much the first
+        ([A[0], H[0]], (SPREAD,), [["a0", "h0"]]),  # no type holds it alone
+    ],
+)
+def test_every_group_runs_on_the_type_that_holds_the_most_of_the_plan(
+    nodes: list[Node], placements: tuple[Placement, ...], chosen: list[list[str]]
+) -> None:
+    by = choice(Cluster(*nodes), *placements)
+    assert [names(by.nodes_for(group(each))) for each in placements] == chosen
 
 
-@pytest.mark.usefixtures("draining")
-def test_of_types_that_hold_as_much_the_first_is_used() -> None:
-    nodes = choice(Cluster(A[0], *H), ONE, FOUR)
-    assert names(nodes.nodes_for(group(ONE))) == ["a0"]
-
-
-@pytest.mark.usefixtures("draining")
-def test_a_group_that_no_type_holds_alone_spans_types() -> None:
-    nodes = choice(Cluster(A[0], H[0]), SPREAD)
-    assert names(nodes.nodes_for(group(SPREAD))) == ["a0", "h0"]
-
-
-@pytest.mark.usefixtures("draining")
 def test_after_a_loss_cell_and_base_move_to_another_type_together() -> None:
     cluster = Cluster(*A[:2], *H)
     nodes = choice(cluster, ONE, SPREAD)
@@ -100,14 +96,6 @@ def test_a_node_that_drains_takes_no_group(draining: set[str]) -> None:
     assert names(nodes.nodes_for(group(FOUR))) == ["a1"]
 
 
-@pytest.mark.usefixtures("draining")
-def test_a_cluster_that_shrank_gives_fewer_nodes_at_once() -> None:
-    cluster = Cluster(*A[:2])
-    cluster.gone = {"a0"}
-    assert names(choice(cluster, SPREAD, wait_s=600.0).nodes_for(group(SPREAD))) == ["a1"]
-
-
-@pytest.mark.usefixtures("draining")
 def test_a_lost_node_is_replaced_by_one_of_its_shape_that_the_autoscaler_brings() -> None:
     cluster = Cluster(*A[:2])
     cluster.request, cluster.gone = object(), {"a0"}
@@ -121,39 +109,28 @@ def test_a_lost_node_is_replaced_by_one_of_its_shape_that_the_autoscaler_brings(
     assert said == ["8 workers with 1 device each on 2 nodes: 1 of 2 nodes are left; waiting at most 600 s for others"]
 
 
-@pytest.mark.usefixtures("draining")
-def test_a_wait_in_vain_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, now = Cluster(*A[:2]), [0.0]
-    cluster.request, cluster.gone = object(), {"a0"}
-    monkeypatch.setattr(ray_nodes.time, "monotonic", lambda: now[0])
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    nodes = choice(cluster, SPREAD, wait_s=10.0, sleep=sleep)
-    assert names(nodes.nodes_for(group(SPREAD))) == ["a1"] and now == [10.0]
-    assert names(nodes.nodes_for(group(SPREAD))) == ["a1"] and now == [10.0]
-
-
-@pytest.mark.usefixtures("draining")
-def test_the_wait_for_nodes_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, now = Cluster(*A[:2]), [0.0]
-    cluster.request, cluster.gone = object(), {"a0"}
+@pytest.mark.parametrize(
+    ("can_grow", "wait_s", "deadline", "waited_s"),
+    [(False, 600.0, None, 0.0), (True, 10.0, None, 10.0), (True, 600.0, 5008.0, 8.0)],
+    ids=["no autoscaler", "a wait in vain", "the end of the run"],
+)
+def test_a_wait_for_nodes_ends_at_its_limit_or_with_the_run_and_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, can_grow: bool, wait_s: float, deadline: float | None, waited_s: float
+) -> None:
+    cluster, now, said = Cluster(*A[:2]), [0.0], list[str]()
+    cluster.request, cluster.gone = object() if can_grow else None, {"a0"}
     monkeypatch.setattr(ray_nodes.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(ray_nodes.time, "time", lambda: 5000.0 + now[0])
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    said: list[str] = []
-    nodes = choice(cluster, SPREAD, wait_s=600.0, sleep=sleep, say=said.append)
-    assert names(nodes.nodes_for(group(SPREAD), deadline=5008.0)) == ["a1"] and now == [8.0]
-    assert names(nodes.nodes_for(group(SPREAD), deadline=5008.0)) == ["a1"] and now == [8.0]
-    (line,) = said
-    assert line.endswith("waiting at most 8 s for others")
+    nodes = choice(cluster, SPREAD, wait_s=wait_s, sleep=sleep, say=said.append)
+    for _ in range(2):
+        assert names(nodes.nodes_for(group(SPREAD), deadline=deadline)) == ["a1"] and now == [waited_s]
+    assert [line.partition("; ")[2] for line in said] == [f"waiting at most {waited_s:.0f} s for others"] * can_grow
 
 
-@pytest.mark.usefixtures("draining")
 def test_groups_are_kept_together_on_the_type_that_holds_them_all() -> None:
     """The plan's placements prefer one type of nodes, a block that ran on both types needs the other."""
     nodes = choice(Cluster(*A, *H), ONE, FOUR, Placement(3, 12, 1), EIGHT)

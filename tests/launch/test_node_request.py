@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray import cloudpickle
+from ray.core.generated import autoscaler_pb2 as messages
 from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
 from ray.train import ScalingConfig
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -72,8 +74,9 @@ def request_of(autoscaler: Autoscaler) -> Iterator[NodeRequest]:
 
 
 def test_requests_of_others_are_kept_beside_it(autoscaler: Autoscaler, request_of: NodeRequest) -> None:
-    request_of.ask([ONE] * 4)
-    assert autoscaler.asked[-1] == [ONE] * 4
+    for _ in range(3):
+        request_of.ask([ONE] * 4)
+    assert autoscaler.asked == [[ONE] * 4], "the same bundles are requested once"
     autoscaler.request("other", [ONE], 180)
     assert autoscaler.asked[-1] == [ONE] * 5
     request_of.ask([ONE] * 2)
@@ -130,42 +133,13 @@ def test_a_thread_renews_it_until_it_is_closed(autoscaler: Autoscaler) -> None:
     assert len(renewed) == count
 
 
-def test_the_same_bundles_are_requested_once(autoscaler: Autoscaler, request_of: NodeRequest) -> None:
-    for _ in range(3):
-        request_of.ask([ONE] * 2)
-    assert len(autoscaler.asked) == 1
-
-
-def test_a_ray_without_the_coordinator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "find", lambda module, name: None)
-    with pytest.raises(ClusterError, match="has no coordinator of requests"):
-        RayCoordinator()
-
-
-def test_what_a_ray_without_its_private_names_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "find", lambda module, name: None)
-    assert private.autoscaler_state() == private.AutoscalerState() and private.draining_nodes() == set()
-
-
 def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-    from ray.core.generated import autoscaler_pb2 as messages
-
     def status(*requests: list[tuple[dict[str, float], int]]) -> bytes:
-        constraints = [
-            messages.ClusterResourceConstraint(
-                resource_requests=[
-                    messages.ResourceRequestByCount(
-                        request=messages.ResourceRequest(resources_bundle=bundle), count=count
-                    )
-                    for bundle, count in request
-                ]
-            )
-            for request in requests
-        ]
-        state = messages.AutoscalingState(
-            infeasible_cluster_resource_constraints=constraints, last_seen_cluster_resource_state_version=6
-        )
+        state = messages.AutoscalingState(last_seen_cluster_resource_state_version=6)
+        for request in requests:
+            constraint = state.infeasible_cluster_resource_constraints.add()
+            for bundle, count in request:
+                constraint.resource_requests.add(request={"resources_bundle": bundle}, count=count)
         resources = messages.ClusterResourceState(cluster_resource_state_version=7)
         reply = messages.GetClusterStatusReply(autoscaling_state=state, cluster_resource_state=resources)
         return reply.SerializeToString()
@@ -179,6 +153,10 @@ def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.Monkey
             return self.reply
 
     known = private.find
+    monkeypatch.setattr(private, "find", lambda module, name: None)  # a Ray without its private names
+    assert private.autoscaler_state() == private.AutoscalerState() and private.draining_nodes() == set()
+    with pytest.raises(ClusterError, match="has no coordinator of requests"):
+        RayCoordinator()
     monkeypatch.setattr(private, "find", lambda module, name: Client if name == "GcsClient" else known(module, name))
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
     assert private.autoscaler_state() == (7, 6, [])

@@ -66,19 +66,12 @@ def test_without_a_cgroup_counter_the_count_is_none(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc on this system")
 def test_a_process_finds_its_own_files_and_counter(tmp_path: Path) -> None:
     script = (
-        "import json, os; from harness.launch.postmortem import *; from dataclasses import asdict\n"
-        "print('x' * 30_000 + 'end'); print(json.dumps(asdict(output_of_this_process())), file=open(3, 'w'))"
+        "import json, sys; from harness.launch.postmortem import *; from dataclasses import asdict\n"
+        "print('x' * 30_000 + 'end'); Path(sys.argv[1]).write_text(json.dumps(asdict(output_of_this_process())))"
     )
     out, result = tmp_path / "out", tmp_path / "result"
-    command = [sys.executable, "-c", script]
-    with out.open("w") as output, result.open("w") as third:
-        subprocess.run(
-            ["bash", "-c", '"$@" 3>&' + str(third.fileno()), "bash", *command],
-            stdout=output,
-            stderr=output,
-            check=True,
-            pass_fds=[third.fileno()],
-        )
+    with out.open("w") as output:
+        subprocess.run([sys.executable, "-c", script, result], stdout=output, stderr=output, check=True)
     fields = json.loads(result.read_text())
     traces = ProcessOutput(**{**fields, "printed": tuple(fields["printed"])})
     assert traces.printed == (str(out),)

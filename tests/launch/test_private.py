@@ -34,9 +34,8 @@ def test_private_names_stand_in_one_module() -> None:
     assert users == {"private.py"}
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
+def test_the_installed_ray_has_the_names() -> None:
+    for module, name in (
         ("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
         ("ray._private.ray_constants", "env_bool"),
         ("ray._raylet", "Config"),
@@ -44,24 +43,23 @@ def test_private_names_stand_in_one_module() -> None:
         ("ray._private.auto_init_hook", "enable_auto_connect"),
         ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback"),
         ("ray.train.torch", "TorchTrainer"),
-    ],
-)
-def test_the_installed_ray_has_the_names(module: str, name: str) -> None:
-    assert private.find(module, name) is not None
-
-
-def test_a_missing_name_or_module_is_none() -> None:
-    assert private.find("ray._private.ray_constants", "NO_SUCH_NAME") is None
-    assert private.find("ray._private.no_such_module", "Config") is None
-
-
-@pytest.mark.parametrize("fixed", [{"RAY_AUTH_MODE": "token"}, {}])
-def test_ray_without_certain_protection_is_not_started(absent: None, fixed: dict[str, str]) -> None:
-    before = dict(os.environ)
-    with (
-        pytest.raises(ClusterError, match=r"was imported before its authentication token .* nothing was started"),
-        session.as_ray_reads({}, fixed),
     ):
+        assert private.find(module, name) is not None, name
+        assert private.find(module, "NO_SUCH_NAME") is None and private.find("ray._private.no_such", name) is None
+
+
+@pytest.mark.parametrize(
+    "gone", [None, "enable_auto_connect", "Config", "AuthenticationTokenLoader", "ENABLE_RAY_CLUSTER", "env_bool"]
+)
+@pytest.mark.parametrize("fixed", [{"RAY_AUTH_MODE": "token"}, {}])
+def test_ray_without_certain_protection_is_not_started(
+    gone: str | None, fixed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All names are gone (None), or one of them."""
+    find, before = private.find, dict(os.environ)
+    monkeypatch.setattr(private, "find", lambda module, name: None if gone in (None, name) else find(module, name))
+    refused = r"was imported before its authentication token .* nothing was started"
+    with pytest.raises(ClusterError, match=refused), session.as_ray_reads({}, fixed):
         raise AssertionError("it was used")
     assert dict(os.environ) == before
 
@@ -74,16 +72,6 @@ def test_without_protection_neither_an_embedded_nor_an_external_cluster_is_used(
     with pytest.raises(ClusterError, match="nothing was started"), cluster.start_embedded(laptop()):
         raise AssertionError("it was used")
     with pytest.raises(ClusterError, match="nothing was started"), cluster.connect("head:6379", {}):
-        raise AssertionError("it was used")
-
-
-@pytest.mark.parametrize(
-    "gone", ["enable_auto_connect", "Config", "AuthenticationTokenLoader", "ENABLE_RAY_CLUSTER", "env_bool"]
-)
-def test_one_missing_name_suffices_for_refusal(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = private.find
-    monkeypatch.setattr(private, "find", lambda module, name: None if name == gone else find(module, name))
-    with pytest.raises(ClusterError), session.as_ray_reads({}):
         raise AssertionError("it was used")
 
 
@@ -124,6 +112,12 @@ def test_without_the_private_argument_the_session_folder_is_named_by_a_variable(
                 patch.setenv(name, value)
             yield
 
+    def failing(**arguments: Any) -> None:
+        raise RuntimeError("no space left")
+
+    monkeypatch.setattr(ray, "init", failing)
+    with pytest.raises(RuntimeError, match="no space left"):  # no missing name
+        private.init(tmp_path, lambda fixed: pytest.fail("tried again"))
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     private.init(tmp_path, variables, num_cpus=2)
@@ -132,26 +126,11 @@ def test_without_the_private_argument_the_session_folder_is_named_by_a_variable(
     assert calls[2:] == [({"address": "head:6379"}, None)]
 
 
-def test_an_error_of_ray_s_start_is_no_missing_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def init(**arguments: Any) -> None:
-        raise RuntimeError("no space left")
-
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(RuntimeError, match="no space left"):
-        private.init(tmp_path, lambda fixed: pytest.fail("tried again"))
-
-
-def test_without_its_node_ray_shuts_down_by_itself(absent: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-    monkeypatch.setattr(ray, "shutdown", lambda: ended.append("by itself"))
-    private.shut_down()
-    assert ended == ["by itself"]
-
-
 def test_processes_are_killed_at_once_or_as_ray_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
     node = SimpleNamespace(kill_all_processes=lambda **named: calls.append(named))
-    monkeypatch.setattr(private, "find", lambda module, name: node)
+    found: list[Any] = [node]
+    monkeypatch.setattr(private, "find", lambda module, name: found[0])
     monkeypatch.setattr(ray, "shutdown", lambda: node.kill_all_processes(check_alive=False, allow_graceful=True))
     private.shut_down()
     assert calls == [{"check_alive": False, "allow_graceful": False}]
@@ -162,7 +141,9 @@ def test_processes_are_killed_at_once_or_as_ray_does_it(monkeypatch: pytest.Monk
     node.kill_all_processes = with_other_parameters
     monkeypatch.setattr(ray, "shutdown", lambda: node.kill_all_processes(wait=3))
     private.shut_down()
-    assert calls[1:] == [{"wait": 3}]
+    found[0] = None  # a Ray without the name of its node
+    private.shut_down()
+    assert calls[1:] == [{"wait": 3}] * 2
 
 
 def test_without_ray_s_callback_class_the_start_has_one_part_less(
@@ -174,15 +155,13 @@ def test_without_ray_s_callback_class_the_start_has_one_part_less(
     assert controller.startup_callbacks("mailbox", 0) == []
 
 
-def test_callbacks_are_dropped_by_name_or_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "left"), [(private.CALLBACKS, [1]), ("_absent", [1, "two"])])
+def test_callbacks_are_dropped_by_name_or_stay(name: str, left: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     class Trainer:
         def _create_default_callbacks(self) -> list[Any]:
             return [1, "two"]
 
+    monkeypatch.setattr(private, "CALLBACKS", name)
     trainer = Trainer()
     private.drop_callbacks(trainer, ("str",))
-    assert trainer._create_default_callbacks() == [1]
-    monkeypatch.setattr(private, "CALLBACKS", "_absent")
-    trainer = Trainer()
-    private.drop_callbacks(trainer, ("str",))
-    assert trainer._create_default_callbacks() == [1, "two"]
+    assert trainer._create_default_callbacks() == left

@@ -8,12 +8,9 @@ from harness.launch.ray.launcher import own_resources, resources_of_named_gpus, 
 from harness.plan.cell import Placement
 
 
-def test_a_worker_of_its_own_has_all_of_its_devices() -> None:
+def test_a_worker_has_all_of_its_devices_and_named_gpus_take_the_whole_node() -> None:
     assert own_resources(Placement(1, 1, 2), 4, on_gpus=True) == {"CPU": 8, "GPU": 2.0}
     assert own_resources(Placement(1, 2, 1), 1, on_gpus=False) == {"CPU": 1}
-
-
-def test_named_gpus_take_the_whole_node() -> None:
     assert resources_of_named_gpus(Placement(1, 2, 1, (1, 2)), 4, gpus=8) == {"CPU": 4, "GPU": 4.0}
     assert resources_of_named_gpus(Placement(1, 1, 2, (1, 2)), 4, gpus=8) == {"CPU": 8, "GPU": 8.0}
 

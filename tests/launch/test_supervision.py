@@ -86,40 +86,27 @@ def test_after_the_last_result_the_poll_interval_is_short() -> None:
     assert script.timeouts == [TAKE_S, TAKE_S, ENDING_S, 0.0]
 
 
-def test_failures_are_kept_until_the_group_has_ended() -> None:
+def test_a_group_is_killed_if_its_ranks_outlive_a_failure_or_never_start() -> None:
     script = Script([[TrialStarted("b"), FAILURE]])
     messages, end = supervised(script, watchdog())
     assert messages == [TrialStarted("b")]
-    assert (end.failures, end.current, end.finished) == ((FAILURE,), "b", ())
+    assert (end.failures, end.current, end.finished) == ((FAILURE,), "b", ()) and script.events == ["release"]
+    outliving, silent = (Script(batches, ends=False) for batches in ([[TrialStarted("b"), FAILURE]], []))
+    verdict = supervised(outliving, watchdog(grace_s=-1.0))[1].verdict
+    assert verdict == Verdict(Ending.AFTER_FAILURE) and verdict.was_cut_short
+    assert supervised(silent, watchdog(start_s=-1.0))[1].verdict == Verdict(Ending.NEVER_STARTED)
+    assert outliving.events == silent.events == ["kill", "release"]
 
 
-def test_ranks_that_outlive_a_failure_are_killed() -> None:
-    script = Script([[TrialStarted("b"), FAILURE]], ends=False)
-    _, end = supervised(script, watchdog(grace_s=-1.0))
-    assert end.verdict == Verdict(Ending.AFTER_FAILURE) and end.verdict.was_cut_short
-    assert script.events == ["kill", "release"]
-
-
-def test_a_group_that_never_starts_is_killed() -> None:
-    script = Script([], ends=False)
-    assert supervised(script, watchdog(start_s=-1.0))[1].verdict == Verdict(Ending.NEVER_STARTED)
-    assert script.events == ["kill", "release"]
-
-
-def test_closing_the_generator_releases_the_group() -> None:
-    script = Script([[TrialStarted("a")]], ends=False)
-    generator = supervise(script, watchdog(), StartupTimer(9.0, "starter"), last="b")
-    assert next(generator) == TrialStarted("a")
-    generator.close()
-    assert script.events == ["release"]
-
-
-def test_an_error_while_messages_are_taken_releases_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_released_if_the_generator_is_closed_or_an_error_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(self: Script, timeout_s: float) -> Sequence[Received]:
         raise RuntimeError("the mailbox is gone")
 
+    closed, failing = Script([[TrialStarted("a")]], ends=False), Script([], ends=False)
+    generator = supervise(closed, watchdog(), StartupTimer(9.0, "starter"), last="b")
+    assert next(generator) == TrialStarted("a")
+    generator.close()
     monkeypatch.setattr(Script, "take", lost)
-    script = Script([], ends=False)
     with pytest.raises(RuntimeError, match="is gone"):
-        supervised(script, watchdog())
-    assert script.events == ["release"]
+        supervised(failing, watchdog())
+    assert closed.events == failing.events == ["release"]

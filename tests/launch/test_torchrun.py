@@ -43,6 +43,7 @@ Make = Callable[..., Experiment]
 TESTS = Path(__file__).parents[1]
 QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0}
 GROUP = WorkerGroup("b0-g0", 0, Placement(1, 2, 1), "cpu", False, (), "torchrun")
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 DIED = """
 Failures:
 [1]:
@@ -60,8 +61,7 @@ Root Cause (first observed failure):
 
 
 def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experiment: Make) -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], throughput={"blocks": 2}), laptop())
+    plan = make_plan(make_experiment(GRID, launcher=["ray", "torchrun"], throughput={"blocks": 2}), laptop())
     for name in ("ray", "torchrun"):
         cells = {t.cell for t in plan.trials if t.cell.launcher == name}
         assert {(c.strategy, c.devices) for c in cells} == {("single", 1), ("ddp", 1), ("ddp", 2)}
@@ -74,19 +74,20 @@ def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experimen
 
 
 def test_checks_and_trainings_stay_with_ray(make_experiment: Make) -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     sections: dict[str, Any] = {"convergence": {"epochs": 1, "seeds": 0}, "diagnostics": True}
-    plan = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], **sections), laptop())
+    plan = make_plan(make_experiment(GRID, launcher=["ray", "torchrun"], **sections), laptop())
     others = [t for t in plan.trials if t.kind == "convergence" or t.purpose == "equivalence"]
     assert len(others) == 2 + 3
     assert {t.cell.launcher for t in others} == {"ray"}
-    alone = make_plan(make_experiment(grid, launcher="torchrun", **sections), laptop())
+    alone = make_plan(make_experiment(GRID, launcher="torchrun", **sections), laptop())
     trainings = {t.cell.launcher for t in alone.trials if t.kind == "convergence"}
     assert trainings == {"torchrun"}
 
 
-def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
+def test_torchrun_is_for_one_machine_and_starts_no_trial_after_the_deadline(make_experiment: Make) -> None:
     experiment = make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}, launcher="torchrun")
+    group = make_plan(experiment, laptop()).groups[0]
+    assert list(TorchrunLauncher(experiment, 1).launch(group, deadline=time.time())) == []
     here = laptop()
     assert not make_plan(experiment, here).skips
     for inventory in (replace(here, attached=True), gpu_cluster(nodes=2)):
@@ -97,8 +98,7 @@ def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
 
 @pytest.mark.parametrize("diagnostics", [False, True])
 def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make, diagnostics: bool) -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, launcher="torchrun", diagnostics=diagnostics), laptop())
+    plan = make_plan(make_experiment(GRID, launcher="torchrun", diagnostics=diagnostics), laptop())
     assert diagnostics == any(trial.purpose == "equivalence" for trial in plan.trials)
     with start_ray(None, plan) as ready:
         assert ready is None
@@ -130,40 +130,27 @@ def test_torchrun_listens_on_loopback_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placement", "device", "local_rank", "gpus", "devices"),
+    ("placement", "local_rank", "gpus", "devices", "backend"),
     [
-        (Placement(1, 2, 1), "cpu", 1, 0, ["cpu"]),
-        (Placement(1, 1, 2), "cpu", 0, 0, ["cpu", "cpu"]),
-        (Placement(1, 2, 1), "cuda", 1, 8, ["cuda:1"]),
-        (Placement(1, 1, 4), "cuda", 0, 8, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
-        (Placement(1, 4, 1), "cuda", 3, 2, ["cuda:1"]),
-        (Placement(1, 1, 2), "cuda", 0, 1, ["cuda:0", "cuda:0"]),
+        (Placement(1, 2, 1), 1, 0, ["cpu"], "gloo"),
+        (Placement(1, 1, 2), 0, 0, ["cpu", "cpu"], "gloo"),
+        (Placement(1, 2, 1), 1, 8, ["cuda:1"], "cpu:gloo,cuda:nccl"),
+        (Placement(1, 1, 4), 0, 8, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], "cpu:gloo,cuda:nccl"),
+        (Placement(1, 4, 1), 3, 2, ["cuda:1"], "gloo"),  # ranks share devices
+        (Placement(1, 1, 2), 0, 1, ["cuda:0", "cuda:0"], "gloo"),
     ],
 )
-def test_a_worker_takes_the_first_devices(
-    placement: Placement, device: str, local_rank: int, gpus: int, devices: list[str]
+def test_a_worker_takes_the_first_devices_and_the_backend_that_serves_them(
+    placement: Placement, local_rank: int, gpus: int, devices: list[str], backend: str
 ) -> None:
-    group = replace(GROUP, placement=placement, device=device)
+    shared = gpus < placement.workers * placement.devices_per_worker
+    group = replace(GROUP, placement=placement, device="cuda" if gpus else "cpu", oversubscribe=shared)
     visible = [torch.device("cuda", number) for number in range(gpus)]
     first = local_rank * placement.devices_per_worker
     assert devices_of(group, local_rank, visible, first) == tuple(map(torch.device, devices))
-
-
-def test_a_group_for_missing_gpus_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="no GPU is visible"):
-        devices_of(replace(GROUP, device="cuda"), 0, [])
-
-
-@pytest.mark.parametrize(
-    ("group", "backend"),
-    [
-        (GROUP, "gloo"),
-        (replace(GROUP, device="cuda"), "cpu:gloo,cuda:nccl"),
-        (replace(GROUP, device="cuda", oversubscribe=True), "gloo"),
-    ],
-)
-def test_backends(group: WorkerGroup, backend: str) -> None:
     assert group.backend == backend
+    with pytest.raises(RuntimeError, match="no GPU is visible"):
+        devices_of(replace(group, device="cuda"), 0, [])
 
 
 @pytest.mark.parametrize(
@@ -179,12 +166,6 @@ def test_backends(group: WorkerGroup, backend: str) -> None:
 def test_an_end_without_a_report(code: int | None, output: str, came_up: bool, outcome: str, reason: str) -> None:
     row = from_exit("t", code, output, came_up=came_up)
     assert (row.trial_id, row.outcome, row.reason, row.detail) == ("t", outcome, reason, output)
-
-
-def test_no_trial_starts_after_the_deadline(make_experiment: Make) -> None:
-    experiment = make_experiment(launcher="torchrun")
-    group = make_plan(experiment, laptop()).groups[0]
-    assert list(TorchrunLauncher(experiment, 1).launch(group, deadline=time.time())) == []
 
 
 # --- the mailbox
@@ -203,36 +184,22 @@ def send_message(connection: Any, message: Any) -> bool:
     return answer
 
 
-def test_each_message_is_kept_and_answered(path: Path) -> None:
-    with closing(SocketMailbox(path, deadline=None)) as mailbox:
-        assert mailbox.take(0.0) == []
-        with Client(str(path), authkey=mailbox.key) as one, Client(str(path), authkey=mailbox.key) as other:
-            assert send_message(one, TrialStarted("a"))
-            assert send_message(other, GroupStarted((), ()))
-            assert send_message(one, GroupStarted((), ()))
-        assert mailbox.take(1.0) == [TrialStarted("a"), GroupStarted((), ()), GroupStarted((), ())]
-        assert not mailbox.refused
-
-
 def test_a_trial_starts_once_the_driver_has_handled_what_came_before(path: Path) -> None:
     """It waits for the end of a request to a store meanwhile, which would overlap with a timed window."""
-    with closing(SocketMailbox(path, deadline=None)) as mailbox, Client(str(path), authkey=mailbox.key) as one:
-        assert send_message(one, GroupStarted((), ()))
+    mailbox = SocketMailbox(path, deadline=None)
+    assert mailbox.take(0.0) == []
+    with Client(str(path), authkey=mailbox.key) as one, Client(str(path), authkey=mailbox.key) as other:
+        assert send_message(one, GroupStarted((), ())) and send_message(other, GroupStarted((), ()))
         one.send(TrialStarted("a"))
         assert not one.poll(0.05)
-        assert mailbox.take(1.0) == [GroupStarted((), ())]
-        assert not one.poll(0.05)  # it is being handled
+        assert mailbox.take(1.0) == [GroupStarted((), ()), GroupStarted((), ())]
+        assert not one.poll(0.05)  # they are being handled
         assert mailbox.take(5.0) == [TrialStarted("a")]
-        assert one.recv() is True
-
-
-def test_a_trial_that_waits_is_refused_when_the_driver_leaves(path: Path) -> None:
-    mailbox = SocketMailbox(path, deadline=None)
-    with Client(str(path), authkey=mailbox.key) as one:
-        assert send_message(one, GroupStarted((), ()))
-        one.send(TrialStarted("a"))
+        assert one.recv() is True and not mailbox.refused
+        assert send_message(other, GroupStarted((), ()))
+        one.send(TrialStarted("b"))
         mailbox.close()
-        assert one.recv() is False
+        assert one.recv() is False  # the driver leaves
 
 
 def test_a_trial_after_the_deadline_is_refused(path: Path) -> None:
@@ -280,9 +247,9 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
         return counts[:] if question == "progress" else ["here", ""] if question == "stacks" else [None, None]
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = Watchdog(ask, limit_s=8.0)
-    now[0] = 100.0
-    assert watch.poll() is None and not asked  # no process has registered yet
+    watch = Watchdog(ask, limit_s=8.0, start_s=120.0)
+    for now[0], verdict in ((119.0, None), (121.0, Verdict(Ending.NEVER_STARTED)), (100.0, None)):
+        assert watch.poll() == verdict and not asked and watch.failed_at is None  # no process has registered yet
     watch.add(process(1, connected=False))
     watch.add(process(0, connected=False))
     watch.record_progress()
@@ -294,6 +261,7 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
     assert seen[-1].was_cut_short and watch.failed_at is not None
     watch.kill()
     assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
+    assert ask_here("progress", [("torchrun", "/no/such/counter")]) == [None] and ask_here("kill", []) == []
 
 
 def test_dead_ranks_are_recorded_while_the_reporting_rank_lives() -> None:
@@ -316,18 +284,6 @@ def test_dead_ranks_are_recorded_while_the_reporting_rank_lives() -> None:
         assert watch.poll() == Verdict(Ending.AFTER_FAILURE)
 
 
-def test_a_group_without_registrations_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = Watchdog(lambda question, things: [1] * len(things), limit_s=800.0, start_s=120.0)
-    now[0] = 119.0
-    assert watch.poll() is None
-    now[0] = 121.0
-    assert watch.poll() == Verdict(Ending.NEVER_STARTED) and watch.failed_at is None
-    watch.add(process(0, connected=False))
-    assert watch.poll() is None
-
-
 def test_startup_time_is_recorded_in_parts() -> None:
     coming_up = StartupTimer(10.0, "torchrun")
     coming_up.record(process(0, created_at=12.0, connected=False), 15.0)
@@ -346,23 +302,13 @@ def test_startup_time_is_recorded_in_parts() -> None:
     assert sum(reported.values()) == 8.0
 
 
-def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
-    assert ask_here("progress", [("torchrun", str(tmp_path / "none"))]) == [None]
-    assert ask_here("kill", []) == []
-
-
 ERROR = {"check": "gradients", "severity": "error", "seen": "2 times one device's", "means": "", "advice": ""}
 
 
 def test_doctor_errors_stop_measurement_in_later_processes_of_the_group(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = make_experiment(
-        {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8},
-        launcher="torchrun",
-        throughput=QUICK,
-        preflight=True,
-    )
+    experiment = make_experiment(GRID, launcher="torchrun", throughput=QUICK, preflight=True)
     plan = make_plan(experiment, laptop())
     ran: list[str] = []
 
@@ -375,13 +321,14 @@ def test_doctor_errors_stop_measurement_in_later_processes_of_the_group(
     monkeypatch.setattr(TorchrunLauncher, "_run", run)
     torchrun = TorchrunLauncher(experiment, 1)
     for group in plan.groups:
-        reported = {message.trial_id: message for message in torchrun.launch(group, deadline=None)}  # type: ignore[union-attr]
+        results = (message for message in torchrun.launch(group, deadline=None) if isinstance(message, TrialResult))
+        reported = {result.trial_id: result for result in results}
         assert list(reported) == [trial.id for trial in group.trials]
         for trial in group.trials:
             refused = trial.cell.strategy == "ddp" and trial.purpose != "doctor" and group.block == 0
-            assert (reported[trial.id].outcome == "skipped") == refused  # type: ignore[union-attr]
+            assert (reported[trial.id].outcome == "skipped") == refused
             assert (trial.id in ran) != refused
-            assert not refused or "2 times one device's" in reported[trial.id].reason  # type: ignore[union-attr]
+            assert not refused or "2 times one device's" in reported[trial.id].reason
     assert any(trial.purpose == "doctor" and trial.cell.strategy == "ddp" for trial in plan.trials)
 
 
@@ -418,13 +365,6 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until_gone(pids: Sequence[int], within_s: float) -> None:
-    until = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not [pid for pid in pids if alive(pid)]
 
 
 @pytest.mark.slow
@@ -508,7 +448,10 @@ def test_no_process_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
     pids = [child.pid for child in children]
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
-    wait_until_gone(pids, 60.0)
+    until = time.monotonic() + 60
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if alive(pid)]
     shutil.rmtree(folder)  # what only its owner removes
 
 

@@ -43,44 +43,32 @@ def recorded(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     return run, [dict(line) for line in run.lines()]
 
 
-@pytest.mark.parametrize(
-    ("fault", "outcome", "reason", "log", "section"),
-    [
-        ("build", "error", "ValueError on rank 0: a bad model", "build_model", "throughput"),
-        ("evaluation", "error", "ValueError on rank 0: a bad validation sample", "in loss", "convergence"),
-        ("unpicklable", "error", "Unpicklable on rank 0: holds a generator", "in unpicklable", "throughput"),
-        ("exits", "error", "SystemExit on rank 0: 3", "sys.exit", "throughput"),
-        ("cuda_memory", "oom", "OutOfMemoryError on rank 0: CUDA out of memory", "in cuda_memory", "throughput"),
-    ],
-)
+FAULTS = {
+    "build": ("error", "ValueError on rank 0: a bad model", "build_model"),
+    "unpicklable": ("error", "Unpicklable on rank 0: holds a generator", "in unpicklable"),
+    "exits": ("error", "SystemExit on rank 0: 3", "sys.exit"),
+    "cuda_memory": ("oom", "OutOfMemoryError on rank 0: CUDA out of memory", "in cuda_memory"),
+}
+IN_A_TRAINING = {"evaluation": ("error", "ValueError on rank 0: a bad validation sample", "in loss")}
+
+
+@pytest.mark.parametrize(("faults", "kind"), [(FAULTS, "throughput"), (IN_A_TRAINING, "convergence")])
 def test_an_exception_is_a_row_with_its_reason(
     make_experiment: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    fault: str,
-    outcome: str,
-    reason: str,
-    log: str,
-    section: str,
+    faults: dict[str, tuple[str, str, str]],
+    kind: str,
 ) -> None:
-    only = {"throughput": None, "convergence": {"epochs": 1, "seeds": 0}} if section == "convergence" else {}
-    run, lines = recorded(planned(make_experiment, [fault, "none"], [8], **only), tmp_path, monkeypatch)
+    only = {"throughput": None, "convergence": {"epochs": 1, "seeds": 0}} if kind == "convergence" else {}
+    run, lines = recorded(planned(make_experiment, [*faults, "none"], [8], **only), tmp_path, monkeypatch)
     by_fault = {line["options"]["workload.fault"]: line for line in lines}
-    assert len(lines) == 2 and by_fault["none"]["outcome"] == "ok"
-    row = by_fault[fault]
-    assert (row["outcome"], row["attempt"], row["error_rank"], row["kind"]) == (outcome, 1, 0, section)
-    assert row["reason"].startswith(reason)
-    assert log in (run.path / row["log"]).read_text()
-
-
-def test_a_larger_batch_than_one_that_lacked_memory_is_not_tried(
-    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans = (planned(make_experiment, ["cuda_memory"], [8, 16], seed=seed) for seed in range(20))
-    plan = next(plan for plan in plans if plan.trials[0].cell.per_device_batch_size == 8)
-    _, lines = recorded(plan, tmp_path, monkeypatch)
-    assert [(line["per_device_batch_size"], line["outcome"]) for line in lines] == [(8, "oom"), (16, "skipped")]
-    assert lines[1]["reason"] == "a batch of 8 per device of the same cell ran out of memory (limits.prune_oom)"
+    assert len(lines) == len(faults) + 1 and by_fault["none"]["outcome"] == "ok"
+    for fault, (outcome, reason, log) in faults.items():
+        row = by_fault[fault]
+        assert (row["outcome"], row["attempt"], row["error_rank"], row["kind"]) == (outcome, 1, 0, kind)
+        assert row["reason"].startswith(reason)
+        assert log in (run.path / row["log"]).read_text()
 
 
 def test_messages_and_errors_of_a_worker_can_be_pickled_if_the_exception_cannot(

@@ -17,7 +17,6 @@ from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
 from harness.record.schema import RAW
-from harness.system.files import append_lines, replace_text
 from tests.conftest import laptop
 from tests.system.test_files import LIMIT, small_files
 
@@ -40,53 +39,54 @@ def folder(plan: Plan, tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, plan.experiment, plan, "name: test\n")
 
 
-def steps(count: int = 2) -> dict[str, list[Any]]:
-    return {
-        "rank": [0] * count,
-        "window": [1] * count,
-        "step": list(range(count)),
-        "warmup": [False] * count,
-        "step_s": [0.5] * count,
-        "wait_s": [0.1] * count,
-        "loss": [1.0] * count,
-    }
-
-
-def test_a_new_folder_holds_the_experiment_and_the_plan(folder: RunFolder, plan: Plan) -> None:
+def test_a_new_folder_holds_the_experiment_and_the_plan_and_has_one_writer(folder: RunFolder, plan: Plan) -> None:
     assert folder.source_text() == "name: test\n"
     assert folder.experiment() == plan.experiment
     assert [group["id"] for group in folder.plan()["groups"]] == [group.id for group in plan.groups]
     assert len(folder.plan()["skipped"]) == len(plan.skips)
     assert folder.lines() == []
+    with folder.locked(), pytest.raises(RunFolderError, match="another run is"), RunFolder(folder.path).locked():
+        pass
+    with folder.locked():
+        pass
 
 
-def test_a_recorded_trial_reads_back(folder: RunFolder, plan: Plan) -> None:
+STEPS: Any = {"rank": [0, 0], "window": [1, 1], "step": [0, 1], "warmup": [False] * 2, "loss": [1.0] * 2}
+STEPS |= {"step_s": [0.5] * 2, "wait_s": [0.1] * 2}
+
+
+def test_a_recorded_trial_reads_back_with_every_axis_and_without_a_pickle(folder: RunFolder, plan: Plan) -> None:
     trial = plan.trials[0]
-    folder.append(trial, TrialResult(trial.id, "ok", steps=steps(), trial_s=1.5), FACTS)
-    lines = folder.lines()
-    assert [(row["trial_id"], row["outcome"], row["trial_s"], row["attempt"]) for row in lines] == [
-        (trial.id, "ok", 1.5, 1)
-    ]
-    frame = folder.steps(lines)
-    assert frame["trial_id"].tolist() == [trial.id] * 2
-    assert frame["step_s"].tolist() == [0.5, 0.5]
-
-
-def test_a_line_carries_every_axis(folder: RunFolder, plan: Plan) -> None:
-    trial = plan.trials[0]
-    row = folder.append(trial, TrialResult(trial.id, "ok"), FACTS)
+    row = folder.append(trial, TrialResult(trial.id, "ok", steps=STEPS, trial_s=1.5), FACTS)
+    (line,) = lines = folder.lines()
+    assert (line["trial_id"], line["outcome"], line["trial_s"], line["attempt"]) == (trial.id, "ok", 1.5, 1)
     for axis in ("strategy", "devices", "nodes", "model", "data", "per_device_batch_size", "precision"):
         assert row[axis] == getattr(trial.cell, axis)
     assert row["options"]["optimizer.lr"] == 0.1
     written = (folder.path / "trials.jsonl").read_text()
-    assert json.loads(json.loads(written)["options"]) == row["options"] == folder.lines()[0]["options"]
+    assert json.loads(json.loads(written)["options"]) == row["options"] == line["options"]
+    before = folder.steps(lines)
+    assert before["trial_id"].tolist() == [trial.id] * 2 and before["step_s"].tolist() == [0.5, 0.5]
+    kinds = {path.suffix for path in folder.path.rglob("*") if path.is_file()}
+    assert kinds <= {".yaml", ".json", ".jsonl", ".parquet", ".txt", ".html", ".csv", ".png", ".svg", ""}
+    folder.compact({table.name: getattr(folder, table.name)(lines) for table in RAW})
+    for raw in (folder.path / "raw").iterdir():
+        raw.unlink()
+    assert folder.steps(lines).equals(before), "a folder without raw files reads the compacted ones"
 
 
-def test_steps_without_a_line_do_not_count(folder: RunFolder, plan: Plan) -> None:
-    trial = plan.trials[0]
-    folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
-    (folder.path / "trials.jsonl").write_text("")
-    assert folder.steps(folder.lines()).empty
+def test_a_traceback_goes_into_a_log_that_the_line_names(folder: RunFolder, plan: Plan) -> None:
+    """Python decodes a file name that is not UTF-8 to lone surrogates; untrusted JSON may hold them too."""
+    first, second = plan.trials[:2]
+    output = "cannot open \udcff.txt"
+    line = folder.append(first, TrialResult(first.id, "error", output, detail=output), FACTS)
+    assert line["log"] == f"logs/{first.id}-1.txt"
+    assert (folder.path / line["log"]).read_text() == "cannot open \\udcff.txt"
+    with (folder.path / "trials.jsonl").open("a") as file:
+        file.write(json.dumps({**line, "trial_id": second.id, "reason": output}) + "\n")
+    for row in folder.lines():
+        row["reason"].encode()
+    harness.load(folder.path).trials.to_csv()
 
 
 def test_a_line_cut_short_does_not_count_and_does_not_harm_the_next(folder: RunFolder, plan: Plan) -> None:
@@ -99,16 +99,9 @@ def test_a_line_cut_short_does_not_count_and_does_not_harm_the_next(folder: RunF
     assert [row["trial_id"] for row in folder.lines()] == [one.id, two.id]
 
 
-def test_a_traceback_goes_into_a_log_that_the_line_names(folder: RunFolder, plan: Plan) -> None:
-    trial = plan.trials[0]
-    row = folder.append(trial, TrialResult(trial.id, "error", "boom", detail="Traceback: boom"), FACTS)
-    assert row["log"] == f"logs/{trial.id}-1.txt"
-    assert (folder.path / row["log"]).read_text() == "Traceback: boom"
-
-
 def test_a_trial_that_cannot_be_written_loses_none_before_it(folder: RunFolder, plan: Plan) -> None:
     one, two = plan.trials[:2]
-    folder.append(one, TrialResult(one.id, "ok", steps=steps()), FACTS)
+    folder.append(one, TrialResult(one.id, "ok", steps=STEPS), FACTS)
     failed = TrialResult(two.id, "error", "boom", detail="x" * (LIMIT + 1))
     with small_files(), pytest.raises(WriteError, match=rf"{two.id}-1.txt: cannot be written: File too large"):
         folder.append(two, failed, FACTS)
@@ -127,7 +120,7 @@ def test_steps_without_a_written_line_do_not_count_for_the_next_attempt(
     trial = plan.trials[0]
     monkeypatch.setattr("harness.record.folder.append_lines", full)
     with pytest.raises(WriteError):
-        folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
+        folder.append(trial, TrialResult(trial.id, "ok", steps=STEPS), FACTS)
     assert not list((folder.path / "raw").iterdir()), "on a full disk they take the space that other files need"
     monkeypatch.undo()
     folder.append(trial, TrialResult(trial.id, "skipped", "the time is up"), FACTS)
@@ -136,26 +129,16 @@ def test_steps_without_a_written_line_do_not_count_for_the_next_attempt(
 
 def test_steps_of_a_killed_run_without_a_line_do_not_count_for_the_next_attempt(folder: RunFolder, plan: Plan) -> None:
     done, killed = plan.trials[:2]
-    folder.append(done, TrialResult(done.id, "ok", steps=steps()), FACTS)
+    folder.append(done, TrialResult(done.id, "ok", steps=STEPS), FACTS)
     lines = (folder.path / "trials.jsonl").read_bytes()
-    folder.append(killed, TrialResult(killed.id, "ok", steps=steps()), FACTS)
+    folder.append(killed, TrialResult(killed.id, "ok", steps=STEPS), FACTS)
     (folder.path / "trials.jsonl").write_bytes(lines)  # killed after its steps and before its line
     (folder.path / "raw" / "x.parquet.partial").touch()
     with folder.locked():
         assert len(list((folder.path / "raw").iterdir())) == 2, "only partial files are removed"
+        assert folder.steps(folder.lines())["trial_id"].unique().tolist() == [done.id]
         folder.append(killed, TrialResult(killed.id, "skipped", "the time is up"), FACTS)
     assert folder.steps(folder.lines())["trial_id"].unique().tolist() == [done.id]
-
-
-def test_a_folder_without_raw_files_reads_the_compacted_ones(folder: RunFolder, plan: Plan) -> None:
-    trial = plan.trials[0]
-    folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
-    lines = folder.lines()
-    before = folder.steps(lines)
-    folder.compact({table.name: getattr(folder, table.name)(lines) for table in RAW})
-    for raw in (folder.path / "raw").iterdir():
-        raw.unlink()
-    assert folder.steps(lines).equals(before)
 
 
 def test_a_training_has_its_epochs_and_its_steps_in_files_of_their_own(make_experiment: Make, tmp_path: Path) -> None:
@@ -176,26 +159,18 @@ def test_a_training_has_its_epochs_and_its_steps_in_files_of_their_own(make_expe
     assert not list((folder.path / "raw").iterdir())
 
 
-def test_two_runs_do_not_write_into_one_folder(folder: RunFolder) -> None:
-    with (
-        folder.locked(),
-        pytest.raises(RunFolderError, match="another run is writing"),
-        RunFolder(folder.path).locked(),
-    ):
-        pass
-    with folder.locked():
-        pass
-
-
-def test_a_non_run_folder_is_refused(tmp_path: Path) -> None:
+def test_a_place_that_is_no_run_folder_or_cannot_be_one_is_refused(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         RunFolder.open(tmp_path)
-
-
-def test_an_output_that_cannot_be_written_is_refused(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"cannot be created: .*; give another folder with --output"):
         RunFolder.create(tmp_path / "file" / "results", plan.experiment, plan, "")
+    for name in ("elsewhere", "results"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "results" / "test").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match="is a link, which may lead outside the output folder"):
+        RunFolder.create(tmp_path / "results", plan.experiment, plan, "")
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_invocations_and_groups_are_added_to_the_environment(folder: RunFolder) -> None:
@@ -208,38 +183,12 @@ def test_invocations_and_groups_are_added_to_the_environment(folder: RunFolder) 
     assert [group["group_id"] for group in content["groups"]] == ["b0-g0"]
 
 
-def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    replace_text(path, "one")
-    replace_text(path, "two")
-    assert path.read_text() == "two"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
-
-
-def test_appending_does_not_read_existing_lines(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    for number in range(3):
-        append_lines(path, [str(number)])
-    assert path.read_text() == "0\n1\n2\n"
-
-
-def test_no_file_is_a_pickle(folder: RunFolder, plan: Plan) -> None:
-    trial = plan.trials[0]
-    folder.append(trial, TrialResult(trial.id, "ok", steps=steps()), FACTS)
-    kinds = {path.suffix for path in folder.path.rglob("*") if path.is_file()}
-    assert kinds <= {".yaml", ".json", ".jsonl", ".parquet", ".txt", ".html", ".csv", ".png", ".svg", ""}
-
-
 SECRET = "hunter2-hunter2"
 GITHUB, URL = "ghp_" + "a1B2" * 9, "https://me:hunter2-hunter2@host/data"
 
 
-@pytest.fixture
-def secret_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_DATABASE_PASSWORD", SECRET)
-
-
-def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, secret_variable: None) -> None:
     options = {"hub_token": SECRET, "address": URL, "other": GITHUB, "width": 8}
     grid = {"strategy": ["single", "ddp"], "devices": [1, 4], "per_device_batch_size": 8, "model": GITHUB}
     experiment = make_experiment(grid, workload="own:Own", workload_options=options)  # fmt: skip
@@ -248,10 +197,8 @@ def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, secre
     folder = RunFolder.create(tmp_path, experiment, plan, source)
     output = f"ValueError: cannot open {URL} with {GITHUB}, Bearer {SECRET}"
     for trial in plan.trials[:2]:
-        result = TrialResult(
-            trial.id, "error", output, error_type="ValueError", detail=f"Traceback\n{output}", facts={"x": output}
-        )
-        folder.append(trial, result, FACTS)
+        more: Any = {"error_type": "ValueError", "detail": f"Traceback\n{output}", "facts": {"x": output}}
+        folder.append(trial, TrialResult(trial.id, "error", output, **more), FACTS)
     for skip in plan.skips:
         folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), FACTS)
     folder.set_invocation(0, {"command": ["run", "x.yaml", "--address", URL, f"--password={SECRET}"]})
@@ -263,26 +210,3 @@ def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, secre
             assert path.suffix not in (".txt", ".jsonl") or "<redacted>" in text, path.name
     assert folder.experiment().workload_options["width"] == 8
     assert len(folder.lines()) == 2 + len(plan.skips)
-
-
-def test_a_link_in_the_place_of_a_new_folder_is_refused(plan: Plan, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "test").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunFolderError, match="is a link, which may lead outside the output folder"):
-        RunFolder.create(tmp_path / "results", plan.experiment, plan, "")
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_a_lone_surrogate_is_recorded_and_read(plan: Plan, tmp_path: Path) -> None:
-    """Python decodes a file name that is not UTF-8 to lone surrogates; untrusted JSON may hold them too."""
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    first, second = plan.trials[:2]
-    output = "cannot open \udcff.txt"
-    line = folder.append(first, TrialResult(first.id, "error", output, detail=output), FACTS)
-    assert (folder.path / line["log"]).read_text() == "cannot open \\udcff.txt"
-    with (folder.path / "trials.jsonl").open("a") as file:
-        file.write(json.dumps({**line, "trial_id": second.id, "reason": output}) + "\n")
-    for row in folder.lines():
-        row["reason"].encode()
-    harness.load(folder.path).trials.to_csv()

@@ -34,6 +34,9 @@ def test_gathered_rows_have_the_tables_types_and_name_their_trial(tmp_path: Path
     assert frame["loss"].isna().tolist() == [False, True, False]  # a loss that is not a number keeps its value
     assert np.isnan(frame["loss"].tolist()[2])
     assert frame["window"].isna().all()
+    assert gather(STEPS, []).columns.tolist() == STEPS.names
+    with pytest.raises(ValueError, match="Could not convert"):
+        in_parquet(STEPS, {"step_s": ["fast"]})
 
 
 def test_a_loss_that_is_not_finite_keeps_its_value_also_when_it_is_compacted(tmp_path: Path) -> None:
@@ -53,15 +56,6 @@ def test_a_workloads_own_metric_comes_last_and_need_not_be_in_every_trial(
     frame = gather(EPOCHS, written(tmp_path, EPOCHS, {"epoch": [1], "val_top5": [0.5]}, {"epoch": [1]}))
     assert frame.columns.tolist() == [*EPOCHS.names, "val_top5"]
     assert frame["val_top5"].tolist()[0] == 0.5 and pd.isna(frame["val_top5"].tolist()[1])
-
-
-def test_no_files_are_a_frame_without_rows(tmp_path: Path) -> None:
-    assert gather(STEPS, []).columns.tolist() == STEPS.names
-
-
-def test_a_value_of_another_type_is_refused() -> None:
-    with pytest.raises(ValueError, match="Could not convert"):
-        in_parquet(STEPS, {"step_s": ["fast"]})
 
 
 def test_a_frame_is_written_in_parts_and_reads_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

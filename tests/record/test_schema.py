@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from harness.record.schema import COMPARED, DERIVED, RECORDED, TRIALS, WINDOWS
+from harness.record.schema.table import Table
 from harness.report.schema_page import as_markdown
 
 README = Path(__file__).parents[2] / "results" / "README.md"
@@ -18,16 +19,10 @@ def test_results_readme_is_made_from_the_schema() -> None:
 
 
 @pytest.mark.parametrize("table", [*RECORDED, *DERIVED, *COMPARED], ids=lambda table: table.name)
-def test_names_are_unique_and_every_column_has_a_meaning(table: object) -> None:
-    columns = table.columns  # type: ignore[attr-defined]
-    names = [column.name for column in columns]
-    assert len(names) == len(set(names))
-    assert all(column.meaning for column in columns)
-
-
-@pytest.mark.parametrize("table", [*RECORDED, *DERIVED, *COMPARED], ids=lambda table: table.name)
-def test_units_and_suffixes_agree(table: object) -> None:
-    for column in table.columns:  # type: ignore[attr-defined]
+def test_names_are_unique_and_say_the_unit_and_every_column_has_a_meaning(table: Table) -> None:
+    assert len(table.names) == len(set(table.names))
+    for column in table.columns:
+        assert column.meaning
         if column.name.endswith("_bytes"):
             assert column.unit == "bytes"
         if column.name.endswith("_per_s"):
@@ -36,17 +31,10 @@ def test_units_and_suffixes_agree(table: object) -> None:
             assert column.unit == "s"
 
 
-def test_a_frame_is_typed_and_missing_values_are_na() -> None:
+def test_a_frame_is_typed_and_missing_values_are_na_and_unknown_columns_come_last() -> None:
     frame = WINDOWS.frame([{"rank": 1, "duration_s": 2}])
     assert frame["rank"].dtype == "Int64"
     assert frame["duration_s"].dtype == "Float64"
     assert pd.isna(frame["trial_id"].iloc[0])
-    assert list(frame.columns) == WINDOWS.names
-
-
-def test_an_empty_frame_has_the_columns() -> None:
-    assert list(TRIALS.frame([]).columns) == TRIALS.names
-
-
-def test_unknown_columns_come_last() -> None:
+    assert list(frame.columns) == WINDOWS.names and list(TRIALS.frame([]).columns) == TRIALS.names
     assert list(WINDOWS.frame([{"own_metric": 3, "rank": 0}]).columns) == [*WINDOWS.names, "own_metric"]

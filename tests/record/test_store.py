@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,16 +36,11 @@ def test_an_object_is_written_listed_read_and_removed(store: Store) -> None:
     assert [one.name for one in store.list("a")] == ["a/b/c.json"] and store.list("nowhere") == []
 
 
-def test_what_was_being_written_is_no_object(tmp_path: Path) -> None:
-    store = folder_store(tmp_path)
-    store.put("a/b", b"1")
-    (tmp_path / "a" / "c.partial").write_bytes(b"half")
-    assert [one.name for one in store.list()] == ["a/b"]
-
-
 def test_reading_is_tried_again_and_what_is_not_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = folder_store(tmp_path)
     store.put("a", b"1")
+    (tmp_path / "c.partial").write_bytes(b"half")
+    assert [one.name for one in store.list()] == ["a"], "what is being written is no object"
     pauses: list[float] = []
     monkeypatch.setattr("harness.record.store.time.sleep", pauses.append)
     failures = iter([OSError("reset"), OSError("reset")])
@@ -72,11 +68,8 @@ def test_reading_is_tried_again_and_what_is_not_there_is_not(tmp_path: Path, mon
     ],
 )
 def test_an_error_is_one_line_with_what_to_do(said: str, uri: str, expected: str) -> None:
-    import re
-
     text = module._explained(OSError(said), uri)
-    assert re.match(expected, text) or re.search(expected, text)
-    assert "\n" not in text
+    assert re.search(expected, text) and "\n" not in text
 
 
 def test_s3_has_one_short_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +78,3 @@ def test_s3_has_one_short_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.root == "bucket/a/b" and store.filesystem.type_name == "s3" and store.filesystem.region == "us-east-1"
     with pytest.raises(StoreError, match="does not answer as it should"):
         store.put("x", b"")
-
-
-def test_an_address_with_a_key_is_refused() -> None:
-    with pytest.raises(StoreError, match="a password or a key"):
-        open_store("s3://a:b@bucket")
