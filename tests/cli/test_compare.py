@@ -14,13 +14,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.cli.commands import app
-from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.record.schema import COMPARED
 from harness.report.figures.common import panels
+from tests.conftest import Make
 from tests.run_folders import NODE, make_run
 
-Make = Callable[..., Experiment]
 GRID = {"model": "resnet8", "strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 HOSTILE = "<script>alert(1)</script> | [x](http://x) @you \x1b[2J"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import ray
 
-from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.launch import agent
 from harness.launch.ray import cluster, nodes
@@ -23,7 +22,7 @@ from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
 from harness.run import prepare
 from harness.system.scratch import PREFIX
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
 
 @pytest.fixture
@@ -223,7 +222,7 @@ def test_only_nodes_in_use_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_node_without_the_requested_devices_needs_neither_imports_nor_data(
-    make_experiment: Callable[..., Experiment], tmp_path: Path
+    make_experiment: Make, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import torch
 from harness.analysis.ratios import scaling
 from harness.analysis.trials import trials as trials_of
 from harness.cli.values import parse_only
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables
 from harness.launch.rank import devices_of, gpus_by_number
@@ -28,10 +27,9 @@ from harness.plan.labels import devices_text
 from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.plan.rows import SkipCode
 from harness.plan.trial import WorkerGroup
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import Make, gpu_cluster, laptop
 from tests.records import line, steps_of
 
-Make = Callable[..., Experiment]
 PAIRS = {"strategy": ["single", "dp", "ddp"], "device_ids": [[0, 1], [1, 2]], "per_device_batch_size": 8}
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cuda", 2, 1, "weak", 8, 16, device_ids=(1, 2))
 THREE = {"devices": 3, "device_ids": (0, 1, 2)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from typer.testing import CliRunner, Result
 import harness
 from harness.analysis.results import Results
 from harness.cli.commands import app
-from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan, single_rank_only
 from harness.run.console import ConsoleSink, Lasting
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -60,7 +58,7 @@ def results_of(folder: Path) -> Results:
     return harness.load(run_folder)
 
 
-def test_cells_of_several_ranks_are_skipped_rows(make_experiment: Callable[..., Experiment]) -> None:
+def test_cells_of_several_ranks_are_skipped_rows(make_experiment: Make) -> None:
     grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid), laptop())
     inline = single_rank_only(plan)

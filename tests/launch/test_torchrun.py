@@ -22,7 +22,6 @@ import psutil
 import pytest
 import torch
 
-from harness.config.experiment import Experiment
 from harness.launch.failures import from_exit
 from harness.launch.protocol import ByLauncher, GroupStarted, Job, Launcher, Message, TrialStarted
 from harness.launch.rank import devices_of
@@ -36,10 +35,9 @@ from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.run.execution import start_ray
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import Make, gpu_cluster, laptop
 from tests.listening import outside, started_since
 
-Make = Callable[..., Experiment]
 TESTS = Path(__file__).parents[1]
 QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0}
 GROUP = WorkerGroup("b0-g0", 0, Placement(1, 2, 1), "cpu", False, (), "torchrun")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.experiment import Experiment
 from harness.launch import worker
 from harness.launch.inline import InlineLauncher
 from harness.launch.protocol import Job, TrialStarted
@@ -22,9 +21,8 @@ from harness.record.folder import RunFolder
 from harness.run.execution import Execution
 from harness.train.ranks import Ranks
 from tests import faulty_workload
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 SHORT = {"blocks": 1, "warmup_steps": 3, "warmup_rounds": 2, "windows": 1, "window_steps": 4, "window_seconds": 0}
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError
 from harness.plan.planner import make_plan
 from harness.record.estimate import Estimate, read_estimate, write_estimate
 from harness.record.folder import RunFolder
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
 FIRST: Estimate = {"earlier": None, "devices": 2, "at_once": 1, "bound": "at least", "parts": []}
 
 
 @pytest.fixture
-def folder(make_experiment: Callable[..., Experiment], tmp_path: Path) -> RunFolder:
+def folder(make_experiment: Make, tmp_path: Path) -> RunFolder:
     plan = make_plan(make_experiment(), laptop())
     return RunFolder.create(tmp_path, plan.experiment, plan, "x")
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import harness
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
 from harness.record.schema import RAW
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.system.test_files import LIMIT, small_files
 
-Make = Callable[..., Experiment]
 FACTS = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": 0}
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import harness
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, StoreError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
@@ -27,11 +25,9 @@ from harness.record.mirror import (
     runs_below,
 )
 from harness.record.writer import LEASE_S, ClaimedError, SupersededError, Writer
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.records import rank_row
 from tests.stores import Failing, folder_store, watched
-
-Make = Callable[..., Experiment]
 
 
 class Run:
@@ -238,27 +234,18 @@ def test_a_second_writer_is_refused_until_the_first_has_ended(run: Run, tmp_path
         run.writer()
     assert [claim.writer for claim in read_claims(run.store, run.name)] == [first.name]  # the second withdrew
     first.release()
-    run.writer()
-
-
-def test_a_claim_lapses_by_the_store_s_clock(run: Run, tmp_path: Path) -> None:
-    first = run.writer()
-    claim = tmp_path / "store" / run.name / "claims" / f"{first.name}.json"
-    at = claim.stat().st_mtime
+    lapsing = run.writer()
+    claim = tmp_path / "store" / run.name / "claims" / f"{lapsing.name}.json"
+    at = claim.stat().st_mtime  # by the store's clock
     os.utime(claim, (at - LEASE_S + 60, at - LEASE_S + 60))
     with pytest.raises(ClaimedError) as error:
         run.writer()
     assert 50 < error.value.left_s <= 61
     os.utime(claim, (at - LEASE_S - 1, at - LEASE_S - 1))
-    run.writer()
-
-
-def test_the_claim_of_a_killed_process_of_this_machine_is_void(run: Run, tmp_path: Path) -> None:
     killed = run.writer()
-    process_gone(killed, run)
+    process_gone(killed, run)  # a killed process of this machine
     later = run.writer()
-    assert later.name != killed.name
-    assert later.name in [claim.writer for claim in read_claims(run.store, run.name)]
+    assert later.name != killed.name and later.name in [one.writer for one in read_claims(run.store, run.name)]
 
 
 @pytest.mark.parametrize("holder", [{}, {"machine": "another"}, {"pid": None}, {"started": "x"}])

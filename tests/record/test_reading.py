@@ -19,24 +19,14 @@ from harness.cli.common import BAD_INPUT, exit_code_of
 from harness.errors import HarnessError, RunFolderError
 from harness.record.folder import RunFolder
 from harness.record.lines import SCHEMA
+from harness.record.schema import RECORDED
 from harness.report.figures.steps import step_times
 from harness.report.html import write_report
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
-TABLES = (
-    "trials",
-    "steps",
-    "epochs",
-    "checks",
-    "windows",
-    "ranks",
-    "scaling",
-    "convergence",
-    "environment",
-    "experiment",
-)
+TABLES = [*(table.name for table in RECORDED), "scaling", "convergence", "environment", "experiment"]
 
 
 @pytest.fixture
@@ -80,20 +70,33 @@ def test_a_folder_of_another_schema_is_refused_with_the_version_that_reads_it(
 
 
 TRASH = b"\x00\xff\x80trash\n\x93\n" * 40
-FILES = (
-    "plan.json",
-    "environment.json",
-    "experiment.resolved.yaml",
-    "experiment.yaml",
-    "trials.jsonl",
-    "steps.parquet",
+WRITTEN = ["plan.json", "environment.json", "experiment.resolved.yaml", "experiment.yaml"]
+FILES = [*WRITTEN, "trials.jsonl", "steps.parquet"]
+DAMAGED = "is damaged or incomplete"
+SHAPES = ("", "[]", "3", "null", '"x"', "{", "[" * 100_000, '{"a": ' * 100_000, "9" * 5000)
+ENVIRONMENTS = ('{"invocations": 3}', '{"groups": [1]}', '{"groups": {"a": 1}}', '{"invocations": [[]]}')
+ENDS = (b"<html>", b"\x80\x81\x82", b'{"name": 3', b"PAR1")
+LINES = ("[1]\n", "3\n", "null\n", "{}\n", "trial\n", "\n\n<html>\n", "a,b\n1,2\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "content", "problem"),
+    [
+        *((name, 0, TRASH, name) for name in (*FILES, "epochs.parquet")),
+        *((name, 0, text.encode(), name) for name in ("plan.json", "environment.json") for text in SHAPES),
+        *(("environment.json", 0, text.encode(), f"environment.json: {DAMAGED}") for text in ENVIRONMENTS),
+        *(("trials.jsonl", 0, text.encode(), "trials.jsonl: line") for text in LINES),
+        *(("trials.jsonl", None, end, f"trials.jsonl: {DAMAGED}") for end in ENDS),
+        *(("steps.parquet", cut, b"", f"steps.parquet: {DAMAGED}") for cut in (0, 4, 100, -1, -8)),
+    ],
 )
-
-
-@pytest.mark.parametrize("name", [*FILES, "epochs.parquet"])
-def test_corrupt_files_are_one_error_with_the_name(recorded: Path, name: str) -> None:
-    (recorded / name).write_bytes(TRASH)
-    assert name in problem_of(recorded)
+def test_a_damaged_file_is_one_error_with_its_name(
+    recorded: Path, name: str, kept: int | None, content: bytes, problem: str
+) -> None:
+    path = recorded / name
+    before = path.read_bytes()[:kept] if path.exists() else b""
+    path.write_bytes(before + content)
+    assert problem in problem_of(recorded)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -102,19 +105,6 @@ def test_a_folder_in_the_place_of_a_file(recorded: Path, name: str) -> None:
     (recorded / name).mkdir()
     output = problem_of(recorded)
     assert name in output or "not a run folder" in output
-
-
-@pytest.mark.parametrize("name", ["plan.json", "environment.json"])
-@pytest.mark.parametrize("text", ["", "[]", "3", "null", '"x"', "{", "[" * 100_000, '{"a": ' * 100_000, "9" * 5000])
-def test_json_of_another_shape(recorded: Path, name: str, text: str) -> None:
-    (recorded / name).write_text(text)
-    assert name in problem_of(recorded)
-
-
-@pytest.mark.parametrize("content", [{"invocations": 3}, {"groups": [1]}, {"groups": {"a": 1}}, {"invocations": [[]]}])
-def test_an_environment_of_another_shape(recorded: Path, content: dict[str, Any]) -> None:
-    (recorded / "environment.json").write_text(json.dumps(content))
-    assert "environment.json: is damaged or incomplete" in problem_of(recorded)
 
 
 @pytest.mark.parametrize("content", [{"groups": [{}]}, {"groups": [{"nodes": [{}]}]}, {"groups": [{"nodes": 3}]}])
@@ -152,19 +142,6 @@ def test_a_line_with_a_wrong_value(recorded: Path, name: str) -> None:
     assert "trials.jsonl: line 1 is damaged or incomplete" in problem_of(recorded)
 
 
-@pytest.mark.parametrize("text", ["[1]\n", "3\n", "null\n", "{}\n", "trial\n", "\n\n<html>\n", "a,b\n1,2\n"])
-def test_lines_of_another_kind(recorded: Path, text: str) -> None:
-    (recorded / "trials.jsonl").write_text(text)
-    assert "trials.jsonl: line" in problem_of(recorded)
-
-
-@pytest.mark.parametrize("rest", [b"<html>", b"\x80\x81\x82", b'{"name": 3', b"PAR1"])
-def test_an_invalid_end_of_the_file_is_refused(recorded: Path, rest: bytes) -> None:
-    with (recorded / "trials.jsonl").open("ab") as file:
-        file.write(rest)
-    assert "trials.jsonl: is damaged or incomplete" in problem_of(recorded)
-
-
 def test_a_line_that_is_cut_anywhere_does_not_count(recorded: Path) -> None:
     """Both the last line, and a line that a later invocation ended with a newline."""
     path = recorded / "trials.jsonl"
@@ -176,10 +153,6 @@ def test_a_line_that_is_cut_anywhere_does_not_count(recorded: Path) -> None:
             path.write_bytes(kept + last[:cut] + ending)
             expected = len(before) + ending.endswith(b"\n")
             assert len(RunFolder(recorded).lines()) == expected, (cut, ending[:10])
-
-
-def parquet(path: Path, columns: dict[str, Any]) -> None:
-    pq.write_table(pa.table(columns), path)
 
 
 WRONG_TABLES: dict[str, dict[str, Any]] = {
@@ -194,14 +167,7 @@ WRONG_TABLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WRONG_TABLES)
 def test_parquet_of_another_table(recorded: Path, name: str) -> None:
-    parquet(recorded / "steps.parquet", WRONG_TABLES[name])
-    assert "steps.parquet: is damaged or incomplete" in problem_of(recorded)
-
-
-@pytest.mark.parametrize("cut", [0, 4, 100, -1, -8])
-def test_parquet_that_is_cut(recorded: Path, cut: int) -> None:
-    path = recorded / "steps.parquet"
-    path.write_bytes(path.read_bytes()[:cut])
+    pq.write_table(pa.table(WRONG_TABLES[name]), recorded / "steps.parquet")
     assert "steps.parquet: is damaged or incomplete" in problem_of(recorded)
 
 
@@ -226,19 +192,13 @@ def with_payload(path: Path, payload: bytes) -> None:
     """Rewrite a valid table of steps with a pickle in its extension types and code in its pandas metadata."""
     table = pq.read_table(path)
     notes = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": payload}
-    fields = [
-        pa.field(field.name, field.type, metadata=notes if field.name == "rank" else None) for field in table.schema
-    ]
-    about = {
-        b"pandas": json.dumps({"index_columns": ["__import__('os').abort()"], "columns": [], "creator": {}}).encode()
-    }
-    pq.write_table(table.cast(pa.schema(fields, metadata=about)), path)
+    fields = [field.with_metadata(notes if field.name == "rank" else None) for field in table.schema]
+    about = json.dumps({"index_columns": ["__import__('os').abort()"], "columns": [], "creator": {}})
+    pq.write_table(table.cast(pa.schema(fields, metadata={b"pandas": about.encode()})), path)
 
 
 def test_a_pickle_inside_parquet_is_not_loaded(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "harness.report.html.FIGURES", {"step_times": step_times}
-    )  # the one that is drawn from this file
+    monkeypatch.setattr("harness.report.html.FIGURES", {"step_times": step_times})  # it is drawn from this file
     mark = tmp_path / "mark"
     with_payload(recorded / "steps.parquet", pickle.dumps(Payload(mark)))
     results = harness.load(recorded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rich.table import Table
 
 from harness.analysis import trials as trial_tables
 from harness.analysis.ratios import noise, parity, scaling, versus
-from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.record.schema import EQUIVALENCE, FINDINGS
 from harness.report.labels import plural
@@ -33,10 +31,9 @@ from harness.run.events import (
     TrialStarting,
 )
 from harness.run.plan_text import plan_table
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import Make, gpu_cluster, laptop
 from tests.records import line, steps_of
 
-Make = Callable[..., Experiment]
 HOSTILE = "[/bold][red]x[/nope] \x1b[2J\x1b]0;owned\x07 \x9b31m \u202egpj \r0 ok [link=http://x]y"
 
 HOSTILE_FINDING = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 
 from harness.analysis.results import load
 from harness.cli.commands import app
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.launch.inline import InlineLauncher
 from harness.plan.cell import Cell
@@ -24,9 +22,8 @@ from harness.run.execution import Execution
 from harness.train.checkpoint import files
 from harness.train.checkpoint.state import State
 from harness.train.checkpoint.trained import trained_facts
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 OWN = "tests.equivalence:Regression"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.errors import WriteError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.comparison import base_cell
@@ -22,11 +21,10 @@ from harness.record.folder import RunFolder
 from harness.run.events import Event, GroupStarting, Repeating, TrialEnded
 from harness.run.execution import Execution
 from harness.run.resume import out_of_memory, pending
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.records import rank_row
 from tests.run_folders import NODE
 
-Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
 Script = Callable[[Trial, int], Outcome]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
@@ -19,8 +18,8 @@ from harness.plan.planner import make_plan
 from harness.run import growth
 from harness.run.events import Event, Note
 from harness.run.growth import POLL_S, GrowingRay, Wait
+from tests.conftest import Make
 
-Make = Callable[..., Experiment]
 NODES = [Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 32, 4, "A100") for i in range(4)]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 4, 8, 16], "per_device_batch_size": 8}
 
@@ -190,81 +189,27 @@ def test_a_node_that_is_gone_before_it_answers_is_no_error_but_one_that_stays_is
             growing.look()
 
 
-class Autoscaler:
-    """Every UPDATE_S it reads the request and publishes whether it refuses it; it brings its 2 nodes if it does not."""
-
-    UPDATE_S, NODES = 5.0, ["a", "b"]
-
-    def __init__(self, script: list[list[str]]) -> None:
-        self._script, self.now, self.asked = script, 0.0, list[Bundles]()
-        self.state = private.AutoscalerState(version=1)
-
-    def ask(self, bundles: Bundles) -> None:
-        self.asked.append(bundles)
-
-    def published(self) -> private.AutoscalerState:
-        return self.state
-
-    def sleep(self, seconds: float) -> None:
-        before, self.now = self.now, self.now + seconds
-        if before // self.UPDATE_S == self.now // self.UPDATE_S:
-            return
-        refuses = sum(bundle["GPU"] for bundle in self.asked[-1]) > 4 * len(self.NODES)
-        version = self.state.version + 1
-        self.state = private.AutoscalerState(version, version, [self.asked[-1]] if refuses else [])
-        if not refuses:
-            self._script[:] = [self.NODES]
-
-
-class OfNames:
-    """A cluster with a node for each name that Ray has."""
-
-    def __init__(self, script: list[list[str]]) -> None:
-        self._script = script
-
-    @property
-    def inventory(self) -> Inventory:
-        return Inventory(tuple(NODES[: len(self._script[0])]), attached=True)
-
-    def with_nodes_of_now(self) -> OfNames:
-        return self
-
-
-def test_the_refusal_of_an_earlier_request_gives_up_no_smaller_size(
-    ray_cluster: list[list[str]], monkeypatch: pytest.MonkeyPatch, experiment: Experiment
-) -> None:
-    """The autoscaler publishes more rarely than the run looks, and what it refused holds all that is smaller."""
-    autoscaler, notes = Autoscaler(ray_cluster), list[Event]()
-    monkeypatch.setattr(growth.private, "autoscaler_state", autoscaler.published)
-    monkeypatch.setattr(growth.NodeRequest, "ask", lambda self, bundles: autoscaler.ask(bundles))
-    cluster: Any = OfNames(ray_cluster)
-    with ExitStack() as stack:
-        growing = GrowingRay(cluster, stack)
-        waiting = Wait(growing, 600.0, notes.append, clock=lambda: autoscaler.now, sleep=autoscaler.sleep)
-        plan = waiting.plan(experiment, make_plan)
-    assert {trial.cell.devices for trial in plan.trials} == {1, 4, 8}
-    assert [note.text for note in notes if isinstance(note, Note) and "cannot bring" in note.text] == [
-        "The autoscaler cannot bring 16 times 1 device: such cells are skipped"
-    ]
-    assert autoscaler.now == 10.0
-
-
-def test_a_refused_request_may_hold_those_of_others_too(
+def test_a_refusal_counts_if_it_holds_this_request_and_was_published_after_it(
     ray_cluster: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused: list[list[dict[str, float]]] = []
-    version = iter(range(100))
-    monkeypatch.setattr(
-        growth.private, "autoscaler_state", lambda: private.AutoscalerState(now := next(version), now, refused)
-    )
+    """The autoscaler publishes more rarely than the run looks, and what it refused holds all that is smaller."""
+    large, small = [{"GPU": 1.0}] * 16, [{"GPU": 1.0}] * 2
+    state = private.AutoscalerState(version=5, answered=5, refused=[large])
+    monkeypatch.setattr(growth.private, "autoscaler_state", lambda: state)
     cluster: Any = Answering()
     with ExitStack() as stack:
         growing = GrowingRay(cluster, stack)
-        growing.ask([{"GPU": 1.0}] * 2)
-        assert not growing.refuses()
-        refused[:] = [[{"GPU": 1.0}]]  # an earlier one
-        assert not growing.refuses()
-        refused[:] = [[{"GPU": 1.0}, {"CPU": 2.0}, {"GPU": 1}]]
+        growing.ask(large)
+        assert not growing.refuses()  # that was said before this request
+        state = private.AutoscalerState(6, 6, [large])
         assert growing.refuses()
-        growing.ask([{"GPU": 1.0}] * 2)  # the same: the answer counts
-        assert growing.refuses()
+        growing.ask(small)
+        assert not growing.refuses()  # the refusal of an earlier, larger request gives up no smaller size
+        for version, refused, refuses in (
+            (7, [], False),
+            (8, [[{"GPU": 1.0}]], False),
+            (9, [[{"GPU": 1.0}, {"CPU": 2.0}, {"GPU": 1}]], True),  # with the requests of others
+        ):
+            state = private.AutoscalerState(version, version, refused)
+            growing.ask(small)  # the same: the answer counts
+            assert growing.refuses() == refuses

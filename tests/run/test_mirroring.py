@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.errors import StoreError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.planner import Plan, make_plan
@@ -23,10 +22,9 @@ from harness.run.events import Event, GroupStarting, Note, Unsent
 from harness.run.execution import Execution
 from harness.run.mirroring import Sending, mirrored
 from harness.run.request import Request
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.stores import Failing, Watched, watched
 
-Make = Callable[..., Experiment]
 RESUME = "harness run e.yaml --resume file:///store/test/run"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from urllib.error import URLError
 import pytest
 
 from harness.analysis.results import TABLES, Results
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
@@ -22,10 +20,9 @@ from harness.run.events import Event, Note, Reported, RunStarted
 from harness.run.prepare import check_paths, check_target, data_paths, download_data
 from harness.run.request import Request
 from harness.system.process import INTERRUPTED
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.run.test_execution import ScriptedLauncher
 
-Make = Callable[..., Experiment]
 FACTS = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.record.folder import RunFolder
 from harness.run.provenance import differences, invocation_facts
 from harness.run.resume import OtherMeasuresError, check_measures, more_blocks, pending, reopen
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 GRID = "grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}"
 TEXT = f"name: test\n{GRID}\nthroughput: {{blocks: %s}}\n"
 FILE = Path("test.yaml")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from harness.cli.values import parse_only
-from harness.config.experiment import Experiment
 from harness.errors import ExperimentError
 from harness.launch.ray.session import JOB_VARIABLE
 from harness.plan.inventory import Inventory
 from harness.run.request import AUTO, Request, check_output, places_of, read_experiment, resume_command
+from tests.conftest import Make
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_wrong_places(output: str | None, local: str | None, resume: str | None,
 
 @pytest.mark.parametrize(("folder", "refused"), [(None, True), ("/shared/checkpoints", False)])
 def test_checkpoints_beside_a_store_need_a_folder_of_their_own(
-    make_experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, folder: str | None, refused: bool
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, folder: str | None, refused: bool
 ) -> None:
     experiment = make_experiment(checkpoint={"folder": folder} if folder else {}, convergence={"epochs": 1})
     monkeypatch.setattr("harness.run.request.load_experiment", lambda file: experiment)

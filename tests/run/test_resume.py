@@ -12,15 +12,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import parse_experiment
 from harness.errors import ExperimentError
 from harness.plan.comparison import base_cell, comparable
 from harness.plan.planner import Plan, is_base, make_plan
 from harness.run.resume import attempts, out_of_memory, pending
 from tests.any_experiment import experiments
-from tests.conftest import laptop
-
-Make = Callable[..., Experiment]
+from tests.conftest import Make, laptop
 
 
 @pytest.fixture

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import FindingRow, Outcome, SkipCode, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.run.skip_policy import Lines, SkipPolicy, needs_no_less
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.records import line
-
-Make = Callable[..., Experiment]
 
 
 @pytest.fixture

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.plan.trial import Trial
 from harness.run.events import GroupReady, GroupStarting, Note, Repeating, TrialEnded, TrialStarting
 from harness.run.time_left import TimeLeft, rounded
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 START_S = 4.0
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
 from harness.plan.planner import make_plan
 from harness.run.prepare import check_optimizers
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
 
 def test_optimizers_of_a_grid_share_their_options_and_the_error_says_so(
-    make_experiment: Callable[..., Experiment],
+    make_experiment: Make,
 ) -> None:
     def check(**optimizer: object) -> None:
         axes = {"per_device_batch_size": 8, "optimizer.name": ["SGD", "Adam"]}
