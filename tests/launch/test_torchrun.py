@@ -78,6 +78,9 @@ def test_checks_and_trainings_stay_with_ray(make_experiment: Make) -> None:
     assert len(others) == 2 + 3
     assert {t.cell.launcher for t in others} == {"ray"}
     alone = make_plan(make_experiment(GRID, launcher="torchrun", **sections), laptop())
+    assert any(trial.purpose == "equivalence" for trial in alone.trials)
+    with start_ray(None, alone) as ready:
+        assert ready is None, "no group is for it"
     trainings = {t.cell.launcher for t in alone.trials if t.kind == "convergence"}
     assert trainings == {"torchrun"}
 
@@ -92,14 +95,6 @@ def test_torchrun_is_for_one_machine_and_starts_no_trial_after_the_deadline(make
         plan = make_plan(experiment, inventory)
         reason = "launcher torchrun runs on this machine only, not in a cluster"
         assert not plan.trials and {skip.reason for skip in plan.skips} == {reason}
-
-
-@pytest.mark.parametrize("diagnostics", [False, True])
-def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make, diagnostics: bool) -> None:
-    plan = make_plan(make_experiment(GRID, launcher="torchrun", diagnostics=diagnostics), laptop())
-    assert diagnostics == any(trial.purpose == "equivalence" for trial in plan.trials)
-    with start_ray(None, plan) as ready:
-        assert ready is None
 
 
 def test_each_group_goes_to_the_launcher_that_its_cells_name() -> None:
@@ -200,17 +195,6 @@ def test_a_trial_starts_once_the_driver_has_handled_what_came_before(path: Path)
         assert one.recv() is False  # the driver leaves
 
 
-def test_a_trial_after_the_deadline_is_refused(path: Path) -> None:
-    with closing(SocketMailbox(path, deadline=time.time())) as mailbox:
-        with Client(str(path), authkey=mailbox.key) as one:
-            assert send_message(one, GroupStarted((), ()))
-            assert mailbox.take(0.0) == [GroupStarted((), ())]
-            one.send(TrialStarted("a"))
-            assert mailbox.take(0.0) == []
-            assert one.recv() is False
-        assert mailbox.refused
-
-
 def test_a_connection_without_the_key_is_refused_and_does_not_block_others(path: Path) -> None:
     with closing(SocketMailbox(path, deadline=None)) as mailbox:
         with pytest.raises(AuthenticationError):
@@ -219,12 +203,16 @@ def test_a_connection_without_the_key_is_refused_and_does_not_block_others(path:
             assert send_message(one, TrialStarted("a"))
 
 
-def test_a_closed_mailbox_refuses_messages_and_connections(path: Path) -> None:
-    mailbox = SocketMailbox(path, deadline=None)
+def test_a_mailbox_refuses_trials_after_the_deadline_and_once_closed_everything(path: Path) -> None:
+    mailbox = SocketMailbox(path, deadline=time.time())
     with Client(str(path), authkey=mailbox.key) as one:
-        assert send_message(one, TrialStarted("a"))
+        assert send_message(one, GroupStarted((), ()))
+        assert mailbox.take(0.0) == [GroupStarted((), ())]
+        one.send(TrialStarted("a"))
+        assert mailbox.take(0.0) == []
+        assert one.recv() is False and mailbox.refused
         mailbox.close()
-        assert not send_message(one, TrialStarted("b"))
+        assert not send_message(one, GroupStarted((), ()))
     with pytest.raises(OSError):
         Client(str(path), authkey=mailbox.key)
 

@@ -93,22 +93,20 @@ def check_any(content: bytes | str, folder: Path) -> None:
     assert seconds < SECONDS
 
 
-@examples(FEW)
-@given(experiments(), INVENTORIES)
-def test_a_valid_file_is_a_valid_plan(content: dict[str, Any], inventory: Inventory) -> None:
-    check_valid(content, inventory)
+SLOW = pytest.mark.slow
 
 
-@examples(FEW)
-@given(text=mistaken())
-def test_a_file_with_mistakes(text: str, tmp_path: Path) -> None:
-    check_any(text, tmp_path)
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY // 2, marks=SLOW)])
+def test_a_valid_file_is_a_valid_plan(count: int) -> None:
+    examples(count)(given(experiments(), INVENTORIES)(check_valid))()
 
 
-@examples(FEW)
-@given(content=st.one_of(broken(), st.binary(max_size=200)))
-def test_a_file_of_any_bytes(content: bytes, tmp_path: Path) -> None:
-    check_any(content, tmp_path)
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=SLOW)])
+@pytest.mark.parametrize(
+    "drawn", [mistaken(), st.one_of(broken(), broken(), st.binary(max_size=2000))], ids=["mistakes", "bytes"]
+)
+def test_any_file_is_a_plan_or_one_message(drawn: st.SearchStrategy[Any], count: int, tmp_path: Path) -> None:
+    examples(count)(given(drawn)(lambda content: check_any(content, tmp_path)))()
 
 
 @examples(2 * FEW)
@@ -119,27 +117,6 @@ def test_optimizers_schedules_and_targets_of_any_kind(
     sections = {"optimizer": optimizer, "schedule": schedule, "convergence": {"epochs": 1, "target": target}}
     content = {"name": "x", "grid": {"global_batch_size": 8}, **sections}
     check_any(str(yaml.safe_dump(content, allow_unicode=True, sort_keys=False)), tmp_path)
-
-
-@pytest.mark.slow
-@examples(MANY // 2)
-@given(experiments(), INVENTORIES)
-def test_many_valid_files(content: dict[str, Any], inventory: Inventory) -> None:
-    check_valid(content, inventory)
-
-
-@pytest.mark.slow
-@examples(MANY)
-@given(text=mistaken())
-def test_many_files_with_mistakes(text: str, tmp_path: Path) -> None:
-    check_any(text, tmp_path)
-
-
-@pytest.mark.slow
-@examples(MANY)
-@given(content=st.one_of(broken(), broken(), st.binary(max_size=2000)))
-def test_many_files_of_any_bytes(content: bytes, tmp_path: Path) -> None:
-    check_any(content, tmp_path)
 
 
 def laughs(levels: int, line: str) -> str:

@@ -54,12 +54,14 @@ def chosen(output: Path, more: str = "") -> tuple[Path | None, str]:
     return request.resume, reason
 
 
-def test_the_newest_unfinished_run_of_the_experiment_is_chosen(tmp_path: Path) -> None:
+def test_the_newest_unfinished_run_of_the_experiment_that_can_be_read_is_chosen(tmp_path: Path) -> None:
     run_folder(tmp_path, "20260101-000000-aaaa", "interrupted", start=1.0)
     newest = run_folder(tmp_path, "20260102-000000-aaaa", None, start=2.0)
     run_folder(tmp_path, "20260103-000000-aaaa", "finished", start=3.0)
     run_folder(tmp_path, "20260104-000000-aaaa", "interrupted", "seed: 1\n", start=4.0)
     (tmp_path / "test" / "20260105-000000-aaaa").mkdir()
+    damaged = run_folder(tmp_path, "20260106-000000-aaaa", "interrupted", start=5.0)
+    (damaged.path / "experiment.resolved.yaml").write_text("name: test\nremoved_option: 1\n")
     path, reason = chosen(tmp_path)
     assert path == newest.path
     why = "its last invocation failed, was killed or still runs"
@@ -114,13 +116,6 @@ def test_a_finished_run_is_chosen_if_a_limit_left_trials_out(
     assert reason_given.endswith(why or "the 1 of this experiment are finished")
 
 
-def test_a_damaged_run_is_passed_over(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
-    damaged = run_folder(tmp_path, "20260102-000000-aaaa", "interrupted")
-    (damaged.path / "experiment.resolved.yaml").write_text("name: test\nremoved_option: 1\n")
-    assert chosen(tmp_path)[0] == folder.path
-
-
 def test_a_run_whose_cells_mean_something_else_now_is_left_for_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,14 +166,10 @@ def test_a_run_that_recorded_nothing_is_the_last_choice_before_a_new_one(tmp_pat
     assert chosen(tmp_path)[0] == begun.path
 
 
-def test_blocks_are_not_added_to_a_run_that_is_not_named(tmp_path: Path) -> None:
-    file = tmp_path / "test.yaml"
-    file.write_text(TEXT)
+def test_a_folder_named_auto_can_be_given_and_blocks_are_added_to_a_named_run_alone(tmp_path: Path) -> None:
+    (file := tmp_path / "test.yaml").write_text(TEXT)
     with pytest.raises(ExperimentError, match="give its folder with --resume instead of auto"):
         read_experiment(Request(file, resume=AUTO, add_blocks=1))
-
-
-def test_a_folder_named_auto_can_be_given() -> None:
     given = ("auto", True), ("auto", False), ("./auto", False), ("results/x", False), (None, True)
     found = [places_of(None, None, resume, absolute=absolute).resume for resume, absolute in given]
     assert found == [AUTO, AUTO, Path("auto").absolute(), Path("results/x"), None]
@@ -227,12 +218,20 @@ def test_equally_new_runs_of_a_store_are_named_as_they_can_be_given(tmp_path: Pa
         copied_run(request, experiment_of(), stack)
 
 
-def test_a_new_run_is_started_where_the_store_has_no_unfinished_one(tmp_path: Path) -> None:
+def test_a_new_run_is_started_where_the_store_has_no_unfinished_one_but_not_where_it_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object, **options: object) -> object:
+        raise StoreError("s3://b: does not answer") from OSError("reset")
+
     uri = sent(tmp_path / "store", run_folder(tmp_path / "a", "20260103-000000-aaaa", "finished", start=3.0))
     request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path / "b", store=uri)
     found, reason = copied_run(request, experiment_of(), ExitStack())
     assert reason == f"--resume auto: a new run: below {uri} the 1 of this experiment are finished"
     assert found.resume is None and not (tmp_path / "b").exists()
+    monkeypatch.setattr("harness.run.auto_resume.copy_down", fails)
+    with pytest.raises(StoreError, match="does not answer"):
+        copied_run(request, experiment_of(), ExitStack())
 
 
 def test_a_run_of_another_file_in_a_store_is_refused(tmp_path: Path) -> None:
@@ -244,14 +243,3 @@ def test_a_run_of_another_file_in_a_store_is_refused(tmp_path: Path) -> None:
     request = Request(file, resume=resume, output=tmp_path / "b", store=store)
     with ExitStack() as stack, pytest.raises(RunFolderError, match=r"was made by another experiment: grid differ"):
         prepare_run(request, read_experiment(request), stack, lambda event: None)
-
-
-def test_a_store_that_does_not_answer_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*given: object, **options: object) -> object:
-        raise StoreError("s3://b: does not answer") from OSError("reset")
-
-    uri = sent(tmp_path / "store", run_folder(tmp_path / "a", "20260101-000000-aaaa", "interrupted"))
-    monkeypatch.setattr("harness.run.auto_resume.copy_down", fails)
-    request = Request(Path("test.yaml"), resume=AUTO, output=tmp_path / "b", store=uri)
-    with pytest.raises(StoreError, match="does not answer"):
-        copied_run(request, experiment_of(), ExitStack())

@@ -278,19 +278,6 @@ def test_device_hours_are_those_of_all_invocations(make_experiment: Make, tmp_pa
     assert {(row["block"], row["skip_code"]) for row in late} == {(1, "time_up")}
 
 
-def test_closing_early_keeps_recorded_trials(plan: Plan, tmp_path: Path) -> None:
-    def stop(trial: Trial, tries: int) -> Outcome:
-        if trial.block == 1:
-            raise KeyboardInterrupt
-        return "ok"
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(plan, tmp_path, stop)
-    (folder,) = (RunFolder(path.parent) for path in tmp_path.glob("*/*/plan.json"))
-    ok: Sequence[str] = [row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"]
-    assert set(ok) == {trial.id for trial in plan.trials if trial.block == 0}
-
-
 def test_the_end_of_a_group_is_its_own_part_of_the_time_accounting(plan: Plan, tmp_path: Path) -> None:
     class Slow(ScriptedLauncher):
         def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:

@@ -89,23 +89,19 @@ def test_added_blocks_are_planned_after_the_old_ones_which_stay_as_they_were(tmp
     assert len(added) == 3 * len(timed) // 2
     orders = {tuple(t.cell.id for group in plan.groups if group.block == b for t in group.trials) for b in range(2, 5)}
     assert len(orders) > 1  # random as before
-
-
-def test_a_later_resume_accepts_added_blocks(tmp_path: Path) -> None:
-    folder, old = folder_of(tmp_path)
-    _, longer = reopen(folder.path, FILE, experiment_of(2), add_blocks=3)
-    plan = make_plan(longer, laptop())
     folder.extend(longer, plan)
     for given in (experiment_of(2), experiment_of(5)):  # the file as it was, or brought up to date
         assert reopen(folder.path, FILE, given)[1].throughput == longer.throughput
     with pytest.raises(RunFolderError, match="throughput differ"):
         reopen(folder.path, FILE, experiment_of(4))
     assert more_blocks(longer, 2).throughput.blocks == 7  # type: ignore[union-attr]
-    kept = folder.plan()
+    kept, written = folder.plan(), (folder.path / "plan.json").read_bytes()
     assert [trial for group in kept["groups"] for trial in group["trials"]] == [trial.id for trial in plan.trials]
     assert kept["groups"][: len(old.groups)] == [
         {"id": g.id, "block": g.block, "placement": str(g), "trials": [t.id for t in g.trials]} for g in old.groups
     ]
+    folder.extend(longer, filter_plan(plan, {"strategy": "single"}))  # a part of the grid leaves the plan whole
+    assert (folder.path / "plan.json").read_bytes() == written
 
 
 def test_a_kill_between_the_two_files_of_an_extension_is_recovered(tmp_path: Path) -> None:
@@ -115,13 +111,6 @@ def test_a_kill_between_the_two_files_of_an_extension_is_recovered(tmp_path: Pat
     again = reopen(folder.path, FILE, experiment_of(2))[1]
     folder.extend(again, plan := make_plan(again, laptop()))
     assert {t for group in folder.plan()["groups"] for t in group["trials"]} == {trial.id for trial in plan.trials}
-
-
-def test_resuming_a_part_of_the_grid_leaves_the_plan_whole(tmp_path: Path) -> None:
-    folder, plan = folder_of(tmp_path)
-    before = (folder.path / "plan.json").read_bytes()
-    folder.extend(plan.experiment, filter_plan(plan, {"strategy": "single"}))
-    assert (folder.path / "plan.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from harness.record.folder import RunFolder
 from harness.run.prepare import prepare
 from harness.run.provenance import invocation_facts
 from harness.run.request import Request, check_no_user_code, read_experiment
-from harness.run.resume import OtherMeasuresError, check_variants, pending, reopen
+from harness.run.resume import OtherMeasuresError, check_variants, reopen
 from harness.run.variants import in_each, on_nodes, only_version, own_codes, shipped_folders
 from harness.system.user_code import CodeVersion
 from tests.conftest import laptop, variants
@@ -191,11 +191,3 @@ def test_a_run_goes_on_from_other_folders_but_not_with_other_code(file: Path, tm
     changed = make_plan(going_on, laptop(), variants=own_codes(going_on, file.parent))
     with pytest.raises(OtherMeasuresError, match=r"was made with other code of the variants after \(.* -> .*\)"):
         check_variants(folder, changed)
-
-
-def test_a_block_cut_in_two_measures_the_missing_variant_alone(file: Path) -> None:
-    experiment = load_experiment(file)
-    plan = make_plan(experiment, laptop(), variants=variants("before", "after"))
-    missing = next(t for t in plan.trials if (t.cell.strategy, t.cell.devices, t.block) == ("single", 1, 1))
-    lines = [{"trial_id": t.id, "outcome": "ok", "attempt": 1} for t in plan.trials if t.id != missing.id]
-    assert [trial.id for group in pending(plan, lines) for trial in group.trials] == [missing.id]
