@@ -1,15 +1,29 @@
-"""The supervision that both launchers share, over a group that is a script."""
+"""The supervision that both launchers share, over a group that is a script, and the counter of its steps."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
 from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
 from harness.launch.startup import Registration, StartupTimer
-from harness.launch.supervision import ENDING_S, TAKE_S, Ending, GroupEnd, Received, Verdict, Watchdog, supervise
+from harness.launch.supervision import (
+    ENDING_S,
+    TAKE_S,
+    Ending,
+    GroupEnd,
+    Received,
+    StepCounter,
+    Verdict,
+    Watchdog,
+    read_counter,
+    supervise,
+)
 from harness.plan.trial import TrialResult
 
 FAILURE = TrialResult("b", "error", "ValueError on rank 0", error_rank=0)
@@ -110,3 +124,17 @@ def test_a_group_is_released_if_the_generator_is_closed_or_an_error_occurs(monke
     with pytest.raises(RuntimeError, match="is gone"):
         supervised(failing, watchdog())
     assert closed.events == failing.events == ["release"]
+
+
+def test_another_process_sees_the_steps(tmp_path: Path) -> None:
+    path = tmp_path / "counter"
+    with StepCounter(path) as counter:
+        assert read_counter(path) == 0
+        for _ in range(5):
+            counter.advance()
+        script = "import sys; from harness.launch.supervision import *; print(read_counter(Path(sys.argv[1])))"
+        done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "5"
+    assert read_counter(path) is None
+    path.write_bytes(b"abc")  # torn
+    assert read_counter(path) is None

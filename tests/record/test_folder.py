@@ -1,4 +1,4 @@
-"""The run folder: complete files, append-only lines, readable after a crash."""
+"""The run folder and its estimate: complete files, append-only lines, readable after a crash."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import harness
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
+from harness.record.estimate import Estimate, read_estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.schema import RAW
 from tests.conftest import Make, laptop
@@ -208,3 +209,33 @@ def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, monke
             assert path.suffix not in (".txt", ".jsonl") or "<redacted>" in text, path.name
     assert folder.experiment().workload_options["width"] == 8
     assert len(folder.lines()) == 2 + len(plan.skips)
+
+
+FIRST: Estimate = {"earlier": None, "devices": 2, "at_once": 1, "bound": "at least", "parts": []}
+
+
+@pytest.fixture
+def estimated(make_experiment: Make, tmp_path: Path) -> RunFolder:
+    plan = make_plan(make_experiment(), laptop())
+    return RunFolder.create(tmp_path, plan.experiment, plan, "x")
+
+
+def test_an_estimate_is_read_as_it_was_written(estimated: RunFolder) -> None:
+    assert read_estimate(estimated) is None
+    write_estimate(estimated, FIRST)
+    assert read_estimate(estimated) == FIRST
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "expected a JSON object"),
+        ("{}", "Field required"),
+        (json.dumps({**FIRST, "devices": "many"}), "devices"),
+        (json.dumps({**FIRST, "parts": [{"part": "cell"}]}), r"parts\.0"),
+    ],
+)
+def test_a_damaged_estimate_is_an_error_with_its_name(estimated: RunFolder, text: str, problem: str) -> None:
+    (estimated.path / "estimate.json").write_text(text)
+    with pytest.raises(RunFolderError, match=rf"estimate\.json.*{problem}"):
+        read_estimate(estimated)

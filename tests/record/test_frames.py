@@ -1,14 +1,24 @@
-"""Rows and CSV of a frame agree with those of pandas."""
+"""Frames, JSON and Parquet as they are written and read, beside pandas' and Python's own."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
+import random
+import struct
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from harness.record import parquet
 from harness.record.frames import csv_bytes, records
+from harness.record.parquet import gather, in_parquet, read_frame, write_frame
+from harness.record.reading import decode_json, encode_json
+from harness.record.schema import EPOCHS, STEPS
 
 FRAME = pd.DataFrame(
     {
@@ -55,3 +65,101 @@ def test_records_are_plain_values_and_missing_ones_are_none() -> None:
     assert [rows[1][name] for name in ("text", "count", "seconds", "flag")] == [None] * 4
     assert records(FRAME.head(0)) == []
     assert bytes(csv_bytes(FRAME.head(0)[["text", "count"]])) == b'"text","count"\n'
+
+
+VALUES: dict[str, Any] = {
+    "nothing": None,
+    "flags": [True, False],
+    "numbers": [0, -1, 2**62, 2**70, 0.1, -0.0, 1e22, 1e-7, 5e-324, 1.7976931348623157e308],
+    "texts": ["", 'a "quoted" \\ line\n', "Ünïcödé \U0001f600", "\x00\x1f\u2028"],
+    "tuples are lists": (1, (2, 3)),
+    "objects": {"a": {"b": []}, "": {}},
+    "numbers of numpy that are Python's": np.float64(0.1),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_our_json_and_pythons_read_each_other(value: Any) -> None:
+    expected = json.loads(json.dumps(value))
+    assert json.loads(encode_json(value)) == expected
+    assert decode_json(json.dumps(value).encode()) == expected
+    assert "\n" not in encode_json(value)
+
+
+def test_every_bit_of_a_number_is_kept() -> None:
+    draw = random.Random(0)
+    numbers = [struct.unpack("d", draw.randbytes(8))[0] for _ in range(5_000)]
+    numbers += [draw.lognormvariate(0, 1) for _ in range(5_000)]
+    finite = [number for number in numbers if math.isfinite(number)]
+    assert decode_json(encode_json(finite).encode()) == finite
+    assert json.loads(encode_json(finite)) == decode_json(json.dumps(finite).encode()) == finite
+
+
+def test_non_finite_numbers_are_written_as_by_python_and_half_a_pair_as_a_question_mark() -> None:
+    text = encode_json([math.nan, math.inf, -math.inf])
+    assert text == "[NaN,Infinity,-Infinity]"
+    first, *others = decode_json(text.encode())
+    assert math.isnan(first) and others == [math.inf, -math.inf]
+    half = encode_json({"said": "half \ud83d, whole \U0001f600"})  # a surrogate of no pair
+    assert decode_json(half.encode()) == {"said": "half ?, whole \U0001f600"}
+
+
+@pytest.mark.parametrize("data", [b"", b'{"a": 1', b"[1,]", b'{"a": 1}x', b"\xff", b"1" * 10_000, b"[" * 100_000])
+def test_invalid_json_and_values_that_it_cannot_represent_are_refused(data: bytes) -> None:
+    for value in (object(), np.int64(1), {"a": b"\xff"}):
+        with pytest.raises(TypeError):
+            encode_json(value)
+    with pytest.raises((ValueError, RecursionError)):
+        decode_json(data)
+
+
+def written(folder: Path, table: Any, *trials: dict[str, list[Any]]) -> list[tuple[str, int, Path]]:
+    parts = [(f"trial{number}", number + 1, folder / f"{number}.parquet") for number in range(len(trials))]
+    for (_, _, path), columns in zip(parts, trials, strict=True):
+        path.write_bytes(in_parquet(table, columns))
+    return parts
+
+
+def test_gathered_rows_have_the_tables_types_and_name_their_trial(tmp_path: Path) -> None:
+    one = {"rank": [0, 0], "warmup": [True, False], "step_s": [1, 2.5], "wait_s": [None, None], "loss": [0.5, None]}
+    two = {"rank": [3], "warmup": [False], "step_s": [4.0], "wait_s": [0.25], "loss": [float("nan")]}
+    frame = gather(STEPS, written(tmp_path, STEPS, one, two))
+    assert frame.columns.tolist() == STEPS.names
+    assert [str(dtype) for dtype in frame.dtypes] == [column.dtype for column in STEPS.columns]
+    assert frame["trial_id"].tolist() == ["trial0", "trial0", "trial1"]
+    assert frame["attempt"].tolist() == [1, 1, 2]
+    assert frame["step_s"].tolist() == [1.0, 2.5, 4.0]
+    assert frame["wait_s"].isna().tolist() == [True, True, False]
+    assert frame["loss"].isna().tolist() == [False, True, False]  # a loss that is not a number keeps its value
+    assert np.isnan(frame["loss"].tolist()[2])
+    assert frame["window"].isna().all()
+    assert gather(STEPS, []).columns.tolist() == STEPS.names
+    with pytest.raises(ValueError, match="Could not convert"):
+        in_parquet(STEPS, {"step_s": ["fast"]})
+
+
+def test_a_loss_that_is_not_finite_keeps_its_value_also_when_it_is_compacted(tmp_path: Path) -> None:
+    losses = [0.5, float("nan"), float("inf"), None]
+    frame = gather(STEPS, written(tmp_path, STEPS, {"rank": [0] * 4, "loss": losses}))
+    write_frame(tmp_path / "steps.parquet", frame)
+    again = read_frame(tmp_path / "steps.parquet", STEPS)
+    for rows in (frame, again):
+        assert [str(value) for value in rows["loss"]] == ["0.5", "nan", "inf", "<NA>"]
+    pd.testing.assert_frame_equal(again, frame)
+
+
+def test_a_workloads_own_metric_comes_last_and_need_not_be_in_every_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "FILES", 1)
+    frame = gather(EPOCHS, written(tmp_path, EPOCHS, {"epoch": [1], "val_top5": [0.5]}, {"epoch": [1]}))
+    assert frame.columns.tolist() == [*EPOCHS.names, "val_top5"]
+    assert frame["val_top5"].tolist()[0] == 0.5 and pd.isna(frame["val_top5"].tolist()[1])
+
+
+def test_a_frame_is_written_in_parts_and_reads_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROWS", 2)
+    frame = STEPS.frame([{"trial_id": "a", "attempt": 1, "step": step, "loss": None} for step in range(5)])
+    for rows in (frame, frame.head(0)):
+        write_frame(tmp_path / "steps.parquet", rows)
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "steps.parquet"), rows.reset_index(drop=True))

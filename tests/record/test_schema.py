@@ -1,14 +1,18 @@
-"""The schema of every table: names, units, typed frames and the generated results/README.md."""
+"""The schema of every table: names, units, typed frames, the types of rows and the generated results/README.md."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Literal, NotRequired, get_type_hints
 
 import pandas as pd
 import pytest
+from typing_extensions import TypedDict
 
-from harness.record.schema import COMPARED, DERIVED, RECORDED, TRIALS, WINDOWS
-from harness.record.schema.table import Table
+from harness.plan.rows import LinkRow, Meaning
+from harness.record.schema import COLLECTIVES, COMPARED, DERIVED, LINKS, RECORDED, TRIALS, WINDOWS
+from harness.record.schema.table import Column, Table, columns_of
 from harness.report.schema_page import as_markdown
 
 README = Path(__file__).parents[2] / "results" / "README.md"
@@ -38,3 +42,29 @@ def test_a_frame_is_typed_and_missing_values_are_na_and_unknown_columns_come_las
     assert pd.isna(frame["trial_id"].iloc[0])
     assert list(frame.columns) == WINDOWS.names and list(TRIALS.frame([]).columns) == TRIALS.names
     assert list(WINDOWS.frame([{"own_metric": 3, "rank": 0}]).columns) == [*WINDOWS.names, "own_metric"]
+
+
+class Example(TypedDict):
+    name: Annotated[str, Meaning("a name")]
+    seconds: NotRequired[Annotated[float | None, Meaning("a time", "s")]]
+    kind: Annotated[Literal["a", "b"] | None, Meaning("a kind")]
+    count: Annotated[int, Meaning("a number")]
+    flag: Annotated[bool, Meaning("a flag")]
+    options: Annotated[Mapping[str, object], Meaning("options")]
+    rows: list[int]
+
+
+def test_a_field_with_a_meaning_is_a_column() -> None:
+    assert columns_of(Example) == (
+        Column("name", "string", "", "a name"),
+        Column("seconds", "Float64", "s", "a time"),
+        Column("kind", "string", "", "a kind"),
+        Column("count", "Int64", "", "a number"),
+        Column("flag", "boolean", "", "a flag"),
+        Column("options", "mapping", "", "options"),
+    )
+
+
+def test_a_link_s_keys_are_columns_of_links_and_but_for_its_ends_of_collectives() -> None:
+    keys = set(get_type_hints(LinkRow))
+    assert keys <= set(LINKS.names) and keys - {"source", "target", "link"} <= set(COLLECTIVES.names)

@@ -1,4 +1,4 @@
-"""Working through a plan with a launcher that follows a script."""
+"""Working through a plan with a launcher that follows a script, and how often a trial is attempted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.plan.rows import Outcome
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.run.events import Event, GroupStarting, Repeating, TrialEnded
-from harness.run.execution import Execution
+from harness.run.execution import Attempts, Execution
 from harness.run.resume import out_of_memory, pending
 from tests.conftest import Make, laptop
 from tests.records import rank_row
@@ -423,3 +423,27 @@ def test_a_cell_over_two_types_of_nodes_is_not_repeated(plan: Plan, tmp_path: Pa
     launcher = Mixed(lambda trial, tries: "A")
     execute(plan, tmp_path, launcher)
     assert set(launcher.tries.values()) == {1}
+
+
+def test_attempts_are_numbered_over_all_invocations() -> None:
+    attempts = Attempts({"a": 2}, most=2)
+    assert (attempts.next_number("a"), attempts.next_number("b"), attempts.total) == (3, 1, 2)
+    attempts.add("b", "lost")
+    assert (attempts.next_number("b"), attempts.total) == (2, 3)
+
+
+FINAL: tuple[Outcome, ...] = ("ok", "oom", "diverged", "error", "timeout", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "settled"),
+    [*(([final], True) for final in FINAL), (["lost"], False), (["lost", "lost"], True), (["lost", "ok"], True)],
+)
+def test_every_outcome_but_lost_is_final_and_lost_has_its_attempts_in_each_invocation(
+    outcomes: list[Outcome], settled: bool
+) -> None:
+    attempts = Attempts({"a": 5}, most=3 if outcomes[-1] == "ok" else 2)
+    assert not attempts.is_settled("a")
+    for outcome in outcomes:
+        attempts.add("a", outcome)
+    assert attempts.is_settled("a") == settled and not attempts.is_settled("b")

@@ -1,4 +1,4 @@
-"""The pipeline's own decisions: exit codes, what may be resumed, what is downloaded."""
+"""The pipeline's own decisions: exit codes, what may be resumed or downloaded, and what is checked before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.record.folder import RunFolder
 from harness.report.html import IncompleteReport
 from harness.run import pipeline
 from harness.run.events import Event, Note, Reported, RunStarted
-from harness.run.prepare import check_paths, check_target, data_paths, download_data
+from harness.run.prepare import check_optimizers, check_paths, check_target, data_paths, download_data
 from harness.run.request import Request
 from harness.system.process import INTERRUPTED
 from tests.conftest import Make, laptop
@@ -207,3 +207,21 @@ def test_checkpoints_are_in_the_run_folder_or_in_one_of_the_runs_own(make_experi
         keeping(folder=str(file))
     with pytest.raises(RunFolderError, match=r"is not there on far \(10.0.0.2\); give a folder that all nodes see"):
         keeping(far)
+
+
+def test_optimizers_of_a_grid_share_their_options_and_the_error_says_so(
+    make_experiment: Make,
+) -> None:
+    def check(**optimizer: object) -> None:
+        axes = {"per_device_batch_size": 8, "optimizer.name": ["SGD", "Adam"]}
+        check_optimizers(make_plan(make_experiment(axes, optimizer=optimizer), laptop()))
+
+    check(lr=0.01)
+    with pytest.raises(
+        WorkloadError, match=r"optimizer\.momentum: Adam has no such option.*for each of Adam, SGD.*cells"
+    ):
+        check(lr=0.01, momentum=0.9)
+    plain = make_experiment({"per_device_batch_size": 8}, optimizer={"name": "Adam", "momentum": 0.9})
+    with pytest.raises(WorkloadError) as caught:
+        check_optimizers(make_plan(plain, laptop()))
+    assert "cells" not in str(caught.value)
