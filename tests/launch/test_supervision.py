@@ -1,7 +1,8 @@
-"""The supervision that both launchers share, over a group that is a script, and the counter of its steps."""
+"""The supervision that both launchers share, over a group that is a script, its counter of steps and its mailbox."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
+from harness.launch.ray.mailbox import Mailbox
 from harness.launch.startup import Registration, StartupTimer
 from harness.launch.supervision import (
     ENDING_S,
@@ -138,3 +140,44 @@ def test_another_process_sees_the_steps(tmp_path: Path) -> None:
     assert read_counter(path) is None
     path.write_bytes(b"abc")  # torn
     assert read_counter(path) is None
+
+
+RESULT, NEXT = TrialResult("a", "ok"), TrialStarted("b")
+
+
+async def _held(mailbox: Mailbox, *, mirrored: bool = True) -> asyncio.Task[bool]:
+    """A trial that asks to start once a result is there."""
+    await mailbox.open(0, None, mirrored)
+    assert await mailbox.put(0, GroupStarted((), ())) and await mailbox.put(0, RESULT)
+    task = asyncio.create_task(mailbox.put(0, NEXT))
+    await _others_run()
+    return task
+
+
+async def _others_run() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_held_trial_starts_once_the_driver_has_handled_the_last_result() -> None:
+    async def work() -> None:
+        mailbox = Mailbox()
+        task = await _held(mailbox)
+        assert not task.done()
+        assert await mailbox.take(0.0) == [GroupStarted((), ()), RESULT]
+        await _others_run()
+        assert not task.done()  # the driver has the result, and may still record it
+        assert await mailbox.take(1.0) == [NEXT] and await task
+
+    asyncio.run(work())
+
+
+def test_a_held_trial_of_a_group_that_was_given_up_is_refused_and_without_a_mirror_nothing_is_held() -> None:
+    async def work() -> None:
+        mailbox = Mailbox()
+        task = await _held(mailbox)
+        await mailbox.open(1, None, True)
+        assert await task is False and await mailbox.take(0.0) == []
+        assert await (await _held(Mailbox(), mirrored=False))
+
+    asyncio.run(work())
