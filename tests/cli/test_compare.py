@@ -196,6 +196,11 @@ def test_history_draws_cells_over_time_and_marks_the_environment(runs: dict[str,
     assert text.count("2023-11-14") == 8  # seven runs, and one change in the caption
     assert re.search(r" 0\.(79|80)\d ", text), text  # the last run is slow beside the one before it
     assert "Dashed: the environment changed (1: 2023-11-" in text
+    listed = call("history", runs["place"], "--cell", "devices=7").stderr
+    found = re.search(r"([0-9a-f]{12}): ddp x2", " ".join(listed.split()))
+    assert found, listed
+    by_id = call("history", runs["place"], "--cell", found[1][:8], "--output", tmp_path / "one.png")
+    assert by_id.exit_code == 0 and (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert max(map(len, result.stdout.splitlines())) <= max(80, len(f"Figure: {picture}"))
 
 
@@ -223,14 +228,6 @@ def test_history_lists_every_cell_and_draws_the_12_that_changed_most(
     assert drawn == [f"single x1 · batch {size}/device" for size in sizes[-12:]]
     said = "The figure has the 12 of 13 cells whose throughput changed most" in " ".join(result.stdout.split())
     assert said == bool(more)
-
-
-def test_history_of_a_cell_by_its_id(runs: dict[str, Path], tmp_path: Path) -> None:
-    listed = call("history", runs["place"], "--cell", "devices=7").stderr
-    found = re.search(r"([0-9a-f]{12}): ddp x2", " ".join(listed.split()))
-    assert found, listed
-    result = call("history", runs["place"], "--cell", found[1][:8], "--output", tmp_path / "one.png")
-    assert result.exit_code == 0 and (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -283,25 +280,19 @@ def test_numbers_are_joined_by_commas_and_other_text_is_refused(text: str) -> No
         parse_numbers(text, "--devices")
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_links_are_read_from_a_table(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"collectives{suffix}"
-    table = collectives()
-    table.to_csv(path, index=False) if suffix == ".csv" else table.to_parquet(path)
-    pd.testing.assert_frame_equal(read_links(path, collectives()), table)
-
-
-def test_links_of_another_machine_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "collectives.csv"
-    collectives(device_model="NVIDIA H100").to_csv(path, index=False)
-    with pytest.raises(PredictionError, match=r"the devices of .* are NVIDIA H100, those of the run CPU"):
-        read_links(path, collectives())
-    collectives(backend="nccl").to_csv(path, index=False)
-    with pytest.raises(PredictionError, match=r"the backend of .* are nccl, those of the run gloo"):
-        read_links(path, collectives())
-
-
-def test_what_is_no_table_of_links_is_refused(tmp_path: Path) -> None:
+def test_links_are_read_from_a_table_of_the_same_hardware(tmp_path: Path) -> None:
+    path, table = tmp_path / "collectives.csv", collectives()
+    table.to_csv(path, index=False)
+    table.to_parquet(path.with_suffix(".parquet"))
+    for written in (path, path.with_suffix(".parquet")):
+        pd.testing.assert_frame_equal(read_links(written, table), table)
+    for given, message in (
+        ({"device_model": "NVIDIA H100"}, "the devices of .* are NVIDIA H100, those of the run CPU"),
+        ({"backend": "nccl"}, "the backend of .* are nccl, those of the run gloo"),
+    ):
+        collectives(**given).to_csv(path, index=False)
+        with pytest.raises(PredictionError, match=message):
+            read_links(path, table)
     text, other, empty = tmp_path / "links.txt", tmp_path / "other.csv", tmp_path / "empty.csv"
     text.write_text("x")
     other.write_text("a,b\n1,2\n")

@@ -228,7 +228,7 @@ def test_numbers_are_those_of_nvidia_smi() -> None:
 # --- the tables
 
 
-def test_pairs_are_rows_of_their_own_with_their_link(make_experiment: Make) -> None:
+def test_pairs_are_rows_of_their_own_with_their_link() -> None:
     lines = [line(block=block, device_ids="0", device="cuda") for block in (0, 1)]
     for name, rate, link in (("0,1", 90.0, "NV12"), ("0,2", 60.0, "SYS")):
         pair: dict[str, Any] = {"strategy": "ddp", "device": "cuda", "device_ids": name, "rates": (rate, rate)}

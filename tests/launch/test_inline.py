@@ -99,28 +99,25 @@ def test_a_breakpoint_stops_in_this_process(tmp_path: Path, monkeypatch: pytest.
     assert stopped and set(stopped) == {os.getpid()}
 
 
-def test_ctrl_c_ends_the_run_and_the_trial_has_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("place", "workload", "ok"),
+    [("sys.breakpointhook", "stops_here:Stops", 0), ("harness.launch.worker._release", "mlp", 1)],
+    ids=["in a trial", "between two trials"],
+)
+def test_ctrl_c_ends_the_run_and_keeps_the_trials_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, workload: str, ok: int
+) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys, "breakpointhook", interrupt)
-    result = run_inline(tmp_path, workload="stops_here:Stops")
+    monkeypatch.setattr(place, interrupt)
+    result = run_inline(tmp_path, workload=workload)
     assert result.exit_code == 130, result.output
     assert "Interrupted" in result.output
-    assert "ok" not in set(results_of(tmp_path).trials["outcome"])
-    assert not [line for line in results_of(tmp_path).lines if line["outcome"] == "error"]
+    outcomes = [line["outcome"] for line in results_of(tmp_path).lines]
+    assert outcomes.count("ok") == ok and "error" not in outcomes
     result = resumed(tmp_path)
     assert result.exit_code == 2 and "--inline made this run" in result.output
-
-
-def test_ctrl_c_between_two_trials_keeps_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("harness.launch.worker._release", interrupt)
-    result = run_inline(tmp_path)
-    assert result.exit_code == 130, result.output
-    assert results_of(tmp_path).trials["outcome"].tolist().count("ok") == 1
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,9 @@ def test_messages_come_in_order_and_registrations_stay_inside() -> None:
     assert rest == [TrialStarted("a"), done, TrialStarted("b")]
     assert end == GroupEnd(Verdict(Ending.BY_ITSELF), (done,), (), "b")
     assert script.events == ["release"]
+    script = Script([[TrialStarted("b")], [TrialResult("b", "ok")], []])
+    assert supervised(script, watchdog())[1].current is None
+    assert script.timeouts == [TAKE_S, TAKE_S, ENDING_S, 0.0], "the poll is short after the last result"
 
 
 def test_a_measurement_is_kept_until_its_trial_has_its_result() -> None:
@@ -94,12 +97,6 @@ def test_a_measurement_is_kept_until_its_trial_has_its_result() -> None:
     assert messages == [TrialStarted("a"), TrialResult("a", "ok"), TrialStarted("b")] and end.measured is None
     messages, end = supervised(Script([first, [TrialStarted("b"), Measured(measured), FAILURE]]), watchdog(grace_s=0.0))
     assert end.measured is measured and end.failures == (FAILURE,) and Measured(measured) not in messages
-
-
-def test_after_the_last_result_the_poll_interval_is_short() -> None:
-    script = Script([[TrialStarted("b")], [TrialResult("b", "ok")], []])
-    assert supervised(script, watchdog())[1].current is None
-    assert script.timeouts == [TAKE_S, TAKE_S, ENDING_S, 0.0]
 
 
 def test_a_group_is_killed_if_its_ranks_outlive_a_failure_or_never_start() -> None:

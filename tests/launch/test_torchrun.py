@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from harness.launch.failures import from_exit
-from harness.launch.protocol import ByLauncher, GroupStarted, Job, Launcher, Message, TrialStarted
+from harness.launch.protocol import ByLauncher, GroupStarted, Job, Message, TrialStarted
 from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
@@ -98,28 +98,19 @@ def test_torchrun_is_for_one_machine_and_starts_no_trial_after_the_deadline(make
 
 
 def test_each_group_goes_to_the_launcher_that_its_cells_name() -> None:
+    @dataclass
     class Named:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        name: str
 
         def launch(self, group: WorkerGroup, *, deadline: float | None) -> Any:
             yield TrialStarted(f"{self.name} until {deadline}")
 
-    launchers: dict[str, Launcher] = {name: Named(name) for name in ("ray", "torchrun")}
-    both = ByLauncher(launchers)
+    both = ByLauncher({name: Named(name) for name in ("ray", "torchrun")})
     assert list(both.launch(GROUP, deadline=3.0)) == [TrialStarted("torchrun until 3.0")]
     assert list(both.launch(replace(GROUP, launcher="ray"), deadline=None)) == [TrialStarted("ray until None")]
 
 
 # --- its parts
-
-
-def test_torchrun_listens_on_loopback_only() -> None:
-    line = command(Path("/dev/shm/harness-x/job"), 2)
-    assert line[1:3] == ["-m", "torch.distributed.run"]
-    assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
-    assert "--standalone" not in line  # opens two stores to every network
-    assert line[-3:] == ["-m", "harness.launch.torchrun.worker", "/dev/shm/harness-x/job"]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +135,13 @@ def test_a_worker_takes_the_first_devices_and_the_backend_that_serves_them(
     assert group.backend == backend
     with pytest.raises(RuntimeError, match="no GPU is visible"):
         devices_of(replace(group, device="cuda"), 0, [])
+
+
+def test_torchrun_listens_on_loopback_only() -> None:
+    line = command(Path("/dev/shm/harness-x/job"), 2)
+    assert line[1:3] == ["-m", "torch.distributed.run"] and "--standalone" not in line  # it opens two stores to all
+    assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
+    assert line[-3:] == ["-m", "harness.launch.torchrun.worker", "/dev/shm/harness-x/job"]
 
 
 @pytest.mark.parametrize(

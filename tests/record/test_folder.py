@@ -44,6 +44,13 @@ def test_a_new_folder_holds_the_experiment_and_the_plan_and_has_one_writer(folde
     assert [group["id"] for group in folder.plan()["groups"]] == [group.id for group in plan.groups]
     assert len(folder.plan()["skipped"]) == len(plan.skips)
     assert folder.lines() == []
+    folder.set_invocation(0, {"started_at": 1.0})
+    folder.add_environment({"group_id": "b0-g0", "nodes": []})
+    folder.set_invocation(0, {"wall_s": 2.0})
+    folder.set_invocation(1, {"started_at": 3.0})
+    content = folder.environment()
+    assert content["invocations"] == [{"started_at": 1.0, "wall_s": 2.0}, {"started_at": 3.0}]
+    assert [group["group_id"] for group in content["groups"]] == ["b0-g0"]
     with folder.locked(), pytest.raises(RunFolderError, match="another run is"), RunFolder(folder.path).locked():
         pass
     with folder.locked():
@@ -170,16 +177,6 @@ def test_a_place_that_is_no_run_folder_or_cannot_be_one_is_refused(plan: Plan, t
     with pytest.raises(RunFolderError, match="is a link, which may lead outside the output folder"):
         RunFolder.create(tmp_path / "results", plan.experiment, plan, "")
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_invocations_and_groups_are_added_to_the_environment(folder: RunFolder) -> None:
-    folder.set_invocation(0, {"started_at": 1.0})
-    folder.add_environment({"group_id": "b0-g0", "nodes": []})
-    folder.set_invocation(0, {"wall_s": 2.0})
-    folder.set_invocation(1, {"started_at": 3.0})
-    content = folder.environment()
-    assert content["invocations"] == [{"started_at": 1.0, "wall_s": 2.0}, {"started_at": 3.0}]
-    assert [group["group_id"] for group in content["groups"]] == ["b0-g0"]
 
 
 SECRET = "hunter2-hunter2"

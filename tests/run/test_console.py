@@ -126,13 +126,21 @@ def test_an_error_in_a_table_of_the_terminal_costs_that_table(tmp_path: Path) ->
     assert "KeyError" in (tmp_path / "logs" / "terminal.txt").read_text()
 
 
-def test_no_heading_of_the_plan_is_folded_on_80_columns(make_experiment: Make) -> None:
+def test_headings_ratios_and_titles_are_not_folded_on_80_columns(make_experiment: Make) -> None:
     grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 16], "nodes": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, convergence={"epochs": 1}), gpu_cluster(2))
-    lines = printed(plan_table(plan))
+    lines = printed(plan_table(make_plan(make_experiment(grid, convergence={"epochs": 1}), gpu_cluster(2))))
     headings = next(line for line in lines if "strategy" in line).split()
     assert headings == ["strategy", "devices", "workers", "cells", "throughput", "convergence", "added"]
     assert max(map(len, lines)) <= 80 and any("16 on 2 nodes" in line for line in lines)
+    texts = (("first / second", False), ("setting", False), ("ratio (95 % interval)", True), ("n", True))
+    ratio = ("ddp x2 / dp (emulated) x2", "resnet14 · batch 64/device", "1.175 (0.920 to 1.500)", "3")
+    table = TextTable(tuple(Heading(*text) for text in texts), (Line(ratio),))
+    assert [part in printed(rich_table(table, "Strategies"))[-1] for part in ratio] == [True] * 4
+    narrow = rich_table(TextTable((Heading("n", True),), (Line(("3",)),)), "resnet34 · global batch 64")
+    plan = make_plan(make_experiment({"per_device_batch_size": 8}, name="a-name-of-twenty-chars"), laptop())
+    lines = printed(narrow, plan_table(plan))
+    assert lines[0] == "resnet34 · global batch 64"
+    assert f"Plan of {plan.experiment.name}: what the file asks for, and what is added" in lines
 
 
 def test_the_start_of_a_worker_group_is_plain_text(make_experiment: Make) -> None:
@@ -141,22 +149,6 @@ def test_the_start_of_a_worker_group_is_plain_text(make_experiment: Make) -> Non
     output = shown(*map(GroupStarting, plan.groups))
     for expected in ("1 worker with 2 devices: 1 trial", "2 workers with 1 device each: 1 trial"):
         assert f"Starting {expected} of block 0" in output
-
-
-def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> None:
-    texts = (("first / second", False), ("setting", False), ("ratio (95 % interval)", True), ("n", True))
-    columns = tuple(Heading(*text) for text in texts)
-    ratio = ("ddp x2 / dp (emulated) x2", "resnet14 · batch 64/device", "1.175 (0.920 to 1.500)", "3")
-    last = printed(rich_table(TextTable(columns, (Line(ratio),)), "Strategies"))[-1]
-    assert [part in last for part in ratio] == [True] * 4
-
-
-def test_a_title_that_is_wider_than_its_table_stays_on_one_line(make_experiment: Make) -> None:
-    narrow = rich_table(TextTable((Heading("n", True),), (Line(("3",)),)), "resnet34 · global batch 64")
-    plan = make_plan(make_experiment({"per_device_batch_size": 8}, name="a-name-of-twenty-chars"), laptop())
-    lines = printed(narrow, plan_table(plan))
-    assert lines[0] == "resnet34 · global batch 64"
-    assert f"Plan of {plan.experiment.name}: what the file asks for, and what is added" in lines
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -296,20 +288,17 @@ def test_what_is_repeated_takes_its_time_again(plan: Plan) -> None:
     assert run.left.seconds == pytest.approx(START_S + expected_s(group.trials)) and run.left.text
 
 
-def test_a_limit_ends_the_run(make_experiment: Make) -> None:
+def test_a_limit_ends_the_run_and_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:
+    blocks = {"at_least": 2, "at_most": 9, "halfwidth": 0.1}
+    run = Run(make_plan(make_experiment(GRID, throughput={"blocks": blocks}), laptop()), SECONDS)
+    run.measure(first_block(run.plan))
+    assert run.left.text.startswith("at most ")
     plan = make_plan(make_experiment(GRID, throughput={"blocks": 500}), laptop())
     now = [0.0]
     left = TimeLeft(plan, plan.groups, lambda: now[0], limit_s=300.0)
     assert left.seconds == 300.0
     now[0] = 100.0
     assert left.seconds == 200.0
-
-
-def test_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:
-    blocks = {"at_least": 2, "at_most": 9, "halfwidth": 0.1}
-    run = Run(make_plan(make_experiment(GRID, throughput={"blocks": blocks}), laptop()), SECONDS)
-    run.measure(first_block(run.plan))
-    assert run.left.text.startswith("at most ")
 
 
 def test_the_text_is_given_at_most_once_a_minute_and_not_at_the_end(plan: Plan) -> None:

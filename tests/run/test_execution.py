@@ -20,7 +20,7 @@ from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.run.events import Event, GroupStarting, Repeating, TrialEnded
 from harness.run.execution import Attempts, Execution
-from harness.run.resume import out_of_memory, pending
+from harness.run.resume import pending
 from tests.conftest import Make, laptop
 from tests.records import rank_row
 from tests.run_folders import NODE
@@ -118,21 +118,6 @@ def test_a_lost_trial_is_tried_again_until_limits_attempts(plan: Plan, tmp_path:
     assert [(row["attempt"], row["outcome"]) for row in rows] == [(1, "lost"), (2, second)]  # limits.attempts is 2
     ended = [event for event in events if isinstance(event, TrialEnded) and event.trial.id == bad.id]
     assert [event.again for event in ended] == [True, False]
-
-
-def test_an_examination_that_runs_out_of_memory_keeps_no_cell_from_being_tried(
-    make_experiment: Make, tmp_path: Path
-) -> None:
-    examined = make_plan(make_experiment(GRID, preflight=True, throughput={"blocks": 2}), laptop())
-
-    def script(trial: Trial, tries: int) -> Outcome:
-        return "oom" if trial.purpose == "doctor" else "ok"
-
-    _, folder = execute(examined, tmp_path, script)
-    found = outcomes(folder)
-    assert all(found[trial.id] == ["ok"] for trial in examined.trials if trial.purpose != "doctor")
-    assert "oom" in [row["outcome"] for row in folder.lines()]
-    assert out_of_memory(examined, folder.lines()) == []  # nor when the run goes on
 
 
 def test_after_out_of_memory_as_large_a_batch_of_the_cell_is_skipped_also_after_a_resume(

@@ -123,15 +123,6 @@ def test_what_the_autoscaler_cannot_bring_is_given_up_from_the_largest(
     assert [note for note in notes if note.startswith(said)]
 
 
-def test_the_order_stays_random_by_block(experiment: Experiment) -> None:
-    """The plan of what came is that of the same nodes without a wait."""
-    plan, _ = wait(Scripted(1, 4), experiment)
-    at_once = make_plan(experiment, Inventory(tuple(NODES), attached=True))
-    assert plan.groups == at_once.groups
-    orders = [[str(group) for group in plan.groups if group.block == block] for block in range(plan.blocks)]
-    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
-
-
 # --- a cluster of Ray's
 
 

@@ -101,12 +101,11 @@ def test_each_placement_is_measured_for_a_minute_and_nothing_else_is(command: Co
     assert "Numbers in brackets" not in shown and "Numbers in brackets" not in (folder / "report.html").read_text()
 
 
-def test_a_placement_that_cannot_be_measured_fails_the_command(command: Command) -> None:
+def test_a_placement_that_cannot_be_measured_fails_and_a_file_without_one_is_refused(
+    command: Command,
+) -> None:
     code, folder, _ = command(laptop(), "error")
     assert code == 1
     assert harness.load(folder).trials["outcome"].tolist() == ["error"]
-
-
-def test_a_file_without_several_devices_is_refused(command: Command) -> None:
     with pytest.raises(ExperimentError, match=r"no cell of .*linked.yaml that can run here has links; allowed: ddp"):
         command(laptop(), text="name: linked\ngrid: {per_device_batch_size: 8}\n")

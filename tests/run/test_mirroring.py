@@ -144,7 +144,7 @@ def test_a_store_that_fails_stops_no_trial_and_gets_all_later(plan: Plan, tmp_pa
 def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "FINAL_S", 0.2)
+    set_times(monkeypatch, FINAL_S=0.2)
     failing = Failing()
     sent = Sent(tmp_path, plan, failing)
 
@@ -219,13 +219,6 @@ def test_an_interruption_ends_the_wait(plan: Plan, tmp_path: Path, monkeypatch: 
     assert not any("takes over" in note for note in sent.notes)
 
 
-def test_without_a_store_events_pass(tmp_path: Path) -> None:
-    events: list[Event] = []
-    with mirrored(Request(tmp_path / "e.yaml"), RunFolder(tmp_path), events.append) as sending:
-        assert sending is None
-    assert not events
-
-
 class Clock:
     """Time that passes while the driver sleeps. ``at``: what happens once it has slept so long."""
 
@@ -272,19 +265,16 @@ def test_a_claim_is_waited_for_until_it_is_released_even_if_the_store_fails_once
     assert [claim.released for claim in read_claims(holder.store, holder.run)].count(False) == 1
 
 
-def test_a_claim_that_is_renewed_is_not_waited_for(holder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, (12.0, lambda: holder._put_claim(released=False)))
-    with pytest.raises(ClaimedError, match="another command writes it"):
-        mirroring._claim(Writer(holder.store, holder.run, holder.folder), [].append)
-    assert sum(clock.slept) == 15.0
-    assert [claim.writer for claim in read_claims(holder.store, holder.run)] == [holder.name]
-
-
-def test_a_killed_command_s_claim_is_waited_for_until_it_lapses(
+def test_a_killed_command_s_claim_is_waited_for_until_it_lapses_but_not_a_renewed_one(
     holder: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, (300.0, lambda: monkeypatch.setattr("harness.record.writer.LEASE_S", 0.0)))
+    clock = Clock(monkeypatch, (12.0, lambda: holder._put_claim(released=False)))
     later = Writer(holder.store, holder.run, holder.folder)
+    with pytest.raises(ClaimedError, match="another command writes it"):
+        mirroring._claim(later, [].append)
+    assert sum(clock.slept) == 15.0
+    assert [claim.writer for claim in read_claims(holder.store, holder.run)] == [holder.name]
+    clock = Clock(monkeypatch, (300.0, lambda: monkeypatch.setattr("harness.record.writer.LEASE_S", 0.0)))
     mirroring._claim(later, [].append)
     assert 300.0 <= sum(clock.slept) <= 301.0
     assert {claim.writer for claim in read_claims(holder.store, holder.run)} == {holder.name, later.name}
@@ -330,7 +320,9 @@ def test_a_store_that_answers_slowly_costs_one_gap(plan: Plan, tmp_path: Path, m
     sent.check_complete()
 
 
-def test_a_further_problem_is_said_too_but_not_once_for_every_object(plan: Plan, tmp_path: Path) -> None:
+def test_a_further_problem_is_said_too_but_not_once_for_every_object(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing = Failing()
     sent = Sent(tmp_path, plan, failing)
 
@@ -338,14 +330,13 @@ def test_a_further_problem_is_said_too_but_not_once_for_every_object(plan: Plan,
         failing.on = number >= 2
         failing.says = f"no access: 'key {number}'" if number >= 6 else f"no answer for 'key {number}'"
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mirroring, "FINAL_S", 0.1)
-        sent.execute(Measuring(at_trial))
+    set_times(monkeypatch, FINAL_S=0.1)
+    sent.execute(Measuring(at_trial))
     told = [note.partition(";")[0] for note in sent.notes if "The run goes on" in note]
     assert told == ["no answer for 'key 2'. The run goes on", "no access: 'key 6'. The run goes on"]
 
 
-def test_a_local_file_that_cannot_be_read_is_said(plan: Plan, tmp_path: Path) -> None:
+def test_a_local_file_that_cannot_be_read_is_said_and_without_a_store_nothing(plan: Plan, tmp_path: Path) -> None:
     sent = Sent(tmp_path, plan)
 
     def unreadable(path: Path) -> bytes:
@@ -358,3 +349,6 @@ def test_a_local_file_that_cannot_be_read_is_said(plan: Plan, tmp_path: Path) ->
         sending.finish(RESUME)
         assert not sending.complete
     assert f"{sent.folder.path}: cannot be sent: PermissionError: [Errno 13] denied" in sent.notes[0]
+    events: list[Event] = []
+    with mirrored(Request(tmp_path / "e.yaml"), sent.folder, events.append) as nothing:
+        assert nothing is None and not events

@@ -256,6 +256,9 @@ def test_out_of_memory_is_not_retried_unless_configured(plan: Plan) -> None:
     lines: Any = lines_of(plan, "oom")
     assert pending(plan, lines) == () and {*out_of_memory(plan, lines)} == {trial.cell for trial in plan.trials}
     limits = plan.experiment.limits.model_copy(update={"prune_oom": False})
+    examined = make_plan(plan.experiment.model_copy(update={"preflight": True}), laptop())
+    of_doctor: Any = lines_of(examined, "oom", keep=lambda trial: trial.purpose == "doctor")
+    assert of_doctor and out_of_memory(examined, of_doctor) == [], "an examination says nothing of the cell's memory"
     free = replace(plan, experiment=plan.experiment.model_copy(update={"limits": limits}))
     assert pending(free, lines) == free.groups and out_of_memory(free, lines) == []
 

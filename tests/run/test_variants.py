@@ -67,6 +67,9 @@ def file(tmp_path: Path) -> Path:
 def test_every_folder_is_there_and_holds_the_module_and_no_harness(file: Path) -> None:
     assert list(read_experiment(Request(file)).variants) == ["before", "after"]
     assert "harness_own" not in sys.modules
+    with pytest.raises(ExperimentError) as caught:
+        check_no_user_code(load_experiment(file), file)
+    assert "variants: with --no-user-code nothing that the file names is imported" in caught.value.problems[1]
     (file.parent / "after" / "harness_own.py").unlink()
     (file.parent / "before" / "harness").mkdir()
     (file.parent / "before" / "harness" / "__init__.py").write_text("")
@@ -77,12 +80,6 @@ def test_every_folder_is_there_and_holds_the_module_and_no_harness(file: Path) -
     assert before.startswith("variants.before: got ") and "it has a module harness" in before
     assert "/after'; it has no module harness_own: give what is to be first on the import path" in after
     assert other == f"variants.other: got '{file.parent}/nowhere'; allowed: a folder that is there"
-
-
-def test_untrusted_files_have_no_variants(file: Path) -> None:
-    with pytest.raises(ExperimentError) as caught:
-        check_no_user_code(load_experiment(file), file)
-    assert "variants: with --no-user-code nothing that the file names is imported" in caught.value.problems[1]
 
 
 def versions_of(file: Path) -> dict[str, CodeVersion]:
@@ -99,7 +96,7 @@ def test_each_process_imports_its_version_and_nothing_of_the_others(file: Path) 
     assert in_each(versions_of(file), eval, code)["before"] is None
 
 
-def test_the_errors_of_all_processes_are_one(file: Path) -> None:
+def test_the_errors_of_all_processes_are_one_and_of_the_users_own_class_are_text(file: Path) -> None:
     raises = "(_ for _ in ()).throw(__import__('harness.errors').errors.WorkloadError('not like this'))"
     with pytest.raises(WorkloadError) as caught:
         in_each(versions_of(file), eval, {"before": raises, "after": "__import__('os')._exit(3)"})
@@ -108,9 +105,6 @@ def test_the_errors_of_all_processes_are_one(file: Path) -> None:
         "  - variants.before: not like this",
         "  - variants.after: the process that imports it ended with exit code 3: it printed nothing",
     ]
-
-
-def test_an_error_of_the_users_own_class_is_passed_on_as_text(file: Path) -> None:
     (file.parent / "before" / "harness_helper.py").write_text(
         "from harness.errors import HarnessError\nclass Own(HarnessError):\n    def __init__(self, a, b):\n"
         "        super().__init__(f'{a} and {b}')\ndef fail():\n    raise Own(1, 2)\n"
