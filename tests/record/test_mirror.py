@@ -420,7 +420,9 @@ def test_an_error_is_one_line_with_what_to_do(said: str, uri: str, expected: str
     assert re.search(expected, text) and "\n" not in text
 
 
-def test_s3_has_one_short_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_has_one_short_attempt_and_no_key_in_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreError, match="a password or a key"):
+        open_store("s3://a:b@bucket")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     s3 = open_store("s3://bucket/a/b?endpoint_override=127.0.0.1:9&scheme=http")
     assert s3.root == "bucket/a/b" and s3.filesystem.type_name == "s3" and s3.filesystem.region == "us-east-1"

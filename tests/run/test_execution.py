@@ -278,6 +278,8 @@ def test_the_end_of_a_group_is_its_own_part_of_the_time_accounting(plan: Plan, t
     *whole, cut = folder.environment()["groups"]
     assert whole and all(0.05 <= group["parts"]["teardown"] <= group["whole_s"] for group in whole)
     assert cut["parts"] == {}
+    kept = {row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"}
+    assert kept >= {trial.id for trial in plan.trials if trial.block == 0}, "an early end keeps what was recorded"
 
 
 class MeasuringLauncher(ScriptedLauncher):
