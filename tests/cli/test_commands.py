@@ -184,7 +184,6 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         ),
         (["--output", "file:///proc/x"], "file:///proc/x: is not there: [Errno 2] Cannot create directory"),
         (["--resume", "file:///nowhere/small/1"], "file:///nowhere: has no run small/1; allowed: URI/<experiment>/"),
-        (["--resume", "s3://bucket"], "got 's3://bucket'; allowed: the URI of a run, as URI/<experiment>/<time>-<id>"),
         (["--resume", "s3://a/b/c", "--output", "s3://b"], "got 's3://b', and a run in s3://a to resume; allowed: no"),
         (["--local", "here"], "is for --output URI or --resume URI; a folder alone is given with --output"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),

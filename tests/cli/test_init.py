@@ -109,14 +109,11 @@ def test_an_unknown_question_or_a_name_that_no_file_can_have_is_refused(
         ("checks", [*LOOKS_AT]),
     ],
 )
-def test_every_name_is_listed(what: str, expected: list[str]) -> None:
+def test_every_name_is_listed_and_an_unknown_list_offers_the_nearest(what: str, expected: list[str]) -> None:
     result = CliRunner().invoke(app, ["list", what], env={"COLUMNS": "300"})
     assert result.exit_code == 0, result.output
     assert not [name for name in expected if name not in result.output]
     assert all(traits.summary for traits in BUILTIN_TRAITS.values())
-
-
-def test_an_unknown_list_offers_the_nearest() -> None:
     result = CliRunner().invoke(app, ["list", "Models"])
     assert result.exit_code == 2 and "did you mean 'models'?" in result.stderr
     assert {"workloads", "models", "strategies", "checks"} == set(rows_of())

@@ -55,10 +55,14 @@ def test_a_mistake_in_the_file_is_reported_before_anything_heavy_is_imported(
     assert "Traceback" not in done.stderr and done.stderr.count("error: ") == 1
 
 
-def test_a_non_run_folder_is_reported_before_plotting_is_imported(tmp_path: Path) -> None:
+def test_a_non_run_folder_and_the_version_are_told_before_plotting_is_imported(tmp_path: Path) -> None:
     done = call_without((*DRAWING, "torch"), tmp_path, module="report")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "not a run folder" in done.stderr and "Traceback" not in done.stderr
+    done = call_without(HEAVY, "--version")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"harness \S+( installed)? \(Python 3\.\d+\.\d+, torch \S+, ray \S+\)\n", done.stdout)
+    assert f"torch {version('torch')}" in done.stdout
 
 
 @pytest.mark.slow
@@ -91,10 +95,3 @@ def test_mistakes_in_options_and_in_the_file_are_reported_together(tmp_path: Pat
     ):
         done = call_without(HEAVY, *arguments, module="run")
         assert done.returncode == 2 and problem in done.stderr, done.stderr
-
-
-def test_the_version_names_python_torch_and_ray() -> None:
-    done = call_without(HEAVY, "--version")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(r"harness \S+( installed)? \(Python 3\.\d+\.\d+, torch \S+, ray \S+\)\n", done.stdout)
-    assert f"torch {version('torch')}" in done.stdout

@@ -202,7 +202,9 @@ def test_answers_return_in_the_order_of_the_questions(monkeypatch: pytest.Monkey
     assert asked == [{"a": [0, 1], "b": [0, 1], "silent": [0]}]
 
 
-def test_only_nodes_in_use_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_are_not_used_or_lack_the_devices_are_asked_nothing(
+    monkeypatch: pytest.MonkeyPatch, make_experiment: Make, tmp_path: Path
+) -> None:
     def agent(*lacks: str) -> Any:
         return SimpleNamespace(missing=SimpleNamespace(remote=lambda paths: [*lacks]))
 
@@ -212,11 +214,6 @@ def test_only_nodes_in_use_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = cluster.Cluster(Inventory(three), None, agents, embedded=False)
     assert ready.missing_paths(["/data"], [True, True, False]) == {"n1 (10.0.0.1)": ["/data"]}
     assert list(ready.missing_paths(["/data"])) == ["n1 (10.0.0.1)", "n2 (10.0.0.1)"]
-
-
-def test_a_node_without_the_requested_devices_needs_neither_imports_nor_data(
-    make_experiment: Make, tmp_path: Path
-) -> None:
     asked: list[Any] = []
 
     class Answers:

@@ -81,7 +81,7 @@ def ids_by_strategy(plan: Plan) -> set[tuple[str, tuple[int, ...]]]:
     return {(trial.cell.strategy, trial.cell.device_ids) for trial in plan.trials}
 
 
-def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_experiment: Make) -> None:
+def test_each_pair_goes_to_each_strategy_with_its_base_and_its_checks(make_experiment: Make) -> None:
     on_cpu_slots = make_plan(make_experiment(PAIRS), laptop())
     assert not on_cpu_slots.trials
     assert {skip.reason for skip in on_cpu_slots.skips} == {"device_ids applies to GPUs; CPU slots have no numbers"}
@@ -104,9 +104,6 @@ def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_
             for ids in ("0,1", "1,2")
         ),
     }
-
-
-def test_diagnostic_cells_of_a_pair_run_on_its_gpus(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(PAIRS, diagnostics=True), gpu_cluster(gpus=4))
     checks = {(t.cell.strategy, t.cell.device_ids) for t in plan.trials if t.purpose == "equivalence"}
     assert checks == ids_by_strategy(plan) | {("single", (0,)), ("single", (1,))}
@@ -209,15 +206,12 @@ def test_torch_finds_the_named_gpus_among_those_that_it_sees(
         gpus_by_number([0, 99])
 
 
-def test_each_worker_takes_its_own_of_the_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_takes_its_own_of_the_named_by_the_numbers_of_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     see_gpus([0, 1, 2, 3], monkeypatch)
     gpus = [torch.device("cuda", number) for number in range(4)]
     ddp, dp = (group(place(replace(CELL, strategy=name))) for name in ("ddp", "dp"))
     assert [devices_of(ddp, rank, gpus) for rank in (0, 1)] == [(torch.device("cuda:1"),), (torch.device("cuda:2"),)]
     assert devices_of(dp, 0, gpus) == (torch.device("cuda:1"), torch.device("cuda:2"))
-
-
-def test_numbers_are_those_of_nvidia_smi() -> None:
     assert process_variables(group(place(CELL)), 4)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     unnamed = group(Placement(1, 2, 1))
     assert "CUDA_DEVICE_ORDER" not in process_variables(unnamed, 4)

@@ -174,7 +174,7 @@ def test_a_failure_carries_its_type_rank_and_traceback() -> None:
     assert len(failure("t", 0, ValueError("x" * 10**6)).detail) <= 100_000
 
 
-def test_the_memory_monitors_kill_is_the_cause_of_the_errors_of_its_peers() -> None:
+def test_a_killed_or_silent_rank_is_the_cause_of_the_errors_of_its_peers() -> None:
     lost = primary([rank_failure(0, PEER)], dead_ranks=[1])
     reported = ActorDied("Task was killed due to the node running low on memory.")
     row = from_memory_monitor(lost, GroupError({0: ValueError("collateral"), 1: HealthCheckFailed(reported)}))
@@ -183,9 +183,6 @@ def test_the_memory_monitors_kill_is_the_cause_of_the_errors_of_its_peers() -> N
     assert from_memory_monitor(lost, GroupError({1: HealthCheckFailed(ActorDied("gone"))})) is lost
     raised = rank_failure(1, "ValueError on rank 1: bad", "ValueError")
     assert from_memory_monitor(raised, GroupError({1: HealthCheckFailed(reported)})) is raised
-
-
-def test_a_rank_terminated_without_a_report_is_named_rather_than_its_peer() -> None:
     row = primary([rank_failure(0, PEER)], dead_ranks=[2])
     assert (row.outcome, row.error_rank, row.error_type) == ("lost", 2, None)
     assert row.reason == "the process of rank 2 terminated unexpectedly"
@@ -264,17 +261,7 @@ def test_a_place_is_the_innermost_frame_of_the_users_code(stacks: dict[int, str]
     assert row.reason.endswith(reason)
 
 
-def test_a_failure_after_a_measurement_costs_its_explanation_alone() -> None:
-    failed = TrialResult("t", "lost", "rank 1 died", error_rank=1, detail="trace")
-    measured = TrialResult("t", "ok", facts={"steady": True}, steps={"step_s": [0.1]})
-    kept = despite(failed, measured)
-    assert (kept.outcome, kept.error_rank, kept.steps) == ("ok", None, measured.steps)
-    assert kept.facts == {"steady": True, "explain_error": "lost after the measurement: rank 1 died"}
-    assert kept.detail == "trace"
-    assert despite(failed, None) is despite(failed, replace(measured, trial_id="earlier")) is failed
-
-
-def test_a_process_that_crashed_is_named_with_its_last_line_of_the_users_code() -> None:
+def test_a_crash_is_named_with_its_last_line_and_after_a_measurement_costs_its_explanation() -> None:
     printed = f"step 3\n\nFatal Python error: Segmentation fault\n\nCurrent {IN_LOSS}"
     assert last_line(printed) == "loss (mine.py:12)"
     assert last_line(IN_LOSS) == last_line("") == ""
@@ -282,6 +269,13 @@ def test_a_process_that_crashed_is_named_with_its_last_line_of_the_users_code() 
     watch.add(Registration(0, "n0", 5, "", "", 0.0, connected=True, traces=ProcessOutput()))
     row = explained(TrialResult("t", "lost", "terminated", error_rank=0, detail=""), watch)
     assert row.reason == "terminated; last line of the user's code: loss (mine.py:12)"
+    failed = TrialResult("t", "lost", "rank 1 died", error_rank=1, detail="trace")
+    measured = TrialResult("t", "ok", facts={"steady": True}, steps={"step_s": [0.1]})
+    kept = despite(failed, measured)
+    assert (kept.outcome, kept.error_rank, kept.steps) == ("ok", None, measured.steps)
+    assert kept.facts == {"steady": True, "explain_error": "lost after the measurement: rank 1 died"}
+    assert kept.detail == "trace"
+    assert despite(failed, None) is despite(failed, replace(measured, trial_id="earlier")) is failed
 
 
 DIED = "the process of rank 1 terminated unexpectedly"

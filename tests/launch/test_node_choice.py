@@ -95,15 +95,12 @@ def test_every_group_runs_on_the_type_that_holds_the_most_of_the_plan(
     assert [names(by.nodes_for(group(each))) for each in placements] == chosen
 
 
-def test_after_a_loss_cell_and_base_move_to_another_type_together() -> None:
+def test_after_a_loss_cell_and_base_move_together_and_a_draining_node_takes_no_group(draining: set[str]) -> None:
     cluster = Cluster(*A[:2], *H)
     nodes = choice(cluster, ONE, SPREAD)
     assert [names(nodes.nodes_for(group(each))) for each in (ONE, SPREAD)] == [["a0"], ["a0", "a1"]]
     cluster.gone = {"a1"}
     assert [names(nodes.nodes_for(group(each))) for each in (ONE, SPREAD)] == [["h0"], ["h0", "h1"]]
-
-
-def test_a_node_that_drains_takes_no_group(draining: set[str]) -> None:
     nodes = choice(Cluster(*A), FOUR)
     draining.add("a0")
     assert names(nodes.nodes_for(group(FOUR))) == ["a1"]

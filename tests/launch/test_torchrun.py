@@ -193,15 +193,7 @@ def test_a_trial_starts_once_the_driver_has_handled_what_came_before(path: Path)
         assert one.recv() is False  # the driver leaves
 
 
-def test_a_connection_without_the_key_is_refused_and_does_not_block_others(path: Path) -> None:
-    with closing(SocketMailbox(path, deadline=None)) as mailbox:
-        with pytest.raises(AuthenticationError):
-            Client(str(path), authkey=b"guessed")
-        with Client(str(path), authkey=mailbox.key) as one:
-            assert send_message(one, TrialStarted("a"))
-
-
-def test_a_mailbox_refuses_trials_after_the_deadline_and_once_closed_everything(path: Path) -> None:
+def test_a_mailbox_refuses_connections_without_the_key_late_trials_and_once_closed_everything(path: Path) -> None:
     mailbox = SocketMailbox(path, deadline=time.time())
     with Client(str(path), authkey=mailbox.key) as one:
         assert send_message(one, GroupStarted((), ()))
@@ -213,6 +205,11 @@ def test_a_mailbox_refuses_trials_after_the_deadline_and_once_closed_everything(
         assert not send_message(one, GroupStarted((), ()))
     with pytest.raises(OSError):
         Client(str(path), authkey=mailbox.key)
+    with closing(SocketMailbox(path, deadline=None)) as mailbox:
+        with pytest.raises(AuthenticationError):
+            Client(str(path), authkey=b"guessed")
+        with Client(str(path), authkey=mailbox.key) as one:
+            assert send_message(one, TrialStarted("a"))
 
 
 # --- the watch

@@ -30,6 +30,9 @@ from harness.train.ranks import Ranks
 from tests import faulty_workload
 from tests.conftest import Make, laptop
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
 SHORT = {"blocks": 1, "warmup_steps": 3, "warmup_rounds": 2, "windows": 1, "window_steps": 4, "window_seconds": 0}
 
 
@@ -146,8 +149,6 @@ def test_a_group_profiles_last_and_ends_after_an_error_of_the_device(run_group: 
     timed = [name for name in scenarios if name not in ("doctor", "equivalence")]
     assert timed == ["throughput"] * 2 + ["profile"] * 2, "CUPTI may stay attached, and slow what follows"
 
-
-pytestmark = pytest.mark.usefixtures("no_figures")
 
 FILE = """
 name: debug

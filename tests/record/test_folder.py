@@ -29,6 +29,9 @@ from harness.report.html import write_report
 from tests.conftest import Make, laptop
 from tests.system.test_files import LIMIT, small_files
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
 FACTS = {"attempt": 1, "invocation": 0, "group_id": "b0-g0", "position": 0}
 
 
@@ -246,8 +249,6 @@ def test_a_damaged_estimate_is_an_error_with_its_name(estimated: RunFolder, text
     with pytest.raises(RunFolderError, match=rf"estimate\.json.*{problem}"):
         read_estimate(estimated)
 
-
-pytestmark = pytest.mark.usefixtures("no_figures")
 
 EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 TABLES = [*(table.name for table in RECORDED), "scaling", "convergence", "environment", "experiment"]

@@ -349,17 +349,14 @@ def test_names_that_lead_outside_are_refused(sent: tuple[Run, Writer], tmp_path:
     assert not list(tmp_path.glob("out*.txt"))
 
 
-@pytest.mark.parametrize(
-    ("uri", "problem"),
-    [
+def test_a_uri_that_is_no_run_is_one_line(tmp_path: Path) -> None:
+    for uri, problem in (
         ("s3://a:b@c/d/e", "a password or a key"),
         ("file:///a", "allowed: the URI of a run"),
         ("file:///nowhere-at-all/e/r", "has no run e/r; allowed: URI/<experiment>/<time>-<id>"),
-    ],
-)
-def test_a_uri_that_is_no_run_is_one_line(uri: str, problem: str, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=problem):
-        harness.load(uri, tmp_path)
+    ):
+        with pytest.raises(StoreError, match=problem):
+            harness.load(uri, tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -64,7 +64,7 @@ class Example(TypedDict):
     rows: list[int]
 
 
-def test_a_field_with_a_meaning_is_a_column() -> None:
+def test_a_field_with_a_meaning_is_a_column_and_so_are_a_link_s_keys() -> None:
     assert columns_of(Example) == (
         Column("name", "string", "", "a name"),
         Column("seconds", "Float64", "s", "a time"),
@@ -73,9 +73,6 @@ def test_a_field_with_a_meaning_is_a_column() -> None:
         Column("flag", "boolean", "", "a flag"),
         Column("options", "mapping", "", "options"),
     )
-
-
-def test_a_link_s_keys_are_columns_of_links_and_but_for_its_ends_of_collectives() -> None:
     keys = set(get_type_hints(LinkRow))
     assert keys <= set(LINKS.names) and keys - {"source", "target", "link"} <= set(COLLECTIVES.names)
 

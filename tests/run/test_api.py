@@ -104,7 +104,7 @@ def test_an_interruption_is_raised_once_the_report_is_written(
     assert results.folder.path == folder and results.missing.empty
 
 
-def test_mistakes_are_one_error_with_every_problem(scripted: list[int], tmp_path: Path) -> None:
+def test_mistakes_and_what_this_machine_cannot_measure_are_one_error(scripted: list[int], tmp_path: Path) -> None:
     with pytest.raises(ExperimentError) as caught:
         harness.run_experiment({"name": "x", "grid": {"devices": 0, "batch_size": 8}})
     assert caught.value.source == "experiment (a dict)" and len(caught.value.problems) == 2
@@ -117,6 +117,11 @@ def test_mistakes_are_one_error_with_every_problem(scripted: list[int], tmp_path
     for resume in (None, "auto"):
         with pytest.raises(RunFolderError, match="the run folder cannot be created: embedded null byte"):
             harness.run_experiment(CONTENT, output="a\0b", resume=resume, quiet=True)
+    with pytest.raises(ClusterError, match=r"no cell can run on 1 node, .*: too few devices: .* \(\d cells\)"):
+        harness.run_experiment({**CONTENT, "device": "cuda"}, quiet=True)
+    grid = {"strategy": "ddp", "devices": 2, "global_batch_size": 3}
+    with pytest.raises(ClusterError, match="global batch 3 does not divide by 2 devices"):
+        harness.run_experiment({**CONTENT, "grid": grid}, quiet=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -150,15 +155,6 @@ def test_numbers_of_numpy_are_taken_as_numbers(scripted: list[int], tmp_path: Pa
     content = {**CONTENT, "seed": np.int64(1), "grid": grid}
     results = harness.run_experiment(content, only={"devices": np.int64(1)}, output=tmp_path / "out", quiet=True)
     assert results.experiment.seed == 1 and set(results.trials["devices"]) == {1}
-
-
-def test_what_this_machine_cannot_measure_is_an_error_with_the_reason(scripted: list[int], tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"no cell can run on 1 node, .*: too few devices: .* \(\d cells\)"):
-        harness.run_experiment({**CONTENT, "device": "cuda"}, quiet=True)
-    grid = {"strategy": "ddp", "devices": 2, "global_batch_size": 3}
-    with pytest.raises(ClusterError, match="global batch 3 does not divide by 2 devices"):
-        harness.run_experiment({**CONTENT, "grid": grid}, quiet=True)
-    assert not list(tmp_path.iterdir())
 
 
 Run = Callable[..., list[Event]]

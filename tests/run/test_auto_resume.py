@@ -353,11 +353,11 @@ def test_places(
     [
         ("s3://a:b@c", None, None, "--output", "a password or a key"),
         (None, None, "s3://a?secret_key=b", "--resume", "a password or a key"),
-        (None, "here", None, "--local", "is for --output URI"),
+        (None, "here", None, "--local", "is for --output URI or --resume URI; a folder alone is given with --output"),
         ("out", "here", "auto", "--local", "is for --output URI"),
         ("s3://b", None, "s3://a/e/1", "--output", "allowed: none, since the run stays where it is"),
         ("out", None, "s3://a/e/1", "--output", "allowed: none, since the run stays where it is"),
-        (None, None, "s3://a/1", "--resume", "allowed: the URI of a run"),
+        (None, None, "s3://a/1", "--resume", "allowed: the URI of a run, as URI/<experiment>/<time>-<id>"),
     ],
 )
 def test_wrong_places(output: str | None, local: str | None, resume: str | None, source: str, problem: str) -> None:

@@ -110,15 +110,12 @@ def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(
     assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "What to use", "What to do next"]
 
 
-def test_findings_are_in_the_terminal_with_what_to_do(tmp_path: Path) -> None:
+def test_findings_are_in_the_terminal_and_an_error_in_a_table_costs_that_table(tmp_path: Path) -> None:
     texts = {"seen": "64 of 256", "means": "samples are lost", "advice": "return all of them"}
     finding = {"strategy": "ddp", "label": "ddp x2", "check": "data sharding", "severity": "warning", **texts}
     output = shown(Reported(tmp_path, tmp_path / "r.html", {"findings": FINDINGS.frame([finding])}, NO_VERDICT, 3.0))
     for expected in ("warning data sharding: ddp x2", *texts.values()):
         assert expected in output
-
-
-def test_an_error_in_a_table_of_the_terminal_costs_that_table(tmp_path: Path) -> None:
     tables = {"trials": trial_tables.trials([line()], steps_of([line()]))}  # the others raise
     output = shown(Reported(tmp_path, tmp_path / "report.html", tables, NO_VERDICT, 3.0), width=4000)
     assert "scaling table failed by an error of the harness: KeyError: 'scaling', in console.py" in output
@@ -256,7 +253,7 @@ def test_before_any_trial_the_plan_says_the_least_and_a_lost_trial_is_still_to_b
         assert left.seconds == pytest.approx(least - less)
 
 
-def test_within_a_trial_the_time_goes_on_and_never_below_the_rest(plan: Plan) -> None:
+def test_within_a_trial_the_time_goes_on_and_what_is_repeated_takes_its_time_again(plan: Plan) -> None:
     run = Run(plan, SECONDS)
     rest = run.measure(first_block(plan))
     group = next(group for group in plan.groups if group.block == 1)
@@ -269,6 +266,12 @@ def test_within_a_trial_the_time_goes_on_and_never_below_the_rest(plan: Plan) ->
     assert run.left.seconds == pytest.approx(before - 1.0)
     run.now += 1000.0
     assert run.left.seconds == pytest.approx(before - expected_s(rest[:1]))
+    run = Run(plan, SECONDS)
+    run.measure(len(plan.trials))
+    assert run.left.seconds == 0
+    group = plan.groups[0]
+    run.left.follow(Repeating((group,)))
+    assert run.left.seconds == pytest.approx(START_S + expected_s(group.trials)) and run.left.text
 
 
 def test_failed_and_skipped_trials_say_nothing_about_the_others(plan: Plan) -> None:
@@ -277,15 +280,6 @@ def test_failed_and_skipped_trials_say_nothing_about_the_others(plan: Plan) -> N
         rest = run.measure(3, outcome)
         assert run.left.text.startswith("at least ")
         assert run.left.seconds < sum(map(plan.least_trial_seconds, rest)) + 12.0 * len(plan.groups)
-
-
-def test_what_is_repeated_takes_its_time_again(plan: Plan) -> None:
-    run = Run(plan, SECONDS)
-    run.measure(len(plan.trials))
-    assert run.left.seconds == 0
-    group = plan.groups[0]
-    run.left.follow(Repeating((group,)))
-    assert run.left.seconds == pytest.approx(START_S + expected_s(group.trials)) and run.left.text
 
 
 def test_a_limit_ends_the_run_and_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:

@@ -64,7 +64,7 @@ def experiment(make_experiment: Make) -> Experiment:
     return make_experiment(GRID, device="cuda", throughput={"blocks": 2})
 
 
-def test_it_ends_once_the_largest_cell_fits(experiment: Experiment) -> None:
+def test_it_ends_once_the_largest_cell_fits_and_holds_what_is_there(experiment: Experiment) -> None:
     cluster = Scripted(1, 1, 2, 2, 4)
     plan, notes = wait(cluster, experiment)
     assert not [skip for skip in plan.skips if skip.skip_code == "too_few_devices"]
@@ -75,9 +75,6 @@ def test_it_ends_once_the_largest_cell_fits(experiment: Experiment) -> None:
     )
     assert notes[1].startswith("After 4 s: 1 cell cannot run yet; ") and notes[-1].startswith("After 8 s: no more to")
     assert len(notes) == 3
-
-
-def test_nothing_is_awaited_if_all_fits_but_the_nodes_are_held(experiment: Experiment) -> None:
     cluster = Scripted(4)
     plan, notes = wait(cluster, experiment)
     assert cluster.now == 0 and not notes and plan.trials

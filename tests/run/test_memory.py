@@ -142,9 +142,6 @@ def test_the_table_has_a_row_for_each_cell_and_the_lines_say_what_it_is_compared
     narrow = [" ".join(line.split()) for line in shown({gpu(n): forecasts[gpu(n)] for n in (16, 64)}, width=80)]
     assert "ddp x8 · batch 64/device 42,896 400 40,960 1,536 fits" in narrow  # the parts of the state are one
     assert "ddp x8 · batch 16/device - - - 1,536 unknown" in narrow
-
-
-def test_without_the_memory_of_a_device_the_lines_say_how_to_give_it() -> None:
     on_gpu = "\n".join(shown({gpu(64): Forecast(None, None, CUDA_ALLOWANCE, None)}))
     assert "The memory of a GPU is not known, so there is no verdict; --assume NODESxGPUS:NAME gives it" in on_gpu
     on_cpu = "\n".join(shown({gpu(64, device="cpu"): Forecast(None, None, 0, None)}))

@@ -270,11 +270,13 @@ def test_a_base_that_failed_costs_no_more_than_itself(plan: Plan, outcome: str, 
     assert len([trial for group in pending(plan, lines) for trial in group.trials]) == again
 
 
-def test_bases_come_first_in_a_block_that_was_begun_and_keep_their_random_place_in_a_new_one(plan: Plan) -> None:
+def test_bases_come_first_in_a_block_that_was_begun_and_attempts_are_counted(plan: Plan) -> None:
     begun = next(t for t in plan.trials if t.timed and t.block == 0 and not is_base(t))
     groups = pending(plan, lines_of(plan, keep=lambda trial: trial.id == begun.id))
     assert [is_base(t) for g in groups if g.block == 0 for t in g.trials if t.timed] == [True] * 2 + [False] * 3
     assert [g for g in groups if g.block == 1] == [g for g in plan.groups if g.block == 1]
+    lines = [{"trial_id": "a", "attempt": 1}, {"trial_id": "a", "attempt": 2}, {"trial_id": "b", "attempt": 1}]
+    assert attempts(lines) == {"a": 2, "b": 1}
 
 
 class Resumed:
@@ -326,11 +328,6 @@ def test_any_plan_is_finished_however_it_is_interrupted(content: dict[str, Any],
         assert killed.invocations < kills + 2 * ceil(trials / most)
     ok = [line["trial_id"] for line in killed.lines if line["outcome"] == "ok"]
     assert sorted(ok) == sorted(trial.id for trial in plan.trials)
-
-
-def test_attempts_are_the_highest_of_each_trial() -> None:
-    lines = [{"trial_id": "a", "attempt": 1}, {"trial_id": "a", "attempt": 2}, {"trial_id": "b", "attempt": 1}]
-    assert attempts(lines) == {"a": 2, "b": 1}
 
 
 def test_blocks_skipped_by_precision_stay_skipped_and_need_no_base(make_experiment: Make) -> None:

@@ -147,7 +147,7 @@ def test_a_debugger_runs_one_variant(file: Path) -> None:
     assert sys.path[0] != str(file.parent / "after")
 
 
-def test_a_cluster_gets_each_variant_in_a_folder_of_its_own(file: Path) -> None:
+def test_a_cluster_gets_each_variant_in_a_folder_of_its_own_and_the_environment_its_code(file: Path) -> None:
     experiment = load_experiment(file)
     assert shipped_folders(experiment, file.parent) == {
         "harness_variants/before": file.parent / "before",
@@ -158,9 +158,6 @@ def test_a_cluster_gets_each_variant_in_a_folder_of_its_own(file: Path) -> None:
     alone = experiment.model_copy(update={"variants": {}})
     assert shipped_folders(alone, file.parent) == {"": file.parent}
 
-
-def test_the_environment_names_the_code_of_each_variant(file: Path) -> None:
-    experiment = load_experiment(file)
     found = own_codes(experiment, file.parent)
     facts = invocation_facts(make_plan(experiment, laptop(), variants=found), file.parent)
     assert facts["variants"] == {name: {"code": own.version.code, "git_commit": None} for name, own in found.items()}
