@@ -1,25 +1,30 @@
-"""``harness compare`` and ``harness history``: what they print and write, their exit codes, and bad input."""
+"""``harness compare``, ``history`` and ``predict``: what they print and write, their exit codes, and bad input."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
+from harness.analysis.prediction import read_links
+from harness.cli.arguments import parse_numbers
 from harness.cli.commands import app
-from harness.config.experiment import Experiment
+from harness.errors import PredictionError, RunFolderError
 from harness.plan.cell import Cell
 from harness.record.schema import COMPARED
 from harness.report.figures.drawing import panels
+from tests.analysis.prediction.world import collectives
+from tests.conftest import Make
 from tests.run_folders import NODE, make_run
 
-Make = Callable[..., Experiment]
 GRID = {"model": "resnet8", "strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 HOSTILE = "<script>alert(1)</script> | [x](http://x) @you \x1b[2J"
 
@@ -45,6 +50,7 @@ def runs(make_experiment: Make, tmp_path_factory: pytest.TempPathFactory) -> dic
     node = {**NODE, "packages": {"torch": HOSTILE}}
     return {
         "place": place,
+        "failed": make_run(tmp_path_factory.mktemp("failed"), experiment, lambda cell, block: None),
         "first": make_run(place, experiment, rate(), started_at=1.7e9 + 10),
         "same": make_run(place, experiment, rate(1.001), started_at=1.7e9 + 11),
         "slow": make_run(place, experiment, rate(slow=0.8), started_at=1.7e9 + 12, node=node),
@@ -99,16 +105,6 @@ def test_exit_codes(runs: dict[str, Path], tmp_path: Path, which: str, options: 
     assert result.exit_code == code, result.output
 
 
-def test_a_folder_of_earlier_runs_that_is_not_there_is_an_error(runs: dict[str, Path]) -> None:
-    result = call("compare", runs["first"], runs["same"], "--history", "/nonexistent")
-    assert result.exit_code == 2 and "--history: got /nonexistent" in result.output
-
-
-def test_a_name_that_is_too_long_is_no_run_folder() -> None:
-    result = call("compare", 300 * "a", 300 * "b")
-    assert result.exit_code == 2 and "not a run folder" in " ".join(result.output.split())
-
-
 def test_json_has_the_columns_of_the_schema_and_no_page(runs: dict[str, Path]) -> None:
     before = set(runs["place"].rglob("*"))
     result = call("compare", runs["first"], runs["slow"], "--json", "--run-noise", "0.05", "--fail-if", "throughput<.9")
@@ -143,13 +139,11 @@ def test_markdown_and_page_show_hostile_text_as_text(runs: dict[str, Path], tmp_
 
 
 def test_by_an_option_shows_its_values(make_experiment: Make, tmp_path: Path) -> None:
-    paths = [
-        make_run(tmp_path, experiment, rate(), started_at=1.7e9 + number)
-        for number, experiment in enumerate(
-            make_experiment(GRID, throughput={"blocks": 1}, strategy_options={"ddp": {"bucket_cap_mb": size}})
-            for size in (25, 1)
-        )
-    ]
+    paths = []
+    for size in (25, 1):
+        options = {"ddp": {"bucket_cap_mb": size}}
+        experiment = make_experiment(GRID, throughput={"blocks": 1}, strategy_options=options)
+        paths.append(make_run(tmp_path, experiment, rate(), started_at=1.7e9 - size))
     result = call("compare", *paths, "--by", "ddp.bucket_cap_mb", "--run-noise", "5%")
     assert result.exit_code == 0, result.output
     assert "B / A · ddp.bucket_cap_mb 25 -> 1" in result.stdout
@@ -157,7 +151,7 @@ def test_by_an_option_shows_its_values(make_experiment: Make, tmp_path: Path) ->
 
 def bad(runs: dict[str, Path], tmp_path: Path) -> dict[str, tuple[list[Any], str]]:
     first, slow = runs["first"], runs["slow"]
-    newer = make_copy(first, tmp_path / "newer")
+    newer = shutil.copytree(first, tmp_path / "newer")
     plan = json.loads((newer / "plan.json").read_text())
     (newer / "plan.json").write_text(json.dumps({**plan, "schema": 999}))
     return {
@@ -165,13 +159,12 @@ def bad(runs: dict[str, Path], tmp_path: Path) -> dict[str, tuple[list[Any], str
         "the same run": ([first, first], "are one and the same run"),
         "no run": ([first, tmp_path], "not a run folder"),
         "a newer schema": ([first, newer], "got schema 999"),
+        "no history": ([first, slow, "--history", "/nonexistent"], "--history: got /nonexistent"),
+        "a long name": ([300 * "a", 300 * "b"], "not a run folder"),
         "no shared cell": ([first, slow, "--only", "model=resnet14"], "share no measured cell: A and B have none;"),
         "a threshold": ([first, slow, "--fail-if", "throughput"], "--fail-if: got 'throughput'; allowed: METRIC < NUM"),
         "a metric": ([first, slow, "--fail-if", "memory < 1"], "METRIC is throughput or speedup"),
-        "a share": (
-            [first, slow, "--run-noise", "5 percent"],
-            "--run-noise: got '5 percent'; allowed: a share above 0",
-        ),
+        "a share": ([first, slow, "--run-noise", "5 per"], "--run-noise: got '5 per'; allowed: a share above 0"),
         "no noise": ([first, slow, "--run-noise", "0"], "--run-noise: got '0'"),
         "an axis": ([first, slow, "--by", "modle"], "--by: unknown axis 'modle'; did you mean 'model'?"),
         "a batch": ([first, slow, "--by", "batch_size"], "per device: fixed on each (weak scaling)"),
@@ -180,14 +173,6 @@ def bad(runs: dict[str, Path], tmp_path: Path) -> dict[str, tuple[list[Any], str
         "an output": ([first, slow, "--output", tmp_path], "cannot be written"),
         "no folder": ([first, slow, "--output", tmp_path / "a" / "b.html"], "No such file or directory; give another"),
     }
-
-
-def make_copy(run: Path, to: Path) -> Path:
-    to.mkdir()
-    for file in run.iterdir():
-        if file.is_file():
-            (to / file.name).write_bytes(file.read_bytes())
-    return to
 
 
 def test_bad_input_is_one_line_with_exit_code_2_and_writes_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -211,6 +196,11 @@ def test_history_draws_cells_over_time_and_marks_the_environment(runs: dict[str,
     assert text.count("2023-11-14") == 8  # seven runs, and one change in the caption
     assert re.search(r" 0\.(79|80)\d ", text), text  # the last run is slow beside the one before it
     assert "Dashed: the environment changed (1: 2023-11-" in text
+    listed = call("history", runs["place"], "--cell", "devices=7").stderr
+    found = re.search(r"([0-9a-f]{12}): ddp x2", " ".join(listed.split()))
+    assert found, listed
+    by_id = call("history", runs["place"], "--cell", found[1][:8], "--output", tmp_path / "one.png")
+    assert by_id.exit_code == 0 and (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert max(map(len, result.stdout.splitlines())) <= max(80, len(f"Figure: {picture}"))
 
 
@@ -219,9 +209,8 @@ def test_history_lists_every_cell_and_draws_the_12_that_changed_most(
     make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
     sizes = [2**power for power in range(12 + more)]
-    experiment = make_experiment(
-        {"model": "resnet8", "strategy": "single", "per_device_batch_size": sizes}, throughput={"blocks": 1}
-    )
+    grid = {"model": "resnet8", "strategy": "single", "per_device_batch_size": sizes}
+    experiment = make_experiment(grid, throughput={"blocks": 1})
     for run in range(3):  # the larger the batch, the more its speed changes: down in the second run, then back
 
         def speed(cell: Cell, block: int, run: int = run) -> float:
@@ -241,24 +230,11 @@ def test_history_lists_every_cell_and_draws_the_12_that_changed_most(
     assert said == bool(more)
 
 
-def test_history_of_a_cell_by_its_id(runs: dict[str, Path], tmp_path: Path) -> None:
-    listed = call("history", runs["place"], "--cell", "devices=7").stderr
-    found = re.search(r"([0-9a-f]{12}): ddp x2", " ".join(listed.split()))
-    assert found, listed
-    result = call("history", runs["place"], "--cell", found[1][:8], "--output", tmp_path / "one.png")
-    assert result.exit_code == 0 and (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_history_without_a_measurement_is_one_error(make_experiment: Make, tmp_path: Path) -> None:
-    make_run(tmp_path, make_experiment(GRID, throughput={"blocks": 1}), lambda cell, block: None)
-    result = call("history", tmp_path)
-    assert result.exit_code == 2 and "no cell to draw" in result.output and "Traceback" not in result.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["{tmp}"], "no run folder is below it"),
+        (["{failed}"], "no cell to draw"),
         (["{place}", "--cell", "devices=7"], "no cell to draw; choose some with --cell ID"),
         (["{place}", "--cell", "device"], "--cell: 1 problem"),
         (["{place}", "--output", "{tmp}/history.txt"], "allowed: a file that ends in .png, .svg, .pdf"),
@@ -266,7 +242,8 @@ def test_a_history_without_a_measurement_is_one_error(make_experiment: Make, tmp
     ],
 )
 def test_bad_input_of_history(runs: dict[str, Path], tmp_path: Path, arguments: list[str], message: str) -> None:
-    result = call("history", *(argument.format(tmp=tmp_path, place=runs["place"]) for argument in arguments))
+    given = {"tmp": tmp_path, "place": runs["place"], "failed": runs["failed"].parent}
+    result = call("history", *(argument.format(**given) for argument in arguments))
     assert result.exit_code == 2, result.output
     assert message in result.stderr and "Traceback" not in result.output
     assert not list(tmp_path.iterdir())
@@ -285,16 +262,58 @@ def test_a_read_only_results_folder_is_one_error(runs: dict[str, Path]) -> None:
 
 def test_all_mistakes_of_a_comparison_are_one_error(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
-    result = call(
-        "compare", gone, tmp_path, "--fail-if", "bad", "--run-noise", "x", "--only", "y", "--markdown", "--json"
-    )
+    options = ["--fail-if", "bad", "--run-noise", "x", "--only", "y", "--markdown", "--json"]
+    result = call("compare", gone, tmp_path, *options)
     text = " ".join(result.output.split())
     assert result.exit_code == 2 and "error: 5 problems" in text
-    for part in (
-        "--fail-if: got 'bad'",
-        "--run-noise: got 'x'",
-        "--only: got 'y'",
-        f"{gone.name}: not a run",
-        "--json",
+    parts = ("--fail-if: got 'bad'", "--run-noise: got 'x'", "--only: got 'y'", f"{gone.name}: not a run", "--json")
+    assert [part for part in parts if part not in text] == []
+
+
+EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
+
+
+@pytest.mark.parametrize("text", ["", "a", "16,", "0", "-4", "1.5", "99999999", "4;8"])
+def test_numbers_are_joined_by_commas_and_other_text_is_refused(text: str) -> None:
+    assert parse_numbers("16", "--devices") == (16,) and parse_numbers("16, 32,64", "--devices") == (16, 32, 64)
+    with pytest.raises(PredictionError, match=r"--devices: got .* allowed: whole numbers above 0"):
+        parse_numbers(text, "--devices")
+
+
+def test_links_are_read_from_a_table_of_the_same_hardware(tmp_path: Path) -> None:
+    path, table = tmp_path / "collectives.csv", collectives()
+    table.to_csv(path, index=False)
+    table.to_parquet(path.with_suffix(".parquet"))
+    for written in (path, path.with_suffix(".parquet")):
+        pd.testing.assert_frame_equal(read_links(written, table), table)
+    for given, message in (
+        ({"device_model": "NVIDIA H100"}, "the devices of .* are NVIDIA H100, those of the run CPU"),
+        ({"backend": "nccl"}, "the backend of .* are nccl, those of the run gloo"),
     ):
-        assert part in text
+        collectives(**given).to_csv(path, index=False)
+        with pytest.raises(PredictionError, match=message):
+            read_links(path, table)
+    text, other, empty = tmp_path / "links.txt", tmp_path / "other.csv", tmp_path / "empty.csv"
+    text.write_text("x")
+    other.write_text("a,b\n1,2\n")
+    collectives()[:0].to_csv(empty, index=False)
+    for path, message in (
+        (text, "allowed: a run folder"),
+        (tmp_path / "absent.csv", "allowed: a run folder"),
+        (other, "lacks the columns operation, tier"),
+        (empty, "has no collectives; measure them: harness doctor FILE --links"),
+    ):
+        with pytest.raises(PredictionError, match=message):
+            read_links(path, collectives())
+    with pytest.raises(RunFolderError):
+        read_links(tmp_path, collectives())
+
+
+def test_no_run_or_one_without_recorded_exchanges_is_one_line(tmp_path: Path) -> None:
+    run = Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
+    lines = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
+    (run / "trials.jsonl").write_text("".join(json.dumps({**line, "exchanges": None}) + "\n" for line in lines))
+    problems = ((run, "recorded no exchanges, from which steps are predicted"), (tmp_path, "not a run folder"))
+    for folder, problem in problems:
+        done = CliRunner().invoke(app, ["predict", str(folder), "--devices", "8"])
+        assert done.exit_code == 2 and done.output.count("\n") == 1 and problem in done.output

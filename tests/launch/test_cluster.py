@@ -1,28 +1,28 @@
-"""Arguments and environment of an embedded Ray and of one at an address; no Ray is started here."""
+"""An embedded Ray and one at an address, and the fallbacks for Ray's private names; no Ray is started here."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
-from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.launch import agent
-from harness.launch.ray import cluster
+from harness.launch.ray import cluster, controller, nodes, private, session
 from harness.launch.ray.session import JOB_VARIABLE
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
 from harness.run import prepare
 from harness.system.scratch import PREFIX
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
 
 @pytest.fixture
@@ -106,19 +106,12 @@ def test_a_cluster_at_an_address_uses_the_users_authentication(
 
 
 @pytest.mark.parametrize(
-    ("config", "shipped"),
-    [
-        (None, True),
-        ({"runtime_env": {"env_vars": {"A": "1"}}}, True),
-        ({"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}, False),
-    ],
+    ("config", "shipped"), [("{}", True), ('{"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}', False)]
 )
 def test_a_job_s_working_directory_is_kept(
-    config: object, shipped: bool, sessions: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    config: str, shipped: bool, sessions: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv(JOB_VARIABLE, raising=False)
-    if config is not None:
-        monkeypatch.setenv(JOB_VARIABLE, json.dumps(config))
+    monkeypatch.setenv(JOB_VARIABLE, config)
     with cluster.connect("head:6379", {"": tmp_path}):
         assert (sessions[0]["arguments"]["runtime_env"] is not None) == shipped
 
@@ -145,18 +138,11 @@ def test_rays_sockets_have_names_that_are_short_enough(
     if variable:
         monkeypatch.setenv("RAY_TMPDIR", variable)
     assert cluster._sessions() == Path(parent)
-    longest = f"{parent}/{PREFIX}abcdefgh/session_2026-11-21_18-12-25_123456_1234567/sockets/plasma_store"
-    assert len(longest) <= 107
-
-
-def test_the_longest_session_path_fits_a_socket_name() -> None:
     below = f"/{PREFIX}abcdefgh/session_2026-11-21_18-12-25_123456_1234567/sockets/plasma_store"
-    assert cluster.LONGEST_PARENT + len(below) <= 107
+    assert max(cluster.LONGEST_PARENT, len(parent)) + len(below) <= 107
 
 
 def test_an_unresponsive_node_is_named_with_its_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
     def get(reference: Any, timeout: float) -> Any:
         if isinstance(reference, Exception):
             raise reference
@@ -186,9 +172,8 @@ def test_import_errors_are_reported_with_their_last_line_within_the_timeout(
 class Agents:
     """Of ray_watch's questions: a new agent in the place of a dead one may be slow, or die too."""
 
-    def __init__(self, dead_again: bool) -> None:
+    def __init__(self) -> None:
         self.agents: dict[str, Any] = {"a": 1, "gone": 2}
-        self.dead_again = dead_again
 
     def replace_agents(self, dead: list[str]) -> list[str]:
         assert sorted(dead) == ["a", "gone"]
@@ -197,18 +182,14 @@ class Agents:
 
 @pytest.mark.parametrize("dead_again", [False, True])
 def test_a_slow_agent_is_retried_and_a_dead_one_is_not(monkeypatch: pytest.MonkeyPatch, dead_again: bool) -> None:
-    from harness.launch.ray import nodes
-
     answers = iter([({}, ["a", "gone"]), ({}, ["a"] if dead_again else [])])
     monkeypatch.setattr(nodes, "_answers", lambda *asked: next(answers))
-    cluster = Agents(dead_again)
-    assert nodes.ask_agents(cluster, "alive", [("a", 1), ("gone", 2)]) == [None, None]  # type: ignore[arg-type]
+    cluster: Any = Agents()
+    assert nodes.ask_agents(cluster, "alive", [("a", 1), ("gone", 2)]) == [None, None]
     assert list(cluster.agents) == ([] if dead_again else ["a"])
 
 
 def test_answers_return_in_the_order_of_the_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.launch.ray import nodes
-
     asked: list[Any] = []
 
     def answers(cluster: object, question: str, by_node: dict[str, list[int]]) -> tuple[dict[str, Any], list[str]]:
@@ -216,27 +197,23 @@ def test_answers_return_in_the_order_of_the_questions(monkeypatch: pytest.Monkey
         return {"b": [20, 21], "a": [10, 11]}, []  # "silent" gives none
 
     monkeypatch.setattr(nodes, "_answers", answers)
-    things = [("a", 0), ("b", 0), ("silent", 0), ("a", 1), ("b", 1)]
-    assert nodes.ask_agents(Agents(False), "alive", things) == [10, 20, None, 11, 21]  # type: ignore[arg-type]
+    things, cluster = [("a", 0), ("b", 0), ("silent", 0), ("a", 1), ("b", 1)], Agents()
+    assert nodes.ask_agents(cluster, "alive", things) == [10, 20, None, 11, 21]  # type: ignore[arg-type]
     assert asked == [{"a": [0, 1], "b": [0, 1], "silent": [0]}]
 
 
-def test_only_nodes_in_use_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Agent:
-        def __init__(self, lacks: list[str]) -> None:
-            self.missing = SimpleNamespace(remote=lambda paths: lacks)
+def test_nodes_that_are_not_used_or_lack_the_devices_are_asked_nothing(
+    monkeypatch: pytest.MonkeyPatch, make_experiment: Make, tmp_path: Path
+) -> None:
+    def agent(*lacks: str) -> Any:
+        return SimpleNamespace(missing=SimpleNamespace(remote=lambda paths: [*lacks]))
 
-    nodes = tuple(Node(name, "10.0.0.1", name, 2) for name in ("n0", "n1", "n2"))
-    agents = {"n0": Agent([]), "n1": Agent(["/data"]), "n2": Agent(["/data"])}
+    three = tuple(Node(name, "10.0.0.1", name, 2) for name in ("n0", "n1", "n2"))
+    agents = {"n0": agent(), "n1": agent("/data"), "n2": agent("/data")}
     monkeypatch.setattr(cluster, "_answers", lambda names, references: references)
-    ready = cluster.Cluster(Inventory(nodes), None, agents, embedded=False)
+    ready = cluster.Cluster(Inventory(three), None, agents, embedded=False)
     assert ready.missing_paths(["/data"], [True, True, False]) == {"n1 (10.0.0.1)": ["/data"]}
     assert list(ready.missing_paths(["/data"])) == ["n1 (10.0.0.1)", "n2 (10.0.0.1)"]
-
-
-def test_a_node_without_the_requested_devices_needs_neither_imports_nor_data(
-    make_experiment: Callable[..., Experiment], tmp_path: Path
-) -> None:
     asked: list[Any] = []
 
     class Answers:
@@ -246,10 +223,159 @@ def test_a_node_without_the_requested_devices_needs_neither_imports_nor_data(
 
         missing_paths = failing_imports
 
-    nodes = (Node("n0", "10.0.0.1", "n0", 8, gpus=2), Node("n1", "10.0.0.2", "n1", 8))
+    two = (Node("n0", "10.0.0.1", "n0", 8, gpus=2), Node("n1", "10.0.0.2", "n1", 8))
     experiment = make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}, device="cuda")
-    plan = make_plan(experiment, Inventory(nodes))
+    plan = make_plan(experiment, Inventory(two))
     assert plan.trials
     prepare.check_imports(plan, Answers(), tmp_path)  # type: ignore[arg-type]
     prepare.check_paths(plan, Answers())  # type: ignore[arg-type]
     assert asked == [[True, False]] * 2
+
+
+PACKAGE = Path(private.__file__).parents[2]
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray without any of the private names."""
+    monkeypatch.setattr(private, "find", lambda module, name: None)
+    monkeypatch.setattr(private, "CALLBACKS", "_absent")
+
+
+def test_private_names_stand_in_one_module() -> None:
+    private_name = re.compile(r"(?<![.\w])ray\.[\w.]*\b_[a-z]|from ray\b.* import .*\b_[a-z]|_create_default_callbacks")
+    users = {path.name for path in PACKAGE.rglob("*.py") if private_name.search(path.read_text())}
+    assert users == {"private.py"}
+
+
+def test_the_installed_ray_has_the_names() -> None:
+    for module, name in (
+        ("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
+        ("ray._private.ray_constants", "env_bool"),
+        ("ray._raylet", "Config"),
+        ("ray._raylet", "AuthenticationTokenLoader"),
+        ("ray._private.auto_init_hook", "enable_auto_connect"),
+        ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback"),
+        ("ray.train.torch", "TorchTrainer"),
+    ):
+        assert private.find(module, name) is not None, name
+        assert private.find(module, "NO_SUCH_NAME") is None and private.find("ray._private.no_such", name) is None
+
+
+@pytest.mark.parametrize(
+    "gone", [None, "enable_auto_connect", "Config", "AuthenticationTokenLoader", "ENABLE_RAY_CLUSTER", "env_bool"]
+)
+@pytest.mark.parametrize("fixed", [{"RAY_AUTH_MODE": "token"}, {}])
+def test_ray_without_certain_protection_is_not_started(
+    gone: str | None, fixed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All names are gone (None), or one of them."""
+    find, before = private.find, dict(os.environ)
+    monkeypatch.setattr(private, "find", lambda module, name: None if gone in (None, name) else find(module, name))
+    refused = r"was imported before its authentication token .* nothing was started"
+    with pytest.raises(ClusterError, match=refused), session.as_ray_reads({}, fixed):
+        raise AssertionError("it was used")
+    assert dict(os.environ) == before
+
+
+def test_without_protection_neither_an_embedded_nor_an_external_cluster_is_used(
+    absent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "init", lambda *_, **__: pytest.fail("Ray was started"))
+    monkeypatch.setattr(cluster, "check_reachable", lambda address: pytest.fail("a cluster was asked"))
+    with pytest.raises(ClusterError, match="nothing was started"), cluster.start_embedded(laptop()):
+        raise AssertionError("it was used")
+    with pytest.raises(ClusterError, match="nothing was started"), cluster.connect("head:6379", {}):
+        raise AssertionError("it was used")
+
+
+def test_ray_imported_after_the_variables_are_set_is_protected(absent: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ray")
+    imported: list[dict[str, str]] = []
+
+    class Importer:
+        """Imports ray: an object, with what the environment was then."""
+
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+            if name == "ray":
+                imported.append(dict(os.environ))
+                sys.modules["ray"] = ray
+                raise ImportError("as far as this test needs it")
+
+    monkeypatch.setattr(sys, "meta_path", [Importer, *sys.meta_path])
+    with pytest.raises(ImportError, match="as far as"), session.as_ray_reads({}, {"RAY_AUTH_TOKEN": "ours"}):
+        raise AssertionError
+    assert imported[0]["RAY_AUTH_TOKEN"] == "ours" and imported[0]["RAY_ENABLE_AUTO_CONNECT"] == "0"
+
+
+def test_without_the_private_argument_the_session_folder_is_named_by_a_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[tuple[dict[str, Any], str | None]] = []
+
+    def init(**arguments: Any) -> None:
+        calls.append((arguments, os.environ.get("RAY_TMPDIR")))
+        if "_temp_dir" in arguments:
+            raise RuntimeError("Unknown keyword argument(s): _temp_dir")
+
+    @contextmanager
+    def variables(fixed: Any) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            for name, value in fixed.items():
+                patch.setenv(name, value)
+            yield
+
+    def failing(**arguments: Any) -> None:
+        raise RuntimeError("no space left")
+
+    monkeypatch.setattr(ray, "init", failing)
+    with pytest.raises(RuntimeError, match="no space left"):  # no missing name
+        private.init(tmp_path, lambda fixed: pytest.fail("tried again"))
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    private.init(tmp_path, variables, num_cpus=2)
+    assert calls == [({"num_cpus": 2, "_temp_dir": str(tmp_path)}, None), ({"num_cpus": 2}, str(tmp_path))]
+    private.init(None, variables, address="head:6379")
+    assert calls[2:] == [({"address": "head:6379"}, None)]
+
+
+def test_processes_are_killed_at_once_or_as_ray_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    node = SimpleNamespace(kill_all_processes=lambda **named: calls.append(named))
+    found: list[Any] = [node]
+    monkeypatch.setattr(private, "find", lambda module, name: found[0])
+    monkeypatch.setattr(ray, "shutdown", lambda: node.kill_all_processes(check_alive=False, allow_graceful=True))
+    private.shut_down()
+    assert calls == [{"check_alive": False, "allow_graceful": False}]
+
+    def with_other_parameters(allow_graceful: bool = False, wait: int = 0) -> None:
+        calls.append({"wait": wait})
+
+    node.kill_all_processes = with_other_parameters
+    monkeypatch.setattr(ray, "shutdown", lambda: node.kill_all_processes(wait=3))
+    private.shut_down()
+    found[0] = None  # a Ray without the name of its node
+    private.shut_down()
+    assert calls[1:] == [{"wait": 3}] * 2
+
+
+def test_without_ray_s_callback_class_the_start_has_one_part_less(
+    absent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(controller.startup_callbacks("mailbox", 0)) == 1
+    assert private.worker_group_callback() is object
+    monkeypatch.setattr(controller, "WorkerGroupCallback", object)
+    assert controller.startup_callbacks("mailbox", 0) == []
+
+
+@pytest.mark.parametrize(("name", "left"), [(private.CALLBACKS, [1]), ("_absent", [1, "two"])])
+def test_callbacks_are_dropped_by_name_or_stay(name: str, left: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trainer:
+        def _create_default_callbacks(self) -> list[Any]:
+            return [1, "two"]
+
+    monkeypatch.setattr(private, "CALLBACKS", name)
+    trainer = Trainer()
+    private.drop_callbacks(trainer, ("str",))
+    assert trainer._create_default_callbacks() == left

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,11 +12,13 @@ import pytest
 import torch
 
 from harness.analysis.ratios import scaling
+from harness.analysis.trials import trials as trials_of
 from harness.cli.arguments import parse_only
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables
 from harness.launch.rank import devices_of, gpus_by_number
+from harness.launch.ray.launcher import RayLauncher
 from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell
 from harness.plan.feasibility import reason_to_skip
@@ -26,12 +27,13 @@ from harness.plan.labels import devices_text
 from harness.plan.planner import Plan, filter_plan, make_plan
 from harness.plan.rows import SkipCode
 from harness.plan.trial import WorkerGroup
-from tests.conftest import gpu_cluster, laptop
-from tests.records import line
+from tests.conftest import Make, gpu_cluster, laptop
+from tests.records import line, steps_of
 
-Make = Callable[..., Experiment]
 PAIRS = {"strategy": ["single", "dp", "ddp"], "device_ids": [[0, 1], [1, 2]], "per_device_batch_size": 8}
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cuda", 2, 1, "weak", 8, 16, device_ids=(1, 2))
+THREE = {"devices": 3, "device_ids": (0, 1, 2)}
+UNEVEN = "a worker group with device_ids takes every GPU of its node, and 8 GPUs do not split evenly over 3 workers"
 EIGHT = Machine("cuda", 8, (8,), compiler=True)
 
 
@@ -46,25 +48,17 @@ def test_device_ids_determine_the_device_count(make_experiment: Make) -> None:
     grid = make_experiment({**PAIRS, "device_ids": [[0, 1], [0, 1, 2, 3], [2]]}).grid
     assert grid and grid.device_ids == ((0, 1), (0, 1, 2, 3), (2,))
     assert grid.devices == (2, 4, 1)
-
-
-def test_a_plain_list_is_one_choice(make_experiment: Make) -> None:
-    grid = make_experiment({**PAIRS, "device_ids": [3, 1]}).grid
-    assert grid and grid.device_ids == ((3, 1),)
-
-
-def test_resolved_device_ids_read_back_unchanged(make_experiment: Make) -> None:
+    plain = make_experiment({**PAIRS, "device_ids": [3, 1]}).grid
+    assert plain and plain.device_ids == ((3, 1),), "a plain list is one choice"
     experiment = make_experiment(PAIRS)
     assert parse_experiment(experiment.model_dump(mode="json"), source="resolved") == experiment
+    assert make_experiment({**PAIRS, "devices": 2}) == experiment, "a matching count is allowed beside them"
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (
-            {"devices": [4]},
-            "grid: got devices [4] and device_ids [[0, 1], [1, 2]], which are [2] devices; leave devices out",
-        ),
+        ({"devices": [4]}, "grid: got devices [4] and device_ids [[0, 1], [1, 2]], which are [2] devices; leave devic"),
         ({"nodes": 2}, "grid: got nodes [2] and device_ids, which belong to one node; leave nodes out"),
         ({"device_ids": [[0, 0]]}, "grid.device_ids[0]: got [0, 0]; allowed: the numbers of one or more"),
         ({"device_ids": [[]]}, "grid.device_ids[0]: got []; allowed: the numbers of one or more"),
@@ -80,10 +74,6 @@ def test_conflicting_device_options_are_refused(change: dict[str, Any], problem:
     assert refused.value.problems[0].startswith(problem)
 
 
-def test_a_matching_device_count_is_allowed_beside_ids(make_experiment: Make) -> None:
-    assert make_experiment({**PAIRS, "devices": 2}) == make_experiment(PAIRS)
-
-
 # --- the plan
 
 
@@ -91,7 +81,10 @@ def ids_by_strategy(plan: Plan) -> set[tuple[str, tuple[int, ...]]]:
     return {(trial.cell.strategy, trial.cell.device_ids) for trial in plan.trials}
 
 
-def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_experiment: Make) -> None:
+def test_each_pair_goes_to_each_strategy_with_its_base_and_its_checks(make_experiment: Make) -> None:
+    on_cpu_slots = make_plan(make_experiment(PAIRS), laptop())
+    assert not on_cpu_slots.trials
+    assert {skip.reason for skip in on_cpu_slots.skips} == {"device_ids applies to GPUs; CPU slots have no numbers"}
     plan = make_plan(make_experiment(PAIRS), gpu_cluster(gpus=4))
     assert ids_by_strategy(plan) == {
         ("single", (0,)),
@@ -111,21 +104,11 @@ def test_each_pair_goes_to_each_strategy_and_has_its_base_on_its_first_gpu(make_
             for ids in ("0,1", "1,2")
         ),
     }
-
-
-def test_diagnostic_cells_of_a_pair_run_on_its_gpus(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(PAIRS, diagnostics=True), gpu_cluster(gpus=4))
     checks = {(t.cell.strategy, t.cell.device_ids) for t in plan.trials if t.purpose == "equivalence"}
     assert checks == ids_by_strategy(plan) | {("single", (0,)), ("single", (1,))}
     explained = {(t.cell.strategy, t.cell.device_ids) for t in plan.trials if t.purpose == "explain"}
     assert explained == {("ddp", (0,)), ("ddp", (1,))}
-
-
-def test_on_cpu_slots_they_are_skipped_rows(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(PAIRS), laptop())
-    assert not plan.trials
-    assert {skip.reason for skip in plan.skips} == {"device_ids applies to GPUs; CPU slots have no numbers"}
-    assert {each.reason for each in plan.impossible} == {"single runs on at most one device"}
 
 
 @pytest.mark.parametrize(
@@ -135,13 +118,9 @@ def test_on_cpu_slots_they_are_skipped_rows(make_experiment: Make) -> None:
         ({}, (2, 8), None),
         ({}, (2, 1), "too few devices: needs GPU 2 of one node, counted from 0, has 2 + 1 GPUs"),
         ({"oversubscribed": True}, (2,), "too few devices: needs GPU 2 of one node, counted from 0, has 2 GPUs"),
-        (
-            {"devices": 3, "device_ids": (0, 1, 2)},
-            (8,),
-            "a worker group with device_ids takes every GPU of its node, and 8 GPUs do not split evenly over 3 workers",
-        ),
-        ({"devices": 3, "device_ids": (0, 1, 2), "strategy": "dp"}, (8,), None),
-        ({"devices": 3, "device_ids": (0, 1, 2), "launcher": "torchrun"}, (8,), None),
+        (THREE, (8,), UNEVEN),
+        ({**THREE, "strategy": "dp"}, (8,), None),
+        ({**THREE, "launcher": "torchrun"}, (8,), None),
     ],
 )
 def test_reasons_of_infeasible_cells(change: dict[str, Any], gpus: tuple[int, ...], reason: str | None) -> None:
@@ -172,8 +151,6 @@ def test_filters_and_exclusions_name_a_pair(make_experiment: Make) -> None:
 def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_named(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.launch.ray import launcher
-
     nodes = tuple(Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 64, gpus) for i, gpus in enumerate((2, 8, 8)))
     machine = replace(EIGHT, devices_per_node=(2, 8, 8))
     inventory: Any = SimpleNamespace(inventory=Inventory(nodes), request=None, embedded=True)
@@ -183,7 +160,7 @@ def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_name
         return [None if name in gone else True for name, _ in things]
 
     monkeypatch.setattr("harness.launch.ray.nodes.ask_agents", answers)
-    with closing(launcher.RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
+    with closing(RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
 
         def scaling(cell: Cell) -> Any:
             asked = group(place(cell))
@@ -200,6 +177,16 @@ def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_name
     assert (anywhere.resources_per_worker["GPU"], anywhere.label_selector) == (1.0, [{"ray.io/node-id": "n0"}] * 2)
 
 
+def see_gpus(buses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch see GPUs on these buses, in this order."""
+
+    def properties(place: int) -> SimpleNamespace:
+        return SimpleNamespace(pci_domain_id=0, pci_bus_id=buses[place], pci_device_id=0)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(buses))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+
+
 @pytest.mark.parametrize(
     ("buses", "ids", "places"),
     [
@@ -213,73 +200,38 @@ def test_torch_finds_the_named_gpus_among_those_that_it_sees(
     buses: list[int], ids: list[int], places: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     see_gpus(buses, monkeypatch)
-    assert gpus_by_number(ids) == [torch.device("cuda", place) for place in places]
-
-
-def see_gpus(buses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch see GPUs on these buses, in this order."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(buses))
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda place: SimpleNamespace(pci_domain_id=0, pci_bus_id=buses[place], pci_device_id=0),
-    )
-
-
-def test_a_gpu_that_was_not_given_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    see_gpus([0, 1], monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(RuntimeError, match=r"GPU 3 is asked for, but this process sees 2 .*VISIBLE_DEVICES='0,1'"):
-        gpus_by_number([0, 3])
+    assert gpus_by_number(ids) == [torch.device("cuda", place) for place in places]
+    with pytest.raises(RuntimeError, match=rf"GPU 99 is asked for, but this process sees {len(buses)} .*DEVICES='0,1'"):
+        gpus_by_number([0, 99])
 
 
-def test_each_worker_takes_its_own_of_the_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_takes_its_own_of_the_named_by_the_numbers_of_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     see_gpus([0, 1, 2, 3], monkeypatch)
     gpus = [torch.device("cuda", number) for number in range(4)]
     ddp, dp = (group(place(replace(CELL, strategy=name))) for name in ("ddp", "dp"))
     assert [devices_of(ddp, rank, gpus) for rank in (0, 1)] == [(torch.device("cuda:1"),), (torch.device("cuda:2"),)]
     assert devices_of(dp, 0, gpus) == (torch.device("cuda:1"), torch.device("cuda:2"))
-
-
-def test_numbers_are_those_of_nvidia_smi() -> None:
     assert process_variables(group(place(CELL)), 4)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert "CUDA_DEVICE_ORDER" not in process_variables(group(Placement(1, 2, 1)), 4)
-
-
-def test_a_profile_leaves_no_cupti_behind_in_processes_on_gpus() -> None:
-    on_gpus = group(Placement(1, 2, 1))
-    assert process_variables(on_gpus, 4)["TEARDOWN_CUPTI"] == "1"
-    assert "TEARDOWN_CUPTI" not in process_variables(replace(on_gpus, device="cpu"), 4)
+    unnamed = group(Placement(1, 2, 1))
+    assert "CUDA_DEVICE_ORDER" not in process_variables(unnamed, 4)
+    assert process_variables(unnamed, 4)["TEARDOWN_CUPTI"] == "1", "a profile would leave it in the process"
+    assert "TEARDOWN_CUPTI" not in process_variables(replace(unnamed, device="cpu"), 4)
 
 
 # --- the tables
 
 
-def test_pairs_are_rows_of_their_own_with_their_link(make_experiment: Make) -> None:
-    lines = [line("single", block=block, rates=(100.0,), device_ids="0", device="cuda") for block in (0, 1)] + [
-        line(
-            f"ddp{name}",
-            strategy="ddp",
-            block=block,
-            rates=(rate, rate),
-            device_ids=name,
-            device="cuda",
-            facts={"steady": True, "link": link},
-        )
-        for name, rate, link in (("0,1", 90.0, "NV12"), ("0,2", 60.0, "SYS"))
-        for block in (0, 1)
-    ]
-    from harness.analysis.trials import trials as trials_of
-    from tests.records import steps_of
-
+def test_pairs_are_rows_of_their_own_with_their_link() -> None:
+    lines = [line(block=block, device_ids="0", device="cuda") for block in (0, 1)]
+    for name, rate, link in (("0,1", 90.0, "NV12"), ("0,2", 60.0, "SYS")):
+        pair: dict[str, Any] = {"strategy": "ddp", "device": "cuda", "device_ids": name, "rates": (rate, rate)}
+        lines += [line(f"ddp{name}", block=block, facts={"steady": True, "link": link}, **pair) for block in (0, 1)]
     table = scaling(trials_of(lines, steps_of(lines)))
     found = table[["device_ids", "link", "speedup"]].to_dict("records")
     assert [(row["device_ids"], row["link"], round(row["speedup"], 6)) for row in found if pd.notna(row["link"])] == [
         ("0,1", "NV12", 1.8),
         ("0,2", "SYS", 1.2),
     ]
-    assert [devices_text(row) for row in table.to_dict("records")] == [
-        "1 (GPU 0)",
-        "2 (GPU 0,1: NV12)",
-        "2 (GPU 0,2: SYS)",
-    ]
+    texts = [devices_text(row) for row in table.to_dict("records")]
+    assert texts == ["1 (GPU 0)", "2 (GPU 0,1: NV12)", "2 (GPU 0,2: SYS)"]

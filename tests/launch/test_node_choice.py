@@ -1,18 +1,31 @@
-"""The nodes of a worker group: alive, of one type if possible, the same in every block; no Ray is started."""
+"""The nodes of a worker group, what Ray reserves on them, and the request for nodes; no Ray is started."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+from ray import cloudpickle
+from ray.core.generated import autoscaler_pb2 as messages
+from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
+from ray.train import ScalingConfig
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from harness.errors import ClusterError
 from harness.launch.ray import nodes as ray_nodes
+from harness.launch.ray import private
+from harness.launch.ray.launcher import own_resources, resources_of_named_gpus, shared_resources
+from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, NodeRequest, RayCoordinator
 from harness.launch.ray.nodes import POLL_S, NodeChoice, types_in_order
 from harness.plan.cell import Placement
 from harness.plan.inventory import Inventory, Machine, Node
+from harness.plan.node_demand import Bundles
 from harness.plan.trial import WorkerGroup
 
 A = [Node(f"a{i}", f"10.0.0.{i}", f"a{i}", 32, 4, "A100") for i in range(3)]
@@ -60,54 +73,39 @@ def names(found: list[Node]) -> list[str]:
     return [node.node_id for node in found]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def draining(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     ids: set[str] = set()
     monkeypatch.setattr(ray_nodes.private, "draining_nodes", lambda: ids)
     return ids
 
 
-@pytest.mark.usefixtures("draining")
-def test_every_group_runs_on_the_type_that_holds_the_most_of_the_plan() -> None:
-    nodes = choice(Cluster(A[0], *H), ONE, FOUR, EIGHT)
-    assert [names(nodes.nodes_for(group(each))) for each in (ONE, FOUR, EIGHT)] == [["h0"], ["h0"], ["h0"]]
+@pytest.mark.parametrize(
+    ("nodes", "placements", "chosen"),
+    [
+        ([A[0], *H], (ONE, FOUR, EIGHT), [["h0"], ["h0"], ["h0"]]),  # the type that holds the most of the plan
+        ([A[0], *H], (ONE, FOUR), [["a0"], ["a0"]]),  # of types that hold as much the first
+        ([A[0], H[0]], (SPREAD,), [["a0", "h0"]]),  # no type holds it alone
+    ],
+)
+def test_every_group_runs_on_the_type_that_holds_the_most_of_the_plan(
+    nodes: list[Node], placements: tuple[Placement, ...], chosen: list[list[str]]
+) -> None:
+    by = choice(Cluster(*nodes), *placements)
+    assert [names(by.nodes_for(group(each))) for each in placements] == chosen
 
 
-@pytest.mark.usefixtures("draining")
-def test_of_types_that_hold_as_much_the_first_is_used() -> None:
-    nodes = choice(Cluster(A[0], *H), ONE, FOUR)
-    assert names(nodes.nodes_for(group(ONE))) == ["a0"]
-
-
-@pytest.mark.usefixtures("draining")
-def test_a_group_that_no_type_holds_alone_spans_types() -> None:
-    nodes = choice(Cluster(A[0], H[0]), SPREAD)
-    assert names(nodes.nodes_for(group(SPREAD))) == ["a0", "h0"]
-
-
-@pytest.mark.usefixtures("draining")
-def test_after_a_loss_cell_and_base_move_to_another_type_together() -> None:
+def test_after_a_loss_cell_and_base_move_together_and_a_draining_node_takes_no_group(draining: set[str]) -> None:
     cluster = Cluster(*A[:2], *H)
     nodes = choice(cluster, ONE, SPREAD)
     assert [names(nodes.nodes_for(group(each))) for each in (ONE, SPREAD)] == [["a0"], ["a0", "a1"]]
     cluster.gone = {"a1"}
     assert [names(nodes.nodes_for(group(each))) for each in (ONE, SPREAD)] == [["h0"], ["h0", "h1"]]
-
-
-def test_a_node_that_drains_takes_no_group(draining: set[str]) -> None:
     nodes = choice(Cluster(*A), FOUR)
     draining.add("a0")
     assert names(nodes.nodes_for(group(FOUR))) == ["a1"]
 
 
-@pytest.mark.usefixtures("draining")
-def test_a_cluster_that_shrank_gives_fewer_nodes_at_once() -> None:
-    cluster = Cluster(*A[:2])
-    cluster.gone = {"a0"}
-    assert names(choice(cluster, SPREAD, wait_s=600.0).nodes_for(group(SPREAD))) == ["a1"]
-
-
-@pytest.mark.usefixtures("draining")
 def test_a_lost_node_is_replaced_by_one_of_its_shape_that_the_autoscaler_brings() -> None:
     cluster = Cluster(*A[:2])
     cluster.request, cluster.gone = object(), {"a0"}
@@ -121,39 +119,28 @@ def test_a_lost_node_is_replaced_by_one_of_its_shape_that_the_autoscaler_brings(
     assert said == ["8 workers with 1 device each on 2 nodes: 1 of 2 nodes are left; waiting at most 600 s for others"]
 
 
-@pytest.mark.usefixtures("draining")
-def test_a_wait_in_vain_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, now = Cluster(*A[:2]), [0.0]
-    cluster.request, cluster.gone = object(), {"a0"}
-    monkeypatch.setattr(ray_nodes.time, "monotonic", lambda: now[0])
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    nodes = choice(cluster, SPREAD, wait_s=10.0, sleep=sleep)
-    assert names(nodes.nodes_for(group(SPREAD))) == ["a1"] and now == [10.0]
-    assert names(nodes.nodes_for(group(SPREAD))) == ["a1"] and now == [10.0]
-
-
-@pytest.mark.usefixtures("draining")
-def test_the_wait_for_nodes_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, now = Cluster(*A[:2]), [0.0]
-    cluster.request, cluster.gone = object(), {"a0"}
+@pytest.mark.parametrize(
+    ("can_grow", "wait_s", "deadline", "waited_s"),
+    [(False, 600.0, None, 0.0), (True, 10.0, None, 10.0), (True, 600.0, 5008.0, 8.0)],
+    ids=["no autoscaler", "a wait in vain", "the end of the run"],
+)
+def test_a_wait_for_nodes_ends_at_its_limit_or_with_the_run_and_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, can_grow: bool, wait_s: float, deadline: float | None, waited_s: float
+) -> None:
+    cluster, now, said = Cluster(*A[:2]), [0.0], list[str]()
+    cluster.request, cluster.gone = object() if can_grow else None, {"a0"}
     monkeypatch.setattr(ray_nodes.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(ray_nodes.time, "time", lambda: 5000.0 + now[0])
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    said: list[str] = []
-    nodes = choice(cluster, SPREAD, wait_s=600.0, sleep=sleep, say=said.append)
-    assert names(nodes.nodes_for(group(SPREAD), deadline=5008.0)) == ["a1"] and now == [8.0]
-    assert names(nodes.nodes_for(group(SPREAD), deadline=5008.0)) == ["a1"] and now == [8.0]
-    (line,) = said
-    assert line.endswith("waiting at most 8 s for others")
+    nodes = choice(cluster, SPREAD, wait_s=wait_s, sleep=sleep, say=said.append)
+    for _ in range(2):
+        assert names(nodes.nodes_for(group(SPREAD), deadline=deadline)) == ["a1"] and now == [waited_s]
+    assert [line.partition("; ")[2] for line in said] == [f"waiting at most {waited_s:.0f} s for others"] * can_grow
 
 
-@pytest.mark.usefixtures("draining")
 def test_groups_are_kept_together_on_the_type_that_holds_them_all() -> None:
     """The plan's placements prefer one type of nodes, a block that ran on both types needs the other."""
     nodes = choice(Cluster(*A, *H), ONE, FOUR, Placement(3, 12, 1), EIGHT)
@@ -172,3 +159,171 @@ def test_types_in_order() -> None:
     assert types_in_order(nodes, [ONE, SPREAD]) == ["A100, None", "H100, None"]
     named = Placement(1, 2, 1, device_ids=(3, 7))
     assert types_in_order(nodes, [named]) == ["H100, None", "A100, None"]
+
+
+def test_a_worker_has_all_of_its_devices_and_named_gpus_take_the_whole_node() -> None:
+    assert own_resources(Placement(1, 1, 2), 4, on_gpus=True) == {"CPU": 8, "GPU": 2.0}
+    assert own_resources(Placement(1, 2, 1), 1, on_gpus=False) == {"CPU": 1}
+    assert resources_of_named_gpus(Placement(1, 2, 1, (1, 2)), 4, gpus=8) == {"CPU": 4, "GPU": 4.0}
+    assert resources_of_named_gpus(Placement(1, 1, 2, (1, 2)), 4, gpus=8) == {"CPU": 8, "GPU": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("placement", "cores", "gpus", "resources"),
+    [
+        (Placement(1, 4, 1), 2, 0, {"CPU": 0.5}),
+        (Placement(1, 3, 1), 2, 0, {"CPU": 0.66}),  # never more than there is: Ray would wait
+        (Placement(1, 4, 1), 8, 2, {"CPU": 2, "GPU": 0.5}),
+        (Placement(1, 3, 1), 8, 1, {"CPU": 2, "GPU": 0.3333}),
+        (Placement(1, 3, 1), 8, 2, {"CPU": 2, "GPU": 0.5}),
+        (Placement(1, 1, 4), 8, 2, {"CPU": 8, "GPU": 2.0}),  # one process drives both
+        (Placement(1, 2, 1), 8, 2, {"CPU": 4, "GPU": 1.0}),
+    ],
+)
+def test_workers_that_share_devices_share_the_node(
+    placement: Placement, cores: int, gpus: int, resources: dict[str, float]
+) -> None:
+    assert shared_resources(placement, cores, gpus) == resources
+
+
+BUNDLE = {"CPU": 1.0}
+TICK_S = _AutoscalingCoordinatorActor.TICK_INTERVAL_S
+FREE_S = 300
+"""The time within which nodes are free after the driver was killed."""
+
+
+class Autoscaler:
+    """Ray's coordinator in this process. ``asked``: what it sent to the autoscaler, each time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[list[dict[str, float]]] = []
+        self._actor = _AutoscalingCoordinatorActor(
+            get_current_time=lambda: self.now,
+            send_resources_request=lambda bundles, label_selectors=None: self.asked.append(bundles),
+            get_cluster_nodes=list,
+        )
+
+    def request(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
+        self._actor.request_resources(name, [dict(bundle) for bundle in bundles], expire_after_s)
+
+    renew = request
+
+    def cancel(self, name: str) -> None:
+        self._actor.cancel_request(name)
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(int(seconds // TICK_S)):
+            self.now += TICK_S
+            self._actor._tick()
+
+
+class Trainer:
+    """The part of a trainer that starts its controller; returns the policy that the controller gets."""
+
+    def _initialize_and_run_controller(self, *, scaling_policy: Any, more: int) -> Any:
+        assert more == 1
+        return scaling_policy
+
+
+@pytest.fixture
+def autoscaler() -> Autoscaler:
+    return Autoscaler()
+
+
+@pytest.fixture
+def request_of(autoscaler: Autoscaler) -> Iterator[NodeRequest]:
+    request = NodeRequest(autoscaler, renew_s=3600)
+    yield request
+    request.close()
+
+
+def test_requests_of_others_are_kept_beside_it(autoscaler: Autoscaler, request_of: NodeRequest) -> None:
+    for _ in range(3):
+        request_of.ask([BUNDLE] * 4)
+    assert autoscaler.asked == [[BUNDLE] * 4], "the same bundles are requested once"
+    autoscaler.request("other", [BUNDLE], 180)
+    assert autoscaler.asked[-1] == [BUNDLE] * 5
+    request_of.ask([BUNDLE] * 2)
+    assert autoscaler.asked[-1] == [BUNDLE] * 3
+    request_of.close()
+    assert autoscaler.asked[-1] == [BUNDLE]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_trainer_of_the_run_requests_nothing(autoscaler: Autoscaler, request_of: NodeRequest, workers: int) -> None:
+    """The policy of a worker group, through the life of its controller: before, inside and after the group."""
+    request_of.ask([BUNDLE] * 2)
+    trainer = Trainer()
+    private.leave_out_requests(trainer)
+    policy = trainer._initialize_and_run_controller(
+        scaling_policy=FixedScalingPolicy(scaling_config=ScalingConfig(num_workers=workers)), more=1
+    )
+    assert isinstance(policy, FixedScalingPolicy) and type(policy) is not FixedScalingPolicy
+    policy = cloudpickle.loads(cloudpickle.dumps(policy))
+    policy.after_controller_start(SimpleNamespace(run_id="1"))
+    decision = policy.make_decision_for_non_running_worker_group()
+    assert decision.num_workers == workers
+    policy.make_decision_for_running_worker_group(None, None)
+    asyncio.run(policy.before_controller_shutdown())
+    policy.before_controller_abort()
+    assert autoscaler.asked == [[BUNDLE] * 2]
+
+
+def test_a_request_that_is_not_renewed_expires(autoscaler: Autoscaler, request_of: NodeRequest) -> None:
+    """After kill -9 nobody renews it."""
+    request_of.ask([BUNDLE] * 4)
+    autoscaler.pass_time(EXPIRE_S - TICK_S)
+    assert len(autoscaler.asked[-1]) == 4
+    autoscaler.pass_time(2 * TICK_S)
+    assert autoscaler.asked[-1] == []
+    assert autoscaler.now < FREE_S / 2
+    assert RENEW_S * 3 < EXPIRE_S  # two renewals may fail
+
+
+def test_a_thread_renews_it_until_it_is_closed(autoscaler: Autoscaler) -> None:
+    renewed: list[Bundles] = []
+    autoscaler.renew = lambda name, bundles, expire_after_s: renewed.append(bundles)  # type: ignore[method-assign]
+    request = NodeRequest(autoscaler, renew_s=0.01)
+    time.sleep(0.05)
+    assert not renewed  # nothing is requested yet
+    request.ask([BUNDLE])
+    until = time.monotonic() + 30
+    while not renewed and time.monotonic() < until:
+        time.sleep(0.01)
+    request.close()
+    count = len(renewed)
+    assert renewed[0] == [BUNDLE] and autoscaler.asked[-1] == []
+    time.sleep(0.05)
+    assert len(renewed) == count
+
+
+def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(*requests: list[tuple[dict[str, float], int]]) -> bytes:
+        state = messages.AutoscalingState(last_seen_cluster_resource_state_version=6)
+        for request in requests:
+            constraint = state.infeasible_cluster_resource_constraints.add()
+            for bundle, count in request:
+                constraint.resource_requests.add(request={"resources_bundle": bundle}, count=count)
+        resources = messages.ClusterResourceState(cluster_resource_state_version=7)
+        reply = messages.GetClusterStatusReply(autoscaling_state=state, cluster_resource_state=resources)
+        return reply.SerializeToString()
+
+    class Client:
+        reply = status()
+
+        def __init__(self, address: str) -> None: ...
+
+        def get_cluster_status(self) -> bytes:
+            return self.reply
+
+    known = private.find
+    monkeypatch.setattr(private, "find", lambda module, name: None)  # a Ray without its private names
+    assert private.autoscaler_state() == private.AutoscalerState() and private.draining_nodes() == set()
+    with pytest.raises(ClusterError, match="has no coordinator of requests"):
+        RayCoordinator()
+    monkeypatch.setattr(private, "find", lambda module, name: Client if name == "GcsClient" else known(module, name))
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
+    assert private.autoscaler_state() == (7, 6, [])
+    Client.reply = status([({"GPU": 8.0}, 1), ({"GPU": 1.0}, 2)])
+    assert private.autoscaler_state() == (7, 6, [[{"GPU": 8.0}, {"GPU": 1.0}, {"GPU": 1.0}]])

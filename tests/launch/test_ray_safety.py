@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.config.experiment import Experiment
+from harness.config.experiment import parse_experiment
 from harness.launch.protocol import GroupStarted
 from harness.launch.ray import cluster
 from harness.plan.planner import make_plan
@@ -33,14 +33,6 @@ CLIENT = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False); r
 
 
 @dataclass
-class Client:
-    """Exit code and output of a process."""
-
-    code: int
-    output: str
-
-
-@dataclass
 class Lived:
     """What was seen of one worker group on a Ray of our own, and of both afterwards."""
 
@@ -51,8 +43,8 @@ class Lived:
     pages: set[str]
     """Those of them on which a page was to be had: Ray starts its dashboard's process even where that is off."""
     commands: list[str]
-    clients: dict[str, Client]
-    """By the token that they had."""
+    clients: dict[str, tuple[int, str]]
+    """Exit code and output of processes, by the token that they had."""
     actors: set[str]
     placement_groups: set[str]
     free: tuple[Any, Any]
@@ -69,13 +61,11 @@ def lived() -> Lived:
 
 def live() -> Lived:
     """Run a worker group on a Ray of our own; return what was seen of it. Imports ray only when its Ray is up."""
-    experiment, before = small(), started_since()
-    reachable: dict[str, list[str]] = {}
-    addresses: set[str] = set()
-    pages: set[str] = set()
-    commands: list[str] = []
-    results = []
-    parts: list[str] = []
+    timed = {**FEW_STEPS, "window_seconds": 2.0}  # long enough to look at them
+    sections = {"throughput": timed, "equivalence": False, "preflight": False}
+    experiment = parse_experiment({"name": "small", "grid": GRID, **sections}, source="small")
+    before, reachable, commands = started_since(), dict[str, list[str]](), list[str]()
+    addresses, pages, results, parts = set[str](), set[str](), list[TrialResult](), list[str]()
     with cluster.start_embedded(cluster.local_inventory()) as ready:
         import ray
         from ray._private.state import actors  # the public way asks the dashboard, which is off
@@ -95,7 +85,7 @@ def live() -> Lived:
             reachable |= outside(seen)
             addresses = addresses.union(*map(listened_on, seen))
             pages = pages.union(*(listened_on(one) for one in seen if "dashboard.py" in command_of(one)))
-            commands = max(commands, list(map(command_of, seen)), key=workers_of)
+            commands = max(commands, list(map(command_of, seen)), key=workers_in)
         clients = ended_as(ray.get_runtime_context().gcs_address)
         launcher.close()
         lived = Lived(
@@ -114,19 +104,11 @@ def live() -> Lived:
     return lived
 
 
-def workers_of(commands: list[str]) -> int:
+def workers_in(commands: list[str]) -> int:
     return sum("RayTrainWorker" in command for command in commands)
 
 
-def small() -> Experiment:
-    from harness.config.experiment import parse_experiment
-
-    timed = {**FEW_STEPS, "window_seconds": 2.0}  # long enough to look at them
-    sections = {"throughput": timed, "equivalence": False, "preflight": False}
-    return parse_experiment({"name": "small", "grid": GRID, **sections}, source="small")
-
-
-def ended_as(address: str) -> dict[str, Client]:
+def ended_as(address: str) -> dict[str, tuple[int, str]]:
     """How clients of a Ray end that have its token, another, and none."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     bare["RAY_NUM_REDIS_GET_RETRIES"] = "2"  # else Ray asks for half a minute
@@ -136,57 +118,48 @@ def ended_as(address: str) -> dict[str, Client]:
         "another": {**bare, **own, "RAY_AUTH_TOKEN": secrets.token_hex(32)},
         "none": {**bare, "RAY_AUTH_MODE": "disabled"},
     }
-    started = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", CLIENT, address],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for name, environ in with_tokens.items()
-    }
+    command, pipes = [sys.executable, "-c", CLIENT, address], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    started = {name: subprocess.Popen(command, env=env, text=True, **pipes) for name, env in with_tokens.items()}
     return {name: ended(process) for name, process in started.items()}
 
 
-def ended(process: subprocess.Popen[str]) -> Client:
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
         output, _ = process.communicate(timeout=30)
     except subprocess.TimeoutExpired:  # the client still retries
         process.kill()
         output, _ = process.communicate()
-    return Client(process.returncode, output)
+    return process.returncode, output
 
 
 def test_no_process_listens_beyond_loopback_while_ranks_are_connected(lived: Lived) -> None:
     assert [result.outcome for result in lived.results] == ["ok"]
     assert any("raylet" in command for command in lived.commands)
-    assert workers_of(lived.commands) == 2
+    assert workers_in(lived.commands) == 2
     assert lived.addresses
     assert not lived.reachable
-
-
-def test_there_is_no_dashboard(lived: Lived) -> None:
-    assert not lived.pages
+    assert not lived.pages, "there is no dashboard"
 
 
 def test_connections_without_the_token_are_refused(lived: Lived) -> None:
-    assert lived.clients["its own"].code == 0, lived.clients["its own"].output
+    check_refused(lived.clients)
+
+
+def check_refused(clients: dict[str, tuple[int, str]]) -> None:
+    """Check that a client with the token connected, and one with another or none did not."""
+    code, output = clients["its own"]
+    assert code == 0, output
     for name in ("another", "none"):
-        client = lived.clients[name]
-        assert client.code != 0
-        assert "Authentication token is missing or incorrect" in client.output
+        code, output = clients[name]
+        assert code != 0 and "Authentication token is missing or incorrect" in output
 
 
-def test_a_worker_group_leaves_no_actor_and_no_reservation(lived: Lived) -> None:
+def test_a_worker_group_leaves_no_actor_no_reservation_and_no_process(lived: Lived) -> None:
     living = {actor for actor in lived.actors if not actor.endswith(" DEAD")}
     serving = {"NodeAgent ALIVE", "Mailbox ALIVE"}  # they are for the whole run
     assert living <= {*serving, "_AutoscalingCoordinatorActor ALIVE"}  # Ray Train's own, one a cluster
     assert lived.placement_groups == {"REMOVED"}
     assert lived.free[0] == lived.free[1]
-
-
-def test_no_process_outlives_its_cluster(lived: Lived) -> None:
     assert lived.processes
     _, alive = psutil.wait_procs(lived.processes, timeout=10)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
@@ -202,15 +175,15 @@ from harness.launch.ray import private
 
 private.find = lambda module, name: None
 private.TEMPORARY_FOLDER = private.CALLBACKS = "_absent"
-from tests.launch.test_ray_safety import live
+from tests.launch.test_ray_safety import live, workers_in
 
 lived = live()
 facts = {
     "results": [f"{result.outcome} {result.reason}" for result in lived.results],
     "reachable": lived.reachable,
     "addresses": sorted(lived.addresses),
-    "workers": sum("RayTrainWorker" in command for command in lived.commands),
-    "clients": {name: [client.code, client.output] for name, client in lived.clients.items()},
+    "workers": workers_in(lived.commands),
+    "clients": lived.clients,
     "parts": lived.parts,
 }
 Path(sys.argv[1]).write_text(json.dumps(facts))
@@ -225,9 +198,5 @@ def test_without_ray_s_private_names_a_trial_is_equally_protected(tmp_path: Path
     assert facts["results"] == ["ok "]
     assert facts["workers"] == 2
     assert facts["addresses"] and not facts["reachable"]
-    assert facts["clients"]["its own"][0] == 0, facts["clients"]["its own"][1]
-    for name in ("another", "none"):
-        code, output = facts["clients"][name]
-        assert code != 0
-        assert "Authentication token is missing or incorrect" in output
+    check_refused(facts["clients"])
     assert facts["parts"] and "resources" not in facts["parts"]  # the detail that the fallback costs

@@ -34,21 +34,15 @@ def holder(tmp_path: Path) -> Iterator[psutil.Process]:
         process.kill()
 
 
-def drive(folder: Path, how: str) -> None:
-    done = subprocess.run([sys.executable, "-c", DRIVER, str(folder), how], check=False, timeout=30)
-    assert done.returncode == (-signal.SIGKILL if how == "killed" else 0)
-
-
-def test_processes_left_by_a_killed_driver_are_killed(tmp_path: Path, holder: psutil.Process) -> None:
-    drive(tmp_path, "killed")
-    until = time.monotonic() + 40  # it would sleep for a minute
-    while holder.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until
+@pytest.mark.parametrize(
+    ("how", "code", "wait_s"),
+    [("killed", -signal.SIGKILL, 40), pytest.param("in order", 0, 1, marks=pytest.mark.slow)],  # it sleeps for a minute
+)
+def test_processes_left_by_a_killed_driver_are_killed_and_others_are_left_alone(
+    tmp_path: Path, holder: psutil.Process, how: str, code: int, wait_s: float
+) -> None:
+    done = subprocess.run([sys.executable, "-c", DRIVER, str(tmp_path), how], check=False, timeout=30)
+    until = time.monotonic() + wait_s
+    while holder.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
         time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_processes_of_a_driver_that_ends_in_order_are_left_alone(tmp_path: Path, holder: psutil.Process) -> None:
-    drive(tmp_path, "in order")
-    time.sleep(1.0)
-    assert holder.status() != psutil.STATUS_ZOMBIE
+    assert done.returncode == code and (holder.status() == psutil.STATUS_ZOMBIE) == (how == "killed")

@@ -1,15 +1,31 @@
-"""The supervision that both launchers share, over a group that is a script."""
+"""The supervision that both launchers share, over a group that is a script, its counter of steps and its mailbox."""
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
 from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
+from harness.launch.ray.mailbox import Mailbox
 from harness.launch.startup import Registration, StartupTimer
-from harness.launch.supervision import ENDING_S, TAKE_S, Ending, GroupEnd, Received, Verdict, Watchdog, supervise
+from harness.launch.supervision import (
+    ENDING_S,
+    TAKE_S,
+    Ending,
+    GroupEnd,
+    Received,
+    StepCounter,
+    Verdict,
+    Watchdog,
+    read_counter,
+    supervise,
+)
 from harness.plan.trial import TrialResult
 
 FAILURE = TrialResult("b", "error", "ValueError on rank 0", error_rank=0)
@@ -69,6 +85,9 @@ def test_messages_come_in_order_and_registrations_stay_inside() -> None:
     assert rest == [TrialStarted("a"), done, TrialStarted("b")]
     assert end == GroupEnd(Verdict(Ending.BY_ITSELF), (done,), (), "b")
     assert script.events == ["release"]
+    script = Script([[TrialStarted("b")], [TrialResult("b", "ok")], []])
+    assert supervised(script, watchdog())[1].current is None
+    assert script.timeouts == [TAKE_S, TAKE_S, ENDING_S, 0.0], "the poll is short after the last result"
 
 
 def test_a_measurement_is_kept_until_its_trial_has_its_result() -> None:
@@ -80,46 +99,82 @@ def test_a_measurement_is_kept_until_its_trial_has_its_result() -> None:
     assert end.measured is measured and end.failures == (FAILURE,) and Measured(measured) not in messages
 
 
-def test_after_the_last_result_the_poll_interval_is_short() -> None:
-    script = Script([[TrialStarted("b")], [TrialResult("b", "ok")], []])
-    assert supervised(script, watchdog())[1].current is None
-    assert script.timeouts == [TAKE_S, TAKE_S, ENDING_S, 0.0]
-
-
-def test_failures_are_kept_until_the_group_has_ended() -> None:
+def test_a_group_is_killed_if_its_ranks_outlive_a_failure_or_never_start() -> None:
     script = Script([[TrialStarted("b"), FAILURE]])
     messages, end = supervised(script, watchdog())
     assert messages == [TrialStarted("b")]
-    assert (end.failures, end.current, end.finished) == ((FAILURE,), "b", ())
+    assert (end.failures, end.current, end.finished) == ((FAILURE,), "b", ()) and script.events == ["release"]
+    outliving, silent = (Script(batches, ends=False) for batches in ([[TrialStarted("b"), FAILURE]], []))
+    verdict = supervised(outliving, watchdog(grace_s=-1.0))[1].verdict
+    assert verdict == Verdict(Ending.AFTER_FAILURE) and verdict.was_cut_short
+    assert supervised(silent, watchdog(start_s=-1.0))[1].verdict == Verdict(Ending.NEVER_STARTED)
+    assert outliving.events == silent.events == ["kill", "release"]
 
 
-def test_ranks_that_outlive_a_failure_are_killed() -> None:
-    script = Script([[TrialStarted("b"), FAILURE]], ends=False)
-    _, end = supervised(script, watchdog(grace_s=-1.0))
-    assert end.verdict == Verdict(Ending.AFTER_FAILURE) and end.verdict.was_cut_short
-    assert script.events == ["kill", "release"]
-
-
-def test_a_group_that_never_starts_is_killed() -> None:
-    script = Script([], ends=False)
-    assert supervised(script, watchdog(start_s=-1.0))[1].verdict == Verdict(Ending.NEVER_STARTED)
-    assert script.events == ["kill", "release"]
-
-
-def test_closing_the_generator_releases_the_group() -> None:
-    script = Script([[TrialStarted("a")]], ends=False)
-    generator = supervise(script, watchdog(), StartupTimer(9.0, "starter"), last="b")
-    assert next(generator) == TrialStarted("a")
-    generator.close()
-    assert script.events == ["release"]
-
-
-def test_an_error_while_messages_are_taken_releases_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_released_if_the_generator_is_closed_or_an_error_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(self: Script, timeout_s: float) -> Sequence[Received]:
         raise RuntimeError("the mailbox is gone")
 
+    closed, failing = Script([[TrialStarted("a")]], ends=False), Script([], ends=False)
+    generator = supervise(closed, watchdog(), StartupTimer(9.0, "starter"), last="b")
+    assert next(generator) == TrialStarted("a")
+    generator.close()
     monkeypatch.setattr(Script, "take", lost)
-    script = Script([], ends=False)
     with pytest.raises(RuntimeError, match="is gone"):
-        supervised(script, watchdog())
-    assert script.events == ["release"]
+        supervised(failing, watchdog())
+    assert closed.events == failing.events == ["release"]
+
+
+def test_another_process_sees_the_steps(tmp_path: Path) -> None:
+    path = tmp_path / "counter"
+    with StepCounter(path) as counter:
+        assert read_counter(path) == 0
+        for _ in range(5):
+            counter.advance()
+        script = "import sys; from harness.launch.supervision import *; print(read_counter(Path(sys.argv[1])))"
+        done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "5"
+    assert read_counter(path) is None
+    path.write_bytes(b"abc")  # torn
+    assert read_counter(path) is None
+
+
+RESULT, NEXT = TrialResult("a", "ok"), TrialStarted("b")
+
+
+async def _held(mailbox: Mailbox, *, mirrored: bool = True) -> asyncio.Task[bool]:
+    """A trial that asks to start once a result is there."""
+    await mailbox.open(0, None, mirrored)
+    assert await mailbox.put(0, GroupStarted((), ())) and await mailbox.put(0, RESULT)
+    task = asyncio.create_task(mailbox.put(0, NEXT))
+    await _others_run()
+    return task
+
+
+async def _others_run() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_held_trial_starts_once_the_driver_has_handled_the_last_result() -> None:
+    async def work() -> None:
+        mailbox = Mailbox()
+        task = await _held(mailbox)
+        assert not task.done()
+        assert await mailbox.take(0.0) == [GroupStarted((), ()), RESULT]
+        await _others_run()
+        assert not task.done()  # the driver has the result, and may still record it
+        assert await mailbox.take(1.0) == [NEXT] and await task
+
+    asyncio.run(work())
+
+
+def test_a_held_trial_of_a_group_that_was_given_up_is_refused_and_without_a_mirror_nothing_is_held() -> None:
+    async def work() -> None:
+        mailbox = Mailbox()
+        task = await _held(mailbox)
+        await mailbox.open(1, None, True)
+        assert await task is False and await mailbox.take(0.0) == []
+        assert await (await _held(Mailbox(), mirrored=False))
+
+    asyncio.run(work())

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -22,9 +22,8 @@ import psutil
 import pytest
 import torch
 
-from harness.config.experiment import Experiment
 from harness.launch.failures import from_exit
-from harness.launch.protocol import ByLauncher, GroupStarted, Job, Launcher, Message, TrialStarted
+from harness.launch.protocol import ByLauncher, GroupStarted, Job, Message, TrialStarted
 from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
@@ -36,13 +35,13 @@ from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.run.execution import start_ray
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import Make, gpu_cluster, laptop
 from tests.listening import outside, started_since
 
-Make = Callable[..., Experiment]
 TESTS = Path(__file__).parents[1]
 QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0}
 GROUP = WorkerGroup("b0-g0", 0, Placement(1, 2, 1), "cpu", False, (), "torchrun")
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 DIED = """
 Failures:
 [1]:
@@ -60,8 +59,7 @@ Root Cause (first observed failure):
 
 
 def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experiment: Make) -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], throughput={"blocks": 2}), laptop())
+    plan = make_plan(make_experiment(GRID, launcher=["ray", "torchrun"], throughput={"blocks": 2}), laptop())
     for name in ("ray", "torchrun"):
         cells = {t.cell for t in plan.trials if t.cell.launcher == name}
         assert {(c.strategy, c.devices) for c in cells} == {("single", 1), ("ddp", 1), ("ddp", 2)}
@@ -74,19 +72,23 @@ def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experimen
 
 
 def test_checks_and_trainings_stay_with_ray(make_experiment: Make) -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     sections: dict[str, Any] = {"convergence": {"epochs": 1, "seeds": 0}, "diagnostics": True}
-    plan = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], **sections), laptop())
+    plan = make_plan(make_experiment(GRID, launcher=["ray", "torchrun"], **sections), laptop())
     others = [t for t in plan.trials if t.kind == "convergence" or t.purpose == "equivalence"]
     assert len(others) == 2 + 3
     assert {t.cell.launcher for t in others} == {"ray"}
-    alone = make_plan(make_experiment(grid, launcher="torchrun", **sections), laptop())
+    alone = make_plan(make_experiment(GRID, launcher="torchrun", **sections), laptop())
+    assert any(trial.purpose == "equivalence" for trial in alone.trials)
+    with start_ray(None, alone) as ready:
+        assert ready is None, "no group is for it"
     trainings = {t.cell.launcher for t in alone.trials if t.kind == "convergence"}
     assert trainings == {"torchrun"}
 
 
-def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
+def test_torchrun_is_for_one_machine_and_starts_no_trial_after_the_deadline(make_experiment: Make) -> None:
     experiment = make_experiment({"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}, launcher="torchrun")
+    group = make_plan(experiment, laptop()).groups[0]
+    assert list(TorchrunLauncher(experiment, 1).launch(group, deadline=time.time())) == []
     here = laptop()
     assert not make_plan(experiment, here).skips
     for inventory in (replace(here, attached=True), gpu_cluster(nodes=2)):
@@ -95,25 +97,15 @@ def test_torchrun_is_for_one_machine(make_experiment: Make) -> None:
         assert not plan.trials and {skip.reason for skip in plan.skips} == {reason}
 
 
-@pytest.mark.parametrize("diagnostics", [False, True])
-def test_ray_is_not_started_where_no_group_is_for_it(make_experiment: Make, diagnostics: bool) -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, launcher="torchrun", diagnostics=diagnostics), laptop())
-    assert diagnostics == any(trial.purpose == "equivalence" for trial in plan.trials)
-    with start_ray(None, plan) as ready:
-        assert ready is None
-
-
 def test_each_group_goes_to_the_launcher_that_its_cells_name() -> None:
+    @dataclass
     class Named:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        name: str
 
         def launch(self, group: WorkerGroup, *, deadline: float | None) -> Any:
             yield TrialStarted(f"{self.name} until {deadline}")
 
-    launchers: dict[str, Launcher] = {name: Named(name) for name in ("ray", "torchrun")}
-    both = ByLauncher(launchers)
+    both = ByLauncher({name: Named(name) for name in ("ray", "torchrun")})
     assert list(both.launch(GROUP, deadline=3.0)) == [TrialStarted("torchrun until 3.0")]
     assert list(both.launch(replace(GROUP, launcher="ray"), deadline=None)) == [TrialStarted("ray until None")]
 
@@ -121,49 +113,35 @@ def test_each_group_goes_to_the_launcher_that_its_cells_name() -> None:
 # --- its parts
 
 
-def test_torchrun_listens_on_loopback_only() -> None:
-    line = command(Path("/dev/shm/harness-x/job"), 2)
-    assert line[1:3] == ["-m", "torch.distributed.run"]
-    assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
-    assert "--standalone" not in line  # opens two stores to every network
-    assert line[-3:] == ["-m", "harness.launch.torchrun.worker", "/dev/shm/harness-x/job"]
-
-
 @pytest.mark.parametrize(
-    ("placement", "device", "local_rank", "gpus", "devices"),
+    ("placement", "local_rank", "gpus", "devices", "backend"),
     [
-        (Placement(1, 2, 1), "cpu", 1, 0, ["cpu"]),
-        (Placement(1, 1, 2), "cpu", 0, 0, ["cpu", "cpu"]),
-        (Placement(1, 2, 1), "cuda", 1, 8, ["cuda:1"]),
-        (Placement(1, 1, 4), "cuda", 0, 8, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
-        (Placement(1, 4, 1), "cuda", 3, 2, ["cuda:1"]),
-        (Placement(1, 1, 2), "cuda", 0, 1, ["cuda:0", "cuda:0"]),
+        (Placement(1, 2, 1), 1, 0, ["cpu"], "gloo"),
+        (Placement(1, 1, 2), 0, 0, ["cpu", "cpu"], "gloo"),
+        (Placement(1, 2, 1), 1, 8, ["cuda:1"], "cpu:gloo,cuda:nccl"),
+        (Placement(1, 1, 4), 0, 8, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], "cpu:gloo,cuda:nccl"),
+        (Placement(1, 4, 1), 3, 2, ["cuda:1"], "gloo"),  # ranks share devices
+        (Placement(1, 1, 2), 0, 1, ["cuda:0", "cuda:0"], "gloo"),
     ],
 )
-def test_a_worker_takes_the_first_devices(
-    placement: Placement, device: str, local_rank: int, gpus: int, devices: list[str]
+def test_a_worker_takes_the_first_devices_and_the_backend_that_serves_them(
+    placement: Placement, local_rank: int, gpus: int, devices: list[str], backend: str
 ) -> None:
-    group = replace(GROUP, placement=placement, device=device)
+    shared = gpus < placement.workers * placement.devices_per_worker
+    group = replace(GROUP, placement=placement, device="cuda" if gpus else "cpu", oversubscribe=shared)
     visible = [torch.device("cuda", number) for number in range(gpus)]
     first = local_rank * placement.devices_per_worker
     assert devices_of(group, local_rank, visible, first) == tuple(map(torch.device, devices))
-
-
-def test_a_group_for_missing_gpus_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="no GPU is visible"):
-        devices_of(replace(GROUP, device="cuda"), 0, [])
-
-
-@pytest.mark.parametrize(
-    ("group", "backend"),
-    [
-        (GROUP, "gloo"),
-        (replace(GROUP, device="cuda"), "cpu:gloo,cuda:nccl"),
-        (replace(GROUP, device="cuda", oversubscribe=True), "gloo"),
-    ],
-)
-def test_backends(group: WorkerGroup, backend: str) -> None:
     assert group.backend == backend
+    with pytest.raises(RuntimeError, match="no GPU is visible"):
+        devices_of(replace(group, device="cuda"), 0, [])
+
+
+def test_torchrun_listens_on_loopback_only() -> None:
+    line = command(Path("/dev/shm/harness-x/job"), 2)
+    assert line[1:3] == ["-m", "torch.distributed.run"] and "--standalone" not in line  # it opens two stores to all
+    assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
+    assert line[-3:] == ["-m", "harness.launch.torchrun.worker", "/dev/shm/harness-x/job"]
 
 
 @pytest.mark.parametrize(
@@ -179,12 +157,6 @@ def test_backends(group: WorkerGroup, backend: str) -> None:
 def test_an_end_without_a_report(code: int | None, output: str, came_up: bool, outcome: str, reason: str) -> None:
     row = from_exit("t", code, output, came_up=came_up)
     assert (row.trial_id, row.outcome, row.reason, row.detail) == ("t", outcome, reason, output)
-
-
-def test_no_trial_starts_after_the_deadline(make_experiment: Make) -> None:
-    experiment = make_experiment(launcher="torchrun")
-    group = make_plan(experiment, laptop()).groups[0]
-    assert list(TorchrunLauncher(experiment, 1).launch(group, deadline=time.time())) == []
 
 
 # --- the mailbox
@@ -203,65 +175,41 @@ def send_message(connection: Any, message: Any) -> bool:
     return answer
 
 
-def test_each_message_is_kept_and_answered(path: Path) -> None:
-    with closing(SocketMailbox(path, deadline=None)) as mailbox:
-        assert mailbox.take(0.0) == []
-        with Client(str(path), authkey=mailbox.key) as one, Client(str(path), authkey=mailbox.key) as other:
-            assert send_message(one, TrialStarted("a"))
-            assert send_message(other, GroupStarted((), ()))
-            assert send_message(one, GroupStarted((), ()))
-        assert mailbox.take(1.0) == [TrialStarted("a"), GroupStarted((), ()), GroupStarted((), ())]
-        assert not mailbox.refused
-
-
 def test_a_trial_starts_once_the_driver_has_handled_what_came_before(path: Path) -> None:
     """It waits for the end of a request to a store meanwhile, which would overlap with a timed window."""
-    with closing(SocketMailbox(path, deadline=None)) as mailbox, Client(str(path), authkey=mailbox.key) as one:
-        assert send_message(one, GroupStarted((), ()))
+    mailbox = SocketMailbox(path, deadline=None)
+    assert mailbox.take(0.0) == []
+    with Client(str(path), authkey=mailbox.key) as one, Client(str(path), authkey=mailbox.key) as other:
+        assert send_message(one, GroupStarted((), ())) and send_message(other, GroupStarted((), ()))
         one.send(TrialStarted("a"))
         assert not one.poll(0.05)
-        assert mailbox.take(1.0) == [GroupStarted((), ())]
-        assert not one.poll(0.05)  # it is being handled
+        assert mailbox.take(1.0) == [GroupStarted((), ()), GroupStarted((), ())]
+        assert not one.poll(0.05)  # they are being handled
         assert mailbox.take(5.0) == [TrialStarted("a")]
-        assert one.recv() is True
+        assert one.recv() is True and not mailbox.refused
+        assert send_message(other, GroupStarted((), ()))
+        one.send(TrialStarted("b"))
+        mailbox.close()
+        assert one.recv() is False  # the driver leaves
 
 
-def test_a_trial_that_waits_is_refused_when_the_driver_leaves(path: Path) -> None:
-    mailbox = SocketMailbox(path, deadline=None)
+def test_a_mailbox_refuses_connections_without_the_key_late_trials_and_once_closed_everything(path: Path) -> None:
+    mailbox = SocketMailbox(path, deadline=time.time())
     with Client(str(path), authkey=mailbox.key) as one:
         assert send_message(one, GroupStarted((), ()))
+        assert mailbox.take(0.0) == [GroupStarted((), ())]
         one.send(TrialStarted("a"))
+        assert mailbox.take(0.0) == []
+        assert one.recv() is False and mailbox.refused
         mailbox.close()
-        assert one.recv() is False
-
-
-def test_a_trial_after_the_deadline_is_refused(path: Path) -> None:
-    with closing(SocketMailbox(path, deadline=time.time())) as mailbox:
-        with Client(str(path), authkey=mailbox.key) as one:
-            assert send_message(one, GroupStarted((), ()))
-            assert mailbox.take(0.0) == [GroupStarted((), ())]
-            one.send(TrialStarted("a"))
-            assert mailbox.take(0.0) == []
-            assert one.recv() is False
-        assert mailbox.refused
-
-
-def test_a_connection_without_the_key_is_refused_and_does_not_block_others(path: Path) -> None:
+        assert not send_message(one, GroupStarted((), ()))
+    with pytest.raises(OSError):
+        Client(str(path), authkey=mailbox.key)
     with closing(SocketMailbox(path, deadline=None)) as mailbox:
         with pytest.raises(AuthenticationError):
             Client(str(path), authkey=b"guessed")
         with Client(str(path), authkey=mailbox.key) as one:
             assert send_message(one, TrialStarted("a"))
-
-
-def test_a_closed_mailbox_refuses_messages_and_connections(path: Path) -> None:
-    mailbox = SocketMailbox(path, deadline=None)
-    with Client(str(path), authkey=mailbox.key) as one:
-        assert send_message(one, TrialStarted("a"))
-        mailbox.close()
-        assert not send_message(one, TrialStarted("b"))
-    with pytest.raises(OSError):
-        Client(str(path), authkey=mailbox.key)
 
 
 # --- the watch
@@ -280,9 +228,9 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
         return counts[:] if question == "progress" else ["here", ""] if question == "stacks" else [None, None]
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = Watchdog(ask, limit_s=8.0)
-    now[0] = 100.0
-    assert watch.poll() is None and not asked  # no process has registered yet
+    watch = Watchdog(ask, limit_s=8.0, start_s=120.0)
+    for now[0], verdict in ((119.0, None), (121.0, Verdict(Ending.NEVER_STARTED)), (100.0, None)):
+        assert watch.poll() == verdict and not asked and watch.failed_at is None  # no process has registered yet
     watch.add(process(1, connected=False))
     watch.add(process(0, connected=False))
     watch.record_progress()
@@ -294,6 +242,7 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
     assert seen[-1].was_cut_short and watch.failed_at is not None
     watch.kill()
     assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
+    assert ask_here("progress", [("torchrun", "/no/such/counter")]) == [None] and ask_here("kill", []) == []
 
 
 def test_dead_ranks_are_recorded_while_the_reporting_rank_lives() -> None:
@@ -316,18 +265,6 @@ def test_dead_ranks_are_recorded_while_the_reporting_rank_lives() -> None:
         assert watch.poll() == Verdict(Ending.AFTER_FAILURE)
 
 
-def test_a_group_without_registrations_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    watch = Watchdog(lambda question, things: [1] * len(things), limit_s=800.0, start_s=120.0)
-    now[0] = 119.0
-    assert watch.poll() is None
-    now[0] = 121.0
-    assert watch.poll() == Verdict(Ending.NEVER_STARTED) and watch.failed_at is None
-    watch.add(process(0, connected=False))
-    assert watch.poll() is None
-
-
 def test_startup_time_is_recorded_in_parts() -> None:
     coming_up = StartupTimer(10.0, "torchrun")
     coming_up.record(process(0, created_at=12.0, connected=False), 15.0)
@@ -346,23 +283,13 @@ def test_startup_time_is_recorded_in_parts() -> None:
     assert sum(reported.values()) == 8.0
 
 
-def test_this_machine_answers_for_itself(tmp_path: Path) -> None:
-    assert ask_here("progress", [("torchrun", str(tmp_path / "none"))]) == [None]
-    assert ask_here("kill", []) == []
-
-
 ERROR = {"check": "gradients", "severity": "error", "seen": "2 times one device's", "means": "", "advice": ""}
 
 
 def test_doctor_errors_stop_measurement_in_later_processes_of_the_group(
     make_experiment: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = make_experiment(
-        {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8},
-        launcher="torchrun",
-        throughput=QUICK,
-        preflight=True,
-    )
+    experiment = make_experiment(GRID, launcher="torchrun", throughput=QUICK, preflight=True)
     plan = make_plan(experiment, laptop())
     ran: list[str] = []
 
@@ -375,13 +302,14 @@ def test_doctor_errors_stop_measurement_in_later_processes_of_the_group(
     monkeypatch.setattr(TorchrunLauncher, "_run", run)
     torchrun = TorchrunLauncher(experiment, 1)
     for group in plan.groups:
-        reported = {message.trial_id: message for message in torchrun.launch(group, deadline=None)}  # type: ignore[union-attr]
+        results = (message for message in torchrun.launch(group, deadline=None) if isinstance(message, TrialResult))
+        reported = {result.trial_id: result for result in results}
         assert list(reported) == [trial.id for trial in group.trials]
         for trial in group.trials:
             refused = trial.cell.strategy == "ddp" and trial.purpose != "doctor" and group.block == 0
-            assert (reported[trial.id].outcome == "skipped") == refused  # type: ignore[union-attr]
+            assert (reported[trial.id].outcome == "skipped") == refused
             assert (trial.id in ran) != refused
-            assert not refused or "2 times one device's" in reported[trial.id].reason  # type: ignore[union-attr]
+            assert not refused or "2 times one device's" in reported[trial.id].reason
     assert any(trial.purpose == "doctor" and trial.cell.strategy == "ddp" for trial in plan.trials)
 
 
@@ -418,13 +346,6 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until_gone(pids: Sequence[int], within_s: float) -> None:
-    until = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not [pid for pid in pids if alive(pid)]
 
 
 @pytest.mark.slow
@@ -508,7 +429,10 @@ def test_no_process_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
     pids = [child.pid for child in children]
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
-    wait_until_gone(pids, 60.0)
+    until = time.monotonic() + 60
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if alive(pid)]
     shutil.rmtree(folder)  # what only its owner removes
 
 

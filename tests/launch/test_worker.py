@@ -1,30 +1,38 @@
-"""The trials of a worker group, one after the other, and exceptions in them; all in this process."""
+"""The trials of a worker group, and exceptions in them; ``harness run FILE --inline``: all in this process."""
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner, Result
 
-from harness.config.experiment import Experiment
+import harness
+from harness.analysis.results import Results
+from harness.cli.commands import app
 from harness.launch import worker
 from harness.launch.inline import InlineLauncher
 from harness.launch.protocol import Job, TrialStarted
 from harness.launch.worker import TrialFailed
 from harness.measure.scenarios import TrialContext
-from harness.plan.planner import Plan, make_plan
+from harness.plan.planner import Plan, make_plan, single_rank_only
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
+from harness.run.console import ConsoleSink, Lasting
 from harness.run.execution import Execution
 from harness.train.ranks import Ranks
 from tests import faulty_workload
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+
 SHORT = {"blocks": 1, "warmup_steps": 3, "warmup_rounds": 2, "windows": 1, "window_steps": 4, "window_seconds": 0}
 
 
@@ -43,44 +51,32 @@ def recorded(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     return run, [dict(line) for line in run.lines()]
 
 
-@pytest.mark.parametrize(
-    ("fault", "outcome", "reason", "log", "section"),
-    [
-        ("build", "error", "ValueError on rank 0: a bad model", "build_model", "throughput"),
-        ("evaluation", "error", "ValueError on rank 0: a bad validation sample", "in loss", "convergence"),
-        ("unpicklable", "error", "Unpicklable on rank 0: holds a generator", "in unpicklable", "throughput"),
-        ("exits", "error", "SystemExit on rank 0: 3", "sys.exit", "throughput"),
-        ("cuda_memory", "oom", "OutOfMemoryError on rank 0: CUDA out of memory", "in cuda_memory", "throughput"),
-    ],
-)
+FAULTS = {
+    "build": ("error", "ValueError on rank 0: a bad model", "build_model"),
+    "unpicklable": ("error", "Unpicklable on rank 0: holds a generator", "in unpicklable"),
+    "exits": ("error", "SystemExit on rank 0: 3", "sys.exit"),
+    "cuda_memory": ("oom", "OutOfMemoryError on rank 0: CUDA out of memory", "in cuda_memory"),
+}
+IN_A_TRAINING = {"evaluation": ("error", "ValueError on rank 0: a bad validation sample", "in loss")}
+
+
+@pytest.mark.parametrize(("faults", "kind"), [(FAULTS, "throughput"), (IN_A_TRAINING, "convergence")])
 def test_an_exception_is_a_row_with_its_reason(
     make_experiment: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    fault: str,
-    outcome: str,
-    reason: str,
-    log: str,
-    section: str,
+    faults: dict[str, tuple[str, str, str]],
+    kind: str,
 ) -> None:
-    only = {"throughput": None, "convergence": {"epochs": 1, "seeds": 0}} if section == "convergence" else {}
-    run, lines = recorded(planned(make_experiment, [fault, "none"], [8], **only), tmp_path, monkeypatch)
+    only = {"throughput": None, "convergence": {"epochs": 1, "seeds": 0}} if kind == "convergence" else {}
+    run, lines = recorded(planned(make_experiment, [*faults, "none"], [8], **only), tmp_path, monkeypatch)
     by_fault = {line["options"]["workload.fault"]: line for line in lines}
-    assert len(lines) == 2 and by_fault["none"]["outcome"] == "ok"
-    row = by_fault[fault]
-    assert (row["outcome"], row["attempt"], row["error_rank"], row["kind"]) == (outcome, 1, 0, section)
-    assert row["reason"].startswith(reason)
-    assert log in (run.path / row["log"]).read_text()
-
-
-def test_a_larger_batch_than_one_that_lacked_memory_is_not_tried(
-    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans = (planned(make_experiment, ["cuda_memory"], [8, 16], seed=seed) for seed in range(20))
-    plan = next(plan for plan in plans if plan.trials[0].cell.per_device_batch_size == 8)
-    _, lines = recorded(plan, tmp_path, monkeypatch)
-    assert [(line["per_device_batch_size"], line["outcome"]) for line in lines] == [(8, "oom"), (16, "skipped")]
-    assert lines[1]["reason"] == "a batch of 8 per device of the same cell ran out of memory (limits.prune_oom)"
+    assert len(lines) == len(faults) + 1 and by_fault["none"]["outcome"] == "ok"
+    for fault, (outcome, reason, log) in faults.items():
+        row = by_fault[fault]
+        assert (row["outcome"], row["attempt"], row["error_rank"], row["kind"]) == (outcome, 1, 0, kind)
+        assert row["reason"].startswith(reason)
+        assert log in (run.path / row["log"]).read_text()
 
 
 def test_messages_and_errors_of_a_worker_can_be_pickled_if_the_exception_cannot(
@@ -137,14 +133,7 @@ def measured(context: TrialContext) -> TrialResult:
     return TrialResult(context.trial.id, "ok", facts={"explain_error": context.trial.scenario})
 
 
-def test_a_group_profiles_after_its_last_timed_trial(run_group: Callable[..., list[Any]]) -> None:
-    """CUPTI may stay attached to the process, and slow what follows."""
-    results = [message for message in run_group(measured) if isinstance(message, TrialResult)]
-    scenarios = [result.facts["explain_error"] for result in results]
-    assert [name for name in scenarios if name not in ("doctor", "equivalence")] == ["throughput"] * 2 + ["profile"] * 2
-
-
-def test_after_an_error_of_the_device_fresh_processes_run_the_rest(run_group: Callable[..., list[Any]]) -> None:
+def test_a_group_profiles_last_and_ends_after_an_error_of_the_device(run_group: Callable[..., list[Any]]) -> None:
     """The result is sent; the next trial of this process would fail in its place."""
 
     def failing(context: TrialContext) -> TrialResult:
@@ -154,4 +143,121 @@ def test_after_an_error_of_the_device_fresh_processes_run_the_rest(run_group: Ca
     sent = run_group(failing)
     assert isinstance(sent[-1], TrialResult) and sent[-1].facts["explain_error"] == "throughput"
     assert len([message for message in sent if isinstance(message, TrialStarted)]) == len(sent) // 2
-    assert len(sent) < len(run_group(measured))
+    whole = run_group(measured)
+    assert len(sent) < len(whole)
+    scenarios = [result.facts["explain_error"] for result in whole if isinstance(result, TrialResult)]
+    timed = [name for name in scenarios if name not in ("doctor", "equivalence")]
+    assert timed == ["throughput"] * 2 + ["profile"] * 2, "CUPTI may stay attached, and slow what follows"
+
+
+FILE = """
+name: debug
+workload: WORKLOAD
+grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
+throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 2, window_seconds: 0.0,
+             twin: false, explain: false}
+equivalence: false
+preflight: false
+"""
+STOPS = """
+from harness.train.workloads.mlp import Mlp
+
+
+class Stops(Mlp):
+    def loss(self, model, batch):
+        breakpoint()
+        return super().loss(model, batch)
+"""
+
+
+def run_inline(folder: Path, *more: str, workload: str = "mlp") -> Result:
+    file = folder / "debug.yaml"
+    file.write_text(FILE.replace("WORKLOAD", workload))
+    (folder / "stops_here.py").write_text(STOPS)
+    arguments = ["run", str(file), "--inline", "--output", str(folder / "out"), *more]
+    return CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, arguments)
+
+
+def resumed(folder: Path) -> Result:
+    (run_folder,) = (folder / "out" / "debug").iterdir()
+    arguments = ["run", str(folder / "debug.yaml"), "--resume", str(run_folder)]
+    return CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, arguments)
+
+
+def results_of(folder: Path) -> Results:
+    (run_folder,) = (folder / "out" / "debug").iterdir()
+    return harness.load(run_folder)
+
+
+def test_cells_of_several_ranks_are_skipped_rows(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid), laptop())
+    inline = single_rank_only(plan)
+    assert {group.placement.workers for group in inline.groups} == {1}
+    added = inline.skips[len(plan.skips) :]
+    assert {skip.trial.id for skip in added} == {
+        trial.id for group in plan.groups if group.placement.workers > 1 for trial in group.trials
+    }
+    assert {skip.skip_code for skip in added} == {"inline"}
+    assert {skip.reason for skip in added} == {"--inline runs one rank in this process; this cell needs 2"}
+    assert any(trial.cell.strategy == "dp" and trial.cell.devices == 2 for trial in inline.trials)
+
+
+def test_a_run_measures_in_this_process_and_its_rows_enter_no_ratio(tmp_path: Path) -> None:
+    assert ConsoleSink(Lasting(force_terminal=True), live=False)._live is None, "the terminal is the debugger's"
+    result = run_inline(tmp_path)
+    assert result.exit_code == 0, result.output
+    results = results_of(tmp_path)
+    ok = results.trials[results.trials["outcome"] == "ok"]
+    assert sorted(ok["strategy"]) == ["ddp", "single"] and set(ok["devices"]) == {1}
+    assert ok["inline"].tolist() == [True, True]
+    assert all("inline" in names for names in ok["doubts"])
+    skipped = results.trials[results.trials["outcome"] == "skipped"]
+    assert any(reason.startswith("--inline runs one rank") for reason in skipped["reason"])
+    assert skipped["inline"].isna().all()
+    assert results.scaling.empty and results.cells.empty and results.versus.empty
+    assert set(results.ranks["node_id"]) == {"inline"}
+    assert {rank["pid"] for group in results.environment["groups"] for rank in group["ranks"]} == {os.getpid()}
+    result = resumed(tmp_path)
+    assert result.exit_code == 2 and "start a new run instead" in result.output
+
+
+def test_a_breakpoint_stops_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[int] = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda *_, **__: stopped.append(os.getpid()))
+    result = run_inline(tmp_path, "--only", "strategy=single", workload="stops_here:Stops")
+    assert result.exit_code == 0, result.output
+    assert stopped and set(stopped) == {os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("place", "workload", "ok"),
+    [("sys.breakpointhook", "stops_here:Stops", 0), ("harness.launch.worker._release", "mlp", 1)],
+    ids=["in a trial", "between two trials"],
+)
+def test_ctrl_c_ends_the_run_and_keeps_the_trials_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, workload: str, ok: int
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupt)
+    result = run_inline(tmp_path, workload=workload)
+    assert result.exit_code == 130, result.output
+    assert "Interrupted" in result.output
+    outcomes = [line["outcome"] for line in results_of(tmp_path).lines]
+    assert outcomes.count("ok") == ok and "error" not in outcomes
+    result = resumed(tmp_path)
+    assert result.exit_code == 2 and "--inline made this run" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--address", "head:6379"], "it runs in this process, on no cluster; leave out --address"),
+        (["--resume", "some/folder"], "complete no run; leave out --resume"),
+    ],
+)
+def test_a_cluster_or_an_earlier_run_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    result = run_inline(tmp_path, *arguments)
+    assert result.exit_code == 2 and message in result.output

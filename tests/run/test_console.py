@@ -1,31 +1,43 @@
-"""What the terminal shows of names and messages that others wrote: text, and nothing else."""
+"""What the terminal shows: names and messages of others as text and nothing else; the time left of a run."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from harness.analysis import trials as trial_tables
 from harness.analysis.ratios import noise, parity, scaling, versus
-from harness.config.experiment import Experiment
-from harness.plan.planner import make_plan
+from harness.plan.planner import GROUP_START_S, Plan, make_plan
+from harness.plan.trial import Trial
 from harness.record.schema import EQUIVALENCE, FINDINGS
 from harness.report.row import plural
 from harness.report.sentence import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
 from harness.run.console import ConsoleSink, rich_table, trial_result
-from harness.run.events import GroupStarting, Note, Planned, Repeating, Reported, RunStarted, TrialEnded, TrialStarting
+from harness.run.events import (
+    Event,
+    GroupReady,
+    GroupStarting,
+    Note,
+    Planned,
+    Repeating,
+    Reported,
+    RunStarted,
+    TrialEnded,
+    TrialStarting,
+)
 from harness.run.plan_text import plan_table
-from tests.conftest import gpu_cluster, laptop
+from harness.run.time_left import TimeLeft, rounded
+from tests.conftest import Make, gpu_cluster, laptop
 from tests.records import line, steps_of
 
-Make = Callable[..., Experiment]
 HOSTILE = "[/bold][red]x[/nope] \x1b[2J\x1b]0;owned\x07 \x9b31m \u202egpj \r0 ok [link=http://x]y"
 
 HOSTILE_FINDING = {
@@ -37,12 +49,28 @@ HOSTILE_FINDING = {
 }
 
 
+def shown(*events: Event, **options: Any) -> str:
+    """What the sink writes of these events to a terminal 200 columns wide, or as the options say."""
+    out = io.StringIO()
+    given = {"width": 200, "color_system": None, "legacy_windows": False, **options}
+    quiet = given.pop("quiet", False)
+    with ConsoleSink(Console(file=out, **given), quiet=quiet) as sink:
+        for event in events:
+            sink(event)
+    return out.getvalue()
+
+
+def printed(*tables: Table) -> list[str]:
+    out = io.StringIO()
+    for table in tables:
+        Console(file=out, width=80).print(table)
+    return out.getvalue().splitlines()
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, terminal: bool) -> None:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8, "model": [HOSTILE, "b"]}
     plan = make_plan(make_experiment(grid, workload="own:Own", convergence={"epochs": 1}), laptop())
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, color_system=None, width=4000, legacy_windows=False)
     lines = [
         line(cell, model=HOSTILE, options={"workload.note": cell}, strategy=strategy, rates=rates)
         for cell, strategy, rates in (("single", "single", (100.0,)), ("ddp2", "ddp", (80.0, 80.0)))
@@ -52,15 +80,17 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
     tables |= {"trials": trials, "equivalence": EQUIVALENCE.frame([]), "findings": FINDINGS.frame([HOSTILE_FINDING])}
     trial = plan.groups[0].trials[0]
     said = Sentence("fastest", HOSTILE, HOSTILE, HOSTILE)
-    with ConsoleSink(console) as sink:
-        sink(Planned(plan))
-        sink(RunStarted(tmp_path / HOSTILE.replace("/", "_"), plan, plan.groups, 0))
-        sink(GroupStarting(plan.groups[0]))
-        sink(TrialStarting(trial))
-        sink(TrialEnded(trial, {**lines[0], "outcome": "error", "reason": HOSTILE}, False))
-        sink(Note(HOSTILE))
-        sink(Reported(tmp_path, tmp_path / "[red]report.html", tables, Verdict((said,)), 3.0))
-    output = out.getvalue()
+    output = shown(
+        Planned(plan),
+        RunStarted(tmp_path / HOSTILE.replace("/", "_"), plan, plan.groups, 0),
+        GroupStarting(plan.groups[0]),
+        TrialStarting(trial),
+        TrialEnded(trial, {**lines[0], "outcome": "error", "reason": HOSTILE}, False),
+        Note(HOSTILE),
+        Reported(tmp_path, tmp_path / "[red]report.html", tables, Verdict((said,)), 3.0),
+        force_terminal=terminal,
+        width=4000,
+    )
     assert "[/bold][red]x[/nope] \\x1b[2J\\x1b]0;owned\\x07 \\x9b31m \\u202egpj" in output
     assert "[red]report.html" in output
     for character in ("\x1b]0", "\x1b[2J\x1b]", "\x07", "\x9b", "\u202e", "\x1b[31m"):
@@ -68,89 +98,54 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
 
 
 def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(tmp_path: Path) -> None:
-    out = io.StringIO()
     said = (
         Sentence("next", "", "It is small:", "python -m harness.run " + "a" * 90),
         Sentence("fastest", "ddp on 2 devices", "fast."),
         Sentence("incomplete", "3 cells have no result", "interrupted."),
     )
     tables = {"trials": trial_tables.trials([line()], steps_of([line()]))}
-    with ConsoleSink(Console(file=out, width=80)) as sink:
-        sink(Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said), 3.0))
-    lines = out.getvalue().splitlines()
+    lines = shown(Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said), 3.0), width=80).splitlines()
     assert lines[-1] == said[0].command and lines[-2].rstrip() == "What to do next  It is small:"
     verdict = [line for line in lines if line.startswith(("INCOMPLETE", "What"))]
     assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "What to use", "What to do next"]
 
 
-def test_findings_are_in_the_terminal_with_what_to_do(tmp_path: Path) -> None:
-    out = io.StringIO()
+def test_findings_are_in_the_terminal_and_an_error_in_a_table_costs_that_table(tmp_path: Path) -> None:
     texts = {"seen": "64 of 256", "means": "samples are lost", "advice": "return all of them"}
     finding = {"strategy": "ddp", "label": "ddp x2", "check": "data sharding", "severity": "warning", **texts}
-    with ConsoleSink(Console(file=out, width=4000)) as sink:
-        sink(Reported(tmp_path, tmp_path / "r.html", {"findings": FINDINGS.frame([finding])}, NO_VERDICT, 3.0))
+    output = shown(Reported(tmp_path, tmp_path / "r.html", {"findings": FINDINGS.frame([finding])}, NO_VERDICT, 3.0))
     for expected in ("warning data sharding: ddp x2", *texts.values()):
-        assert expected in out.getvalue()
-
-
-def test_an_error_in_a_table_of_the_terminal_costs_that_table(tmp_path: Path) -> None:
-    out = io.StringIO()
-    trials = trial_tables.trials([line()], steps_of([line()]))
-    tables = {"trials": trials}  # the others raise
-    with ConsoleSink(Console(file=out, width=4000)) as sink:
-        sink(Reported(tmp_path, tmp_path / "report.html", tables, NO_VERDICT, 3.0))
-    output = out.getvalue()
-    assert (
-        "the terminal's scaling table failed by an error of the harness: KeyError: 'scaling', in console.py" in output
-    )
+        assert expected in output
+    tables = {"trials": trial_tables.trials([line()], steps_of([line()]))}  # the others raise
+    output = shown(Reported(tmp_path, tmp_path / "report.html", tables, NO_VERDICT, 3.0), width=4000)
+    assert "scaling table failed by an error of the harness: KeyError: 'scaling', in console.py" in output
     assert "Trials: 1 ok." in output and "report.html\n" in output
     assert "KeyError" in (tmp_path / "logs" / "terminal.txt").read_text()
 
 
-def test_no_heading_of_the_plan_is_folded_on_80_columns(make_experiment: Make) -> None:
+def test_headings_ratios_and_titles_are_not_folded_on_80_columns(make_experiment: Make) -> None:
     grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 16], "nodes": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, convergence={"epochs": 1}), gpu_cluster(2))
-    out = io.StringIO()
-    Console(file=out, width=80).print(plan_table(plan))
-    lines = out.getvalue().splitlines()
+    lines = printed(plan_table(make_plan(make_experiment(grid, convergence={"epochs": 1}), gpu_cluster(2))))
     headings = next(line for line in lines if "strategy" in line).split()
     assert headings == ["strategy", "devices", "workers", "cells", "throughput", "convergence", "added"]
     assert max(map(len, lines)) <= 80 and any("16 on 2 nodes" in line for line in lines)
+    texts = (("first / second", False), ("setting", False), ("ratio (95 % interval)", True), ("n", True))
+    ratio = ("ddp x2 / dp (emulated) x2", "resnet14 · batch 64/device", "1.175 (0.920 to 1.500)", "3")
+    table = TextTable(tuple(Heading(*text) for text in texts), (Line(ratio),))
+    assert [part in printed(rich_table(table, "Strategies"))[-1] for part in ratio] == [True] * 4
+    narrow = rich_table(TextTable((Heading("n", True),), (Line(("3",)),)), "resnet34 · global batch 64")
+    plan = make_plan(make_experiment({"per_device_batch_size": 8}, name="a-name-of-twenty-chars"), laptop())
+    lines = printed(narrow, plan_table(plan))
+    assert lines[0] == "resnet34 · global batch 64"
+    assert f"Plan of {plan.experiment.name}: what the file asks for, and what is added" in lines
 
 
 def test_the_start_of_a_worker_group_is_plain_text(make_experiment: Make) -> None:
     grid = {"strategy": ["dp", "ddp"], "devices": 2, "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
-    out = io.StringIO()
-    with ConsoleSink(Console(file=out, width=200)) as sink:
-        for group in plan.groups:
-            sink(GroupStarting(group))
+    output = shown(*map(GroupStarting, plan.groups))
     for expected in ("1 worker with 2 devices: 1 trial", "2 workers with 1 device each: 1 trial"):
-        assert f"Starting {expected} of block 0" in out.getvalue()
-
-
-def test_ratios_of_the_default_experiment_need_a_line_each_on_80_columns() -> None:
-    columns = (
-        Heading("first / second"),
-        Heading("setting"),
-        Heading("ratio (95 % interval)", True),
-        Heading("n", True),
-    )
-    ratio = ("ddp x2 / dp (emulated) x2", "resnet14 · batch 64/device", "1.175 (0.920 to 1.500)", "3")
-    out = io.StringIO()
-    Console(file=out, width=80).print(rich_table(TextTable(columns, (Line(ratio),)), "Strategies"))
-    assert [part in out.getvalue().splitlines()[-1] for part in ratio] == [True] * 4
-
-
-def test_a_title_that_is_wider_than_its_table_stays_on_one_line(make_experiment: Make) -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=80)
-    console.print(rich_table(TextTable((Heading("n", True),), (Line(("3",)),)), "resnet34 · global batch 64"))
-    plan = make_plan(make_experiment({"per_device_batch_size": 8}, name="a-name-of-twenty-chars"), laptop())
-    console.print(plan_table(plan))
-    lines = out.getvalue().splitlines()
-    assert lines[0] == "resnet34 · global batch 64"
-    assert f"Plan of {plan.experiment.name}: what the file asks for, and what is added" in lines
+        assert f"Starting {expected} of block 0" in output
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -160,31 +155,21 @@ def test_a_training_is_shown_epoch_by_epoch(make_experiment: Make, tmp_path: Pat
     trial = next(one for one in plan.trials if one.kind == "convergence")
     epochs = {"epoch": [1, 2], "train_loss": [2.0, 1.5], "learning_rate": [0.1, 0.1]}
     recorded = {**line(kind="convergence"), "steps_s": 2.0}
-    out = io.StringIO()
-    with ConsoleSink(Console(file=out, width=200, force_terminal=terminal, color_system=None)) as sink:
-        sink(RunStarted(tmp_path, plan, plan.groups, 0))
-        sink(TrialEnded(trial, recorded, False, epochs))  # type: ignore[arg-type]
-    assert "  epoch 2: training loss 1.5000, learning rate 0.1" in out.getvalue()
-    quiet = io.StringIO()
-    with ConsoleSink(Console(file=quiet, width=200), quiet=True) as sink:
-        sink(TrialEnded(trial, recorded, False, epochs))  # type: ignore[arg-type]
-    assert "epoch" not in quiet.getvalue()
+    ended = TrialEnded(trial, recorded, False, epochs)  # type: ignore[arg-type]
+    output = shown(RunStarted(tmp_path, plan, plan.groups, 0), ended, force_terminal=terminal)
+    assert "  epoch 2: training loss 1.5000, learning rate 0.1" in output
+    assert "epoch" not in shown(ended, quiet=True)
 
 
 def test_what_is_repeated_is_counted(make_experiment: Make, tmp_path: Path) -> None:
     grid = {"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
-    out = io.StringIO()
-    with ConsoleSink(Console(file=out, width=200)) as sink:
-        sink(RunStarted(tmp_path, plan, plan.groups, 0))
-        count = len(plan.trials)
-        for number, trial in enumerate((*plan.trials, *plan.groups[0].trials)):
-            if number == count:
-                sink(Repeating(plan.groups[:1]))
-            sink(TrialEnded(trial, line(), False))
-    again = len(plan.groups[0].trials)
-    assert f"[{count}/{count}]" in out.getvalue() and f"[{count + again}/{count + again}]" in out.getvalue()
-    assert f"{plural(again, 'trial')} once more, on one type of nodes: their hardware differed" in out.getvalue()
+    first = [TrialEnded(trial, line(), False) for trial in plan.trials]
+    repeated = first[: len(plan.groups[0].trials)]
+    output = shown(RunStarted(tmp_path, plan, plan.groups, 0), *first, Repeating(plan.groups[:1]), *repeated)
+    count, again = len(first), len(repeated)
+    assert f"[{count}/{count}]" in output and f"[{count + again}/{count + again}]" in output
+    assert f"{plural(again, 'trial')} once more, on one type of nodes: their hardware differed" in output
 
 
 @pytest.mark.parametrize(
@@ -201,3 +186,128 @@ def test_what_is_repeated_is_counted(make_experiment: Make, tmp_path: Path) -> N
 )
 def test_a_trial_says_what_it_came_to(columns: dict[str, Any], text: str) -> None:
     assert trial_result({**line(**columns), "steps_s": 2.0}) == text  # type: ignore[arg-type]
+
+
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+START_S = 4.0
+
+
+class Run:
+    """A run of a plan by a clock of its own; ``seconds``: the duration of each kind of trial."""
+
+    def __init__(self, plan: Plan, seconds: Mapping[str, float]) -> None:
+        self.now, self.seconds, self.plan = 100.0, seconds, plan
+        self.left = TimeLeft(plan, plan.groups, lambda: self.now)
+
+    def measure(self, trials: int, outcome: str = "ok") -> list[Trial]:
+        """Measure the first trials; return the rest."""
+        wanted = trials
+        for group in self.plan.groups:
+            if wanted == 0:
+                break
+            self.left.follow(GroupStarting(group))
+            self.now += START_S
+            self.left.follow(GroupReady(group, START_S))
+            for trial in group.trials[:wanted]:
+                self.left.follow(TrialStarting(trial))
+                self.now += self.seconds[trial.scenario] * trial.cell.devices * (outcome != "skipped")
+                self.left.follow(TrialEnded(trial, {"outcome": outcome}))
+                wanted -= 1
+        return list(self.plan.trials[trials:])
+
+
+@pytest.fixture
+def plan(make_experiment: Make) -> Plan:
+    convergence = {"epochs": 1, "seeds": [0, 1]}
+    return make_plan(make_experiment(GRID, throughput={"blocks": 3}, convergence=convergence), laptop())
+
+
+SECONDS = {"throughput": 2.0, "convergence": 50.0}
+
+
+def expected_s(trials: Iterable[Trial]) -> float:
+    return sum(SECONDS[trial.scenario] * trial.cell.devices for trial in trials)
+
+
+def first_block(plan: Plan) -> int:
+    return sum(len(group.trials) for group in plan.groups if group.block == 0)
+
+
+def test_trials_of_a_kind_and_cell_take_what_they_took_before_and_groups_that_never_start_nothing(plan: Plan) -> None:
+    run = Run(plan, SECONDS)
+    *left_out, last = run.measure(first_block(plan))
+    groups = sum(group.block > 0 for group in plan.groups)
+    assert run.left.seconds == pytest.approx(expected_s([*left_out, last]) + START_S * groups)
+    assert run.left.text.startswith("about ")
+    for trial in left_out:
+        run.left.follow(TrialEnded(trial, {"outcome": "skipped"}))
+    assert run.left.seconds == pytest.approx(START_S + expected_s([last]))
+
+
+def test_before_any_trial_the_plan_says_the_least_and_a_lost_trial_is_still_to_be_measured(plan: Plan) -> None:
+    left = TimeLeft(plan, plan.groups, lambda: 0.0)
+    least = GROUP_START_S * len(plan.groups) + sum(map(plan.least_trial_seconds, plan.trials))
+    assert left.seconds == pytest.approx(least) and left.text == f"at least {rounded(least)} left"
+    for again, less in ((True, 0.0), (False, plan.least_trial_seconds(plan.trials[0]))):
+        left.follow(TrialEnded(plan.trials[0], {"outcome": "lost"}, again=again))
+        assert left.seconds == pytest.approx(least - less)
+
+
+def test_within_a_trial_the_time_goes_on_and_what_is_repeated_takes_its_time_again(plan: Plan) -> None:
+    run = Run(plan, SECONDS)
+    rest = run.measure(first_block(plan))
+    group = next(group for group in plan.groups if group.block == 1)
+    run.left.follow(GroupStarting(group))
+    run.now += START_S
+    run.left.follow(GroupReady(group, START_S))
+    run.left.follow(TrialStarting(rest[0]))
+    before = run.left.seconds
+    run.now += 1.0
+    assert run.left.seconds == pytest.approx(before - 1.0)
+    run.now += 1000.0
+    assert run.left.seconds == pytest.approx(before - expected_s(rest[:1]))
+    run = Run(plan, SECONDS)
+    run.measure(len(plan.trials))
+    assert run.left.seconds == 0
+    group = plan.groups[0]
+    run.left.follow(Repeating((group,)))
+    assert run.left.seconds == pytest.approx(START_S + expected_s(group.trials)) and run.left.text
+
+
+def test_failed_and_skipped_trials_say_nothing_about_the_others(plan: Plan) -> None:
+    for outcome in ("error", "skipped"):
+        run = Run(plan, SECONDS)
+        rest = run.measure(3, outcome)
+        assert run.left.text.startswith("at least ")
+        assert run.left.seconds < sum(map(plan.least_trial_seconds, rest)) + 12.0 * len(plan.groups)
+
+
+def test_a_limit_ends_the_run_and_a_rule_may_need_fewer_blocks(make_experiment: Make) -> None:
+    blocks = {"at_least": 2, "at_most": 9, "halfwidth": 0.1}
+    run = Run(make_plan(make_experiment(GRID, throughput={"blocks": blocks}), laptop()), SECONDS)
+    run.measure(first_block(run.plan))
+    assert run.left.text.startswith("at most ")
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 500}), laptop())
+    now = [0.0]
+    left = TimeLeft(plan, plan.groups, lambda: now[0], limit_s=300.0)
+    assert left.seconds == 300.0
+    now[0] = 100.0
+    assert left.seconds == 200.0
+
+
+def test_the_text_is_given_at_most_once_a_minute_and_not_at_the_end(plan: Plan) -> None:
+    now = [0.0]
+    left = TimeLeft(plan, plan.groups, lambda: now[0])
+    said = []
+    for now[0] in (0.0, 59.0, 60.0, 61.0):
+        said.append(bool(left.once_a_minute()))
+    assert said == [True, False, True, False]
+    left.follow(Note("of no interest"))
+    for trial in plan.trials:
+        left.follow(TrialEnded(trial, {"outcome": "ok"}))
+    assert left.text == ""
+
+
+def test_estimates_are_rounded_up() -> None:
+    texts = {0: "10 s", 41: "50 s", 90: "90 s", 91: "2 min", 3540: "59 min", 3541: "1 h 00 min", 4000: "1 h 10 min"}
+    assert {seconds: rounded(seconds) for seconds in texts} == texts and rounded(90000) == "25 h 00 min"

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ pytestmark = pytest.mark.slow
 
 BLOCKS, TRIALS = 2, 12
 AT = 5
-SOON_S = 60.0
 """How many trials are recorded before the disk refuses."""
+SOON_S = 60.0
+Act = Callable[[Request], None]
 
 
 @pytest.fixture
@@ -39,15 +41,29 @@ def place() -> Iterator[Path]:
 
 def request(place: Path, **more: Any) -> Request:
     file = place / "scripted.yaml"
-    file.write_text(TEXT % BLOCKS)
+    if not file.exists():
+        file.write_text(TEXT % BLOCKS)
     return Request(file=file, **{"output": place / "out", **more})
 
 
-def call(place: Path, child: Callable[..., None], **more: Any) -> tuple[int | None, str]:
-    """Exit code and stderr of a call of the command."""
-    process = start(child, request(place, **more), place / "finished", place / "message")
+def call(place: Path, act: Act | None = None, at: int = AT, **more: Any) -> tuple[int | None, str]:
+    """Exit code and stderr of a call of the command; ``act`` is what happens before trial ``at``."""
+    process = start(child, request(place, **more), place / "finished", place / "message", act, at)
     process.join(120)
     return process.exitcode, (place / "message").read_text()
+
+
+def child(request: Request, finished_log: Path, message: Path, act: Act | None, at: int) -> None:
+    def before(count: int) -> None:
+        if act and count == at:
+            act(request)
+
+    if act is made_read_only and os.geteuid() == 0:
+        _without_override()  # before there is another thread: each has rights of its own
+    number = os.open(message, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(number, 1)
+    os.dup2(number, 2)
+    command(request, finished_log, before=before)
 
 
 def folder_of(place: Path) -> Path:
@@ -55,31 +71,41 @@ def folder_of(place: Path) -> Path:
     return path
 
 
-def limited(request: Request, finished_log: Path, message: Path) -> None:
+def limited(request: Request) -> None:
     """No file may grow beyond a few lines: a limit of the system, as real to root as a full disk."""
-
-    def before(count: int) -> None:
-        if count == AT:
-            size = _recorded(request).stat().st_size
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
-
-    _redirect_stderr(message)
-    command(request, finished_log, before=before)
+    size = _recorded(request).stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
 
 
-def made_read_only(request: Request, finished_log: Path, message: Path) -> None:
+def made_read_only(request: Request) -> None:
     """The folder becomes read-only, and the run goes on without root's right to pass over that."""
+    folder = _recorded(request).parent
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
 
-    def before(count: int) -> None:
-        if count == AT:
-            folder = _recorded(request).parent
-            for path in (folder, *folder.rglob("*")):
-                path.chmod(0o555 if path.is_dir() else 0o444)
 
-    if os.geteuid() == 0:
-        _without_override()  # before there is another thread: each has rights of its own
-    _redirect_stderr(message)
-    command(request, finished_log, before=before)
+def filled(request: Request) -> None:
+    """Somebody else fills the disk while the run is on."""
+    _recorded(request)
+    with suppress(OSError), (request.output / "others").open("wb", buffering=0) as file:
+        while file.write(b"x" * 512):
+            pass
+
+
+def lost(request: Request) -> None:
+    raise ClusterLostError("the mailbox is gone")
+
+
+def interrupted(request: Request) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminated(request: Request) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def waiting(request: Request) -> None:
+    time.sleep(600)
 
 
 def _recorded(request: Request) -> Path:
@@ -109,43 +135,34 @@ def _without_override() -> None:
     assert libc.capset(ctypes.byref(header), rights) == 0
 
 
-def plain(request: Request, finished_log: Path, message: Path) -> None:
-    _redirect_stderr(message)
-    command(request, finished_log)
-
-
-def waiting(request: Request, finished_log: Path, message: Path) -> None:
-    """Measures one trial and then nothing more."""
-    command(request, finished_log, before=lambda count: time.sleep(600 * (count > 0)))
-
-
-def _redirect_stderr(message: Path) -> None:
-    number = os.open(message, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(number, 1)
-    os.dup2(number, 2)
+def lost_nothing(place: Path, code: int | None, message: str, cause: str) -> Path:
+    """Check that the command ended with one error and every trial so far on disk; return the run folder."""
+    assert code == 1, message
+    assert message.count("error: ") == 1 and f"cannot be written: {cause}" in message
+    assert "Traceback" not in message
+    folder = folder_of(place)
+    results = harness.load(folder)
+    assert [line["outcome"] for line in results.lines].count("ok") == AT and len(results.missing) == TRIALS - AT
+    assert len(results.steps) > 0
+    return folder
 
 
 @pytest.mark.parametrize(
-    ("child", "cause"),
+    ("act", "cause"),
     [(limited, "File too large"), (made_read_only, "Permission denied")],
     ids=["file too large", "read-only"],
 )
-def test_a_read_only_disk_is_one_error_and_loses_nothing(place: Path, child: Callable[..., None], cause: str) -> None:
-    code, message = call(place, child)
-    assert code == 1, message
-    folder = folder_of(place)
-    assert message.count("error: ") == 1 and f"cannot be written: {cause}" in message
-    assert "Traceback" not in message
+def test_a_read_only_disk_is_one_error_and_loses_nothing(place: Path, act: Act, cause: str) -> None:
+    code, message = call(place, act)
+    folder = lost_nothing(place, code, message, cause)
     assert f"--resume {folder}\n" in message and f"python -m harness.report {folder}" in message
-    results = harness.load(folder)
-    done = [line["trial_id"] for line in results.lines if line["outcome"] == "ok"]
-    assert len(done) == AT and len(results.missing) == TRIALS - AT
-    assert len(results.steps) > 0 and not list(folder.rglob("*.partial"))
+    done = {line["trial_id"] for line in harness.load(folder).lines if line["outcome"] == "ok"}
+    assert not list(folder.rglob("*.partial"))
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
-    code, message = call(place, plain, resume=folder)
+    code, message = call(place, resume=folder)
     assert code == 0, message
-    assert {line["trial_id"] for line in harness.load(folder).lines} >= set(done)
+    assert {line["trial_id"] for line in harness.load(folder).lines} >= done
     assert harness.load(folder).missing.empty
 
 
@@ -162,41 +179,8 @@ def small_disk(place: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_one_error_and_loses_nothing(place: Path, small_disk: Path) -> None:
-    code, message = call(place, filling, output=small_disk)
-    assert code == 1, message
-    assert message.count("error: ") == 1 and "cannot be written: No space left on device" in message
-    assert "Traceback" not in message
-    results = harness.load(folder_of(place))
-    assert len([line for line in results.lines if line["outcome"] == "ok"]) == AT
-    assert len(results.steps) > 0
-
-
-def filling(request: Request, finished_log: Path, message: Path) -> None:
-    """Somebody else fills the disk while the run is on."""
-
-    def before(count: int) -> None:
-        if count == AT:
-            _recorded(request)
-            with (request.output / "others").open("wb", buffering=0) as file:
-                try:
-                    while file.write(b"x" * 512):
-                        pass
-                except OSError:
-                    pass
-
-    _redirect_stderr(message)
-    command(request, finished_log, before=before)
-
-
-def lost(request: Request, finished_log: Path, message: Path) -> None:
-    """Ray is gone at the sixth trial."""
-
-    def before(count: int) -> None:
-        if count == AT:
-            raise ClusterLostError("the mailbox is gone")
-
-    _redirect_stderr(message)
-    command(request, finished_log, before=before)
+    code, message = call(place, filled, output=small_disk)
+    lost_nothing(place, code, message, "No space left on device")
 
 
 def test_a_lost_cluster_leaves_a_report_and_a_resumable_run(tmp_path: Path) -> None:
@@ -206,33 +190,22 @@ def test_a_lost_cluster_leaves_a_report_and_a_resumable_run(tmp_path: Path) -> N
     assert "the mailbox is gone. Every finished trial is recorded" in message and f"--resume {folder}\n" in message
     results = harness.load(folder)
     assert results.folder.report.exists() and len(results.missing) == TRIALS - AT
-    assert call(tmp_path, plain, resume=folder)[0] == 0
+    assert call(tmp_path, resume=folder)[0] == 0
 
 
 def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
-    first = start(waiting, request(tmp_path), tmp_path / "finished", tmp_path / "message")
+    first = start(child, request(tmp_path), tmp_path / "finished", tmp_path / "first", waiting, 1)
     while not (tmp_path / "finished").exists() or not (tmp_path / "finished").read_text():
         first.join(0.02)
     folder = folder_of(tmp_path)
-    code, message = call(tmp_path, plain, resume=folder)
+    code, message = call(tmp_path, resume=folder)
     assert code == 2
     assert f"another run is writing into this folder (pid {first.pid} on " in message
     first.kill()
     first.join()
-    code, message = call(tmp_path, stopped, resume=folder)
+    code, message = call(tmp_path, interrupted, 2, resume=folder)
     assert code == 130, message  # it went on
     assert len({line["invocation"] for line in harness.load(folder).lines}) == 2
-
-
-def stopped(request: Request, finished_log: Path, message: Path) -> None:
-    """Is interrupted at its third trial, and the report that follows it too."""
-
-    def before(count: int) -> None:
-        if count == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    _redirect_stderr(message)
-    command(request, finished_log, before=before)
 
 
 @pytest.mark.parametrize(("at", "code"), [(0, UNSETTLED), (1, INTERRUPTED)])
@@ -240,42 +213,17 @@ def test_an_invocation_that_settled_no_trial_says_so_and_has_its_own_exit_code(
     tmp_path: Path, at: int, code: int
 ) -> None:
     """Before a trial is measured; after one; and, in a second invocation, before another one."""
-    for resume, trials, expected in ((None, 0, code), ("auto", at, UNSETTLED)):
-        found, message = call(tmp_path, [at_once, after_one][at if resume is None else 0], resume=resume and AUTO)
+    for resume, trials, expected in ((None, 0, code), (AUTO, at, UNSETTLED)):
+        found, message = call(tmp_path, terminated, 0 if resume else at, resume=resume)
         assert found == expected, message
         left = f"settled no trial: {TRIALS - trials} trials to measure at its start and at its end"
         assert (left in message) == (expected == UNSETTLED), message
-    assert call(tmp_path, plain, resume=AUTO)[0] == 0
+    assert call(tmp_path, resume=AUTO)[0] == 0
 
 
 @pytest.mark.parametrize(("checkpoint", "code"), [(False, UNSETTLED), (True, INTERRUPTED)])
 def test_epochs_of_a_training_with_checkpoints_are_progress(tmp_path: Path, checkpoint: bool, code: int) -> None:
-    act = at_once_with_checkpoints if checkpoint else at_once
-    assert call(tmp_path, act)[0] == code
-
-
-def at_once_with_checkpoints(request: Request, finished_log: Path, message: Path) -> None:
-    """The same of an experiment whose trainings are resumed from checkpoints."""
-    text = request.file.read_text()
-    training = "convergence: {epochs: 1, seeds: [0]}"
-    request.file.write_text(f"{text}\n{training}\ncheckpoint: {{folder: {request.file.parent / 'kept'}}}\n")
-    at_once(request, finished_log, message)
-
-
-def at_once(request: Request, finished_log: Path, message: Path) -> None:
-    """Is terminated in its first trial."""
-    _terminated(request, finished_log, message, 0)
-
-
-def after_one(request: Request, finished_log: Path, message: Path) -> None:
-    """Is terminated in its second trial."""
-    _terminated(request, finished_log, message, 1)
-
-
-def _terminated(request: Request, finished_log: Path, message: Path, at: int) -> None:
-    def before(count: int) -> None:
-        if count == at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    _redirect_stderr(message)
-    command(request, finished_log, before=before)
+    if checkpoint:
+        training = f"convergence: {{epochs: 1, seeds: [0]}}\ncheckpoint: {{folder: {tmp_path / 'kept'}}}\n"
+        (tmp_path / "scripted.yaml").write_text(f"{TEXT % BLOCKS}\n{training}")
+    assert call(tmp_path, terminated, 0)[0] == code

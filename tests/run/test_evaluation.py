@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from typer.testing import CliRunner
 
 from harness.analysis.results import load
 from harness.cli.commands import app
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.launch.inline import InlineLauncher
 from harness.plan.cell import Cell
@@ -24,9 +22,8 @@ from harness.run.execution import Execution
 from harness.train.checkpoint import manager
 from harness.train.checkpoint.manager import State
 from harness.train.checkpoint.trained import trained_facts
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 OWN = "tests.equivalence:Regression"
 
 
@@ -102,11 +99,17 @@ def test_a_model_that_does_not_fit_on_one_device_is_one_message(
 
 
 def test_a_checkpoint_that_cannot_be_used_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "none").mkdir()
     place = manager.write(tmp_path, 1, State({}, {}, {}, {}), {"trained": {"workload": "mlp"}})
     for text in ("[]", '{"trained": []}', '{"trained": {"workload": "mlp"}}'):
         (place / "state.json").write_text(text)
         shown = CliRunner().invoke(app, ["evaluate", str(place)])
         assert shown.exit_code == 2 and shown.output.startswith("error: "), shown.output
+
+    with pytest.raises(RunFolderError, match="no complete checkpoint; give RUN_FOLDER/checkpoints/TRIAL/epoch-N"):
+        evaluate(tmp_path / "none")
+    shown = CliRunner().invoke(app, ["evaluate", str(tmp_path / "epoch-3")])
+    assert shown.exit_code == 2 and "Traceback" not in shown.output
 
     def denied(folder: Path) -> None:
         raise PermissionError(13, "Permission denied")
@@ -114,10 +117,3 @@ def test_a_checkpoint_that_cannot_be_used_is_bad_input(tmp_path: Path, monkeypat
     monkeypatch.setattr(Path, "iterdir", denied)
     with pytest.raises(RunFolderError, match="cannot be read: Permission denied"):
         evaluate(tmp_path)
-
-
-def test_no_checkpoint_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no complete checkpoint; give RUN_FOLDER/checkpoints/TRIAL/epoch-N"):
-        evaluate(tmp_path)
-    shown = CliRunner().invoke(app, ["evaluate", str(tmp_path / "epoch-3")])
-    assert shown.exit_code == 2 and "Traceback" not in shown.output

@@ -1,8 +1,9 @@
-"""Working through a plan with a launcher that follows a script."""
+"""Working through a plan with a launcher that follows a script, and how often a trial is attempted."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.errors import WriteError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.comparison import base_cell
@@ -19,13 +19,12 @@ from harness.plan.rows import Outcome
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.run.events import Event, GroupStarting, Repeating, TrialEnded
-from harness.run.execution import Execution
-from harness.run.resume import out_of_memory, pending
-from tests.conftest import laptop
+from harness.run.execution import Attempts, Execution
+from harness.run.resume import pending
+from tests.conftest import Make, laptop
 from tests.records import rank_row
 from tests.run_folders import NODE
 
-Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
 Script = Callable[[Trial, int], Outcome]
 
@@ -52,10 +51,16 @@ class ScriptedLauncher:
                 return
 
 
-def execute(plan: Plan, tmp_path: Path, script: Script, events: list[Event] | None = None) -> tuple[Any, RunFolder]:
+def execute(
+    plan: Plan,
+    tmp_path: Path,
+    how: Script | Any = lambda trial, tries: "ok",
+    events: list[Event] | None = None,
+) -> tuple[Any, RunFolder]:
+    """Work through a plan in the run folder that is there, or a new one, by a script or a launcher."""
     existing = list(tmp_path.glob("*/*/plan.json"))
     folder = RunFolder(existing[0].parent) if existing else RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    launcher = ScriptedLauncher(script)
+    launcher = how if hasattr(how, "launch") else ScriptedLauncher(how)
     Execution(plan, folder, launcher, (events if events is not None else []).append).run()
     return launcher, folder
 
@@ -80,18 +85,16 @@ def trial_of(plan: Plan, strategy: str, devices: int, batch: int, block: int = 0
     )
 
 
-def test_all_ok_is_one_launch_a_group_and_one_row_a_trial(plan: Plan, tmp_path: Path) -> None:
-    launcher, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
+def test_all_ok_is_one_launch_a_group_and_one_row_a_trial_with_group_and_position(plan: Plan, tmp_path: Path) -> None:
+    launcher, folder = execute(plan, tmp_path)
     assert launcher.launches == [[t.id for t in group.trials] for group in plan.groups]
     assert {t.id: ["ok"] for t in plan.trials} | {s.trial.id: ["skipped"] for s in plan.skips} == outcomes(folder)
-
-
-def test_rows_carry_the_group_and_the_position(plan: Plan, tmp_path: Path) -> None:
-    _, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
     rows = {row["trial_id"]: row for row in folder.lines()}
     for group in plan.groups:
         for position, trial in enumerate(group.trials):
             assert (rows[trial.id]["group_id"], rows[trial.id]["position"]) == (group.id, position)
+    execute(plan, tmp_path)
+    assert all(len(rows) == 1 for rows in outcomes(folder).values()), "a resume repeats the same skips"
 
 
 @pytest.mark.parametrize("outcome", ["error", "timeout"])
@@ -106,90 +109,45 @@ def test_a_failure_ends_its_group_and_the_rest_runs_in_a_fresh_one(
     assert launcher.tries[bad.id] == 1
 
 
-def test_a_lost_trial_is_tried_again_and_its_attempts_are_rows(plan: Plan, tmp_path: Path) -> None:
-    bad = trial_of(plan, "ddp", 2, 8)
-    events: list[Event] = []
-    _, folder = execute(
-        plan, tmp_path, lambda trial, tries: "lost" if trial.id == bad.id and tries == 1 else "ok", events
-    )
+@pytest.mark.parametrize("second", ["ok", "lost"])
+def test_a_lost_trial_is_tried_again_until_limits_attempts(plan: Plan, tmp_path: Path, second: Outcome) -> None:
+    bad, events = trial_of(plan, "ddp", 2, 8), list[Event]()
+    after: list[Outcome] = ["lost", second]
+    _, folder = execute(plan, tmp_path, lambda trial, tries: after[tries - 1] if trial.id == bad.id else "ok", events)
     rows = [row for row in folder.lines() if row["trial_id"] == bad.id]
-    assert [(row["attempt"], row["outcome"]) for row in rows] == [(1, "lost"), (2, "ok")]
+    assert [(row["attempt"], row["outcome"]) for row in rows] == [(1, "lost"), (2, second)]  # limits.attempts is 2
     ended = [event for event in events if isinstance(event, TrialEnded) and event.trial.id == bad.id]
     assert [event.again for event in ended] == [True, False]
 
 
-def test_a_trial_that_is_always_lost_is_given_up(plan: Plan, tmp_path: Path) -> None:
-    bad = trial_of(plan, "single", 1, 8)
-    _, folder = execute(plan, tmp_path, lambda trial, tries: "lost" if trial.id == bad.id else "ok")
-    assert outcomes(folder)[bad.id] == ["lost", "lost"]  # limits.attempts is 2
-
-
-def test_after_out_of_memory_the_same_cell_at_as_large_a_batch_is_skipped(plan: Plan, tmp_path: Path) -> None:
-    bad = trial_of(plan, "ddp", 2, 8)
-    _, folder = execute(plan, tmp_path, lambda trial, tries: "oom" if trial.id == bad.id else "ok")
-    found = outcomes(folder)
-    assert found[trial_of(plan, "ddp", 2, 8, block=1).id] == ["skipped"]
-    assert found[trial_of(plan, "ddp", 2, 16, block=1).id] == ["skipped"]
-    assert found[trial_of(plan, "ddp", 1, 16, block=1).id] == ["ok"]
-    reasons = {row["reason"] for row in folder.lines() if row["trial_id"] == trial_of(plan, "ddp", 2, 16, 1).id}
-    assert reasons == {"a batch of 8 per device of the same cell ran out of memory (limits.prune_oom)"}
-
-
-def test_an_examination_that_runs_out_of_memory_keeps_no_cell_from_being_tried(
-    make_experiment: Make, tmp_path: Path
+def test_after_out_of_memory_as_large_a_batch_of_the_cell_is_skipped_also_after_a_resume(
+    plan: Plan, tmp_path: Path
 ) -> None:
-    examined = make_plan(make_experiment(GRID, preflight=True, throughput={"blocks": 2}), laptop())
-
-    def script(trial: Trial, tries: int) -> Outcome:
-        return "oom" if trial.purpose == "doctor" else "ok"
-
-    _, folder = execute(examined, tmp_path, script)
-    found = outcomes(folder)
-    assert all(found[trial.id] == ["ok"] for trial in examined.trials if trial.purpose != "doctor")
-    assert "oom" in [row["outcome"] for row in folder.lines()]
-    assert out_of_memory(examined, folder.lines()) == []  # nor when the run goes on
-
-
-def test_out_of_memory_skips_persist_over_a_resume(plan: Plan, tmp_path: Path) -> None:
     bad = trial_of(plan, "ddp", 2, 8)
 
     def script(trial: Trial, tries: int) -> Outcome:
         return "oom" if trial.id == bad.id else "error" if trial.block == 1 else "ok"
 
-    _, folder = execute(plan, tmp_path, script)
-    launcher, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
-    found = outcomes(folder)
-    assert found[bad.id] == ["oom"]
-    assert found[trial_of(plan, "ddp", 2, 16, block=1).id] == ["skipped"]
-    assert found[trial_of(plan, "single", 1, 8, block=1).id] == ["error", "ok"]
-    launcher, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
+    for how, alone in ((script, ["error"]), (ScriptedLauncher(lambda trial, tries: "ok"), ["error", "ok"])):
+        _, folder = execute(plan, tmp_path, how)
+        found = outcomes(folder)
+        assert found[bad.id] == ["oom"]
+        assert {*map(tuple, (found[trial_of(plan, "ddp", 2, batch, block=1).id] for batch in (8, 16)))} == {
+            ("skipped",)
+        }
+        assert found[trial_of(plan, "ddp", 1, 16, block=1).id] == alone
+    reasons = {row["reason"] for row in folder.lines() if row["trial_id"] == trial_of(plan, "ddp", 2, 16, 1).id}
+    assert reasons == {"a batch of 8 per device of the same cell ran out of memory (limits.prune_oom)"}
+    launcher, folder = execute(plan, tmp_path)
     assert launcher.launches == []  # nor is a base measured again for what is not tried
 
 
-def test_without_pruning_each_trial_is_tried_at_each_resume(make_experiment: Make, tmp_path: Path) -> None:
-    free = make_plan(make_experiment(GRID, throughput={"blocks": 2}, limits={"prune_oom": False}), laptop())
-    bad = trial_of(free, "ddp", 2, 8)
-    _, folder = execute(free, tmp_path, lambda trial, tries: "oom" if trial.cell == bad.cell else "ok")
-    found = outcomes(folder)
-    assert found[bad.id] == found[trial_of(free, "ddp", 2, 8, block=1).id] == ["oom"]
-    assert found[trial_of(free, "ddp", 2, 16, block=1).id] == ["ok"]
-    _, folder = execute(free, tmp_path, lambda trial, tries: "ok")
-    assert outcomes(folder)[bad.id] == ["oom", "ok"]
-
-
-def test_a_larger_batch_out_of_memory_does_not_skip_smaller_ones(plan: Plan, tmp_path: Path) -> None:
-    bad = trial_of(plan, "ddp", 2, 16)
-    _, folder = execute(plan, tmp_path, lambda trial, tries: "oom" if trial.id == bad.id else "ok")
-    assert outcomes(folder)[trial_of(plan, "ddp", 2, 8, block=1).id] == ["ok"]
-
-
-def test_a_group_without_messages_times_out(plan: Plan, tmp_path: Path) -> None:
+def test_a_group_without_messages_is_an_error(plan: Plan, tmp_path: Path) -> None:
     class Silent:
         def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
             yield from ()
 
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    Execution(plan, folder, Silent(), lambda event: None).run()
+    _, folder = execute(plan, tmp_path, Silent())
     found = outcomes(folder)
     assert all(found[trial.id] == ["error"] for trial in plan.trials)
 
@@ -230,9 +188,9 @@ def test_a_write_error_ends_the_run_and_its_group(plan: Plan, tmp_path: Path, mo
             finally:
                 ends.append(group.id)
 
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     with pytest.raises(WriteError, match="cannot be written"):
-        Execution(plan, folder, Ending(lambda trial, tries: "ok"), lambda event: None).run()
+        execute(plan, tmp_path, Ending(lambda trial, tries: "ok"))
+    (folder,) = (RunFolder(path.parent) for path in tmp_path.glob("*/*/plan.json"))
     assert ends == [group.id for group in plan.groups[:2]]
     kept = [*plan.groups[0].trials, plan.groups[1].trials[0]]
     assert [line["trial_id"] for line in folder.lines() if line["outcome"] == "ok"] == [trial.id for trial in kept]
@@ -296,32 +254,13 @@ def test_device_hours_are_those_of_all_invocations(make_experiment: Make, tmp_pa
     limited = make_plan(make_experiment(GRID, throughput={"blocks": 1}, limits=limits), laptop())
     folder = RunFolder.create(tmp_path, limited.experiment, limited, "x")
     folder.set_invocation(0, {"started_at": 1.0, "wall_s": 1700.0, "ended": "interrupted"})
-    Execution(limited, folder, ScriptedLauncher(lambda trial, tries: "ok"), lambda event: None).run()
+    execute(limited, tmp_path)
     assert {row["outcome"] for row in folder.lines()} == {"ok"}, "2 devices for 1700 s are less than an hour"
     folder.set_invocation(1, {"started_at": 2.0, "wall_s": 100.0, "ended": "finished"})
     more = make_plan(make_experiment(GRID, throughput={"blocks": 2}, limits=limits), laptop())
-    Execution(more, folder, ScriptedLauncher(lambda trial, tries: "ok"), lambda event: None).run()
+    execute(more, tmp_path)
     late = [row for row in folder.lines() if row["invocation"] == 2]
     assert {(row["block"], row["skip_code"]) for row in late} == {(1, "time_up")}
-
-
-def test_resuming_does_not_repeat_the_same_skips(plan: Plan, tmp_path: Path) -> None:
-    execute(plan, tmp_path, lambda trial, tries: "ok")
-    _, folder = execute(plan, tmp_path, lambda trial, tries: "ok")
-    assert all(len(rows) == 1 for rows in outcomes(folder).values())
-
-
-def test_closing_early_keeps_recorded_trials(plan: Plan, tmp_path: Path) -> None:
-    def stop(trial: Trial, tries: int) -> Outcome:
-        if trial.block == 1:
-            raise KeyboardInterrupt
-        return "ok"
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(plan, tmp_path, stop)
-    folder = RunFolder(next(tmp_path.glob("*/*/plan.json")).parent)
-    ok: Sequence[str] = [row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"]
-    assert set(ok) == {trial.id for trial in plan.trials if trial.block == 0}
 
 
 def test_the_end_of_a_group_is_its_own_part_of_the_time_accounting(plan: Plan, tmp_path: Path) -> None:
@@ -333,16 +272,14 @@ def test_the_end_of_a_group_is_its_own_part_of_the_time_accounting(plan: Plan, t
                 yield TrialStarted(group.trials[0].id)
                 raise KeyboardInterrupt  # amid a trial: how much of the rest is its, and how much the end, is unknown
 
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     with pytest.raises(KeyboardInterrupt):
-        Execution(plan, folder, Slow(lambda trial, tries: "ok"), lambda event: None).run()
+        execute(plan, tmp_path, Slow(lambda trial, tries: "ok"))
+    (folder,) = (RunFolder(path.parent) for path in tmp_path.glob("*/*/plan.json"))
     *whole, cut = folder.environment()["groups"]
     assert whole and all(0.05 <= group["parts"]["teardown"] <= group["whole_s"] for group in whole)
     assert cut["parts"] == {}
-
-
-def windows_of(rate: float) -> tuple[dict[str, Any], ...]:
-    return ({"rank": 0, "window": 0, "window_kind": "timed", "duration_s": 1.0, "weight": rate, "steps": 1},)
+    kept = {row["trial_id"] for row in folder.lines() if row["outcome"] == "ok"}
+    assert kept >= {trial.id for trial in plan.trials if trial.block == 0}, "an early end keeps what was recorded"
 
 
 class MeasuringLauncher(ScriptedLauncher):
@@ -356,7 +293,8 @@ class MeasuringLauncher(ScriptedLauncher):
         self.launches.append([trial.id for trial in group.trials])
         for trial in group.trials:
             yield TrialStarted(trial.id)
-            yield TrialResult(trial.id, "ok", windows=windows_of(self.speed(trial)))
+            window = {"rank": 0, "window": 0, "window_kind": "timed", "duration_s": 1.0, "steps": 1}
+            yield TrialResult(trial.id, "ok", windows=({**window, "weight": self.speed(trial)},))  # type: ignore[arg-type, typeddict-item]
 
 
 RULE = {"at_least": 3, "at_most": 9, "halfwidth": 0.1}
@@ -365,20 +303,19 @@ RULE = {"at_least": 3, "at_most": 9, "halfwidth": 0.1}
 def run_by_rule(make_experiment: Make, tmp_path: Path, speed: Callable[[Trial], float]) -> tuple[Plan, RunFolder]:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, throughput={"blocks": RULE, "twin": True}), laptop())
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    Execution(plan, folder, MeasuringLauncher(speed), lambda event: None).run()
-    return plan, folder
+    return plan, execute(plan, tmp_path, MeasuringLauncher(speed))[1]
 
 
-def test_blocks_beyond_the_required_precision_are_skipped_with_the_number(
+def test_blocks_beyond_the_required_precision_are_skipped_with_the_number_also_by_a_resumed_run(
     make_experiment: Make, tmp_path: Path
 ) -> None:
     plan, folder = run_by_rule(make_experiment, tmp_path, lambda trial: 100.0 * trial.cell.devices)
-    done = [row["block"] for row in folder.lines() if row["outcome"] == "ok"]
-    assert set(done) == {0, 1, 2}
+    assert {row["block"] for row in folder.lines() if row["outcome"] == "ok"} == {0, 1, 2}
     reasons = {row["reason"] for row in folder.lines() if row["block"] >= 3 and row["devices"] * row["nodes"] <= 2}
     assert "precise enough: 3 blocks suffice for 10 %" in reasons
     assert len({row["trial_id"] for row in folder.lines()}) >= len(plan.trials)
+    again, _ = execute(plan, tmp_path, MeasuringLauncher(lambda trial: 1.0 + trial.block))
+    assert again.launches == []
 
 
 def test_base_and_twin_stay_until_the_last_cell_that_needs_them(make_experiment: Make, tmp_path: Path) -> None:
@@ -387,21 +324,11 @@ def test_base_and_twin_stay_until_the_last_cell_that_needs_them(make_experiment:
         return 100.0 * (1 + 0.05 * (trial.block % 3 - 1) * noisy)
 
     _, folder = run_by_rule(make_experiment, tmp_path, speed)
-    blocks: dict[tuple[str, int, str], int] = {}
-    for row in folder.lines():
-        if row["outcome"] == "ok":
-            key = (row["strategy"], row["devices"], row["purpose"])
-            blocks[key] = blocks.get(key, 0) + 1
+    ok = (row for row in folder.lines() if row["outcome"] == "ok")
+    blocks = Counter((row["strategy"], row["devices"], row["purpose"]) for row in ok)
     most = blocks["ddp", 2, ""]
     assert 3 < most < 9
     assert blocks["single", 1, ""] == blocks["single", 1, "twin"] == most
-
-
-def test_a_resumed_run_computes_the_same_number_of_blocks(make_experiment: Make, tmp_path: Path) -> None:
-    plan, folder = run_by_rule(make_experiment, tmp_path, lambda trial: 100.0 * trial.cell.devices)
-    again = MeasuringLauncher(lambda trial: 1.0 + trial.block)
-    Execution(plan, folder, again, lambda event: None).run()
-    assert again.launches == []
 
 
 class OnNodes(ScriptedLauncher):
@@ -429,12 +356,6 @@ class OnNodes(ScriptedLauncher):
             yield message
 
 
-def run_on(launcher: OnNodes, plan: Plan, tmp_path: Path, events: list[Event] | None = None) -> RunFolder:
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    Execution(plan, folder, launcher, (events if events is not None else []).append).run()
-    return folder
-
-
 def models(folder: RunFolder, block: int) -> set[str]:
     """The models of the last attempts in a block."""
     last = {line["trial_id"]: line["ranks"][0]["device_model"] for line in folder.lines() if line["block"] == block}
@@ -446,7 +367,7 @@ def test_a_cell_that_moved_to_other_nodes_is_repeated_with_its_base(plan: Plan, 
     first = plan.groups[0].trials
     launcher = OnNodes(lambda trial, tries: "A" if trial in first and tries == 1 else "B")
     events: list[Event] = []
-    folder = run_on(launcher, plan, tmp_path, events)
+    _, folder = execute(plan, tmp_path, launcher, events)
     assert models(folder, 0) == models(folder, 1) == {"B"}
     assert {launcher.tries[t.id] for t in first} == {2}
     assert {launcher.tries[t.id] for t in plan.trials if t.block == 1} == {1}
@@ -464,7 +385,7 @@ def test_what_is_compared_with_a_base_moves_with_it(plan: Plan, tmp_path: Path) 
     family = {t.id for t in plan.trials if t.block == 0 and base_cell(t.cell) == base_cell(large.cell)}
     assert len(family) > 2
     launcher = OnNodes(lambda trial, tries: "A" if tries == 1 and trial != large else "B")
-    folder = run_on(launcher, plan, tmp_path)
+    _, folder = execute(plan, tmp_path, launcher)
     assert {name for name, tries in launcher.tries.items() if tries == 2} == family
     last = {line["trial_id"]: line["ranks"][0]["device_model"] for line in folder.lines()}
     assert {last[name] for name in family} == {"B"}
@@ -472,7 +393,7 @@ def test_what_is_compared_with_a_base_moves_with_it(plan: Plan, tmp_path: Path) 
 
 def test_what_no_type_of_nodes_holds_together_is_not_repeated(plan: Plan, tmp_path: Path) -> None:
     launcher = OnNodes(lambda trial, tries: "A" if trial.cell.devices == 1 else "B", together=False)
-    run_on(launcher, plan, tmp_path)
+    execute(plan, tmp_path, launcher)
     assert set(launcher.tries.values()) == {1}
     assert [{group.block for group in groups} for groups in launcher.kept] == [{0}, {1}]
 
@@ -487,10 +408,29 @@ def test_a_cell_over_two_types_of_nodes_is_not_repeated(plan: Plan, tmp_path: Pa
                 yield message
 
     launcher = Mixed(lambda trial, tries: "A")
-    Execution(plan, RunFolder.create(tmp_path, plan.experiment, plan, "x"), launcher, [].append).run()
+    execute(plan, tmp_path, launcher)
     assert set(launcher.tries.values()) == {1}
 
 
-def test_devices_of_no_known_model_are_not_repeated(plan: Plan, tmp_path: Path) -> None:
-    launcher, _ = execute(plan, tmp_path, lambda trial, tries: "ok")
-    assert set(launcher.tries.values()) == {1}
+def test_attempts_are_numbered_over_all_invocations() -> None:
+    attempts = Attempts({"a": 2}, most=2)
+    assert (attempts.next_number("a"), attempts.next_number("b"), attempts.total) == (3, 1, 2)
+    attempts.add("b", "lost")
+    assert (attempts.next_number("b"), attempts.total) == (2, 3)
+
+
+FINAL: tuple[Outcome, ...] = ("ok", "oom", "diverged", "error", "timeout", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "settled"),
+    [*(([final], True) for final in FINAL), (["lost"], False), (["lost", "lost"], True), (["lost", "ok"], True)],
+)
+def test_every_outcome_but_lost_is_final_and_lost_has_its_attempts_in_each_invocation(
+    outcomes: list[Outcome], settled: bool
+) -> None:
+    attempts = Attempts({"a": 5}, most=3 if outcomes[-1] == "ok" else 2)
+    assert not attempts.is_settled("a")
+    for outcome in outcomes:
+        attempts.add("a", outcome)
+    assert attempts.is_settled("a") == settled and not attempts.is_settled("b")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
@@ -19,8 +18,8 @@ from harness.plan.planner import make_plan
 from harness.run import growth
 from harness.run.events import Event, Note
 from harness.run.growth import POLL_S, GrowingRay, Wait
+from tests.conftest import Make
 
-Make = Callable[..., Experiment]
 NODES = [Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 32, 4, "A100") for i in range(4)]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 4, 8, 16], "per_device_batch_size": 8}
 
@@ -65,7 +64,7 @@ def experiment(make_experiment: Make) -> Experiment:
     return make_experiment(GRID, device="cuda", throughput={"blocks": 2})
 
 
-def test_it_ends_once_the_largest_cell_fits(experiment: Experiment) -> None:
+def test_it_ends_once_the_largest_cell_fits_and_holds_what_is_there(experiment: Experiment) -> None:
     cluster = Scripted(1, 1, 2, 2, 4)
     plan, notes = wait(cluster, experiment)
     assert not [skip for skip in plan.skips if skip.skip_code == "too_few_devices"]
@@ -76,9 +75,6 @@ def test_it_ends_once_the_largest_cell_fits(experiment: Experiment) -> None:
     )
     assert notes[1].startswith("After 4 s: 1 cell cannot run yet; ") and notes[-1].startswith("After 8 s: no more to")
     assert len(notes) == 3
-
-
-def test_nothing_is_awaited_if_all_fits_but_the_nodes_are_held(experiment: Experiment) -> None:
     cluster = Scripted(4)
     plan, notes = wait(cluster, experiment)
     assert cluster.now == 0 and not notes and plan.trials
@@ -87,52 +83,41 @@ def test_nothing_is_awaited_if_all_fits_but_the_nodes_are_held(experiment: Exper
 
 def test_after_a_wait_in_vain_what_fits_is_run(experiment: Experiment) -> None:
     cluster = Scripted(1, 1, 2)
-    plan, notes = wait(cluster, experiment, seconds=100)
-    assert cluster.now == pytest.approx(100, abs=POLL_S)
+    plan, notes = wait(cluster, experiment, seconds=200)
+    assert cluster.now == pytest.approx(200, abs=POLL_S)
     assert {trial.cell.devices for trial in plan.trials} == {1, 4, 8}
     reasons = {skip.reason for skip in plan.skips if skip.skip_code == "too_few_devices"}
     assert reasons == {
-        "too few devices: needs 16 on one node, has 4 + 4 GPUs; no more came in 100 s (cluster.wait_for)"
+        "too few devices: needs 16 on one node, has 4 + 4 GPUs; no more came in 200 s (cluster.wait_for)"
     }
-    assert notes[-1] == "No more nodes came in 100 s; what fits on 2 nodes, 64 CPU cores, 8 GPUs (A100) is run"
-
-
-def test_a_long_wait_reminds_once_a_minute(experiment: Experiment) -> None:
-    _, notes = wait(Scripted(1), experiment, seconds=200)
-    assert [note.split(":")[0] for note in notes[1:-1]] == ["After 60 s", "After 120 s", "After 180 s"]
-
-
-def test_a_cluster_without_nodes_has_an_empty_plan_after_the_wait(experiment: Experiment) -> None:
+    assert notes[-1] == "No more nodes came in 200 s; what fits on 2 nodes, 64 CPU cores, 8 GPUs (A100) is run"
+    assert [note.split(":")[0] for note in notes[2:-1]] == ["After 64 s", "After 124 s", "After 184 s"]
     plan, _ = wait(Scripted(0), experiment, seconds=10)
     assert not plan.trials and plan.skips
 
 
-def test_what_the_autoscaler_cannot_bring_is_given_up_from_the_largest(experiment: Experiment) -> None:
-    cluster = Scripted(1, 1, 1, 2, most=8)
+@pytest.mark.parametrize(
+    ("cluster", "devices", "asked", "said"),
+    [
+        (
+            Scripted(1, 1, 1, 2, most=8),
+            {1, 4, 8},
+            [16, 8, 2],
+            "After 2 s: 1 cell cannot run yet; too few devices: needs 8",
+        ),
+        (Scripted(1, most=4), {1, 4}, [16, 8, 4], "After 4 s: no more to wait for: 1 node, "),  # it brings nothing
+    ],
+)
+def test_what_the_autoscaler_cannot_bring_is_given_up_from_the_largest(
+    experiment: Experiment, cluster: Scripted, devices: set[int], asked: list[int], said: str
+) -> None:
     plan, notes = wait(cluster, experiment)
-    assert {trial.cell.devices for trial in plan.trials} == {1, 4, 8}
-    (reason,) = {skip.reason for skip in plan.skips if skip.skip_code == "too_few_devices"}
-    assert "no more came" not in reason  # it was not waited for
-    assert [len(bundles) for bundles in cluster.asked] == [16, 8, 2]
-    assert cluster.now == 3 * POLL_S
+    assert {trial.cell.devices for trial in plan.trials} == devices
+    reasons = {skip.reason for skip in plan.skips if skip.skip_code == "too_few_devices"}
+    assert not [reason for reason in reasons if "no more came" in reason]  # it was not waited for
+    assert [len(bundles) for bundles in cluster.asked] == asked
     assert notes[1] == "The autoscaler cannot bring 16 times 1 device: such cells are skipped"
-    assert notes[2].startswith("After 2 s: 1 cell cannot run yet; too few devices: needs 8 on one node")
-
-
-def test_an_autoscaler_that_brings_nothing_is_not_waited_for(experiment: Experiment) -> None:
-    cluster = Scripted(1, most=4)
-    plan, notes = wait(cluster, experiment)
-    assert {trial.cell.devices for trial in plan.trials} == {1, 4} and cluster.now == 2 * POLL_S
-    assert cluster.asked[-1] == [{"GPU": 1.0}] * 4 and notes[-1].startswith("After 4 s: no more to wait for: 1 node, ")
-
-
-def test_the_order_stays_random_by_block(experiment: Experiment) -> None:
-    """The plan of what came is that of the same nodes without a wait."""
-    plan, _ = wait(Scripted(1, 4), experiment)
-    at_once = make_plan(experiment, Inventory(tuple(NODES), attached=True))
-    assert plan.groups == at_once.groups
-    orders = [[str(group) for group in plan.groups if group.block == block] for block in range(plan.blocks)]
-    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+    assert [note for note in notes if note.startswith(said)]
 
 
 # --- a cluster of Ray's
@@ -176,99 +161,43 @@ class Answering:
 
 def test_only_a_change_of_the_nodes_is_looked_at(ray_cluster: list[list[str]]) -> None:
     cluster: Any = Answering(False)
+    ray_cluster[:] = [["a"], ["a"], ["a", "b"], ["a", "b"]]
     with ExitStack() as stack:
-        ray_cluster[:] = [["a"], ["a"], ["a", "b"], ["a", "b"]]
         growing = GrowingRay(cluster, stack)
         assert [growing.look() for _ in range(3)] == [False, True, False] and cluster.asked == 1
 
 
-def test_a_node_that_is_gone_before_it_answers_is_no_error_but_one_that_stays_is(
-    ray_cluster: list[list[str]],
-) -> None:
+def test_a_node_that_is_gone_before_it_answers_is_no_error_but_one_that_stays_is(ray_cluster: list[list[str]]) -> None:
     cluster: Any = Answering(True, True)
+    ray_cluster[:] = [["a"], ["a", "b"], ["a"], ["a", "b"], ["a", "b"]]
     with ExitStack() as stack:
-        ray_cluster[:] = [["a"], ["a", "b"], ["a"], ["a", "b"], ["a", "b"]]
         growing = GrowingRay(cluster, stack)
         assert growing.look() is False
         with pytest.raises(ClusterError, match="does not answer"):
             growing.look()
 
 
-class Autoscaler:
-    """Every UPDATE_S it reads the request and publishes whether it refuses it; it brings its 2 nodes if it does not."""
-
-    UPDATE_S, NODES = 5.0, ["a", "b"]
-
-    def __init__(self, script: list[list[str]]) -> None:
-        self._script, self.now, self.asked = script, 0.0, list[Bundles]()
-        self.state = private.AutoscalerState(version=1)
-
-    def ask(self, bundles: Bundles) -> None:
-        self.asked.append(bundles)
-
-    def published(self) -> private.AutoscalerState:
-        return self.state
-
-    def sleep(self, seconds: float) -> None:
-        before, self.now = self.now, self.now + seconds
-        if before // self.UPDATE_S == self.now // self.UPDATE_S:
-            return
-        refuses = sum(bundle["GPU"] for bundle in self.asked[-1]) > 4 * len(self.NODES)
-        version = self.state.version + 1
-        self.state = private.AutoscalerState(version, version, [self.asked[-1]] if refuses else [])
-        if not refuses:
-            self._script[:] = [self.NODES]
-
-
-class OfNames:
-    """A cluster with a node for each name that Ray has."""
-
-    def __init__(self, script: list[list[str]]) -> None:
-        self._script = script
-
-    @property
-    def inventory(self) -> Inventory:
-        return Inventory(tuple(NODES[: len(self._script[0])]), attached=True)
-
-    def with_nodes_of_now(self) -> OfNames:
-        return self
-
-
-def test_the_refusal_of_an_earlier_request_gives_up_no_smaller_size(
-    ray_cluster: list[list[str]], monkeypatch: pytest.MonkeyPatch, experiment: Experiment
-) -> None:
-    """The autoscaler publishes more rarely than the run looks, and what it refused holds all that is smaller."""
-    autoscaler, notes = Autoscaler(ray_cluster), list[Event]()
-    monkeypatch.setattr(growth.private, "autoscaler_state", autoscaler.published)
-    monkeypatch.setattr(growth.NodeRequest, "ask", lambda self, bundles: autoscaler.ask(bundles))
-    cluster: Any = OfNames(ray_cluster)
-    with ExitStack() as stack:
-        growing = GrowingRay(cluster, stack)
-        waiting = Wait(growing, 600.0, notes.append, clock=lambda: autoscaler.now, sleep=autoscaler.sleep)
-        plan = waiting.plan(experiment, make_plan)
-    assert {trial.cell.devices for trial in plan.trials} == {1, 4, 8}
-    assert [note.text for note in notes if isinstance(note, Note) and "cannot bring" in note.text] == [
-        "The autoscaler cannot bring 16 times 1 device: such cells are skipped"
-    ]
-    assert autoscaler.now == 10.0
-
-
-def test_a_refused_request_may_hold_those_of_others_too(
+def test_a_refusal_counts_if_it_holds_this_request_and_was_published_after_it(
     ray_cluster: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused: list[list[dict[str, float]]] = []
-    version = iter(range(100))
-    monkeypatch.setattr(
-        growth.private, "autoscaler_state", lambda: private.AutoscalerState(now := next(version), now, refused)
-    )
+    """The autoscaler publishes more rarely than the run looks, and what it refused holds all that is smaller."""
+    large, small = [{"GPU": 1.0}] * 16, [{"GPU": 1.0}] * 2
+    state = private.AutoscalerState(version=5, answered=5, refused=[large])
+    monkeypatch.setattr(growth.private, "autoscaler_state", lambda: state)
     cluster: Any = Answering()
     with ExitStack() as stack:
         growing = GrowingRay(cluster, stack)
-        growing.ask([{"GPU": 1.0}] * 2)
-        assert not growing.refuses()
-        refused[:] = [[{"GPU": 1.0}]]  # an earlier one
-        assert not growing.refuses()
-        refused[:] = [[{"GPU": 1.0}, {"CPU": 2.0}, {"GPU": 1}]]
+        growing.ask(large)
+        assert not growing.refuses()  # that was said before this request
+        state = private.AutoscalerState(6, 6, [large])
         assert growing.refuses()
-        growing.ask([{"GPU": 1.0}] * 2)  # the same: the answer counts
-        assert growing.refuses()
+        growing.ask(small)
+        assert not growing.refuses()  # the refusal of an earlier, larger request gives up no smaller size
+        for version, refused, refuses in (
+            (7, [], False),
+            (8, [[{"GPU": 1.0}]], False),
+            (9, [[{"GPU": 1.0}, {"CPU": 2.0}, {"GPU": 1}]], True),  # with the requests of others
+        ):
+            state = private.AutoscalerState(version, version, refused)
+            growing.ask(small)  # the same: the answer counts
+            assert growing.refuses() == refuses

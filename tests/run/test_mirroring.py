@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.errors import StoreError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.planner import Plan, make_plan
@@ -23,10 +22,9 @@ from harness.run.events import Event, GroupStarting, Note, Unsent
 from harness.run.execution import Execution
 from harness.run.mirroring import Sending, mirrored
 from harness.run.request import Request
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.stores import Failing, Watched, watched
 
-Make = Callable[..., Experiment]
 RESUME = "harness run e.yaml --resume file:///store/test/run"
 
 
@@ -53,7 +51,7 @@ class Measuring:
 class Sent:
     """A run with a mirror, and what it said."""
 
-    def __init__(self, place: Path, plan: Plan, before: Callable[[str], None]) -> None:
+    def __init__(self, place: Path, plan: Plan, before: Callable[[str], None] = lambda name: None) -> None:
         self.plan, self.events = plan, list[Event]()
         self.folder = RunFolder.create(place / "out", plan.experiment, plan, "name: test\n")
         self.store: Watched = watched(place / "store", before)
@@ -72,6 +70,9 @@ class Sent:
         with self.sending() as sending:
             Execution(self.plan, self.folder, launcher, sending).run()
         return sending
+
+    def check_complete(self) -> None:
+        assert self.lines == recorded_lines(self.folder.path) and len(self.lines) == 12
 
     @property
     def notes(self) -> list[str]:
@@ -95,16 +96,14 @@ def plan(make_experiment: Make) -> Plan:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of a test, in the proportions of the real ones."""
-    for name, seconds in {
-        "GAP_S": 10.0,
-        "REQUEST_S": 10.0,
-        "PAUSE_S": 0.01,
-        "LONGEST_PAUSE_S": 0.02,
-        "FINAL_S": 10.0,
-        "AGAIN_S": 0.01,
-        "TICK_S": 0.005,
-    }.items():
-        monkeypatch.setattr(mirroring, name, seconds)
+    set_times(
+        monkeypatch, GAP_S=10, REQUEST_S=10, PAUSE_S=0.01, LONGEST_PAUSE_S=0.02, FINAL_S=10, AGAIN_S=0.01, TICK_S=0.005
+    )
+
+
+def set_times(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    for name, value in seconds.items():
+        monkeypatch.setattr(mirroring, name, value)
 
 
 def test_every_trial_is_sent_before_the_next_one_and_nothing_inside_a_trial(plan: Plan, tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_every_trial_is_sent_before_the_next_one_and_nothing_inside_a_trial(plan
     sent = Sent(tmp_path, plan, before)
     assert sent.execute(launcher).complete
     assert inside == [] and set(behind) == {0} and len(behind) == 12
-    assert sent.lines == recorded_lines(sent.folder.path) and len(sent.lines) == 12
+    sent.check_complete()
     assert set(sent.unsent) == {0} and sent.notes == [f"Results in {sent.store.address}"]
     assert read_claims(sent.store, sent.run)[0].released
 
@@ -133,7 +132,7 @@ def test_a_store_that_fails_stops_no_trial_and_gets_all_later(plan: Plan, tmp_pa
 
     sent = Sent(tmp_path, plan, failing)
     assert sent.execute(Measuring(at_trial)).complete
-    assert sent.lines == recorded_lines(sent.folder.path) and len(sent.lines) == 12
+    sent.check_complete()
     assert max(sent.unsent) >= 3 and sent.unsent[-1] == 0
     assert sent.notes == [
         f"the store does not answer. The run goes on; 1 trial in {sent.folder.path} alone",
@@ -145,7 +144,7 @@ def test_a_store_that_fails_stops_no_trial_and_gets_all_later(plan: Plan, tmp_pa
 def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "FINAL_S", 0.2)
+    set_times(monkeypatch, FINAL_S=0.2)
     failing = Failing()
     sent = Sent(tmp_path, plan, failing)
 
@@ -165,8 +164,7 @@ def test_a_request_that_does_not_end_delays_one_gap_and_no_more(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver waits once for it, and starts no other request beside it."""
-    monkeypatch.setattr(mirroring, "GAP_S", 0.5)
-    monkeypatch.setattr(mirroring, "REQUEST_S", 0.5)
+    set_times(monkeypatch, GAP_S=0.5, REQUEST_S=0.5)
     go_on, stuck, gaps = threading.Event(), list[str](), list[float]()
 
     def before(name: str) -> None:
@@ -184,11 +182,11 @@ def test_a_request_that_does_not_end_delays_one_gap_and_no_more(
     assert sent.execute(Measuring(at_trial)).complete
     assert len(stuck) == 1 and gaps[:3] == [0, 0, 0] and gaps[3:11] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert sent.notes[0].startswith(f"{sent.store.address}: a request takes over 0 s. The run goes on; 1 trial in ")
-    assert sent.lines == recorded_lines(sent.folder.path) and len(sent.lines) == 12
+    sent.check_complete()
 
 
 def test_who_is_superseded_sends_no_more_and_measures_on(plan: Plan, tmp_path: Path) -> None:
-    sent = Sent(tmp_path, plan, lambda name: None)
+    sent = Sent(tmp_path, plan)
 
     def at_trial(number: int) -> None:
         if number == 4:
@@ -205,8 +203,7 @@ def test_who_is_superseded_sends_no_more_and_measures_on(plan: Plan, tmp_path: P
 
 
 def test_an_interruption_ends_the_wait(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirroring, "GAP_S", 60.0)
-    monkeypatch.setattr(mirroring, "REQUEST_S", 60.0)
+    set_times(monkeypatch, GAP_S=60.0, REQUEST_S=60.0)
     go_on = threading.Event()
 
     def before(name: str) -> None:
@@ -220,13 +217,6 @@ def test_an_interruption_ends_the_wait(plan: Plan, tmp_path: Path, monkeypatch: 
         go_on.set()
     assert len(recorded_lines(sent.folder.path)) == 12 and sending.complete
     assert not any("takes over" in note for note in sent.notes)
-
-
-def test_without_a_store_events_pass(tmp_path: Path) -> None:
-    events: list[Event] = []
-    with mirrored(Request(tmp_path / "e.yaml"), RunFolder(tmp_path), events.append) as sending:
-        assert sending is None
-    assert not events
 
 
 class Clock:
@@ -253,36 +243,10 @@ def holder(plan: Plan, tmp_path: Path) -> Writer:
     return holder
 
 
-def test_a_claim_is_waited_for_until_it_is_released(holder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-    clock = Clock(monkeypatch, (12.0, holder.release))
-    later = Writer(holder.store, holder.run, holder.folder)
-    mirroring._claim(later, events.append)
-    assert sum(clock.slept) == 15.0 and max(clock.slept) == mirroring.LOOK_S
-    (note,) = (event.text for event in events if isinstance(event, Note))
-    assert note.endswith("If it was killed, its claim lapses in 300 s. Waiting for that") and "remove" not in note
-    assert [claim.released for claim in read_claims(holder.store, holder.run)].count(False) == 1
-
-
-def test_a_claim_that_is_renewed_is_not_waited_for(holder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, (12.0, lambda: holder._put_claim(released=False)))
-    with pytest.raises(ClaimedError, match="another command writes it"):
-        mirroring._claim(Writer(holder.store, holder.run, holder.folder), [].append)
-    assert sum(clock.slept) == 15.0
-    assert [claim.writer for claim in read_claims(holder.store, holder.run)] == [holder.name]
-
-
-def test_a_killed_command_s_claim_is_waited_for_until_it_lapses(
+def test_a_claim_is_waited_for_until_it_is_released_even_if_the_store_fails_once(
     holder: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch, (300.0, lambda: monkeypatch.setattr("harness.record.writer.LEASE_S", 0.0)))
-    later = Writer(holder.store, holder.run, holder.folder)
-    mirroring._claim(later, [].append)
-    assert 300.0 <= sum(clock.slept) <= 301.0
-    assert {claim.writer for claim in read_claims(holder.store, holder.run)} == {holder.name, later.name}
-
-
-def test_a_store_that_does_not_answer_once_ends_no_wait(holder: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
     clock = Clock(monkeypatch, (12.0, holder.release))
     later = Writer(holder.store, holder.run, holder.folder)
     answer, looks = later.stands, list[float]()
@@ -294,8 +258,26 @@ def test_a_store_that_does_not_answer_once_ends_no_wait(holder: Writer, monkeypa
         return answer(refused)
 
     monkeypatch.setattr(later, "stands", stands)
-    mirroring._claim(later, [].append)
+    mirroring._claim(later, events.append)
+    assert sum(clock.slept) == 15.0 and max(clock.slept) == mirroring.LOOK_S
+    (note,) = (event.text for event in events if isinstance(event, Note))
+    assert note.endswith("If it was killed, its claim lapses in 300 s. Waiting for that") and "remove" not in note
+    assert [claim.released for claim in read_claims(holder.store, holder.run)].count(False) == 1
+
+
+def test_a_killed_command_s_claim_is_waited_for_until_it_lapses_but_not_a_renewed_one(
+    holder: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, (12.0, lambda: holder._put_claim(released=False)))
+    later = Writer(holder.store, holder.run, holder.folder)
+    with pytest.raises(ClaimedError, match="another command writes it"):
+        mirroring._claim(later, [].append)
     assert sum(clock.slept) == 15.0
+    assert [claim.writer for claim in read_claims(holder.store, holder.run)] == [holder.name]
+    clock = Clock(monkeypatch, (300.0, lambda: monkeypatch.setattr("harness.record.writer.LEASE_S", 0.0)))
+    mirroring._claim(later, [].append)
+    assert 300.0 <= sum(clock.slept) <= 301.0
+    assert {claim.writer for claim in read_claims(holder.store, holder.run)} == {holder.name, later.name}
 
 
 def test_what_is_sent_amid_the_end_is_not_everything(plan: Plan, tmp_path: Path) -> None:
@@ -320,9 +302,7 @@ def test_what_is_sent_amid_the_end_is_not_everything(plan: Plan, tmp_path: Path)
 
 def test_a_store_that_answers_slowly_costs_one_gap(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a pause follows, as after a failure; what was sent of a trial is not sent again."""
-    monkeypatch.setattr(mirroring, "GAP_S", 0.02)
-    for name in ("PAUSE_S", "LONGEST_PAUSE_S"):
-        monkeypatch.setattr(mirroring, name, 60.0)
+    set_times(monkeypatch, GAP_S=0.02, PAUSE_S=60.0, LONGEST_PAUSE_S=60.0)
     waiting: list[int] = []
 
     def before(name: str) -> None:
@@ -337,10 +317,12 @@ def test_a_store_that_answers_slowly_costs_one_gap(plan: Plan, tmp_path: Path, m
     assert waiting == [0, *[1] * 11]
     assert [*dict.fromkeys(sent.unsent)] == [*range(13)]  # said in the pause too
     assert sum("/raw/" in name for name in sent.store.names) == 12
-    assert sent.lines == recorded_lines(sent.folder.path)
+    sent.check_complete()
 
 
-def test_a_further_problem_is_said_too_but_not_once_for_every_object(plan: Plan, tmp_path: Path) -> None:
+def test_a_further_problem_is_said_too_but_not_once_for_every_object(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing = Failing()
     sent = Sent(tmp_path, plan, failing)
 
@@ -348,15 +330,14 @@ def test_a_further_problem_is_said_too_but_not_once_for_every_object(plan: Plan,
         failing.on = number >= 2
         failing.says = f"no access: 'key {number}'" if number >= 6 else f"no answer for 'key {number}'"
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mirroring, "FINAL_S", 0.1)
-        sent.execute(Measuring(at_trial))
+    set_times(monkeypatch, FINAL_S=0.1)
+    sent.execute(Measuring(at_trial))
     told = [note.partition(";")[0] for note in sent.notes if "The run goes on" in note]
     assert told == ["no answer for 'key 2'. The run goes on", "no access: 'key 6'. The run goes on"]
 
 
-def test_a_local_file_that_cannot_be_read_is_said(plan: Plan, tmp_path: Path) -> None:
-    sent = Sent(tmp_path, plan, lambda name: None)
+def test_a_local_file_that_cannot_be_read_is_said_and_without_a_store_nothing(plan: Plan, tmp_path: Path) -> None:
+    sent = Sent(tmp_path, plan)
 
     def unreadable(path: Path) -> bytes:
         raise PermissionError(13, "denied", str(path))
@@ -368,3 +349,6 @@ def test_a_local_file_that_cannot_be_read_is_said(plan: Plan, tmp_path: Path) ->
         sending.finish(RESUME)
         assert not sending.complete
     assert f"{sent.folder.path}: cannot be sent: PermissionError: [Errno 13] denied" in sent.notes[0]
+    events: list[Event] = []
+    with mirrored(Request(tmp_path / "e.yaml"), sent.folder, events.append) as nothing:
+        assert nothing is None and not events

@@ -1,31 +1,29 @@
-"""The pipeline's own decisions: exit codes, what may be resumed, what is downloaded."""
+"""The pipeline's own decisions: exit codes, what may be resumed or downloaded, and what is checked before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 
 from harness.analysis.results import TABLES, Results
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.planner import Plan, make_plan
-from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
 from harness.report.html import IncompleteReport
 from harness.run import pipeline
 from harness.run.events import Event, Note, Reported, RunStarted
-from harness.run.prepare import check_paths, check_target, data_paths, download_data
+from harness.run.prepare import check_optimizers, check_paths, check_target, data_paths, download_data
 from harness.run.request import Request
 from harness.system.process import INTERRUPTED
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.run.test_execution import ScriptedLauncher
 
-Make = Callable[..., Experiment]
+FACTS = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
 
 
 @pytest.fixture
@@ -39,21 +37,16 @@ def plan(make_experiment: Make) -> Plan:
     [
         (["ok", "ok", "ok"], 0),
         (["ok", "skipped", "ok"], 0),
+        (["lost ok", "ok", "ok"], 0),
         (["skipped", "skipped", "skipped"], 1),
-        (["ok", "error", "ok"], 1),
-        (["ok", "oom", "ok"], 1),
-        (["ok", "diverged", "ok"], 1),
-        (["ok", "timeout", "ok"], 1),
-        (["ok", "lost", "ok"], 1),
-        (["ok", None, "ok"], 1),
+        *((["ok", outcome, "ok"], 1) for outcome in ("error", "oom", "diverged", "timeout", "lost", "")),
     ],
 )
-def test_exit_codes(plan: Plan, tmp_path: Path, outcomes: list[Outcome | None], code: int) -> None:
+def test_exit_codes(plan: Plan, tmp_path: Path, outcomes: list[str], code: int) -> None:
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
-    for trial, outcome in zip(plan.trials, outcomes, strict=True):
-        if outcome:
-            folder.append(trial, TrialResult(trial.id, outcome), facts)
+    for trial, attempts in zip(plan.trials, outcomes, strict=True):
+        for attempt, outcome in enumerate(attempts.split(), start=1):
+            folder.append(trial, TrialResult(trial.id, outcome), {**FACTS, "attempt": attempt})
     assert pipeline._exit_code(folder, plan) == code
 
 
@@ -65,8 +58,7 @@ def test_a_report_without_a_part_is_shown_and_then_an_error(
         raise KeyError("no such column")
 
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    facts = {"attempt": 1, "invocation": 0, "group_id": "g", "position": 0}
-    folder.append(plan.trials[0], TrialResult(plan.trials[0].id, "lost"), facts)
+    folder.append(plan.trials[0], TrialResult(plan.trials[0].id, "lost"), FACTS)
     monkeypatch.setattr("harness.report.html.FIGURES", {})
     monkeypatch.setitem(TABLES, "scaling", broken)  # type: ignore[arg-type]
     events: list[Event] = []
@@ -121,53 +113,35 @@ def test_differences_from_the_last_invocation_are_printed_before_measuring(
     assert "source" not in folder.environment()["invocations"][3]
 
 
-def test_a_trial_that_was_lost_and_then_measured_is_fine(plan: Plan, tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    first, *rest = plan.trials
-    results: list[tuple[Any, Outcome, int]] = [(first, "lost", 1), (first, "ok", 2), *((t, "ok", 1) for t in rest)]
-    for trial, outcome, attempt in results:
-        facts = {"attempt": attempt, "invocation": 0, "group_id": "g", "position": 0}
-        folder.append(trial, TrialResult(trial.id, outcome), facts)
-    assert pipeline._exit_code(folder, plan) == 0
-
-
-def cifar_plan(make_experiment: Make, **options: Any) -> Plan:
-    grid = {"data": "cifar10", "model": "resnet8", "per_device_batch_size": 8}
-    return make_plan(make_experiment(grid, workload_options=options, throughput={"blocks": 1}), laptop())
-
-
-def test_required_data_is_checked_and_downloads_are_not(make_experiment: Make, tmp_path: Path) -> None:
-    plan = cifar_plan(make_experiment, data_folder=str(tmp_path))
-    cells = [trial.cell for trial in plan.trials]
-    assert data_paths(cells) == [str(tmp_path / "cifar-10-batches-py")]
-    plan = cifar_plan(make_experiment, data_folder=str(tmp_path), download=True)
-    assert data_paths([trial.cell for trial in plan.trials]) == []
-
-
 @pytest.mark.parametrize(
-    ("workload", "read"), [("image_classification", []), ("own:Own", ["/x"]), ("image_classification, /y", ["/y"])]
+    ("workload", "data", "options", "read"),
+    [
+        ("image_classification", "cifar10", {}, ["/x/cifar-10-batches-py"]),
+        ("image_classification", "cifar10", {"download": True}, []),
+        ("image_classification", "synthetic", {}, []),
+        ("image_classification", "/y", {}, ["/y"]),
+        ("own:Own", "synthetic", {}, ["/x"]),
+    ],
 )
-def test_the_folder_of_cifar10_is_required_for_cifar10_alone(
-    make_experiment: Make, workload: str, read: list[str]
+def test_the_folder_of_cifar10_is_required_for_cifar10_that_is_not_downloaded_alone(
+    make_experiment: Make, workload: str, data: str, options: dict[str, Any], read: list[str]
 ) -> None:
-    name, _, data = workload.partition(", ")
-    grid = {"data": data or "synthetic", "model": "resnet8", "per_device_batch_size": 8}
-    experiment = make_experiment(grid, workload=name, workload_options={"data_folder": "/x"})
-    cells = [trial.cell for trial in make_plan(experiment, laptop()).trials]
-    assert data_paths(cells) == read
+    grid = {"data": data, "model": "resnet8", "per_device_batch_size": 8}
+    experiment = make_experiment(grid, workload=workload, workload_options={"data_folder": "/x", **options})
+    assert data_paths([trial.cell for trial in make_plan(experiment, laptop()).trials]) == read
 
 
 def test_a_download_without_a_network_names_file_and_place(
     make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from urllib.error import URLError
-
     def offline(*arguments: Any, **options: Any) -> None:
         raise URLError("no route to host")
 
     monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", offline)
+    grid = {"data": "cifar10", "model": "resnet8", "per_device_batch_size": 8}
+    options = {"data_folder": str(tmp_path), "download": True}
     with pytest.raises(WorkloadError, match=r"no route to host.*Unpack cifar-10-python.tar.gz"):
-        download_data(cifar_plan(make_experiment, data_folder=str(tmp_path), download=True))
+        download_data(make_plan(make_experiment(grid, workload_options=options), laptop()))
 
 
 @pytest.mark.parametrize(
@@ -195,47 +169,59 @@ def test_a_target_must_be_a_metric_of_the_workload(
         assert str(caught.value).startswith(f"convergence.target.metric: {problem}")
 
 
-def test_missing_data_names_every_node_and_path(plan: Plan) -> None:
-    class TwoNodes:
-        def missing_paths(self, paths: list[str], used: list[bool]) -> dict[str, list[str]]:
-            return {"a (10.0.0.1)": ["/x", "/y"], "b (10.0.0.2)": ["/x"]}
+class TwoNodes:
+    """A cluster whose nodes lack paths."""
 
+    def __init__(self, missing: dict[str, list[str]]) -> None:
+        self.missing = missing
+
+    def missing_paths(self, paths: list[str], used: list[bool] | None = None) -> dict[str, list[str]]:
+        return self.missing
+
+
+def test_missing_data_names_every_node_and_path(plan: Plan) -> None:
+    nodes: Any = TwoNodes({"a (10.0.0.1)": ["/x", "/y"], "b (10.0.0.2)": ["/x"]})
     with pytest.raises(WorkloadError) as caught:
-        check_paths(plan, TwoNodes())  # type: ignore[arg-type]
+        check_paths(plan, nodes)
     assert str(caught.value).startswith("data is missing: /x, /y on a (10.0.0.1); /x on b (10.0.0.2).")
     assert "cifar" not in str(caught.value)
 
 
-KEEPING = {"convergence": {"epochs": 2, "seeds": 0}}
-
-
-def keeping(make_experiment: Make, tmp_path: Path, **checkpoint: Any) -> tuple[Plan, RunFolder]:
-    plan = make_plan(make_experiment(**KEEPING, checkpoint=checkpoint), laptop())
-    return plan, RunFolder.create(tmp_path / "out", plan.experiment, plan, "x")
-
-
 def test_checkpoints_are_in_the_run_folder_or_in_one_of_the_runs_own(make_experiment: Make, tmp_path: Path) -> None:
-    plan, folder = keeping(make_experiment, tmp_path)
-    settings = pipeline._keeping_checkpoints(plan, folder, None).experiment.checkpoint
-    assert settings and settings.folder == str(folder.path / "checkpoints")
-    plan, folder = keeping(make_experiment, tmp_path, folder=str(tmp_path / "shared"))
-    settings = pipeline._keeping_checkpoints(plan, folder, None).experiment.checkpoint
-    assert settings and settings.folder == str(tmp_path / "shared" / folder.path.name)
-    assert Path(settings.folder).is_dir()
+    far: Any = TwoNodes({"far (10.0.0.2)": ["/x"]})
+    (file := tmp_path / "file").write_text("x")
 
+    def keeping(cluster: Any = None, **checkpoint: Any) -> tuple[RunFolder, str]:
+        given = make_experiment(convergence={"epochs": 2, "seeds": 0}, checkpoint=checkpoint)
+        plan = make_plan(given, laptop())
+        folder = RunFolder.create(tmp_path / "out", given, plan, "x")
+        settings = pipeline._keeping_checkpoints(plan, folder, cluster).experiment.checkpoint
+        assert settings and settings.folder
+        return folder, settings.folder
 
-def test_a_checkpoint_folder_that_cannot_be_made_is_refused(make_experiment: Make, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    plan, folder = keeping(make_experiment, tmp_path, folder=str(tmp_path / "file"))
+    folder, kept = keeping()
+    assert kept == str(folder.path / "checkpoints")
+    folder, kept = keeping(folder=str(tmp_path / "shared"))
+    assert kept == str(tmp_path / "shared" / folder.path.name) and Path(kept).is_dir()
     with pytest.raises(RunFolderError, match=r"checkpoint.folder: .* cannot be made: Not a directory; give another"):
-        pipeline._keeping_checkpoints(plan, folder, None)
-
-
-def test_a_checkpoint_folder_that_a_node_does_not_see_is_refused(make_experiment: Make, tmp_path: Path) -> None:
-    class TwoNodes:
-        def missing_paths(self, paths: list[str]) -> dict[str, list[str]]:
-            return {"far (10.0.0.2)": paths}
-
-    plan, folder = keeping(make_experiment, tmp_path)
+        keeping(folder=str(file))
     with pytest.raises(RunFolderError, match=r"is not there on far \(10.0.0.2\); give a folder that all nodes see"):
-        pipeline._keeping_checkpoints(plan, folder, TwoNodes())  # type: ignore[arg-type]
+        keeping(far)
+
+
+def test_optimizers_of_a_grid_share_their_options_and_the_error_says_so(
+    make_experiment: Make,
+) -> None:
+    def check(**optimizer: object) -> None:
+        axes = {"per_device_batch_size": 8, "optimizer.name": ["SGD", "Adam"]}
+        check_optimizers(make_plan(make_experiment(axes, optimizer=optimizer), laptop()))
+
+    check(lr=0.01)
+    with pytest.raises(
+        WorkloadError, match=r"optimizer\.momentum: Adam has no such option.*for each of Adam, SGD.*cells"
+    ):
+        check(lr=0.01, momentum=0.9)
+    plain = make_experiment({"per_device_batch_size": 8}, optimizer={"name": "Adam", "momentum": 0.9})
+    with pytest.raises(WorkloadError) as caught:
+        check_optimizers(make_plan(plain, laptop()))
+    assert "cells" not in str(caught.value)

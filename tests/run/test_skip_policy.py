@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import FindingRow, Outcome, SkipCode, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.run.skip_policy import Lines, SkipPolicy, needs_no_less
-from tests.conftest import laptop
-
-Make = Callable[..., Experiment]
+from tests.conftest import Make, laptop
+from tests.records import line
 
 
 @pytest.fixture
@@ -46,26 +43,18 @@ def reason_of(policy: SkipPolicy, trial: Trial) -> str | None:
     return skipped and skipped.reason
 
 
-def test_at_first_every_trial_is_started(plan: Plan) -> None:
+def test_no_trial_starts_after_a_limit(plan: Plan, make_experiment: Make) -> None:
     policy = policy_of(plan)
-    assert policy.deadline is None
-    assert [trial for trial in plan.trials if policy.skipped(trial)] == []
-
-
-def test_no_trial_starts_after_the_time_limit(make_experiment: Make) -> None:
-    limited = make_plan(make_experiment(limits={"wall": 1e-9}), laptop())
-    policy = policy_of(limited)
-    assert policy.deadline is not None
-    assert {reason_of(policy, trial) for trial in limited.trials} == {"time is up: limits.wall was reached"}
-
-
-def test_no_trial_starts_after_the_device_hours_are_spent(make_experiment: Make) -> None:
+    assert policy.deadline is None and [trial for trial in plan.trials if policy.skipped(trial)] == []
     limited = make_plan(make_experiment(limits={"device_hours": 1}), laptop())
     assert SkipPolicy(limited, [], list, 3599.0).skipped(limited.trials[0]) is None
-    policy = SkipPolicy(limited, [], list, 3600.0)
-    text = "time is up: limits.device_hours was reached (1 of the whole run; raise it to go on)"
-    skipped = [policy.skipped(trial) for trial in limited.trials]
-    assert {(each.reason, each.skip_code) for each in skipped if each} == {(text, "time_up")} and all(skipped)
+    of_hours = "time is up: limits.device_hours was reached (1 of the whole run; raise it to go on)"
+    wall = make_plan(make_experiment(limits={"wall": 1e-9}), laptop())
+    for some, spent, text in ((limited, 3600.0, of_hours), (wall, 0.0, "time is up: limits.wall was reached")):
+        policy = SkipPolicy(some, [], list, spent)
+        skipped = [policy.skipped(trial) for trial in some.trials]
+        assert {(each.reason, each.skip_code) for each in skipped if each} == {(text, "time_up")} and all(skipped)
+        assert policy.deadline is not None
 
 
 @pytest.mark.parametrize(
@@ -88,17 +77,12 @@ def test_a_cell_that_ran_out_of_memory_is_tried_at_smaller_batches_only(
 def test_links_need_neither_a_cell_that_trains_nor_its_memory(plan: Plan) -> None:
     cell = trial_of(plan, "ddp", 8)
     links = replace(cell, purpose="links")
-    policy = policy_of(plan, cell.cell)
-    assert reason_of(policy, cell) and reason_of(policy, links) is None
+    policy = policy_of(plan, cell.cell)  # ran out of memory in an earlier invocation
+    assert reason_of(policy, cell) and reason_of(policy, trial_of(plan, "ddp", 16)) and reason_of(policy, links) is None
+    assert not needs_no_less(cell.cell, trial_of(plan, "ddp", 16).cell)
     policy = policy_of(plan)
     policy.learn(replace(cell, purpose="doctor"), TrialResult("t", "ok", facts={"findings": [finding("gradients")]}))
     assert reason_of(policy, cell) and reason_of(policy, links) is None
-
-
-def test_earlier_out_of_memory_outcomes_are_used(plan: Plan) -> None:
-    small, large = trial_of(plan, "ddp", 8), trial_of(plan, "ddp", 16)
-    assert reason_of(policy_of(plan, small.cell), large)
-    assert needs_no_less(large.cell, small.cell) and not needs_no_less(small.cell, large.cell)
 
 
 def finding(check: str) -> FindingRow:
@@ -119,11 +103,7 @@ def test_refused_cells_are_skipped_and_examined_again(plan: Plan, outcome: Outco
     [
         ("timeout", {}, True),  # the user's code hung
         ("error", {}, True),  # the workload could not be built
-        (
-            "error",
-            {"findings": [{**finding("execution"), "severity": "warning"}]},
-            False,
-        ),  # a check of the doctor raised
+        ("error", {"findings": [{**finding("execution"), "severity": "warning"}]}, False),  # a check raised
         ("error", {"findings": [finding("execution")]}, True),  # the first steps raised
         ("oom", {}, False),
         ("lost", {}, False),
@@ -205,23 +185,8 @@ def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: M
 
     def read_lines() -> Lines:
         calls.append(1)
-        return [
-            {
-                "trial_id": trial.id,
-                "cell_id": trial.cell.id,
-                "block": trial.block,
-                "kind": trial.kind,
-                "purpose": trial.purpose,
-                "outcome": "ok",
-                "invocation": 0,
-                "facts": {},
-                "windows": [
-                    {"rank": 0, "window": 0, "window_kind": "timed", "duration_s": 1.0, "weight": 9.0, "steps": 1}
-                ],
-            }
-            for trial in plan.trials
-            if trial.block < 3
-        ]
+        pilot = [trial for trial in plan.trials if trial.block < 3]
+        return [line(t.cell.id, trial_id=t.id, block=t.block, kind=t.kind, purpose=t.purpose) for t in pilot]  # type: ignore[misc]
 
     policy = SkipPolicy(plan, (), read_lines)
     reasons = {trial.block: reason_of(policy, trial) for trial in plan.trials if trial.timed}

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.config.experiment import Experiment, load_experiment
+from harness.config.experiment import load_experiment
 from harness.errors import ExperimentError, WorkloadError
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.run.prepare import prepare
 from harness.run.provenance import invocation_facts
 from harness.run.request import Request, check_no_user_code, read_experiment
-from harness.run.resume import OtherMeasuresError, check_variants, pending, reopen
+from harness.run.resume import OtherMeasuresError, check_variants, reopen
 from harness.run.variants import in_each, on_nodes, only_version, own_codes, shipped_folders
+from harness.system.user_code import CodeVersion
 from tests.conftest import laptop, variants
 
-Make = Callable[..., Experiment]
 FILE = """
 name: versions
 workload: harness_own:Own
@@ -65,67 +64,53 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "versions.yaml"
 
 
-def problems_of(file: Path) -> list[str]:
-    with pytest.raises(ExperimentError) as caught:
-        read_experiment(Request(file))
-    return list(caught.value.problems)
-
-
-def test_folders_that_hold_the_module_are_accepted(file: Path) -> None:
+def test_every_folder_is_there_and_holds_the_module_and_no_harness(file: Path) -> None:
     assert list(read_experiment(Request(file)).variants) == ["before", "after"]
     assert "harness_own" not in sys.modules
-
-
-def test_every_folder_is_there_and_holds_the_module_and_no_harness(file: Path) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        check_no_user_code(load_experiment(file), file)
+    assert "variants: with --no-user-code nothing that the file names is imported" in caught.value.problems[1]
     (file.parent / "after" / "harness_own.py").unlink()
     (file.parent / "before" / "harness").mkdir()
     (file.parent / "before" / "harness" / "__init__.py").write_text("")
     file.write_text(FILE.replace("after: after", "after: after, other: nowhere"))
-    before, after, other = problems_of(file)
+    with pytest.raises(ExperimentError) as caught:
+        read_experiment(Request(file))
+    before, after, other = caught.value.problems
     assert before.startswith("variants.before: got ") and "it has a module harness" in before
     assert "/after'; it has no module harness_own: give what is to be first on the import path" in after
     assert other == f"variants.other: got '{file.parent}/nowhere'; allowed: a folder that is there"
 
 
-def test_untrusted_files_have_no_variants(file: Path) -> None:
-    with pytest.raises(ExperimentError) as caught:
-        check_no_user_code(load_experiment(file), file)
-    assert "variants: with --no-user-code nothing that the file names is imported" in caught.value.problems[1]
+def versions_of(file: Path) -> dict[str, CodeVersion]:
+    return {name: own.version for name, own in own_codes(load_experiment(file), file.parent).items()}
 
 
 def test_each_process_imports_its_version_and_nothing_of_the_others(file: Path) -> None:
-    found = own_codes(load_experiment(file), file.parent)
-    versions = {name: own.version for name, own in found.items()}
+    versions = versions_of(file)
     code = dict.fromkeys(versions, "__import__('harness_helper').OUT")
     assert in_each(versions, eval, code) == {"before": 1, "after": 2}
     assert "harness_helper" not in sys.modules
     (file.parent / "before" / "harness_helper.py").rename(file.parent / "harness_helper.py")
     code["before"] = "'harness_helper' if __import__('importlib.util').util.find_spec('harness_helper') else None"
-    found = own_codes(load_experiment(file), file.parent)
-    assert in_each({name: own.version for name, own in found.items()}, eval, code)["before"] is None
+    assert in_each(versions_of(file), eval, code)["before"] is None
 
 
-def test_the_errors_of_all_processes_are_one(file: Path) -> None:
-    versions = {name: own.version for name, own in own_codes(load_experiment(file), file.parent).items()}
+def test_the_errors_of_all_processes_are_one_and_of_the_users_own_class_are_text(file: Path) -> None:
     raises = "(_ for _ in ()).throw(__import__('harness.errors').errors.WorkloadError('not like this'))"
-    dies = "__import__('os')._exit(3)"
     with pytest.raises(WorkloadError) as caught:
-        in_each(versions, eval, {"before": raises, "after": dies})
+        in_each(versions_of(file), eval, {"before": raises, "after": "__import__('os')._exit(3)"})
     assert str(caught.value).splitlines() == [
         "2 problems",
         "  - variants.before: not like this",
         "  - variants.after: the process that imports it ended with exit code 3: it printed nothing",
     ]
-
-
-def test_an_error_of_the_users_own_class_is_passed_on_as_text(file: Path) -> None:
     (file.parent / "before" / "harness_helper.py").write_text(
         "from harness.errors import HarnessError\nclass Own(HarnessError):\n    def __init__(self, a, b):\n"
         "        super().__init__(f'{a} and {b}')\ndef fail():\n    raise Own(1, 2)\n"
     )
-    versions = {name: own.version for name, own in own_codes(load_experiment(file), file.parent).items()}
     with pytest.raises(WorkloadError, match=r"^variants.before: 1 and 2$"):
-        in_each(versions, eval, {"before": "__import__('harness_helper').fail()"})
+        in_each(versions_of(file), eval, {"before": "__import__('harness_helper').fail()"})
 
 
 @pytest.mark.slow
@@ -162,7 +147,7 @@ def test_a_debugger_runs_one_variant(file: Path) -> None:
     assert sys.path[0] != str(file.parent / "after")
 
 
-def test_a_cluster_gets_each_variant_in_a_folder_of_its_own(file: Path) -> None:
+def test_a_cluster_gets_each_variant_in_a_folder_of_its_own_and_the_environment_its_code(file: Path) -> None:
     experiment = load_experiment(file)
     assert shipped_folders(experiment, file.parent) == {
         "harness_variants/before": file.parent / "before",
@@ -173,9 +158,6 @@ def test_a_cluster_gets_each_variant_in_a_folder_of_its_own(file: Path) -> None:
     alone = experiment.model_copy(update={"variants": {}})
     assert shipped_folders(alone, file.parent) == {"": file.parent}
 
-
-def test_the_environment_names_the_code_of_each_variant(file: Path) -> None:
-    experiment = load_experiment(file)
     found = own_codes(experiment, file.parent)
     facts = invocation_facts(make_plan(experiment, laptop(), variants=found), file.parent)
     assert facts["variants"] == {name: {"code": own.version.code, "git_commit": None} for name, own in found.items()}
@@ -200,11 +182,3 @@ def test_a_run_goes_on_from_other_folders_but_not_with_other_code(file: Path, tm
     changed = make_plan(going_on, laptop(), variants=own_codes(going_on, file.parent))
     with pytest.raises(OtherMeasuresError, match=r"was made with other code of the variants after \(.* -> .*\)"):
         check_variants(folder, changed)
-
-
-def test_a_block_cut_in_two_measures_the_missing_variant_alone(file: Path) -> None:
-    experiment = load_experiment(file)
-    plan = make_plan(experiment, laptop(), variants=variants("before", "after"))
-    missing = next(t for t in plan.trials if (t.cell.strategy, t.cell.devices, t.block) == ("single", 1, 1))
-    lines = [{"trial_id": t.id, "outcome": "ok", "attempt": 1} for t in plan.trials if t.id != missing.id]
-    assert [trial.id for group in pending(plan, lines) for trial in group.trials] == [missing.id]
