@@ -26,12 +26,8 @@ QUANTITIES: Mapping[str, tuple[str, str]] = {
     "gradient": ("gradient_difference", "gradient"),
     "first_update": ("first_difference", "first update"),
     "scaled_update": ("difference", "update"),
-    "update": ("difference", "update"),
 }
-"""The quantities of a check in the order in which they are judged: the column of each, and its name in a reason.
-
-``update``: what older runs recorded, three steps at the recipe's learning rate.
-"""
+"""The quantities of a check in the order in which they are judged: the column of each, and its name in a reason."""
 Vector = npt.NDArray[np.float64]
 Recorded = Mapping[tuple[str, str], Mapping[str, Vector]]
 """The sketches of each cell in each precision, by quantity."""
@@ -60,8 +56,8 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
 def _recorded(checks: pd.DataFrame, ok: Mapping[tuple[str, int], str]) -> Recorded:
     """Return the sketches of the checks that ended well; ``ok``: their cells by trial and attempt."""
     found: dict[tuple[str, str], dict[str, Vector]] = {}
-    precision, quantity = checks["computed_in"].fillna("fp32"), checks["quantity"].fillna("update")
-    for (trial_id, attempt, computed_in, name), part in checks.groupby(["trial_id", "attempt", precision, quantity]):
+    by_quantity = checks.groupby(["trial_id", "attempt", "computed_in", "quantity"])
+    for (trial_id, attempt, computed_in, name), part in by_quantity:
         if cell_id := ok.get((str(trial_id), int(str(attempt)))):
             sketch = np.asarray(part.sort_values("bucket")["update"], dtype=float)
             found.setdefault((cell_id, str(computed_in)), {})[str(name)] = sketch
@@ -122,8 +118,8 @@ def _verdict(row: Record, computed_in: str, found: Recorded, failed: Mapping[str
             return {"reason": f"unknown: {why if outcome == 'skipped' else f'{name} ended as {outcome}: {why}'}"}
     own, alone = found[row.cell_id, computed_in], found[row.base_id, computed_in]
     common = [name for name in QUANTITIES if name in own and name in alone]
-    if not {"scaled_update", "update"} & set(common):
-        return {"reason": "unknown: the check and that of one device are of different versions"}
+    if "scaled_update" not in common:
+        return {"reason": "unknown: the update is missing from the check or from that of one device"}
     if not all(alone[name].any() for name in common if name != "gradient"):
         return {"reason": "unknown: one device's parameters did not change"}
     # steps compute in 16 bits, or gradients are exchanged in them

@@ -216,7 +216,7 @@ def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing 
     """Return the parts that windows without exchange show; None if a strategy explained by them has none."""
     traits = BUILTIN_TRAITS.get(row.strategy)
     if wrapped is not None and timing.together_s is not None:
-        own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # older runs have no such window on one device
+        own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # if its explanation failed
         slowest_s = timing.slowest_s or own_s
         exposed = {"exposed communication": timing.together_s - slowest_s}
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s), **exposed}

@@ -54,7 +54,7 @@ EQUIVALENCE = Table(
         _c("computed_in", "string", "precision of the steps: fp32, or the cell's if that is bf16 or fp16"),
         _c("gradient_difference", "Float64", "norm of the difference of both gradients over that of one device's"),
         _c("first_difference", "Float64", "the same of the first update; in 16 bits of its part along one device's"),
-        _c("difference", "Float64", "the same of scaled updates; in older runs of three at the recipe's rate"),
+        _c("difference", "Float64", "the same of scaled updates"),
         _c("bound", "Float64", "largest difference that counts as rounding: 0.01, in 16 bits 0.05"),
         _c("equivalent", "boolean", "true if each difference is at most the bound; `<NA>` if unknown"),
         _c("reason", "string", "reason if not equivalent or unknown"),

@@ -79,10 +79,9 @@ CHECKS = Table(
         _c(
             "quantity",
             "string",
-            "gradient, first_update (a step at the recipe's rate) or scaled_update (steps scaled to the parameters' "
-            "norm); `<NA>` in older runs: the update of three steps at the recipe's rate",
+            "gradient, first_update (a step at the recipe's rate), or scaled_update (two steps scaled to the parameters)",
         ),
-        _c("computed_in", "string", "precision of the steps: fp32, or the cell's; `<NA>` in older runs: fp32"),
+        _c("computed_in", "string", "precision of the steps: fp32, or the cell's"),
     ),
 )
 

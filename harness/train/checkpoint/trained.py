@@ -69,7 +69,7 @@ def trained_of(values: Mapping[str, object], place: str) -> Trained:
     """Return what a checkpoint's values say of its training; raise RunFolderError if it does not say it, or not so."""
     facts = values.get("trained")
     if facts is None:
-        raise RunFolderError(f"{place}: does not name its workload; it was written by an earlier version")
+        raise RunFolderError(f"{place}: does not name its workload")
     try:
         return Trained.model_validate(facts)
     except ValidationError as error:
