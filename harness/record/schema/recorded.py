@@ -79,7 +79,7 @@ CHECKS = Table(
         _c(
             "quantity",
             "string",
-            "gradient, first_update (a step at the recipe's rate), or scaled_update (two steps scaled to the parameters)",
+            "gradient, first_update (a step at the recipe's rate) or scaled_update (steps scaled to the parameters)",
         ),
         _c("computed_in", "string", "precision of the steps: fp32, or the cell's"),
     ),
