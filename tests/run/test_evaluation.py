@@ -80,7 +80,7 @@ def test_code_of_ones_own_needs_the_file_that_names_it_unchanged(make_experiment
         evaluate(place, file)
     del values["trained"]
     (place / "epoch-2" / "state.json").write_text(json.dumps(values))
-    with pytest.raises(RunFolderError, match="written by an earlier version"):
+    with pytest.raises(RunFolderError, match="does not name its workload"):
         evaluate(place, file)
 
 
