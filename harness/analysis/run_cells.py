@@ -20,7 +20,7 @@ from harness.plan.environment import Invocation, NodeEnvironment
 from harness.plan.labels import TAGS
 
 MACHINE = ("cpu", "cores", "memory_gib", "threads", "niceness")
-BLOCK_OPTIONS = frozenset({"blocks", "twin", "explain", "links_seconds"})
+BLOCK_OPTIONS = frozenset({"blocks", "twin", "explain", "links_seconds", "keep_steps"})
 """Options of ``throughput`` that do not change how a trial is timed."""
 COMMIT = 12
 """The number of digits that name a commit."""

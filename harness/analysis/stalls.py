@@ -75,7 +75,8 @@ def _measured(steps: Records, ranks: Records) -> Values:
 
 def _cause(steps: Records, ranks: Records) -> str | None:
     """Return what counters show; None if none shows anything."""
-    for_data = [int(step.rank) for step in steps if pd.notna(step.wait_s) and step.wait_s > MOSTLY * step.step_s]
+    waited = [step for step in steps if pd.notna(step.wait_s) and step.wait_s > MOSTLY * step.step_s]
+    for_data = [int(step.rank if pd.isna(step.wait_rank) else step.wait_rank) for step in waited]
     swapped = [int(rank.rank) for rank in ranks if pd.notna(rank.swapped_bytes) and rank.swapped_bytes > 0]
     throttled = [int(rank.rank) for rank in ranks if throttling(vars(rank))]
     seen = {"waited for data": for_data, "its node swapped memory": swapped, "clocks throttled": throttled}

@@ -192,6 +192,7 @@ class Throughput(Strict):
     ``twin``: the base is measured twice in every block (A/A test), for the noise floor. ``explain``: the parts of the
     waterfall are measured too, and, for at most ``links_seconds`` a placement (if unset 5 on GPUs, 1 on CPU slots; 0:
     not at all), links and collectives.
+    ``keep_steps``: of each step one row is recorded, of its slowest rank with the mean over ranks; or all ranks' rows.
     """
 
     blocks: Blocks = 6
@@ -204,6 +205,7 @@ class Throughput(Strict):
     twin: bool = True
     explain: bool = True
     links_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
+    keep_steps: Literal["slowest", "all"] = "slowest"
 
     @property
     def most_blocks(self) -> int:

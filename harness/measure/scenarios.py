@@ -24,7 +24,9 @@ from harness.measure.stepper import (
     joined,
     of_all_ranks,
     of_rank,
+    of_slowest,
     step_columns,
+    step_quantiles,
     window_rows,
 )
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
@@ -130,7 +132,7 @@ def throughput(context: TrialContext) -> TrialResult:
             steps_s=stepper.spent_s,
             facts=setup.training.facts,
         )
-    context.rank_facts |= {**setup.of_rank(context), **speed.load}
+    context.rank_facts |= {**setup.of_rank(context), **speed.load, **step_quantiles(speed.windows)}
     for part, kind in {"warmup": "warmup", "windows": "timed", "phases": "phases"}.items():
         context.parts[part] = sum(each.window.duration_s for each in speed.windows if each.kind == kind)
     measured = _measured(context, setup, speed, stepper.spent_s)
@@ -210,7 +212,10 @@ def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement,
     ranks, training = context.ranks, setup.training
     facts: TrialFacts = {"steady": speed.steady, **training.facts, **speed.facts}
     gathered = ranks.gather((window_rows(ranks.rank, speed.windows), step_columns(ranks.rank, speed.windows)))
-    diverged = earliest(first_in(steps["loss"], rank) for rank, (_, steps) in enumerate(gathered))
+    by_rank = [steps for _, steps in gathered]
+    diverged = earliest(first_in(steps["loss"], rank) for rank, steps in enumerate(by_rank))
+    settings = context.experiment.throughput
+    every = settings is not None and settings.keep_steps == "all"
     return TrialResult(
         context.trial.id,
         **outcome_columns(diverged or (None if speed.finite else Divergence(0)), facts),
@@ -218,7 +223,7 @@ def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement,
         parameters=training.parameters,
         steps_s=steps_s,
         windows=tuple(row for rows, _ in gathered for row in rows),
-        steps=joined([steps for _, steps in gathered]),
+        steps=joined(by_rank) if every else of_slowest(by_rank),
     )
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from harness.errors import WorkloadError
 from harness.measure.window import Window, marks_for, measure_window, synchronize
 from harness.plan.cell import Cell
-from harness.plan.rows import PhaseSeconds, WindowKind, WindowRow
+from harness.plan.rows import PhaseSeconds, RankFacts, WindowKind, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share, batches, endless_shares, part_of
 from harness.train.phases import Mark
@@ -186,6 +186,36 @@ def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
                 }
             )
     return joined(parts)
+
+
+def step_quantiles(windows: Sequence[TimedWindow]) -> RankFacts:
+    """Return quantiles of one rank's timed steps, in seconds."""
+    step_s = [seconds for each in windows if each.kind == "timed" for seconds in each.window.step_s]
+    p5, median, p95 = map(float, np.percentile(step_s, (5, 50, 95)))
+    return {"step_p5_s": p5, "step_s": median, "step_p95_s": p95}
+
+
+def of_slowest(by_rank: Sequence[StepColumns]) -> StepColumns:
+    """Return one row per step from those of all ranks, which took the same steps.
+
+    ``step_s`` and ``rank``: of the rank whose step was longest; ``mean_s`` and ``loss``: the mean over ranks;
+    ``wait_s`` and ``wait_rank``: of the rank that waited longest for data.
+    """
+    first, *_ = by_rank
+    if not first:
+        return first
+    step_s, wait_s, loss = (np.stack([columns[name] for columns in by_rank]) for name in ("step_s", "wait_s", "loss"))
+    slowest, waiting = step_s.argmax(axis=0), np.nan_to_num(wait_s, nan=-1.0).argmax(axis=0)
+    at = np.arange(step_s.shape[1])
+    return {
+        **{name: first[name] for name in ("window", "step", "warmup")},
+        "rank": slowest,
+        "step_s": step_s[slowest, at],
+        "mean_s": step_s.mean(axis=0),
+        "wait_s": wait_s[waiting, at],
+        "wait_rank": waiting,
+        "loss": loss.mean(axis=0),
+    }
 
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:

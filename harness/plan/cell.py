@@ -26,7 +26,7 @@ SHARED_SECTIONS = {
 """The sections of options that every strategy has, each with the field of a cell that holds it."""
 
 
-MEASURES = 1
+MEASURES = 2
 """Raised when a cell of the same content measures something else; a run is resumed by an equal number only."""
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from harness.config.sections import Throughput
+from harness.measure.stepper import TimedWindow, of_slowest, step_columns, step_quantiles
 from harness.measure.throughput import _pace, window_length
 from harness.measure.window import (
     DEVICE,
@@ -298,3 +300,28 @@ def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> Non
     assert result.step_s == pytest.approx([0.01, 0.01, 0.01]) and result.phases == {}
     assert marks._events[-1].waited_for  # type: ignore[attr-defined]
     assert len(result.wait_s) == 3
+
+
+def timed(step_s: list[float], wait_s: list[float], losses: list[float]) -> TimedWindow:
+    return TimedWindow("timed", Window(sum(step_s), step_s, wait_s, losses, [1.0] * len(step_s), {}, {}), 1.0)
+
+
+def test_of_each_step_the_slowest_rank_the_longest_wait_and_the_means_are_kept() -> None:
+    nan = float("nan")
+    by_rank = [
+        timed([1.0, 3.0, 2.0], [0.1, nan, 0.5], [1.0, 2.0, 3.0]),
+        timed([2.0, 1.0, 2.0], [0.3, nan, 0.2], [3.0, 2.0, nan]),
+    ]
+    kept = of_slowest([step_columns(rank, [window]) for rank, window in enumerate(by_rank)])
+    assert kept["rank"].tolist() == [1, 0, 0] and kept["step_s"].tolist() == [2.0, 3.0, 2.0]
+    assert kept["mean_s"].tolist() == [1.5, 2.0, 2.0] and kept["step"].tolist() == [0, 1, 2]
+    np.testing.assert_equal(kept["wait_s"], [0.3, nan, 0.5])
+    assert kept["wait_rank"].tolist()[::2] == [1, 0]
+    np.testing.assert_equal(kept["loss"], [2.0, 2.0, nan])  # a loss of one rank that is not finite shows
+    assert of_slowest([{}, {}]) == {}
+
+
+def test_quantiles_of_a_rank_are_those_of_its_timed_steps() -> None:
+    warm = TimedWindow("warmup", timed([9.0], [0.0], [0.0]).window, 1.0)
+    found = step_quantiles([warm, timed([float(n) for n in range(101)], [0.0] * 101, [0.0] * 101)])
+    assert found == {"step_p5_s": 5.0, "step_s": 50.0, "step_p95_s": 95.0}

@@ -55,8 +55,12 @@ def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: M
     assert results.ranks["threads"].nunique() == 1
     assert (ok["throughput_per_s"] > 0).all() and (ok["peak_memory_bytes"] > 0).all()
     steps = results.steps.merge(ok[["trial_id", "devices", "strategy"]], on="trial_id")
-    per_rank = steps[~steps["warmup"]].groupby(["trial_id", "rank"]).size()
-    assert set(per_rank) == {2 * 4}
+    assert set(steps[~steps["warmup"]].groupby("trial_id").size()) == {2 * 4}
+    one, several = steps[steps["devices"] == 1], steps[steps["devices"] > 1]
+    assert set(one["rank"]) == {0} and (one["mean_s"] == one["step_s"]).all()
+    assert (several["mean_s"] <= several["step_s"]).all() and set(several["rank"]) <= {0, 1, 2, 3}
+    quantiles = ranks[ranks["rank"] > 0][["step_p5_s", "step_s", "step_p95_s"]].dropna()
+    assert len(quantiles) and (quantiles.diff(axis=1).iloc[:, 1:] >= 0).all(axis=None)
     groups = results.environment["groups"]
     assert all(group["nodes"][0]["threads"] == ranks["threads"].iloc[0] for group in groups)
     parts = ["controller", "resources", "worker start", "process group", "first word", "teardown"]

@@ -56,16 +56,29 @@ RANKS = Table(
 
 STEPS = Table(
     "steps",
-    "one optimizer step of one rank in a throughput trial",
+    "one optimizer step in a throughput trial; of one rank with throughput.keep_steps: all",
     (
         *TRIAL_COLUMNS,
-        RANK,
+        _c("rank", "Int64", "rank whose step was longest; with keep_steps: all that of the row"),
         WINDOW,
         _c("step", "Int64", "number of the step in its window"),
         _c("warmup", "boolean", "true for warm-up steps, which enter no figure"),
-        _c("step_s", "Float64", "step time with the wait for data; on CUDA by the clock of the device's stream", "s"),
-        _c("wait_s", "Float64", "wait for data by the host's clock: part of step_s on a CPU, beside it on CUDA", "s"),
-        _c("loss", "Float64", "mean loss over this rank's share of the batch"),
+        _c(
+            "step_s",
+            "Float64",
+            "step time with the wait for data, of the slowest rank; on CUDA by the clock of the device's stream",
+            "s",
+        ),
+        _c("mean_s", "Float64", "step time, mean over ranks; `<NA>` with keep_steps: all", "s"),
+        _c(
+            "wait_s",
+            "Float64",
+            "wait for data by the host's clock, of the rank that waited longest: part of a step on a CPU, beside it on "
+            "CUDA",
+            "s",
+        ),
+        _c("wait_rank", "Int64", "rank that waited longest; `<NA>` with keep_steps: all"),
+        _c("loss", "Float64", "mean loss over the batch; with keep_steps: all over the rank's share"),
     ),
 )
 
