@@ -65,6 +65,14 @@ def test_warm_up_steps_are_recorded_and_marked(within: Within) -> None:
     assert result.steps_s == pytest.approx(sum(float(window["duration_s"]) for window in result.windows))
 
 
+def test_one_row_a_step_is_recorded_or_every_ranks(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, value])
+    slowest, every = (run_scenario(within(throughput={"keep_steps": kept})).steps for kept in ("slowest", "all"))
+    assert "mean_s" in slowest and "mean_s" not in every
+    timed_rows = [sum(1 for flag in steps["warmup"] if not flag) for steps in (slowest, every)]
+    assert timed_rows == [10, 2 * 10]
+
+
 @pytest.mark.parametrize(("purpose", "explain"), [("", True), ("", False), ("twin", True)])
 @pytest.mark.parametrize("cheap", [True, False])
 def test_every_timed_trial_has_the_phases_of_its_step(
