@@ -339,6 +339,13 @@ def test_if_every_window_stalled_there_is_no_throughput_without() -> None:
     assert both["unstalled_throughput_per_s"].isna().all()
 
 
+def test_of_one_row_a_step_the_rank_that_waited_for_data_is_named_and_not_the_slowest() -> None:
+    one, steps = recorded(STALL, wait_s=15.0)
+    slowest = steps[steps["rank"] == 1].assign(wait_rank=0)
+    (row,) = stalls_of(one, STEPS.typed(slowest)).to_dict("records")
+    assert (row["waiting_ranks"], row["cause"]) == ("1", "waited for data (rank 0)")
+
+
 def test_a_cause_is_named_only_if_a_counter_shows_it() -> None:
     assert stalls_of(*recorded(STALL, wait_s=15.0))["cause"].tolist() == ["waited for data (rank 0, 1)"]
     assert stalls_of(*recorded(STALL, wait_s=5.0))["cause"].isna().all()

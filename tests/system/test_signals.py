@@ -160,4 +160,4 @@ def test_the_exit_code_is_ours_wherever_the_interruption_came(tmp_path: Path) ->
         "from harness.cli.arguments import exit_code_of\n"
         "sys.exit(exit_code_of(lambda: exec('raise KeyboardInterrupt') or 0))\n"
     )
-    ended(sys.executable, "-m", "interrupted", cwd=tmp_path, code=130)
+    assert ended(sys.executable, "-m", "interrupted", cwd=tmp_path, code=130).returncode == 130
