@@ -155,7 +155,9 @@ CELL_AXES = tuple(name for name, axis in AXES.items() if not axis.found)
 NAMED_AXES = tuple(name for name, axis in AXES.items() if axis.named)
 """The axes that can be named; options have names of their own, the others follow from the file."""
 WORK_AXES = tuple(name for name, axis in AXES.items() if axis.work)
+"""The axes that cells which do the same work share."""
 SIZES = frozenset(name for name, axis in AXES.items() if axis.size)
+"""The axes that set the size of the problem, which is no choice: throughput.blocks asks no width of their intervals."""
 PLAIN_AXES = {name: (kind, AXES[name].default) for name, (kind, _) in declared(TrialAxes).items() if AXES[name].plain}
 """The type and the default of the axes that a cell takes from its grid unchanged."""
 BATCHES = ("global_batch_size", "per_device_batch_size")
