@@ -299,7 +299,7 @@ def _newest_first(output: Path) -> list[Path]:
 
 
 def _measured_cells(folder: RunFolder) -> set[str]:
-    lines = folder.lines()
+    lines = folder.trial_lines()
     if any(line["facts"].get("inline") for line in lines):
         return set()
     return {line["cell_id"] for line in lines if line["outcome"] == "ok" and line["kind"] != "diagnostic"}

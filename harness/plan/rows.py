@@ -402,8 +402,8 @@ class Circumstances(TypedDict):
     position: int | None
 
 
-class RecordedTrial(TrialColumns, Circumstances):
-    """One line of trials.jsonl.
+class TrialLine(TrialColumns, Circumstances):
+    """One line of trials.jsonl, which also has the numbers of the trial's ranks and windows.
 
     ``error_type``, ``error_rank``: the exception's class, and the rank that failed first; others fail because of it.
     ``trial_s``: seconds inside the worker group, on rank 0; ``steps_s``: those in steps, a check or an examination.
@@ -421,10 +421,15 @@ class RecordedTrial(TrialColumns, Circumstances):
     parameters: Annotated[int | None, Meaning("number of parameters of the model")]
     facts: TrialFacts
     parts: dict[str, float]
-    ranks: list[RankRow]
-    windows: list[WindowRow]
     links: list[LinkRow] | None
     exchanges: NotRequired[list[ExchangeRow] | None]
     log: Annotated[
         str | None, Meaning("path in the run folder: traceback or stacks, and the last output of the failed rank")
     ]
+
+
+class RecordedTrial(TrialLine):
+    """One attempt at a trial, with the rows of its ranks and of their windows."""
+
+    ranks: list[RankRow]
+    windows: list[WindowRow]

@@ -19,8 +19,9 @@ from harness.config.yaml_source import MAX_BYTES, dump, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.environment import GroupEnvironment, Invocation, RunEnvironment
 from harness.plan.planner import Plan
-from harness.plan.rows import Circumstances, RecordedTrial
+from harness.plan.rows import Circumstances, RecordedTrial, TrialLine
 from harness.plan.trial import Trial, TrialResult
+from harness.record.by_rank import FactsByRank, by_rank_name, by_rank_of, gather_by_rank, with_counts
 from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame
 from harness.record.lines import SCHEMA, Record, merged, plan_content, raw_name
 from harness.record.reading import (
@@ -164,14 +165,16 @@ class RunFolder:
         Raises WriteError; the trial is then not recorded, and no file of it is left.
         """
         record = Record(trial, result, circumstances)
-        line, parts = record.line(), list(self._parts(record))
+        line = record.line()
+        parts = list(self._parts(record, line))
         # an attempt that was killed before its line was written may have left steps
         names = {raw_name(table, record.name) for table in RAW}
         remove_all(self._raw(name) for name in names - record.rows.keys())
+        remove_all([self.path / by_rank_name(record.name)])
         replace_all(parts)
         size = self._size()
         try:
-            append_lines(self._lines, [encode_json(for_file(line))])
+            append_lines(self._lines, [encode_json(for_file(with_counts(line)))])
         except BaseException:
             if self._size() <= size:  # else they would pass for the next attempt's
                 remove_all(path for path, _ in parts)
@@ -181,10 +184,12 @@ class RunFolder:
     def _size(self) -> int:
         return self._lines.stat().st_size if self._lines.exists() else 0
 
-    def _parts(self, record: Record) -> Iterator[tuple[Path, bytes | memoryview]]:
+    def _parts(self, record: Record, line: RecordedTrial) -> Iterator[tuple[Path, bytes | memoryview]]:
         """Yield the path and content of each file of one trial."""
         for name, rows in record.rows.items():
             yield self._raw(name), memoryview(in_parquet(*rows))
+        if facts := by_rank_of(line):
+            yield self.path / by_rank_name(record.name), encode_json(facts).encode()
         if record.log:
             yield (
                 self.path / record.log,
@@ -216,6 +221,11 @@ class RunFolder:
 
     def lines(self) -> list[RecordedTrial]:
         """Return all recorded trials in the order of recording, without lines that a crash cut short."""
+        facts = FactsByRank(self.path)
+        return [facts.with_rows(line) for line in self.trial_lines()]
+
+    def trial_lines(self) -> list[TrialLine]:
+        """Return all recorded trials as ``lines`` does, but without the rows of their ranks and windows: faster."""
         return read_lines(self._lines) if self._lines.exists() else []
 
     def environment(self) -> RunEnvironment:
@@ -265,8 +275,9 @@ class RunFolder:
         """Return the parameter updates of the equivalence checks among these lines."""
         return self._compacted(CHECKS, [line for line in lines if line["purpose"] == "equivalence"])
 
-    def compact(self, frames: Mapping[str, pd.DataFrame]) -> None:
-        """Write the rows gathered from raw/ as steps.parquet, epochs.parquet and the like."""
+    def compact(self, frames: Mapping[str, pd.DataFrame], lines: Sequence[RecordedTrial]) -> None:
+        """Write what was gathered from raw/: the rows as steps.parquet and the like, the lines' facts by rank."""
+        gather_by_rank(self.path, lines)
         for table in RAW:
             frame = frames[table.name]
             with replacing(self.path / f"{table.name}.parquet") as partial:

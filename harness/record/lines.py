@@ -50,7 +50,7 @@ class Record:
         return f"logs/{self.name}.txt" if self.result.detail else None
 
     def line(self) -> RecordedTrial:
-        """Return the trial's line of trials.jsonl, without secrets."""
+        """Return the trial as it is recorded, without secrets."""
         result = self.result
         line: RecordedTrial = {
             **trial_columns(self.trial),
@@ -78,7 +78,7 @@ class Record:
         return line
 
 
-SCHEMA = 5
+SCHEMA = 6
 """The version of the files of a run folder; folders of another one are not read."""
 
 

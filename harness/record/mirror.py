@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from harness.errors import RunFolderError, StoreError
+from harness.record.by_rank import by_rank_name
 from harness.record.folder import RunFolder
 from harness.record.lines import raw_name
 from harness.record.reading import object_of
@@ -80,7 +81,7 @@ def files_of(folder: Path, line: str) -> list[str]:
         name = f"{row['trial_id']}-{row['attempt']}"
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
-    paths = [*(f"raw/{raw_name(table, name)}.parquet" for table in RAW), row.get("log")]
+    paths = [*(f"raw/{raw_name(table, name)}.parquet" for table in RAW), by_rank_name(name), row.get("log")]
     return [path for path in dict.fromkeys(paths) if path and (folder / path).is_file()]
 
 

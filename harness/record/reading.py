@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from harness.errors import RunFolderError
 from harness.plan.comparison import options_text
 from harness.plan.environment import NodeFacts, RunEnvironment
-from harness.plan.rows import RecordedTrial
+from harness.plan.rows import TrialLine
 
 MOST_INVOCATIONS = 100_000
 T = TypeVar("T")
@@ -151,7 +151,7 @@ def read_environment(path: Path) -> RunEnvironment:
         *lines, rest = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines if _torn(rest, _ENTRY_HEADS) else [*lines, rest], start=1):
         with naming_file(path, f"line {number} "):
-            entry = _validated(_ENTRY, object_of(line))
+            entry = validated(_ENTRY, object_of(line))
             if "group" in entry:
                 groups.append(entry["group"])
             else:
@@ -162,15 +162,15 @@ def read_environment(path: Path) -> RunEnvironment:
 
 def check_environment(content: RunEnvironment) -> None:
     """Raise ValueError if environment.jsonl lacks what tables and report take from it."""
-    _validated(_ENVIRONMENT, content)
+    validated(_ENVIRONMENT, content)
 
 
 def check_plan(content: Mapping[str, object]) -> None:
     """Raise ValueError if plan.json lacks what the tables take from it."""
-    _validated(_PLAN, content)
+    validated(_PLAN, content)
 
 
-def _validated(adapter: TypeAdapter[T], content: object) -> T:
+def validated(adapter: TypeAdapter[T], content: object) -> T:
     """Return the content, validated; raises ValueError."""
     try:
         return adapter.validate_python(content)
@@ -183,13 +183,13 @@ _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
 _ENTRY_HEADS = (b'{"group":', b'{"invocation":')
 """First bytes of every line of trials.jsonl and of environment.jsonl; they identify a line that a crash cut short."""
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_LINES = TypeAdapter(list[RecordedTrial], config=ConfigDict(strict=True, extra="allow"))
-_ABSENT = {name: None for name, kind in get_type_hints(RecordedTrial).items() if NoneType in get_args(kind)}
+_LINES = TypeAdapter(list[TrialLine], config=ConfigDict(strict=True, extra="allow"))
+_ABSENT = {name: None for name, kind in get_type_hints(TrialLine).items() if NoneType in get_args(kind)}
 """Columns that may be None, and that a line may lack."""
 
 
-def read_lines(path: Path) -> list[RecordedTrial]:
-    """Return the recorded trials of a file; raises RunFolderError.
+def read_lines(path: Path) -> list[TrialLine]:
+    """Return the lines of trials.jsonl; raises RunFolderError.
 
     Lines that a crash cut short are skipped: the bytes after the last newline, or a partial line that a later
     invocation ended with a newline.
@@ -228,7 +228,7 @@ def for_file(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "options": options_text(row["options"])}
 
 
-def _checked(line: dict[str, Any]) -> RecordedTrial:
+def _checked(line: dict[str, Any]) -> TrialLine:
     """Return the line of a trial, its values validated against the types of their columns; raises ValueError."""
     if not (isinstance(line.get("trial_id"), str) and _TRIAL_ID.fullmatch(line["trial_id"])):
         raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}; allowed: {_TRIAL_ID.pattern}")
@@ -237,12 +237,12 @@ def _checked(line: dict[str, Any]) -> RecordedTrial:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
-    for row in (trial, trial["facts"], *trial["windows"], *trial["ranks"], *(trial["links"] or ())):
-        _check_integers(row)
+    for row in (trial, trial["facts"], *(trial["links"] or ())):
+        check_integers(row)
     return trial
 
 
-def _check_integers(row: Mapping[str, object]) -> None:
+def check_integers(row: Mapping[str, object]) -> None:
     for name, value in row.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{name}: got an integer of more than 64 bits")

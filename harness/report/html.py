@@ -57,7 +57,7 @@ def build_report(results: Results) -> Results:
             pictures = [make_picture(name, draw, results, parts) for name, draw in FIGURES.items()]
         verdict = parts.make("the verdict", lambda: make_verdict(results), lambda _: NO_VERDICT)
         html = _html(results, verdict, pictures, parts)
-    folder.compact(recorded)
+    folder.compact(recorded, results.lines)
     for name, table in tables.items():
         if table is None or table.empty:
             remove_all([folder.tables / f"{name}.csv"])  # of an earlier report

@@ -124,7 +124,7 @@ def _why_unfinished(folder: RunFolder) -> str:
     invocations = folder.environment().get("invocations", [])
     if not invocations:
         return "it recorded no trial"
-    lines = {line["trial_id"]: line for line in folder.lines()}
+    lines = {line["trial_id"]: line for line in folder.trial_lines()}
     if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in lines.values()):
         return ""  # a run for a debugger is never resumed
     if (ended := invocations[-1].get("ended")) != "finished":

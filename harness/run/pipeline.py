@@ -174,7 +174,7 @@ def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
 
     Raises IncompleteReport, once all else is written and shown, unless the run was interrupted.
     """
-    if not folder.lines():
+    if not folder.trial_lines():
         emit(Note(f"No trial was finished; {folder.path} holds the plan"))
         return code
     incomplete: IncompleteReport | None = None
@@ -216,7 +216,7 @@ def _how_to_report(folder: RunFolder) -> str:
 
 def _exit_code(folder: RunFolder, plan: Plan) -> int:
     """Return 0 if some trial was measured and every planned one is ok or skipped; else 1."""
-    lines = {line["trial_id"]: line for line in folder.lines()}
+    lines = {line["trial_id"]: line for line in folder.trial_lines()}
     if any(line["skip_code"] in ("doctor", "doctor_memory") for line in lines.values()):
         return FAILED
     last = {trial_id: line["outcome"] for trial_id, line in lines.items()}

@@ -72,7 +72,7 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack, emit: Em
     if request.resume:
         stack.enter_context(nullcontext() if request.plans_only else RunFolder.open(request.resume).locked())
         folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
-        if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in folder.lines()):
+        if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in folder.trial_lines()):
             raise RunFolderError(f"{request.resume}: --inline made this run for a debugger; start a new run instead")
     own_path = experiment.own_code and not experiment.variants  # those are imported in processes of their own
     stack.enter_context(import_path(home) if own_path else nullcontext())

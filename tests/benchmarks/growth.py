@@ -162,13 +162,15 @@ def write_by_hand(run: Any, folder: Path) -> None:
     """As many bytes put on disk in the same order, and nothing else: what recording that keeps all cannot go below."""
     parts = sorted((run.path / "raw").glob("*.parquet"))
     lines = (run.path / "trials.jsonl").read_bytes().splitlines(keepends=True)
+    by_rank = next((run.path / "raw").glob("*-ranks.json")).read_bytes()
     part = parts[0].read_bytes()
     folder.mkdir()
     for path, line in zip(parts, lines, strict=False):  # examinations have no steps
-        with (folder / "partial").open("wb", buffering=0) as file:
-            file.write(part)
-            os.fdatasync(file.fileno())
-        os.replace(folder / "partial", folder / path.name)
+        for name, content in ((path.name, part), (f"{path.stem}-ranks.json", by_rank)):
+            with (folder / "partial").open("wb", buffering=0) as file:
+                file.write(content)
+                os.fdatasync(file.fileno())
+            os.replace(folder / "partial", folder / name)
         with (folder / "lines").open("ab", buffering=0) as file:
             file.write(line)
             os.fdatasync(file.fileno())

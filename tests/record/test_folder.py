@@ -20,6 +20,7 @@ from harness.cli.arguments import BAD_INPUT, exit_code_of
 from harness.errors import HarnessError, RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
+from harness.record.by_rank import with_counts
 from harness.record.estimate import Estimate, read_estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.lines import SCHEMA
@@ -94,7 +95,7 @@ def test_a_recorded_trial_reads_back_with_every_axis_and_without_a_pickle(folder
     assert before["trial_id"].tolist() == [trial.id] * 2 and before["step_s"].tolist() == [0.5, 0.5]
     kinds = {path.suffix for path in folder.path.rglob("*") if path.is_file()}
     assert kinds <= {".yaml", ".json", ".jsonl", ".parquet", ".txt", ".html", ".csv", ".png", ".svg", ""}
-    folder.compact({table.name: getattr(folder, table.name)(lines) for table in RAW})
+    folder.compact({table.name: getattr(folder, table.name)(lines) for table in RAW}, lines)
     for raw in (folder.path / "raw").iterdir():
         raw.unlink()
     assert folder.steps(lines).equals(before), "a folder without raw files reads the compacted ones"
@@ -108,7 +109,7 @@ def test_a_traceback_goes_into_a_log_that_the_line_names(folder: RunFolder, plan
     assert line["log"] == f"logs/{first.id}-1.txt"
     assert (folder.path / line["log"]).read_text() == "cannot open \\udcff.txt"
     with (folder.path / "trials.jsonl").open("a") as file:
-        file.write(json.dumps({**line, "trial_id": second.id, "reason": output}) + "\n")
+        file.write(json.dumps({**with_counts(line), "trial_id": second.id, "reason": output}) + "\n")
     for row in folder.lines():
         row["reason"].encode()
     harness.load(folder.path).trials.to_csv()
@@ -303,7 +304,7 @@ def test_a_folder_of_another_schema_is_refused_with_the_version_that_reads_it(
 
 TRASH = b"\x00\xff\x80trash\n\x93\n" * 40
 WRITTEN = ["plan.json", "environment.jsonl", "experiment.resolved.yaml", "experiment.yaml"]
-FILES = [*WRITTEN, "trials.jsonl", "steps.parquet"]
+FILES = [*WRITTEN, "trials.jsonl", "steps.parquet", "by_rank.jsonl"]
 DAMAGED = "is damaged or incomplete"
 SHAPES = ("", "[]", "3", "null", '"x"', "{", "[" * 100_000, '{"a": ' * 100_000, "9" * 5000)
 WHOLE = [shape for shape in SHAPES if shape not in ("", "{")]
@@ -364,11 +365,6 @@ WRONG_VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an attempt that is a flag": lambda line: line.update(attempt=True),
     "a huge number": lambda line: line.update(block=10**30),
     "a reason that is a mapping": lambda line: line.update(reason={"a": 1}),
-    "windows that are none": lambda line: line.update(windows=3),
-    "windows of numbers": lambda line: line.update(windows=[1, 2]),
-    "a window without its time": lambda line: line["windows"][0].pop("duration_s"),
-    "a window of texts": lambda line: line["windows"][0].update(weight="many"),
-    "ranks that are none": lambda line: line.pop("ranks"),
     "facts that are a list": lambda line: line.update(purpose="", facts=[]),
     "no outcome": lambda line: line.pop("outcome"),
     "no cell": lambda line: line.pop("cell_id"),

@@ -194,7 +194,7 @@ def test_a_copy_that_is_behind_is_brought_up(run: Run) -> None:
     run.record(1)
     send(writer)
     assert copy_down(run.store, run.name, run.copy).lines == 1 and copy_down(run.store, run.name, run.copy).lines == 0
-    assert recorded_lines(run.copy) == recorded_lines(run.path) and len(list((run.copy / "raw").iterdir())) == 2
+    assert recorded_lines(run.copy) == recorded_lines(run.path) and len(list((run.copy / "raw").iterdir())) == 4
 
 
 def test_the_folder_that_was_sent_last_stays_as_it_is(run: Run) -> None:

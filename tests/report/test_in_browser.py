@@ -20,6 +20,7 @@ import pytest
 from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
+from harness.record.by_rank import with_counts
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.report.page import SCRIPT, render
@@ -137,7 +138,7 @@ def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: 
         folder.append(trial, result, {**NOWHERE, "group_id": every, "position": number})
     append_skips(folder, plan, every)
     lines = [{**line, "log": line["log"] and every, "outcome": line["outcome"]} for line in folder.lines()]
-    (folder.path / "trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder.path / "trials.jsonl").write_text("".join(json.dumps(with_counts(line)) + "\n" for line in lines))
     return folder
 
 
