@@ -131,8 +131,8 @@ def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_remove
 
 @pytest.mark.parametrize(
     ("number", "send"),
-    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)],
-    ids=["Ctrl-C in a terminal", "SIGTERM", "SIGTERM to everybody, as SLURM sends it"],
+    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.killpg)],
+    ids=["Ctrl-C in a terminal", "SIGTERM to everybody, as SLURM sends it"],
 )
 def test_an_interruption_ends_in_order(run: Run, number: int, send: Callable[[int, int], None]) -> None:
     run.set_window(1.0)

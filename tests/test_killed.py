@@ -21,7 +21,7 @@ from tests.scripted import TEXT, command
 
 pytestmark = pytest.mark.slow
 
-KILLS, BLOCKS = 100, 8
+KILLS, BLOCKS = 40, 8
 Line = dict[str, Any]
 
 
@@ -138,7 +138,7 @@ class Times:
         return slower * self.first_s + chance.expovariate(20 / (self.last_s - self.first_s))
 
 
-def test_a_hundred_kills_lose_and_duplicate_nothing(tmp_path: Path) -> None:
+def test_forty_kills_lose_and_duplicate_nothing(tmp_path: Path) -> None:
     chance = random.Random(20261121)
     kills = runs = 0
     (tmp_path / "times").mkdir()
