@@ -201,6 +201,14 @@ class WindowRow(PhaseSeconds):
     weight: Annotated[float, Meaning("number of samples or tokens that this rank trained on")]
 
 
+STEADY_CHANGE = 0.05
+"""The maximum relative difference of two rounds' medians, or of a trend's ends, in a steady state."""
+STEADY_NOISE = 0.20
+"""The upper limit of that threshold when the noise of single steps raises it."""
+POWER_CAP, HELD_BY_POWER = "sw power cap", "held by power"
+"""A GPU's power limit as a reason for lower clocks, by NVML's bit and counter: its usual state under load."""
+
+
 class RankFacts(TypedDict, total=False):
     """The measured columns of one rank: memory, process, load, NVML's readings; None if a value is not known."""
 
