@@ -13,7 +13,7 @@ from typing import Literal
 
 from harness.config.values import GIB, MIB, PlainValue
 from harness.plan.cell import Cell, Options
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 from harness.plan.comparison import REDUCED_PRECISIONS, single_device_cell
 from harness.plan.inventory import Inventory, Node, device_of_driver
 from harness.plan.rows import ActivationBytes, Examination, MemoryFacts, Severity

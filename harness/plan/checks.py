@@ -1,12 +1,103 @@
-"""Checks of the nodes: network, links between GPUs, and versions; they need no rank."""
+"""Checks of the doctor that need no rank: batches that devices share, and the nodes' network, links and versions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import GIB
-from harness.plan.checks.finding import Finding, join_names
+from harness.plan.cell import Cell
 from harness.plan.environment import Interface, NodeEnvironment, Topology
+from harness.plan.rows import FindingRow, Severity
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of one check. ``seen`` has the numbers.
+
+    ``stops``: an error after which no trial is tried: no training step, another device, a crash or a loss that is not
+    finite. After other errors cells are measured, and marked as faulty.
+    """
+
+    check: str
+    severity: Severity
+    seen: str
+    means: str
+    advice: str
+    stops: bool = False
+
+    def row(self) -> FindingRow:
+        """Return plain values for the trial's row."""
+        row: FindingRow = {
+            "check": self.check,
+            "severity": self.severity,
+            "seen": self.seen,
+            "means": self.means,
+            "advice": self.advice,
+        }
+        return {**row, "stops": self.stops} if self.severity == "error" else row
+
+
+def join_names(names: list[str], most: int = 4) -> str:
+    """Join at most ``most`` names: ``a, b, c, d and 12 more``."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+BATCHES = "batch divisibility"
+
+
+def judge_batches(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding]:
+    """Judge a training set of ``samples`` and a step of ``batch`` samples, over all its micro-batches.
+
+    ``epochs``: the cell is trained for whole epochs, whose last batch may be smaller.
+    """
+    # a cell that trains with unequal shares on purpose (convergence.uneven) is not skipped
+    uneven = [] if cell.uneven else uneven_batch(cell.strategy, cell.devices, cell.global_batch_size)
+    left = samples % batch
+    if uneven or not epochs or not left or left >= cell.devices:
+        return uneven
+    return [
+        Finding(
+            BATCHES,
+            "note",
+            f"last batch of an epoch: {left} of {batch} samples for {cell.devices} devices "
+            f"({samples:,} training samples)",
+            f"devices without samples in that step: {cell.devices - left}; its gradient is the mean over its samples",
+            "choose a batch size with a larger remainder, if that step matters",
+        )
+    ]
+
+
+def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
+    """Return a finding if a global batch does not divide by the devices, with the samples of each."""
+    if batch % devices == 0:
+        return []
+    sizes = part_sizes(strategy, batch, devices)
+    idle = sizes.count(0)
+    gets = ", ".join(map(str, sizes))
+    nearest = max(devices, round(batch / devices) * devices)
+    return [
+        Finding(
+            BATCHES,
+            "error" if batch < devices else "warning",
+            f"samples of each device under {strategy} on {devices} devices at a global batch of {batch}: {gets}"
+            + (f" ({idle} without samples)" if idle else ""),
+            "unequal work of the devices: cells with such a batch are skipped",
+            f"use a global batch of {nearest}, or another multiple of {devices}",
+            stops=True,
+        )
+    ]
+
+
+def part_sizes(strategy: str, batch: int, devices: int) -> list[int]:
+    """Return the samples of each device: dp scatters equal chunks, rounded up; other shares differ by at most one."""
+    if strategy in BUILTIN_TRAITS and BUILTIN_TRAITS[strategy].replicates:
+        chunk = -(-batch // devices)
+        return [max(0, min(chunk, batch - index * chunk)) for index in range(devices)]
+    return [(index + 1) * batch // devices - index * batch // devices for index in range(devices)]
+
 
 NETWORK = "network"
 USED = {"gloo": "GLOO_SOCKET_IFNAME", "NCCL": "NCCL_SOCKET_IFNAME"}
