@@ -1,9 +1,14 @@
-"""Rules that decide whether a cell can run, on any machine or on one; a rule that forbids it gives code and reason."""
+"""Why trials are left out: rules on their cell, for any machine or for one, and the limits that end a run.
+
+A device-hour is one device of the machine for an hour, whether it works or waits: so a cluster is billed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from harness.config.experiment import Experiment
 from harness.plan.cell import Cell, place
 from harness.plan.inventory import Machine
 from harness.plan.rows import SkipCode
@@ -179,3 +184,39 @@ MACHINE_RULES: tuple[MachineRule, ...] = (
     _needs_cuda,
     _collectives_work,
 )
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class End:
+    """A limit by its name in the experiment file, its value, and the seconds until it ends the run."""
+
+    name: str
+    limit: str
+    seconds: float
+
+    @property
+    def reason(self) -> str:
+        """The reason of the trials that it leaves out."""
+        return f"time is up: {self.name} was reached{self.limit}"
+
+
+def end_of(experiment: Experiment, devices: int, spent_device_s: float = 0.0) -> End | None:
+    """Return the limit that ends a run first, from now on; None without a limit.
+
+    ``devices``: of the machine; ``spent_device_s``: the device-seconds of the run so far, earlier invocations included.
+    The wall time is that of one invocation. Device-hours and cost are those of the whole run: a resume adds none.
+    """
+    limits, cost = experiment.limits, experiment.cost
+    ends = [End("limits.wall", "", limits.wall)] if limits.wall else []
+    hours: dict[str, tuple[float, str]] = {}
+    if limits.device_hours:
+        hours["limits.device_hours"] = limits.device_hours, f"{limits.device_hours:g}"
+    if limits.cost and cost:
+        hours["limits.cost"] = limits.cost / cost.per_device_hour, f"{limits.cost:g} {cost.currency}"
+    ends += [
+        End(name, f" ({text} of the whole run; raise it to go on)", (most * HOUR_S - spent_device_s) / max(1, devices))
+        for name, (most, text) in hours.items()
+    ]
+    return min(ends, key=lambda end: end.seconds, default=None)

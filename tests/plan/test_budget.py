@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from harness.config.experiment import Experiment
-from harness.plan.budget import end_of, spent_device_seconds
+from harness.plan.environment import spent_device_seconds
+from harness.plan.feasibility import end_of
 
 Make = Callable[..., Experiment]
 PRICE = {"per_device_hour": 2.5, "currency": "USD"}
