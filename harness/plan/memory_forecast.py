@@ -169,11 +169,6 @@ def shards_of(cell: Cell) -> int:
     return cell.devices // cell.nodes if cell.strategy_options.get("mesh") == "hybrid" else cell.devices
 
 
-def counted(model: MemoryFacts, cell: Cell, activations: int) -> int:
-    """Return the estimated peak with these activations of a micro-batch, in bytes."""
-    return _peak(model, cell, ActivationBytes(fixed=0, per_sample=activations), 1)
-
-
 def _peak(model: MemoryFacts, cell: Cell, kept: ActivationBytes, samples: int) -> int:
     activations = kept["fixed"] + samples * kept["per_sample"]
     process = model["process_bytes"] if cell.device == "cpu" else 0
@@ -290,6 +285,7 @@ def traced_cell(cell: Cell) -> Cell:
     share = micro_batch(cell) * cell.micro_batches
     sharded = traces_shards(cell)
     hybrid = sharded and cell.strategy_options.get("mesh") == "hybrid"
+    offline = {name: False if name == "download" else value for name, value in cell.workload_options.items()}
     one = cell if sharded else replace(single_device_cell(cell), strategy_options={})
     one = one if hybrid else replace(one, devices=min(one.devices, MOST_DEVICES))
     return replace(
@@ -304,7 +300,7 @@ def traced_cell(cell: Cell) -> Cell:
         launcher="ray",
         device_ids=(),
         strategy_options=_without(one.strategy_options, "backend", "sync_batch_norm"),
-        workload_options=_offline(cell.workload_options),
+        workload_options=offline,
         optimizer=_without(cell.optimizer, "lr"),
         schedule={},
         training={name: value for name, value in cell.training.items() if name in IN_MEMORY},
@@ -322,10 +318,6 @@ IN_MEMORY = ("accumulation", "clip_grad_norm", "clip_grad_value")
 
 def _without(options: Mapping[str, PlainValue], *names: str) -> dict[str, PlainValue]:
     return {name: value for name, value in options.items() if name not in names}
-
-
-def _offline(options: Mapping[str, PlainValue]) -> dict[str, PlainValue]:
-    return {name: False if name == "download" else value for name, value in options.items()}
 
 
 def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecast:
@@ -348,8 +340,9 @@ def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecas
         return made
     if examined["alone"] or not traces(cell):
         alone = state(sizes, single_device_cell(cell))
-        kept = peak["without_gradients_bytes"] - alone.parameters - alone.optimizer
-        return replace(made, activations=counted(sizes, cell, max(0, kept)) - own.total, how="counted")
+        kept = max(0, peak["without_gradients_bytes"] - alone.parameters - alone.optimizer)  # of a micro-batch
+        counted = _peak(sizes, cell, ActivationBytes(fixed=0, per_sample=kept), 1)
+        return replace(made, activations=counted - own.total, how="counted")
     traced = replace(cell, devices=traced_cell(cell).devices) if traces_shards(cell) else cell
     # DDP's buckets are there all the time; if gradients are views of them, those are too
     views = own.buckets and not own.gradients
