@@ -7,24 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 from harness.config.experiment import Experiment
 from harness.plan.cell import Cell, place
 from harness.plan.inventory import Machine
-from harness.plan.rows import SkipCode
+from harness.plan.rows import ImpossibleCode, SkipCode
 from harness.plan.trial import Impossible, SkipReason
 
-IMPOSSIBLE: frozenset[SkipCode | None] = frozenset(
-    {
-        "strategy_devices",
-        "strategy_nodes",
-        "uneven_nodes",
-        "batch_indivisible",
-        "micro_batch_indivisible",
-        "static_graph",
-        "strategy_compile",
-    }
-)
+IMPOSSIBLE: frozenset[SkipCode | None] = frozenset(get_args(ImpossibleCode))
 """The reasons for which no machine can run a cell."""
 
 
