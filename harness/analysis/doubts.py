@@ -14,7 +14,7 @@ from harness.analysis.common import Records, Row, bases_of, by_cell, grouped, me
 from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, throttling
 from harness.analysis.steps import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.environment import RunEnvironment
-from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
+from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE
 
 WIDE_SPREAD = 0.10
 DRIFT = 1.05

@@ -14,8 +14,7 @@ from harness.analysis.published import hardware_of
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
 from harness.errors import HarnessError
-from harness.plan.budget import wall_seconds
-from harness.plan.environment import RunEnvironment
+from harness.plan.environment import RunEnvironment, wall_seconds
 from harness.plan.planner import least_warmup_s
 from harness.plan.rows import RecordedTrial
 from harness.plan.trial import Trial, WorkerGroup

@@ -14,7 +14,7 @@ from harness.analysis.common import Row, rows_of, trial_key
 from harness.analysis.steps import StepTimes
 from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
-from harness.plan.thresholds import HELD_BY_POWER, POWER_CAP
+from harness.plan.rows import HELD_BY_POWER, POWER_CAP
 from harness.record.frames import records
 
 SLOW_RANK = 1.20

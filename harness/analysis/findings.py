@@ -11,7 +11,7 @@ from harness.analysis.common import Lines
 from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
-from harness.plan.checks import batches, nodes
+from harness.plan.checks import judge_links, judge_network, judge_versions, uneven_batch
 from harness.plan.comparison import options_of
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import Labels
@@ -107,14 +107,14 @@ def static_findings(plan: Mapping[str, Any], environment: RunEnvironment, labels
     rows = [
         {**{axis: row.get(axis) for axis in ("cell_id", *DESCRIPTION)}, **label_columns(row, labels), **finding.row()}
         for row in uneven.values()
-        for finding in batches.uneven_batch(row["strategy"], row["devices"], row["global_batch_size"])
+        for finding in uneven_batch(row["strategy"], row["devices"], row["global_batch_size"])
     ]
     of_nodes = [  # of the nodes of a worker group; each finding counts once
         finding
         for group in environment.get("groups", ())
-        for finding in [*nodes.judge_versions(group["nodes"]), *nodes.judge_links(group["nodes"])]
+        for finding in [*judge_versions(group["nodes"]), *judge_links(group["nodes"])]
     ]
-    of_nodes += nodes.judge_network(_widest_group(environment))
+    of_nodes += judge_network(_widest_group(environment))
     return FINDINGS.frame([*rows, *(finding.row() for finding in dict.fromkeys(of_nodes))])
 
 

@@ -148,7 +148,7 @@ WITHOUT_RANKS: Mapping[str, str] = {
     "network": "the interface of each node's ranks and its speed, shared memory, limits, niceness",
     "versions": "the same packages, driver and device libraries on every node",
 }
-"""Checks of harness/plan/checks that need no rank, with what each looks at."""
+"""Checks of harness/plan/checks.py, which need no rank, with what each looks at."""
 LOOKS_AT: Mapping[str, str] = {**{check.name: check.looks_at for check in DOCTOR_CHECKS}, **WITHOUT_RANKS}
 FINDINGS_OF: Mapping[str, str] = {check.key: check.findings for check in DOCTOR_CHECKS}
 """The name of the findings of each check, by its name in ``allow``."""

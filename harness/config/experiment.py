@@ -36,7 +36,6 @@ from harness.config.sections import (
 )
 from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
 from harness.config.values import (
-    USER_CLASS,
     Axis,
     FilePath,
     Name,
@@ -47,36 +46,29 @@ from harness.config.values import (
     absolute_folders,
     as_axis,
     as_tuple,
+    builtin_or_own,
 )
-from harness.errors import ExperimentError, nearest
+from harness.errors import ExperimentError
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 MOST_PUBLISHED = 1000
 
 
-def _workload(value: object) -> object:
-    if isinstance(value, str) and value not in BUILTIN_WORKLOADS and not USER_CLASS.fullmatch(value):
-        hint = nearest(value, BUILTIN_WORKLOADS)
-        raise ValueError(f"got {value!r}; {hint}, or package.module:ClassName of your own")
-    return value
-
-
-def _sgd() -> Options:
-    return {"name": "SGD", "lr": 0.1, "momentum": 0.9}
+SGD: Mapping[str, PlainValue] = {"name": "SGD", "lr": 0.1, "momentum": 0.9}
 
 
 class Experiment(Strict):
     """A validated experiment file, defaults included; made by ``load_experiment``."""
 
     name: Name
-    workload: Annotated[str, BeforeValidator(_workload)] = "image_classification"
+    workload: Annotated[str, BeforeValidator(builtin_or_own(BUILTIN_WORKLOADS))] = "image_classification"
     grid: Grid | None = None
     cells: Annotated[tuple[Grid, ...], BeforeValidator(as_tuple)] = ()
     exclude: Annotated[tuple[Filter, ...], BeforeValidator(as_tuple)] = ()
     strategy_options: StrategyOptions = StrategyOptions()
     workload_options: Options = Field(default_factory=dict)
     variants: dict[Name, FilePath] = Field(default_factory=dict)
-    optimizer: Options = Field(default_factory=_sgd)
+    optimizer: Options = Field(default_factory=lambda: dict(SGD))
     schedule: Options = Field(default_factory=dict)
     training: TrainingOptions = TrainingOptions()
     loader: Loader = Loader()

@@ -35,21 +35,10 @@ from harness.config.values import (
     Seed,
     Text,
     absolute_folders,
+    builtin_or_own,
 )
-from harness.errors import nearest
 
-
-def _strategy(value: object) -> object:
-    """Accept a built-in strategy, or package.module:ClassName of the user's own."""
-    if isinstance(value, str) and value not in BUILTIN_TRAITS and not USER_CLASS.fullmatch(value):
-        hint = nearest(value[:80], BUILTIN_TRAITS)
-        raise ValueError(f"got {value[:80]!r}; {hint}, or package.module:ClassName of your own")
-    return value
-
-
-StrategyName = Annotated[Text, BeforeValidator(_strategy)]
-
-
+StrategyName = Annotated[Text, BeforeValidator(builtin_or_own(BUILTIN_TRAITS))]
 Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 """An amount of money, or a number of device-hours."""
 

@@ -114,11 +114,6 @@ class StrategyTraits:
     marker: str = ""
     summary: str = ""
 
-    @property
-    def spans_nodes(self) -> bool:
-        """Whether its devices may belong to several nodes: one process can use the devices of its own node only."""
-        return not self.one_process
-
 
 BUILTIN_TRAITS: Mapping[str, StrategyTraits] = {
     BASE_STRATEGY: StrategyTraits(

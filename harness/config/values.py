@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar, overload
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, ValidationInfo
 from typing_extensions import TypeAliasType
+
+from harness.errors import nearest
 
 USER_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """``package.module:ClassName``, the user's own class."""
@@ -57,6 +59,18 @@ def check_name(value: object) -> object:
             f"got {repr(value)[:80]}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not starting with a dot"
         )
     return value
+
+
+def builtin_or_own(names: Collection[str]) -> Callable[[object], object]:
+    """Return a validator that accepts these names and package.module:ClassName of the user's own."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value not in names and not USER_CLASS.fullmatch(value):
+            hint = nearest(value[:80], names)
+            raise ValueError(f"got {value[:80]!r}; {hint}, or package.module:ClassName of your own")
+        return value
+
+    return check
 
 
 def _plain(value: object) -> object:

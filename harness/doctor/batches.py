@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.doctor.check import Case, Check
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
-from harness.plan.checks import batches
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import BATCHES, Finding, judge_batches
 
 PADDING = "padding"
 LEAST_REAL = 0.3
@@ -24,10 +23,10 @@ def observe(subject: Subject) -> tuple[int, int, bool]:
 
 def judge(seen: Sequence[tuple[int, int, bool]], case: Case) -> list[Finding]:
     samples, batch, epochs = seen[0]
-    return batches.judge(samples, batch, case.cell, epochs=epochs)
+    return judge_batches(samples, batch, case.cell, epochs=epochs)
 
 
-CHECK = Check(batches.NAME, observe, judge)
+CHECK = Check(BATCHES, observe, judge)
 
 
 def judge_padding(seen: Sequence[Steps], case: Case) -> list[Finding]:

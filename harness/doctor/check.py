@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 from harness.plan.rows import MemoryFacts
 from harness.system.user_code import is_the_users
 

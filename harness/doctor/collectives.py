@@ -17,7 +17,7 @@ from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell, int_option
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 
 NAME = "collectives"
 REPEATS, ROUNDS = 5, 8

@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.measure.window import synchronize
-from harness.plan.checks.finding import Finding, join_names
+from harness.plan.checks import Finding, join_names
 from harness.system.process import die_with_parent
 
 NAME = "GPU copies"

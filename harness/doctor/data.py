@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, Subset
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 from harness.train.digests import NoDigest, value_digest
 from harness.train.loader import Generators, SeededDataset, epoch_shares
 from harness.train.workloads import SizedDataset

@@ -17,7 +17,7 @@ from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
 from harness.doctor.steps import Steps
 from harness.doctor.subject import FewBuilds, ProcessState, Subject, doctor_cell
 from harness.measure.scenarios import TrialContext
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
 from harness.system.user_code import is_the_users

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.config.doctor_checks import allowed_findings, how_to_allow
+from harness.plan import memory_forecast as memory
 from harness.plan.cell import Cell
-from harness.plan.checks import memory
 from harness.plan.rows import FindingRow, MemoryFacts, TrialFacts
 from harness.plan.trial import SkipReason, TrialResult
 

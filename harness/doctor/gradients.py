@@ -14,7 +14,7 @@ from harness.doctor.gate import DIVERGENCE, diverges
 from harness.doctor.steps import Steps, group_of_one, mean_losses
 from harness.doctor.subject import Subject
 from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why_random
-from harness.plan.checks.finding import Finding, join_names
+from harness.plan.checks import Finding, join_names
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.loss import whole_tensor

@@ -19,9 +19,9 @@ from harness.doctor.facts import LEAST, least_growth
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject
 from harness.measure.memory import of_model
+from harness.plan import memory_forecast as memory
 from harness.plan.cell import Cell
-from harness.plan.checks import memory
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell, single_device_cell
 from harness.plan.rows import ActivationBytes, MemoryFacts
 from harness.train.precision import REDUCED, Precision

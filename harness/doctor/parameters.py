@@ -13,7 +13,7 @@ from harness.doctor.facts import hidden_tensors, name_of
 from harness.doctor.steps import STEPS, Steps
 from harness.doctor.subject import SMALL, FewBuilds, Subject
 from harness.plan.cell import Cell
-from harness.plan.checks.finding import Finding, join_names
+from harness.plan.checks import Finding, join_names
 from harness.plan.rows import Severity
 
 WRAPPER = "wrapper use"

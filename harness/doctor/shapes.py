@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.doctor.check import Case, Check, describe_error
 from harness.doctor.subject import SMALL, Subject
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 from harness.train.strategies.dp import ReplicatedModule, scatter
 
 NAME = "output shapes"

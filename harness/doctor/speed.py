@@ -13,7 +13,7 @@ from harness.doctor.check import Case, Check, any_error
 from harness.doctor.steps import observe_own_part
 from harness.doctor.subject import Subject, processors
 from harness.plan.cell import int_option
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 from harness.train.loader import batches, endless_shares
 
 NAME = "loader throughput"

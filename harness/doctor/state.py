@@ -16,7 +16,7 @@ from harness.doctor.facts import OWN
 from harness.doctor.steps import Steps
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.equivalence import NORMS
-from harness.plan.checks.finding import Finding, join_names
+from harness.plan.checks import Finding, join_names
 from harness.train.digests import value_digest
 
 NAME = "state in forward"

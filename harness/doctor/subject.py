@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.plan.cell import Cell
-from harness.plan.checks.memory import at_smaller_batch
 from harness.plan.comparison import base_cell
+from harness.plan.memory_forecast import at_smaller_batch
 from harness.plan.rows import MemoryFacts
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.user_code import INSTALLED, STANDARD

@@ -10,7 +10,7 @@ import torch
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import ProcessState, Subject, processors
 from harness.plan.cell import int_option, place
-from harness.plan.checks.finding import Finding, join_names
+from harness.plan.checks import Finding, join_names
 from harness.train.process_settings import crowded, pinned
 
 NAME = "threads"

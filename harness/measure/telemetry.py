@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from harness.plan.rows import RankFacts
-from harness.plan.thresholds import HELD_BY_POWER, POWER_CAP
+from harness.plan.rows import HELD_BY_POWER, POWER_CAP, RankFacts
 
 Nvml = Any
 """The module ``pynvml``, which has no types; every function may raise its NVMLError."""

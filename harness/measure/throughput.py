@@ -19,8 +19,7 @@ from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.telemetry import open_telemetry, summarise
 from harness.measure.window import phases_are_cheap
 from harness.plan.planner import least_warmup_s
-from harness.plan.rows import RankFacts, TrialFacts
-from harness.plan.thresholds import STEADY_CHANGE, STEADY_NOISE
+from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE, RankFacts, TrialFacts
 
 TREND_NOISE = 3.2
 """Bound of 95 % of trends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""

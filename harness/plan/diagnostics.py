@@ -1,4 +1,8 @@
-"""The diagnostic trials: A/A twins, parts of the waterfall, profiles, checks, examinations, measurements of links."""
+"""The diagnostic trials: A/A twins, parts of the waterfall, profiles, checks, examinations, measurements of links.
+
+Training, examinations and links are the same under either launcher. If there are cells of both, those under Ray are
+preferred, which starts the processes of a group once for all its trials.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from harness.config.sections import Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
+from harness.plan.rows import Purpose
 from harness.plan.trial import Trial
 
 GPU_LINKS_S, CPU_LINKS_S = 5.0, 1.0
@@ -20,22 +25,13 @@ LEAST_CHECK_BATCH = 8
 
 def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
     """Return each base once more in every block (A/A test): the spread of base over twin is the noise floor."""
-    bases = base_cells(cells)
-    return [
-        Trial(base, "diagnostic", block, seed, added=True, purpose="twin") for block in range(blocks) for base in bases
-    ]
+    return _in_blocks("twin", base_cells(cells), range(blocks), seed)
 
 
 def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
     """Return what the waterfall needs beside the grid: one device at the same per-device batch, bare and wrapped."""
     there = set(cells)
-    wanted = explaining_cells(cells)
-    return [
-        Trial(cell, "diagnostic", block, seed, added=True, purpose="explain")
-        for block in range(blocks)
-        for cell in wanted
-        if cell not in there
-    ]
+    return _in_blocks("explain", [cell for cell in explaining_cells(cells) if cell not in there], range(blocks), seed)
 
 
 def profiles(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
@@ -51,32 +47,33 @@ def profiles(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
         if cell.traits.profiled_parts and cell.devices > 1
         if cell.launcher == "ray" or replace(cell, launcher="ray") not in known
     ]
-    return [
-        Trial(cell, "diagnostic", block, seed, added=True, purpose="profile")
-        for block in range(blocks)
-        for cell in wanted
-    ]
+    return _in_blocks("profile", wanted, range(blocks), seed)
+
+
+def _in_blocks(purpose: Purpose, cells: Iterable[Cell], blocks: Iterable[int], seed: int) -> list[Trial]:
+    cells = list(cells)
+    return [Trial(cell, "diagnostic", block, seed, added=True, purpose=purpose) for block in blocks for cell in cells]
+
+
+def _in_first_block(purpose: Purpose, cells: Iterable[Cell], trials: Iterable[Trial], seed: int) -> list[Trial]:
+    return _in_blocks(purpose, cells, [min((trial.block for trial in trials), default=0)], seed)
 
 
 def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     """Return the trials with the ids of their equivalence checks, then these checks and their references.
 
-    The checks are in the first block. Training is the same under either launcher; if cells of both are compared, the
-    checks run under Ray, as examinations do.
+    The checks are in the first block.
     """
     compared = [trial.cell for trial in trials if trial.cell.strategy != BASE_STRATEGY]
     if not compared:
         return list(trials)
-    batch = check_batch(compared)
+    batch = max(LEAST_CHECK_BATCH, 2 * max(cell.devices for cell in compared))  # at least two samples for each device
     launcher = "ray" if any(cell.launcher == "ray" for cell in compared) else compared[0].launcher
     by_cell = {cell: replace(equivalence_cell(cell, batch), launcher=launcher) for cell in dict.fromkeys(compared)}
+    known = [replace(t, check_id=by_cell[t.cell].id) if t.cell in by_cell else t for t in trials]
     checks = dict.fromkeys(by_cell.values())
     references = dict.fromkeys(map(base_cell, checks))
-    known = [replace(t, check_id=by_cell[t.cell].id) if t.cell in by_cell else t for t in trials]
-    first = min(trial.block for trial in trials)
-    return known + [
-        Trial(cell, "diagnostic", first, seed, added=True, purpose="equivalence") for cell in {**checks, **references}
-    ]
+    return known + _in_first_block("equivalence", {**checks, **references}, trials, seed)
 
 
 def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
@@ -87,32 +84,27 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
 
     Each is the first trial of its worker group. Groups are in random order, so that trials of the same kind in other
     groups of the block may come before it.
-
-    Ranks are the same under either launcher; if there are cells of both, those under Ray are preferred, which starts
-    the processes of a group once for all its trials.
     """
     trials = [trial for trial in trials if trial.kind != "diagnostic"]
-    cells = sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
+    cells = _ray_first(trials)
     largest = sorted(cells, key=lambda cell: (-cell.devices, -cell.global_batch_size))
-    extremes = [pair for kind in _by_workload(largest) for pair in _extremes(kind)]
-    chosen: dict[tuple[object, ...], Cell] = {("extreme", cell.id): cell for cell in extremes}
-    swept = {cell.workload_key for cell in extremes}
-    for cell in largest:
-        if cell.workload_key not in swept:
-            chosen.setdefault(cell.workload_key, cell)
-    for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest batch of a device count suffices
-        size = (cell.strategy, cell.devices, cell.variant)
-        if not any(size == (other.strategy, other.devices, other.variant) for other in chosen.values()):
-            chosen[size] = cell
-    first = min((trial.block for trial in trials), default=0)
-    return [Trial(cell, "diagnostic", first, seed, added=True, purpose="doctor") for cell in chosen.values()]
-
-
-def _by_workload(cells: Iterable[Cell]) -> list[list[Cell]]:
     kinds: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in cells:
+    for cell in largest:
         kinds.setdefault(cell.workload_key, []).append(cell)
-    return list(kinds.values())
+    extremes = [cell for kind in kinds.values() for cell in _extremes(kind)]
+    swept = {cell.workload_key for cell in extremes}
+    chosen = dict.fromkeys([*extremes, *(kind[0] for key, kind in kinds.items() if key not in swept)])
+    sizes = {(cell.strategy, cell.devices, cell.variant) for cell in chosen}
+    for cell in sorted(cells, key=lambda cell: cell.global_batch_size):  # the smallest batch of a device count suffices
+        if (size := (cell.strategy, cell.devices, cell.variant)) not in sizes:
+            chosen[cell] = None
+            sizes.add(size)
+    return _in_first_block("doctor", chosen, trials, seed)
+
+
+def _ray_first(trials: Iterable[Trial]) -> list[Cell]:
+    """Return the cells of these trials, each once, those under Ray first."""
+    return sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
 
 
 def _extremes(cells: Sequence[Cell]) -> list[Cell]:
@@ -139,20 +131,12 @@ def links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """Return the measurements of links and collectives: one in the first block for each placement of several devices.
 
     Placements whose processes are connected by NCCL and by gloo count as two; on a CPU all are connected by gloo.
-    The devices of one CPU process have no links, and devices that ranks share make no claim about speed. A placement
-    is the same under either launcher; Ray is preferred, as for examinations.
+    The devices of one CPU process have no links, and devices that ranks share make no claim about speed.
     """
     trials = [trial for trial in trials if trial.kind != "diagnostic"]
-    cells = sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
     chosen: dict[tuple[Placement, bool], Cell] = {}
-    for cell in cells:
+    for cell in _ray_first(trials):
         without_links = cell.devices == 1 or cell.oversubscribed or (cell.device == "cpu" and cell.traits.one_process)
         if not without_links:
             chosen.setdefault((place(cell), cell.device == "cpu" or cell.backend == "gloo"), cell)
-    first = min((trial.block for trial in trials), default=0)
-    return [Trial(cell, "diagnostic", first, seed, added=True, purpose="links") for cell in chosen.values()]
-
-
-def check_batch(cells: Iterable[Cell]) -> int:
-    """Return a global batch size that gives each device of the largest cell at least two samples."""
-    return max(LEAST_CHECK_BATCH, 2 * max(cell.devices for cell in cells))
+    return _in_first_block("links", chosen.values(), trials, seed)

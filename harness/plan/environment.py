@@ -1,7 +1,8 @@
-"""The types of environment.jsonl: facts of each node, worker group and invocation."""
+"""The types of environment.jsonl: facts of each node, worker group and invocation; and the time that a run took."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -160,3 +161,25 @@ class RunEnvironment(TypedDict, total=False):
 
     invocations: list[Invocation]
     groups: list[GroupEnvironment]
+
+
+def spent_device_seconds(environment: RunEnvironment, last_record: Mapping[int, float], devices: int) -> float:
+    """Return the device-seconds of the recorded invocations of a run.
+
+    ``last_record``: by invocation, the Unix time of its last recorded trial, for killed ones. ``devices``: those
+    of the machine, for invocations that did not record their number.
+    """
+    spent = 0.0
+    for number, invocation in enumerate(environment.get("invocations", [])):
+        spent += wall_seconds(environment, number, last_record) * invocation.get("devices", devices)
+    return spent
+
+
+def wall_seconds(environment: RunEnvironment, number: int, last_record: Mapping[int, float]) -> float:
+    """Return the wall time of an invocation until its report; of a killed one until its last record."""
+    invocation = environment.get("invocations", [])[number]
+    if "wall_s" in invocation:
+        return invocation["wall_s"]
+    groups = [g for g in environment.get("groups", []) if g["invocation"] == number]
+    ends = [last_record.get(number, 0.0), *(group["started_at"] + group["whole_s"] for group in groups)]
+    return max(0.0, max(ends) - invocation.get("started_at", max(ends)))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from harness.config.axes import PLAIN_AXES
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
-from harness.config.published import Level, Published
+from harness.config.published import Published
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue, as_axis, leaves
 from harness.errors import ExperimentError
-from harness.plan.cell import Cell, Options, Scaling, share_of
+from harness.plan.cell import SHARED_SECTIONS, Cell, Options, Scaling, share_of
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
 from harness.system.user_code import CodeVersion
@@ -36,7 +37,7 @@ def check_published(experiment: Experiment, asked: Sequence[Cell]) -> None:
 
 def _problems(number: int, entry: Published, experiment: Experiment, asked: Sequence[Cell]) -> Iterator[str]:
     place = f"published[{number}]"
-    section = _section(entry.level)
+    section = "convergence" if entry.level == "epochs" else "throughput"
     if getattr(experiment, section) is None:
         yield f"{place}.metric: {entry.metric} needs the section {section}, which is off"
         return
@@ -49,10 +50,6 @@ def _problems(number: int, entry: Published, experiment: Experiment, asked: Sequ
             f"{place}.cell: got {entry.cell}, which {len(found)} of the {len(cells)} cells match{some}; allowed: axes "
             "of the grid, with values that exactly one cell has"
         )
-
-
-def _section(level: Level) -> str:
-    return "convergence" if level == "epochs" else "throughput"
 
 
 def _trained(experiment: Experiment, asked: Sequence[Cell]) -> Iterator[Cell]:
@@ -93,6 +90,8 @@ class Cells:
     added: tuple[Cell, ...]
 
 
+TAKEN = ("data", "model", "strategy", "device_ids", "launcher", "variant")
+"""The axes that a cell takes unchanged beside the plain ones."""
 GridPoint = Mapping[str, Any]
 """One value of each axis of a grid; None if the experiment leaves an axis to the planner or the workload."""
 
@@ -108,21 +107,24 @@ def expand(
     ``own_traits``: the traits of the user's own strategies, by ``package.module:ClassName``. ``variants``: the code of
     each variant of the experiment, which has its own traits.
     """
-    grids = ([experiment.grid] if experiment.grid else []) + list(experiment.cells)
-    _check_size(grids, experiment)
-    cells = _unique(cell for grid in grids for cell in _cells(grid, experiment, machine, own_traits, variants))
-    asked = tuple(c for c in cells if not any(c.matches(rule) for rule in experiment.exclude))
+    _check_size(experiment)
+    cells = dict.fromkeys(
+        cell for grid in experiment.grids for cell in _cells(grid, experiment, machine, own_traits, variants)
+    )
+    asked = tuple(cell for cell in cells if not any(map(cell.matches, experiment.exclude)))
     if not asked:
         raise ExperimentError("exclude", ["exclude leaves no cell of the grid: there is nothing to measure"])
     check_published(experiment, asked)
-    bases = base_cells(asked)
     there = set(asked)
-    return Cells(asked, tuple(base for base in bases if base not in there))
+    return Cells(asked, tuple(base for base in base_cells(asked) if base not in there))
 
 
-def _check_size(grids: Sequence[Grid], experiment: Experiment) -> None:
+def _check_size(experiment: Experiment) -> None:
     """Raise ExperimentError, which names the size, if the plan would be too large; no cell is made before."""
-    sizes = [_size(grid, experiment) for grid in grids]
+    sizes = [
+        prod(map(len, [*_fixed_axes(grid, experiment).values(), *_axes(grid, experiment).values()]))
+        for grid in experiment.grids
+    ]
     cells = sum(sizes)
     _check_limit("grid", f"the grid has {cells} cells", cells, MAX_CELLS)
     blocks = experiment.throughput.most_blocks if experiment.throughput else 0
@@ -130,7 +132,7 @@ def _check_size(grids: Sequence[Grid], experiment: Experiment) -> None:
     trials = cells * (blocks + seeds)
     counted = " and ".join(f"{n} {name}" for n, name in ((blocks, "blocks"), (seeds, "seeds")) if n)
     _check_limit("grid", f"{cells} cells in {counted} are {trials} trials", trials, MAX_TRIALS)
-    values = sum(size * _weight(grid, experiment) for size, grid in zip(sizes, grids, strict=True))
+    values = sum(size * _weight(grid, experiment) for size, grid in zip(sizes, experiment.grids, strict=True))
     _check_limit("grid", f"{cells} cells hold {values} values of options", values, MAX_VALUES)
     filters = [*experiment.exclude, *([experiment.convergence.only] if experiment.convergence else [])]
     wanted = sum(len(as_axis(values)) for rule in filters for values in rule.values())
@@ -145,8 +147,7 @@ def _check_limit(place: str, what: str, size: int, most: int) -> None:
 
 def device_counts(experiment: Experiment) -> tuple[int, ...]:
     """Return the device counts of all grids, sorted, each once."""
-    grids = ([experiment.grid] if experiment.grid else []) + list(experiment.cells)
-    return tuple(sorted({devices for grid in grids for devices in grid.devices}))
+    return tuple(sorted({devices for grid in experiment.grids for devices in grid.devices}))
 
 
 def _axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[PlainValue, ...]]:
@@ -170,13 +171,6 @@ def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]
         "launcher": experiment.launcher,
         "variant": tuple(experiment.variants) or (None,),
     }
-
-
-def _size(grid: Grid, experiment: Experiment) -> int:
-    size = 1
-    for values in [*_fixed_axes(grid, experiment).values(), *_axes(grid, experiment).values()]:
-        size *= len(values)
-    return size
 
 
 def _weight(grid: Grid, experiment: Experiment) -> int:
@@ -214,40 +208,24 @@ def _cell(
     devices = len(ids) if ids else point["devices"]
     traits = own or BUILTIN_TRAITS[strategy]
     nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
-    scaling, per_device, total = _batch_sizes(point, devices)
+    per_device, total = point["per_device_batch_size"], point["global_batch_size"]
+    scaling: Scaling = "strong" if per_device is None else "weak"
+    unchanged: dict[str, Any] = {name: point[name] for name in (*TAKEN, *PLAIN_AXES)}
+    unchanged |= {field: options.get(section, {}) for section, field in SHARED_SECTIONS.items()}
     return Cell(
         workload=experiment.workload,
-        data=point["data"],
-        model=point["model"],
-        strategy=strategy,
         device=machine.device,
         devices=devices,
         nodes=nodes,
         scaling=scaling,
-        per_device_batch_size=per_device,
-        global_batch_size=total,
+        per_device_batch_size=share_of(total, devices) if per_device is None else per_device,
+        global_batch_size=total if per_device is None else per_device * devices,
         oversubscribed=oversubscribed,
-        launcher=point["launcher"],
-        device_ids=ids,
         strategy_options=options.get(strategy, {}),
-        workload_options=options.get("workload", {}),
-        optimizer=options.get("optimizer", {}),
-        schedule=options.get("schedule", {}),
-        training=options.get("training", {}),
-        loader=options.get("loader", {}),
-        variant=point["variant"],
         code=code,
         own_traits=own,
-        **{name: point[name] for name in PLAIN_AXES},
+        **unchanged,
     )
-
-
-def _batch_sizes(point: GridPoint, devices: int) -> tuple[Scaling, int | None, int]:
-    """Return the scaling with the per-device and the global batch size; the first is None if it does not divide."""
-    per_device, total = point["per_device_batch_size"], point["global_batch_size"]
-    if per_device is not None:
-        return "weak", per_device, per_device * devices
-    return "strong", share_of(total, devices), total
 
 
 def _nodes(
@@ -272,7 +250,3 @@ def _sections(point: Mapping[str, PlainValue], own_strategies: Sequence[str] = (
         key = name.removeprefix(f"{section}.")
         sections.setdefault(section, {})[key] = list(value) if isinstance(value, tuple) else value
     return sections
-
-
-def _unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    return tuple(dict.fromkeys(cells))

@@ -1,4 +1,9 @@
-"""Whether cells will fit: peaks of traced steps, or counted ones, against the memory of a device or of a node."""
+"""The peak memory of a cell, against the memory of a device and of a node: for the doctor, and before a run.
+
+The doctor counts it from the sizes of the model, in the cell's precision, compilation, micro-batch, optimizer and
+strategy, so that one examination of a model judges all of its cells. Before a run it is that of a traced step, or
+counted if its step cannot be traced. Sizes are in bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,223 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.config.values import MIB, PlainValue
-from harness.plan.cell import Cell
-from harness.plan.checks.memory import REFUSE, WARN, State, counted, micro_batch, ranks_of_node, state
-from harness.plan.comparison import single_device_cell
+from harness.config.values import GIB, MIB, PlainValue
+from harness.plan.cell import Cell, Options
+from harness.plan.checks import Finding
+from harness.plan.comparison import REDUCED_PRECISIONS, single_device_cell
 from harness.plan.inventory import Inventory, Node, device_of_driver
-from harness.plan.rows import Examination, MemoryFacts
+from harness.plan.rows import ActivationBytes, Examination, MemoryFacts, Severity
+
+NAME = "memory"
+WARN, REFUSE = 0.9, 1.5
+"""Fractions of the available memory: an estimate beyond the first is a warning, beyond the second an error."""
+NOTHING_KEPT = ActivationBytes(fixed=0, per_sample=0)
+
+
+@dataclass(frozen=True)
+class Need:
+    """An estimated peak, and the memory that is there for it. ``place``: its name in messages."""
+
+    place: str
+    needed: int
+    available: int
+
+    @property
+    def ratio(self) -> float:
+        return self.needed / self.available
+
+
+@dataclass(frozen=True)
+class State:
+    """What a device keeps from step to step, in bytes; ``parameters``: with the model's buffers.
+
+    ``buckets``: DDP's, of the gradients that it exchanges; with gradient_as_bucket_view they are the gradients.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buckets: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.buckets
+
+
+def mode_of(precision: str, *, compiled: bool) -> str:
+    """Return the key of MemoryFacts.activations: 'bf16', or 'bf16 compiled'."""
+    return f"{precision} compiled" if compiled else precision
+
+
+def estimate(model: MemoryFacts, cell: Cell, samples: int | None = None) -> int | None:
+    """Return the estimated peak of the fullest device, or of a rank's process on a CPU.
+
+    None if the activations in the cell's precision and compilation are not known. ``samples``: samples of a micro-batch
+    of one device, if not the cell's own.
+    """
+    kept = model["activations"].get(mode_of(cell.precision, compiled=cell.compile))
+    return None if kept is None else _peak(model, cell, kept, micro_batch(cell) if samples is None else samples)
+
+
+def state_bytes(model: MemoryFacts, cell: Cell) -> int:
+    """Return the estimated peak without activations."""
+    return _peak(model, cell, NOTHING_KEPT, 0)
+
+
+def micro_batch(cell: Cell) -> int:
+    """Return the samples of one device in one micro-batch."""
+    share = cell.per_device_batch_size or -(-cell.global_batch_size // cell.devices)
+    return -(-share // cell.micro_batches)
+
+
+def needs(model: MemoryFacts, cell: Cell, samples: int | None = None) -> list[Need]:
+    """Return what a cell needs: of a device and of a node's host memory; on a CPU, the node's for all its ranks."""
+    ranks = ranks_of_node(cell)
+    peak = estimate(model, cell, samples)
+    if cell.device == "cpu":
+        return [] if peak is None else [Need("a node", ranks * peak, model["host_bytes"])]
+    stays_on_meta = model["on_meta"] and cell.traits.shards_parameters  # else it is initialised on the host
+    built = 0 if stays_on_meta else ranks * (model["parameter_bytes"] + model["buffer_bytes"])
+    on_host = [Need("the host memory of a node", built, model["host_bytes"])]
+    return on_host if peak is None else [Need("a device", peak, model["device_bytes"]), *on_host]
+
+
+def ranks_of_node(cell: Cell) -> int:
+    """Return the processes of a cell on one node."""
+    return 1 if cell.traits.one_process else -(-cell.devices // cell.nodes)
+
+
+def judge(model: MemoryFacts, cell: Cell) -> list[Finding]:
+    """Judge the tightest of a cell's needs. A strategy of the user's own may need less than is assumed: no error."""
+    tightest = max(needs(model, cell), key=lambda need: need.ratio, default=None)
+    if tightest is None or tightest.ratio <= WARN:
+        return []
+    refused = tightest.ratio > REFUSE and cell.own_traits is None
+    severity: Severity = "error" if refused else "warning"
+    means = "not enough memory: such cells are skipped" if refused else "out of memory is likely, or close"
+    if cell.own_traits is not None:
+        means += ", unless the strategy needs less memory than one with its traits"
+    return [Finding(NAME, severity, _seen(model, cell, tightest), means, _advice(model, cell, tightest), stops=True)]
+
+
+def affordable_divisor(model: MemoryFacts, cell: Cell) -> int | None:
+    """Return the divisor of the batch, a power of two, at which a cell has enough memory; None if it never has."""
+    divisor = 1
+    while any(need.ratio > WARN for need in needs(model, at_smaller_batch(cell, divisor))):
+        if divisor >= micro_batch(cell):
+            return None
+        divisor *= 2
+    return divisor
+
+
+def at_smaller_batch(cell: Cell, divisor: int) -> Cell:
+    """Return the cell with the batch divided, rounded down, at least 1 per device, at the same learning rate."""
+    recipe = dict(cell.training)
+    share = max(1, cell.per_device_batch_size // divisor) if cell.per_device_batch_size else None
+    batch = share * cell.devices if share else max(1, cell.global_batch_size // divisor)
+    if isinstance(base := cell.training.get("lr_base_batch_size"), int | float):
+        recipe["lr_base_batch_size"] = base * batch / cell.global_batch_size
+    return replace(cell, training=recipe, per_device_batch_size=share, global_batch_size=batch)
+
+
+def _seen(model: MemoryFacts, cell: Cell, need: Need) -> str:
+    kind = "micro-batch" if cell.micro_batches > 1 else "batch"
+    kept = model["activations"].get(mode_of(cell.precision, compiled=cell.compile), NOTHING_KEPT)
+    return (
+        f"estimated peak for {need.place}: {need.needed / GIB:.1f} GiB at a {kind} of {micro_batch(cell)} per device "
+        f"({kept['per_sample'] / MIB:.2f} MiB of activations a sample); available: {need.available / GIB:.1f} GiB"
+    )
+
+
+def _advice(model: MemoryFacts, cell: Cell, need: Need) -> str:
+    if cell.device == "cuda" and need.place != "a device":
+        return "build the model on the meta device and give the workload init_weights(model), or use fewer ranks a node"
+    size = micro_batch(cell)
+    at = {n: next(other.needed for other in needs(model, cell, n) if other.place == need.place) for n in (0, size)}
+    per_sample = (at[size] - at[0]) / size
+    most = int((WARN * need.available - at[0]) / per_sample) if per_sample else 0
+    if most < 1:
+        return "use a smaller model, or fsdp on more devices"
+    return f"use a batch of {most * cell.micro_batches}, gradient accumulation, bf16, or fsdp"
+
+
+def state(model: MemoryFacts, cell: Cell) -> State:
+    """Return what one device keeps from step to step: of a sharding strategy its shards, of dp's the first device."""
+    trainable, shards = model["trainable_bytes"], shards_of(cell)
+    parameters = model["buffer_bytes"] + model["parameter_bytes"] // shards
+    optimizer = optimizer_copies(cell.optimizer) * trainable // shards
+    if cell.traits.buckets_gradients:
+        views = bool(cell.strategy_options.get("gradient_as_bucket_view"))
+        return State(parameters, 0 if views else trainable, optimizer, trainable)
+    return State(parameters, trainable // shards, optimizer)
+
+
+def shards_of(cell: Cell) -> int:
+    """Return the number of devices over which a model's parameters are sharded: 1 if they are whole."""
+    if not cell.traits.shards_parameters:
+        return 1
+    return cell.devices // cell.nodes if cell.strategy_options.get("mesh") == "hybrid" else cell.devices
+
+
+def _peak(model: MemoryFacts, cell: Cell, kept: ActivationBytes, samples: int) -> int:
+    activations = kept["fixed"] + samples * kept["per_sample"]
+    process = model["process_bytes"] if cell.device == "cpu" else 0
+    if cell.traits.shards_parameters and cell.devices > 1:
+        return process + _sharded(model, cell, activations, kept["fixed"])
+    if cell.traits.replicates and cell.devices > 1:
+        return process + _replicated(model, cell, activations)
+    return process + state(model, cell).total + max(activations, _of_update(model["trainable_bytes"], cell))
+
+
+def _replicated(model: MemoryFacts, cell: Cell, activations: int) -> int:
+    """Return the peak of dp's first device, which also has the gradients of its replica, not yet added up.
+
+    The emulation on a CPU has the copies, gradients and activations of all replicas in one process.
+    """
+    trainable, own = model["trainable_bytes"], state(model, cell).total
+    if cell.device == "cpu":
+        replica = model["parameter_bytes"] + trainable + activations
+        return own + cell.devices * replica
+    return own + max(trainable + activations, _of_update(trainable, cell))
+
+
+def _sharded(model: MemoryFacts, cell: Cell, activations: int, fixed: int) -> int:
+    """Return the peak of a rank of fsdp: its shards, two gathered units (one ahead), and one unit's gradients.
+
+    The parameters in no unit stay gathered; so do all without reshard_after_forward. Gradients that accumulate over
+    micro-batches are not sharded before the last one.
+    """
+    options = cell.strategy_options
+    trainable, unit = model["trainable_bytes"], model["unit_bytes"]
+    by_policy = cell.precision in REDUCED_PRECISIONS and options.get("mixed_precision") != "autocast"
+    width = 0.5 if by_policy else 1.0
+    whole = options.get("reshard_after_forward") is False
+    gathered = model["parameter_bytes"] if whole else min(model["root_bytes"] + 2 * unit, model["parameter_bytes"])
+    gradients = (1 + width) * unit + (trainable if cell.micro_batches > 1 else 0)  # as computed, and to be reduced
+    # what does not grow with the batch is nearly all low-precision copies of weights, which the policy does not keep
+    kept = activations - (fixed if by_policy else 0)
+    in_step = max(int(width * gathered + gradients) + kept, _of_update(trainable // shards_of(cell), cell))
+    return state(model, cell).total + in_step
+
+
+def optimizer_copies(optimizer: Options) -> int:
+    """Return the number of tensors of a parameter's size that the optimizer keeps; 2 for one that is not known."""
+    name = optimizer.get("name")
+    if name == "SGD":
+        return int(bool(optimizer.get("momentum")))
+    if name == "RMSprop":
+        return 1 + bool(optimizer.get("momentum")) + bool(optimizer.get("centered"))
+    if name == "Adagrad":
+        return 1
+    return 2 + bool(optimizer.get("amsgrad"))
+
+
+def _of_update(trainable: int, cell: Cell) -> int:
+    """Return the temporary memory of the update: one tensor a parameter in torch's multi-tensor Adam, as on CUDA."""
+    by_tensor = cell.optimizer.get("fused") or cell.optimizer.get("foreach") is False
+    adam = str(cell.optimizer.get("name")).endswith(("Adam", "AdamW"))
+    return trainable if adam and cell.device == "cuda" and not by_tensor else 0
+
 
 Verdict = Literal["fits", "may not fit", "will not fit", "unknown"]
 How = Literal["traced", "counted", "unknown"]
@@ -69,6 +285,7 @@ def traced_cell(cell: Cell) -> Cell:
     share = micro_batch(cell) * cell.micro_batches
     sharded = traces_shards(cell)
     hybrid = sharded and cell.strategy_options.get("mesh") == "hybrid"
+    offline = {name: False if name == "download" else value for name, value in cell.workload_options.items()}
     one = cell if sharded else replace(single_device_cell(cell), strategy_options={})
     one = one if hybrid else replace(one, devices=min(one.devices, MOST_DEVICES))
     return replace(
@@ -83,7 +300,7 @@ def traced_cell(cell: Cell) -> Cell:
         launcher="ray",
         device_ids=(),
         strategy_options=_without(one.strategy_options, "backend", "sync_batch_norm"),
-        workload_options=_offline(cell.workload_options),
+        workload_options=offline,
         optimizer=_without(cell.optimizer, "lr"),
         schedule={},
         training={name: value for name, value in cell.training.items() if name in IN_MEMORY},
@@ -101,10 +318,6 @@ IN_MEMORY = ("accumulation", "clip_grad_norm", "clip_grad_value")
 
 def _without(options: Mapping[str, PlainValue], *names: str) -> dict[str, PlainValue]:
     return {name: value for name, value in options.items() if name not in names}
-
-
-def _offline(options: Mapping[str, PlainValue]) -> dict[str, PlainValue]:
-    return {name: False if name == "download" else value for name, value in options.items()}
 
 
 def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecast:
@@ -127,8 +340,9 @@ def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecas
         return made
     if examined["alone"] or not traces(cell):
         alone = state(sizes, single_device_cell(cell))
-        kept = peak["without_gradients_bytes"] - alone.parameters - alone.optimizer
-        return replace(made, activations=counted(sizes, cell, max(0, kept)) - own.total, how="counted")
+        kept = max(0, peak["without_gradients_bytes"] - alone.parameters - alone.optimizer)  # of a micro-batch
+        counted = _peak(sizes, cell, ActivationBytes(fixed=0, per_sample=kept), 1)
+        return replace(made, activations=counted - own.total, how="counted")
     traced = replace(cell, devices=traced_cell(cell).devices) if traces_shards(cell) else cell
     # DDP's buckets are there all the time; if gradients are views of them, those are too
     views = own.buckets and not own.gradients

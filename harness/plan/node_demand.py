@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.plan.cell import Cell, place
-from harness.plan.inventory import Inventory, Machine, Node
+from harness.plan.inventory import Inventory, Machine
 from harness.plan.planner import Plan
 
 LACKING = "too_few_devices"
@@ -80,12 +80,8 @@ def cpus_of_a_slot(inventory: Inventory, machine: Machine) -> int:
     A node of 4 cores with two threads each offers 8: with 2 threads per device it has 2 slots of 4 CPUs.
     """
     offered = [
-        _offered(node) // devices
+        (node.cores if node.slots is None else node.slots) // devices
         for node, devices in zip(inventory.nodes, machine.devices_per_node, strict=True)
         if devices
     ]
     return max(1, min(offered, default=machine.threads_per_device))
-
-
-def _offered(node: Node) -> int:
-    return node.cores if node.slots is None else node.slots

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 
+from harness.config.axes import BATCHES
 from harness.config.experiment import Experiment
 from harness.config.sections import Convergence, Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -43,9 +44,7 @@ def convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: Ma
         chosen = [cell for cell in chosen if cell.launcher == "ray"] or chosen
     if not chosen:
         raise ExperimentError("convergence.only", [f"got {settings.only}; no cell of the grid matches"])
-    _check_devices(chosen, settings)
-    chosen = [as_trained(cell, settings) for cell in chosen]
-    chosen = _chosen(chosen, settings, machine)
+    chosen = _chosen([as_trained(cell, settings) for cell in chosen], settings, machine)
     if settings.global_batch_size:
         chosen = [as_trained(cell.at_global_batch_size(settings.global_batch_size), settings) for cell in chosen]
     cells = dict.fromkeys(chosen)
@@ -80,52 +79,39 @@ def why_trained(settings: Convergence) -> str:
     return f"{', '.join(rules)}; and the base of each"
 
 
-def _check_devices(cells: Sequence[Cell], settings: Convergence) -> None:
-    counts = sorted({cell.devices for cell in cells})
-    absent = [count for count in settings.devices or () if count not in counts]
-    if absent:
-        allowed = ", ".join(map(str, counts))
-        raise ExperimentError("convergence.devices", [f"got {', '.join(map(str, absent))}; allowed: {allowed}"])
-
-
-def _check_batch(cells: Sequence[Cell], of_first: Sequence[Cell], settings: Convergence) -> None:
-    """Raise ExperimentError unless each named device count has a cell of the first batch size."""
-    without = sorted({cell.devices for cell in cells} - {cell.devices for cell in of_first})
-    if settings.devices and without:
-        raise ExperimentError(
-            "convergence.devices",
-            [
-                f"got {', '.join(map(str, without))}, without a cell at the first batch size, {_batch(cells[0])}; give "
-                "convergence.global_batch_size, or the batch sizes to train at in convergence.only"
-            ],
-        )
-
-
 def _chosen(cells: Sequence[Cell], settings: Convergence, machine: Machine) -> list[Cell]:
     """Return the cells on the named device counts, else each strategy's largest that can run; of one batch size.
 
     Named ones that cannot run here become skipped rows with a reason. Raise ExperimentError if a named count has no
-    cell of that batch.
+    cell, or none of that batch size.
     """
+    counts = sorted({cell.devices for cell in cells})
+    if absent := [str(count) for count in settings.devices or () if count not in counts]:
+        allowed = ", ".join(map(str, counts))
+        raise ExperimentError("convergence.devices", [f"got {', '.join(absent)}; allowed: {allowed}"])
     if settings.devices:
         chosen = [cell for cell in cells if cell.devices in settings.devices]
     else:
         chosen = [cell for cell in cells if reason_to_skip(cell, machine) is None] or list(cells)
-    if chosen and not (_names_batch(settings) or settings.global_batch_size):
+    if not (_names_batch(settings) or settings.global_batch_size):
         first = _batch(chosen[0])
-        of_first = [cell for cell in chosen if _batch(cell) == first]
-        _check_batch(chosen, of_first, settings)
-        chosen = of_first
+        without = {cell.devices for cell in chosen}
+        chosen = [cell for cell in chosen if _batch(cell) == first]
+        without -= {cell.devices for cell in chosen}
+        if settings.devices and without:
+            problem = (
+                f"got {', '.join(map(str, sorted(without)))}, without a cell at the first batch size, {first}; give "
+                "convergence.global_batch_size, or the batch sizes to train at in convergence.only"
+            )
+            raise ExperimentError("convergence.devices", [problem])
     if settings.devices is None and "devices" not in settings.only:
-        most = {cell.strategy: 0 for cell in chosen}
-        for cell in chosen:
-            most[cell.strategy] = max(most[cell.strategy], cell.devices)
+        most = {cell.strategy: cell.devices for cell in sorted(chosen, key=lambda cell: cell.devices)}
         chosen = [cell for cell in chosen if cell.devices == most[cell.strategy]]
     return chosen
 
 
 def _names_batch(settings: Convergence) -> bool:
-    return bool({"per_device_batch_size", "global_batch_size"} & settings.only.keys())
+    return not settings.only.keys().isdisjoint(BATCHES)
 
 
 def _batch(cell: Cell) -> int | None:
@@ -205,8 +191,12 @@ def make_plan(
     bases = base_cells(possible)
     trials: list[Trial] = []
     if experiment.throughput:
-        added = [cell for cell in cells.added if cell in bases]
-        trials += _throughput_trials(possible, added, experiment.throughput, experiment.seed)
+        added = dict.fromkeys(cell for cell in cells.added if cell in bases)
+        trials += [
+            Trial(cell, "throughput", block, experiment.seed, added=cell in added)
+            for block in range(experiment.throughput.most_blocks)
+            for cell in (*possible, *added)
+        ]
     if experiment.convergence:
         trials += convergence_trials(cells.asked, experiment.convergence, machine)
     uneven = {replace(trial.cell, uneven=None) for trial in trials if trial.cell.uneven}
@@ -224,27 +214,17 @@ def make_plan(
 
 def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, device: str) -> list[Trial]:
     """Return the runnable trials with their diagnostic trials."""
-    settings = experiment.throughput
+    settings, seed = experiment.throughput, experiment.seed
     cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput"))
     trials = list(trials)  # diagnostic trials of a runnable cell are runnable: they need no more devices
     if settings and settings.twin:
-        trials += twins(cells, settings.most_blocks, experiment.seed)
+        trials += twins(cells, settings.most_blocks, seed)
     if settings and settings.explain:
-        trials += explaining(cells, settings.most_blocks, experiment.seed)
-        trials += profiles(cells, settings.most_blocks, experiment.seed)
-    if settings and settings.explain and seconds_of_links(settings, device):
-        trials += links_trials(trials, experiment.seed)
-    trials = with_checks(trials, experiment.seed) if experiment.equivalence else trials
-    return trials + doctor_trials(trials, experiment.seed) if experiment.preflight else trials
-
-
-def _throughput_trials(asked: Sequence[Cell], added: Sequence[Cell], settings: Throughput, seed: int) -> list[Trial]:
-    return [
-        Trial(cell, "throughput", block, seed, added=cell in added_set)
-        for added_set in [frozenset(added)]
-        for block in range(settings.most_blocks)
-        for cell in (*asked, *added)
-    ]
+        trials += explaining(cells, settings.most_blocks, seed)
+        trials += profiles(cells, settings.most_blocks, seed)
+        trials += links_trials(trials, seed) if seconds_of_links(settings, device) else []
+    trials = with_checks(trials, seed) if experiment.equivalence else trials
+    return trials + doctor_trials(trials, seed) if experiment.preflight else trials
 
 
 def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:
@@ -269,12 +249,9 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             # last: the profiler may stay attached and slow what follows in the process
             members.sort(key=_turn)
             placement, oversubscribe, launcher, backend, _, variant = key
-            group_id = f"b{block}-g{position}"
-            device = members[0].cell.device
+            device, name = members[0].cell.device, f"b{block}-g{position}"
             groups.append(
-                WorkerGroup(
-                    group_id, block, placement, device, oversubscribe, tuple(members), launcher, backend, variant
-                )
+                WorkerGroup(name, block, placement, device, oversubscribe, tuple(members), launcher, backend, variant)
             )
     return tuple(groups)
 

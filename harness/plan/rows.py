@@ -73,7 +73,8 @@ class Examination(TypedDict):
     reason: str
 
 
-LinkOperation = Literal["copy", "send_receive", "all_reduce", "all_gather", "reduce_scatter"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+LinkOperation = Literal["copy", "send_receive", Collective]
 """copy: between two GPUs of one process; send_receive: between two processes; the others are of all ranks."""
 LinkTier = Literal["inside a node", "between nodes"]
 
@@ -101,14 +102,10 @@ class LinkRow(TypedDict):
     max_s: Annotated[float, Meaning("time, longest repetition", "s")]
 
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
-
-
 class ExchangeRow(TypedDict):
     """One collective of a step on one rank, in the order in which they are called.
 
-    ``size_bytes``: of the whole tensor, as in LinkRow. ``ready_s``, ``needed_s``: seconds of computation from the start
-    of the forward pass, all waiting for exchanges excluded, until it can begin, and until what follows needs it.
+    ``ready_s``, ``needed_s``: all waiting for exchanges excluded.
     """
 
     position: Annotated[int, Meaning("number of the collective in the step, from 0")]
@@ -124,19 +121,23 @@ Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "explain", "profile", "equivalence", "doctor", "links"]
 """The purpose of a diagnostic trial; PURPOSES in plan/trial.py says what each is."""
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
-SkipCode = Literal[
+ImpossibleCode = Literal[
     "strategy_devices",
     "strategy_nodes",
-    "launcher_nodes",
-    "launcher_cluster",
     "uneven_nodes",
-    "device_ids_on_cpu",
-    "device_ids_uneven",
-    "too_few_devices",
     "batch_indivisible",
     "micro_batch_indivisible",
     "static_graph",
     "strategy_compile",
+]
+"""Why no machine can run a cell."""
+SkipCode = Literal[
+    ImpossibleCode,
+    "launcher_nodes",
+    "launcher_cluster",
+    "device_ids_on_cpu",
+    "device_ids_uneven",
+    "too_few_devices",
     "no_compiler",
     "needs_cuda",
     "shared_device",
@@ -199,6 +200,14 @@ class WindowRow(PhaseSeconds):
     duration_s: Annotated[float, Meaning("time between the two device synchronizations", "s")]
     steps: Annotated[int, Meaning("number of optimizer steps")]
     weight: Annotated[float, Meaning("number of samples or tokens that this rank trained on")]
+
+
+STEADY_CHANGE = 0.05
+"""The maximum relative difference of two rounds' medians, or of a trend's ends, in a steady state."""
+STEADY_NOISE = 0.20
+"""The upper limit of that threshold when the noise of single steps raises it."""
+POWER_CAP, HELD_BY_POWER = "sw power cap", "held by power"
+"""A GPU's power limit as a reason for lower clocks, by NVML's bit and counter: its usual state under load."""
 
 
 class RankFacts(TypedDict, total=False):
@@ -286,9 +295,7 @@ class FindingRow(TypedDict):
     means: Annotated[str, Meaning("consequence")]
     advice: Annotated[str, Meaning("recommended action")]
     place: NotRequired[Annotated[str, Meaning("place in the user's code to look at first")]]
-    """A place in the user's code; absent if there is none."""
     stops: NotRequired[Annotated[bool, Meaning("true if cells with the error are skipped; `<NA>` of warnings")]]
-    """Whether an error stops its cells; absent from warnings."""
 
 
 class TrialFacts(TypedDict, total=False):

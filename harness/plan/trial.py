@@ -67,14 +67,9 @@ class Trial:
     @property
     def scenario(self) -> Literal["throughput", "convergence", "profile", "equivalence", "doctor", "links"]:
         """The scenario that its ranks run."""
-        if (
-            self.purpose == "equivalence"
-            or self.purpose == "doctor"
-            or self.purpose == "links"
-            or self.purpose == "profile"
-        ):
-            return self.purpose
-        return "throughput" if self.timed else "convergence"
+        if self.timed or self.purpose == "twin" or self.purpose == "explain":
+            return "throughput"
+        return self.purpose or "convergence"
 
     @property
     def id(self) -> str:

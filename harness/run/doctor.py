@@ -14,7 +14,7 @@ from harness.analysis.findings import figures
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
-from harness.plan.checks import nodes
+from harness.plan.checks import cannot_import
 from harness.plan.planner import Plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
@@ -40,7 +40,7 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
         check_runnable(request, whole)
         plan = only_doctor_trials(whole)
         check_paths(plan, ray_cluster)
-        if failing := nodes.cannot_import(failing_imports(plan, ray_cluster, home)):
+        if failing := cannot_import(failing_imports(plan, ray_cluster, home)):
             emit(
                 DoctorFinished(FINDINGS.frame([finding.row() for finding in failing]), {}, without_doctor_trials(whole))
             )

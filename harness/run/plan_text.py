@@ -12,9 +12,8 @@ from rich.text import Text
 from harness.analysis.common import order
 from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell, format_gpu_ids
-from harness.plan.checks.memory import REFUSE, WARN
 from harness.plan.comparison import axes_of
-from harness.plan.memory_forecast import CUDA_ALLOWANCE
+from harness.plan.memory_forecast import CUDA_ALLOWANCE, REFUSE, WARN
 from harness.plan.planner import Plan, why_trained
 from harness.plan.rows import Purpose
 from harness.plan.trial import PURPOSES, Trial

@@ -20,7 +20,7 @@ from harness.errors import ClusterError, Collected, ExperimentError, RunFolderEr
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.cell import Cell
-from harness.plan.checks import nodes
+from harness.plan.checks import cannot_import
 from harness.plan.grid import NO_TRAITS, NO_VARIANTS, Variants
 from harness.plan.inventory import Inventory
 from harness.plan.planner import (
@@ -311,5 +311,5 @@ def _used(plan: Plan) -> list[bool]:
 
 def check_imports(plan: Plan, ray_cluster: Cluster | None, home: Path) -> None:
     """Raise WorkloadError if a module that the ranks need cannot be imported on some node."""
-    for finding in nodes.cannot_import(failing_imports(plan, ray_cluster, home)):
+    for finding in cannot_import(failing_imports(plan, ray_cluster, home)):
         raise WorkloadError(f"{finding.seen}; {finding.means}: {finding.advice}")

@@ -10,7 +10,6 @@ from typing import Any
 from harness.config.experiment import Experiment, parse_experiment
 from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
-from harness.plan.budget import spent_device_seconds
 from harness.plan.cell import MEASURES, Cell
 from harness.plan.comparison import (
     axes_of,
@@ -22,6 +21,7 @@ from harness.plan.comparison import (
     single_device_cell,
     wrapped_single_device_cell,
 )
+from harness.plan.environment import spent_device_seconds
 from harness.plan.planner import Plan, bases_first, codes_of
 from harness.plan.rows import RecordedTrial, SkipCode
 from harness.plan.trial import Trial, WorkerGroup

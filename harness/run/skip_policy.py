@@ -9,8 +9,8 @@ from dataclasses import replace
 from harness.analysis.sample_size import needed_blocks
 from harness.config.doctor_checks import allowed_findings, how_to_allow
 from harness.doctor.gate import DIVERGENCE, SkipRule, diverges, failed_rules, skip_reason, skip_rules
-from harness.plan.budget import end_of
 from harness.plan.cell import Cell
+from harness.plan.feasibility import end_of
 from harness.plan.planner import Plan
 from harness.plan.trial import SkipReason, Trial, TrialResult, skipped
 from harness.run.resume import Lines

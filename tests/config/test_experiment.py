@@ -16,6 +16,8 @@ from harness.errors import ExperimentError
 def problems_of(content: dict[str, Any]) -> list[str]:
     with pytest.raises(ExperimentError) as caught:
         config.parse_experiment(content, source="file.yaml")
+    count = len(caught.value.problems)
+    assert str(caught.value).splitlines()[0] == f"file.yaml: {count} problem{'s' * (count > 1)}"
     return list(caught.value.problems)
 
 
@@ -65,21 +67,15 @@ def test_all_problems_are_reported_at_once() -> None:
     ]
 
 
+OWN = having(workload="own:Own")
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grid": {"per_device_batch_size": 8}}, "name: is missing"),
     (having(name=3), "name: got 3; allowed: text (in quotes, if it looks like another type)"),
     (having(name=""), "name: got ''; allowed: 1 to 64 letters"),
-    (having(name=".x"), "name: got '.x'"),
-    (having(name="a/b"), "name: got 'a/b'"),
     (having(name="x" * 65), "name: got"),
     ({"name": "x"}, "give a grid, or a list of cells, or both: there is nothing to measure"),
     ({"name": "x", "grid": [1]}, "grid: got [1]; allowed: a mapping with keys such as precision, compile, data, mo"),
     ({"name": "x", "grid": {}}, "grid: give exactly one of per_device_batch_size (weak) and global_batch_size"),
-    (
-        grid(global_batch_size=8),
-        "grid: give exactly one of per_device_batch_size (weak) and global_batch_size (strong)",
-    ),
-    (grid(strategy=[]), "grid.strategy: got []"),
     (grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),
     (grid(strategy=None), "grid.strategy[0]: got None"),
     (grid(devices=-1), "grid.devices[0]: got -1; it should be greater than or equal to 1"),
@@ -89,31 +85,23 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (grid(**{"optimzer.lr": 0.1}), "grid.optimzer.lr: unknown key; did you mean 'optimizer.lr'? (allowed: options"),
     (grid(devices=2.5), "grid.devices[0]: got 2.5; allowed: an integer"),
     (grid(devices=True), "grid.devices[0]: got True; allowed: an integer"),
-    (grid(devices="2"), "grid.devices[0]: got '2'; allowed: an integer"),
     (grid(devices=10**9), "grid.devices[0]: got 1000000000; it should be less than or equal to 65536"),
     (grid(nodes=0), "grid.nodes[0]: got 0"),
     (grid(per_device_batch_size=0), "grid.per_device_batch_size[0]: got 0"),
     (grid(per_device_batch_size=10**12), "grid.per_device_batch_size[0]: got 1000000000000"),
+    (grid(compile=1), "grid.compile[0]: got 1; allowed: true or false"),
     (grid(precision="fp17"), "grid.precision[0]: got 'fp17'; did you mean 'fp16'?"),
-    (grid(compile="yes"), "grid.compile[0]: got 'yes'; allowed: true or false"),
-    (grid(model=3), "grid.model[0]: got 3; allowed: text (in quotes, if it looks like another type)"),
     (grid(number=3), "grid.number: unknown key"),
     (having(rule=3), "rule: unknown key"),
-    (grid(modle="resnet18"), "grid.modle: unknown key; did you mean 'model'?"),
     (grid(**{"optimiser.lr": 1}), "grid.optimiser.lr: unknown key"),
-    (grid(**{"ddp.bucket": 1}), "grid, ddp.bucket: unknown key; did you mean 'bucket_cap_mb'?"),
     (grid(**{"ddp.bucket_cap_mb": "x"}), "grid, ddp.bucket_cap_mb[0]: got 'x'"),
-    (grid(**{"loader.workers": -1}), "grid, loader.workers[0]: got -1"),
     (having(workload="image_clasification"), "workload: got 'image_clasification'; did you mean"),
-    (having(workload="a b:c"), "workload: got 'a b:c'"),
     (having(workload=7), "workload: got 7; allowed: text (in quotes, if it looks like another type)"),
     (having(cells=[{"devices": 1}]), "cells[0]: give exactly one of per_device_batch_size"),
     (having(cells={"devices": 1}), "cells: got {'devices': 1}"),
-    (having(cells=[3]), "cells[0]: got 3; allowed: a mapping"),
     (having(exclude=[{"stratgy": "ddp"}]), "exclude[0]: unknown axis 'stratgy'; did you mean 'strategy'?"),
     (having(strategy_options={"zero 1:A": {"x": 1}}), "strategy_options.zero 1:A: unknown key"),
     (having(strategy_options={"ddq": {}}), "strategy_options.ddq: unknown key; did you mean 'ddp'?"),
-    (having(strategy_options={"ddp": {"bucket_mb": 1}}), "strategy_options.ddp.bucket_mb: unknown key"),
     (having(strategy_options={"ddp": {"bucket_cap_mb": -1}}), "strategy_options.ddp.bucket_cap_mb[0]: got -1"),
     (having(strategy_options={"dp": {"x": 1}}), "strategy_options.dp.x: unknown key; nothing is allowed here"),
     (having(workload_options=[1]), "workload_options: got [1]"),
@@ -128,24 +116,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (having(workload="own:Class\n"), "workload: got 'own:Class\\n'"),
     (grid(options=3, **{"optimizer.lr": 1}), "grid: options: got 3; write optimizer.lr and the like"),
     (grid(options={"x.y": 1}), "grid: options: unknown axis 'x.y'"),
-    (having(optimizer={"lr": 0.1}), "optimizer: needs a name, a class of torch.optim such as SGD"),
     (having(optimizer={"name": "SGD", "lr": float("nan")}), "optimizer.lr: got nan; allowed: finite numbers"),
-    (having(schedule={"T_max": 3}), "schedule: needs a name, a class of torch.optim.lr_scheduler such as StepLR"),
     (grid(**{"schedule.T_max": [3, 4]}), "schedule: needs a name"),
     (
         {**grid(**{"optimizer.name": "Adam"}), "cells": [{"per_device_batch_size": 4}]},
         "optimizer: needs a name, a class of torch.optim such as SGD; or the axis optimizer.name in each grid",
     ),
     (having(loader={"workers": 1000}), "loader.workers[0]: got 1000"),
-    (having(loader={"wrokers": 1}), "loader.wrokers: unknown key; did you mean 'workers'?"),
-    (having(training={"acumulation": 2}), "training.acumulation: unknown key; did you mean 'accumulation'?"),
     (having(training={"accumulation": 0}), "training.accumulation[0]: got 0"),
     (having(training={"clip_grad_norm": 0.0}), "training.clip_grad_norm[0]: got 0.0"),
     (having(training={"clip_grad_norm": float("inf")}), "training.clip_grad_norm[0]: got inf"),
-    (
-        having(training={"clip_grad_norm": 1.0, "clip_grad_value": 1.0}),
-        "training: clip_grad_norm: not together with clip_grad_value; to compare them, give each a grid of its own",
-    ),
     (
         having(training={"lr_scaling": "lineer", "lr_base_batch_size": 8}),
         "training.lr_scaling[0]: got 'lineer'; did you mean 'linear'? (allowed: linear, none, sqrt)",
@@ -156,20 +136,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (grid(**{"training.lr_scaling": ["none", "linear"]}), "grid, training.lr_scaling: needs lr_base_batch_size"),
     (grid(**{"training.accumulation": [1, "2"]}), "grid, training.accumulation[1]: got '2'"),
-    (
-        having(training={"warmup_epochs": 2}),
-        "training: warmup_epochs: needs lr_scaling linear or sqrt; it rises from the optimizer's lr to",
-    ),
     (having(checkpoint={"every": 1}), "checkpoint: needs a convergence section; only its trials have epochs"),
-    (having(checkpoint={"every": 0}, convergence={"epochs": 1}), "checkpoint.every: got 0"),
     (having(throughput={"blocks": 0}), "throughput.blocks: got 0"),
     (having(throughput={"blocks": "many"}), "throughput.blocks: got 'many'"),
     (having(throughput={"window_seconds": -1}), "throughput.window_seconds: got -1"),
-    (having(throughput={"windw_steps": 1}), "throughput.windw_steps: unknown key; did you mean 'window_steps'?"),
     (having(throughput=None), "throughput and convergence are both off"),
     (having(convergence={}), "convergence.epochs: is missing"),
-    (having(convergence={"epochs": 0}), "convergence.epochs: got 0"),
-    (having(convergence={"epochs": 1, "seeds": []}), "convergence.seeds: got []"),
     (
         having(convergence={"epochs": 1, "seeds": [1, 1]}),
         "convergence: seeds: got [1, 1]; each seed may appear only once",
@@ -180,12 +152,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (having(convergence={"epochs": 1, "only": {"modle": "x"}}), "convergence.only: unknown axis 'modle'"),
     (having(limits={"wall": "2 hours"}), "limits.wall: got '2 hours'; allowed: a number of seconds"),
     (having(limits={"wall": "0s"}), "limits.wall: got '0s'"),
-    (having(limits={"trial": -5.0}), "limits.trial: got -5.0"),
     (having(limits={"attempts": 0}), "limits.attempts: got 0"),
     (having(cluster={"wait_for": "10 minutes"}), "cluster.wait_for: got '10 minutes'; allowed: a number of seconds"),
     (having(cluster={"wait_for": 0}), "cluster.wait_for: got 0"),
     (having(cluster={}), "cluster.wait_for: "),
-    (having(cluster="10m"), "cluster: got '10m'"),
     (having(limits={"device_hours": 0}), "limits.device_hours: got 0"),
     (having(limits={"device_hours": float("nan")}), "limits.device_hours: got nan"),
     (having(limits={"cost": -1.0}), "limits.cost: got -1.0"),
@@ -194,11 +164,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (having(cost={"per_device_hour": float("inf"), "currency": "USD"}), "cost.per_device_hour: got inf"),
     (having(cost={"per_device_hour": 2.5, "currency": False}), "cost.currency: got False"),
     (having(cost={"per_device_hour": 2.5}), "cost.currency: "),
-    (having(cost=2.5), "cost: got 2.5"),
     (having(device="gpu"), "device: got 'gpu'; did you mean 'cuda'? (allowed: auto, cpu, cuda)"),
-    (having(oversubscribe="yes"), "oversubscribe: got 'yes'; allowed: true or false"),
     (having(seed=-1), "seed: got -1"),
-    (having(seed=1.5), "seed: got 1.5"),
+    (having(variants={"a": ".", "b": "x"}), "variants: needs a workload or a strategy of your own, "),
+    (OWN | {"variants": {"a": "."}}, "variants: got a alone; allowed: at least two, to compare"),
+    (OWN | {"variants": {"a/b": ".", "c": "."}}, "variants.a/b"),
+    (OWN | {"variants": {"a": "", "c": "."}}, "variants.a: got ''"),
+    (OWN | {"variants": ["a", "b"]}, "variants: got ['a', 'b']"),
+    (having(allow=["copy"]), "allow[0]: got 'copy'; did you mean 'copies'?"),
 ]
 
 
@@ -209,12 +182,6 @@ def test_each_mistake_has_one_clear_answer(content: dict[str, Any], start: str) 
     assert problems[0].startswith(start)
 
 
-def test_the_message_names_the_file_and_counts() -> None:
-    with pytest.raises(ExperimentError) as caught:
-        config.parse_experiment({"name": "x", "grid": {"devices": 0, "per_device_batch_size": 0}}, source="my.yaml")
-    assert str(caught.value).splitlines()[0] == "my.yaml: 2 problems"
-
-
 def test_relative_paths_of_data_and_checkpoints_resolve_from_the_file(tmp_path: Path) -> None:
     text = "name: x\ngrid: {data: [./images, digits], per_device_batch_size: 8}\nconvergence: {epochs: 2}\n"
     (tmp_path / "e.yaml").write_text(f"{text}checkpoint: {{every: 2, folder: kept}}\n")
@@ -222,13 +189,6 @@ def test_relative_paths_of_data_and_checkpoints_resolve_from_the_file(tmp_path: 
     assert experiment.grid and experiment.checkpoint
     assert experiment.grid.data == (str(tmp_path / "images"), "digits")
     assert (experiment.checkpoint.every, experiment.checkpoint.folder) == (2, str(tmp_path / "kept"))
-
-
-def test_training_options_of_a_grid_join_those_of_the_section() -> None:
-    content = grid(**{"training.lr_scaling": ["none", "linear"]}) | {"training": {"lr_base_batch_size": 256}}
-    axes = config.parse_experiment(content, source="f").option_axes()
-    assert axes["training.lr_base_batch_size"] == (256,)
-    assert axes["training.accumulation"] == (1,)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +216,6 @@ def test_only_the_first_of_many_problems_are_listed() -> None:
     assert max(map(len, problems)) <= 500
 
 
-OWN = having(workload="own:Own")
-
-
 def test_variants_are_named_folders_relative_to_the_file() -> None:
     content = OWN | {"variants": {"before": "../main", "after": "."}}
     experiment = config.parse_experiment(content, source="f", home=Path("/here/work"))
@@ -267,28 +224,7 @@ def test_variants_are_named_folders_relative_to_the_file() -> None:
     assert experiment.own_modules == ("own",)
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (having(variants={"a": ".", "b": "x"}), "variants: needs a workload or a strategy of your own, "),
-        (OWN | {"variants": {"a": "."}}, "variants: got a alone; allowed: at least two, to compare"),
-        (OWN | {"variants": {"a/b": ".", "c": "."}}, "allowed: 1 to 64 letters, digits"),
-        (OWN | {"variants": {"a": "", "c": "."}}, "variants.a: got ''"),
-        (OWN | {"variants": ["a", "b"]}, "variants: got ['a', 'b']"),
-        (OWN | {"variants": {"a": 3, "c": "."}}, "variants.a: got 3"),
-    ],
-)
-def test_variants_are_at_least_two_versions_of_own_code(content: dict[str, Any], problem: str) -> None:
-    (found,) = problems_of(content)
-    assert problem in found
-
-
 def test_checks_that_are_allowed_are_named_by_their_files() -> None:
-    def allowed(**given: object) -> tuple[str, ...]:
-        return config.parse_experiment(grid() | given, source="f").allow
-
-    assert allowed() == ()
-    assert allowed(allow=["copies", "divergence"]) == ("copies", "divergence")
-    assert allowed(allow="copies") == ("copies",)
-    with pytest.raises(ExperimentError, match=r"allow\[0\]: got 'copy'; did you mean 'copies'\?"):
-        allowed(allow=["copy"])
+    for given, allowed in (({}, ()), ({"allow": ["copies", "divergence"]}, ("copies", "divergence"))):
+        assert config.parse_experiment(grid() | given, source="f").allow == allowed
+    assert config.parse_experiment(having(allow="copies"), source="f").allow == ("copies",)

@@ -81,13 +81,12 @@ def test_a_key_in_the_wrong_section_is_shown_its_place(content: dict[str, Any], 
     assert [problem.startswith(hint) for problem in caught.value.problems] == [True], caught.value.problems
 
 
-@pytest.mark.parametrize("name", ["batch_size", "batch", "batchsize", "Batch_Size"])
-def test_a_batch_size_offers_both_kinds(name: str) -> None:
+def test_a_batch_size_offers_both_kinds() -> None:
     hint = "did you mean 'global_batch_size' or 'per_device_batch_size'?"
     explained = "global: fixed over device counts (strong scaling), per device: fixed on each (weak scaling)"
-    (problem,) = problems_of(f"name: x\ngrid: {{{name}: 8}}\n")
+    (problem,) = problems_of("name: x\ngrid: {batch: 8}\n")
     assert hint in problem
-    for text in (f"exclude: [{{{name}: 8}}]", f"convergence: {{epochs: 1, only: {{{name}: 8}}}}"):
+    for text in ("exclude: [{Batch_Size: 8}]", "convergence: {epochs: 1, only: {batchsize: 8}}"):
         with pytest.raises(ExperimentError) as caught:
             content = yaml.safe_load(f"name: x\ngrid: {{per_device_batch_size: 8}}\n{text}\n")
             config.parse_experiment(content, source="f")

@@ -20,9 +20,6 @@ from harness.errors import ExperimentError
         ("", "expected a mapping such as 'name: scaling' at the top level, got an empty file"),
         ("- a\n- b\n", "expected a mapping such as 'name: scaling' at the top level, got a list"),
         ("just words", "expected a mapping such as 'name: scaling' at the top level, got a str"),
-        ("3", "expected a mapping such as 'name: scaling' at the top level, got a int"),
-        ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' appears twice; keep one of them"),
-        ("a:\n  x: 1\n  x: 2\n", "line 3: the key 'x' appears twice; keep one of them"),
         ("1: 2\n", "keys must be text, got 1; put it in quotes"),
         ('a: "\\e[31m"', "not valid YAML: line 1: holds '\\x1b', which is not a printable character"),
         ('a: 1\nb: "\\ud800"', "not valid YAML: line 2: holds '\\ud800', which is not a printable character"),
@@ -32,15 +29,16 @@ from harness.errors import ExperimentError
         ("a: " + "9" * 101, "not valid YAML: line 1: a number of 101 characters; at most 100 are allowed"),
         ("a: &a\n  - *a", "not valid YAML: line 2: nested more than 20 deep, or in itself"),
         ("a: " + "[" * 21 + "]" * 21, "not valid YAML: line 1: nested more than 20 deep"),
-        ("a: [" + "1," * 20_000 + "]", "not valid YAML: line 1: more than 20000 keys and values"),
+        ("a: [" + "1," * 200 + "]", "not valid YAML: line 1: more than 200 keys and values"),
         (
-            "a: &a [x, x]\nb: &b [" + "*a," * 5000 + "]\nc: [*b, *b]",
-            "not valid YAML: line 3: more than 20000 keys and values, those that aliases repeat",
+            "a: &a [x, x]\nb: &b [" + "*a," * 50 + "]\nc: [*b, *b]",
+            "not valid YAML: line 3: more than 200 keys and values, those that aliases repeat",
         ),
     ],
     ids=lambda value: value[:30],
 )
-def test_yaml_other_than_one_mapping_is_refused(text: str, problem: str) -> None:
+def test_yaml_other_than_one_mapping_is_refused(text: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_source, "MAX_NODES", 200)
     with pytest.raises(ExperimentError) as caught:
         yaml_source.parse_mapping(text, source="f.yaml")
     assert caught.value.problems[0].startswith(problem)
@@ -93,12 +91,9 @@ def test_a_key_that_overrides_a_merged_one_is_no_duplicate() -> None:
 def test_all_duplicates_are_reported_in_the_order_of_the_file() -> None:
     with pytest.raises(ExperimentError) as caught:
         yaml_source.parse_mapping("a: 1\na: {x: 1, x: 2}\nb: 1\nb: {y: 1,\n y: 2}\n", source="f.yaml")
-    assert [problem[:21] for problem in caught.value.problems] == [
-        "line 2: the key 'a' a",
-        "line 2: the key 'x' a",
-        "line 4: the key 'b' a",
-        "line 5: the key 'y' a",
-    ]
+    lines = ((2, "a"), (2, "x"), (4, "b"), (5, "y"))
+    twice = [f"line {line}: the key {key!r} appears twice; keep one of them" for line, key in lines]
+    assert list(caught.value.problems) == twice
 
 
 def test_what_is_no_experiment_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.plan.checks.finding import Finding
+from harness.plan.checks import Finding
 
 Examined = dict[str, dict[str, Any]]
 

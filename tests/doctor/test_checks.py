@@ -13,8 +13,8 @@ from harness.config.doctor_checks import DOCTOR_CHECKS, WITHOUT_RANKS
 from harness.doctor import copies, examine, gradients, memory, parameters, shapes, speed
 from harness.doctor.check import Check
 from harness.doctor.examine import CHECKS
-from harness.plan.checks import nodes
-from harness.plan.checks.finding import Finding
+from harness.plan import checks
+from harness.plan.checks import Finding
 from harness.plan.rows import Severity
 from tests.doctor.faulty import FAULTS
 
@@ -52,7 +52,7 @@ def test_a_row_is_of_the_file_that_judges_and_has_its_name_and_a_faulty_workload
 
 def test_the_names_and_the_order_of_the_checks() -> None:
     names = [*WITHOUT_RANKS, *(check.name for check in CHECKS)]
-    assert len(names) == len({*names}) and set(WITHOUT_RANKS) == {nodes.LINKS, nodes.NETWORK, nodes.VERSIONS}
+    assert len(names) == len({*names}) and set(WITHOUT_RANKS) == {checks.LINKS, checks.NETWORK, checks.VERSIONS}
     alone = [check.name for check in CHECKS if not check.after_steps]
     after = [check.name for check in CHECKS if check.after_steps]
     assert [check.name for check in CHECKS] == [*alone, *after]

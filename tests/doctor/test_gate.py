@@ -10,7 +10,7 @@ import pytest
 from harness.config.values import GIB
 from harness.doctor.gate import memory_estimates, skip_reason, skip_rules
 from harness.plan.cell import Cell
-from tests.plan.checks.test_memory import kept, sizes
+from tests.plan.test_memory_estimate import kept, sizes
 
 EXAMINED = Cell("w", "digits", "small", "dp", "cuda", 2, 1, "weak", 64, 128)
 

@@ -29,10 +29,9 @@ from harness.doctor.check import Case, describe_error
 from harness.doctor.facts import Padded, moved_by_hand, padded_of, real_lengths
 from harness.doctor.steps import Steps
 from harness.doctor.subject import Subject, doctor_cell
+from harness.plan import checks
 from harness.plan.cell import Cell
-from harness.plan.checks import batches as planned_batches
-from harness.plan.checks import nodes
-from harness.plan.checks.finding import join_names
+from harness.plan.checks import join_names
 from harness.train.digests import value_digest
 from harness.train.ranks import Ranks
 from tests.doctor.conftest import only
@@ -73,27 +72,27 @@ def test_a_few_of_many_names() -> None:
     ],
 )
 def test_the_sizes_each_replica_gets(strategy: str, batch: int, devices: int, sizes: list[int]) -> None:
-    assert planned_batches.part_sizes(strategy, batch, devices) == sizes
+    assert checks.part_sizes(strategy, batch, devices) == sizes
     assert sum(sizes) == batch
     if strategy == "dp":
         assert [size for size in sizes if size] == [len(chunk) for chunk in torch.zeros(batch).chunk(devices)]
 
 
 def test_dp_leaves_devices_idle_if_chunks_run_out() -> None:
-    idle = planned_batches.uneven_batch("dp", 4, 5)
+    idle = checks.uneven_batch("dp", 4, 5)
     only(idle, "warning", seen="2, 2, 1, 0 (1 without samples)", check="batch divisibility")
-    assert planned_batches.uneven_batch("dp", 4, 10) and not planned_batches.uneven_batch("dp", 4, 12)
-    only(planned_batches.uneven_batch("ddp", 4, 3), "error", advice="a global batch of 4")
-    assert planned_batches.uneven_batch("ddp", 4, 64) == []
+    assert checks.uneven_batch("dp", 4, 10) and not checks.uneven_batch("dp", 4, 12)
+    only(checks.uneven_batch("ddp", 4, 3), "error", advice="a global batch of 4")
+    assert checks.uneven_batch("ddp", 4, 64) == []
 
 
 def test_a_last_batch_that_idles_devices_is_reported_if_epochs_are_trained() -> None:
     four = cell("ddp", 4, 64)
-    only(planned_batches.judge(129, 64, four, epochs=True), "note", seen="last batch of an epoch: 1 of 64 samples")
-    assert planned_batches.judge(129, 64, four, epochs=False) == []
-    assert planned_batches.judge(128, 64, four, epochs=True) == []
-    assert planned_batches.judge(128 + 4, 64, four, epochs=True) == []
-    two_micro_batches = planned_batches.judge(129, 128, four, epochs=True)
+    only(checks.judge_batches(129, 64, four, epochs=True), "note", seen="last batch of an epoch: 1 of 64 samples")
+    assert checks.judge_batches(129, 64, four, epochs=False) == []
+    assert checks.judge_batches(128, 64, four, epochs=True) == []
+    assert checks.judge_batches(128 + 4, 64, four, epochs=True) == []
+    two_micro_batches = checks.judge_batches(129, 128, four, epochs=True)
     only(two_micro_batches, seen="1 of 128 samples")
 
 
@@ -446,12 +445,12 @@ def node(host: str, **more: Any) -> dict[str, Any]:
 
 
 def test_versions_that_differ_between_nodes() -> None:
-    assert nodes.judge_versions([node("a"), node("b")]) == []
-    other = only(nodes.judge_versions([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})]), "error")
+    assert checks.judge_versions([node("a"), node("b")]) == []
+    other = only(checks.judge_versions([node("a"), node("b", packages={"torch": "2.11.0", "harness": "0.1"})]), "error")
     assert other.seen == "torch: 2.15.0 on a, 2.11.0 on b"
-    missing = only(nodes.judge_versions([node("a"), node("b", packages={"torch": "2.15.0"})]))
+    missing = only(checks.judge_versions([node("a"), node("b", packages={"torch": "2.15.0"})]))
     assert missing.seen == "harness: 0.1 on a, missing on b"
-    only(nodes.judge_versions([node("a", driver="550"), node("b", driver="560")]), "warning", check="versions")
+    only(checks.judge_versions([node("a", driver="550"), node("b", driver="560")]), "warning", check="versions")
 
 
 def topology(*links: str) -> dict[str, Any]:
@@ -461,7 +460,7 @@ def topology(*links: str) -> dict[str, Any]:
 
 
 def test_links_of_a_node_and_the_nearest_numa_node_of_a_gpu() -> None:
-    assert nodes.judge_links([node("a", topology=None), node("b", topology={"gpus": ["x"], "links": [["X"]]})]) == []
+    assert checks.judge_links([node("a", topology=None), node("b", topology={"gpus": ["x"], "links": [["X"]]})]) == []
     mixed, switched = topology("NV12", "SYS", "SYS"), topology("NV12", "NV12", "NV12")
     apart = {**topology("SYS", "SYS", "SYS"), "apart": [[0, 2], [2, 0]]}
     for links, iommu, severity, text in (
@@ -470,11 +469,11 @@ def test_links_of_a_node_and_the_nearest_numa_node_of_a_gpu() -> None:
         (apart, False, "warning", "without peer access: 0 from 2, 2 from 0 of 6 ordered pairs"),
         (switched, True, "note", ""),
     ):
-        only(nodes.judge_links([node("a", topology=links, iommu=iommu)]), severity, seen=text, check="links")
+        only(checks.judge_links([node("a", topology=links, iommu=iommu)]), severity, seen=text, check="links")
     two = {**topology("NV12", "SYS", "SYS"), "numa": [0, 0, 1]}
     near = "NUMA node 0 (processors 0-31): GPU 0, 1; NUMA node 1 (processors 32-63): GPU 2"
-    only(nodes.judge_links([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})]), seen=near)
-    assert "NUMA" not in only(nodes.judge_links([node("a", topology={**two, "numa": [None] * 3})])).seen
+    only(checks.judge_links([node("a", topology=two, numa={"0": "0-31", "1": "32-63"})]), seen=near)
+    assert "NUMA" not in only(checks.judge_links([node("a", topology={**two, "numa": [None] * 3})])).seen
 
 
 @pytest.mark.parametrize(

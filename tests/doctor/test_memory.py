@@ -23,7 +23,7 @@ from harness.system.process import no_garbage_collection
 from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy
 from tests.doctor.ranks import cell_for, subject_of
-from tests.plan.checks.test_memory import cell, kept, sizes
+from tests.plan.test_memory_estimate import cell, kept, sizes
 
 pytestmark = pytest.mark.usefixtures("no_timed_checks")
 

@@ -37,8 +37,14 @@ def pairs_of(*cells: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(pair.axis, pair.value, pair.other_value) for pair in axis_pairs((one, None) for one in cells)]
 
 
-def test_equal_cells_make_no_pair() -> None:
-    assert pairs_of(cell(), cell()) == []
+def test_equal_cells_and_two_launchers_make_no_pair() -> None:
+    assert pairs_of(cell(), cell(), cell(launcher="torchrun")) == []
+
+
+def test_options_of_strategies_leave_other_strategies_out() -> None:
+    cells = [cell(options={"ddp.bucket_cap_mb": size}) for size in (1, 25)]
+    fsdp = cell(strategy="fsdp", options={"fsdp.mesh": "hybrid"})
+    assert pairs_of(*cells, fsdp) == [("strategy", "fsdp", "ddp")] * 2 + [("ddp.bucket_cap_mb", "25", "1")]
 
 
 def test_every_placement_is_compared_with_the_first_of_the_file() -> None:
@@ -69,20 +75,6 @@ def test_neighbours_in_the_order_of_the_axis_and_the_last_with_the_first(
     assert pairs_of(*(cell(**{axis: value}) for value in values)) == [(axis, *pair) for pair in expected]
 
 
-def test_an_option_of_one_strategy_leaves_other_strategies_out() -> None:
-    cells = [cell(options={"ddp.bucket_cap_mb": size}) for size in (1, 25)]
-    fsdp = cell(strategy="fsdp", options={"fsdp.mesh": "hybrid"})
-    assert [pair for pair in pairs_of(*cells, fsdp) if pair[0] == "ddp.bucket_cap_mb"] == [
-        ("ddp.bucket_cap_mb", "25", "1")
-    ]
-
-
-def test_strategies_are_compared_whatever_their_own_options_are() -> None:
-    cells = [cell(options={"ddp.bucket_cap_mb": size}) for size in (1, 25)]
-    fsdp = cell(strategy="fsdp", options={"fsdp.mesh": "hybrid"})
-    assert [pair for pair in pairs_of(*cells, fsdp) if pair[0] == "strategy"] == [("strategy", "fsdp", "ddp")] * 2
-
-
 @pytest.mark.parametrize("lonely", [{"strategy": "single", "devices": 1}, {"strategy": "fsdp", "devices": 1}])
 def test_strategies_are_compared_on_several_devices(lonely: dict[str, Any]) -> None:
     one = cell(**lonely, global_batch_size=32)
@@ -106,10 +98,6 @@ def test_an_option_whose_name_begins_with_the_axis_is_held_fixed() -> None:
 def test_devices_take_nodes_and_the_batch_along() -> None:
     cells = [cell(devices=8, global_batch_size=256), cell(devices=16, nodes=2, global_batch_size=512)]
     assert ("devices", "16", "8") in pairs_of(*cells)
-
-
-def test_two_launchers_are_left_to_parity() -> None:
-    assert pairs_of(cell(), cell(launcher="torchrun")) == []
 
 
 def test_varying_axes_are_those_with_several_values() -> None:

@@ -24,26 +24,13 @@ from harness.plan.comparison import (
 from tests.plan.test_cell import CELL
 
 
-def test_the_base_under_weak_scaling_keeps_the_per_device_batch() -> None:
+def test_a_base_keeps_the_batch_that_the_scaling_holds_fixed() -> None:
     base = base_cell(CELL)
-    assert (base.strategy, base.devices, base.nodes, base.per_device_batch_size, base.global_batch_size) == (
-        "single",
-        1,
-        1,
-        8,
-        8,
-    )
-    assert base.strategy_options == {}
-    assert base.optimizer == CELL.optimizer
-
-
-def test_the_base_under_strong_scaling_keeps_the_global_batch() -> None:
-    base = base_cell(CELL.at_global_batch_size(64))
-    assert (base.scaling, base.per_device_batch_size, base.global_batch_size) == ("strong", 64, 64)
-
-
-def test_a_base_is_its_own_base() -> None:
-    assert base_cell(base_cell(CELL)) == base_cell(CELL)
+    assert (base.strategy, base.devices, base.nodes) == ("single", 1, 1)
+    assert (base.per_device_batch_size, base.global_batch_size) == (8, 8)
+    assert base.strategy_options == {} and base.optimizer == CELL.optimizer and base_cell(base) == base
+    strong = base_cell(CELL.at_global_batch_size(64))
+    assert (strong.scaling, strong.per_device_batch_size, strong.global_batch_size) == ("strong", 64, 64)
 
 
 def test_diagnostic_cells_train_alike_and_the_check_drops_batch_dependent_options() -> None:

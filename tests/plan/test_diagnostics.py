@@ -10,7 +10,7 @@ from harness.config.experiment import Experiment
 from harness.plan.comparison import base_cell
 from harness.plan.diagnostics import seconds_of_links
 from harness.plan.inventory import Inventory
-from harness.plan.planner import filter_plan, make_plan
+from harness.plan.planner import filter_plan, make_plan, single_rank_only
 from harness.record.lines import trial_columns
 from tests.conftest import gpu_cluster, laptop
 
@@ -27,12 +27,6 @@ def test_every_block_has_a_twin_of_every_base_in_a_group_of_its_own(make_experim
         purposes = {trial.purpose for trial in group.trials}
         assert purposes == {"twin"} or "twin" not in purposes
     assert all(trial.cell == base_cell(trial.cell) for trial in twins)
-
-
-def test_a_twin_has_an_id_of_its_own(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(WEAK, diagnostics=True), laptop())
-    ids = [trial.id for trial in plan.trials]
-    assert len(ids) == len(set(ids))
 
 
 def test_weak_scaling_adds_only_diagnostic_cells_missing_from_the_grid(make_experiment: Make) -> None:
@@ -62,12 +56,18 @@ def test_each_strategy_and_device_count_is_checked_once_in_the_first_block(make_
     }
 
 
-def test_checks_open_their_group_and_epochs_close_it(make_experiment: Make) -> None:
-    experiment = make_experiment(WEAK, diagnostics=True, convergence={"epochs": 1})
-    for group in make_plan(experiment, laptop()).groups:
-        turns = {"doctor": -2, "equivalence": -1, "links": 2}
+def test_checks_open_their_group_epochs_and_links_follow_and_profiles_close_it(make_experiment: Make) -> None:
+    """The profiler may stay attached to the process and slow the timed windows, or epochs, that follow."""
+    grid = {**WEAK, "strategy": ["single", "dp", "ddp", "fsdp"]}
+    experiment = make_experiment(grid, diagnostics=True, throughput={"blocks": 2}, convergence={"epochs": 1})
+    plan = make_plan(experiment, laptop())
+    for group in plan.groups:
+        turns = {"doctor": -2, "equivalence": -1, "links": 2, "profile": 3}
         ranks = [turns.get(t.purpose, int(t.kind == "convergence")) for t in group.trials]
         assert ranks == sorted(ranks)
+    profiled = [(t.cell.strategy, t.cell.per_device_batch_size, t.block) for t in plan.trials if t.purpose == "profile"]
+    assert sorted(profiled) == [(name, b, k) for name in ("dp", "fsdp") for b in (8, 16) for k in (0, 1)]
+    assert not [t for t in single_rank_only(plan).trials if t.purpose == "profile"], "one process has all groups"
 
 
 def test_of_a_sweep_the_extremes_are_examined(make_experiment: Make) -> None:
@@ -149,40 +149,55 @@ def test_links_are_measured_once_a_placement_of_several_devices_in_the_first_blo
         assert all(set(order[order.index("links") + 1 :]) <= {"profile"} for order in orders)
 
 
-def test_pairs_of_named_gpus_each_have_their_links_measured(make_experiment: Make) -> None:
-    grid = {"strategy": ["ddp", "fsdp"], "device_ids": [[0, 1], [2, 3]], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, diagnostics=True), gpu_cluster())
-    assert [t.cell.device_ids for t in plan.trials if t.purpose == "links"].count((0, 1)) == 1
-    assert {t.cell.device_ids for t in plan.trials if t.purpose == "links"} == {(0, 1), (2, 3)}
+LAUNCHERS = {"launcher": ["torchrun", "ray"]}
+TWO = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}
+FSDP = {**TWO, "strategy": "fsdp"}
 
 
-def test_each_backend_of_a_placement_has_its_links_measured(make_experiment: Make) -> None:
-    grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "ddp.backend": ["auto", "nccl", "gloo"]}
-    plan = make_plan(make_experiment(grid, diagnostics=True), gpu_cluster())
-    assert sorted(t.cell.backend for t in plan.trials if t.purpose == "links") == ["auto", "gloo"]
+@pytest.mark.parametrize(
+    ("purpose", "grid", "sections", "inventory", "axis", "values"),
+    [
+        (
+            *("links", {"strategy": ["ddp", "fsdp"], "device_ids": [[0, 1], [2, 3]], "per_device_batch_size": 8}, {}),
+            *(gpu_cluster(), "device_ids", [(0, 1), (2, 3)]),
+        ),
+        ("links", {**TWO, "ddp.backend": ["auto", "nccl", "gloo"]}, {}, gpu_cluster(), "backend", ["auto", "gloo"]),
+        ("links", {**TWO, "ddp.backend": ["auto", "gloo"]}, {}, laptop(), "backend", ["auto"]),
+        ("links", WEAK, {"oversubscribe": True}, laptop(1), "devices", []),  # devices that ranks share
+        ("links", WEAK, LAUNCHERS, laptop(), "launcher", ["ray"]),
+        ("profile", FSDP, LAUNCHERS, laptop(), "launcher", ["ray"]),
+        ("profile", FSDP, {"launcher": ["torchrun"]}, laptop(), "launcher", ["torchrun"]),
+    ],
+)
+def test_which_cells_have_a_diagnostic_trial(
+    *,
+    make_experiment: Make,
+    purpose: str,
+    grid: dict[str, object],
+    sections: dict[str, object],
+    inventory: Inventory,
+    axis: str,
+    values: list[object],
+) -> None:
+    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}, **sections), inventory)
+    assert sorted(getattr(t.cell, axis) for t in plan.trials if t.purpose == purpose) == values
 
 
-def test_a_placement_on_a_cpu_has_one_backend(make_experiment: Make) -> None:
-    grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "ddp.backend": ["auto", "gloo"]}
-    plan = make_plan(make_experiment(grid, diagnostics=True), laptop())
-    assert len({t.cell.backend for t in plan.trials}) == 2
-    assert len([t for t in plan.trials if t.purpose == "links"]) == 1
-
-
-def test_devices_that_ranks_share_have_no_links(make_experiment: Make) -> None:
-    experiment = make_experiment(WEAK, diagnostics=True, oversubscribe=True)
-    assert not [t for t in make_plan(experiment, laptop(1)).trials if t.purpose == "links"]
-
-
-def test_a_placement_of_both_launchers_is_measured_under_ray(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(WEAK, diagnostics=True, launcher=["torchrun", "ray"]), laptop())
-    assert [t.cell.launcher for t in plan.trials if t.purpose == "links"] == ["ray"]
-
-
-@pytest.mark.parametrize("settings", [{"explain": False}, {"links_seconds": 0}])
-def test_the_measurement_of_links_can_be_switched_off(make_experiment: Make, settings: dict[str, object]) -> None:
-    plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput=settings), laptop())
-    assert not [t for t in plan.trials if t.purpose == "links"]
+@pytest.mark.parametrize(
+    ("settings", "sections", "purposes"),
+    [
+        ({"twin": False}, {}, {"twin"}),
+        ({"explain": False}, {"equivalence": False}, {"explain", "profile", "links", "equivalence"}),
+        ({"links_seconds": 0}, {}, {"links"}),
+    ],
+)
+def test_what_the_file_switches_off_is_not_planned(
+    settings: dict[str, object], sections: dict[str, object], purposes: set[str], make_experiment: Make
+) -> None:
+    grid = {**STRONG, "strategy": ["ddp", "fsdp"]}
+    whole = make_plan(make_experiment(grid, diagnostics=True), gpu_cluster())
+    plan = make_plan(make_experiment(grid, diagnostics=True, throughput=settings, **sections), gpu_cluster())
+    assert {t.purpose for t in whole.trials} - {t.purpose for t in plan.trials} == purposes
 
 
 def test_links_take_five_seconds_on_gpus_one_on_cpu_slots_or_what_the_file_says(make_experiment: Make) -> None:
@@ -191,13 +206,6 @@ def test_links_take_five_seconds_on_gpus_one_on_cpu_slots_or_what_the_file_says(
     assert default and chosen
     assert [seconds_of_links(default, device) for device in ("cuda", "cpu")] == [5.0, 1.0]
     assert [seconds_of_links(chosen, device) for device in ("cuda", "cpu")] == [7.0, 7.0]
-
-
-@pytest.mark.parametrize("switch", ["twin", "explain"])
-def test_each_can_be_switched_off(make_experiment: Make, switch: str) -> None:
-    experiment = make_experiment(STRONG, diagnostics=True, throughput={switch: False}, equivalence=False)
-    assert switch not in {trial.purpose for trial in make_plan(experiment, gpu_cluster()).trials}
-    assert "equivalence" not in {trial.purpose for trial in make_plan(experiment, gpu_cluster()).trials}
 
 
 def test_a_check_whose_batch_does_not_divide_is_still_compared(make_experiment: Make) -> None:

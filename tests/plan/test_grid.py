@@ -1,4 +1,4 @@
-"""Products, lists, exclusions, bases."""
+"""Products, lists, exclusions, bases; and the one cell of each published figure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from harness.errors import ExperimentError
 from harness.plan.cell import Cell
 from harness.plan.grid import Cells, device_counts, expand
 from harness.plan.inventory import resolve
+from harness.plan.planner import make_plan
 from tests.conftest import gpu_cluster, laptop, variants
 
 Make = Callable[..., Experiment]
@@ -63,15 +64,10 @@ def test_strong_scaling_divides_the_global_batch(make_experiment: Make) -> None:
     ]
 
 
-def test_a_list_of_cells_joins_the_grid(make_experiment: Make) -> None:
-    experiment = make_experiment(cells=[{"strategy": "ddp", "devices": 4, "per_device_batch_size": 16}])
-    asked = cells_of(experiment).asked
+def test_a_list_of_cells_joins_the_grid_and_a_cell_that_stands_twice_is_one(make_experiment: Make) -> None:
+    more = [{"strategy": "ddp", "devices": 4, "per_device_batch_size": 16}, {"per_device_batch_size": 32}]
+    asked = cells_of(make_experiment(cells=more)).asked
     assert points(asked, "strategy", "devices", "per_device_batch_size") == [("single", 1, 32), ("ddp", 4, 16)]
-
-
-def test_a_cell_that_stands_twice_is_one(make_experiment: Make) -> None:
-    experiment = make_experiment(cells=[{"per_device_batch_size": 32}])
-    assert len(cells_of(experiment).asked) == 1
 
 
 def test_exclude_removes_cells_that_match_every_axis_of_a_rule(make_experiment: Make) -> None:
@@ -85,12 +81,6 @@ def test_exclude_removes_cells_that_match_every_axis_of_a_rule(make_experiment: 
 def test_excluding_everything_is_an_error(make_experiment: Make) -> None:
     with pytest.raises(ExperimentError, match="exclude leaves no cell"):
         cells_of(make_experiment(exclude=[{"strategy": "single"}]))
-
-
-def test_an_excessive_grid_is_refused_with_its_size(make_experiment: Make) -> None:
-    many = list(range(1, 1001))
-    with pytest.raises(ExperimentError, match="the grid has 1000000 cells; at most 12000"):
-        cells_of(make_experiment({"devices": many, "per_device_batch_size": many}))
 
 
 FOUR_THOUSAND = list(range(1, 4001))
@@ -144,9 +134,11 @@ def test_option_lists_are_axes_and_the_grid_overrides_them(make_experiment: Make
     assert points(asked, "optimizer.lr", "optimizer.momentum", "workload.width") == [(0.5, 0.0, 8), (0.5, 0.9, 8)]
 
 
-def test_a_list_inside_a_list_is_a_value(make_experiment: Make) -> None:
-    experiment = make_experiment(schedule={"name": "MultiStepLR", "milestones": [[1, 2]]})
-    assert cells_of(experiment).asked[0].schedule == {"name": "MultiStepLR", "milestones": [1, 2]}
+def test_a_list_inside_a_list_is_a_value_and_a_key_of_an_option_may_have_a_dot(make_experiment: Make) -> None:
+    sections = {"schedule": {"name": "MultiStepLR", "milestones": [[1, 2]]}, "workload_options": {"no.such": 5}}
+    (cell,) = cells_of(make_experiment(optimizer={"name": "SGD", "foo.bar": 3}, **sections)).asked
+    assert cell.schedule == {"name": "MultiStepLR", "milestones": [1, 2]}
+    assert cell.optimizer == {"name": "SGD", "foo.bar": 3} and cell.workload_options == {"no.such": 5}
 
 
 def test_strategy_options_belong_to_their_strategy_alone(make_experiment: Make) -> None:
@@ -158,15 +150,10 @@ def test_strategy_options_belong_to_their_strategy_alone(make_experiment: Make) 
     assert points(asked, "strategy", "ddp.bucket_cap_mb") == [("single", None), ("ddp", 1), ("ddp", 25)]
 
 
-def test_a_key_of_an_option_may_have_a_dot(make_experiment: Make) -> None:
-    experiment = make_experiment(optimizer={"name": "SGD", "foo.bar": 3}, workload_options={"no.such": 5})
-    (cell,) = cells_of(experiment).asked
-    assert cell.optimizer == {"name": "SGD", "foo.bar": 3} and cell.workload_options == {"no.such": 5}
-
-
 def test_built_in_defaults_are_named_and_a_users_own_are_not(make_experiment: Make) -> None:
-    assert points(cells_of(make_experiment()).asked, "data", "model") == [("digits", "resnet18")]
-    assert points(cells_of(make_experiment(workload="mine:Own")).asked, "data", "model") == [(None, None)]
+    axes = ("data", "model", "variant", "code")
+    assert points(cells_of(make_experiment()).asked, *axes) == [("digits", "resnet18", None, None)]
+    assert points(cells_of(make_experiment(workload="mine:Own")).asked, *axes) == [(None, None, None, None)]
 
 
 @pytest.mark.parametrize(
@@ -202,27 +189,14 @@ def test_only_cells_that_do_not_fit_are_oversubscribed(make_experiment: Make) ->
 VARIANTS = {"workload": "own:Own", "variants": {"before": "/code/before", "after": "/code/after"}}
 
 
-def test_variants_are_an_axis_with_the_hash_of_their_code(make_experiment: Make) -> None:
-    experiment = make_experiment({"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}, **VARIANTS)
-    machine = resolve(gpu_cluster(), request="auto", device_counts=(1, 2))
-    cells = expand(experiment, machine, variants=variants("before", "after"))
-    assert [(cell.devices, cell.variant, cell.code) for cell in cells.asked] == [
-        (devices, name, code) for devices in (1, 2) for name, code in (("before", "0" * 12), ("after", "0" * 11 + "1"))
-    ]
-    assert [(cell.strategy, cell.variant) for cell in cells.added] == [("single", "before"), ("single", "after")]
-
-
-def test_cells_without_variants_have_no_code(make_experiment: Make) -> None:
-    cells = cells_of(make_experiment())
-    assert {(cell.variant, cell.code) for cell in (*cells.asked, *cells.added)} == {(None, None)}
-
-
-def test_a_variant_can_be_excluded(make_experiment: Make) -> None:
+def test_variants_are_an_axis_with_the_hash_of_their_code_and_can_be_excluded(make_experiment: Make) -> None:
     grid = {"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}
     experiment = make_experiment(grid, exclude=[{"variant": "before", "devices": 2}], **VARIANTS)
     machine = resolve(gpu_cluster(), request="auto", device_counts=(1, 2))
-    asked = expand(experiment, machine, variants=variants("before", "after")).asked
-    assert points(asked, "variant", "devices") == [("before", 1), ("after", 1), ("after", 2)]
+    cells = expand(experiment, machine, variants=variants("before", "after"))
+    before, after = ("before", "0" * 12), ("after", "0" * 11 + "1")
+    assert points(cells.asked, "devices", "variant", "code") == [(1, *before), (1, *after), (2, *after)]
+    assert points(cells.added, "strategy", "variant") == [("single", "before"), ("single", "after")]
 
 
 def test_each_variant_has_the_traits_of_its_own_strategy(make_experiment: Make) -> None:
@@ -235,3 +209,49 @@ def test_each_variant_has_the_traits_of_its_own_strategy(make_experiment: Make) 
     machine = resolve(laptop(), request="auto", device_counts=(1,))
     cells = expand(experiment, machine, variants=alike).asked
     assert [(cell.variant, cell.emulated) for cell in cells] == [("before", False), ("after", True)]
+
+
+MANY = {
+    "strategy": ["single", "ddp"],
+    "devices": [1, 2],
+    "per_device_batch_size": [8, 16],
+    "optimizer.lr": [0.1, 0.01],
+}
+ONE = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "optimizer.lr": 0.1}
+
+
+def entry(metric: str = "step_s", **cell: Any) -> dict[str, Any]:
+    return {"metric": metric, "value": 1, "cell": cell, "source": "A. Author", "hardware": "2 X100"}
+
+
+def test_a_figure_of_one_cell_changes_no_id(make_experiment: Make) -> None:
+    plain, given = make_experiment(MANY), make_experiment(MANY, published=[entry(**ONE)])
+    ids = [[trial.id for trial in make_plan(each, laptop()).trials] for each in (plain, given)]
+    assert ids[0] == ids[1]
+    make_plan(given, gpu_cluster())
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ({**ONE, "devices": 4}, "which 0 of the 16 cells match; allowed: axes of the grid"),
+        (
+            {"strategy": "ddp", "devices": 2},
+            "which 4 of the 16 cells match (ddp x2, batch 16; ddp x2, batch 16; ddp x2",
+        ),
+    ],
+)
+def test_no_cell_or_several_are_bad_input(cell: dict[str, Any], message: str, make_experiment: Make) -> None:
+    experiment = make_experiment(MANY, exclude=[], published=[entry(**ONE), entry(**cell)])
+    with pytest.raises(ExperimentError) as caught:
+        make_plan(experiment, laptop())
+    assert "published[1].cell: got " in str(caught.value) and message in str(caught.value)
+
+
+def test_figures_of_epochs_need_trainings_and_are_of_their_batch(make_experiment: Make) -> None:
+    experiment = make_experiment(MANY, published=[entry("val_loss", **ONE)])
+    with pytest.raises(ExperimentError, match=r"published\[0\].metric: val_loss needs the section convergence"):
+        make_plan(experiment, laptop())
+    settings = {"epochs": 1, "seeds": 0, "global_batch_size": 32, "only": {"optimizer.lr": 0.1}}
+    trained = entry("val_loss", strategy="ddp", devices=2, global_batch_size=32)
+    make_plan(make_experiment(MANY, published=[trained], convergence=settings), laptop())

@@ -12,11 +12,10 @@ from rich.console import Console
 from harness.config.experiment import load_experiment
 from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell
-from harness.plan.checks.memory import State
 from harness.plan.comparison import axes_of
 from harness.plan.inventory import KNOWN_DEVICES, Inventory
 from harness.plan.labels import Labels
-from harness.plan.memory_forecast import CUDA_ALLOWANCE, Forecast
+from harness.plan.memory_forecast import CUDA_ALLOWANCE, Forecast, State
 from harness.plan.planner import make_plan
 from harness.run.console import ConsoleSink
 from harness.run.dry_run import forecasts

@@ -10,7 +10,7 @@ import pandas as pd
 from harness.analysis.durations import CELL, COMMAND, REPORT, TRAINING, EarlierRun
 from harness.analysis.preview import MEASUREMENT, TOTAL, Saving, total_seconds
 from harness.config.sections import Cost
-from harness.plan.budget import HOUR_S, end_of
+from harness.plan.feasibility import HOUR_S, end_of
 from harness.plan.inventory import device_of_driver
 from harness.plan.planner import Plan
 from harness.record.estimate import Estimate, read_estimate

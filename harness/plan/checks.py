@@ -1,12 +1,100 @@
-"""Checks of the nodes: network, links between GPUs, and versions; they need no rank."""
+"""Checks of the doctor that need no rank: batches that devices share, and the nodes' network, links and versions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import GIB
-from harness.plan.checks.finding import Finding, join_names
+from harness.plan.cell import Cell
 from harness.plan.environment import Interface, NodeEnvironment, Topology
+from harness.plan.rows import FindingRow, Severity
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of one check. ``seen`` has the numbers.
+
+    ``stops``: an error after which no trial is tried: no training step, another device, a crash or a loss that is not
+    finite. After other errors cells are measured, and marked as faulty.
+    """
+
+    check: str
+    severity: Severity
+    seen: str
+    means: str
+    advice: str
+    stops: bool = False
+
+    def row(self) -> FindingRow:
+        """Return plain values for the trial's row."""
+        row: FindingRow = asdict(self)  # type: ignore[assignment]
+        if self.severity != "error":
+            del row["stops"]
+        return row
+
+
+def join_names(names: list[str], most: int = 4) -> str:
+    """Join at most ``most`` names: ``a, b, c, d and 12 more``."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+BATCHES = "batch divisibility"
+
+
+def judge_batches(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding]:
+    """Judge a training set of ``samples`` and a step of ``batch`` samples, over all its micro-batches.
+
+    ``epochs``: the cell is trained for whole epochs, whose last batch may be smaller.
+    """
+    # a cell that trains with unequal shares on purpose (convergence.uneven) is not skipped
+    uneven = [] if cell.uneven else uneven_batch(cell.strategy, cell.devices, cell.global_batch_size)
+    left = samples % batch
+    if uneven or not epochs or not left or left >= cell.devices:
+        return uneven
+    return [
+        Finding(
+            BATCHES,
+            "note",
+            f"last batch of an epoch: {left} of {batch} samples for {cell.devices} devices "
+            f"({samples:,} training samples)",
+            f"devices without samples in that step: {cell.devices - left}; its gradient is the mean over its samples",
+            "choose a batch size with a larger remainder, if that step matters",
+        )
+    ]
+
+
+def uneven_batch(strategy: str, devices: int, batch: int) -> list[Finding]:
+    """Return a finding if a global batch does not divide by the devices, with the samples of each."""
+    if batch % devices == 0:
+        return []
+    sizes = part_sizes(strategy, batch, devices)
+    idle = sizes.count(0)
+    gets = ", ".join(map(str, sizes))
+    nearest = max(devices, round(batch / devices) * devices)
+    return [
+        Finding(
+            BATCHES,
+            "error" if batch < devices else "warning",
+            f"samples of each device under {strategy} on {devices} devices at a global batch of {batch}: {gets}"
+            + (f" ({idle} without samples)" if idle else ""),
+            "unequal work of the devices: cells with such a batch are skipped",
+            f"use a global batch of {nearest}, or another multiple of {devices}",
+            stops=True,
+        )
+    ]
+
+
+def part_sizes(strategy: str, batch: int, devices: int) -> list[int]:
+    """Return the samples of each device: dp scatters equal chunks, rounded up; other shares differ by at most one."""
+    if strategy in BUILTIN_TRAITS and BUILTIN_TRAITS[strategy].replicates:
+        chunk = -(-batch // devices)
+        return [max(0, min(chunk, batch - index * chunk)) for index in range(devices)]
+    return [(index + 1) * batch // devices - index * batch // devices for index in range(devices)]
+
 
 NETWORK = "network"
 USED = {"gloo": "GLOO_SOCKET_IFNAME", "NCCL": "NCCL_SOCKET_IFNAME"}
@@ -20,10 +108,18 @@ LEAST_FILES = 4096
 def judge_network(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
     """Judge the nodes of a worker group; interfaces are judged if it spans several."""
     found = [finding for node in nodes for finding in _of_settings(node)]
-    found += _different_limits(nodes)
+    for name in sorted({name for node in nodes for name in node.get("limits") or {}}):
+        values = {node["host"]: limits.get(name) for node in nodes if (limits := node.get("limits"))}
+        texts = {host: "unlimited" if value is None else str(value) for host, value in values.items()}
+        found += _different(f"limit of {name}", texts, "set the same ulimit on every node")
     if len(nodes) > 1:
         found += [finding for node in nodes for finding in _of_interfaces(node)]
-        found += _different_mtu(nodes)
+        sizes: dict[str, str] = {}
+        for node in nodes:
+            used = {(node.get("variables") or {}).get(variable) for variable in USED.values()}
+            known = node.get("interfaces") or ()
+            sizes.update((node["host"], str(each["mtu"])) for each in known if each["name"] in used)
+        found += _different("MTU of the ranks' interfaces", sizes, "ip link set dev INTERFACE mtu SIZE on every node")
     return found
 
 
@@ -109,26 +205,12 @@ def _text(interface: Interface) -> str:
     return f"{interface['name']} ({', '.join(parts)})"
 
 
-def _different_limits(nodes: Sequence[NodeEnvironment]) -> Iterator[Finding]:
-    for name in sorted({name for node in nodes for name in node.get("limits") or {}}):
-        values = {node["host"]: (node.get("limits") or {}).get(name) for node in nodes if node.get("limits")}
-        if len(set(values.values())) > 1:
-            each = ", ".join(f"{'unlimited' if value is None else value} on {host}" for host, value in values.items())
-            yield _different(f"limit of {name}: {each}", "set the same ulimit on every node")
-
-
-def _different_mtu(nodes: Sequence[NodeEnvironment]) -> Iterator[Finding]:
-    sizes: dict[str, int] = {}
-    for node in nodes:
-        used = {(node.get("variables") or {}).get(variable) for variable in USED.values()}
-        sizes.update((node["host"], each["mtu"]) for each in node.get("interfaces") or () if each["name"] in used)
-    if len(set(sizes.values())) > 1:
-        each = ", ".join(f"{size} on {host}" for host, size in sizes.items())
-        yield _different(f"MTU of the ranks' interfaces: {each}", "ip link set dev INTERFACE mtu SIZE on every node")
-
-
-def _different(seen: str, advice: str) -> Finding:
-    return Finding(NETWORK, "warning", seen, "nodes that differ: large messages or one node's ranks may fail", advice)
+def _different(what: str, values: Mapping[str, str], advice: str) -> Iterator[Finding]:
+    """Yield a finding if the values of the hosts differ."""
+    if len(set(values.values())) > 1:
+        seen = f"{what}: {', '.join(f'{value} on {host}' for host, value in values.items())}"
+        means = "nodes that differ: large messages or one node's ranks may fail"
+        yield Finding(NETWORK, "warning", seen, means, advice)
 
 
 LINKS = "links"
@@ -136,18 +218,14 @@ LINKS = "links"
 
 def judge_links(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
     """Judge the links of each node; a node with one GPU or none has no links."""
-    found = []
-    for node in nodes:
-        topology = node.get("topology")
-        if topology and len(topology["gpus"]) > 1:
-            found += _findings_of(node, topology)
-    return found
+    known = ((node, node.get("topology")) for node in nodes)
+    return [_of_links(node, topology) for node, topology in known if topology and len(topology["gpus"]) > 1]
 
 
-def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
+def _of_links(node: NodeEnvironment, topology: Topology) -> Finding:
     links = topology["links"]
     count = len(links)
-    pairs = [(one, other, links[one][other]) for one in range(count) for other in range(one + 1, count)]
+    pairs = [(one, other, links[one][other]) for one, other in combinations(range(count), 2)]
     slow = [f"{one}-{other} {link}" for one, other, link in pairs if link and not link.startswith("NV")]
     kinds = ", ".join(dict.fromkeys(str(link) for _, _, link in pairs if link))
     iommu = {True: "IOMMU on", False: "IOMMU off", None: "IOMMU unknown"}
@@ -155,47 +233,40 @@ def _findings_of(node: NodeEnvironment, topology: Topology) -> list[Finding]:
     seen = f"{node['host']}: {joined}{_near(node, topology)}; {iommu[node.get('iommu')]}"
     if apart := topology.get("apart"):
         pairs_apart = [f"{one} from {other}" for one, other in apart]
-        return [
-            Finding(
-                LINKS,
-                "warning",
-                f"{seen}; without peer access: {join_names(pairs_apart)} of {count * (count - 1)} ordered pairs",
-                "copies between these GPUs pass through the host's memory",
-                "compare pairs with device_ids in the grid; GPUs with NVLink or below one PCIe switch have peer access",
-            )
-        ]
-    if slow and node.get("iommu"):
-        return [
-            Finding(
-                LINKS,
-                "warning",
-                f"{seen}; without NVLink: {join_names(slow)}",
-                "copies between PCIe peers may be slow or, on some boards, silently corrupt (check: GPU copies)",
-                "boot with iommu=pt, or disable PCIe ACS in the firmware; compare pairs with device_ids in the grid",
-            )
-        ]
-    mixed = len({link for _, _, link in pairs}) > 1
-    return [
-        Finding(
+        return Finding(
             LINKS,
-            "note",
-            seen,
-            "different links: the speed of a cell depends on its GPUs" if mixed else "equal links of all pairs",
-            "compare pairs with device_ids in the grid" if mixed else "none",
+            "warning",
+            f"{seen}; without peer access: {join_names(pairs_apart)} of {count * (count - 1)} ordered pairs",
+            "copies between these GPUs pass through the host's memory",
+            "compare pairs with device_ids in the grid; GPUs with NVLink or below one PCIe switch have peer access",
         )
-    ]
+    if slow and node.get("iommu"):
+        return Finding(
+            LINKS,
+            "warning",
+            f"{seen}; without NVLink: {join_names(slow)}",
+            "copies between PCIe peers may be slow or, on some boards, silently corrupt (check: GPU copies)",
+            "boot with iommu=pt, or disable PCIe ACS in the firmware; compare pairs with device_ids in the grid",
+        )
+    mixed = len({link for _, _, link in pairs}) > 1
+    return Finding(
+        LINKS,
+        "note",
+        seen,
+        "different links: the speed of a cell depends on its GPUs" if mixed else "equal links of all pairs",
+        "compare pairs with device_ids in the grid" if mixed else "none",
+    )
 
 
 def _near(node: NodeEnvironment, topology: Topology) -> str:
     """Return the GPUs of each NUMA node: '; NUMA node 0 (processors 0-31): GPU 0, 1, ...'."""
     places = topology.get("numa") or ()
     processors = node.get("numa") or {}
-    numa_nodes = [
-        f"NUMA node {place} (processors {processors.get(str(place), 'unknown')}): GPU "
+    return "".join(
+        f"; NUMA node {place} (processors {processors.get(str(place), 'unknown')}): GPU "
         + ", ".join(str(gpu) for gpu, other in enumerate(places) if other == place)
         for place in sorted({place for place in places if place is not None})
-    ]
-    return "".join(f"; {text}" for text in numa_nodes)
+    )
 
 
 VERSIONS = "versions"
@@ -203,13 +274,23 @@ VERSIONS = "versions"
 
 def judge_versions(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
     """Compare the recorded environments of the nodes."""
-    found = []
+    versions: dict[str, dict[str, object]] = {}
     for what in ("python", "cuda", "cudnn", "nccl", "driver"):
-        found += _compare(what, {str(node["host"]): node.get(what) for node in nodes if node.get(what) is not None})
-    names = {name for node in nodes for name in node.get("packages", {})}
-    for name in sorted(names):
-        found += _compare(name, {str(node["host"]): node.get("packages", {}).get(name, "missing") for node in nodes})
-    return found
+        versions[what] = {node["host"]: node.get(what) for node in nodes if node.get(what) is not None}
+    for name in sorted({name for node in nodes for name in node.get("packages", {})}):
+        versions[name] = {node["host"]: node.get("packages", {}).get(name, "missing") for node in nodes}
+    return [
+        Finding(
+            VERSIONS,
+            "error" if what in ("torch", "harness", "nccl", "python") else "warning",
+            f"{what}: {', '.join(f'{version} on {host}' for host, version in by_host.items())}",
+            "different software on the ranks: collectives may hang or fail, and the speed of a node depends on its "
+            "software",
+            "install the same versions on every node",
+        )
+        for what, by_host in versions.items()
+        if len(set(by_host.values())) > 1
+    ]
 
 
 def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
@@ -224,22 +305,5 @@ def cannot_import(failing: Mapping[str, Mapping[str, str]]) -> list[Finding]:
             f"import errors of modules that the ranks need: {join_names(errors)}",
             "every worker group on such a node fails",
             "install the missing modules there, or start Ray there in an environment that has them",
-        )
-    ]
-
-
-def _compare(what: str, versions: Mapping[str, object]) -> list[Finding]:
-    if len(set(versions.values())) < 2:
-        return []
-    by_host = ", ".join(f"{version} on {host}" for host, version in versions.items())
-    severe = what in ("torch", "harness", "nccl", "python")
-    return [
-        Finding(
-            VERSIONS,
-            "error" if severe else "warning",
-            f"{what}: {by_host}",
-            "different software on the ranks: collectives may hang or fail, and the speed of a node depends on its "
-            "software",
-            "install the same versions on every node",
         )
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.config.values import GIB
-from harness.plan.checks import nodes
+from harness.plan import checks
 
 
 def interface(
@@ -23,7 +23,7 @@ def node(host: str = "n0", *interfaces: dict[str, Any], used: str = "eth0", **fa
 
 
 def seen(*group: Any, severity: str = "warning") -> list[str]:
-    return [finding.seen for finding in nodes.judge_network(list(group)) if finding.severity == severity]
+    return [finding.seen for finding in checks.judge_network(list(group)) if finding.severity == severity]
 
 
 def test_each_node_of_several_has_a_note_on_its_interface() -> None:
@@ -31,8 +31,8 @@ def test_each_node_of_several_has_a_note_on_its_interface() -> None:
         "n0: gloo and NCCL use eth0 (10000 Mbit/s, MTU 1500, 0 errors)",
         "n1: gloo and NCCL use eth0 (speed unknown, MTU 9000, 1 error)",
     ]
-    assert nodes.judge_network([node()]) == []  # ranks of one node use the loopback
-    assert nodes.judge_network([]) == []
+    assert checks.judge_network([node()]) == []  # ranks of one node use the loopback
+    assert checks.judge_network([]) == []
 
 
 @pytest.mark.parametrize(("speed", "warns"), [(19_000, False), (20_000, True), (None, False), (100, False)])
@@ -51,7 +51,7 @@ def with_adapters(nccl: str | None = "2.29.3", adapters: Any = RDMA, **variables
     """Return the findings of two nodes, each with a slow interface beside a fast one."""
     one = node("n0", interface(), interface("ib0", 100_000), nccl=nccl, adapters=adapters)
     one["variables"] |= variables
-    found = nodes.judge_network([one, node("n1")])
+    found = checks.judge_network([one, node("n1")])
     return [f"{each.severity}: {each.seen.split(' (10000')[0]}" for each in found][:-1]
 
 
@@ -80,7 +80,7 @@ def test_without_adapters_for_nccl_a_slow_interface_is_a_warning(facts: dict[str
 def test_two_libraries_may_have_two_interfaces() -> None:
     both = node("n0", interface(), interface("ib0", 100_000))
     both["variables"]["NCCL_SOCKET_IFNAME"] = "ib0"
-    warnings = [finding for finding in nodes.judge_network([both, node("n1")]) if finding.severity == "warning"]
+    warnings = [finding for finding in checks.judge_network([both, node("n1")]) if finding.severity == "warning"]
     assert [finding.seen.split(" (")[0] for finding in warnings] == ["n0: gloo uses eth0"]
     assert warnings[0].advice.endswith("or set GLOO_SOCKET_IFNAME")
 
@@ -106,4 +106,4 @@ def test_nodes_that_differ() -> None:
 
 
 def test_folders_of_earlier_versions_have_no_such_facts() -> None:
-    assert nodes.judge_network([{"host": "n0", "variables": {}}, {"host": "n1", "variables": {}}]) == []  # type: ignore[typeddict-item]
+    assert checks.judge_network([{"host": "n0", "variables": {}}, {"host": "n1", "variables": {}}]) == []  # type: ignore[typeddict-item]

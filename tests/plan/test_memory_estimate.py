@@ -9,8 +9,8 @@ import pytest
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import GIB
+from harness.plan import memory_forecast as memory
 from harness.plan.cell import Cell
-from harness.plan.checks import memory
 from harness.plan.rows import ActivationBytes, MemoryFacts
 
 
