@@ -14,9 +14,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
 from harness.train.loader import Share, batches, epoch_shares
-from harness.train.loss import local_part
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import Training, local_part
 from harness.train.workloads.conv_stack import ConvStack
 from harness.train.workloads.emulated_compute import EmulatedCompute
 from harness.train.workloads.image_classification import ImageClassification

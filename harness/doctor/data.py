@@ -13,8 +13,7 @@ from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding
-from harness.train.digests import NoDigest, value_digest
-from harness.train.loader import Generators, SeededDataset, epoch_shares
+from harness.train.loader import Generators, NoDigest, SeededDataset, epoch_shares, value_digest
 from harness.train.workloads import SizedDataset
 
 MOST = 200_000

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from harness.config.values import MIB
 from harness.measure.equivalence import acts_by_mode
-from harness.train.digests import value_digest
-from harness.train.loss import local_part
+from harness.train.loader import value_digest
+from harness.train.training import local_part
 
 OWN = frozenset(vars(nn.Module()))
 """The attributes of every module."""

@@ -17,8 +17,7 @@ from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why
 from harness.plan.checks.finding import Finding, join_names
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
-from harness.train.loss import whole_tensor
-from harness.train.training import Training
+from harness.train.training import Training, whole_tensor
 
 NAME = "gradient scaling"
 ALIKE = 0.005

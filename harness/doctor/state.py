@@ -17,7 +17,7 @@ from harness.doctor.steps import Steps
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.equivalence import NORMS
 from harness.plan.checks.finding import Finding, join_names
-from harness.train.digests import value_digest
+from harness.train.loader import value_digest
 
 NAME = "state in forward"
 ALIKE = 1e-5

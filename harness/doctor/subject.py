@@ -31,12 +31,11 @@ from harness.plan.rows import MemoryFacts
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.user_code import INSTALLED, STANDARD
 from harness.train.loader import Share, batches, endless_shares
-from harness.train.loss import as_loss
 from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, Datasets, Workload
+from harness.train.workloads import Collate, Datasets, Workload, as_loss
 
 if TYPE_CHECKING:
     from harness.doctor.steps import Steps

@@ -11,7 +11,7 @@ from harness.doctor.check import Case, Check
 from harness.doctor.subject import ProcessState, Subject, processors
 from harness.plan.cell import int_option, place
 from harness.plan.checks.finding import Finding, join_names
-from harness.train.process_settings import crowded, pinned
+from harness.train.ranks import crowded, pinned
 
 NAME = "threads"
 

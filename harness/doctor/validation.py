@@ -13,8 +13,7 @@ from torch.utils.data import Subset, TensorDataset
 from harness.doctor.check import Case, Check
 from harness.doctor.subject import Subject
 from harness.plan.checks.finding import Finding
-from harness.train.digests import NoDigest, value_digest
-from harness.train.loader import SeededDataset
+from harness.train.loader import NoDigest, SeededDataset, value_digest
 from harness.train.workloads import SizedDataset
 
 MOST = 256

@@ -26,9 +26,8 @@ from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Batches, Share, batches, epoch_shares, evaluation_shares
 from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule
-from harness.train.phases import Mark
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import Mark, Training
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 

@@ -20,17 +20,14 @@ from torch.utils.data import default_collate
 
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.digests import value_digest
-from harness.train.loader import Share, batches, endless_shares
-from harness.train.loss import as_loss, whole_tensor
+from harness.train.loader import Share, batches, endless_shares, value_digest
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
-from harness.train.phases import BACKWARD, Phase
 from harness.train.precision import REDUCED
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import BACKWARD, Phase, Training, whole_tensor
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, SizedDataset, Workload, collate_of
+from harness.train.workloads import Collate, SizedDataset, Workload, as_loss, collate_of
 
 STEPS = 2
 """Steps of the scaled update: the second is the first that uses the optimizer's state."""

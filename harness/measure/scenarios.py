@@ -33,11 +33,9 @@ from harness.measure.throughput import ThroughputMeasurement, measure_throughput
 from harness.plan.rows import RankFacts, RankRow, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
-from harness.train.checkpoint import CheckpointManager
-from harness.train.checkpoint.trained import trained_facts
+from harness.train.checkpoint import CheckpointManager, trained_facts
 from harness.train.loader import SharedData
-from harness.train.process_settings import crowding, pinned
-from harness.train.ranks import Ranks
+from harness.train.ranks import Ranks, crowding, pinned
 from harness.train.training import Training
 from harness.train.workloads import Datasets, Workload
 

@@ -17,9 +17,8 @@ from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, RankFacts, WindowKind, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share, batches, endless_shares, part_of
-from harness.train.phases import Mark
 from harness.train.ranks import Ranks
-from harness.train.training import Training, no_mark
+from harness.train.training import Mark, Training, no_mark
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 

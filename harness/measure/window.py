@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.system.process import no_garbage_collection
-from harness.train.phases import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase
+from harness.train.training import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase
 
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The phase between each point of a step and the next, on the host's clock."""

@@ -33,7 +33,7 @@ from harness.plan.cell import Cell
 from harness.plan.checks import batches as planned_batches
 from harness.plan.checks import nodes
 from harness.plan.checks.finding import join_names
-from harness.train.digests import value_digest
+from harness.train.loader import value_digest
 from harness.train.ranks import Ranks
 from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from harness.train.checkpoint import manager
-from harness.train.checkpoint.manager import State
+from harness.train import checkpoint
+from harness.train.checkpoint import State
 
 
 def state(number: float) -> State:
@@ -18,8 +18,8 @@ def state(number: float) -> State:
 
 
 def test_a_checkpoint_of_safetensors_and_json_reads_back(tmp_path: Path) -> None:
-    here = manager.write(tmp_path, 2, state(0.5), {"rows": [{"loss": 0.1}]})
-    back = manager.read(tmp_path, 2)
+    here = checkpoint.write(tmp_path, 2, state(0.5), {"rows": [{"loss": 0.1}]})
+    back = checkpoint.read(tmp_path, 2)
     assert back is not None
     for name, tensor in state(0.5).model.items():
         assert torch.equal(back.model[name], tensor)
@@ -33,32 +33,32 @@ def test_a_checkpoint_of_safetensors_and_json_reads_back(tmp_path: Path) -> None
 
 def test_the_newest_two_stay(tmp_path: Path) -> None:
     for epoch in (1, 2, 9, 10):
-        manager.write(tmp_path, epoch, state(float(epoch)), {})
-    assert manager.epochs(tmp_path) == [10, 9] and manager.epochs(tmp_path / "none") == []
+        checkpoint.write(tmp_path, epoch, state(float(epoch)), {})
+    assert checkpoint.epochs(tmp_path) == [10, 9] and checkpoint.epochs(tmp_path / "none") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch-10", "epoch-9"]
 
 
 def test_a_torn_checkpoint_does_not_count_and_is_written_anew(tmp_path: Path) -> None:
     for epoch in (1, 2):
-        manager.write(tmp_path, epoch, state(float(epoch)), {})
+        checkpoint.write(tmp_path, epoch, state(float(epoch)), {})
     (tmp_path / "partial").mkdir()
     (tmp_path / "partial" / "model.safetensors").write_bytes(b"half")
-    assert manager.epochs(tmp_path) == [2, 1]
+    assert checkpoint.epochs(tmp_path) == [2, 1]
     for part in ("model.safetensors", "state.json"):
         path = tmp_path / "epoch-2" / part
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
-        assert manager.read(tmp_path, 2) is None
+        assert checkpoint.read(tmp_path, 2) is None
         path.write_bytes(whole)
-    assert manager.read(tmp_path, 2) is not None
+    assert checkpoint.read(tmp_path, 2) is not None
     for text in ("[]", "1", "[" * 100_000):
         (tmp_path / "epoch-2" / "state.json").write_text(text)
-        assert manager.read(tmp_path, 2) is None
-    assert manager.read(tmp_path, 1) is not None
+        assert checkpoint.read(tmp_path, 2) is None
+    assert checkpoint.read(tmp_path, 1) is not None
     (tmp_path / "epoch-2" / "rng.safetensors").unlink()
-    assert manager.read(tmp_path, 2) is None
-    manager.write(tmp_path, 2, state(4.0), {})
+    assert checkpoint.read(tmp_path, 2) is None
+    checkpoint.write(tmp_path, 2, state(4.0), {})
     assert not (tmp_path / "partial").exists()
-    back = manager.read(tmp_path, 2)
+    back = checkpoint.read(tmp_path, 2)
     assert back is not None
     assert float(back.model["weight"][0, 0]) == 4.0

@@ -13,7 +13,7 @@ import pytest
 
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.cell import Cell
-from harness.train.checkpoint.trained import Trained, cell_of, check_code, own_code, trained_facts, trained_of
+from harness.train.checkpoint import Trained, cell_of, check_code, own_code, trained_facts, trained_of
 
 CELL = Cell("mlp", "digits", "small", "ddp", "cpu", 8, 1, "strong", 8, 64, workload_options={"sizes": (1, 2)})
 FACTS = trained_facts(CELL, 3)
@@ -60,7 +60,7 @@ def test_the_modules_that_were_imported_from_its_folder_are_compared(home: Path)
 
 
 def test_of_an_installed_package_its_own_modules_are_compared(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.train.checkpoint.trained.INSTALLED", (home.name,))
+    monkeypatch.setattr("harness.train.checkpoint.INSTALLED", (home.name,))
     assert own_code("own_net").keys() == {"own_net", "own_net.layers"}
 
 

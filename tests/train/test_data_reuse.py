@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from harness.train import loader
-from harness.train.digests import pickle_digest
-from harness.train.loader import SharedData
+from harness.train.loader import SharedData, pickle_digest
 from harness.train.workloads import Workload
 from tests.doctor.ranks import cell_for
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.train.digests import NoDigest, pickle_digest, value_digest
+from harness.train.loader import NoDigest, pickle_digest, value_digest
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_order_of_a_set_is_no_content_of_the_object_that_holds_it() -> None:
     """It differs between processes, whose texts have other hashes."""
     code = (
         "from types import SimpleNamespace\n"
-        "from harness.train.digests import value_digest\n"
+        "from harness.train.loader import value_digest\n"
         "print(value_digest(SimpleNamespace(tags={*'abcdefgh'}, more=[frozenset(map(str, range(9)))])))"
     )
     found = {

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.train.precision import Autocast, Precision
-from harness.train.process_settings import ProcessSettings, crowded, crowding, in_effect, pinned
-from harness.train.ranks import Ranks
+from harness.train.precision import Autocast, Precision, ProcessSettings, in_effect
+from harness.train.ranks import Ranks, crowded, crowding, pinned
 
 CPU, CUDA = Precision("fp32", "cpu"), Precision("fp32", "cuda")
 ALONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))

@@ -18,11 +18,11 @@ from harness.errors import WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share, batches, epoch_shares
-from harness.train.loss import as_loss, on_device
 from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import Training, on_device
+from harness.train.workloads import as_loss
 from harness.train.workloads.image_classification import ImageClassification
 from tests.equivalence import BATCH, SAMPLES, SEED, Regression
 
@@ -172,7 +172,7 @@ def test_the_loss_scale_of_tokens_is_of_one_effect_in_every_strategy(
     strategy: str, accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What backward sees is within a factor of about 2 of the loss per token, and the same without accumulation."""
-    monkeypatch.setattr("harness.train.loss.dist", Events())
+    monkeypatch.setattr("harness.train.training.dist", Events())
     scaled_losses: list[torch.Tensor] = []
     scale = torch.amp.GradScaler.scale
     note = scaled_losses.append
@@ -303,7 +303,7 @@ def test_the_tokens_of_a_global_batch_are_summed_while_backward_runs(
 ) -> None:
     """Two ranks that hold the same batch: twice the tokens, and a gradient that the mean over ranks leaves alone."""
     events = Events()
-    monkeypatch.setattr("harness.train.loss.dist", events)
+    monkeypatch.setattr("harness.train.training.dist", events)
     cell = replace(CELL, training={"accumulation": accumulation})
     gradients = []
     for world_size in (2, 1):

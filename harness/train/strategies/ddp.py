@@ -13,8 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.train.phases import ExchangePoint, Report
-from harness.train.strategies.base import WrapContext, Wrapping
+from harness.train.strategies.base import ExchangePoint, Report, WrapContext, Wrapping
 
 Hook = Callable[..., torch.futures.Future[torch.Tensor]]
 """Takes the process group, None for that of all ranks, and a bucket; returns the averaged gradients to come."""

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from harness.errors import WorkloadError, nearest
 from harness.train.workloads import Datasets, datasets
-from harness.train.workloads.checks import whole_number
+from harness.train.workloads.datasets import whole_number
 
 DEPTHS = {f"resnet{6 * n + 2}": n for n in (1, 2, 3, 5, 7, 9)}
 """resnet8, 14, 20, 32, 44 and 56: the number of blocks in each of the three stages."""

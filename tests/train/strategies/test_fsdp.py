@@ -18,11 +18,10 @@ from harness.errors import WorkloadError
 from harness.measure import memory
 from harness.plan.cell import Cell
 from harness.train.loader import Share
-from harness.train.phases import Phase
 from harness.train.ranks import Ranks
 from harness.train.strategies import STRATEGIES
 from harness.train.strategies.base import default_units
-from harness.train.training import Training
+from harness.train.training import Phase, Training
 from harness.train.workloads.image_classification import ImageClassification, SmallResNet
 from harness.train.workloads.language_model import LanguageModel
 
