@@ -1,17 +1,18 @@
-"""Data sharding: the same data set on every rank, one sample for each index, and no second sharding in the data set."""
+"""Data: the same samples on every rank and no second sharding; the division of batches among devices; padding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler, Subset
 
-from harness.doctor.check import Case, Check
-from harness.doctor.subject import Subject
+from harness.doctor.real_steps import Steps
+from harness.doctor.subject import Case, Check, Subject
 from harness.plan.cell import Cell
+from harness.plan.checks import batches
 from harness.plan.checks.finding import Finding
 from harness.train.loader import Generators, NoDigest, SeededDataset, epoch_shares, value_digest
 from harness.train.workloads import SizedDataset
@@ -25,6 +26,9 @@ PROBES = 64
 """Samples that are compared, spread over the data set."""
 DEPTH = 4
 """Levels of attributes that are searched for a sampler."""
+PADDING = "padding"
+LEAST_REAL = 0.3
+"""With a smaller share of real values, most of the step computes on padding."""
 
 
 def drawn_samples(subject: Subject) -> frozenset[int] | None:
@@ -266,4 +270,64 @@ CHECK = Check(
     figures=lambda seen, case: {"comparison of samples": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},
     about=("datasets",),
     clue=r"DistributedSampler|get_rank|get_world_size|seed\(",
+)
+
+
+def observe_batches(subject: Subject) -> tuple[int, int, bool]:
+    """Return the training samples, the samples of a step, and whether the cell is trained for whole epochs."""
+    return subject.training_samples, subject.cell.global_batch_size * subject.micro_batches, subject.epochs
+
+
+def judge_batches(seen: Sequence[tuple[int, int, bool]], case: Case) -> list[Finding]:
+    samples, batch, epochs = seen[0]
+    return batches.judge(samples, batch, case.cell, epochs=epochs)
+
+
+BATCHES_CHECK = Check(batches.NAME, observe_batches, judge_batches)
+
+
+def judge_padding(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    """Compare the tokens that loss() counted in the first step with the places of the batch, and with the real ones."""
+    found = []
+    for rank, steps in enumerate(seen):
+        padded, counted = steps.padded, steps.weights[0] if steps.weights else 0.0
+        if padded.counts_tokens and padded.share < 1 and padded.real < padded.places <= counted:
+            found.append(
+                Finding(
+                    PADDING,
+                    "warning",
+                    f"tokens that loss() counts in a batch of rank {rank}: {counted:g}; places {padded.places:,}, of "
+                    f"which {padded.real:,} hold real tokens ({100 * padded.share:.0f} %)",
+                    "throughput counts padding, and the loss averages over it: both depend on which samples meet",
+                    "return the number of real tokens as the weight, and leave padding out of the loss (ignore_index)",
+                )
+            )
+            break
+    share = min((steps.padded.share for steps in seen), default=1.0)
+    if share < LEAST_REAL and not found:
+        found.append(
+            Finding(
+                PADDING,
+                "note",
+                f"real tokens in a padded batch: {100 * share:.0f} % of its places",
+                "most of a step computes on padding",
+                "batch samples of similar length together in the data set's order, or pack them",
+            )
+        )
+    return found
+
+
+def padding_figures(seen: Sequence[Steps], case: Case) -> Mapping[str, str]:
+    """Return the share of real tokens, if the batch is padded."""
+    shares = [steps.padded.share for steps in seen if steps.padded.places]
+    return {"real tokens in a padded batch": f"{100 * sum(shares) / len(shares):.0f} %"} if shares else {}
+
+
+PADDING_CHECK = Check(
+    PADDING,
+    None,
+    judge_padding,
+    figures=padding_figures,
+    about=("loss",),
+    clue=r"ignore_index|cross_entropy|nll_loss",
 )

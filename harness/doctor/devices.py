@@ -13,9 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.doctor.check import Case, Check, describe_error
 from harness.doctor.facts import hidden_tensors, name_of
-from harness.doctor.subject import SMALL, Subject
+from harness.doctor.subject import SMALL, Case, Check, Subject, describe_error
 from harness.plan.checks.finding import Finding, join_names
 from harness.plan.rows import Severity
 from harness.train.transfer import to_device

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.config.doctor_checks import DOCTOR_CHECKS, DoctorCheck
-from harness.doctor import data, memory, parameters, steps
-from harness.doctor.check import Case, Check, any_error, describe_error
+from harness.doctor import data, memory_needs, parameters, real_steps
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
-from harness.doctor.steps import Steps
-from harness.doctor.subject import FewBuilds, ProcessState, Subject, doctor_cell
+from harness.doctor.real_steps import Steps
+from harness.doctor.subject import Case, Check, FewBuilds, ProcessState, Subject, any_error, describe_error, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import MemoryFacts, TrialFacts
@@ -153,7 +152,7 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
         context.advance,
         epochs=context.experiment.convergence is not None,
         planned=cell,
-        modes=memory.modes_of(cell, context.experiment),
+        modes=memory_needs.modes_of(cell, context.experiment),
     )
     with context.part("examination"):
         found = examine(subject)
@@ -167,16 +166,16 @@ def examine(subject: Subject) -> DoctorReport:
     if empty := data.empty(subject.training_samples):
         return DoctorReport(empty, workload=subject.workload)
     subject = replace(subject, process=ProcessState.now(), workload=FewBuilds(subject.workload))
-    sizes = memory.survey(subject)
-    subject = replace(subject, memory=sizes, whole_model_fits=memory.fits_on_one_device(sizes, subject.cell))
+    sizes = memory_needs.survey(subject)
+    subject = replace(subject, memory=sizes, whole_model_fits=memory_needs.fits_on_one_device(sizes, subject.cell))
     found = DoctorReport(memory=sizes, workload=subject.workload)
     if sizes and not subject.whole_model_fits:
         found.findings.append(
-            memory.without_reference(sizes, subject.cell, [c.name for c in CHECKS if c.needs_whole_model])
+            memory_needs.without_reference(sizes, subject.cell, [c.name for c in CHECKS if c.needs_whole_model])
         )
     seen, failed = _observe_alone(subject)
-    if sizes and memory.CHECK.name in seen:
-        found.memory = memory.with_activations(sizes, seen[memory.CHECK.name])
+    if sizes and memory_needs.CHECK.name in seen:
+        found.memory = memory_needs.with_activations(sizes, seen[memory_needs.CHECK.name])
     if data.NAME in seen:
         found.distinct_samples = data.distinct(seen[data.NAME])
     stops = _judge_before_steps(found, seen, Case(subject.cell, (), subject.planned, sizes))
@@ -184,15 +183,15 @@ def examine(subject: Subject) -> DoctorReport:
         found.findings += _failed_alone(failed, real_steps_fail=_fails_in_steps(subject))
     if stops or (failed and any_error(found.findings)):
         return found
-    affordable = memory.at_affordable_batch(subject, found.memory)
+    affordable = memory_needs.at_affordable_batch(subject, found.memory)
     if affordable is None:
         assert found.memory
         left_out = [check.name for check in CHECKS if check.after_steps]
-        found.findings.append(memory.without_steps(found.memory, subject.cell, left_out))
+        found.findings.append(memory_needs.without_steps(found.memory, subject.cell, left_out))
         return found
     if found.memory and subject.whole_model_fits and not affordable.whole_model_fits:
         left_out = [check.name for check in CHECKS if check.needs_whole_model and check.after_steps]
-        found.findings.append(memory.without_reference(found.memory, affordable.cell, left_out))
+        found.findings.append(memory_needs.without_reference(found.memory, affordable.cell, left_out))
     _judge_with_steps(affordable, found, seen)
     return found
 
@@ -264,7 +263,7 @@ def _fails_in_steps(subject: Subject) -> bool:
         return False
     fails = False
     try:
-        steps.observe_own_part(subject.fresh())
+        real_steps.observe_own_part(subject.fresh())
     except Exception:
         fails = True
     return any(subject.ranks.gather(fails))
@@ -285,13 +284,13 @@ def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
     """Take real steps in the wrapper, which the later checks share; None if one device finds that they are no use."""
     alone: Sequence[Steps] = ()  # each rank's steps on its own part of the batch
     if subject.ranks.world_size > 1 and subject.whole_model_fits:
-        alone = subject.ranks.gather(steps.observe_own_part(subject.fresh()))
+        alone = subject.ranks.gather(real_steps.observe_own_part(subject.fresh()))
     if alone and any_error(unchanged := parameters.unchanged(alone, subject.cell)):
         found.findings += unchanged  # in the wrapper it would fail with a less clear error
         return None
-    own = steps.observe(subject.fresh())
-    if subject.whole_model_fits and memory.global_batch_fits(subject.memory, subject.cell):
-        steps.add_single_device_losses(subject.fresh(), own)
+    own = real_steps.observe(subject.fresh())
+    if subject.whole_model_fits and memory_needs.global_batch_fits(subject.memory, subject.cell):
+        real_steps.add_single_device_losses(subject.fresh(), own)
     own.own_step_s = alone[subject.ranks.rank].step_s if alone else 0.0
     return replace(subject, steps=tuple(subject.ranks.gather(own)))
 

@@ -1,24 +1,24 @@
-"""Gradients and losses of a strategy against those of one device at the same global batch."""
+"""The weight of a loss; losses and gradients of a strategy against those of one device at the same global batch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.gate import DIVERGENCE, diverges
-from harness.doctor.steps import Steps, group_of_one, mean_losses
-from harness.doctor.subject import Subject
+from harness.doctor.real_steps import Steps, group_of_one, mean_losses
+from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
 from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why_random
 from harness.plan.checks.finding import Finding, join_names
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.training import Training, whole_tensor
 
+LOSS_WEIGHT = "loss weight"
 NAME = "gradient scaling"
 ALIKE = 0.005
 """Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
@@ -28,6 +28,53 @@ ENOUGH = 64
 """A global batch of this many samples is large enough for the comparison."""
 NOISY = 0.4
 """Largest difference if the loss or the model draws random numbers in evaluation mode too."""
+
+
+def judge_loss_weight(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    """Compare the weights of the real steps with the samples of each batch; the first deviation counts."""
+    for rank, steps in enumerate(seen):
+        for weight, samples in zip(steps.weights, steps.samples, strict=False):
+            look = _of_samples if steps.unit == "samples" else _of_tokens
+            if found := list(look(weight, samples, rank)):
+                return found
+    return []
+
+
+def _of_samples(weight: float, samples: int, rank: int) -> Iterator[Finding]:
+    if weight != samples:
+        yield Finding(
+            LOSS_WEIGHT,
+            "error",
+            f"weight that loss() returns for a batch of {samples} samples: {weight:g} (rank {rank})",
+            "losses of batches of different sizes cannot be averaged, and the trial would stop: with unit 'samples' "
+            "the weight is the number of samples",
+            "return the sum of the losses of the samples, as with reduction='sum', and len(batch) as its weight; "
+            "tokens are counted with unit = 'tokens'",
+            stops=True,
+        )
+
+
+def _of_tokens(weight: float, samples: int, rank: int) -> Iterator[Finding]:
+    if samples and not (math.isfinite(weight) and weight > 0):
+        yield Finding(
+            LOSS_WEIGHT,
+            "error",
+            f"weight that loss() returns for a batch of {samples} samples: {weight:g} (rank {rank})",
+            "the loss of the batch cannot be averaged: with unit 'tokens' the weight is the number of its tokens",
+            "return the number of tokens that the loss counts as its weight",
+            stops=True,
+        )
+    elif weight < samples or weight != int(weight):
+        yield Finding(
+            LOSS_WEIGHT,
+            "warning",
+            f"weight that loss() returns for a batch of {samples} samples: {weight:g} tokens (rank {rank})",
+            "throughput is counted in this weight, and gradients are divided by it: it is no number of tokens",
+            "return the sum of the losses of the tokens, and their number as its weight",
+        )
+
+
+LOSS_WEIGHT_CHECK = Check(LOSS_WEIGHT, None, judge_loss_weight, about=("loss",), clue=r"return ")
 
 
 def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from harness.doctor.check import Case, Check
 from harness.doctor.facts import hidden_tensors, name_of
-from harness.doctor.steps import STEPS, Steps
-from harness.doctor.subject import SMALL, FewBuilds, Subject
+from harness.doctor.real_steps import STEPS, Steps
+from harness.doctor.subject import SMALL, Case, Check, FewBuilds, Subject
 from harness.plan.cell import Cell
 from harness.plan.checks.finding import Finding, join_names
 from harness.plan.rows import Severity

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from harness.doctor.check import Case, Check, describe_error
-from harness.doctor.subject import SMALL, Subject
+from harness.doctor.subject import SMALL, Case, Check, Subject, describe_error
 from harness.plan.checks.finding import Finding
 from harness.train.strategies.dp import ReplicatedModule, scatter
 

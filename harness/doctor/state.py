@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import parameters
-from harness.doctor.check import Case, Check
 from harness.doctor.facts import OWN
-from harness.doctor.steps import Steps
-from harness.doctor.subject import SMALL, Subject
+from harness.doctor.real_steps import Steps
+from harness.doctor.subject import SMALL, Case, Check, Subject
 from harness.measure.equivalence import NORMS
 from harness.plan.checks.finding import Finding, join_names
 from harness.train.loader import value_digest

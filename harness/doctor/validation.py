@@ -10,8 +10,7 @@ from itertools import islice
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from harness.doctor.check import Case, Check
-from harness.doctor.subject import Subject
+from harness.doctor.subject import Case, Check, Subject
 from harness.plan.checks.finding import Finding
 from harness.train.loader import NoDigest, SeededDataset, value_digest
 from harness.train.workloads import SizedDataset

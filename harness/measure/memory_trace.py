@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from harness.measure.memory import of_model
+from harness.measure.peak_memory import of_model
 from harness.plan.cell import Cell
 from harness.plan.comparison import single_device_cell
 from harness.plan.rows import Examination, TracedPeak

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from harness.config.doctor_checks import DOCTOR_CHECKS, WITHOUT_RANKS
-from harness.doctor import copies, examine, gradients, memory, parameters, shapes, speed
-from harness.doctor.check import Check
+from harness.doctor import communication, examine, gradients, memory_needs, parameters, shapes, speed
 from harness.doctor.examine import CHECKS
+from harness.doctor.subject import Check
 from harness.plan.checks import nodes
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import Severity
 from tests.doctor.faulty import FAULTS
 
 FOLDER = Path(__file__).parents[2] / "harness" / "doctor"
-SHARED = {"steps"}
+SHARED = {"real_steps"}
 """Modules that observe for several checks, and judge nothing."""
 
 
@@ -59,7 +59,12 @@ def test_the_names_and_the_order_of_the_checks() -> None:
     # the wrapper before what it explains; the two rates last, when nothing else can still be found
     assert after.index(parameters.WRAPPER) < after.index(parameters.NAME) < after.index(gradients.DIVERGENCE)
     assert after[-3:] == [gradients.NAME, speed.NAME, "collectives"]
-    forbidding = [parameters.LOSS_PARAMETERS_CHECK, shapes.CHECK, memory.CHECK, copies.CHECK]  # real steps
+    forbidding = [
+        parameters.LOSS_PARAMETERS_CHECK,
+        shapes.CHECK,
+        memory_needs.CHECK,
+        communication.COPIES_CHECK,
+    ]  # real steps
     assert [check for check in CHECKS if check.stops] == forbidding
 
 

@@ -12,7 +12,7 @@ import torch
 from harness.config.experiment import Experiment
 from harness.launch import worker
 from harness.launch.worker import run_scenario
-from harness.measure import environment, memory, scenarios
+from harness.measure import environment, peak_memory, scenarios
 from harness.measure.explain import Explanation
 from harness.measure.scenarios import TrialContext
 from harness.plan.planner import make_plan
@@ -158,8 +158,8 @@ def test_fp16_without_a_loss_scale_that_fits_is_diverged(within: Within, monkeyp
 
 def test_the_peak_of_the_steps_is_not_that_of_the_construction(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    reset, built = memory.reset_peak, scenarios.Training
-    monkeypatch.setattr(memory, "reset_peak", lambda devices: events.append("reset") or reset(devices))
+    reset, built = peak_memory.reset_peak, scenarios.Training
+    monkeypatch.setattr(peak_memory, "reset_peak", lambda devices: events.append("reset") or reset(devices))
     monkeypatch.setattr(scenarios, "Training", lambda *args: events.append("built") or built(*args))
     run_scenario(within())
     assert events == ["reset", "built", "reset"]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
-from harness.measure import memory
+from harness.measure import peak_memory
 from harness.plan.cell import Cell
 from harness.train.loader import Share
 from harness.train.ranks import Ranks
@@ -250,9 +250,9 @@ def test_after_an_evaluation_the_state_in_memory_is_the_shards_still() -> None:
     """The root's parameters stay whole after a forward pass that no backward pass follows."""
     training = training_of(CELL, gpt())
     training.step(tokens(), SHARE)
-    before = memory.of_state(training)
+    before = peak_memory.of_state(training)
     training.evaluate(tokens(), SHARE)
-    assert memory.of_state(training) == before
+    assert peak_memory.of_state(training) == before
     training.step(tokens(), SHARE)
 
 

@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_map_only
 
 from harness.config.experiment import Experiment
 from harness.config.values import GIB, MIB
-from harness.doctor.check import Case, Check
 from harness.doctor.facts import LEAST, least_growth
-from harness.doctor.steps import Steps
-from harness.doctor.subject import Subject
-from harness.measure.memory import of_model
+from harness.doctor.real_steps import Steps
+from harness.doctor.subject import Case, Check, Subject
+from harness.measure.peak_memory import of_model
 from harness.plan.cell import Cell
 from harness.plan.checks import memory
 from harness.plan.checks.finding import Finding
