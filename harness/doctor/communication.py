@@ -146,7 +146,7 @@ def judge_copies(seen: Sequence[Copied], case: Case) -> list[Finding]:
     ]
 
 
-COPIES_CHECK = Check(COPIES, observe_copies, judge_copies, stops=True)
+COPIES_CHECK = Check(observe_copies, judge_copies, stops=True)
 
 
 @dataclass(frozen=True)
@@ -279,4 +279,4 @@ def _own_speed(device: torch.device) -> float:
     return best
 
 
-CHECK = Check(COLLECTIVES, observe, judge, needs_peers=True, figures=figures)
+CHECK = Check(observe, judge, needs_peers=True, figures=figures)

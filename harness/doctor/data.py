@@ -264,7 +264,6 @@ def _samplers(thing: object, depth: int, seen: set[int] | None = None) -> Iterat
 
 
 CHECK = Check(
-    NAME,
     observe,
     judge,
     figures=lambda seen, case: {"comparison of samples": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},
@@ -283,7 +282,7 @@ def judge_batches(seen: Sequence[tuple[int, int, bool]], case: Case) -> list[Fin
     return batches.judge(samples, batch, case.cell, epochs=epochs)
 
 
-BATCHES_CHECK = Check(batches.NAME, observe_batches, judge_batches)
+BATCHES_CHECK = Check(observe_batches, judge_batches)
 
 
 def judge_padding(seen: Sequence[Steps], case: Case) -> list[Finding]:
@@ -324,7 +323,6 @@ def padding_figures(seen: Sequence[Steps], case: Case) -> Mapping[str, str]:
 
 
 PADDING_CHECK = Check(
-    PADDING,
     None,
     judge_padding,
     figures=padding_figures,

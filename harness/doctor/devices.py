@@ -152,7 +152,7 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
             hook.remove()
 
 
-CHECK = Check(NAME, observe, judge, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
+CHECK = Check(observe, judge, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
 
 
 @dataclass(frozen=True)
@@ -219,4 +219,4 @@ def _tensors(thing: object, name: str, depth: int) -> Iterator[tuple[str, Tensor
         yield from _tensors(value, inner, depth - 1)
 
 
-TRANSFER_CHECK = Check(TRANSFER, observe_transfer, judge_transfer, about=("datasets",))
+TRANSFER_CHECK = Check(observe_transfer, judge_transfer, about=("datasets",))

@@ -16,6 +16,7 @@ from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
 from harness.doctor.real_steps import Steps
 from harness.doctor.subject import Case, Check, FewBuilds, ProcessState, Subject, any_error, describe_error, doctor_cell
 from harness.measure.scenarios import TrialContext
+from harness.plan.checks import memory
 from harness.plan.checks.finding import Finding
 from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
@@ -27,21 +28,14 @@ Seen = Mapping[str, Sequence[Any]]
 
 
 def load(row: DoctorCheck) -> Check[Any]:
-    """Return the check of a row; raise ImportError if its file names it otherwise."""
+    """Return the check of a row, with its name."""
     module, _, constant = row.place.partition(".")
     found: Check[Any] = getattr(import_module(f"harness.doctor.{module}"), constant)
-    if found.name != row.name:
-        raise ImportError(
-            f"harness/config/doctor_checks.py: {row.place} is named {row.name!r}; "
-            f"in harness/doctor/{module}.py it is {found.name!r}"
-        )
-    return found
+    return replace(found, name=row.name)
 
 
 CHECKS: tuple[Check[Any], ...] = tuple(map(load, DOCTOR_CHECKS))
 """In the order of the table, in which they are observed and judged."""
-
-
 ABOUT: Mapping[str, tuple[str, ...]] = {
     row.findings: check.about for row, check in zip(DOCTOR_CHECKS, CHECKS, strict=True) if check.about
 }
@@ -174,8 +168,8 @@ def examine(subject: Subject) -> DoctorReport:
             memory_needs.without_reference(sizes, subject.cell, [c.name for c in CHECKS if c.needs_whole_model])
         )
     seen, failed = _observe_alone(subject)
-    if sizes and memory_needs.CHECK.name in seen:
-        found.memory = memory_needs.with_activations(sizes, seen[memory_needs.CHECK.name])
+    if sizes and memory.NAME in seen:
+        found.memory = memory_needs.with_activations(sizes, seen[memory.NAME])
     if data.NAME in seen:
         found.distinct_samples = data.distinct(seen[data.NAME])
     stops = _judge_before_steps(found, seen, Case(subject.cell, (), subject.planned, sizes))
@@ -248,7 +242,7 @@ def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
     for check in CHECKS:
         if check.name in seen and not check.after_steps:
             try:
-                findings = check.judge(seen[check.name], case)
+                findings = list(check.judge(seen[check.name], case))
                 found.figures |= check.figures(seen[check.name], case) if check.figures else {}
             except Exception as error:  # the same on every rank, which judge the same observations
                 findings = [_check_raised(check, error)]
@@ -311,15 +305,11 @@ def _judge_one(check: Check[Any], subject: Subject, found: DoctorReport, seen: S
     # the same answer on all ranks: else some would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
     redundant = redundant or (check.needs_whole_model and not subject.whole_model_fits)
-    values: Sequence[object] | None
-    if check.observe is None:
-        values = subject.steps
-    elif not check.needs_peers:
+    values: Sequence[object] | None = subject.steps
+    if check.observe and not check.needs_peers:
         values = seen.get(check.name)  # None if it raised
-    elif not redundant:
-        values = ranks.gather(check.observe(subject.fresh()))
-    else:
-        values = None
+    elif check.observe:
+        values = None if redundant else ranks.gather(check.observe(subject.fresh()))
     if values is None:
         return
     if not redundant:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,47 +34,37 @@ def judge_loss_weight(seen: Sequence[Steps], case: Case) -> list[Finding]:
     """Compare the weights of the real steps with the samples of each batch; the first deviation counts."""
     for rank, steps in enumerate(seen):
         for weight, samples in zip(steps.weights, steps.samples, strict=False):
-            look = _of_samples if steps.unit == "samples" else _of_tokens
-            if found := list(look(weight, samples, rank)):
-                return found
+            text = f"weight that loss() returns for a batch of {samples} samples: {weight:g}"
+            if steps.unit == "samples" and weight != samples:
+                return [
+                    Finding(
+                        LOSS_WEIGHT,
+                        "error",
+                        f"{text} (rank {rank})",
+                        "losses of batches of different sizes cannot be averaged, and the trial would stop: with unit "
+                        "'samples' the weight is the number of samples",
+                        "return the sum of the losses of the samples, as with reduction='sum', and len(batch) as its "
+                        "weight; tokens are counted with unit = 'tokens'",
+                        stops=True,
+                    )
+                ]
+            if steps.unit == "tokens" and samples and not (math.isfinite(weight) and weight > 0):
+                means = (
+                    "the loss of the batch cannot be averaged: with unit 'tokens' the weight is the number of its "
+                    "tokens"
+                )
+                advice = "return the number of tokens that the loss counts as its weight"
+                return [Finding(LOSS_WEIGHT, "error", f"{text} (rank {rank})", means, advice, stops=True)]
+            if steps.unit == "tokens" and (weight < samples or weight != int(weight)):
+                means = (
+                    "throughput is counted in this weight, and gradients are divided by it: it is no number of tokens"
+                )
+                advice = "return the sum of the losses of the tokens, and their number as its weight"
+                return [Finding(LOSS_WEIGHT, "warning", f"{text} tokens (rank {rank})", means, advice)]
     return []
 
 
-def _of_samples(weight: float, samples: int, rank: int) -> Iterator[Finding]:
-    if weight != samples:
-        yield Finding(
-            LOSS_WEIGHT,
-            "error",
-            f"weight that loss() returns for a batch of {samples} samples: {weight:g} (rank {rank})",
-            "losses of batches of different sizes cannot be averaged, and the trial would stop: with unit 'samples' "
-            "the weight is the number of samples",
-            "return the sum of the losses of the samples, as with reduction='sum', and len(batch) as its weight; "
-            "tokens are counted with unit = 'tokens'",
-            stops=True,
-        )
-
-
-def _of_tokens(weight: float, samples: int, rank: int) -> Iterator[Finding]:
-    if samples and not (math.isfinite(weight) and weight > 0):
-        yield Finding(
-            LOSS_WEIGHT,
-            "error",
-            f"weight that loss() returns for a batch of {samples} samples: {weight:g} (rank {rank})",
-            "the loss of the batch cannot be averaged: with unit 'tokens' the weight is the number of its tokens",
-            "return the number of tokens that the loss counts as its weight",
-            stops=True,
-        )
-    elif weight < samples or weight != int(weight):
-        yield Finding(
-            LOSS_WEIGHT,
-            "warning",
-            f"weight that loss() returns for a batch of {samples} samples: {weight:g} tokens (rank {rank})",
-            "throughput is counted in this weight, and gradients are divided by it: it is no number of tokens",
-            "return the sum of the losses of the tokens, and their number as its weight",
-        )
-
-
-LOSS_WEIGHT_CHECK = Check(LOSS_WEIGHT, None, judge_loss_weight, about=("loss",), clue=r"return ")
+LOSS_WEIGHT_CHECK = Check(None, judge_loss_weight, about=("loss",), clue=r"return ")
 
 
 def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
@@ -115,7 +105,7 @@ def _format_losses(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.3g}" for loss in losses)
 
 
-DIVERGENCE_CHECK = Check(DIVERGENCE, None, judge_divergence, redundant=any_error, about=("loss", "forward"))
+DIVERGENCE_CHECK = Check(None, judge_divergence, redundant=any_error, about=("loss", "forward"))
 
 
 @dataclass(frozen=True)
@@ -180,7 +170,7 @@ def observe(subject: Subject) -> Products:
     for name, one in expected.items():
         own = gradients.get(name)
         own = torch.zeros_like(one) if own is None else own
-        products[name] = (_dot(own, one), _dot(one, one), _dot(own, own))
+        products[name] = (float((own * one).sum()), float(one.square().sum()), float(own.square().sum()))
     return Products(products, noisy, subject.cell.global_batch_size)
 
 
@@ -231,10 +221,6 @@ def relative(cross: float, one: float, own: float) -> float:
     return float(max(0.0, own - 2 * cross + one) ** 0.5 / one**0.5)
 
 
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum())
-
-
 def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str, Tensor], bool]:
     """Return the full gradients by parameter, on the host in float64, and whether random numbers were drawn.
 
@@ -257,7 +243,6 @@ def _redundant(findings: Sequence[Finding]) -> bool:
 
 
 CHECK = Check(
-    NAME,
     observe,
     judge,
     figures=lambda seen, case: {"equivalence of gradients": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},

@@ -207,7 +207,7 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-CHECK = Check(memory.NAME, observe, judge, stops=True, about=("forward",))
+CHECK = Check(observe, judge, stops=True, about=("forward",))
 
 
 def judge_memory_growth(seen: Sequence[Steps], case: Case) -> list[Finding]:
@@ -227,6 +227,4 @@ def judge_memory_growth(seen: Sequence[Steps], case: Case) -> list[Finding]:
     return []
 
 
-MEMORY_GROWTH_CHECK = Check(
-    MEMORY_GROWTH, None, judge_memory_growth, about=("loss", "forward"), clue=r"\.append\(|\+= |\.extend\("
-)
+MEMORY_GROWTH_CHECK = Check(None, judge_memory_growth, about=("loss", "forward"), clue=r"\.append\(|\+= |\.extend\(")

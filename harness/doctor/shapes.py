@@ -121,4 +121,4 @@ def _shapes(outputs: object) -> Shapes:
     return [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-CHECK = Check(NAME, observe, judge, stops=True, needs_whole_model=True, about=("forward",))
+CHECK = Check(observe, judge, stops=True, needs_whole_model=True, about=("forward",))

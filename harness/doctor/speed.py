@@ -15,7 +15,7 @@ from harness.doctor.real_steps import observe_own_part
 from harness.doctor.subject import Case, Check, ProcessState, Subject, any_error, processors
 from harness.plan.cell import int_option, place
 from harness.plan.checks.finding import Finding, join_names
-from harness.train.loader import batches, endless_shares
+from harness.train.loader import Batches, endless_shares
 from harness.train.ranks import crowded, pinned
 
 NAME = "loader throughput"
@@ -51,16 +51,11 @@ def observe(subject: Subject) -> Rate | None:
     if cell.data == "synthetic_device":
         return None
     batch = min(cell.global_batch_size, MOST_SAMPLES * ranks.world_size)
-    fetch = batches(
-        subject.datasets[0],
-        endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size),
-        seed=subject.seed,
-        ranks=ranks,
-        options=cell.loader,
-        collate=getattr(subject.workload, "collate", None),
-    )
+    collate = getattr(subject.workload, "collate", None)
+    loader = Batches(subject.datasets[0], seed=subject.seed, ranks=ranks, options=cell.loader, collate=collate)
+    shares = endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size)
     workers = int_option(cell.loader, "workers", 0) * subject.replicas
-    batch_s, complete = time_batches(fetch, workers, int_option(cell.loader, "prefetch_factor", 2))
+    batch_s, complete = time_batches(loader.of(shares), workers, int_option(cell.loader, "prefetch_factor", 2))
     return Rate(batch_s / batch, complete, processors() // (cell.devices // cell.nodes))
 
 
@@ -137,7 +132,7 @@ def _redundant(findings: Sequence[Finding]) -> bool:
     return any(finding.severity != "note" for finding in findings)
 
 
-CHECK = Check(NAME, observe, judge, needs_steps=True, redundant=_redundant, figures=figures, about=("datasets",))
+CHECK = Check(observe, judge, needs_steps=True, redundant=_redundant, figures=figures, about=("datasets",))
 
 
 def observe_slow_rank(subject: Subject) -> float:
@@ -181,7 +176,6 @@ def _slow(seconds: Sequence[float]) -> list[int]:
 
 
 SLOW_RANK_CHECK = Check(
-    SLOW_RANK,
     observe_slow_rank,
     judge_slow_rank,
     needs_peers=True,
@@ -222,54 +216,35 @@ def observe_threads(subject: Subject) -> Threads:
     )
 
 
-def judge_threads(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    return [*(_crowded(seen, case) or _oversubscribed(seen, case) or _changed(seen)), *_started(seen)]
+def judge_threads(seen: Sequence[Threads], case: Case) -> Iterator[Finding]:
+    crowding = [] if case.cell.oversubscribed else _crowded(seen, case) or _oversubscribed(seen, case)
+    yield from crowding
+    changed = [(rank, each) for rank, each in enumerate(seen) if each.now != each.before and not crowding]
+    for rank, each in changed[:1]:
+        text = f"{each.now} after the model was built and trained, {each.before} before"
+        means = "the number of threads is no longer the same for every strategy, and strategies are not comparable"
+        advice = "remove torch.set_num_threads, which the harness calls itself (threads_per_device)"
+        yield Finding(THREADS, "warning", f"computing threads of rank {rank}: {text}", means, advice)
+    started = [(rank, each.started) for rank, each in enumerate(seen) if each.started]
+    for rank, names in started[:1]:
+        text = f"threads and processes that the workload started on rank {rank}: {len(names)} ({join_names(names)})"
+        means = "they share the processors, and Python's interpreter lock, with the training steps"
+        advice = "start none in the workload; loader.workers reads data in processes of their own"
+        yield Finding(THREADS, "warning", text, means, advice)
 
 
 def _crowded(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    for node in [] if case.cell.oversubscribed else dict.fromkeys(rank.node for rank in seen):
+    for node in dict.fromkeys(rank.node for rank in seen):
         own = [(r.pinned, 1 if case.cell.device == "cuda" else r.threads) for r in seen if r.node == node]
         if shared := crowded(own):
             text = f"several ranks are pinned to the same processors of a node: {join_names(list(map(str, shared)))}"
             means = "they compute in turn, which looks like a slow exchange of gradients or slow memory"
-            return [
-                Finding(THREADS, "warning", text, means, "pin each rank to processors of its own, or none (numactl)")
-            ]
+            advice = "pin each rank to processors of its own, or none (numactl)"
+            return [Finding(THREADS, "warning", text, means, advice)]
     return []
 
 
-def _changed(seen: Sequence[Threads]) -> list[Finding]:
-    changed = [(rank, threads) for rank, threads in enumerate(seen) if threads.now != threads.before]
-    return [
-        Finding(
-            THREADS,
-            "warning",
-            f"computing threads of rank {rank}: {threads.now} after the model was built and trained, {threads.before} "
-            "before",
-            "the number of threads is no longer the same for every strategy, and strategies are not comparable",
-            "remove torch.set_num_threads, which the harness calls itself (threads_per_device)",
-        )
-        for rank, threads in changed[:1]
-    ]
-
-
-def _started(seen: Sequence[Threads]) -> list[Finding]:
-    ranks = [(rank, threads.started) for rank, threads in enumerate(seen) if threads.started]
-    return [
-        Finding(
-            THREADS,
-            "warning",
-            f"threads and processes that the workload started on rank {rank}: {len(started)} ({join_names(started)})",
-            "they share the processors, and Python's interpreter lock, with the training steps",
-            "start none in the workload; loader.workers reads data in processes of their own",
-        )
-        for rank, started in ranks[:1]
-    ]
-
-
 def _oversubscribed(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    if case.cell.oversubscribed:  # requested by the user, and a column of its rows
-        return []
     by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]
     loaders_each = int_option(case.cell.loader, "workers", 0) * place(case.cell).devices_per_worker
     busiest = max(by_node, key=lambda ranks: sum(r.threads + loaders_each for r in ranks) / ranks[0].processors)
@@ -279,22 +254,14 @@ def _oversubscribed(seen: Sequence[Threads], case: Case) -> list[Finding]:
     if threads + workers <= processors:
         return []
     loaders = f" and {workers} loader workers" if workers else ""
-    return [
-        Finding(
-            THREADS,
-            "warning",
-            f"{threads} computing threads{loaders} on a node with {processors} processors "
-            f"({busiest[0].threads} threads in the first of its {len(busiest)} rank{'s' * (len(busiest) > 1)})",
-            "oversubscribed processors: slower and less regular steps, increasingly so with more ranks",
-            "remove torch.set_num_threads, which the harness calls itself"
-            if threads > processors
-            else "reduce loader.workers",
-        )
-    ]
+    ranks = f"{busiest[0].threads} threads in the first of its {len(busiest)} rank{'s' * (len(busiest) > 1)}"
+    text = f"{threads} computing threads{loaders} on a node with {processors} processors ({ranks})"
+    means = "oversubscribed processors: slower and less regular steps, increasingly so with more ranks"
+    too_many = "remove torch.set_num_threads, which the harness calls itself"
+    return [Finding(THREADS, "warning", text, means, too_many if threads > processors else "reduce loader.workers")]
 
 
 THREADS_CHECK = Check(
-    THREADS,
     observe_threads,
     judge_threads,
     needs_peers=True,

@@ -94,7 +94,6 @@ def _same(before: object, after: object) -> bool:
 
 
 CHECK = Check(
-    NAME,
     observe,
     judge,
     needs_whole_model=True,
@@ -144,15 +143,11 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
     ]
 
 
-RANK_STATE_CHECK = Check("state on ranks", None, judge_rank_state)
+RANK_STATE_CHECK = Check(None, judge_rank_state)
 
 
-def judge_train_mode(seen: Sequence[Steps], case: Case) -> list[Finding]:
-    return [*_evaluating(seen), *_one_sample(seen, case)]
-
-
-def _evaluating(seen: Sequence[Steps]) -> Iterator[Finding]:
-    layers = seen[0].mode_layers
+def judge_train_mode(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
+    layers, norms = seen[0].mode_layers, seen[0].batch_norms
     if layers and any(rank.evaluates for rank in seen):
         yield Finding(
             TRAIN_MODE,
@@ -161,22 +156,15 @@ def _evaluating(seen: Sequence[Steps]) -> Iterator[Finding]:
             "no dropout and no batch statistics: it is another training than the file says, and a cheaper step",
             "remove model.eval() from build_model(), forward and loss(); the harness evaluates in eval mode itself",
         )
+    samples = case.cell.global_batch_size // case.cell.devices
+    if norms and samples < 2:
+        text = f"samples of a device in a step: {samples}; layers with batch statistics: {join_names(norms)}"
+        means = "statistics of one sample: training is noise, and evaluation uses other statistics"
+        advice = "use a larger per-device batch, sync_batch_norm under ddp or fsdp, or GroupNorm"
+        yield Finding(TRAIN_MODE, "warning", text, means, advice)
 
 
-def _one_sample(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
-    cell, norms = case.cell, seen[0].batch_norms
-    if norms and cell.global_batch_size // cell.devices < 2:
-        yield Finding(
-            TRAIN_MODE,
-            "warning",
-            f"samples of a device in a step: {cell.global_batch_size // cell.devices}; layers with batch statistics: "
-            f"{join_names(norms)}",
-            "statistics of one sample: training is noise, and evaluation uses other statistics",
-            "use a larger per-device batch, sync_batch_norm under ddp or fsdp, or GroupNorm",
-        )
-
-
-TRAIN_MODE_CHECK = Check(TRAIN_MODE, None, judge_train_mode, about=("loss", "forward"), clue=r"\.eval\(|\.train\(")
+TRAIN_MODE_CHECK = Check(None, judge_train_mode, about=("loss", "forward"), clue=r"\.eval\(|\.train\(")
 
 
 def observe_randomness(subject: Subject) -> dict[str, str]:
@@ -225,5 +213,5 @@ def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
     ]
 
 
-RANDOMNESS_CHECK = Check(RANDOMNESS, observe_randomness, judge_randomness, about=("build_model",), clue=r"seed\(")
-STREAMS = Check("random streams", None, judge_streams)
+RANDOMNESS_CHECK = Check(observe_randomness, judge_randomness, about=("build_model",), clue=r"seed\(")
+STREAMS = Check(None, judge_streams)

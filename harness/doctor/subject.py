@@ -32,7 +32,7 @@ from harness.plan.comparison import base_cell
 from harness.plan.rows import MemoryFacts
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.user_code import INSTALLED, STANDARD, is_the_users
-from harness.train.loader import Share, batches, endless_shares
+from harness.train.loader import Batches, Share, endless_shares
 from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -69,7 +69,7 @@ class ProcessState:
         running = {
             id(thread): f"thread {thread.name}"
             for thread in threading.enumerate()
-            if not _is_a_librarys(frames.get(thread.ident or 0))
+            if not _is_of_library(frames.get(thread.ident or 0))
         }
         return cls(torch.get_num_threads(), running | _children())
 
@@ -85,7 +85,7 @@ def processors() -> int:
     return len(allowed) if allowed else psutil.cpu_count() or 1
 
 
-def _is_a_librarys(frame: FrameType | None) -> bool:
+def _is_of_library(frame: FrameType | None) -> bool:
     """Return whether the outermost code of a thread, the standard library's left out, is a library's."""
     files = [frame.f_code.co_filename for frame, _ in walk_stack(frame)] if frame else []
     outside = [file for file in reversed(files) if STANDARD not in file or INSTALLED in file]
@@ -322,9 +322,9 @@ class Subject:
 
     def _batches(self, shares: Sequence[Share], collate: Collate | None = None) -> Iterator[object]:
         collate = collate or getattr(self.workload, "collate", None)
-        return batches(
-            self.datasets[0], shares, seed=self.seed, ranks=self.ranks, options={"pin_memory": False}, collate=collate
-        )
+        options = {"pin_memory": False}
+        loader = Batches(self.datasets[0], seed=self.seed, ranks=self.ranks, options=options, collate=collate)
+        return loader.of(shares)
 
 
 @dataclass(frozen=True)
@@ -349,11 +349,9 @@ class Check(Generic[T]):
     the check is left out, with a finding. ``needs_peers`` and ``needs_steps`` change this.
     """
 
-    name: str
-    """Unique. Findings may have another name, if several checks share it."""
     observe: Callable[[Subject], T] | None
     """None: the check judges ``Case.steps``, the real steps."""
-    judge: Callable[[Sequence[T], Case], Sequence[Finding]]
+    judge: Callable[[Sequence[T], Case], Iterable[Finding]]
     """The findings from the observations of all ranks, in the order of the ranks; the same on every rank."""
     needs_peers: bool = False
     """The observation is made after the real steps, by all ranks at the same time: it may call collectives."""
@@ -371,6 +369,8 @@ class Check(Generic[T]):
     """The methods of the workload, or ``forward`` of its model, that its findings are about."""
     clue: str = ""
     """A pattern of the lines in these methods that cause findings."""
+    name: str = ""
+    """Unique, from the row of the check. Findings may have another name, if several checks share it."""
 
     @property
     def after_steps(self) -> bool:

@@ -171,4 +171,4 @@ def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
     ]
 
 
-CHECK = Check(NAME, observe, judge, about=("datasets",))
+CHECK = Check(observe, judge, about=("datasets",))

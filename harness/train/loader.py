@@ -200,21 +200,6 @@ def _end_with_trainer(worker: int) -> None:
     die_with_parent()
 
 
-def batches(
-    dataset: SizedDataset,
-    shares: Iterable[Share],
-    *,
-    seed: int,
-    ranks: Ranks,
-    options: Options,
-    collate: Collate | None = None,
-    micro_batches: int = 1,
-) -> Iterator[object]:
-    """Return the batches of one pass over these shares."""
-    loader = Batches(dataset, seed=seed, ranks=ranks, options=options, collate=collate, micro_batches=micro_batches)
-    return loader.of(shares)
-
-
 class _Keys(torch.utils.data.Sampler[list[Key]]):
     """The keys of each batch, of the shares of the current pass."""
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 REDUCED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions whose forward and backward passes compute in fewer than 32 bits; weights stay in float32."""
@@ -81,7 +81,8 @@ class Autocast(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> object:
         with torch.autocast(self._autocast_device, dtype=self._autocast_dtype):
             outputs = self.module(*args, **kwargs)
-        return tree_map(_in_float32, outputs)
+        low = REDUCED.values()
+        return tree_map_only(Tensor, lambda leaf: leaf.float() if leaf.dtype in low else leaf, outputs)
 
 
 def without_autocast(model: nn.Module) -> nn.Module:
@@ -92,10 +93,6 @@ def without_autocast(model: nn.Module) -> nn.Module:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return 'bfloat16' for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
-
-
-def _in_float32(output: object) -> object:
-    return output.float() if isinstance(output, Tensor) and output.dtype in REDUCED.values() else output
 
 
 @dataclass(frozen=True)

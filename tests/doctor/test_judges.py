@@ -116,7 +116,7 @@ def test_parameters_that_do_not_move_are_named_with_the_reason(
 def test_parameters_that_do_not_move_on_any_rank_differ_or_move_twice_are_named() -> None:
     still = steps(unchanged={"a": "none", "b": "none"})
     only(parameters.judge([still] * 2, case()), "error", seen="all 2")
-    assert parameters.judge([steps(unchanged={"a": "zero"}), steps()], case("fsdp")) == []  # an empty shard
+    assert not [*parameters.judge([steps(unchanged={"a": "zero"}), steps()], case("fsdp"))]  # an empty shard
     apart = only(parameters.judge([steps(), steps(digests={"w": "b"})], case()), "error", seen="differ between ranks")
     assert "(w)" in apart.seen
     twice = parameters.judge([steps(), steps(moved_by_hand=["w"])], case())
@@ -233,15 +233,15 @@ def test_a_cell_is_examined_a_micro_batch_at_a_time_at_the_rate_of_the_whole_bat
 
 def test_threads_beyond_the_processors() -> None:
     rank, eight = RANK, replace(RANK, threads=8)
-    assert speed.judge_threads([rank, rank], case()) == []
+    assert not [*speed.judge_threads([rank, rank], case())]
     found = speed.judge_threads([rank, rank], case(loader={"workers": 2}))
     only(found, seen="4 loader workers", advice="reduce loader.workers")
-    assert speed.judge_threads([replace(rank, processors=5)], case(strategy="dp", loader={"workers": 1})) == []
+    assert not [*speed.judge_threads([replace(rank, processors=5)], case(strategy="dp", loader={"workers": 1}))]
     replicas = speed.judge_threads([replace(rank, processors=4)], case(strategy="dp", loader={"workers": 2}))
     only(replicas, seen="1 computing threads and 4 loader workers")
     only(speed.judge_threads([eight] * 2, case()), seen="16 computing threads")
-    assert speed.judge_threads([eight] * 2, case(oversubscribed=True)) == []
-    assert speed.judge_threads([rank, replace(rank, node=1), replace(rank, node=1)], case(devices=3, batch=63)) == []
+    assert not [*speed.judge_threads([eight] * 2, case(oversubscribed=True))]
+    assert not [*speed.judge_threads([rank, replace(rank, node=1), replace(rank, node=1)], case(devices=3, batch=63))]
     elsewhere = speed.judge_threads([rank, replace(rank, node=1, threads=4)], case())
     only(elsewhere, seen="4 computing threads on a node with 2 processors (4 threads in the first of its 1 rank)")
 
@@ -250,9 +250,9 @@ def test_ranks_that_are_pinned_to_the_same_processors_are_named() -> None:
     zero, one, both = (replace(RANK, pinned=frozenset(own)) for own in ({0}, {1}, {0, 1}))
     finding = only(speed.judge_threads([zero, zero], case()))
     assert finding.seen == "several ranks are pinned to the same processors of a node: 0"
-    assert speed.judge_threads([zero, zero], case(oversubscribed=True)) == []
+    assert not [*speed.judge_threads([zero, zero], case(oversubscribed=True))]
     for healthy in ([zero, replace(zero, node=1)], [zero, one], [both, both], [RANK, RANK], [zero]):
-        assert speed.judge_threads(healthy, case()) == []
+        assert not [*speed.judge_threads(healthy, case())]
 
 
 def test_changed_threads_and_what_the_workload_started_are_named() -> None:
@@ -284,11 +284,11 @@ def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() ->
 
 
 def test_eval_mode_matters_if_a_layer_depends_on_it_and_batch_statistics_need_two_samples_a_device() -> None:
-    assert state.judge_train_mode([steps(evaluates=True)], case()) == []
+    assert not [*state.judge_train_mode([steps(evaluates=True)], case())]
     found = state.judge_train_mode([steps(mode_layers=["drop"]), steps(evaluates=True)], case())
     only(found, seen="layers that it changes: drop")
     norms = [steps(batch_norms=["norm"])] * 2
-    assert state.judge_train_mode(norms, case(batch=4)) == []
+    assert not [*state.judge_train_mode(norms, case(batch=4))]
     only(state.judge_train_mode(norms, case(batch=2)), seen="samples of a device in a step: 1")
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.errors import WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
-from harness.train.loader import Share, batches, epoch_shares
+from harness.train.loader import Batches, Share, epoch_shares
 from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
@@ -41,7 +41,7 @@ def steps(training: Training) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     ranks, parts = training._ranks, training._cell.micro_batches
     shares = list(epoch_shares(SAMPLES, training._cell.global_batch_size, SEED, 0, 0, 1))
     data = training._workload.datasets()[0]
-    source = batches(data, shares, seed=SEED, ranks=ranks, options={}, micro_batches=parts)
+    source = Batches(data, seed=SEED, ranks=ranks, options={}, micro_batches=parts).of(shares)
     for share in shares:
         whole = replace(share, global_samples=share.global_samples * ranks.world_size)
         yield training.step(islice(source, parts) if parts > 1 else next(source), whole)
@@ -124,7 +124,7 @@ def test_the_model_computes_in_bf16_in_every_replica_while_losses_and_parameters
     training = training_of(replace(cell, training={"accumulation": accumulation}), workload)
     loss, _ = next(steps(training))
     share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-    (whole,) = batches(workload.datasets()[0], [share], seed=SEED, ranks=training._ranks, options={})
+    (whole,) = Batches(workload.datasets()[0], seed=SEED, ranks=training._ranks, options={}).of([share])
     training.evaluate(whole, share)
     assert len(workload.seen) == devices * (accumulation + 1) and set(workload.seen) == {dtype}
     assert {*workload.losses, loss.dtype} == {torch.float32}

@@ -278,10 +278,7 @@ def _split(texts: list[bytes]) -> Texts:
             held_bytes += len(text)
         else:
             train.append(text)
-    return (tuple(train), tuple(held)) if 2 * held_bytes * HELD_OUT >= seen else _ends(texts)
-
-
-def _ends(texts: list[bytes]) -> Texts:
-    cuts = [len(text) - len(text) // HELD_OUT for text in texts]
-    parts = list(zip(texts, cuts, strict=True))
+    if 2 * held_bytes * HELD_OUT >= seen:
+        return tuple(train), tuple(held)
+    parts = [(text, len(text) - len(text) // HELD_OUT) for text in texts]
     return tuple(text[:cut] for text, cut in parts), tuple(text[cut:] for text, cut in parts)
