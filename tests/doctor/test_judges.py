@@ -20,7 +20,6 @@ from harness.plan.cell import Cell
 from harness.plan.checks import batches as planned_batches
 from harness.plan.checks import nodes
 from harness.plan.checks.finding import join_names
-from harness.train.loader import value_digest
 from harness.train.ranks import Ranks
 from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy
@@ -181,11 +180,6 @@ def test_a_factor_of_n_is_a_sum_for_a_mean_and_another_difference_is_named_by_pa
 def seen(**more: Any) -> data.Samples:
     names = [str(index) for index in range(16)]
     return replace(data.Samples(256, names, names, []), **more)
-
-
-def test_a_sample_of_things_without_numbers_is_the_same_when_it_is_read_again() -> None:
-    one, other = [object(), torch.ones(2), "a"], [object(), torch.ones(2), "a"]
-    assert value_digest(one) == value_digest(other) != value_digest([object(), torch.ones(2), "b"])
 
 
 def test_data_that_ranks_do_not_share() -> None:

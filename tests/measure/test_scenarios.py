@@ -73,20 +73,6 @@ def test_one_row_a_step_is_recorded_or_every_ranks(within: Within, monkeypatch: 
     assert timed_rows == [10, 2 * 10]
 
 
-@pytest.mark.parametrize(("purpose", "explain"), [("", True), ("", False), ("twin", True)])
-@pytest.mark.parametrize("cheap", [True, False])
-def test_every_timed_trial_has_the_phases_of_its_step(
-    within: Within, monkeypatch: pytest.MonkeyPatch, purpose: str, explain: bool, cheap: bool
-) -> None:
-    """In windows of their own where marking them costs."""
-    monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
-    result = run_scenario(within(throughput={"explain": explain}, purpose=purpose))
-    marked = [window for window in result.windows if window.get("forward_s")]
-    wanted = {"timed", "warmup"} if cheap else {"phases", "warmup"}
-    assert wanted - {"warmup"} <= {str(window["window_kind"]) for window in marked} <= wanted
-    assert kinds(result).count("phases") == (not cheap)
-
-
 def test_exchanges_are_recorded_in_the_first_block_alone(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 

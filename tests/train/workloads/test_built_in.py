@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.errors import WorkloadError
 from harness.train import workloads
+from harness.train.loader import SeededDataset
 from tests.train.workloads.learning import count, learn
 
 SIZES = {
@@ -68,6 +69,33 @@ def test_synthetic_samples_come_from_their_index_and_those_of_validation_are_oth
         mine = drawn(validation[index])
         assert torch.equal(mine, drawn(validation[index]))
         assert not any(mine.shape == other.shape and torch.equal(mine, other) for other in known)
+
+
+@pytest.mark.parametrize(("name", "options"), [("conv_stack", {"noise": 0.3}), ("segmentation", {"image_size": 16})])
+def test_what_is_drawn_for_training_is_new_each_epoch_and_for_validation_not(name: str, options: Any) -> None:
+    train, validation = workloads.load_class(name)(**options).datasets()
+
+    def drawn(dataset: Any, seed: int, epoch: int) -> torch.Tensor:
+        return SeededDataset(dataset, seed).__getitems__([(epoch, 5)])[0][0]  # type: ignore[index, no-any-return]
+
+    assert torch.equal(drawn(train, 1, 0), drawn(train, 1, 0))
+    assert not torch.equal(drawn(train, 1, 0), drawn(train, 1, 1))
+    assert torch.equal(drawn(validation, 1, 0), drawn(validation, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "classes"),
+    [
+        ("language_model", torch.randint(256, (8, 65), generator=torch.Generator().manual_seed(0)), 256),
+        ("image_classification", (torch.zeros(64, 3, 16, 16), torch.arange(64) % 10), 10),
+    ],
+)
+def test_the_start_is_the_loss_of_guessing(name: str, batch: Any, classes: int) -> None:
+    torch.manual_seed(0)
+    workload = workloads.load_class(name)(**({"model": "resnet8"} if name == "image_classification" else {}))
+    total, weight = workload.loss(workload.build_model(), batch)
+    assert float(weight) == (8 * 64 if classes == 256 else 64)
+    assert float(total / weight) == pytest.approx(math.log(classes), rel=0.25)
 
 
 Learned = Callable[[dict[str, float], dict[str, float]], bool]
