@@ -138,18 +138,6 @@ def _indices(dataset: object) -> tuple[object, set[int] | None]:
     return dataset, None
 
 
-def _shared_words(seen: Validation) -> str:
-    """Return what validation and training share, empty if nothing that is known."""
-    copies = seen.copies
-    if seen.same:
-        return "the training set itself"
-    if seen.shared:
-        return f"{seen.shared:,} of its {seen.count:,} samples train too"
-    if copies.is_many:
-        return f"{copies.found:,} of {copies.compared:,} compared samples equal one of {copies.read:,} training samples"
-    return ""
-
-
 def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
     first = seen[0]
     if first is None:
@@ -157,8 +145,16 @@ def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
     if not first.count:
         means, advice = "no epoch can be evaluated", "return a validation set with samples; check its split and filters"
         return [Finding(NAME, "error", "size of the validation set: 0 samples", means, advice, stops=True)]
-    shared = _shared_words(first)
-    if not shared:
+    copies = first.copies
+    if first.same:
+        shared = "the training set itself"
+    elif first.shared:
+        shared = f"{first.shared:,} of its {first.count:,} samples train too"
+    elif copies.is_many:
+        shared = (
+            f"{copies.found:,} of {copies.compared:,} compared samples equal one of {copies.read:,} training samples"
+        )
+    else:
         return []
     return [
         Finding(

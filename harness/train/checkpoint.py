@@ -31,6 +31,7 @@ from harness.plan.cell import Cell
 from harness.system.user_code import module_file
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from harness.train.workloads import module_of
 
 Tensors = dict[str, Tensor]
 PythonState = tuple[int, Sequence[int], float | None]
@@ -286,7 +287,7 @@ def trained_facts(cell: Cell, seed: int) -> dict[str, object]:
         "global_batch_size": cell.global_batch_size,
         "micro_batch_size": math.ceil(cell.global_batch_size / (cell.devices * cell.micro_batches)),
         "seed": seed,
-        "code": None if cell.workload in BUILTIN_WORKLOADS else own_code(_module(cell.workload)),
+        "code": None if cell.workload in BUILTIN_WORKLOADS else own_code(module_of(cell.workload)),
     }
 
 
@@ -340,7 +341,7 @@ def check_code(trained: Trained, file: Path) -> None:
     ``file``: the experiment file, in whose folder they are looked for first. Nothing is imported. Compared are the
     modules that were loaded when the training began.
     """
-    module = _module(trained.workload)
+    module = module_of(trained.workload)
     recorded = trained.code or {}
     for name in (module, *recorded):
         place = module_file(name, [str(file.parent), *sys.path])
@@ -354,10 +355,6 @@ def check_code(trained: Trained, file: Path) -> None:
                 f"{place}: is not the code that the checkpoint was trained with: its hash was "
                 f"{str(recorded.get(name))[:12]} and is {now[:12]}; give the experiment file beside the recorded one"
             )
-
-
-def _module(workload: str) -> str:
-    return workload.partition(":")[0]
 
 
 def _file(name: str) -> Path | None:
