@@ -200,30 +200,20 @@ def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
     found = []
     wrong = {rank: result.wrong for rank, result in enumerate(results) if result.wrong}
     if wrong:
-        what = next(iter(wrong.values()))
-        found.append(
-            Finding(
-                COLLECTIVES,
-                "error",
-                f"wrong results of {', '.join(what)} on rank {', '.join(map(str, wrong))} of {len(results)}",
-                "wrong averages of gradients over the ranks: every result of such a training is wrong",
-                "check the version of the backend and the network; on GPUs, run nccl-tests",
-            )
-        )
+        what, ranks = ", ".join(next(iter(wrong.values()))), ", ".join(map(str, wrong))
+        text = f"wrong results of {what} on rank {ranks} of {len(results)}"
+        means = "wrong averages of gradients over the ranks: every result of such a training is wrong"
+        advice = "check the version of the backend and the network; on GPUs, run nccl-tests"
+        found.append(Finding(COLLECTIVES, "error", text, means, advice))
     fastest = min(result.own_s for result in results)
     slow = [rank for rank, result in enumerate(results) if result.own_s > SLOW * fastest]
     if slow:
         times = ", ".join(f"{1000 * result.own_s:.1f}" for result in results)
-        found.append(
-            Finding(
-                COLLECTIVES,
-                "warning",
-                f"time of the same matrix product on ranks 0 to {len(results) - 1}: {times} ms; slow: "
-                + ", ".join(f"rank {rank} on {results[rank].host}" for rank in slow),
-                "a slow rank: every step takes as long as on the slowest rank",
-                "check that host for other load, lowered clocks or another device model",
-            )
-        )
+        hosts = ", ".join(f"rank {rank} on {results[rank].host}" for rank in slow)
+        text = f"time of the same matrix product on ranks 0 to {len(results) - 1}: {times} ms; slow: {hosts}"
+        means = "a slow rank: every step takes as long as on the slowest rank"
+        advice = "check that host for other load, lowered clocks or another device model"
+        found.append(Finding(COLLECTIVES, "warning", text, means, advice))
     return found
 
 

@@ -134,16 +134,9 @@ def empty(samples: int) -> list[Finding]:
     """Return a finding if there is no training sample: no other check has anything to look at."""
     if samples:
         return []
-    return [
-        Finding(
-            NAME,
-            "error",
-            "size of the training set: 0 samples",
-            "no step can be taken",
-            "return a training set with samples from datasets(); check its path, split and filters",
-            stops=True,
-        )
-    ]
+    text, means = "size of the training set: 0 samples", "no step can be taken"
+    advice = "return a training set with samples from datasets(); check its path, split and filters"
+    return [Finding(NAME, "error", text, means, advice, stops=True)]
 
 
 def _sampler(seen: Sequence[Samples], cell: Cell) -> Iterator[Finding]:
@@ -165,14 +158,9 @@ def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
     lengths = [rank.count for rank in seen]
     advice = "datasets() must return the same data on every rank: no use of the rank, the time or unseeded randomness"
     if len(set(lengths)) > 1:
-        yield Finding(
-            NAME,
-            "error",
-            f"size of the training set: {', '.join(f'{n:,}' for n in lengths)} samples on ranks 0 to {len(seen) - 1}",
-            "shards of different data sets: some samples are never used, others twice an epoch",
-            advice,
-            stops=True,  # ranks that take other numbers of steps wait for each other
-        )
+        text = f"size of the training set: {', '.join(f'{n:,}' for n in lengths)} samples on ranks 0 to {len(seen) - 1}"
+        means = "shards of different data sets: some samples are never used, others twice an epoch"
+        yield Finding(NAME, "error", text, means, advice, stops=True)
     elif len(seen) > 1 and any(rank.first != seen[0].first for rank in seen):
         other = next(n for n, rank in enumerate(seen) if rank.first != seen[0].first)
         differ = sum(a != b for a, b in zip(seen[0].first, seen[other].first, strict=True))
@@ -208,13 +196,9 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
     probes = len(seen[0].first)
     distinct = len(set(seen[0].first))
     if probes >= 8 and distinct <= probes // 4:
-        yield Finding(
-            NAME,
-            "warning",
-            f"distinct samples at {probes} indices spread over the data set: {distinct}",
-            "repeated samples in every epoch, while others may never be used",
-            "use the index in __getitem__",
-        )
+        text = f"distinct samples at {probes} indices spread over the data set: {distinct}"
+        means = "repeated samples in every epoch, while others may never be used"
+        yield Finding(NAME, "warning", text, means, "use the index in __getitem__")
 
 
 def repeats_draws(train: SizedDataset) -> bool:
@@ -304,15 +288,9 @@ def judge_padding(seen: Sequence[Steps], case: Case) -> list[Finding]:
             break
     share = min((steps.padded.share for steps in seen), default=1.0)
     if share < LEAST_REAL and not found:
-        found.append(
-            Finding(
-                PADDING,
-                "note",
-                f"real tokens in a padded batch: {100 * share:.0f} % of its places",
-                "most of a step computes on padding",
-                "batch samples of similar length together in the data set's order, or pack them",
-            )
-        )
+        text = f"real tokens in a padded batch: {100 * share:.0f} % of its places"
+        advice = "batch samples of similar length together in the data set's order, or pack them"
+        found.append(Finding(PADDING, "note", text, "most of a step computes on padding", advice))
     return found
 
 

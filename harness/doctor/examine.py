@@ -291,13 +291,10 @@ def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
 
 def _check_raised(check: Check[Any], error: Exception) -> Finding:
     """Return the finding of a check of the doctor that raised: no finding about the workload."""
-    return Finding(
-        EXECUTION,
-        "warning",
-        f"{describe_error(error)}, in the check: {check.name}",
-        "the check has no result: the cells are measured without it",
-        "nothing to do if the trials run; else report the error with the workload",
-    )
+    text = f"{describe_error(error)}, in the check: {check.name}"
+    means = "the check has no result: the cells are measured without it"
+    advice = "nothing to do if the trials run; else report the error with the workload"
+    return Finding(EXECUTION, "warning", text, means, advice)
 
 
 def _judge_one(check: Check[Any], subject: Subject, found: DoctorReport, seen: Seen) -> None:

@@ -14,6 +14,7 @@ from harness.doctor.real_steps import Steps, group_of_one, mean_losses
 from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
 from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why_random
 from harness.plan.checks.finding import Finding, join_names
+from harness.plan.rows import Severity
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.training import Training, whole_tensor
@@ -76,29 +77,17 @@ def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
         f"losses of {cell.strategy} on {cell.devices} device{'s' * (cell.devices > 1)} at a learning rate of "
         f"{seen[0].lr:g}: {_format_losses(losses)}"
     )
+    if alone:
+        here += f"; on one device, same batches: {_format_losses(alone)}"
     if alone and not diverges(alone):
-        return [
-            Finding(
-                DIVERGENCE,
-                "error",
-                f"{here}; on one device, same batches: {_format_losses(alone)}",
-                "the strategy is not equivalent to one device; the learning rate is not the cause",
-                "see the other findings; on pairs of GPUs without NVLink, check the copies between them (nccl-tests)",
-                stops=stops,
-            )
-        ]
-    also = f"; on one device, same batches: {_format_losses(alone)}" if alone else ""
-    return [
-        Finding(
-            DIVERGENCE,
-            "error" if stops else "warning",
-            here + also,
-            f"divergence in the first steps{', on one device too' if alone else ''}: such cells are "
-            + ("not measured" if stops else "tried once, and not in further blocks if they diverge there too"),
-            "use a smaller learning rate, or a learning-rate warm-up (training.warmup_epochs)",
-            stops=stops,
-        )
-    ]
+        means = "the strategy is not equivalent to one device; the learning rate is not the cause"
+        advice = "see the other findings; on pairs of GPUs without NVLink, check the copies between them (nccl-tests)"
+        return [Finding(DIVERGENCE, "error", here, means, advice, stops=stops)]
+    where = "divergence in the first steps" + ", on one device too" * bool(alone)
+    fate = "not measured" if stops else "tried once, and not in further blocks if they diverge there too"
+    advice = "use a smaller learning rate, or a learning-rate warm-up (training.warmup_epochs)"
+    severity: Severity = "error" if stops else "warning"
+    return [Finding(DIVERGENCE, severity, here, f"{where}: such cells are {fate}", advice, stops=stops)]
 
 
 def _format_losses(losses: Sequence[float]) -> str:

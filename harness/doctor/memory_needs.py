@@ -214,16 +214,10 @@ def judge_memory_growth(seen: Sequence[Steps], case: Case) -> list[Finding]:
     for rank, steps in enumerate(seen):
         growth = least_growth(steps.kept_bytes)
         if growth >= LEAST:
-            return [
-                Finding(
-                    MEMORY_GROWTH,
-                    "warning",
-                    f"tensors that steps keep on rank {rank}: {growth / MIB:.3g} MiB more after each one, a "
-                    "graph counted as 1 MiB",
-                    "memory grows until none is left; each graph keeps the activations of its step",
-                    "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while",
-                )
-            ]
+            more = f"{growth / MIB:.3g} MiB more after each one, a graph counted as 1 MiB"
+            means = "memory grows until none is left; each graph keeps the activations of its step"
+            advice = "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while"
+            return [Finding(MEMORY_GROWTH, "warning", f"tensors that steps keep on rank {rank}: {more}", means, advice)]
     return []
 
 

@@ -42,15 +42,10 @@ WHY = {
 def judge_wrapper(seen: Sequence[Steps], case: Case) -> list[Finding]:
     first, cell = seen[0], case.cell
     if first.wrapped_by_itself:
-        return [
-            Finding(
-                WRAPPER,
-                "error",
-                f"wrapper inside the workload's own model: {first.wrapped_by_itself}",
-                "two wrappers under dp, ddp or fsdp; on a CPU or one device this wrapper only calls the bare model",
-                "return the bare model from build_model(); the cell's strategy wraps it",
-            )
-        ]
+        text = f"wrapper inside the workload's own model: {first.wrapped_by_itself}"
+        means = "two wrappers under dp, ddp or fsdp; on a CPU or one device this wrapper only calls the bare model"
+        advice = "return the bare model from build_model(); the cell's strategy wraps it"
+        return [Finding(WRAPPER, "error", text, means, advice)]
     if not cell.traits.calls_wrapper or first.calls:
         return []
     ran = f"the model inside it {first.inner_calls}" if first.inner_calls else "another model was called"
@@ -120,13 +115,10 @@ def judge(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
         )
     if (share := seen[0].share_of_biases) is not None:
         count = f"{100 * share:.2g} % ({trainable} parameters, each of one dimension)"
-        yield Finding(
-            NAME,
-            "note",
-            f"values of the model that train: {count}; all matrices and kernels are frozen",
-            "only biases, or scales, are trained",
-            "nothing to do if this is meant; else remove requires_grad_(False)",
-        )
+        text = f"values of the model that train: {count}; all matrices and kernels are frozen"
+        means = "only biases, or scales, are trained"
+        advice = "nothing to do if this is meant; else remove requires_grad_(False)"
+        yield Finding(NAME, "note", text, means, advice)
 
 
 CHECK = Check(

@@ -158,16 +158,11 @@ def judge_slow_rank(seen: Sequence[float], case: Case) -> list[Finding]:
     if not slow:
         return []
     times = ", ".join(f"{1000 * seconds:.1f}" for seconds in seen)
-    return [
-        Finding(
-            SLOW_RANK,
-            "warning",
-            f"time of the same step on ranks 0 to {len(seen) - 1}, each without the others: {times} ms; slow: rank "
-            f"{', '.join(map(str, slow))}",
-            "a step of several ranks takes as long as on the slowest: the others wait",
-            "look for work that one rank alone does (logging, metrics, files), and for other load on its host",
-        )
-    ]
+    same = f"time of the same step on ranks 0 to {len(seen) - 1}, each without the others"
+    text = f"{same}: {times} ms; slow: rank {', '.join(map(str, slow))}"
+    means = "a step of several ranks takes as long as on the slowest: the others wait"
+    advice = "look for work that one rank alone does (logging, metrics, files), and for other load on its host"
+    return [Finding(SLOW_RANK, "warning", text, means, advice)]
 
 
 def _slow(seconds: Sequence[float]) -> list[int]:

@@ -156,15 +156,10 @@ def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
         )
     else:
         return []
-    return [
-        Finding(
-            NAME,
-            "note" if first.same else "warning",
-            f"validation set: {shared}",
-            "validation metrics are those of training data: they do not show how well the model does on new data",
-            "split the data, as with torch.utils.data.random_split and a generator with a seed",
-        )
-    ]
+    text = f"validation set: {shared}"
+    means = "validation metrics are those of training data: they do not show how well the model does on new data"
+    advice = "split the data, as with torch.utils.data.random_split and a generator with a seed"
+    return [Finding(NAME, "note" if first.same else "warning", text, means, advice)]
 
 
 CHECK = Check(observe, judge, about=("datasets",))
