@@ -325,5 +325,5 @@ def test_a_list_inside_a_block_is_part_of_the_block_and_a_model_without_lists_is
 
 
 def test_every_strategy_of_the_file_is_there() -> None:
-    assert list(STRATEGIES)[:3] == list(BUILTIN_TRAITS)[:3] == ["single", "dp", "ddp"]
+    assert list(STRATEGIES) == list(BUILTIN_TRAITS) == ["single", "dp", "ddp", "fsdp"]
     assert all(STRATEGIES[name].traits is traits for name, traits in BUILTIN_TRAITS.items())
