@@ -310,6 +310,6 @@ def _judge_one(check: Check[Any], subject: Subject, found: DoctorReport, seen: S
     if values is None:
         return
     if not redundant:
-        found.findings += check.judge(values, case)
+        found.findings += list(check.judge(values, case))
     if check.figures:
         found.figures |= check.figures(values, case)
