@@ -13,10 +13,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.cell import Cell
-from harness.train.loader import Share, batches, epoch_shares
-from harness.train.loss import local_part
+from harness.train.loader import Batches, Share, epoch_shares
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import Training, local_part
 from harness.train.workloads.conv_stack import ConvStack
 from harness.train.workloads.emulated_compute import EmulatedCompute
 from harness.train.workloads.image_classification import ImageClassification
@@ -109,7 +108,7 @@ def step_through(training: Training, epochs: Iterable[int], share_rank: int | No
     place = (ranks.rank if share_rank is None else share_rank, ranks.world_size)
     shares = list(chain.from_iterable(epoch_shares(SAMPLES, BATCH, SEED, epoch, *place) for epoch in epochs))
     data, collate = Subset(workload.datasets()[0], range(SAMPLES)), getattr(workload, "collate", None)
-    source = batches(data, shares, seed=SEED, ranks=ranks, options={}, collate=collate, micro_batches=count)
+    source = Batches(data, seed=SEED, ranks=ranks, options={}, collate=collate, micro_batches=count).of(shares)
     for share in shares:
         training.step(islice(source, count) if count > 1 else next(source), share)
 
@@ -166,7 +165,8 @@ def scales_after_an_overflow(strategy: str, rank: int, world_size: int) -> list[
     training._scaled_update = overflow  # type: ignore[method-assign]
     share = next(epoch_shares(SAMPLES, BATCH, SEED, 1, rank, world_size))
     ranks = training._ranks
-    training.step(next(batches(Regression().datasets()[0], [share], seed=SEED, ranks=ranks, options={})), share)
+    loader = Batches(Regression().datasets()[0], seed=SEED, ranks=ranks, options={})
+    training.step(next(loader.of([share])), share)
     scale = training.loss_scale()
     assert scale
     return training._ranks.gather(scale.scale)

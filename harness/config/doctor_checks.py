@@ -61,29 +61,31 @@ DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
         "validation set",
         "a validation set that is not empty, and no part of the training set",
     ),
-    DoctorCheck("memory", "memory.CHECK", "memory", "the estimated peak against the memory of a device and of a node"),
+    DoctorCheck(
+        "memory", "memory_needs.CHECK", "memory", "the estimated peak against the memory of a device and of a node"
+    ),
     DoctorCheck(
         "batches",
-        "batches.CHECK",
+        "data.BATCHES_CHECK",
         "batch divisibility",
         "the samples of each device in every global batch, and in the last one of an epoch",
     ),
     DoctorCheck(
         "copies",
-        "copies.CHECK",
+        "communication.COPIES_CHECK",
         "GPU copies",
         "copies between GPUs, directly and through the host, are identical bit for bit",
     ),
     # judged after the real steps:
     DoctorCheck(
         "loss_weight",
-        "batches.LOSS_WEIGHT_CHECK",
+        "gradients.LOSS_WEIGHT_CHECK",
         "loss weight",
         "the weight that loss() returns is the number of the batch's samples or tokens",
     ),
     DoctorCheck(
         "padding",
-        "batches.PADDING_CHECK",
+        "data.PADDING_CHECK",
         "padding",
         "the share of real tokens in padded batches, and padding that is counted as tokens",
     ),
@@ -112,13 +114,18 @@ DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
         "what forward remembers of its own batches, which other ranks do not",
         "state in forward",
     ),
-    DoctorCheck("memory_growth", "memory.MEMORY_GROWTH_CHECK", "memory growth", "what the steps keep, step by step"),
+    DoctorCheck(
+        "memory_growth", "memory_needs.MEMORY_GROWTH_CHECK", "memory growth", "what the steps keep, step by step"
+    ),
     DoctorCheck("slow_rank", "speed.SLOW_RANK_CHECK", "slow rank", "the same step on each rank, without the others"),
     DoctorCheck(
         "randomness", "state.STREAMS", "random streams", "different dropout masks on different ranks", "randomness"
     ),
     DoctorCheck(
-        "threads", "threads.CHECK", "threads", "computing threads and loader workers of a node against its processors"
+        "threads",
+        "speed.THREADS_CHECK",
+        "threads",
+        "computing threads and loader workers of a node against its processors",
     ),
     DoctorCheck(
         "divergence",
@@ -137,7 +144,7 @@ DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
     ),
     DoctorCheck(
         "collectives",
-        "collectives.CHECK",
+        "communication.CHECK",
         "collectives",
         "results of all-reduce and broadcast, and their speed at the sizes of the model",
     ),

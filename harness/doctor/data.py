@@ -1,20 +1,20 @@
-"""Data sharding: the same data set on every rank, one sample for each index, and no second sharding in the data set."""
+"""Data: the same samples on every rank and no second sharding; the division of batches among devices; padding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler, Subset
 
-from harness.doctor.check import Case, Check
-from harness.doctor.subject import Subject
+from harness.doctor.real_steps import Steps
+from harness.doctor.subject import Case, Check, Subject
+from harness.plan import checks
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
-from harness.train.digests import NoDigest, value_digest
-from harness.train.loader import Generators, SeededDataset, epoch_shares
+from harness.train.loader import Generators, NoDigest, SeededDataset, epoch_shares, value_digest
 from harness.train.workloads import SizedDataset
 
 MOST = 200_000
@@ -26,6 +26,9 @@ PROBES = 64
 """Samples that are compared, spread over the data set."""
 DEPTH = 4
 """Levels of attributes that are searched for a sampler."""
+PADDING = "padding"
+LEAST_REAL = 0.3
+"""With a smaller share of real values, most of the step computes on padding."""
 
 
 def drawn_samples(subject: Subject) -> frozenset[int] | None:
@@ -131,16 +134,9 @@ def empty(samples: int) -> list[Finding]:
     """Return a finding if there is no training sample: no other check has anything to look at."""
     if samples:
         return []
-    return [
-        Finding(
-            NAME,
-            "error",
-            "size of the training set: 0 samples",
-            "no step can be taken",
-            "return a training set with samples from datasets(); check its path, split and filters",
-            stops=True,
-        )
-    ]
+    text, means = "size of the training set: 0 samples", "no step can be taken"
+    advice = "return a training set with samples from datasets(); check its path, split and filters"
+    return [Finding(NAME, "error", text, means, advice, stops=True)]
 
 
 def _sampler(seen: Sequence[Samples], cell: Cell) -> Iterator[Finding]:
@@ -162,14 +158,9 @@ def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
     lengths = [rank.count for rank in seen]
     advice = "datasets() must return the same data on every rank: no use of the rank, the time or unseeded randomness"
     if len(set(lengths)) > 1:
-        yield Finding(
-            NAME,
-            "error",
-            f"size of the training set: {', '.join(f'{n:,}' for n in lengths)} samples on ranks 0 to {len(seen) - 1}",
-            "shards of different data sets: some samples are never used, others twice an epoch",
-            advice,
-            stops=True,  # ranks that take other numbers of steps wait for each other
-        )
+        text = f"size of the training set: {', '.join(f'{n:,}' for n in lengths)} samples on ranks 0 to {len(seen) - 1}"
+        means = "shards of different data sets: some samples are never used, others twice an epoch"
+        yield Finding(NAME, "error", text, means, advice, stops=True)
     elif len(seen) > 1 and any(rank.first != seen[0].first for rank in seen):
         other = next(n for n, rank in enumerate(seen) if rank.first != seen[0].first)
         differ = sum(a != b for a, b in zip(seen[0].first, seen[other].first, strict=True))
@@ -205,13 +196,9 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
     probes = len(seen[0].first)
     distinct = len(set(seen[0].first))
     if probes >= 8 and distinct <= probes // 4:
-        yield Finding(
-            NAME,
-            "warning",
-            f"distinct samples at {probes} indices spread over the data set: {distinct}",
-            "repeated samples in every epoch, while others may never be used",
-            "use the index in __getitem__",
-        )
+        text = f"distinct samples at {probes} indices spread over the data set: {distinct}"
+        means = "repeated samples in every epoch, while others may never be used"
+        yield Finding(NAME, "warning", text, means, "use the index in __getitem__")
 
 
 def repeats_draws(train: SizedDataset) -> bool:
@@ -261,10 +248,62 @@ def _samplers(thing: object, depth: int, seen: set[int] | None = None) -> Iterat
 
 
 CHECK = Check(
-    NAME,
     observe,
     judge,
     figures=lambda seen, case: {"comparison of samples": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},
     about=("datasets",),
     clue=r"DistributedSampler|get_rank|get_world_size|seed\(",
+)
+
+
+def observe_batches(subject: Subject) -> tuple[int, int, bool]:
+    """Return the training samples, the samples of a step, and whether the cell is trained for whole epochs."""
+    return subject.training_samples, subject.cell.global_batch_size * subject.micro_batches, subject.epochs
+
+
+def judge_batches(seen: Sequence[tuple[int, int, bool]], case: Case) -> list[Finding]:
+    samples, batch, epochs = seen[0]
+    return checks.judge_batches(samples, batch, case.cell, epochs=epochs)
+
+
+BATCHES_CHECK = Check(observe_batches, judge_batches)
+
+
+def judge_padding(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    """Compare the tokens that loss() counted in the first step with the places of the batch, and with the real ones."""
+    found = []
+    for rank, steps in enumerate(seen):
+        padded, counted = steps.padded, steps.weights[0] if steps.weights else 0.0
+        if padded.counts_tokens and padded.share < 1 and padded.real < padded.places <= counted:
+            found.append(
+                Finding(
+                    PADDING,
+                    "warning",
+                    f"tokens that loss() counts in a batch of rank {rank}: {counted:g}; places {padded.places:,}, of "
+                    f"which {padded.real:,} hold real tokens ({100 * padded.share:.0f} %)",
+                    "throughput counts padding, and the loss averages over it: both depend on which samples meet",
+                    "return the number of real tokens as the weight, and leave padding out of the loss (ignore_index)",
+                )
+            )
+            break
+    share = min((steps.padded.share for steps in seen), default=1.0)
+    if share < LEAST_REAL and not found:
+        text = f"real tokens in a padded batch: {100 * share:.0f} % of its places"
+        advice = "batch samples of similar length together in the data set's order, or pack them"
+        found.append(Finding(PADDING, "note", text, "most of a step computes on padding", advice))
+    return found
+
+
+def padding_figures(seen: Sequence[Steps], case: Case) -> Mapping[str, str]:
+    """Return the share of real tokens, if the batch is padded."""
+    shares = [steps.padded.share for steps in seen if steps.padded.places]
+    return {"real tokens in a padded batch": f"{100 * sum(shares) / len(shares):.0f} %"} if shares else {}
+
+
+PADDING_CHECK = Check(
+    None,
+    judge_padding,
+    figures=padding_figures,
+    about=("loss",),
+    clue=r"ignore_index|cross_entropy|nll_loss",
 )

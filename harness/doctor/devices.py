@@ -13,9 +13,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.doctor.check import Case, Check, describe_error
 from harness.doctor.facts import hidden_tensors, name_of
-from harness.doctor.subject import SMALL, Subject
+from harness.doctor.subject import SMALL, Case, Check, Subject, describe_error
 from harness.plan.checks import Finding, join_names
 from harness.plan.rows import Severity
 from harness.train.transfer import to_device
@@ -153,7 +152,7 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
             hook.remove()
 
 
-CHECK = Check(NAME, observe, judge, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
+CHECK = Check(observe, judge, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
 
 
 @dataclass(frozen=True)
@@ -220,4 +219,4 @@ def _tensors(thing: object, name: str, depth: int) -> Iterator[tuple[str, Tensor
         yield from _tensors(value, inner, depth - 1)
 
 
-TRANSFER_CHECK = Check(TRANSFER, observe_transfer, judge_transfer, about=("datasets",))
+TRANSFER_CHECK = Check(observe_transfer, judge_transfer, about=("datasets",))

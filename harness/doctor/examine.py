@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.config.doctor_checks import DOCTOR_CHECKS, DoctorCheck
-from harness.doctor import data, memory, parameters, steps
-from harness.doctor.check import Case, Check, any_error, describe_error
+from harness.doctor import data, memory_needs, parameters, real_steps
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
-from harness.doctor.steps import Steps
-from harness.doctor.subject import FewBuilds, ProcessState, Subject, doctor_cell
+from harness.doctor.real_steps import Steps
+from harness.doctor.subject import Case, Check, FewBuilds, ProcessState, Subject, any_error, describe_error, doctor_cell
 from harness.measure.scenarios import TrialContext
+from harness.plan import memory_forecast as memory
 from harness.plan.checks import Finding
 from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
@@ -28,21 +28,14 @@ Seen = Mapping[str, Sequence[Any]]
 
 
 def load(row: DoctorCheck) -> Check[Any]:
-    """Return the check of a row; raise ImportError if its file names it otherwise."""
+    """Return the check of a row, with its name."""
     module, _, constant = row.place.partition(".")
     found: Check[Any] = getattr(import_module(f"harness.doctor.{module}"), constant)
-    if found.name != row.name:
-        raise ImportError(
-            f"harness/config/doctor_checks.py: {row.place} is named {row.name!r}; "
-            f"in harness/doctor/{module}.py it is {found.name!r}"
-        )
-    return found
+    return replace(found, name=row.name)
 
 
 CHECKS: tuple[Check[Any], ...] = tuple(map(load, DOCTOR_CHECKS))
 """In the order of the table, in which they are observed and judged."""
-
-
 ABOUT: Mapping[str, tuple[str, ...]] = {
     row.findings: check.about for row, check in zip(DOCTOR_CHECKS, CHECKS, strict=True) if check.about
 }
@@ -153,7 +146,7 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
         context.advance,
         epochs=context.experiment.convergence is not None,
         planned=cell,
-        modes=memory.modes_of(cell, context.experiment),
+        modes=memory_needs.modes_of(cell, context.experiment),
     )
     with context.part("examination"):
         found = examine(subject)
@@ -167,16 +160,16 @@ def examine(subject: Subject) -> DoctorReport:
     if empty := data.empty(subject.training_samples):
         return DoctorReport(empty, workload=subject.workload)
     subject = replace(subject, process=ProcessState.now(), workload=FewBuilds(subject.workload))
-    sizes = memory.survey(subject)
-    subject = replace(subject, memory=sizes, whole_model_fits=memory.fits_on_one_device(sizes, subject.cell))
+    sizes = memory_needs.survey(subject)
+    subject = replace(subject, memory=sizes, whole_model_fits=memory_needs.fits_on_one_device(sizes, subject.cell))
     found = DoctorReport(memory=sizes, workload=subject.workload)
     if sizes and not subject.whole_model_fits:
         found.findings.append(
-            memory.without_reference(sizes, subject.cell, [c.name for c in CHECKS if c.needs_whole_model])
+            memory_needs.without_reference(sizes, subject.cell, [c.name for c in CHECKS if c.needs_whole_model])
         )
     seen, failed = _observe_alone(subject)
-    if sizes and memory.CHECK.name in seen:
-        found.memory = memory.with_activations(sizes, seen[memory.CHECK.name])
+    if sizes and memory.NAME in seen:
+        found.memory = memory_needs.with_activations(sizes, seen[memory.NAME])
     if data.NAME in seen:
         found.distinct_samples = data.distinct(seen[data.NAME])
     stops = _judge_before_steps(found, seen, Case(subject.cell, (), subject.planned, sizes))
@@ -184,15 +177,15 @@ def examine(subject: Subject) -> DoctorReport:
         found.findings += _failed_alone(failed, real_steps_fail=_fails_in_steps(subject))
     if stops or (failed and any_error(found.findings)):
         return found
-    affordable = memory.at_affordable_batch(subject, found.memory)
+    affordable = memory_needs.at_affordable_batch(subject, found.memory)
     if affordable is None:
         assert found.memory
         left_out = [check.name for check in CHECKS if check.after_steps]
-        found.findings.append(memory.without_steps(found.memory, subject.cell, left_out))
+        found.findings.append(memory_needs.without_steps(found.memory, subject.cell, left_out))
         return found
     if found.memory and subject.whole_model_fits and not affordable.whole_model_fits:
         left_out = [check.name for check in CHECKS if check.needs_whole_model and check.after_steps]
-        found.findings.append(memory.without_reference(found.memory, affordable.cell, left_out))
+        found.findings.append(memory_needs.without_reference(found.memory, affordable.cell, left_out))
     _judge_with_steps(affordable, found, seen)
     return found
 
@@ -249,7 +242,7 @@ def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
     for check in CHECKS:
         if check.name in seen and not check.after_steps:
             try:
-                findings = check.judge(seen[check.name], case)
+                findings = list(check.judge(seen[check.name], case))
                 found.figures |= check.figures(seen[check.name], case) if check.figures else {}
             except Exception as error:  # the same on every rank, which judge the same observations
                 findings = [_check_raised(check, error)]
@@ -264,7 +257,7 @@ def _fails_in_steps(subject: Subject) -> bool:
         return False
     fails = False
     try:
-        steps.observe_own_part(subject.fresh())
+        real_steps.observe_own_part(subject.fresh())
     except Exception:
         fails = True
     return any(subject.ranks.gather(fails))
@@ -285,26 +278,23 @@ def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
     """Take real steps in the wrapper, which the later checks share; None if one device finds that they are no use."""
     alone: Sequence[Steps] = ()  # each rank's steps on its own part of the batch
     if subject.ranks.world_size > 1 and subject.whole_model_fits:
-        alone = subject.ranks.gather(steps.observe_own_part(subject.fresh()))
+        alone = subject.ranks.gather(real_steps.observe_own_part(subject.fresh()))
     if alone and any_error(unchanged := parameters.unchanged(alone, subject.cell)):
         found.findings += unchanged  # in the wrapper it would fail with a less clear error
         return None
-    own = steps.observe(subject.fresh())
-    if subject.whole_model_fits and memory.global_batch_fits(subject.memory, subject.cell):
-        steps.add_single_device_losses(subject.fresh(), own)
+    own = real_steps.observe(subject.fresh())
+    if subject.whole_model_fits and memory_needs.global_batch_fits(subject.memory, subject.cell):
+        real_steps.add_single_device_losses(subject.fresh(), own)
     own.own_step_s = alone[subject.ranks.rank].step_s if alone else 0.0
     return replace(subject, steps=tuple(subject.ranks.gather(own)))
 
 
 def _check_raised(check: Check[Any], error: Exception) -> Finding:
     """Return the finding of a check of the doctor that raised: no finding about the workload."""
-    return Finding(
-        EXECUTION,
-        "warning",
-        f"{describe_error(error)}, in the check: {check.name}",
-        "the check has no result: the cells are measured without it",
-        "nothing to do if the trials run; else report the error with the workload",
-    )
+    text = f"{describe_error(error)}, in the check: {check.name}"
+    means = "the check has no result: the cells are measured without it"
+    advice = "nothing to do if the trials run; else report the error with the workload"
+    return Finding(EXECUTION, "warning", text, means, advice)
 
 
 def _judge_one(check: Check[Any], subject: Subject, found: DoctorReport, seen: Seen) -> None:
@@ -312,18 +302,14 @@ def _judge_one(check: Check[Any], subject: Subject, found: DoctorReport, seen: S
     # the same answer on all ranks: else some would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
     redundant = redundant or (check.needs_whole_model and not subject.whole_model_fits)
-    values: Sequence[object] | None
-    if check.observe is None:
-        values = subject.steps
-    elif not check.needs_peers:
+    values: Sequence[object] | None = subject.steps
+    if check.observe and not check.needs_peers:
         values = seen.get(check.name)  # None if it raised
-    elif not redundant:
-        values = ranks.gather(check.observe(subject.fresh()))
-    else:
-        values = None
+    elif check.observe:
+        values = None if redundant else ranks.gather(check.observe(subject.fresh()))
     if values is None:
         return
     if not redundant:
-        found.findings += check.judge(values, case)
+        found.findings += list(check.judge(values, case))
     if check.figures:
         found.figures |= check.figures(values, case)

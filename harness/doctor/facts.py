@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from harness.config.values import MIB
 from harness.measure.equivalence import acts_by_mode
-from harness.train.digests import value_digest
-from harness.train.loss import local_part
+from harness.train.loader import value_digest
+from harness.train.training import local_part
 
 OWN = frozenset(vars(nn.Module()))
 """The attributes of every module."""
@@ -78,17 +78,15 @@ def moved_by_hand(model: nn.Module, before: Mapping[str, Tensor]) -> list[str]:
 
     ``before``: this rank's values at the start of the step.
     """
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if name in before and parameter.grad is not None
-        if _cosine(local_part(parameter).detach() - before[name], local_part(parameter.grad)) < -AGAINST
-    ]
-
-
-def _cosine(a: Tensor, b: Tensor) -> float:
-    lengths = float(a.double().norm() * b.double().norm())
-    return float((a.double() * b.double()).sum()) / lengths if lengths > 0 else 0.0
+    found = []
+    for name, parameter in model.named_parameters():
+        if name in before and parameter.grad is not None:
+            moved = (local_part(parameter).detach() - before[name]).double()
+            gradient = local_part(parameter.grad).double()
+            lengths = float(moved.norm() * gradient.norm())
+            if lengths > 0 and float((moved * gradient).sum()) / lengths < -AGAINST:
+                found.append(name)
+    return found
 
 
 def digests_of_state(model: nn.Module) -> Mapping[str, str]:

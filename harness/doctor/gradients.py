@@ -1,4 +1,4 @@
-"""Gradients and losses of a strategy against those of one device at the same global batch."""
+"""The weight of a loss; losses and gradients of a strategy against those of one device at the same global batch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from harness.doctor.check import Case, Check, any_error, describe_error
 from harness.doctor.gate import DIVERGENCE, diverges
-from harness.doctor.steps import Steps, group_of_one, mean_losses
-from harness.doctor.subject import Subject
+from harness.doctor.real_steps import Steps, group_of_one, mean_losses
+from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
 from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why_random
 from harness.plan.checks import Finding, join_names
+from harness.plan.rows import Severity
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
-from harness.train.loss import whole_tensor
-from harness.train.training import Training
+from harness.train.training import Training, whole_tensor
 
+LOSS_WEIGHT = "loss weight"
 NAME = "gradient scaling"
 ALIKE = 0.005
 """Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
@@ -31,6 +31,43 @@ NOISY = 0.4
 """Largest difference if the loss or the model draws random numbers in evaluation mode too."""
 
 
+def judge_loss_weight(seen: Sequence[Steps], case: Case) -> list[Finding]:
+    """Compare the weights of the real steps with the samples of each batch; the first deviation counts."""
+    for rank, steps in enumerate(seen):
+        for weight, samples in zip(steps.weights, steps.samples, strict=False):
+            text = f"weight that loss() returns for a batch of {samples} samples: {weight:g}"
+            if steps.unit == "samples" and weight != samples:
+                return [
+                    Finding(
+                        LOSS_WEIGHT,
+                        "error",
+                        f"{text} (rank {rank})",
+                        "losses of batches of different sizes cannot be averaged, and the trial would stop: with unit "
+                        "'samples' the weight is the number of samples",
+                        "return the sum of the losses of the samples, as with reduction='sum', and len(batch) as its "
+                        "weight; tokens are counted with unit = 'tokens'",
+                        stops=True,
+                    )
+                ]
+            if steps.unit == "tokens" and samples and not (math.isfinite(weight) and weight > 0):
+                means = (
+                    "the loss of the batch cannot be averaged: with unit 'tokens' the weight is the number of its "
+                    "tokens"
+                )
+                advice = "return the number of tokens that the loss counts as its weight"
+                return [Finding(LOSS_WEIGHT, "error", f"{text} (rank {rank})", means, advice, stops=True)]
+            if steps.unit == "tokens" and (weight < samples or weight != int(weight)):
+                means = (
+                    "throughput is counted in this weight, and gradients are divided by it: it is no number of tokens"
+                )
+                advice = "return the sum of the losses of the tokens, and their number as its weight"
+                return [Finding(LOSS_WEIGHT, "warning", f"{text} tokens (rank {rank})", means, advice)]
+    return []
+
+
+LOSS_WEIGHT_CHECK = Check(None, judge_loss_weight, about=("loss",), clue=r"return ")
+
+
 def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
     cell, losses, alone = case.cell, mean_losses(seen), seen[0].single_device_losses
     if not diverges(losses):
@@ -40,36 +77,24 @@ def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
         f"losses of {cell.strategy} on {cell.devices} device{'s' * (cell.devices > 1)} at a learning rate of "
         f"{seen[0].lr:g}: {_format_losses(losses)}"
     )
+    if alone:
+        here += f"; on one device, same batches: {_format_losses(alone)}"
     if alone and not diverges(alone):
-        return [
-            Finding(
-                DIVERGENCE,
-                "error",
-                f"{here}; on one device, same batches: {_format_losses(alone)}",
-                "the strategy is not equivalent to one device; the learning rate is not the cause",
-                "see the other findings; on pairs of GPUs without NVLink, check the copies between them (nccl-tests)",
-                stops=stops,
-            )
-        ]
-    also = f"; on one device, same batches: {_format_losses(alone)}" if alone else ""
-    return [
-        Finding(
-            DIVERGENCE,
-            "error" if stops else "warning",
-            here + also,
-            f"divergence in the first steps{', on one device too' if alone else ''}: such cells are "
-            + ("not measured" if stops else "tried once, and not in further blocks if they diverge there too"),
-            "use a smaller learning rate, or a learning-rate warm-up (training.warmup_epochs)",
-            stops=stops,
-        )
-    ]
+        means = "the strategy is not equivalent to one device; the learning rate is not the cause"
+        advice = "see the other findings; on pairs of GPUs without NVLink, check the copies between them (nccl-tests)"
+        return [Finding(DIVERGENCE, "error", here, means, advice, stops=stops)]
+    where = "divergence in the first steps" + ", on one device too" * bool(alone)
+    fate = "not measured" if stops else "tried once, and not in further blocks if they diverge there too"
+    advice = "use a smaller learning rate, or a learning-rate warm-up (training.warmup_epochs)"
+    severity: Severity = "error" if stops else "warning"
+    return [Finding(DIVERGENCE, severity, here, f"{where}: such cells are {fate}", advice, stops=stops)]
 
 
 def _format_losses(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.3g}" for loss in losses)
 
 
-DIVERGENCE_CHECK = Check(DIVERGENCE, None, judge_divergence, redundant=any_error, about=("loss", "forward"))
+DIVERGENCE_CHECK = Check(None, judge_divergence, redundant=any_error, about=("loss", "forward"))
 
 
 @dataclass(frozen=True)
@@ -134,7 +159,7 @@ def observe(subject: Subject) -> Products:
     for name, one in expected.items():
         own = gradients.get(name)
         own = torch.zeros_like(one) if own is None else own
-        products[name] = (_dot(own, one), _dot(one, one), _dot(own, own))
+        products[name] = (float((own * one).sum()), float(one.square().sum()), float(own.square().sum()))
     return Products(products, noisy, subject.cell.global_batch_size)
 
 
@@ -185,10 +210,6 @@ def relative(cross: float, one: float, own: float) -> float:
     return float(max(0.0, own - 2 * cross + one) ** 0.5 / one**0.5)
 
 
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum())
-
-
 def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str, Tensor], bool]:
     """Return the full gradients by parameter, on the host in float64, and whether random numbers were drawn.
 
@@ -211,7 +232,6 @@ def _redundant(findings: Sequence[Finding]) -> bool:
 
 
 CHECK = Check(
-    NAME,
     observe,
     judge,
     figures=lambda seen, case: {"equivalence of gradients": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from harness.doctor.check import Case, Check
 from harness.doctor.facts import hidden_tensors, name_of
-from harness.doctor.steps import STEPS, Steps
-from harness.doctor.subject import SMALL, FewBuilds, Subject
+from harness.doctor.real_steps import STEPS, Steps
+from harness.doctor.subject import SMALL, Case, Check, FewBuilds, Subject
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding, join_names
 from harness.plan.rows import Severity
@@ -43,15 +42,10 @@ WHY = {
 def judge_wrapper(seen: Sequence[Steps], case: Case) -> list[Finding]:
     first, cell = seen[0], case.cell
     if first.wrapped_by_itself:
-        return [
-            Finding(
-                WRAPPER,
-                "error",
-                f"wrapper inside the workload's own model: {first.wrapped_by_itself}",
-                "two wrappers under dp, ddp or fsdp; on a CPU or one device this wrapper only calls the bare model",
-                "return the bare model from build_model(); the cell's strategy wraps it",
-            )
-        ]
+        text = f"wrapper inside the workload's own model: {first.wrapped_by_itself}"
+        means = "two wrappers under dp, ddp or fsdp; on a CPU or one device this wrapper only calls the bare model"
+        advice = "return the bare model from build_model(); the cell's strategy wraps it"
+        return [Finding(WRAPPER, "error", text, means, advice)]
     if not cell.traits.calls_wrapper or first.calls:
         return []
     ran = f"the model inside it {first.inner_calls}" if first.inner_calls else "another model was called"
@@ -69,11 +63,7 @@ def judge_wrapper(seen: Sequence[Steps], case: Case) -> list[Finding]:
     ]
 
 
-WRAPPER_CHECK = Check(WRAPPER, None, judge_wrapper, about=("loss",), clue=r"DataParallel\(|self\.\w+\(")
-
-
-def judge(seen: Sequence[Steps], case: Case) -> list[Finding]:
-    return [*unchanged(seen, case.cell), *_apart(seen), *_by_hand(seen), *_only_biases(seen)]
+WRAPPER_CHECK = Check(None, judge_wrapper, about=("loss",), clue=r"DataParallel\(|self\.\w+\(")
 
 
 def unchanged(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
@@ -99,49 +89,39 @@ def unchanged(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
     return found
 
 
-def _apart(seen: Sequence[Steps]) -> Iterator[Finding]:
-    names = [name for name in seen[0].digests if len({rank.digests.get(name) for rank in seen}) > 1]
-    if names:
+def judge(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
+    yield from unchanged(seen, case.cell)
+    trainable = seen[0].trainable
+    apart = [name for name in seen[0].digests if len({rank.digests.get(name) for rank in seen}) > 1]
+    if apart:
+        count = f"{len(apart)} of {trainable} ({join_names(apart)})"
         yield Finding(
             NAME,
             "error",
-            f"parameters that differ between ranks after {STEPS} steps: {len(names)} of {seen[0].trainable} "
-            f"({join_names(names)})",
+            f"parameters that differ between ranks after {STEPS} steps: {count}",
             "a different model on each rank",
             "call the wrapped model, model(x), and leave updates to the optimizer; an update in the workload's own "
             "code must be the same on every rank",
         )
-
-
-def _by_hand(seen: Sequence[Steps]) -> Iterator[Finding]:
-    names = next((rank.moved_by_hand for rank in seen if rank.moved_by_hand), [])
-    if names:
+    if by_hand := next((rank.moved_by_hand for rank in seen if rank.moved_by_hand), []):
+        count = f"{len(by_hand)} of {trainable} ({join_names(by_hand)})"
         yield Finding(
             NAME,
             "warning",
-            f"trainable parameters that move against their gradient before the optimizer steps: {len(names)} of "
-            f"{seen[0].trainable} ({join_names(names)})",
+            f"trainable parameters that move against their gradient before the optimizer steps: {count}",
             "each of these parameters moves twice a step, once by the workload's own code and once by the optimizer: "
             "the learning rate is not the file's",
             "remove the update from forward, loss() and hooks; the harness steps the optimizer that the file names",
         )
-
-
-def _only_biases(seen: Sequence[Steps]) -> Iterator[Finding]:
-    share = seen[0].share_of_biases
-    if share is not None:
-        yield Finding(
-            NAME,
-            "note",
-            f"values of the model that train: {100 * share:.2g} % ({seen[0].trainable} parameters, each of one "
-            "dimension); all matrices and kernels are frozen",
-            "only biases, or scales, are trained",
-            "nothing to do if this is meant; else remove requires_grad_(False)",
-        )
+    if (share := seen[0].share_of_biases) is not None:
+        count = f"{100 * share:.2g} % ({trainable} parameters, each of one dimension)"
+        text = f"values of the model that train: {count}; all matrices and kernels are frozen"
+        means = "only biases, or scales, are trained"
+        advice = "nothing to do if this is meant; else remove requires_grad_(False)"
+        yield Finding(NAME, "note", text, means, advice)
 
 
 CHECK = Check(
-    NAME,
     None,
     judge,
     redundant=lambda findings: any(finding.check == WRAPPER for finding in findings),
@@ -172,9 +152,10 @@ def observe_loss_parameters(subject: Subject) -> Unregistered:
     lost = [leaf for leaf in foreign if isinstance(leaf, nn.Parameter)]
     plain = [leaf for leaf in foreign if not isinstance(leaf, nn.Parameter)]
     again = _again(subject, model, [leaf for leaf in foreign if not name_of(leaf, hidden)])
+    names = {id(leaf): name_of(leaf, hidden) or again.get(id(leaf)) for leaf in foreign}
     return Unregistered(
-        [name_of(leaf, hidden) or again.get(id(leaf)) or f"{_shape(leaf)}, created in forward" for leaf in lost],
-        [name for leaf in plain if (name := name_of(leaf, hidden) or again.get(id(leaf)))],
+        [names[id(leaf)] or f"shape {tuple(leaf.shape)}, created in forward" for leaf in lost],
+        [name for leaf in plain if (name := names[id(leaf)])],
         _random(subject, hidden),
     )
 
@@ -188,11 +169,7 @@ def _again(subject: Subject, model: nn.Module, leaves: Sequence[Tensor]) -> dict
         return {}
     loss, _ = subject.loss(model, subject.first_samples(SMALL))
     found = {id(leaf) for leaf in _leaves(loss)}
-    return {id(leaf): f"{_shape(leaf)}, outside the model" for leaf in leaves if id(leaf) in found}
-
-
-def _shape(leaf: Tensor) -> str:
-    return f"shape {tuple(leaf.shape)}"
+    return {id(leaf): f"shape {tuple(leaf.shape)}, outside the model" for leaf in leaves if id(leaf) in found}
 
 
 def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]:
@@ -260,6 +237,4 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         waiting += [following for following, _ in node.next_functions]
 
 
-LOSS_PARAMETERS_CHECK = Check(
-    "loss parameters", observe_loss_parameters, judge_loss_parameters, stops=True, needs_whole_model=True
-)
+LOSS_PARAMETERS_CHECK = Check(observe_loss_parameters, judge_loss_parameters, stops=True, needs_whole_model=True)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from harness.doctor.check import Case, Check, describe_error
-from harness.doctor.subject import SMALL, Subject
+from harness.doctor.subject import SMALL, Case, Check, Subject, describe_error
 from harness.plan.checks import Finding
 from harness.train.strategies.dp import ReplicatedModule, scatter
 
@@ -56,57 +55,31 @@ def observe(subject: Subject) -> Outputs:
 def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
     shapes = seen[0]
     if shapes.failed:
-        return [
-            Finding(
-                NAME,
-                "error",
-                f"error of forward on a replica's part of the batch: {shapes.failed}",
-                "dp splits every tensor argument of forward along its first dimension; other arguments are not split",
-                "pass tensors whose first dimension is the batch; create states, such as those of an RNN, in forward",
-                stops=True,
-            )
-        ]
+        text = f"error of forward on a replica's part of the batch: {shapes.failed}"
+        means = "dp splits every tensor argument of forward along its first dimension; other arguments are not split"
+        advice = "pass tensors whose first dimension is the batch; create states, such as those of an RNN, in forward"
+        return [Finding(NAME, "error", text, means, advice, stops=True)]
     if shapes.loss:
-        return [
-            Finding(
-                NAME,
-                "error",
-                f"shape of the loss under dp: {shapes.loss}; each replica's forward returns a scalar",
-                "gather stacks the scalars of the replicas to a vector, and backward needs a scalar",
-                "compute the loss outside the model, or sum the output of forward: model(...).sum()",
-                stops=True,
-            )
-        ]
+        text = f"shape of the loss under dp: {shapes.loss}; each replica's forward returns a scalar"
+        means = "gather stacks the scalars of the replicas to a vector, and backward needs a scalar"
+        advice = "compute the loss outside the model, or sum the output of forward: model(...).sum()"
+        return [Finding(NAME, "error", text, means, advice, stops=True)]
     parts = shapes.parts
-    if len(parts) < 2:
-        return []
-    for position, shape in enumerate(shapes.whole):
+    for position, shape in enumerate(shapes.whole if len(parts) > 1 else []):
         column = [part[position] if position < len(part) else () for part in parts]
         shown = " and ".join(str(tuple(item)) for item in dict.fromkeys(map(tuple, column)))
         if len({tuple(item[1:]) for item in column}) > 1:
-            return [
-                Finding(
-                    NAME,
-                    "error",
-                    f"shapes of output {position} on dp's replicas: {shown}",
-                    "gather fails: it concatenates along the first dimension, and the other dimensions differ",
-                    "pad to one length for the whole batch: pad_packed_sequence(..., total_length=x.size(1))",
-                    stops=True,
-                )
-            ]
+            text = f"shapes of output {position} on dp's replicas: {shown}"
+            means = "gather fails: it concatenates along the first dimension, and the other dimensions differ"
+            advice = "pad to one length for the whole batch: pad_packed_sequence(..., total_length=x.size(1))"
+            return [Finding(NAME, "error", text, means, advice, stops=True)]
         # single numbers: the check of gradients shows whether the loss combines them correctly
         a_number_each = {tuple(shape), *map(tuple, column)} == {(1,)}
         if shape and not a_number_each and sum(item[0] for item in column) != shape[0]:
-            return [
-                Finding(
-                    NAME,
-                    "error",
-                    f"shape of output {position}: {tuple(shape)} on one device, {shown} on dp's replicas",
-                    "gather concatenates along the first dimension, which is not the batch",
-                    "return the batch as the first dimension (batch_first=True), or omit that output",
-                    stops=True,
-                )
-            ]
+            text = f"shape of output {position}: {tuple(shape)} on one device, {shown} on dp's replicas"
+            means = "gather concatenates along the first dimension, which is not the batch"
+            advice = "return the batch as the first dimension (batch_first=True), or omit that output"
+            return [Finding(NAME, "error", text, means, advice, stops=True)]
     return []
 
 
@@ -122,4 +95,4 @@ def _shapes(outputs: object) -> Shapes:
     return [tuple(leaf.shape) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-CHECK = Check(NAME, observe, judge, stops=True, needs_whole_model=True, about=("forward",))
+CHECK = Check(observe, judge, stops=True, needs_whole_model=True, about=("forward",))

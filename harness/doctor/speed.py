@@ -1,4 +1,4 @@
-"""Speed: the loader alone against the model alone, and the same step on each rank without the others."""
+"""Speed: the loader against the model, a step on each rank without the others, threads against processors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from harness.doctor.check import Case, Check, any_error
-from harness.doctor.steps import observe_own_part
-from harness.doctor.subject import Subject, processors
-from harness.plan.cell import int_option
-from harness.plan.checks import Finding
-from harness.train.loader import batches, endless_shares
+import torch
+
+from harness.doctor.real_steps import observe_own_part
+from harness.doctor.subject import Case, Check, ProcessState, Subject, any_error, processors
+from harness.plan.cell import int_option, place
+from harness.plan.checks import Finding, join_names
+from harness.train.loader import Batches, endless_shares
+from harness.train.ranks import crowded, pinned
 
 NAME = "loader throughput"
 SECONDS, LIMIT_S = 0.3, 10.0
@@ -24,6 +26,7 @@ MARGIN = 1.25
 LEAST, MOST_SAMPLES = 3, 64
 """Smallest number of timed batches, and largest number of samples in the batch of a rank."""
 SLOW_RANK = "slow rank"
+THREADS = "threads"
 SLOW, LEAST_S = 2.5, 0.005
 """A rank is slow if its step takes this many times as long as the fastest rank's, and as many seconds more."""
 ROUNDS, PAUSE_S = 8, 0.05
@@ -48,16 +51,11 @@ def observe(subject: Subject) -> Rate | None:
     if cell.data == "synthetic_device":
         return None
     batch = min(cell.global_batch_size, MOST_SAMPLES * ranks.world_size)
-    fetch = batches(
-        subject.datasets[0],
-        endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size),
-        seed=subject.seed,
-        ranks=ranks,
-        options=cell.loader,
-        collate=getattr(subject.workload, "collate", None),
-    )
+    collate = getattr(subject.workload, "collate", None)
+    loader = Batches(subject.datasets[0], seed=subject.seed, ranks=ranks, options=cell.loader, collate=collate)
+    shares = endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size)
     workers = int_option(cell.loader, "workers", 0) * subject.replicas
-    batch_s, complete = time_batches(fetch, workers, int_option(cell.loader, "prefetch_factor", 2))
+    batch_s, complete = time_batches(loader.of(shares), workers, int_option(cell.loader, "prefetch_factor", 2))
     return Rate(batch_s / batch, complete, processors() // (cell.devices // cell.nodes))
 
 
@@ -134,7 +132,7 @@ def _redundant(findings: Sequence[Finding]) -> bool:
     return any(finding.severity != "note" for finding in findings)
 
 
-CHECK = Check(NAME, observe, judge, needs_steps=True, redundant=_redundant, figures=figures, about=("datasets",))
+CHECK = Check(observe, judge, needs_steps=True, redundant=_redundant, figures=figures, about=("datasets",))
 
 
 def observe_slow_rank(subject: Subject) -> float:
@@ -160,16 +158,11 @@ def judge_slow_rank(seen: Sequence[float], case: Case) -> list[Finding]:
     if not slow:
         return []
     times = ", ".join(f"{1000 * seconds:.1f}" for seconds in seen)
-    return [
-        Finding(
-            SLOW_RANK,
-            "warning",
-            f"time of the same step on ranks 0 to {len(seen) - 1}, each without the others: {times} ms; slow: rank "
-            f"{', '.join(map(str, slow))}",
-            "a step of several ranks takes as long as on the slowest: the others wait",
-            "look for work that one rank alone does (logging, metrics, files), and for other load on its host",
-        )
-    ]
+    same = f"time of the same step on ranks 0 to {len(seen) - 1}, each without the others"
+    text = f"{same}: {times} ms; slow: rank {', '.join(map(str, slow))}"
+    means = "a step of several ranks takes as long as on the slowest: the others wait"
+    advice = "look for work that one rank alone does (logging, metrics, files), and for other load on its host"
+    return [Finding(SLOW_RANK, "warning", text, means, advice)]
 
 
 def _slow(seconds: Sequence[float]) -> list[int]:
@@ -178,11 +171,95 @@ def _slow(seconds: Sequence[float]) -> list[int]:
 
 
 SLOW_RANK_CHECK = Check(
-    SLOW_RANK,
     observe_slow_rank,
     judge_slow_rank,
     needs_peers=True,
     redundant=any_error,
     about=("loss", "forward"),
     clue=r"get_rank|RANK",
+)
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The computing threads of one rank, the processors that its process may use, and its node."""
+
+    threads: int
+    processors: int
+    node: int
+    before: int
+    """The computing threads before the examination, as the harness sets them."""
+    now: int
+    started: list[str]
+    """Python threads and processes that the workload started."""
+    pinned: frozenset[int] = frozenset()
+    """The processors that the training thread is pinned to, which the process's main thread need not be."""
+
+
+def observe_threads(subject: Subject) -> Threads:
+    """Count the threads after model and steps, which may have changed their number."""
+    now = ProcessState.now()
+    earlier = subject.process or now
+    return Threads(
+        threads=torch.get_num_threads() * (subject.replicas if subject.device.type == "cpu" else 1),
+        processors=processors(),
+        node=subject.ranks.node_rank,
+        before=earlier.threads,
+        now=now.threads,
+        started=now.started_since(earlier),
+        pinned=pinned(),
+    )
+
+
+def judge_threads(seen: Sequence[Threads], case: Case) -> Iterator[Finding]:
+    crowding = [] if case.cell.oversubscribed else _crowded(seen, case) or _oversubscribed(seen, case)
+    yield from crowding
+    changed = [(rank, each) for rank, each in enumerate(seen) if each.now != each.before and not crowding]
+    for rank, each in changed[:1]:
+        text = f"{each.now} after the model was built and trained, {each.before} before"
+        means = "the number of threads is no longer the same for every strategy, and strategies are not comparable"
+        advice = "remove torch.set_num_threads, which the harness calls itself (threads_per_device)"
+        yield Finding(THREADS, "warning", f"computing threads of rank {rank}: {text}", means, advice)
+    started = [(rank, each.started) for rank, each in enumerate(seen) if each.started]
+    for rank, names in started[:1]:
+        text = f"threads and processes that the workload started on rank {rank}: {len(names)} ({join_names(names)})"
+        means = "they share the processors, and Python's interpreter lock, with the training steps"
+        advice = "start none in the workload; loader.workers reads data in processes of their own"
+        yield Finding(THREADS, "warning", text, means, advice)
+
+
+def _crowded(seen: Sequence[Threads], case: Case) -> list[Finding]:
+    for node in dict.fromkeys(rank.node for rank in seen):
+        own = [(r.pinned, 1 if case.cell.device == "cuda" else r.threads) for r in seen if r.node == node]
+        if shared := crowded(own):
+            text = f"several ranks are pinned to the same processors of a node: {join_names(list(map(str, shared)))}"
+            means = "they compute in turn, which looks like a slow exchange of gradients or slow memory"
+            advice = "pin each rank to processors of its own, or none (numactl)"
+            return [Finding(THREADS, "warning", text, means, advice)]
+    return []
+
+
+def _oversubscribed(seen: Sequence[Threads], case: Case) -> list[Finding]:
+    by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]
+    loaders_each = int_option(case.cell.loader, "workers", 0) * place(case.cell).devices_per_worker
+    busiest = max(by_node, key=lambda ranks: sum(r.threads + loaders_each for r in ranks) / ranks[0].processors)
+    threads = sum(rank.threads for rank in busiest)
+    workers = loaders_each * len(busiest)
+    processors = busiest[0].processors
+    if threads + workers <= processors:
+        return []
+    loaders = f" and {workers} loader workers" if workers else ""
+    ranks = f"{busiest[0].threads} threads in the first of its {len(busiest)} rank{'s' * (len(busiest) > 1)}"
+    text = f"{threads} computing threads{loaders} on a node with {processors} processors ({ranks})"
+    means = "oversubscribed processors: slower and less regular steps, increasingly so with more ranks"
+    too_many = "remove torch.set_num_threads, which the harness calls itself"
+    return [Finding(THREADS, "warning", text, means, too_many if threads > processors else "reduce loader.workers")]
+
+
+THREADS_CHECK = Check(
+    observe_threads,
+    judge_threads,
+    needs_peers=True,
+    about=("build_model",),
+    clue=r"Thread\(|Process\(|Popen\(|Pool|set_num_threads",
 )

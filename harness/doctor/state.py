@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import parameters
-from harness.doctor.check import Case, Check
 from harness.doctor.facts import OWN
-from harness.doctor.steps import Steps
-from harness.doctor.subject import SMALL, Subject
+from harness.doctor.real_steps import Steps
+from harness.doctor.subject import SMALL, Case, Check, Subject
 from harness.measure.equivalence import NORMS
 from harness.plan.checks import Finding, join_names
-from harness.train.digests import value_digest
+from harness.train.loader import value_digest
 
 NAME = "state in forward"
 ALIKE = 1e-5
@@ -95,7 +94,6 @@ def _same(before: object, after: object) -> bool:
 
 
 CHECK = Check(
-    NAME,
     observe,
     judge,
     needs_whole_model=True,
@@ -113,15 +111,10 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
     overwrites = not case.cell.traits.shards_parameters and case.cell.own_traits is None
     if overwrites and (lost := sorted({name for rank in seen for name in rank.buffers} - seen[0].state.keys())):
         ranks = ", ".join(str(number) for number, rank in enumerate(seen) if rank.state.keys() & lost)
-        return [
-            Finding(
-                NAME,
-                "warning",
-                f"buffers that forward changes on rank {ranks} of {len(seen)}, and not on rank 0: {join_names(lost)}",
-                "ddp sends rank 0's buffers to all before each forward: what other ranks write is lost",
-                "change the buffer alike on every rank, from values that are exchanged (dist.all_reduce) before",
-            )
-        ]
+        text = f"buffers that forward changes on rank {ranks} of {len(seen)}, and not on rank 0: {join_names(lost)}"
+        means = "ddp sends rank 0's buffers to all before each forward: what other ranks write is lost"
+        advice = "change the buffer alike on every rank, from values that are exchanged (dist.all_reduce) before"
+        return [Finding(NAME, "warning", text, means, advice)]
     names = sorted({n for rank in seen for n in rank.state if len({other.state.get(n) for other in seen}) > 1})
     losses = [rank.same_batch_loss for rank in seen]
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
@@ -145,39 +138,25 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
     ]
 
 
-RANK_STATE_CHECK = Check("state on ranks", None, judge_rank_state)
+RANK_STATE_CHECK = Check(None, judge_rank_state)
 
 
-def judge_train_mode(seen: Sequence[Steps], case: Case) -> list[Finding]:
-    return [*_evaluating(seen), *_one_sample(seen, case)]
-
-
-def _evaluating(seen: Sequence[Steps]) -> Iterator[Finding]:
-    layers = seen[0].mode_layers
+def judge_train_mode(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
+    layers, norms = seen[0].mode_layers, seen[0].batch_norms
     if layers and any(rank.evaluates for rank in seen):
-        yield Finding(
-            TRAIN_MODE,
-            "warning",
-            f"forward passes of training steps in eval mode; layers that it changes: {join_names(layers)}",
-            "no dropout and no batch statistics: it is another training than the file says, and a cheaper step",
-            "remove model.eval() from build_model(), forward and loss(); the harness evaluates in eval mode itself",
-        )
+        text = f"forward passes of training steps in eval mode; layers that it changes: {join_names(layers)}"
+        means = "no dropout and no batch statistics: it is another training than the file says, and a cheaper step"
+        advice = "remove model.eval() from build_model(), forward and loss(); the harness evaluates in eval mode itself"
+        yield Finding(TRAIN_MODE, "warning", text, means, advice)
+    samples = case.cell.global_batch_size // case.cell.devices
+    if norms and samples < 2:
+        text = f"samples of a device in a step: {samples}; layers with batch statistics: {join_names(norms)}"
+        means = "statistics of one sample: training is noise, and evaluation uses other statistics"
+        advice = "use a larger per-device batch, sync_batch_norm under ddp or fsdp, or GroupNorm"
+        yield Finding(TRAIN_MODE, "warning", text, means, advice)
 
 
-def _one_sample(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
-    cell, norms = case.cell, seen[0].batch_norms
-    if norms and cell.global_batch_size // cell.devices < 2:
-        yield Finding(
-            TRAIN_MODE,
-            "warning",
-            f"samples of a device in a step: {cell.global_batch_size // cell.devices}; layers with batch statistics: "
-            f"{join_names(norms)}",
-            "statistics of one sample: training is noise, and evaluation uses other statistics",
-            "use a larger per-device batch, sync_batch_norm under ddp or fsdp, or GroupNorm",
-        )
-
-
-TRAIN_MODE_CHECK = Check(TRAIN_MODE, None, judge_train_mode, about=("loss", "forward"), clue=r"\.eval\(|\.train\(")
+TRAIN_MODE_CHECK = Check(None, judge_train_mode, about=("loss", "forward"), clue=r"\.eval\(|\.train\(")
 
 
 def observe_randomness(subject: Subject) -> dict[str, str]:
@@ -214,17 +193,11 @@ def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
     drawing = [rank.random_state for rank in seen if rank.draws]
     if len(drawing) < 2 or len(set(drawing)) == len(drawing):
         return []
-    return [
-        Finding(
-            RANDOMNESS,
-            "warning",
-            f"random states after the steps on {len(drawing)} ranks that draw random numbers: {len(set(drawing))} "
-            "distinct",
-            "equal dropout masks on several ranks: the draws of the ranks are not independent",
-            "remove torch.manual_seed from forward and loss; the harness seeds each rank differently",
-        )
-    ]
+    drew = f"random states after the steps on {len(drawing)} ranks that draw random numbers"
+    means = "equal dropout masks on several ranks: the draws of the ranks are not independent"
+    advice = "remove torch.manual_seed from forward and loss; the harness seeds each rank differently"
+    return [Finding(RANDOMNESS, "warning", f"{drew}: {len(set(drawing))} distinct", means, advice)]
 
 
-RANDOMNESS_CHECK = Check(RANDOMNESS, observe_randomness, judge_randomness, about=("build_model",), clue=r"seed\(")
-STREAMS = Check("random streams", None, judge_streams)
+RANDOMNESS_CHECK = Check(observe_randomness, judge_randomness, about=("build_model",), clue=r"seed\(")
+STREAMS = Check(None, judge_streams)

@@ -1,4 +1,4 @@
-"""The subject of the doctor: the workload of one cell on one rank, with models, batches and trainings of it."""
+"""What a check is, and its subject: the workload of one cell on one rank, with models, batches and trainings of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from traceback import walk_stack
+from pathlib import Path
+from traceback import extract_tb, walk_stack
 from types import FrameType, FunctionType, ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import finalize
 
 import psutil
@@ -25,22 +26,23 @@ import torch
 from torch import Tensor, nn
 
 from harness.plan.cell import Cell
+from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell
 from harness.plan.memory_forecast import at_smaller_batch
 from harness.plan.rows import MemoryFacts
 from harness.system.files import PACKAGE_FOLDER
-from harness.system.user_code import INSTALLED, STANDARD
-from harness.train.loader import Share, batches, endless_shares
-from harness.train.loss import as_loss
+from harness.system.user_code import INSTALLED, STANDARD, is_the_users
+from harness.train.loader import Batches, Share, endless_shares
 from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, Datasets, Workload
+from harness.train.workloads import Collate, Datasets, Workload, as_loss
 
 if TYPE_CHECKING:
-    from harness.doctor.steps import Steps
+    from harness.doctor.real_steps import Steps
 
+T = TypeVar("T")
 HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker", "compile_worker")
 """Processes that Python and torch start for their own purposes."""
 SLOW_S = 1.0
@@ -67,7 +69,7 @@ class ProcessState:
         running = {
             id(thread): f"thread {thread.name}"
             for thread in threading.enumerate()
-            if not _is_a_librarys(frames.get(thread.ident or 0))
+            if not _is_of_library(frames.get(thread.ident or 0))
         }
         return cls(torch.get_num_threads(), running | _children())
 
@@ -83,7 +85,7 @@ def processors() -> int:
     return len(allowed) if allowed else psutil.cpu_count() or 1
 
 
-def _is_a_librarys(frame: FrameType | None) -> bool:
+def _is_of_library(frame: FrameType | None) -> bool:
     """Return whether the outermost code of a thread, the standard library's left out, is a library's."""
     files = [frame.f_code.co_filename for frame, _ in walk_stack(frame)] if frame else []
     outside = [file for file in reversed(files) if STANDARD not in file or INSTALLED in file]
@@ -320,6 +322,76 @@ class Subject:
 
     def _batches(self, shares: Sequence[Share], collate: Collate | None = None) -> Iterator[object]:
         collate = collate or getattr(self.workload, "collate", None)
-        return batches(
-            self.datasets[0], shares, seed=self.seed, ranks=self.ranks, options={"pin_memory": False}, collate=collate
-        )
+        options = {"pin_memory": False}
+        loader = Batches(self.datasets[0], seed=self.seed, ranks=self.ranks, options=options, collate=collate)
+        return loader.of(shares)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell as it is examined, and the real steps of every rank: empty before they are taken.
+
+    ``planned``: the planned cell, if it is examined with another batch or without compilation. ``memory``: the sizes of
+    the model; None if it cannot be built.
+    """
+
+    cell: Cell
+    steps: Sequence[Steps] = ()
+    planned: Cell | None = None
+    memory: MemoryFacts | None = None
+
+
+@dataclass(frozen=True)
+class Check(Generic[T]):
+    """One check of a cell. ``T``: the observation of one rank, which is sent to every rank: it must be picklable.
+
+    By default each rank observes alone, before any real step, and the observations are judged at once; if one raises,
+    the check is left out, with a finding. ``needs_peers`` and ``needs_steps`` change this.
+    """
+
+    observe: Callable[[Subject], T] | None
+    """None: the check judges ``Case.steps``, the real steps."""
+    judge: Callable[[Sequence[T], Case], Iterable[Finding]]
+    """The findings from the observations of all ranks, in the order of the ranks; the same on every rank."""
+    needs_peers: bool = False
+    """The observation is made after the real steps, by all ranks at the same time: it may call collectives."""
+    needs_steps: bool = False
+    """The observation is made by each rank alone, but judged after the real steps."""
+    needs_whole_model: bool = False
+    """The observation has the whole model on one device; it is left out if the model does not fit there."""
+    stops: bool = False
+    """After an error of this check no real step is taken."""
+    redundant: Callable[[Sequence[Finding]], bool] | None = None
+    """Given the earlier findings, returns True if this check would only repeat them; it is then left out."""
+    figures: Callable[[Sequence[T], Case], Mapping[str, str]] | None = None
+    """Measurements in words, by title; reported also if the check is redundant."""
+    about: tuple[str, ...] = ()
+    """The methods of the workload, or ``forward`` of its model, that its findings are about."""
+    clue: str = ""
+    """A pattern of the lines in these methods that cause findings."""
+    name: str = ""
+    """Unique, from the row of the check. Findings may have another name, if several checks share it."""
+
+    @property
+    def after_steps(self) -> bool:
+        """The check is judged after the real steps."""
+        return self.observe is None or self.needs_peers or self.needs_steps
+
+
+def describe_error(error: BaseException, most: int = 300) -> str:
+    """Return an exception's type and the first ``most`` characters of its message, on one line, with its place.
+
+    A longer message ends with a whole word and an ellipsis. The place is the last line of the user's own code on the
+    way to the error, if there is one.
+    """
+    frames = [frame for frame in extract_tb(error.__traceback__) if is_the_users(frame.filename)]
+    place = f" [{frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno}]" if frames else ""
+    text = " ".join(str(error).split())
+    if len(text) > most:
+        text = f"{text[:most].rpartition(' ')[0] or text[:most]} ..."
+    return f"{type(error).__name__}: {text}{place}"
+
+
+def any_error(findings: Sequence[Finding]) -> bool:
+    """Return whether there is an error among the findings."""
+    return any(finding.severity == "error" for finding in findings)

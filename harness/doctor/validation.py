@@ -10,11 +10,9 @@ from itertools import islice
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from harness.doctor.check import Case, Check
-from harness.doctor.subject import Subject
+from harness.doctor.subject import Case, Check, Subject
 from harness.plan.checks import Finding
-from harness.train.digests import NoDigest, value_digest
-from harness.train.loader import SeededDataset
+from harness.train.loader import NoDigest, SeededDataset, value_digest
 from harness.train.workloads import SizedDataset
 
 MOST = 256
@@ -140,18 +138,6 @@ def _indices(dataset: object) -> tuple[object, set[int] | None]:
     return dataset, None
 
 
-def _shared_words(seen: Validation) -> str:
-    """Return what validation and training share, empty if nothing that is known."""
-    copies = seen.copies
-    if seen.same:
-        return "the training set itself"
-    if seen.shared:
-        return f"{seen.shared:,} of its {seen.count:,} samples train too"
-    if copies.is_many:
-        return f"{copies.found:,} of {copies.compared:,} compared samples equal one of {copies.read:,} training samples"
-    return ""
-
-
 def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
     first = seen[0]
     if first is None:
@@ -159,18 +145,21 @@ def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
     if not first.count:
         means, advice = "no epoch can be evaluated", "return a validation set with samples; check its split and filters"
         return [Finding(NAME, "error", "size of the validation set: 0 samples", means, advice, stops=True)]
-    shared = _shared_words(first)
-    if not shared:
-        return []
-    return [
-        Finding(
-            NAME,
-            "note" if first.same else "warning",
-            f"validation set: {shared}",
-            "validation metrics are those of training data: they do not show how well the model does on new data",
-            "split the data, as with torch.utils.data.random_split and a generator with a seed",
+    copies = first.copies
+    if first.same:
+        shared = "the training set itself"
+    elif first.shared:
+        shared = f"{first.shared:,} of its {first.count:,} samples train too"
+    elif copies.is_many:
+        shared = (
+            f"{copies.found:,} of {copies.compared:,} compared samples equal one of {copies.read:,} training samples"
         )
-    ]
+    else:
+        return []
+    text = f"validation set: {shared}"
+    means = "validation metrics are those of training data: they do not show how well the model does on new data"
+    advice = "split the data, as with torch.utils.data.random_split and a generator with a seed"
+    return [Finding(NAME, "note" if first.same else "warning", text, means, advice)]
 
 
-CHECK = Check(NAME, observe, judge, about=("datasets",))
+CHECK = Check(observe, judge, about=("datasets",))

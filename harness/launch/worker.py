@@ -18,7 +18,7 @@ import torch
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
-from harness.measure import environment, memory, scenarios
+from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
 from harness.plan.environment import GroupRank, NodeEnvironment
@@ -241,6 +241,6 @@ def _rank_row(ranks: Ranks, facts: RankFacts) -> RankRow:
 def _release() -> None:
     """Free the memory of the last trial, so that the next one starts with the same amount."""
     gc.collect()
-    memory.give_back()
+    peak_memory.give_back()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -24,11 +24,10 @@ from harness.plan.cell import Cell, int_option
 from harness.plan.rows import WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
-from harness.train.loader import Batches, Share, batches, epoch_shares, evaluation_shares
+from harness.train.loader import Batches, Share, epoch_shares, evaluation_shares
 from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule
-from harness.train.phases import Mark
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import Mark, Training
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 
@@ -75,15 +74,7 @@ class EpochData:
         # a forward pass as large as in training: with accumulation there may be no room for more
         batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
         plan = (len(dataset), batch, self.ranks.rank, self.ranks.world_size)
-        loaded = batches(
-            dataset,
-            evaluation_shares(*plan),
-            seed=self.seed,
-            ranks=self.ranks,
-            options=self.cell.loader,
-            collate=self.collate,
-        )
-        return zip(evaluation_shares(*plan), loaded, strict=True)
+        return zip(evaluation_shares(*plan), self._loader(dataset).of(evaluation_shares(*plan)), strict=True)
 
     def copier(self) -> Callable[[object], object]:
         """Return a function that moves a batch to the rank's device."""
@@ -91,13 +82,16 @@ class EpochData:
 
     @cached_property
     def _training_loader(self) -> Batches:
+        return self._loader(self.train, self.cell.micro_batches)
+
+    def _loader(self, dataset: SizedDataset, micro_batches: int = 1) -> Batches:
         return Batches(
-            self.train,
+            dataset,
             seed=self.seed,
             ranks=self.ranks,
             options=self.cell.loader,
             collate=self.collate,
-            micro_batches=self.cell.micro_batches,
+            micro_batches=micro_batches,
         )
 
 

@@ -64,13 +64,13 @@ def links_between(topology: Topology | None, uuids: Iterable[str | None]) -> lis
 
 def format_links(links: Iterable[str]) -> str | None:
     """Return links as text, each once, the best first: 'NV12, SYS'; None if there are none."""
-    return ", ".join(sorted(set(links), key=_quality)) or None
 
+    def rank(link: str) -> tuple[int, int]:
+        if link.startswith("NV"):
+            return 0, -int(link.removeprefix("NV"))
+        return 1, list(PCIE.values()).index(link)
 
-def _quality(link: str) -> tuple[int, int]:
-    if link.startswith("NV"):
-        return 0, -int(link.removeprefix("NV"))
-    return 1, list(PCIE.values()).index(link)
+    return ", ".join(sorted(set(links), key=rank)) or None
 
 
 def _captured(nvml: Nvml) -> Topology:

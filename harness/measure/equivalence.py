@@ -20,17 +20,14 @@ from torch.utils.data import default_collate
 
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.digests import value_digest
-from harness.train.loader import Share, batches, endless_shares
-from harness.train.loss import as_loss, whole_tensor
+from harness.train.loader import Batches, Share, endless_shares, value_digest
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
-from harness.train.phases import BACKWARD, Phase
 from harness.train.precision import REDUCED
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import BACKWARD, Phase, Training, whole_tensor
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, SizedDataset, Workload, collate_of
+from harness.train.workloads import Collate, SizedDataset, Workload, as_loss, collate_of
 
 STEPS = 2
 """Steps of the scaled update: the second is the first that uses the optimizer's state."""
@@ -139,18 +136,6 @@ def why_random(load: Callable[[Collate], object], collate: Collate | None, ranks
 
 
 @dataclass(frozen=True)
-class Check:
-    """One cell's check on one rank: its workload, and its parts of the global batches."""
-
-    cell: Cell
-    workload: Workload
-    parts: Sequence[tuple[Share, object]]
-    seed: int
-    ranks: Ranks
-    advance: Callable[[], None]
-
-
-@dataclass(frozen=True)
 class Steps:
     """Steps from the start: the gradient of the first and the update of all, flat, on the host of the first rank."""
 
@@ -182,14 +167,16 @@ def measure_sketches(
     cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
 ) -> Sketches:
     """Return the cell's sketches; raise SkipTrial if the data is too small or steps draw at random."""
-    check, whole = _prepare(cell, workload, dataset, seed, ranks, advance)
+    parts, whole = _batches_of(cell, workload, dataset, seed, ranks)
 
     def attempt(frozen: Frozen) -> tuple[tuple[Steps, Steps], bool]:
-        frozen_check = replace(check, workload=frozen)
-        first = take_steps(frozen_check, 1)
+        def take(number: int, factor: float = 1.0) -> Steps:
+            return take_steps(cell, frozen, parts[:number], seed, ranks, advance, factor)
+
+        first = take(1)
         gc.collect()  # wrappers are in reference cycles: two models may not fit on the device
         # the same factor on every rank: copies that differ would take steps of different lengths
-        scaled = take_steps(frozen_check, STEPS, ranks.broadcast(first.scale))
+        scaled = take(STEPS, ranks.broadcast(first.scale))
         return (first, scaled), first.drew or scaled.drew
 
     _, (first, scaled), drew = in_comparable_mode(workload, whole, ranks, attempt)
@@ -204,9 +191,10 @@ def measure_sketches(
     return Sketches(quantities, first.parameters, ranks.broadcast(finite))
 
 
-def _prepare(
-    cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
-) -> tuple[Check, object]:
+def _batches_of(
+    cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks
+) -> tuple[list[tuple[Share, object]], object]:
+    """Return this rank's part of each step's batch, on its device, and the first global batch; raise SkipTrial."""
     samples = len(dataset)
     if cell.global_batch_size > samples:
         reason = f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples"
@@ -216,38 +204,46 @@ def _prepare(
     def stream(rank: int, world_size: int, collate: Collate | None = collate) -> Iterator[tuple[Share, object]]:
         shares = endless_shares(samples, cell.global_batch_size, seed, rank, world_size)
         own = list(islice(shares, STEPS))
-        return zip(own, batches(dataset, own, seed=seed, ranks=ranks, options={}, collate=collate), strict=True)
+        loader = Batches(dataset, seed=seed, ranks=ranks, options={}, collate=collate)
+        return zip(own, loader.of(own), strict=True)
 
     if reason := why_random(lambda watched: next(stream(*place, watched))[1], collate, ranks):
         raise SkipTrial(SkipReason("random_batches", reason))
     _, whole = next(stream(0, 1))
     copy = copier(ranks.devices[0], {})
-    parts = [(share, copy(batch)) for share, batch in stream(*place)]
-    return Check(cell, workload, parts, seed, ranks, advance), whole
+    return [(share, copy(batch)) for share, batch in stream(*place)], whole
 
 
-def take_steps(check: Check, steps: int, factor: float = 1.0) -> Steps:
-    """Take the first steps of a new training, at the recipe's learning rate times ``factor``."""
-    training = Training(check.cell, check.workload, check.seed, check.ranks)
+def take_steps(
+    cell: Cell,
+    workload: Workload,
+    parts: Sequence[tuple[Share, object]],
+    seed: int,
+    ranks: Ranks,
+    advance: Callable[[], None],
+    factor: float = 1.0,
+) -> Steps:
+    """Take a step on each part with a new training, at the recipe's learning rate times ``factor``."""
+    training = Training(cell, workload, seed, ranks)
     training.expect_few_steps()
     scale_rate(training.optimizer, factor)
-    keep = check.ranks.first
+    keep = ranks.first
     start = _flat(training.model.parameters(), keep=keep)
     gradient: list[Tensor] = []
 
     def mark(point: Phase) -> None:
-        if steps == 1 and point == BACKWARD and not check.cell.own_traits:  # before it is clipped
+        if len(parts) == 1 and point == BACKWARD and not cell.own_traits:  # before it is clipped
             scale = training.loss_scale()
             parameters = training.model.parameters()
             whole = _flat((torch.zeros_like(p) if p.grad is None else p.grad for p in parameters), keep=keep)
             gradient.extend([part.div_(scale.scale) for part in whole] if scale else whole)
 
     drew = False
-    for share, batch in check.parts[:steps]:
+    for share, batch in parts:
         with drawing() as drawn:
             training.step(batch, share, mark)
         drew = drew or drawn()
-        check.advance()
+        advance()
     end = _flat(training.model.parameters(), keep=keep)
     update = [after.sub_(before) for after, before in zip(end, start, strict=True)]
     return Steps(start, gradient, update, training.parameters, drew)

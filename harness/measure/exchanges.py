@@ -18,7 +18,8 @@ from harness.measure.stepper import Stepper
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import Collective, ExchangeRow
-from harness.train.phases import BACKWARD, CLEARED, ExchangePoint, Phase
+from harness.train.strategies.base import ExchangePoint
+from harness.train.training import BACKWARD, CLEARED, Phase
 
 FIRST_STEPS, RECORDED_STEPS = 1, 4
 """Steps before those that are recorded, after which ddp has its final buckets and fsdp its gathered parameters."""

@@ -48,9 +48,12 @@ def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_c
     training = stepper.training
     model = training.strategy.unwrap(training.model)  # with its own autocast, which each thread enters by itself
     replicas = [copy.deepcopy(model).to(device) for device in devices]
-    chunks = _chunks(stepper.one_batch(), devices)
-    one, loss = list(zip(replicas, chunks, strict=True))[:1], training.own_loss
-    every = list(zip(replicas, chunks, strict=True))
+    batch: Any = stepper.one_batch()
+    on_gpu = devices[0].type == "cuda"
+    chunks: Sequence[object]  # of each device, as nn.DataParallel splits the batch
+    chunks = torch.nn.parallel.scatter(batch, list(devices)) if on_gpu else scatter(batch, len(devices))
+    every, loss = list(zip(replicas, chunks, strict=True)), training.own_loss
+    one = every[:1]
     ways: dict[str, Callable[[], None]] = {
         "direct": lambda: _backward([loss(*one[0])]),
         "thread": lambda: _backward(_in_threads(loss, one)),
@@ -83,14 +86,6 @@ def _timed(
             step()
         synchronize(devices)
         return clock() - start
-
-
-def _chunks(batch: Any, devices: Sequence[torch.device]) -> list[object]:
-    """Return each device's chunk of a batch, as nn.DataParallel splits it."""
-    if devices[0].type == "cuda":
-        split: Sequence[object] = torch.nn.parallel.scatter(batch, list(devices))
-        return list(split)
-    return scatter(batch, len(devices))
 
 
 def _in_threads(loss: Loss, work: Sequence[tuple[nn.Module, object]]) -> list[Tensor]:

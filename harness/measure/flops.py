@@ -241,10 +241,13 @@ def measured_peak(
         raise ValueError(f"precision: got {precision!r}; {nearest(precision, DTYPES)}")
     try:
         with torch.inference_mode(), _float32_products("high" if precision == "tf32" else "highest"):
-            if device.type == "cuda":
-                matrices = _matrices(CUDA_ROWS[precision], precision, device)
-            else:
-                matrices = _long_enough(precision, device, clock)
+            on_gpu = device.type == "cuda"
+            matrices = _matrices(CUDA_ROWS[precision] if on_gpu else FEWEST_ROWS, precision, device)
+            # the shorter of two products, since the first also initialises the library
+            while not on_gpu and min(_product_s(matrices, device, clock) for _ in range(2)) < LONG_S:
+                if len(matrices[0]) >= MOST_ROWS:
+                    break
+                matrices = _matrices(2 * len(matrices[0]), precision, device)
             for _ in range(WARMUP):
                 _product_s(matrices, device, clock)
             times: list[float] = []
@@ -256,17 +259,6 @@ def measured_peak(
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return 2.0 * rows**3 / shortest_s
-
-
-def _long_enough(precision: str, device: torch.device, clock: Clock) -> Matrices:
-    rows = FEWEST_ROWS
-    while True:
-        matrices = _matrices(rows, precision, device)
-        # of two, since the first also initialises the library
-        took_s = min(_product_s(matrices, device, clock) for _ in range(2))
-        if took_s >= LONG_S or rows >= MOST_ROWS:
-            return matrices
-        rows *= 2
 
 
 def _matrices(rows: int, precision: str, device: torch.device) -> Matrices:

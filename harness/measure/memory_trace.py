@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from harness.measure.memory import of_model
+from harness.measure.peak_memory import of_model
 from harness.plan.cell import Cell
 from harness.plan.comparison import single_device_cell
 from harness.plan.rows import Examination, TracedPeak
@@ -75,14 +75,6 @@ def tracker_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, sharded: b
     tracker = MemTracker()
     tracker.track_external(model, optimizer)
     return tracker
-
-
-def track_batch(tracker: MemTracker, batch: object) -> None:
-    """Add the tensors of a batch to those that the tracker knows, until they are deleted."""
-    if (track_inputs := getattr(tracker, "track_inputs", None)) is not None:
-        track_inputs((batch,))
-    else:
-        tracker.track_external(*(leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)))
 
 
 class AfterEachOperator(TorchDispatchMode):
@@ -205,7 +197,9 @@ def examine(cell: Cell) -> Examination:
         for examined in dict.fromkeys((cell, single_device_cell(cell))):
             own = copy.copy(workload)
             try:
-                model = _built(own, device)
+                torch.manual_seed(SEED)
+                with torch.device(device):
+                    model = own.build_model()
                 found["sizes"] = of_model(model, own)
                 peak = trace(examined, own, model, load)
                 return {**found, "peak": peak, "alone": examined != cell, "reason": "".join(reasons)}
@@ -221,12 +215,6 @@ def reason_of(error: BaseException) -> str:
     if type(error).__name__ in VALUES_READ:
         return f"the code reads the value of a tensor, as .item() does, and a trace has none ({text})"
     return f"{type(error).__name__}: {text}"
-
-
-def _built(workload: Workload, device: str) -> nn.Module:
-    torch.manual_seed(SEED)
-    with torch.device(device):
-        return workload.build_model()
 
 
 def trace(cell: Cell, workload: Workload, model: nn.Module, load: Load) -> TracedPeak:
@@ -266,7 +254,11 @@ def _peak(training: Training, load: Load, fake: Callable[[object], object], *, s
     def tracked() -> Iterator[object]:
         for batch in load.micro_batches:
             faked = fake(batch)
-            track_batch(tracker, faked)
+            # until they are deleted; the tracker of fully_shard has a method of its own
+            if (track_inputs := getattr(tracker, "track_inputs", None)) is not None:
+                track_inputs((faked,))
+            else:
+                tracker.track_external(*(leaf for leaf in tree_leaves(faked) if isinstance(leaf, Tensor)))
             yield faked
 
     with tracker, AfterEachOperator(look):

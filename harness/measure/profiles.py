@@ -58,21 +58,22 @@ class CollectiveTime(NamedTuple):
 def events_of(profiler: torch.profiler.profile) -> list[Event]:
     """Return a profile's events, without building events()' tree of all calls: 0.5 s for three steps."""
     results: Any = profiler.profiler and profiler.profiler.kineto_results
-    return [_event(event) for event in results.events()]
-
-
-def _event(event: Any) -> Event:
-    on_gpu = event.device_type() == DeviceType.CUDA
-    start, thread = event.start_ns(), event.start_thread_id()
-    return Event(
-        event.name(),
-        (start, start + event.duration_ns()),
-        event.device_index() if on_gpu else None,
-        None if on_gpu or thread != event.end_thread_id() else thread,
-        event.correlation_id(),
-        event.linked_correlation_id(),
-        event.is_user_annotation(),
-    )
+    found = []
+    for event in results.events():
+        on_gpu = event.device_type() == DeviceType.CUDA
+        start, thread = event.start_ns(), event.start_thread_id()
+        found.append(
+            Event(
+                event.name(),
+                (start, start + event.duration_ns()),
+                event.device_index() if on_gpu else None,
+                None if on_gpu or thread != event.end_thread_id() else thread,
+                event.correlation_id(),
+                event.linked_correlation_id(),
+                event.is_user_annotation(),
+            )
+        )
+    return found
 
 
 def collective_times(
@@ -164,18 +165,13 @@ def _on_gpu(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) 
         inside = _Inside(_calls(host, part))
         launching = {event.correlation for event in host if event in inside} - {0}  # 0: launched by no call
         own = [k for k in kernels if k not in taken and (part.waits or not k.name.startswith("nccl"))]
-        collectives[part.name] = _of_nccl(there, part) or [k for k in own if k.launched_by in launching]
+        # of the first of the part's names that occurs: a kernel of NCCL and its annotation are one time
+        names = (name for name in part.events if name.startswith("nccl"))
+        of_nccl = next(filter(None, ([e for e in there if e.name.startswith(name)] for name in names)), None)
+        collectives[part.name] = of_nccl or [k for k in own if k.launched_by in launching]
         taken.update(collectives[part.name])
     computation = [k for k in kernels if k not in taken and not k.name.startswith(("nccl", *MEMORY))]
     return collectives, computation
-
-
-def _of_nccl(there: Sequence[Event], part: ProfiledPart) -> list[Event]:
-    """Return a GPU's events of the first of the part's names that occurs: a kernel and its annotation are one time."""
-    for key in part.events:
-        if key.startswith("nccl") and (found := [event for event in there if event.name.startswith(key)]):
-            return found
-    return []
 
 
 def _calls(host: Sequence[Event], part: ProfiledPart) -> list[Event]:

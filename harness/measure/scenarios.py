@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.config.experiment import Experiment
-from harness.measure import memory
+from harness.measure import peak_memory
 from harness.measure.convergence import EpochData, Epochs
 from harness.measure.equivalence import measure_by_precision
 from harness.measure.explain import Explanation, explain
@@ -33,11 +33,9 @@ from harness.measure.throughput import ThroughputMeasurement, measure_throughput
 from harness.plan.rows import RankFacts, RankRow, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
-from harness.train.checkpoint import CheckpointManager
-from harness.train.checkpoint.trained import trained_facts
+from harness.train.checkpoint import CheckpointManager, trained_facts
 from harness.train.loader import SharedData
-from harness.train.process_settings import crowding, pinned
-from harness.train.ranks import Ranks
+from harness.train.ranks import Ranks, crowding, pinned
 from harness.train.training import Training
 from harness.train.workloads import Datasets, Workload
 
@@ -96,8 +94,8 @@ class Setup:
     def of_rank(self, context: TrialContext) -> RankFacts:
         """Return the rank's columns of memory (its peak, if that is the trial's own) and of process and thread."""
         ranks, settings = context.ranks, self.training.settings.names()
-        peak = memory.peak(ranks.devices) if self.fresh_peak else RankFacts()
-        facts: RankFacts = {**peak, "build_peak_bytes": self.build_peak_bytes, **memory.of_state(self.training)}
+        peak = peak_memory.peak(ranks.devices) if self.fresh_peak else RankFacts()
+        facts: RankFacts = {**peak, "build_peak_bytes": self.build_peak_bytes, **peak_memory.of_state(self.training)}
         settings += [] if context.trial.cell.oversubscribed else crowding(ranks)
         return {**facts, "settings": ", ".join(settings), "processors": ", ".join(map(str, sorted(pinned())))}
 
@@ -106,11 +104,11 @@ def _build(context: TrialContext) -> Setup:
     trial, ranks = context.trial, context.ranks
     with context.part("build"):
         workload, datasets = context.workload()
-    fresh = memory.reset_peak(ranks.devices)
+    fresh = peak_memory.reset_peak(ranks.devices)
     with context.part("build"):
         training = Training(trial.cell, workload, trial.seed, ranks)
-    build_peak_bytes = memory.peak(ranks.devices)["peak_memory_bytes"] if fresh else None
-    return Setup(workload, datasets, training, memory.reset_peak(ranks.devices), build_peak_bytes)
+    build_peak_bytes = peak_memory.peak(ranks.devices)["peak_memory_bytes"] if fresh else None
+    return Setup(workload, datasets, training, peak_memory.reset_peak(ranks.devices), build_peak_bytes)
 
 
 def throughput(context: TrialContext) -> TrialResult:

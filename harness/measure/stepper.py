@@ -16,10 +16,9 @@ from harness.measure.window import Window, marks_for, measure_window, synchroniz
 from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, RankFacts, WindowKind, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Share, batches, endless_shares, part_of
-from harness.train.phases import Mark
+from harness.train.loader import Batches, Share, endless_shares, part_of
 from harness.train.ranks import Ranks
-from harness.train.training import Training, no_mark
+from harness.train.training import Mark, Training, no_mark
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 
@@ -65,17 +64,17 @@ class Stepper:
             raise SkipTrial(SkipReason("too_few_samples", reason))
         samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
         self.share = Share((), samples, cell.global_batch_size)
-        shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)
         self.copy = copier(ranks.devices[0], cell.loader)
-        self.fetch: Iterator[object] = batches(
+        loader = Batches(
             dataset,
-            shares,
             seed=seed,
             ranks=ranks,
             options=cell.loader,
             collate=collate,
             micro_batches=self.micro_batches,
         )
+        shares = endless_shares(available, cell.global_batch_size, seed, ranks.rank, ranks.world_size)
+        self.fetch = loader.of(shares)
         if cell.data == "synthetic_device":
             self.fetch = repeat(self.copy(next(self.fetch)))  # steps without a loader
 
@@ -123,18 +122,24 @@ class Stepper:
 
 def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> list[WindowRow]:
     """Return one row per window of one rank, numbered from ``first``, with the seconds of each phase."""
-    return [
-        {
-            "rank": rank,
-            "window": index,
-            "window_kind": timed_window.kind,
-            "duration_s": timed_window.window.duration_s,
-            "steps": timed_window.window.steps,
-            "weight": timed_window.weight,
-            **_phase_seconds(timed_window.window),
-        }
-        for index, timed_window in enumerate(windows, first)
-    ]
+    rows: list[WindowRow] = []
+    for index, each in enumerate(windows, first):
+        window = each.window
+        phases: Any = {f"{phase}_s": seconds for phase, seconds in window.phases.items()}
+        phases |= {f"host_{phase}_s": seconds for phase, seconds in window.host_phases.items()}
+        sums: PhaseSeconds = phases
+        rows.append(
+            {
+                "rank": rank,
+                "window": index,
+                "window_kind": each.kind,
+                "duration_s": window.duration_s,
+                "steps": window.steps,
+                "weight": each.weight,
+                **sums,
+            }
+        )
+    return rows
 
 
 def of_rank(rank: int, windows: Sequence[TimedWindow], first: int) -> OfRank:
@@ -159,13 +164,6 @@ def of_all_ranks(ranks: Sequence[OfRank]) -> list[WindowRow]:
             if row["window_kind"] == "alone":
                 row["in_turn_s"] = lost_s
     return [row for rows, _ in ranks for row in rows]
-
-
-def _phase_seconds(window: Window) -> PhaseSeconds:
-    phases = {f"{phase}_s": seconds for phase, seconds in window.phases.items()}
-    columns: Any = phases | {f"host_{phase}_s": seconds for phase, seconds in window.host_phases.items()}
-    seconds: PhaseSeconds = columns
-    return seconds
 
 
 def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:

@@ -90,10 +90,14 @@ def summarise(
     spent_j = _over(
         list, [None if start is None or end is None or end <= start else (end - start) / 1e3 for start, end in counts]
     )
+    # at the end the devices are idle, and on some (A100, older than Ampere) a reading is the power of that instant
+    power_w = _over(statistics.fmean, [reading.power_w for reading in after])
+    if spent_j and seconds >= POWER_LEAST_S:
+        power_w = statistics.fmean(spent_j) / seconds
     energy_j = sum(spent_j) if spent_j and seconds >= ENERGY_LEAST_S and not shared and not foreign else None
     return {
         "gpu_utilisation": _over(statistics.fmean, [reading.utilisation for reading in after]),
-        "power_w": _power_w(spent_j, after, seconds),
+        "power_w": power_w,
         "sm_clock_mhz": _over(min, [reading.sm_clock_mhz for reading in after]),
         "sm_clock_fraction": _over(min, [reading.sm_clock_fraction for reading in after]),
         "temperature_c": _over(max, [reading.temperature_c for reading in after]),
@@ -115,28 +119,15 @@ def _throttled(before: Sequence[Reading], after: Sequence[Reading], seconds: flo
 
     After the last window a GPU is idle: without counters, only lasting reasons are seen.
     """
-    reasons = _over(_reasons, [reading.throttle for reading in after])
+    throttles = _over(list, [reading.throttle for reading in after])
     counts = [(start.held_ns, end.held_ns) for start, end in zip(before, after, strict=True)]
     held = [[e - s for s, e in zip(start, end, strict=True)] for start, end in counts if start and end]
-    if reasons is None and not held:
+    if throttles is None and not held:
         return None
+    reasons = [name for name in THROTTLING.values() if any(name in throttle for throttle in throttles or ())]
     least_ns = HELD_LEAST * seconds * 1e9
     rose = [name for i, name in enumerate(POLICIES.values()) if any(spent[i] > least_ns for spent in held)]
-    return ", ".join(part for part in (reasons, *rose) if part)
-
-
-def _reasons(throttles: Sequence[tuple[str, ...]]) -> str:
-    return ", ".join(name for name in THROTTLING.values() if any(name in throttle for throttle in throttles))
-
-
-def _power_w(spent_j: Sequence[float] | None, after: Sequence[Reading], seconds: float) -> float | None:
-    """Return the mean power of one device: energy over time, or the readings at the end if there are no counters.
-
-    At the end the devices are idle, and on some (A100, and older than Ampere) a reading is the power of that instant.
-    """
-    if spent_j and seconds >= POWER_LEAST_S:
-        return statistics.fmean(spent_j) / seconds
-    return _over(statistics.fmean, [reading.power_w for reading in after])
+    return ", ".join((*reasons, *rose))
 
 
 class Telemetry:
@@ -145,7 +136,7 @@ class Telemetry:
     def __init__(self, nvml: Nvml, handles: Sequence[Handle], own_pids: Collection[int]) -> None:
         self._nvml = nvml
         self._handles = tuple(handles)
-        self._divided = tuple(_is_divided(nvml, handle) for handle in handles)
+        self._divided = tuple(map(self._is_divided, handles))
         self._own_pids = frozenset(own_pids)
         self._open = True
 
@@ -162,6 +153,12 @@ class Telemetry:
             self._open = False
             with suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
+
+    def _is_divided(self, handle: Handle) -> bool:
+        """Return whether this is a slice of a GPU, or a GPU that is divided into slices."""
+        uuid = first(lambda: self._nvml.nvmlDeviceGetUUID(handle))
+        mode = first(lambda: self._nvml.nvmlDeviceGetMigMode(handle))
+        return bool(uuid and uuid.startswith("MIG-")) or bool(mode and mode[0])
 
     def _reading(self, handle: Handle, divided: bool) -> Reading:
         nvml = self._nvml
@@ -235,12 +232,6 @@ def _handle(device: torch.device, nvml: Nvml, visible: str, uuid: str) -> Handle
     named = entries[index].strip() if index < len(entries) else ""
     names = (named,) if named.startswith("MIG-") else (f"GPU-{uuid}", f"MIG-{uuid}")
     return first(*(partial(nvml.nvmlDeviceGetHandleByUUID, name) for name in names))
-
-
-def _is_divided(nvml: Nvml, handle: Handle) -> bool:
-    """Return whether this is a slice of a GPU, or a GPU that is divided into slices."""
-    uuid, mode = first(lambda: nvml.nvmlDeviceGetUUID(handle)), first(lambda: nvml.nvmlDeviceGetMigMode(handle))
-    return bool(uuid and uuid.startswith("MIG-")) or bool(mode and mode[0])
 
 
 def first(*queries: Callable[[], Value]) -> Value | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.system.process import no_garbage_collection
-from harness.train.phases import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase
+from harness.train.training import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase
 
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The phase between each point of a step and the next, on the host's clock."""
@@ -128,15 +128,11 @@ class CudaTimer:
         return StepTimings(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)
 
 
-class BesideDevice:
+class BesideDevice(HostTimer):
     """Timer by the host's clock beside a GPU: for windows of more steps than there should be events of in memory."""
 
-    def __init__(self, micro_batches: int = 1) -> None:
-        self._host = HostTimer(micro_batches=micro_batches)
-        self.mark = self._host.mark
-
     def read(self) -> StepTimings:
-        host = self._host.read()
+        host = super().read()
         return StepTimings(host.step_s, host.wait_s, {}, host.phases)
 
 

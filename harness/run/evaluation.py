@@ -12,10 +12,9 @@ from harness.config.experiment import load_experiment
 from harness.errors import RunFolderError, WorkloadError, cause_of
 from harness.measure.convergence import EpochData, Evaluator
 from harness.run.prepare import import_path
+from harness.train import checkpoint as checkpoints
 from harness.train import workloads
-from harness.train.checkpoint import manager
-from harness.train.checkpoint.manager import State
-from harness.train.checkpoint.trained import Trained, cell_of, check_code, trained_of
+from harness.train.checkpoint import State, Trained, cell_of, check_code, trained_of
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 
@@ -42,10 +41,10 @@ def evaluate(checkpoint: Path, file: Path | None = None, *, no_user_code: bool =
 def _read(checkpoint: Path) -> State:
     """Return the state in a checkpoint's folder, or the newest one of a trial's folder."""
     here = checkpoint.resolve()
-    numbers = manager.epochs(here)
+    numbers = checkpoints.epochs(here)
     named = re.fullmatch(r"epoch-([0-9]+)", here.name)
     folder, epoch = (here, numbers[0]) if numbers else (here.parent, int(named[1]) if named else 0)
-    state = manager.read(folder, epoch) if epoch else None
+    state = checkpoints.read(folder, epoch) if epoch else None
     if state is None:
         raise RunFolderError(
             f"{checkpoint}: no complete checkpoint; give RUN_FOLDER/checkpoints/TRIAL/epoch-N, or the trial's folder"

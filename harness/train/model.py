@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from harness.config.values import GIB
 from harness.errors import WorkloadError
@@ -85,17 +85,15 @@ def in_channels_last(model: nn.Module, *, weights: bool) -> nn.Module:
 
     A convolution computes in the layout of either. fully_shard takes contiguous parameters only.
     """
-    model.register_forward_pre_hook(_images_channels_last, with_kwargs=True)
+
+    def channels_last(leaf: Tensor) -> Tensor:
+        return leaf.contiguous(memory_format=torch.channels_last) if leaf.dim() == 4 else leaf
+
+    def convert(_: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+        return tree_map_only(Tensor, channels_last, (args, kwargs))
+
+    model.register_forward_pre_hook(convert, with_kwargs=True)
     return model.to(memory_format=torch.channels_last) if weights else model
-
-
-def _images_channels_last(_: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
-    def channels_last(leaf: object) -> object:
-        if isinstance(leaf, torch.Tensor) and leaf.dim() == 4:
-            return leaf.contiguous(memory_format=torch.channels_last)
-        return leaf
-
-    return tree_map(channels_last, (args, kwargs))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""One rank of a worker group and its collectives. Used between windows, never inside one."""
+"""One rank of a worker group: its collectives, used between windows only, and the processors that it is pinned to."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -59,3 +60,30 @@ class Ranks:
         if self.world_size > 1:
             dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
+
+
+def pinned() -> frozenset[int]:
+    """Return the processors that the calling thread is pinned to; empty if it may use all, or if that is not known."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    return frozenset(allowed) if len(allowed) < (os.cpu_count() or 1) else frozenset()
+
+
+def crowded(ranks: Sequence[tuple[frozenset[int], int]]) -> frozenset[int]:
+    """Return processors that several ranks of a node are pinned to, with more threads than processors; empty if none.
+
+    ``ranks``: the processors that each is pinned to, and the number of its computing threads.
+    """
+    for shared in sorted({one | other for one, _ in ranks for other, _ in ranks if one & other}, key=len):
+        inside = [threads for own, threads in ranks if own and own <= shared]
+        if len(inside) > 1 and sum(inside) > len(shared):
+            return shared
+    return frozenset()
+
+
+def crowding(ranks: Ranks) -> list[str]:
+    """Return the crowded processors of this rank as a setting. Every rank calls it, in the thread that trains."""
+    threads = 1 if ranks.devices[0].type == "cuda" else torch.get_num_threads()  # with a GPU one thread launches
+    gathered = ranks.gather((ranks.node_rank, pinned(), threads))
+    here = [(own, n) for node, own, n in gathered if node == ranks.node_rank]
+    shared = pinned() & crowded(here)
+    return [f"processors {'/'.join(map(str, sorted(shared)))} shared by ranks"] if shared else []

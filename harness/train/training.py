@@ -1,4 +1,4 @@
-"""The training of a cell on one rank: wrapped model, optimizer, and the optimizer step."""
+"""The training of a cell on one rank: wrapped model, optimizer, the optimizer step and the points that it passes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any, TypedDict
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -17,16 +19,42 @@ from harness.plan.cell import Cell
 from harness.plan.rows import TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share
-from harness.train.loss import TokenSum, as_loss, local_part, on_device, scale_gradients, tokens_per_sample
 from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
 from harness.train.optimizers import make_clip, scale_rate
-from harness.train.phases import BACKWARD, CLEARED, FORWARD, OPTIMIZER, Mark, Phase, Report
-from harness.train.precision import FEW_STEPS_SCALE, LossScale, Precision, without_autocast
-from harness.train.process_settings import ProcessSettings
+from harness.train.precision import FEW_STEPS_SCALE, LossScale, Precision, ProcessSettings, without_autocast
 from harness.train.ranks import Ranks
 from harness.train.strategies import make_strategy
-from harness.train.strategies.base import Strategy, Units, WrapContext, default_units
-from harness.train.workloads import Workload
+from harness.train.strategies.base import Report, Strategy, Units, WrapContext, default_units
+from harness.train.workloads import Workload, as_loss
+
+
+class Phase(IntEnum):
+    """The points that a step passes, in this order, each named after what it begins or has finished.
+
+    The next step's START ends a step. With accumulation each further micro-batch begins with NEXT and passes FETCHED,
+    COPIED and FORWARD again: a phase's time is the sum over micro-batches.
+    """
+
+    START = 0
+    NEXT = 1
+    """The backward pass of a micro-batch that is not the step's last is done."""
+    FETCHED = 2
+    COPIED = 3
+    CLEARED = 4
+    """Gradients are None: the forward pass begins."""
+    FORWARD = 5
+    BACKWARD = 6
+    """The backward passes of all micro-batches are done."""
+    OPTIMIZER = 7
+
+
+# read once: in Python 3.11 a lookup on an enum costs 30 ns more than one of a global name
+START, NEXT, FETCHED, COPIED, CLEARED, FORWARD, BACKWARD, OPTIMIZER = Phase
+STEP = (START, FETCHED, COPIED, CLEARED, FORWARD, BACKWARD, OPTIMIZER)
+"""The points of a step of one micro-batch."""
+
+Mark = Callable[[Phase], None]
+"""Records that a step has passed a point; called inside timed windows, so it neither waits nor allocates much."""
 
 
 class Snapshot(TypedDict):
@@ -296,3 +324,53 @@ class Training:
     def loss_scale(self) -> LossScale | None:
         """Return the state of the loss scale, read from the device: between windows only; None unless fp16."""
         return LossScale.of(self._scaler) if self._scaler else None
+
+
+class TokenSum:
+    """The sum of the ranks' weights in one step. The exchange begins at construction and is awaited by ``value``."""
+
+    def __init__(self, weights: Sequence[Tensor], device: torch.device, *, world_size: int, alone: bool) -> None:
+        """Begin the exchange of the sum of a rank's weights, one a micro-batch; ``alone``: as if all ranks had it."""
+        own = on_device(sum(weights[1:], weights[0]), device)
+        self._total = own * world_size if alone or world_size == 1 else own.clone()
+        self._work = None if alone or world_size == 1 else dist.all_reduce(self._total, async_op=True)
+
+    def value(self) -> Tensor:
+        """Return the sum; on CUDA the stream waits for it, not the host."""
+        if self._work is not None:
+            self._work.wait()
+        return self._total
+
+
+def tokens_per_sample(tokens: Tensor, samples: float) -> Tensor:
+    """Return the tokens of a sample, at least 1, as the nearest power of two: a division by that does not round."""
+    return torch.exp2((tokens / samples).clamp(min=1.0).log2().round())
+
+
+def on_device(weight: Tensor | float, device: torch.device) -> Tensor:
+    """Return a weight as a float32 scalar on the device.
+
+    The host does not wait for the device: a weight in its own memory is filled in, not copied.
+    """
+    if isinstance(weight, Tensor) and weight.device == device:
+        return weight.detach().float()
+    return torch.full((), float(weight), device=device)
+
+
+def scale_gradients(model: nn.Module, factor: Tensor) -> None:
+    """Multiply every gradient, or this rank's shard of it, by a scalar on its device."""
+    gradients = [local_part(p.grad) for p in model.parameters() if p.grad is not None]
+    if gradients:  # without exchange, fsdp's shards have none; torch 2.11 takes no empty list
+        torch._foreach_mul_(gradients, factor)
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor whole and dense. Collective if it is sharded."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole if whole.layout is torch.strided else whole.to_dense()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, which fsdp creates; any other tensor is returned itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local else tensor

@@ -33,8 +33,9 @@ class Counting(Healthy):
         return self.net
 
 
-@pytest.mark.parametrize("room", [True, False], ids=["in memory", "in a file"])
-@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("dp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "devices", "room"), [("single", 1, True), ("dp", 2, False)], ids=["in memory", "in a file"]
+)
 def test_a_model_that_takes_long_is_built_twice_an_examination(
     monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int, room: bool
 ) -> None:

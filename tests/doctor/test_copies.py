@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.doctor import copies
-from harness.doctor.check import Case
-from harness.doctor.subject import Subject
+from harness.doctor import communication
+from harness.doctor.subject import Case, Subject
 from harness.train.ranks import Ranks
 from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy
@@ -25,7 +24,7 @@ def on_gpus(*indices: int, local_rank: int = 0) -> Subject:
     return Subject(cell_for("ddp", 2), Healthy(), (), 0, ranks)
 
 
-FOUND = copies.Copied([("cuda:0", "cuda:1", "directly")])
+FOUND = communication.Copied([("cuda:0", "cuda:1", "directly")])
 
 
 class Child:
@@ -61,7 +60,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(copies, "corrupt_pairs", None)  # it would make a CUDA context in the rank's own process
+    monkeypatch.setattr(communication, "corrupt_pairs", None)  # it would make a CUDA context in the rank's own process
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     return started
 
@@ -69,15 +68,15 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
 def test_the_first_rank_of_a_node_copies_in_a_child_and_resets_the_watchdog(
     children: list[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert copies.observe(on_gpus(1)) == FOUND
-    assert copies.observe(on_gpus(0, 2)) == FOUND
+    assert communication.observe_copies(on_gpus(1)) == FOUND
+    assert communication.observe_copies(on_gpus(0, 2)) == FOUND
     first, second = (child.command for child in children)
     assert first[-3:] == ["cuda:0", "cuda:1", "cuda:2"]
     assert second == [*first[:-3], "cuda:0", "cuda:2"]
-    assert copies.observe(on_gpus(1, local_rank=1)) == copies.Copied() and len(children) == 2
+    assert communication.observe_copies(on_gpus(1, local_rank=1)) == communication.Copied() and len(children) == 2
     resets: list[None] = []
     monkeypatch.setattr(Child, "polls", 90)
-    assert copies.observe(replace(on_gpus(1), advance=lambda: resets.append(None))) == FOUND
+    assert communication.observe_copies(replace(on_gpus(1), advance=lambda: resets.append(None))) == FOUND
     assert len(resets) == 90
 
 
@@ -95,18 +94,18 @@ def test_a_child_that_fails_is_a_finding_of_its_own(
 ) -> None:
     for name, value in child.items():
         monkeypatch.setattr(Child, name, value)
-    seen, text = copies.observe(on_gpus(0, 1)), f"{text}, between cuda:0, cuda:1"
-    assert seen == copies.Copied(failed=text)
+    seen, text = communication.observe_copies(on_gpus(0, 1)), f"{text}, between cuda:0, cuda:1"
+    assert seen == communication.Copied(failed=text)
     assert children[0].killed
-    found = copies.judge([seen, copies.Copied()], Case(cell_for("dp", 2)))
-    assert only(found, "warning", check=copies.NAME, means="not compared").seen == text
+    found = communication.judge_copies([seen, communication.Copied()], Case(cell_for("dp", 2)))
+    assert only(found, "warning", check=communication.COPIES, means="not compared").seen == text
 
 
 @pytest.mark.parametrize(("devices", "repeats"), [(2, 3), (8, 3), (10, 2), (16, 1), (32, 1)])
 def test_many_gpus_have_fewer_repetitions(devices: int, repeats: int) -> None:
-    assert copies.repeats_of(devices) == repeats
+    assert communication.repeats_of(devices) == repeats
 
 
 @pytest.mark.slow
 def test_the_child_copies_between_two_names_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert copies.in_child(["cpu", "cpu:0"], lambda: None) == copies.Copied([])
+    assert communication.in_child(["cpu", "cpu:0"], lambda: None) == communication.Copied([])

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from harness.doctor import devices, parameters
-from harness.doctor.check import Case
 from harness.doctor.facts import hidden_tensors, name_of
+from harness.doctor.subject import Case
 from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy, Net
 from tests.doctor.ranks import cell_for, subject_of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.config.values import MIB
-from harness.doctor import memory
+from harness.doctor import memory_needs
 from harness.doctor.examine import examine
 from harness.doctor.facts import LEAST, StepMemory, least_growth
 from harness.doctor.subject import Subject
@@ -41,7 +41,7 @@ class Wide(Healthy):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_activations_are_measured_in_each_precision(*, fits: bool) -> None:
-    found = memory.observe(subject_of(Wide(), modes=[("fp32", False), ("bf16", False)], whole_model_fits=fits))
+    found = memory_needs.observe(subject_of(Wide(), modes=[("fp32", False), ("bf16", False)], whole_model_fits=fits))
     assert found["fp32"] == kept(4032)
     assert found["bf16"]["per_sample"] == 2016
     # autocast keeps a copy of the last weights in 2 bytes; on the meta device the model itself is cast
@@ -50,7 +50,7 @@ def test_activations_are_measured_in_each_precision(*, fits: bool) -> None:
 
 @pytest.mark.slow
 def test_activations_of_a_compiled_model() -> None:
-    found = memory.observe(subject_of(Wide(), modes=[("fp32", False), ("fp32", True)]))
+    found = memory_needs.observe(subject_of(Wide(), modes=[("fp32", False), ("fp32", True)]))
     assert 0 < found["fp32 compiled"]["per_sample"] <= found["fp32"]["per_sample"]
 
 
@@ -60,19 +60,19 @@ def test_a_precision_that_the_cell_does_not_have_may_be_unknown(monkeypatch: pyt
 
     monkeypatch.setattr(torch, "autocast", refuses)
     examined = subject_of(Wide(), modes=[("fp32", False), ("bf16", False)])
-    assert list(memory.observe(examined)) == ["fp32"]
+    assert list(memory_needs.observe(examined)) == ["fp32"]
     with pytest.raises(RuntimeError, match="not implemented"):
-        memory.observe(replace(examined, cell=replace(examined.cell, precision="bf16")))
+        memory_needs.observe(replace(examined, cell=replace(examined.cell, precision="bf16")))
 
 
 def test_sizes_are_surveyed_without_a_device_if_the_model_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subject, "bare_model", None)
-    found: Any = memory.survey(subject_of(Wide(), cell_for("fsdp", 1)))
+    found: Any = memory_needs.survey(subject_of(Wide(), cell_for("fsdp", 1)))
     assert (found["parameter_bytes"], found["trainable_bytes"], found["buffer_bytes"]) == (40_000, 40_000, 0)
     assert (found["unit_bytes"], found["root_bytes"], found["on_meta"]) == (36_000, 0, False)
 
     monkeypatch.setattr(Wide, "build_model", None)  # a model that cannot be built
-    assert memory.survey(subject_of(Wide())) is None
+    assert memory_needs.survey(subject_of(Wide())) is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_sizes_are_surveyed_without_a_device_if_the_model_can_be_built(monkeypat
 )
 def test_the_whole_model_on_one_device(examined: Cell, available: int, *, fits: bool) -> None:
     model = sizes(activations={}, device_bytes=available * 2**30, host_bytes=available * 2**30)
-    assert memory.fits_on_one_device(model, examined) is fits
+    assert memory_needs.fits_on_one_device(model, examined) is fits
 
 
 def test_a_model_larger_than_one_device_is_examined_without_being_whole_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_model_larger_than_one_device_is_examined_without_being_whole_on_it(mo
 
     for method in ("bare_model", "single_device_training"):
         monkeypatch.setattr(Subject, method, whole)
-    monkeypatch.setattr(memory, "fits_on_one_device", lambda facts, cell: False)
+    monkeypatch.setattr(memory_needs, "fits_on_one_device", lambda facts, cell: False)
     found = examine(subject_of(Healthy(), cell_for("dp", 2), devices=2))
     assert {other.check for other in found.findings[1:]} <= {"threads"}  # of this machine
     lacks = only(found.findings[:1], "note", check="single-device reference", means="loss parameters")
@@ -106,24 +106,24 @@ def test_a_model_larger_than_one_device_is_examined_without_being_whole_on_it(mo
 
 def test_real_steps_and_their_reference_are_at_a_batch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     examined = subject_of(Wide(), cell("ddp", training={"lr_scaling": "linear", "lr_base_batch_size": 16}))
-    smaller = memory.at_affordable_batch(examined, sizes(device_bytes=5 * 2**30))
+    smaller = memory_needs.at_affordable_batch(examined, sizes(device_bytes=5 * 2**30))
     assert smaller and (smaller.cell.per_device_batch_size, smaller.cell.global_batch_size) == (8, 16)
     assert smaller.cell.lr_factor == examined.cell.lr_factor == 4.0
-    assert memory.at_affordable_batch(examined, sizes(device_bytes=2 * 2**30)) is None
+    assert memory_needs.at_affordable_batch(examined, sizes(device_bytes=2 * 2**30)) is None
     wide = subject_of(Wide(), cell("fsdp", devices=8))
-    sharded = memory.at_affordable_batch(wide, sizes(device_bytes=int(6.5 * 2**30)))
+    sharded = memory_needs.at_affordable_batch(wide, sizes(device_bytes=int(6.5 * 2**30)))
     assert sharded and not sharded.whole_model_fits  # of 0.9 x 6.5 GiB: 5.5 with shards, 6 on one device
-    unchanged = memory.at_affordable_batch(examined, sizes())
+    unchanged = memory_needs.at_affordable_batch(examined, sizes())
     assert unchanged and unchanged.cell == examined.cell
     reference = cell("ddp", devices=8)  # 256 samples: 1 + 1 + 32 GiB on one device
-    assert memory.global_batch_fits(sizes(), reference)
-    assert not memory.global_batch_fits(sizes(device_bytes=30 * 2**30), reference)
+    assert memory_needs.global_batch_fits(sizes(), reference)
+    assert not memory_needs.global_batch_fits(sizes(device_bytes=30 * 2**30), reference)
 
 
 def test_an_examination_without_an_affordable_batch_names_the_checks_that_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "at_affordable_batch", lambda subject, facts: None)
+    monkeypatch.setattr(memory_needs, "at_affordable_batch", lambda subject, facts: None)
     found = examine(subject_of(Healthy()))
     lacks = only(found.findings[-1:], "note", check="real steps", seen="one sample per device", means="no real steps")
     assert "gradient scaling" in lacks.means

@@ -132,19 +132,16 @@ def test_a_recipe_that_is_not_equivalent_or_not_comparable_is_measured_and_says_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lr", "outcomes"), [(1e-3, ["ok", "ok"]), (1.0, ["tried", "skipped"])])
-def test_a_cell_whose_finite_loss_diverges_is_tried_once(measured: Measured, lr: float, outcomes: list[str]) -> None:
-    plan, folder = measured(throughput=SHORT, optimizer={"name": "SGD", "lr": lr})
+def test_a_cell_whose_finite_loss_diverges_is_tried_once(measured: Measured) -> None:
+    plan, folder = measured(throughput=SHORT, optimizer={"name": "SGD", "lr": 1.0})
     findings = harness.load(folder.path).findings
-    assert findings["check"].tolist() == ["divergence"] * (outcomes[0] == "tried")
+    assert findings["check"].tolist() == ["divergence"]
     assert not any("nan" in seen or "inf" in seen for seen in findings["seen"])
-    found = timed_lines(folder)
-    assert [line["outcome"].replace("diverged", "tried") for line in found][1] == outcomes[1]
-    assert found[0]["outcome"] in ({"ok"} if outcomes[0] == "ok" else {"ok", "diverged"})
-    if outcomes[1] == "skipped":
-        assert found[1]["reason"].startswith("preflight: divergence, also when tried once: losses of single")
-        Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None).run()
-        assert {line["outcome"] for line in timed_lines(folder)[2:]} <= {"skipped"}
+    tried, skipped = timed_lines(folder)
+    assert tried["outcome"] in {"ok", "diverged"} and skipped["outcome"] == "skipped"
+    assert skipped["reason"].startswith("preflight: divergence, also when tried once: losses of single")
+    Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None).run()
+    assert {line["outcome"] for line in timed_lines(folder)[2:]} <= {"skipped"}
 
 
 @pytest.mark.slow
@@ -203,19 +200,6 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
     mixed = group(("a", "2.14.0"), ("b", "2.15.0"))
     examined = static_findings(plan, {"groups": [mixed, mixed]}, Labels(()))
     assert examined["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
-
-
-@pytest.mark.slow
-def test_a_warning_forbids_nothing_and_a_check_of_any_name_is_shown(measured: Measured) -> None:
-    plan, folder = measured("faulty:CountsItsSteps", "dp")
-    assert {line["outcome"] for line in folder.lines()} == {"ok"} and pipeline._exit_code(folder, plan) == 0
-    findings = harness.load(folder.path).findings
-    assert list(zip(findings["check"], findings["severity"], strict=True)) == [("state in forward", "warning")]
-    trials = folder.path / "trials.jsonl"
-    assert trials.read_text().count('"check":"state in forward"') == 1
-    trials.write_text(trials.read_text().replace('"check":"state in forward"', '"check":"shapes survive"'))
-    table = findings_table(harness.load(folder.path).findings)
-    assert [" ".join(row.cells).split(" dp ")[0] for row in table.rows] == ["warning shapes survive"]
 
 
 def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment: Make) -> None:

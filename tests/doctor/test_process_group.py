@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from harness.doctor.steps import OtherRanksNeeded, group_of_one
+from harness.doctor.real_steps import OtherRanksNeeded, group_of_one
 from tests.worlds import fork_ranks
 
 
@@ -79,7 +79,7 @@ def test_the_collectives_of_a_gpu_are_nccl_s_since_gloo_lacks_some(
         return make(ranks, backend="gloo", use_local_synchronization=True)
 
     monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr("harness.doctor.steps.dist.get_world_size", lambda: 8)
+    monkeypatch.setattr("harness.doctor.real_steps.dist.get_world_size", lambda: 8)
     everyone = dist.group.WORLD
     with group_of_one(torch.device(device)):
         assert dist.group.WORLD is not everyone

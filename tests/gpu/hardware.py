@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._pytree import tree_leaves
 
-from harness.doctor import copies, devices
+from harness.doctor import communication, devices
 from harness.doctor.subject import Subject
 from harness.launch.rank import gpus_by_number
 from harness.measure.flops import count_flops, measured_peak
@@ -36,8 +36,8 @@ def copies_arrive(device: torch.device) -> Verdict:
     """Copies between the host and the GPUs, and from GPU to GPU, are identical bit for bit."""
     need_cuda(device)
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    moved = copies.corrupt_pairs([CPU, *gpus], copies.SIZES, 2, lambda tensor, to: tensor.to(to))
-    direct = copies.corrupt_pairs(gpus, copies.SIZES, 2, copies.directly)
+    moved = communication.corrupt_pairs([CPU, *gpus], communication.SIZES, 2, lambda tensor, to: tensor.to(to))
+    direct = communication.corrupt_pairs(gpus, communication.SIZES, 2, communication.directly)
     text = f"{len(gpus)} GPUs and the host" + (f"; corrupt: {[*moved, *direct]}" if moved or direct else "")
     return judged(not moved and not direct, text)
 

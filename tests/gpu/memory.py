@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from harness.config.experiment import parse_experiment
 from harness.launch.inline import InlineLauncher
 from harness.launch.worker import outcome_of
-from harness.measure.memory import of_model
+from harness.measure.peak_memory import of_model
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult

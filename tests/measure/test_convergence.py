@@ -22,8 +22,8 @@ from harness.config.sections import Convergence
 from harness.measure.convergence import COLLECT_STEPS, EpochData, Epochs
 from harness.measure.losses import MOST_RECORDED, StepLosses
 from harness.plan.cell import Cell
-from harness.train import loader
-from harness.train.checkpoint import CheckpointManager, manager
+from harness.train import checkpoint, loader
+from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Share
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -127,7 +127,7 @@ def test_a_training_goes_on_to_the_same_numbers(tmp_path: Path, strategy: str, o
 
 def test_checkpoints_are_written_every_so_often_and_at_the_end(tmp_path: Path) -> None:
     epochs_of(CELL, 5, tmp_path, every=2)
-    assert manager.epochs(tmp_path) == [5, 4]
+    assert checkpoint.epochs(tmp_path) == [5, 4]
 
 
 def test_a_training_that_was_done_is_not_trained_again_unless_its_last_checkpoint_is_torn(tmp_path: Path) -> None:
@@ -136,13 +136,13 @@ def test_a_training_that_was_done_is_not_trained_again_unless_its_last_checkpoin
     model = tmp_path / "epoch-3" / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-4])
     rest = epochs_of(CELL, 4, tmp_path)
-    assert rest.resumed_epoch == 2 and manager.epochs(tmp_path) == [4, 3]
+    assert rest.resumed_epoch == 2 and checkpoint.epochs(tmp_path) == [4, 3]
 
 
 def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
     run = epochs_of(replace(CELL, optimizer={"name": "SGD", "lr": 1e30}), 3, tmp_path)
     assert run.diverged and (run.diverged.rank, run.diverged.step) == (0, 2)
-    assert manager.epochs(tmp_path) == []
+    assert checkpoint.epochs(tmp_path) == []
 
 
 def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:

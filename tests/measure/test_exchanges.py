@@ -14,8 +14,8 @@ import torch
 from harness.measure.exchanges import _median, _of_buckets, _of_groups, record_exchanges
 from harness.measure.stepper import Stepper
 from harness.plan.cell import Cell
-from harness.train.phases import ExchangePoint
 from harness.train.ranks import Ranks
+from harness.train.strategies.base import ExchangePoint
 from harness.train.training import Training
 from harness.train.workloads.emulated_compute import EmulatedCompute
 from tests.worlds import fork_ranks

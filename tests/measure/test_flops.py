@@ -149,11 +149,6 @@ def test_a_language_models_tokens_are_as_by_hand(model: str, context: int) -> No
     assert flops.per_unit == 6 * matrices + 12 * shape.layers * shape.width * context
 
 
-def test_a_batch_of_any_size_gives_the_same() -> None:
-    workload = ImageClassification(model="resnet8", width=4)
-    assert count_flops(workload, images(16, 2), CPU) == count_flops(workload, images(16, 5), CPU)
-
-
 @pytest.mark.parametrize(
     ("kind", "channels", "groups", "places"),
     [*((nn.Conv2d, 8, groups, 16) for groups in (1, 2, 8)), (nn.ConvTranspose2d, 4, 2, 36)],
@@ -457,8 +452,3 @@ def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError) as caught:
         measured_peak(CPU, "fp23")
     assert str(caught.value) == "precision: got 'fp23'; did you mean 'fp32'? (allowed: bf16, fp16, fp32, tf32)"
-
-
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_a_real_product_has_a_rate(precision: str) -> None:
-    assert measured_peak(CPU, precision, seconds=0.0) > 0

@@ -274,7 +274,6 @@ def measured(folder: Path, seconds: float, variables: dict[str, str], prefixes: 
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_two_processes_measure_every_operation_within_the_time(tmp_path: Path) -> None:
     found = measured(tmp_path, 2.0, {PER_NODE: "2"})
     rows = found["rows"]

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from harness.measure import memory
+from harness.measure import peak_memory
 from harness.measure.memory_trace import examine, largest_load
 from harness.plan.cell import Cell
 from harness.train import workloads
@@ -31,31 +31,31 @@ MIB = 2**20
 
 
 def test_resetting_the_peak_discards_the_old_one() -> None:
-    if not memory.reset_peak(CPU):
+    if not peak_memory.reset_peak(CPU):
         pytest.skip("this system does not let a process reset its peak")
-    memory.reset_peak(CPU)
-    before = memory.peak(CPU)["peak_memory_bytes"]
+    peak_memory.reset_peak(CPU)
+    before = peak_memory.peak(CPU)["peak_memory_bytes"]
     block = mmap.mmap(-1, 64 * MIB)  # new pages: an allocator may have as much to give again
     for page in range(0, len(block), mmap.PAGESIZE):
         block[page] = 1
-    high = memory.peak(CPU)["peak_memory_bytes"]
+    high = peak_memory.peak(CPU)["peak_memory_bytes"]
     block.close()
-    memory.reset_peak(CPU)
-    after = memory.peak(CPU)["peak_memory_bytes"]
+    peak_memory.reset_peak(CPU)
+    after = peak_memory.peak(CPU)["peak_memory_bytes"]
     assert before is not None and high is not None and after is not None
     assert high - max(before, after) > 50 * MIB
 
 
 def test_a_gpus_peak_is_the_fullest_devices_and_a_cpu_has_no_reserved_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert memory.peak(CPU)["peak_reserved_bytes"] is None
+    assert peak_memory.peak(CPU)["peak_reserved_bytes"] is None
     forgotten: list[torch.device] = []
     allocated = {torch.device("cuda", 0): 10, torch.device("cuda", 1): 30}
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", allocated.__getitem__)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * allocated[device])
     devices = list(allocated)
-    assert memory.reset_peak(devices) and forgotten == devices
-    result = memory.peak(devices)
+    assert peak_memory.reset_peak(devices) and forgotten == devices
+    result = peak_memory.peak(devices)
     assert (result["peak_memory_bytes"], result["peak_reserved_bytes"]) == (30, 60)
     assert (result["allocated_by_device"], result["reserved_by_device"]) == ("10, 30", "20, 60")
     assert result["resident_bytes"] != result["peak_memory_bytes"]
@@ -66,10 +66,14 @@ def test_adam_state_memory_by_hand() -> None:
     model = torch.nn.Linear(3, 5)
     optimizer = torch.optim.Adam(model.parameters())
     training = cast(Training, SimpleNamespace(model=model, optimizer=optimizer))
-    assert memory.of_state(training) == {"parameter_bytes": 80, "gradient_bytes": 0, "optimizer_bytes": 0}
+    assert peak_memory.of_state(training) == {"parameter_bytes": 80, "gradient_bytes": 0, "optimizer_bytes": 0}
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    assert memory.of_state(training) == {"parameter_bytes": 80, "gradient_bytes": 80, "optimizer_bytes": 2 * 80 + 2 * 4}
+    assert peak_memory.of_state(training) == {
+        "parameter_bytes": 80,
+        "gradient_bytes": 80,
+        "optimizer_bytes": 2 * 80 + 2 * 4,
+    }
 
 
 def test_sharded_tensors_count_their_local_shard() -> None:
@@ -81,7 +85,7 @@ def test_sharded_tensors_count_their_local_shard() -> None:
 
     model = SimpleNamespace(parameters=lambda: [Shard()], modules=list)
     optimizer = SimpleNamespace(state={})
-    result = memory.of_state(cast(Training, SimpleNamespace(model=model, optimizer=optimizer)))
+    result = peak_memory.of_state(cast(Training, SimpleNamespace(model=model, optimizer=optimizer)))
     assert result["parameter_bytes"] == 14
 
 

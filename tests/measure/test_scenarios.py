@@ -12,7 +12,7 @@ import torch
 from harness.config.experiment import Experiment
 from harness.launch import worker
 from harness.launch.worker import run_scenario
-from harness.measure import environment, memory, scenarios
+from harness.measure import environment, peak_memory, scenarios
 from harness.measure.explain import Explanation
 from harness.measure.scenarios import TrialContext
 from harness.plan.planner import make_plan
@@ -71,20 +71,6 @@ def test_one_row_a_step_is_recorded_or_every_ranks(within: Within, monkeypatch: 
     assert "mean_s" in slowest and "mean_s" not in every
     timed_rows = [sum(1 for flag in steps["warmup"] if not flag) for steps in (slowest, every)]
     assert timed_rows == [10, 2 * 10]
-
-
-@pytest.mark.parametrize(("purpose", "explain"), [("", True), ("", False), ("twin", True)])
-@pytest.mark.parametrize("cheap", [True, False])
-def test_every_timed_trial_has_the_phases_of_its_step(
-    within: Within, monkeypatch: pytest.MonkeyPatch, purpose: str, explain: bool, cheap: bool
-) -> None:
-    """In windows of their own where marking them costs."""
-    monkeypatch.setattr("harness.measure.throughput.phases_are_cheap", lambda *asked: cheap)
-    result = run_scenario(within(throughput={"explain": explain}, purpose=purpose))
-    marked = [window for window in result.windows if window.get("forward_s")]
-    wanted = {"timed", "warmup"} if cheap else {"phases", "warmup"}
-    assert wanted - {"warmup"} <= {str(window["window_kind"]) for window in marked} <= wanted
-    assert kinds(result).count("phases") == (not cheap)
 
 
 def test_exchanges_are_recorded_in_the_first_block_alone(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +144,8 @@ def test_fp16_without_a_loss_scale_that_fits_is_diverged(within: Within, monkeyp
 
 def test_the_peak_of_the_steps_is_not_that_of_the_construction(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    reset, built = memory.reset_peak, scenarios.Training
-    monkeypatch.setattr(memory, "reset_peak", lambda devices: events.append("reset") or reset(devices))
+    reset, built = peak_memory.reset_peak, scenarios.Training
+    monkeypatch.setattr(peak_memory, "reset_peak", lambda devices: events.append("reset") or reset(devices))
     monkeypatch.setattr(scenarios, "Training", lambda *args: events.append("built") or built(*args))
     run_scenario(within())
     assert events == ["reset", "built", "reset"]

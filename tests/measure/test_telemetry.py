@@ -333,12 +333,3 @@ def test_a_foreign_process_at_either_edge_leaves_no_energy(
     result = columns(*edges)
     assert (result["foreign_gpu_processes"], result["energy_j"]) == (foreign, energy)
     assert result["samples_per_joule"] == (energy and 2.0)
-
-
-def test_columns_from_devices_end_to_end() -> None:
-    gpus = [Gpu(A, energy=1_000), Gpu(B, energy=2_000)]
-    found: Any = opened(GpuNvml(*gpus), 0, 1)
-    before = found.read()
-    gpus[0].energy, gpus[1].energy = 3_001_000, 1_002_000
-    result = summarise(before, found.read(), seconds=10.0, shared=False, samples=400.0)
-    assert (result["energy_j"], result["samples_per_joule"]) == (4_000.0, 0.1)

@@ -41,24 +41,25 @@ def warmed_up(stepper: Any, settings: Throughput = SETTINGS) -> tuple[list[int],
     return stepper.steps, steady
 
 
-def test_on_a_cpu_two_alike_rounds_are_enough_and_on_a_gpu_the_second_lasts_seconds() -> None:
-    assert warmed_up(Stepper(ALONE, 0.005)) == ([20, 20], True)
-    assert warmed_up(Stepper(ALONE, 0.005, first_s=0.5)) == ([20, 20, 20], True)
-    assert warmed_up(Stepper(GPU, 0.005)) == ([20, 1000], True)
+LONGER, SHORTER = (SETTINGS.model_copy(update={"warmup_seconds": seconds}) for seconds in (8.0, 0.0))
 
 
-def test_the_first_round_may_be_compilation_and_does_not_count() -> None:
-    """At its pace the least seconds are 20 steps; they are taken again until the seconds are over."""
-    steps, steady = warmed_up(Stepper(GPU, 0.005, first_s=1.0))
-    assert steps == [20, 20, 980] and steady
-    assert sum(steps[1:]) * 0.005 == pytest.approx(5.0)
-
-
-def test_the_least_seconds_are_an_option_of_the_file() -> None:
-    longer = SETTINGS.model_copy(update={"warmup_seconds": 8.0})
-    assert warmed_up(Stepper(GPU, 0.005), longer) == ([20, 1600], True)
-    assert warmed_up(Stepper(ALONE, 0.005), longer) == ([20, 1600], True)
-    assert warmed_up(Stepper(GPU, 0.005), SETTINGS.model_copy(update={"warmup_seconds": 0.0})) == ([20, 20], True)
+@pytest.mark.parametrize(
+    ("ranks", "first_s", "settings", "steps"),
+    [
+        (ALONE, 0.005, SETTINGS, [20, 20]),
+        (ALONE, 0.5, SETTINGS, [20, 20, 20]),
+        (GPU, 0.005, SETTINGS, [20, 1000]),  # on a GPU the second lasts seconds
+        # the first may be compilation: at its pace the least seconds are 20 steps, taken until the seconds are over
+        (GPU, 1.0, SETTINGS, [20, 20, 980]),
+        *((ranks, 0.005, LONGER, [20, 1600]) for ranks in (ALONE, GPU)),
+        (GPU, 0.005, SHORTER, [20, 20]),
+    ],
+)
+def test_rounds_are_taken_until_two_are_alike_and_the_least_seconds_are_over(
+    ranks: Ranks, first_s: float, settings: Throughput, steps: list[int]
+) -> None:
+    assert warmed_up(Stepper(ranks, 0.005, first_s), settings) == (steps, True)
 
 
 def test_a_warm_up_that_never_becomes_steady_ends_after_its_rounds() -> None:

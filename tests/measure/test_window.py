@@ -29,7 +29,7 @@ from harness.measure.window import (
     measure_window,
     phases_are_cheap,
 )
-from harness.train.phases import STEP, Phase
+from harness.train.training import STEP, Phase
 
 IDLE: dict[str, Any] = {"copy": lambda batch: batch, "synchronize": lambda: None, "advance": lambda: None}
 

@@ -19,9 +19,8 @@ from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.run.evaluation import evaluate
 from harness.run.execution import Execution
-from harness.train.checkpoint import manager
-from harness.train.checkpoint.manager import State
-from harness.train.checkpoint.trained import trained_facts
+from harness.train import checkpoint
+from harness.train.checkpoint import State, trained_facts
 from tests.conftest import Make, laptop
 
 OWN = "tests.equivalence:Regression"
@@ -92,7 +91,7 @@ def test_a_model_that_does_not_fit_on_one_device_is_one_message(
 
     place = tmp_path / "epoch-1"
     cell = Cell("mlp", "digits", "small", "ddp", "cpu", 8, 1, "strong", 8, 64)
-    manager.write(tmp_path, 1, State({}, {}, {}, {}), {"trained": trained_facts(cell, 0)})
+    checkpoint.write(tmp_path, 1, State({}, {}, {}, {}), {"trained": trained_facts(cell, 0)})
     monkeypatch.setattr("harness.run.evaluation.Training", full)
     with pytest.raises(WorkloadError, match="does not fit into the memory of one device with a batch of 8; evaluate"):
         evaluate(place)
@@ -100,7 +99,7 @@ def test_a_model_that_does_not_fit_on_one_device_is_one_message(
 
 def test_a_checkpoint_that_cannot_be_used_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "none").mkdir()
-    place = manager.write(tmp_path, 1, State({}, {}, {}, {}), {"trained": {"workload": "mlp"}})
+    place = checkpoint.write(tmp_path, 1, State({}, {}, {}, {}), {"trained": {"workload": "mlp"}})
     for text in ("[]", '{"trained": []}', '{"trained": {"workload": "mlp"}}'):
         (place / "state.json").write_text(text)
         shown = CliRunner().invoke(app, ["evaluate", str(place)])

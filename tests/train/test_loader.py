@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -22,7 +22,6 @@ from harness.train.loader import (
     Batches,
     SeededDataset,
     Share,
-    batches,
     endless_shares,
     epoch_order,
     epoch_shares,
@@ -33,6 +32,11 @@ from harness.train.ranks import Ranks
 
 CPU = torch.device("cpu")
 ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+
+
+def batches(dataset: Any, shares: Iterable[Share], **options: Any) -> list[Any]:
+    """The batches of these shares, by default on one rank, with seed 0 and no worker processes."""
+    return list(Batches(dataset, **{"seed": 0, "ranks": ONE, "options": {}, **options}).of(shares))
 
 
 class Numbers(Dataset[Any]):
@@ -109,7 +113,7 @@ def test_randomness_depends_on_seed_epoch_and_sample_alone() -> None:
 def test_the_models_own_randomness_is_left_alone() -> None:
     before = torch.get_rng_state(), random.getstate()
     SeededDataset(Numbers(10), seed=1).__getitems__([(0, 3)])
-    list(batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1), seed=0, ranks=ONE, options={}))
+    batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
 
 
@@ -126,7 +130,7 @@ def test_worker_processes_give_the_same_batches_and_stay_for_the_next_epoch() ->
     options = {"workers": 2, "pin_memory": False, "prefetch_factor": 2}
     passes = Batches(ReadBy(10), seed=1, ranks=ONE, options=options)
     loaded = [batch for shares in epochs for batch in passes.of(shares)]
-    plain = list(batches(Numbers(10), chain(*epochs), seed=1, ranks=ONE, options={}))
+    plain = batches(Numbers(10), chain(*epochs), seed=1)
     workers = {int(process) for *_, processes in loaded for process in processes}
     assert len(workers) == 2 and os.getpid() not in workers
     loaded = [batch[:-1] for batch in loaded]
@@ -147,9 +151,9 @@ def test_a_share_is_split_into_micro_batches(samples: int, parts: int, sizes: li
 
 def test_a_share_yields_its_micro_batches_one_by_one_collated_as_the_workload_does() -> None:
     shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
-    assert list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}, collate=len)) == [4, 4, 2]
-    whole = list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}))
-    parts = list(batches(Numbers(10), shares, seed=0, ranks=ONE, options={}, micro_batches=2))
+    assert batches(Numbers(10), shares, collate=len) == [4, 4, 2]
+    whole = batches(Numbers(10), shares)
+    parts = batches(Numbers(10), shares, micro_batches=2)
     assert [len(part[0]) for part in parts] == [2, 2, 2, 2, 1, 1]
     for one, several in zip(whole, zip(parts[::2], parts[1::2], strict=True), strict=True):
         for column, pieces in zip(one, zip(*several, strict=True), strict=True):
@@ -216,7 +220,7 @@ def test_each_device_of_a_rank_has_its_loader_workers(loaders: list[dict[str, An
 def test_workers_of_other_ranks_have_other_numpy_seeds_and_the_same_samples(loaders: list[dict[str, Any]]) -> None:
     shares = list(epoch_shares(8, 4, seed=0, epoch=0, rank=0, world_size=1))
     ranks = [replace(ONE, rank=rank, world_size=4) for rank in range(4)]
-    loaded = [list(batches(Numbers(8), shares, seed=3, ranks=each, options={"workers": 1})) for each in ranks]
+    loaded = [batches(Numbers(8), shares, seed=3, ranks=each, options={"workers": 1}) for each in ranks]
     assert all(each == loaded[0] for each in loaded)
     # torch seeds the workers from one draw of this generator
     draws = {torch.empty((), dtype=torch.int64).random_(generator=made["generator"]).item() for made in loaders}
@@ -226,7 +230,7 @@ def test_workers_of_other_ranks_have_other_numpy_seeds_and_the_same_samples(load
 HANGS = """
 import sys, time
 import torch
-from harness.train.loader import Share, batches
+from harness.train.loader import Batches, Share
 from harness.train.ranks import Ranks
 
 class Hangs(torch.utils.data.Dataset):
@@ -235,9 +239,8 @@ class Hangs(torch.utils.data.Dataset):
         print("hanging", flush=True)
         time.sleep(600)
 
-options = {"workers": 1}
 one = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
-list(batches(Hangs(), [Share(((0, 0),), 1, 1)], seed=0, ranks=one, options=options))
+list(Batches(Hangs(), seed=0, ranks=one, options={"workers": 1}).of([Share(((0, 0),), 1, 1)]))
 """
 
 

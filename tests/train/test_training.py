@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.errors import WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
-from harness.train.loader import Share, batches, epoch_shares
-from harness.train.loss import as_loss, on_device
+from harness.train.loader import Batches, Share, epoch_shares
 from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
-from harness.train.training import Training
+from harness.train.training import Training, on_device
+from harness.train.workloads import as_loss
 from harness.train.workloads.image_classification import ImageClassification
 from tests.equivalence import BATCH, SAMPLES, SEED, Regression
 
@@ -41,7 +41,7 @@ def steps(training: Training) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     ranks, parts = training._ranks, training._cell.micro_batches
     shares = list(epoch_shares(SAMPLES, training._cell.global_batch_size, SEED, 0, 0, 1))
     data = training._workload.datasets()[0]
-    source = batches(data, shares, seed=SEED, ranks=ranks, options={}, micro_batches=parts)
+    source = Batches(data, seed=SEED, ranks=ranks, options={}, micro_batches=parts).of(shares)
     for share in shares:
         whole = replace(share, global_samples=share.global_samples * ranks.world_size)
         yield training.step(islice(source, parts) if parts > 1 else next(source), whole)
@@ -124,7 +124,7 @@ def test_the_model_computes_in_bf16_in_every_replica_while_losses_and_parameters
     training = training_of(replace(cell, training={"accumulation": accumulation}), workload)
     loss, _ = next(steps(training))
     share = next(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1))
-    (whole,) = batches(workload.datasets()[0], [share], seed=SEED, ranks=training._ranks, options={})
+    (whole,) = Batches(workload.datasets()[0], seed=SEED, ranks=training._ranks, options={}).of([share])
     training.evaluate(whole, share)
     assert len(workload.seen) == devices * (accumulation + 1) and set(workload.seen) == {dtype}
     assert {*workload.losses, loss.dtype} == {torch.float32}
@@ -172,7 +172,7 @@ def test_the_loss_scale_of_tokens_is_of_one_effect_in_every_strategy(
     strategy: str, accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What backward sees is within a factor of about 2 of the loss per token, and the same without accumulation."""
-    monkeypatch.setattr("harness.train.loss.dist", Events())
+    monkeypatch.setattr("harness.train.training.dist", Events())
     scaled_losses: list[torch.Tensor] = []
     scale = torch.amp.GradScaler.scale
     note = scaled_losses.append
@@ -303,7 +303,7 @@ def test_the_tokens_of_a_global_batch_are_summed_while_backward_runs(
 ) -> None:
     """Two ranks that hold the same batch: twice the tokens, and a gradient that the mean over ranks leaves alone."""
     events = Events()
-    monkeypatch.setattr("harness.train.loss.dist", events)
+    monkeypatch.setattr("harness.train.training.dist", events)
     cell = replace(CELL, training={"accumulation": accumulation})
     gradients = []
     for world_size in (2, 1):

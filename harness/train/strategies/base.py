@@ -1,4 +1,4 @@
-"""The protocol of a strategy on one rank, and the default units of a model that are sharded one by one."""
+"""The protocol of a strategy on one rank, the points of its exchange, and the default units of a sharded model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -14,10 +14,29 @@ from torch import nn
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.plan.cell import Options
 from harness.train.optimizers import make_optimizer
-from harness.train.phases import Report
 from harness.train.precision import Precision, without_autocast
 
 Units = Callable[[nn.Module], Sequence[nn.Module]]
+
+
+@dataclass(frozen=True)
+class ExchangePoint:
+    """A point of a step.
+
+    ``kind``: "bucket": the gradients of a bucket are there, to be summed before the optimizer. Of a group of sharded
+    parameters: "forward" and "backward": its computation in that pass begins, "gradients": a gradient of it is there.
+    ``group``: its number; buckets have none. ``gather_bytes``: of its whole parameters, 0 where they are there already;
+    ``reduce_bytes``: of the gradients to exchange.
+    """
+
+    kind: Literal["bucket", "forward", "backward", "gradients"]
+    group: int = 0
+    gather_bytes: int = 0
+    reduce_bytes: int = 0
+
+
+Report = Callable[[ExchangePoint], None]
+"""Takes a point when a step reaches it, on the thread that computes."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.train.phases import ExchangePoint, Report
-from harness.train.strategies.base import WrapContext, Wrapping
+from harness.train.strategies.base import ExchangePoint, Report, WrapContext, Wrapping
 
 Hook = Callable[..., torch.futures.Future[torch.Tensor]]
 """Takes the process group, None for that of all ranks, and a bucket; returns the averaged gradients to come."""
@@ -33,12 +32,20 @@ class Ddp(Wrapping):
 
     def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
         """Return the model inside DistributedDataParallel with the options of the experiment."""
-        return _wrapped(model, context, HOOKS[_hook_name(context)])
+        return _wrapped(model, context, _hook_of(context))
 
     def observed(self, model: nn.Module, context: WrapContext, report: Report) -> nn.Module:
         """Return the model in a new wrapper whose hook reports each bucket, and then exchanges it as the cell does."""
-        hook = HOOKS[_hook_name(context)]
-        return _wrapped(model, context, _reporting(hook or default_hooks.allreduce_hook, report, compresses=bool(hook)))
+        own = _hook_of(context)
+        hook: Hook = own or default_hooks.allreduce_hook
+
+        def run(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+            gradients = bucket.buffer()
+            report(ExchangePoint("bucket", reduce_bytes=gradients.numel() * (2 if own else gradients.itemsize)))
+            return hook(group, bucket)
+
+        # DDP rejects a hook whose annotations are not its own
+        return _wrapped(model, context, lambda group, bucket: run(group, bucket))
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
         """Return DDP's no_sync() unless ``enabled``."""
@@ -46,8 +53,9 @@ class Ddp(Wrapping):
         return nullcontext() if enabled else model.no_sync()
 
 
-def _hook_name(context: WrapContext) -> str:
-    return str(context.options.get("comm_hook", "none"))
+def _hook_of(context: WrapContext) -> Hook | None:
+    """Return the hook that the options name, each of which compresses to 16 bits; None for DDP's own exchange."""
+    return HOOKS[str(context.options.get("comm_hook", "none"))]
 
 
 def _wrapped(model: nn.Module, context: WrapContext, hook: Hook | None) -> nn.Module:
@@ -62,14 +70,3 @@ def _wrapped(model: nn.Module, context: WrapContext, hook: Hook | None) -> nn.Mo
     if hook:
         wrapped.register_comm_hook(None, hook)
     return wrapped
-
-
-def _reporting(hook: Hook, report: Report, *, compresses: bool) -> Hook:
-    """Return a hook that reports the bytes of a bucket as they are exchanged, in 16 bits if it compresses."""
-
-    def run(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        gradients = bucket.buffer()
-        report(ExchangePoint("bucket", reduce_bytes=gradients.numel() * (2 if compresses else gradients.itemsize)))
-        return hook(group, bucket)
-
-    return lambda group, bucket: run(group, bucket)  # DDP rejects a hook whose annotations are not its own

@@ -46,12 +46,9 @@ class Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         columns = (gradients[index :: ctx.size] for index in range(ctx.size))
-        return (None, *(_sum([gradient for gradient in column if gradient is not None]) for column in columns))
-
-
-def _sum(gradients: Sequence[Tensor]) -> Tensor | None:
-    """Return the sum of a parameter's gradients; None if no replica used the parameter."""
-    return torch.stack(list(gradients)).sum(dim=0) if gradients else None
+        known = ([gradient for gradient in column if gradient is not None] for column in columns)
+        # None if no replica used the parameter
+        return (None, *(torch.stack(gradients).sum(dim=0) if gradients else None for gradients in known))
 
 
 def replicate(module: nn.Module, count: int) -> list[nn.Module]:

@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_leaves
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.plan.cell import Options
-from harness.train.phases import ExchangePoint, Report
 from harness.train.precision import dtype_name, without_autocast
-from harness.train.strategies.base import Strategy, WrapContext
+from harness.train.strategies.base import ExchangePoint, Report, Strategy, WrapContext
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -1,4 +1,4 @@
-"""Workloads: their protocol, their classes by name, and their construction from a cell."""
+"""Workloads: their protocol, their classes by name, their construction from a cell, and what loss() returns."""
 
 from __future__ import annotations
 
@@ -108,3 +108,28 @@ def _check_arguments(name: str, found: type, arguments: Options) -> None:
             place = f"grid.{key}" if key in ("data", "model") else f"workload_options.{key}"
             problems.add(WorkloadError(f"{place}: {name} has no parameter {key!r}; {nearest(key, parameters)}"))
     problems.raise_all()
+
+
+def as_loss(returned: object) -> tuple[Tensor, Tensor]:
+    """Return the sum and weight that loss() returned; raise WorkloadError if it returned anything else."""
+    got = describe(returned)
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        total, weight = returned
+        counts = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
+        if isinstance(total, Tensor) and total.numel() == 1 and counts:
+            return total, weight
+        got = f"({describe(total)}, {describe(weight)})"
+    raise WorkloadError(
+        "loss() must return (sum, weight): the sum of the losses of the batch, a tensor of one number, and the number "
+        f"of its samples or tokens; got {got}"
+    )
+
+
+def describe(value: object) -> str:
+    """Return a value in a few words: 'a float', 'a tensor of shape (64,)', 'a tuple of 3 items'."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a tensor without dimensions"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} items"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -17,8 +17,15 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
-from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
-from harness.train.workloads.datasets import read_digits, split_digits, synthetic_datasets
+from harness.train.workloads.datasets import (
+    SYNTHETIC,
+    data_named,
+    read_digits,
+    size_named,
+    split_digits,
+    synthetic_datasets,
+    whole_number,
+)
 
 CHANNELS = {"small": (16, 32), "medium": (64, 128), "large": (128, 256, 256)}
 """Channels of the layers between the 3 of input and output: 5,955, 79,107 and 895,747 parameters."""

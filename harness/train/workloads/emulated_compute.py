@@ -26,8 +26,12 @@ from torch.distributed import get_rank, is_initialized
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
-from harness.train.workloads.checks import data_named, size_named, whole_number
-from harness.train.workloads.datasets import synthetic_datasets
+from harness.train.workloads.datasets import (
+    data_named,
+    size_named,
+    synthetic_datasets,
+    whole_number,
+)
 
 SIZES = {"small": 1.0, "medium": 4.0, "large": 20.0}
 """MiB of float32 parameters."""

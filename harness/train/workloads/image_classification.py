@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from harness.errors import WorkloadError, nearest
+from harness.errors import WorkloadError
 from harness.train.workloads import Datasets, datasets
-from harness.train.workloads.checks import whole_number
+from harness.train.workloads.datasets import data_named, size_named, whole_number
 
 DEPTHS = {f"resnet{6 * n + 2}": n for n in (1, 2, 3, 5, 7, 9)}
 """resnet8, 14, 20, 32, 44 and 56: the number of blocks in each of the three stages."""
@@ -102,10 +102,8 @@ class ImageClassification:
         data_folder: str | None = None,
         download: bool = False,
     ) -> None:
-        if model not in MODELS:
-            raise WorkloadError(f"grid.model: got {model!r}; {nearest(model, MODELS)}")
-        if data not in datasets.NAMES and "/" not in data:
-            raise WorkloadError(f"grid.data: got {data!r}; {nearest(data, datasets.NAMES)}, or a folder's path")
+        size_named(model, dict.fromkeys(MODELS))
+        data_named(data, datasets.NAMES, folder=True)
         if data == "cifar10" and not data_folder:
             raise WorkloadError(f"workload_options.data_folder: cifar10 needs one. {datasets.CIFAR10_HINT}")
         if norm not in NORMS or (norm != "batch" and model in TORCHVISION):

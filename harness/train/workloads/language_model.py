@@ -17,8 +17,15 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
-from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
-from harness.train.workloads.datasets import STDLIB, read_texts, synthetic_datasets
+from harness.train.workloads.datasets import (
+    STDLIB,
+    SYNTHETIC,
+    data_named,
+    read_texts,
+    size_named,
+    synthetic_datasets,
+    whole_number,
+)
 
 INITIAL_STD = 0.02
 NAMES = (STDLIB, *SYNTHETIC)
@@ -69,7 +76,11 @@ class Gpt(nn.Module):
         self.places = nn.Embedding(shape.context, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
-        self.apply(_initialise)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=INITIAL_STD)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
         for name, weight in self.named_parameters():
             if name.endswith(("attended.weight", "down.weight")):  # the residual stream keeps its scale with depth
                 nn.init.normal_(weight, std=INITIAL_STD / math.sqrt(2 * shape.layers))
@@ -80,13 +91,6 @@ class Gpt(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
         return linear(self.norm(hidden), self.tokens.weight)
-
-
-def _initialise(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=INITIAL_STD)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
 
 
 SHAPES = {
@@ -132,7 +136,7 @@ class LanguageModel:
     def datasets(self) -> Datasets:
         if self.data in SYNTHETIC:
             return synthetic_datasets(self.draw, self.samples)
-        train, validation = _texts(self.data, self.text_bytes)
+        train, validation = map(_joined, read_texts(self.data, self.text_bytes))
         return self._windows(train, "training"), self._windows(validation, "validation")
 
     def draw(self, index: int, generator: torch.Generator) -> Tensor:
@@ -178,13 +182,8 @@ class Windows(Dataset[Tensor]):
         return self.text[start : start + self.context + 1].long()
 
 
-@lru_cache(maxsize=4)
-def _texts(data: str, most_bytes: int) -> tuple[Tensor, Tensor]:
-    """Return the bytes of training and of validation text, files joined by a line feed."""
-    train, validation = read_texts(data, most_bytes)
-    return _joined(train), _joined(validation)
-
-
+@lru_cache(maxsize=8)
 def _joined(texts: tuple[bytes, ...]) -> Tensor:
+    """Return the bytes of files, joined by a line feed."""
     joined = bytearray(b"\n".join(texts))
     return torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)

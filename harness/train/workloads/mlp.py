@@ -18,8 +18,15 @@ from torch.utils.data import TensorDataset
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
-from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
-from harness.train.workloads.datasets import read_digits, split_digits, synthetic_datasets
+from harness.train.workloads.datasets import (
+    SYNTHETIC,
+    data_named,
+    read_digits,
+    size_named,
+    split_digits,
+    synthetic_datasets,
+    whole_number,
+)
 
 SIZES = {"small": (20, 200), "medium": (50, 1_250), "large": (100, 5_000)}
 """Side of the image, whose square is the number of inputs, and hidden units: 400 inputs and 200 units (122,410

@@ -24,8 +24,15 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
-from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
-from harness.train.workloads.datasets import STDLIB, read_texts, synthetic_datasets
+from harness.train.workloads.datasets import (
+    STDLIB,
+    SYNTHETIC,
+    data_named,
+    read_texts,
+    size_named,
+    synthetic_datasets,
+    whole_number,
+)
 
 TAGS = ("space", "keyword", "name", "number", "string", "comment", "operator")
 _KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)

@@ -16,8 +16,16 @@ from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
-from harness.train.workloads.checks import SYNTHETIC, data_named, size_named, whole_number
-from harness.train.workloads.datasets import read_digits, sklearn_datasets, split_digits, synthetic_datasets
+from harness.train.workloads.datasets import (
+    SYNTHETIC,
+    data_named,
+    read_digits,
+    size_named,
+    sklearn_datasets,
+    split_digits,
+    synthetic_datasets,
+    whole_number,
+)
 
 WIDTHS = {"small": 8, "medium": 16, "large": 32}
 """Channels of the first layer: 5,457, 21,281 and 84,033 parameters."""

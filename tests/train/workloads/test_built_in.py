@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import default_collate
 
 from harness.errors import WorkloadError
 from harness.train import workloads
+from harness.train.loader import SeededDataset
 from tests.train.workloads.learning import count, learn
 
 SIZES = {
@@ -68,6 +70,33 @@ def test_synthetic_samples_come_from_their_index_and_those_of_validation_are_oth
         mine = drawn(validation[index])
         assert torch.equal(mine, drawn(validation[index]))
         assert not any(mine.shape == other.shape and torch.equal(mine, other) for other in known)
+
+
+@pytest.mark.parametrize(("name", "options"), [("conv_stack", {"noise": 0.3}), ("segmentation", {"image_size": 16})])
+def test_what_is_drawn_for_training_is_new_each_epoch_and_for_validation_not(name: str, options: Any) -> None:
+    train, validation = workloads.load_class(name)(**options).datasets()
+
+    def drawn(dataset: Any, seed: int, epoch: int) -> torch.Tensor:
+        return SeededDataset(dataset, seed).__getitems__([(epoch, 5)])[0][0]  # type: ignore[index, no-any-return]
+
+    assert torch.equal(drawn(train, 1, 0), drawn(train, 1, 0))
+    assert not torch.equal(drawn(train, 1, 0), drawn(train, 1, 1))
+    assert torch.equal(drawn(validation, 1, 0), drawn(validation, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "classes", "within"),
+    [("language_model", {"context": 64}, 256, 0.1), ("image_classification", {"model": "resnet8"}, 10, 0.6)],
+)
+def test_the_start_is_the_loss_of_guessing(name: str, options: Any, classes: int, within: float) -> None:
+    torch.manual_seed(0)
+    workload = workloads.load_class(name)(**options)
+    train, _ = workload.datasets()
+    batch = default_collate([train[index] for index in range(64)])
+    with torch.no_grad():
+        total, weight = workload.loss(workload.build_model(), batch)
+    assert float(weight) == (64 * 64 if name == "language_model" else 64)
+    assert float(total / weight) == pytest.approx(math.log(classes), abs=within)
 
 
 Learned = Callable[[dict[str, float], dict[str, float]], bool]

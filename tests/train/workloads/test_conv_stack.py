@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
 
-from harness.train.loader import SeededDataset
 from harness.train.workloads.conv_stack import CHANNELS, ConvStack
 
 
@@ -17,20 +15,11 @@ def test_an_image_becomes_an_image() -> None:
         assert ConvStack(model=model).build_model()(torch.zeros(2, 3, 9, 9)).shape == (2, 3, 9, 9)
 
 
-def test_noise_of_the_training_set_is_new_each_epoch_and_that_of_the_validation_set_is_not() -> None:
+def test_the_noise_has_its_spread() -> None:
     train, validation = ConvStack(noise=0.3).datasets()
     assert (len(train), len(validation)) == (1437, 360)  # type: ignore[arg-type]
-
-    def drawn(dataset: Any, seed: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return SeededDataset(dataset, seed).__getitems__([(epoch, 5)])[0]  # type: ignore[no-any-return]
-
-    first, again, later = drawn(train, 1, 0), drawn(train, 1, 0), drawn(train, 1, 1)
-    assert torch.equal(first[0], again[0]) and torch.equal(first[1], later[1])
-    assert not torch.equal(first[0], later[0])
-    assert torch.equal(drawn(validation, 1, 0)[0], drawn(validation, 2, 3)[0])
-    noise = torch.stack([noisy - clean for noisy, clean in (train[i] for i in range(200))])
-    assert float(noise.std()) == pytest.approx(0.3, abs=0.01)
-    assert first[0].shape == (3, 16, 16)
+    noise = torch.stack([noisy - clean for noisy, clean in (train[i] for i in range(200))])  # type: ignore[misc]
+    assert float(noise.std()) == pytest.approx(0.3, abs=0.01) and noise.shape[1:] == (3, 16, 16)
 
 
 def test_random_targets_have_the_channels_of_the_last_layer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from pathlib import Path
 
@@ -124,14 +123,3 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     without = ImageClassification(data=str(tmp_path / "train"), model="resnet8", image_size=16)
     with pytest.raises(WorkloadError, match="needs train/ and val/"):
         without.datasets()
-
-
-def test_the_start_is_the_loss_of_guessing() -> None:
-    torch.manual_seed(0)
-    workload = ImageClassification(model="resnet8", data="digits")
-    model = workload.build_model()
-    train, _ = workload.datasets()
-    images = torch.stack([train[i][0] for i in range(64)])
-    labels = torch.tensor([train[i][1] for i in range(64)])
-    total, weight = workload.loss(model, (images, labels))
-    assert (total / weight).item() == pytest.approx(math.log(10), abs=0.6)

@@ -13,14 +13,6 @@ from harness.train.strategies.base import default_units
 from harness.train.workloads.language_model import SHAPES, LanguageModel
 
 
-def test_the_start_is_the_loss_of_guessing() -> None:
-    torch.manual_seed(0)
-    workload = LanguageModel()
-    total, weight = workload.loss(workload.build_model(), torch.randint(256, (8, 65)))
-    assert float(weight) == 8 * 64
-    assert (total / weight).item() == pytest.approx(math.log(256), abs=0.1)
-
-
 def test_no_token_sees_those_after_it() -> None:
     torch.manual_seed(0)
     model = LanguageModel().build_model()
@@ -45,13 +37,6 @@ def test_a_text_is_cut_into_windows_with_the_byte_that_follows(tmp_path: Path) -
     assert train[0].tolist() == [1, 2, 3, 4, 5] and train[1].tolist() == [5, 6, 7, 8, 9]
     assert validation[0].tolist() == [91, 92, 93, 94, 95]
     assert len(list(train)) == 22
-
-
-def test_the_standard_library_is_the_default() -> None:
-    train, validation = LanguageModel().datasets()
-    assert len(train) * 64 > 1_700_000 and len(validation) * 64 > 90_000  # type: ignore[arg-type]
-    text = b"".join(bytes(train[i][:-1].tolist()) for i in range(2000))
-    assert text.count(b"def ") > 50
 
 
 def test_perplexity_is_the_exponential_of_the_loss() -> None:

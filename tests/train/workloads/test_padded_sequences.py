@@ -63,10 +63,8 @@ def test_lengths_differ_strongly() -> None:
     assert all(tokens.shape == labels.shape for tokens, labels in (train[i] for i in range(20)))
 
 
-def test_synthetic_sequences_come_from_their_index() -> None:
-    train, validation = PaddedSequences(data="synthetic", longest=100, samples=400).datasets()
-    assert (len(train), len(validation)) == (400, 40)  # type: ignore[arg-type]
-    assert torch.equal(train[3][0], train[3][0])
+def test_synthetic_sequences_are_of_many_lengths() -> None:
+    train, _ = PaddedSequences(data="synthetic", longest=100, samples=400).datasets()
     lengths = [len(train[i][0]) for i in range(400)]
     assert min(lengths) == 4 and 90 < max(lengths) <= 100
     assert torch.equal(train[3][1], train[3][0] % len(TAGS))

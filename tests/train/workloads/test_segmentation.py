@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from harness.train.loader import SeededDataset
 from harness.train.workloads.segmentation import Segmentation, read_photographs
 
 
@@ -30,17 +27,6 @@ def test_a_digits_foreground_is_one_brightness_on_a_part_of_a_photograph() -> No
     parts = parts[(parts[..., 0, 0] - (image[0, 0, 0] + 1) / 2).abs() < 1e-6] if mask[0, 0] == 0 else parts
     same = ((parts - (image[0] + 1) / 2).abs() < 1e-6) | (mask == 1)
     assert same.flatten(-2).all(dim=-1).any()
-
-
-def test_training_images_are_new_each_epoch_and_validation_images_are_not() -> None:
-    train, validation = Segmentation(image_size=16).datasets()
-
-    def drawn(dataset: Any, seed: int, epoch: int) -> Tensor:
-        return SeededDataset(dataset, seed).__getitems__([(epoch, 5)])[0][0]  # type: ignore[no-any-return]
-
-    assert torch.equal(drawn(train, 1, 0), drawn(train, 1, 0))
-    assert not torch.equal(drawn(train, 1, 0), drawn(train, 1, 1))
-    assert torch.equal(drawn(validation, 1, 0), drawn(validation, 2, 3))
 
 
 def test_loss_and_intersection_over_union_by_hand() -> None:

@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_map_only
 
 from harness.config.experiment import Experiment
 from harness.config.values import GIB, MIB
-from harness.doctor.check import Case, Check
 from harness.doctor.facts import LEAST, least_growth
-from harness.doctor.steps import Steps
-from harness.doctor.subject import Subject
-from harness.measure.memory import of_model
+from harness.doctor.real_steps import Steps
+from harness.doctor.subject import Case, Check, Subject
+from harness.measure.peak_memory import of_model
 from harness.plan import memory_forecast as memory
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
@@ -33,6 +32,7 @@ LIKE_COMPILED = "aot_eager_decomp_partition"
 """The backend of torch.compile that selects saved tensors as the default one does, and generates no code."""
 Activations = Mapping[str, ActivationBytes]
 MEMORY_GROWTH = "memory growth"
+SMALLER_MODEL = "for these checks, examine a smaller model of the same code"
 
 
 def survey(subject: Subject) -> MemoryFacts | None:
@@ -98,28 +98,20 @@ def global_batch_fits(facts: MemoryFacts | None, cell: Cell) -> bool:
 
 def without_reference(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Finding:
     """Return the note that the model is too large for the checks that have it whole on one device."""
-    return Finding(
-        "single-device reference",
-        "note",
-        f"estimated peak of the whole model on one device: {_on_one_device(facts, cell) / GIB:.1f} GiB, more than is "
-        "there for it",
-        f"no reference on one device, and no result of these checks: {', '.join(left_out)}",
-        "for these checks, examine a smaller model of the same code",
-    )
+    peak = f"{_on_one_device(facts, cell) / GIB:.1f} GiB, more than is there for it"
+    text = f"estimated peak of the whole model on one device: {peak}"
+    means = f"no reference on one device, and no result of these checks: {', '.join(left_out)}"
+    return Finding("single-device reference", "note", text, means, SMALLER_MODEL)
 
 
 def without_steps(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Finding:
     """Return the note that no batch is small enough for real steps."""
     smallest = memory.at_smaller_batch(cell, cell.global_batch_size)
     need = max(memory.needs(facts, smallest), key=lambda need: need.ratio)
-    return Finding(
-        "real steps",
-        "note",
-        f"estimated peak for {need.place}, with one sample per device: {need.needed / GIB:.1f} GiB; available: "
-        f"{need.available / GIB:.1f} GiB",
-        f"no real steps are taken, and no result of these checks: {', '.join(left_out)}",
-        "for these checks, examine a smaller model of the same code",
-    )
+    memory_of_both = f"{need.needed / GIB:.1f} GiB; available: {need.available / GIB:.1f} GiB"
+    text = f"estimated peak for {need.place}, with one sample per device: {memory_of_both}"
+    means = f"no real steps are taken, and no result of these checks: {', '.join(left_out)}"
+    return Finding("real steps", "note", text, means, SMALLER_MODEL)
 
 
 def modes_of(cell: Cell, experiment: Experiment) -> list[tuple[str, bool]]:
@@ -208,26 +200,18 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-CHECK = Check(memory.NAME, observe, judge, stops=True, about=("forward",))
+CHECK = Check(observe, judge, stops=True, about=("forward",))
 
 
 def judge_memory_growth(seen: Sequence[Steps], case: Case) -> list[Finding]:
     for rank, steps in enumerate(seen):
         growth = least_growth(steps.kept_bytes)
         if growth >= LEAST:
-            return [
-                Finding(
-                    MEMORY_GROWTH,
-                    "warning",
-                    f"tensors that steps keep on rank {rank}: {growth / MIB:.3g} MiB more after each one, a "
-                    "graph counted as 1 MiB",
-                    "memory grows until none is left; each graph keeps the activations of its step",
-                    "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while",
-                )
-            ]
+            more = f"{growth / MIB:.3g} MiB more after each one, a graph counted as 1 MiB"
+            means = "memory grows until none is left; each graph keeps the activations of its step"
+            advice = "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while"
+            return [Finding(MEMORY_GROWTH, "warning", f"tensors that steps keep on rank {rank}: {more}", means, advice)]
     return []
 
 
-MEMORY_GROWTH_CHECK = Check(
-    MEMORY_GROWTH, None, judge_memory_growth, about=("loss", "forward"), clue=r"\.append\(|\+= |\.extend\("
-)
+MEMORY_GROWTH_CHECK = Check(None, judge_memory_growth, about=("loss", "forward"), clue=r"\.append\(|\+= |\.extend\(")

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from harness.plan.rows import ModelBytes, RankFacts
-from harness.train.loss import local_part
 from harness.train.strategies.base import default_units
-from harness.train.training import Training
+from harness.train.training import Training, local_part
 from harness.train.workloads import Workload
 
 _CLEAR = Path("/proc/self/clear_refs")

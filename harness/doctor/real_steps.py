@@ -26,11 +26,8 @@ from harness.doctor.facts import (
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
-from harness.train.digests import value_digest
-from harness.train.loader import Share
-from harness.train.loss import local_part
-from harness.train.phases import BACKWARD, Mark, Phase
-from harness.train.training import Training
+from harness.train.loader import Share, value_digest
+from harness.train.training import BACKWARD, Mark, Phase, Training, local_part
 
 STEPS = 4
 
