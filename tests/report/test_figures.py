@@ -579,5 +579,5 @@ def test_the_values_that_show_on_hover_are_those_of_the_table() -> None:
     column = [heading.title for heading in table.columns].index("efficiency")
     shown = [row.cells[column] for row in table.rows if row.kind != "base"]
     assert sorted(area.text.partition(": ")[2] for area in areas) == sorted(shown)
-    assert all(0 <= area.left < area.left + area.width <= 1 for area in areas)
-    assert all(0 <= area.top < area.top + area.height <= 1 for area in areas)
+    for left, top, width, height in (area.sides for area in areas):
+        assert 0 <= left < left + width <= 1 and 0 <= top < top + height <= 1

@@ -9,7 +9,7 @@ import pytest
 
 from harness.analysis.hardware import collectives, links
 from harness.report.figures import style
-from harness.report.figures.links import bus_bandwidth
+from harness.report.figures.devices import bus_bandwidth
 from harness.report.tables.links import (
     MOST_COLUMNS,
     collectives_table,
