@@ -16,7 +16,6 @@ from harness.report.causes import (
     ADVICE,
     BUCKETS,
     MACHINE,
-    Option,
     next_experiment,
     options_to_try,
     varied_options,
@@ -196,11 +195,6 @@ def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_ho
 def test_a_node_has_cores_for_the_loader_workers_of_its_devices(cores: int, values: tuple[int, ...] | None) -> None:
     found = options_to_try("waiting for data", LEADING, experiment(), cores)
     assert [option.values for option in found] == ([values] if values else [])
-
-
-def test_an_option_reads_as_a_line_of_the_file() -> None:
-    assert str(BUCKETS) == "ddp.bucket_cap_mb: [1, 25, 100]"
-    assert str(Option("ddp.comm_hook", ("none", "bf16_compress"))) == "ddp.comm_hook: [none, bf16_compress]"
 
 
 def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus() -> None:
