@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, chdir, nullcontext
 from functools import partial, wraps
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,11 +20,11 @@ from harness.system.process import INTERRUPTED, handle_signals
 from harness.system.sanitize import escape_control
 
 if TYPE_CHECKING:
-    from harness.analysis.compare import Condition
     from harness.plan.inventory import Inventory
 
 FAILED, BAD_INPUT = 1, 2
 Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
 
 RunArgument = Annotated[
     str,
@@ -133,25 +133,12 @@ def parse_only(text: str, option: str = "--only") -> dict[str, Any]:
         raise ExperimentError(option, [str(error)]) from None
 
 
-def parse_axes(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the axes of '--by devices,ddp.bucket_cap_mb', each once; raises ComparisonError."""
-    from harness.config.axes import check_axis
-
-    names = [name.strip() for text in texts for name in text.split(",")]
+def parse_each(texts: Iterable[str], option: str, parse: Callable[[str], Value]) -> tuple[Value, ...]:
+    """Return the different values of an option that may be repeated; raises ComparisonError."""
     try:
-        return tuple(dict.fromkeys(map(check_axis, names)))
+        return tuple(dict.fromkeys(map(parse, texts)))
     except ValueError as error:
-        raise ComparisonError(f"--by: {error}") from None
-
-
-def parse_conditions(texts: Iterable[str]) -> tuple[Condition, ...]:
-    """Return the conditions of --fail-if, each once; raises ComparisonError."""
-    from harness.analysis.compare import parse_condition
-
-    try:
-        return tuple(dict.fromkeys(map(parse_condition, texts)))
-    except ValueError as error:
-        raise ComparisonError(f"--fail-if: {error}") from None
+        raise ComparisonError(f"{option}: {error}") from None
 
 
 def parse_share(text: str, option: str) -> float:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from harness.cli.arguments import command, parse_axes, parse_cells, parse_conditions, parse_only, parse_share, show
+from harness.cli.arguments import command, parse_cells, parse_each, parse_only, parse_share, show
 from harness.errors import Collected, ComparisonError, RunFolderError
 from harness.system.sanitize import escape_control
 from harness.system.uri import is_uri
@@ -76,9 +76,15 @@ def compare_command(
 
     A difference is decided by the noise between runs: that of 3 or more earlier runs of the same cells, or --run-noise.
     """
+    from harness.analysis.compare import compare, exit_code, parse_condition
+    from harness.analysis.results import load
+    from harness.analysis.run_pairs import Question
+    from harness.config.axes import check_axis
+
     found = Collected()
-    conditions = found.value(lambda: parse_conditions(fail_if or [])) or ()
-    axes = found.value(lambda: parse_axes(by or [])) or ()
+    conditions = found.value(lambda: parse_each(fail_if or [], "--fail-if", parse_condition)) or ()
+    names = (name.strip() for text in by or [] for name in text.split(","))
+    axes = found.value(lambda: parse_each(names, "--by", check_axis)) or ()
     wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
     noise = found.value(lambda: None if run_noise is None else parse_share(run_noise, "--run-noise"))
     for folder in run_folders:
@@ -90,10 +96,6 @@ def compare_command(
     if markdown and json:
         found.add(ComparisonError("--markdown and --json: only one of both can be printed"))
     found.raise_all()
-    from harness.analysis.compare import compare, exit_code
-    from harness.analysis.results import load
-    from harness.analysis.run_pairs import Question
-
     question = Question(axes, wanted, noise, history)
     comparison = compare([load(folder) for folder in run_folders], question, conditions)
     _show(comparison, markdown=markdown, json=json, output=output)
@@ -102,23 +104,19 @@ def compare_command(
 
 def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | None) -> None:
     """Write the page, unless only text for another program is wanted, and print the comparison."""
-    from harness.report.compare import as_json, as_markdown, default_page, write_page
+    from harness.report import compare as report
 
+    page = output if markdown or json else output or report.default_page(comparison)
+    if page:
+        report.write_output(page, report.as_html(comparison))
     if markdown or json:
-        if output:
-            write_page(comparison, output)
-        text = as_json(comparison) if json else as_markdown(comparison)
+        text = report.as_json(comparison) if json else report.as_markdown(comparison)
         Console(emoji=False).print(text, highlight=False, markup=False, soft_wrap=True)
         return
-    page = output or default_page(comparison)
-    write_page(comparison, page)
-    from harness.report.compare import sentences
-    from harness.report.tables.compare import cell_tables, convergence_table, run_lines
-
-    for line in run_lines(comparison):
+    for line in report.run_lines(comparison):
         show(line)
-    _print([*cell_tables(comparison), ("Convergence", convergence_table(comparison, narrow=True))])
-    for line in sentences(comparison):
+    _print([*report.cell_tables(comparison), ("Convergence", report.convergence_table(comparison, narrow=True))])
+    for line in report.sentences(comparison):
         Console().print(escape_control(line), highlight=False, markup=False)
     show(f"Page: {page}")
 

@@ -99,11 +99,12 @@ def _applies(option: Option, row: Row) -> bool:
     return section not in BUILTIN_TRAITS or section == row.strategy
 
 
-def next_experiment(experiment: Experiment, row: Row, options: Mapping[str, PlainValue], option: Option) -> str:
+def next_experiment(experiment: Experiment, row: Row, option: Option) -> str:
     """Return an experiment file that compares the values of one option in one cell of this experiment, all else equal.
 
-    ``options``: the cell's; those that vary in this experiment are held fixed. Trainings to convergence are left out.
+    The cell's options that vary in this experiment are held fixed. Trainings to convergence are left out.
     """
+    options = row.get("options") or {}
     content = experiment.model_dump(mode="json", exclude_defaults=True)
     for name in ("cells", "exclude", "convergence", "checkpoint", "published"):
         content.pop(name, None)
@@ -137,7 +138,10 @@ def why_not_better(row: Row, context: Context) -> Sentence:
     """Return the sentence on all causes of a cell, of which ``row`` is one; the advice is against the largest alone."""
     causes = causes_of(row, context)
     certain = [one for one in causes if one.code not in (UNCLEAR, SAVED)]
-    listed = "; ".join(_listed(one, context, is_first=at == 0) for at, one in enumerate(certain))
+    listed = "; ".join(
+        f"{_share(one)}{' of the step:' if one is certain[0] else ''} {name_of(one.subject)}{_because(one, context)}"
+        for one in certain
+    )
     few = next((one for one in causes if one.code == NO_INTERVAL), None)
     no_interval = f" No interval: measured in {plural(few.n, 'block')}, {LEAST_BLOCKS} are needed." if few else ""
     parts = [f"{listed or 'no cause is certain'}.{no_interval}"]
@@ -156,25 +160,21 @@ def causes_of(row: Row, context: Context) -> list[Row]:
     return rows_of(verdict[(verdict["topic"] == "loss") & (verdict["cell_id"] == row.cell_id)])
 
 
-def _listed(row: Row, context: Context, *, is_first: bool) -> str:
-    because = f" ({'; '.join(texts(row.reasons))})" if texts(row.reasons) else ""
-    share = f"{_share(row)}{' of the step:' if is_first else ''}"
-    return f"{share} {name_of(row.subject)}{because}{_of_the_base(row, context)}"
-
-
 def _share(row: Row, *, sign: int = 1) -> str:
     """Return a share in whole per cent, without the sign of a zero; ``sign`` -1: as what the part saves."""
     ends = (row.value, row.low, row.high) if sign == 1 else (row.value, row.high, row.low)
     return with_ends(percent, *(None if is_missing(end) else round(sign * number(end), 2) + 0.0 for end in ends))
 
 
-def _of_the_base(row: Row, context: Context) -> str:
-    """Return how long one device waits for data, beside the whole wait of several: it is no loss of scaling alone."""
+def _because(row: Row, context: Context) -> str:
+    """Return the reasons of a cause and, if it is the whole wait for data, which is no loss of scaling, the base's."""
+    because = f" ({'; '.join(texts(row.reasons))})" if texts(row.reasons) else ""
     ratio, phases = context.ratio(row.cell_id), context.table("phases")
     if row.evidence != WHOLE_WAIT or ratio is None:
-        return ""
+        return because
     waits = phases.loc[phases["cell_id"] == ratio.base_id, "waits"].dropna()
-    return f" ({percent(waits.iloc[0])} on {plural(ratio.base_devices, 'device')})" if len(waits) else ""
+    of_base = f" ({percent(waits.iloc[0])} on {plural(ratio.base_devices, 'device')})" if len(waits) else ""
+    return f"{because}{of_base}"
 
 
 def target(causes: Sequence[Row]) -> Row | None:

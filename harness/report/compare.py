@@ -1,11 +1,10 @@
-"""A comparison of several runs as sentences, as a page, as Markdown for a pull request, and as JSON."""
+"""A comparison of several runs as sentences, tables, a page, Markdown for a pull request, and JSON."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,12 +12,25 @@ import pandas as pd
 from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison, exit_code
 from harness.errors import ComparisonError, WriteError, cause_of
-from harness.report.page import render
-from harness.report.row import plural, rows_of
+from harness.plan.labels import Labels, joined
+from harness.report.page import Part, render
+from harness.report.row import Row, Scalar, is_missing, is_true, number, plural, rate_unit, rows_of
 from harness.report.sentence import with_holm_explained
-from harness.report.tables import compare as tables
-from harness.report.tables.compare import labels_of, ratio_text, run_state
-from harness.report.tables.text import NO_BREAK, TextTable, words
+from harness.report.tables.ratios import ratio
+from harness.report.tables.scaling import METRICS
+from harness.report.tables.text import (
+    NO_BREAK,
+    Column,
+    TextTable,
+    decimal,
+    first_of,
+    flush_right,
+    make_table,
+    speed,
+    start_text,
+    with_ends,
+    words,
+)
 from harness.report.verdict import plain
 from harness.system.files import replace_all
 
@@ -27,6 +39,23 @@ NAMED = 6
 KEEP_RUNS = "Two runs alone decide nothing: keep at least 3 earlier runs in the results folder, or state --run-noise."
 JSON_VERSION = 1
 """Number of the layout of the JSON: raised if a key changes its meaning or goes."""
+METHOD = (
+    "Ratio of throughputs, later run over first. Blocks inside a run are no replicates of the run: on the logarithm, "
+    "the half-width of the 95 % interval is t(k - 1) s sqrt(2), with s the standard deviation of the cell's log "
+    "throughput between k earlier runs in the same environment. A stated s has the normal quantile; if s between the "
+    "blocks inside both runs gives a wider interval, that is taken: what runs differ by beyond it, earlier runs alone "
+    "show. A change is claimed if 1 is rejected at 5 % after Holm's adjustment over all rows. Speedups are paired by "
+    "block inside each run."
+)
+
+GATE_METHOD = (
+    "A cell fails, or passes, if its threshold is rejected at 5 % after Holm's adjustment over all rows; else it is "
+    "undecided. Emulated, oversubscribed and faulty cells have no row: their speed is no claim."
+)
+CONVERGENCE_METHOD = (
+    "Medians over the seeds that both runs trained, and the mean difference with its t interval over seeds. Times have "
+    "no interval: seeds are no replicates of a run's speed."
+)
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -36,9 +65,9 @@ def sentences(comparison: Comparison) -> list[str]:
     found += [f"{run.run} is {run_state(run)}: it is compared for what it has." for run in runs if not run.finished]
     facts = [fact for fact in comparison.environment if fact.differs]
     between = " -> " if len(runs) == 2 else " / "
-    named = [f"{each.name} {between.join(value or 'not recorded' for value in each.values)}" for each in facts[:NAMED]]
+    named = [f"{each.name} {between.join(value or 'not recorded' for value in each.values)}" for each in facts]
     if facts:
-        differ = f"{plural(len(facts), 'fact')} of code or environment: {_joined(named, len(facts))}"
+        differ = f"{plural(len(facts), 'fact')} of code or environment: {first_of(named, NAMED)}"
         found.append(f"The runs differ in {differ}.")
     return with_holm_explained([*found, *_unmatched(comparison)])
 
@@ -49,7 +78,7 @@ def _changes(comparison: Comparison) -> Iterator[str]:
         rows = [row for row in rows_of(comparison.cells) if row.run == run and not is_no_claim(row)]
         for direction in (SLOWER, FASTER):
             some = [row for row in rows if row.change == direction]
-            named = _joined([f"{labels.of(row)}: {ratio_text(row)}" for row in some[:NAMED]], len(some))
+            named = first_of([f"{labels.of(row)}: {ratio_text(row)}" for row in some], NAMED)
             if some:
                 yield f"{run} is {direction} than A in {len(some)} of {plural(len(rows), 'cell')}: {named}."
         within = sum(row.change == WITHIN_NOISE for row in rows)
@@ -89,7 +118,7 @@ def _noise(comparison: Comparison) -> Iterator[str]:
     without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_no_claim(row)]
     if reasons := list(dict.fromkeys(words(row.reason) for row in without)):
         yield (
-            f"Undecided, {len(without)} of {plural(len(cells), 'cell')}: {_joined(reasons[:2], len(reasons))}."
+            f"Undecided, {len(without)} of {plural(len(cells), 'cell')}: {first_of(reasons, 2)}."
             + f" {KEEP_RUNS}" * any("earlier run" in reason for reason in reasons)
         )
 
@@ -105,7 +134,7 @@ def _gate(comparison: Comparison) -> Iterator[str]:
         mine = [row for row in rows_of(comparison.gate) if row.condition == condition]
         found = [row.verdict for row in mine]
         failing = [f"{row.run}, {labels.of(row)}" for row in mine if row.verdict == FAILS]
-        named = f": {_joined(failing[:NAMED], len(failing))}" if failing else ""
+        named = f": {first_of(failing, NAMED)}" if failing else ""
         counted = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in (FAILS, PASSES, UNDECIDED))
         yield f"--fail-if {condition}: {counted if mine else 'no cell'}{named}."
 
@@ -113,40 +142,180 @@ def _gate(comparison: Comparison) -> Iterator[str]:
 def _unmatched(comparison: Comparison) -> Iterator[str]:
     labels = labels_of(comparison)
     for (run, letter), group in comparison.unmatched.groupby(["run", "measured_in"], sort=False):
-        named = [f"{labels.of(row)} ({row.reason})" for row in rows_of(group[:NAMED])]
-        yield f"Measured in {letter}, not in {run if letter != run else 'A'}: {_joined(named, len(group))}."
+        named = [f"{labels.of(row)} ({row.reason})" for row in rows_of(group)]
+        yield f"Measured in {letter}, not in {run if letter != run else 'A'}: {first_of(named, NAMED)}."
 
 
-def _joined(named: list[str], count: int) -> str:
-    return "; ".join(named) + ("; ..." if count > len(named) else "")
+def labels_of(comparison: Comparison) -> Labels:
+    """Return the labels of the compared cells, which name what differs among them."""
+    return Labels([*rows_of(comparison.cells), *rows_of(comparison.unmatched), *rows_of(comparison.convergence)])
 
 
-@dataclass(frozen=True)
-class Part:
-    """A table of the page under its title, with a sentence above it."""
+def runs_table(comparison: Comparison) -> TextTable:
+    """Return the compared runs: folder, start, commit, and whether they are finished."""
+    columns = (
+        ("run", "run", words),
+        ("folder", "folder", words),
+        ("started", lambda row: start_text(row.started_at), words),
+        ("commit", lambda row: words(row.git_commit)[:12], words),
+        ("state", run_state, words),
+    )
+    return make_table(columns, rows_of(comparison.runs))
 
-    title: str
-    table: TextTable
-    words: str = ""
-    level: int = 2
-    folded: str = ""
-    failure: str = ""
 
-    @property
-    def anchor(self) -> str:
-        """The part's id in the page."""
-        return "-".join(re.findall(r"[a-z]+", self.title.lower()))
+def run_state(run: Row) -> str:
+    """Return whether a run is finished, and how many of its trials failed."""
+    parts = [
+        "finished" if is_true(run.finished) else "unfinished",
+        f"{plural(run.missing, 'trial')} without a result" * (run.missing > 0),
+        f"{run.failed} failed" * (run.failed > 0),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def run_lines(comparison: Comparison) -> list[str]:
+    """Return the compared runs for a terminal, two lines each."""
+    lines = []
+    for run in rows_of(comparison.runs):
+        commit = "" if is_missing(run.git_commit) else f", commit {run.git_commit[:12]}"
+        lines += [f"{run.run}  {run.folder}", f"   {start_text(run.started_at)}{commit}, {run_state(run)}"]
+    return lines
+
+
+def cell_tables(comparison: Comparison) -> list[tuple[str, TextTable]]:
+    """Return the cells of each later run, for a terminal, in parts of one setting, each with its title.
+
+    Settings of one cell each are no parts: the label of the cell names the setting.
+    """
+    labels, rows = labels_of(comparison), rows_of(comparison.cells)
+    settings = [labels.parts(row)[1] for row in rows]
+    if len({*settings}) * (len(comparison.runs) - 1) >= len(rows):
+        settings = [""] * len(rows)
+    parts: dict[str, list[Row]] = {}
+    for row, setting in zip(rows, settings, strict=True):
+        title = joined(f"{row.run} / A", setting, words(row.by), f"A in {rate_unit(comparison.cells)}")
+        label = labels.of(row)
+        short = label.replace(f" · {setting}", "", 1) if setting else label  # the setting stands above
+        parts.setdefault(title, []).append(Row(row, label=short))
+    columns = (
+        ("cell", "label", words),
+        ("A", "first_throughput_per_s", speed),
+        ("ratio (95 %)", ratio_text, flush_right),
+        ("speedups", "speedup_ratio", ratio),
+        ("change", change, words),
+    )
+    return [(title, make_table(columns, part, kind)) for title, part in parts.items()]
+
+
+def cell_table(comparison: Comparison) -> TextTable:
+    """Return the cells of every later run against the first, with both throughputs."""
+    unit = rate_unit(comparison.cells)
+    columns = (
+        *_letters(comparison),
+        ("cell", labels_of(comparison).of, words),
+        *((("compared by", "by", words),) if comparison.question.by else ()),
+        (f"A ({unit})", "first_throughput_per_s", speed),
+        (f"later ({unit})", "throughput_per_s", speed),
+        ("ratio (95 %)", ratio_text, flush_right),
+        ("speedups", lambda row: with_ends(ratio, row.speedup_ratio, row.speedup_low, row.speedup_high), flush_right),
+        ("change", change, words),
+        ("reason", "reason", words),
+    )
+    keys = {"ratio (95 %)": "ratio", "speedups": "speedup_ratio"}
+    return make_table(columns, rows_of(comparison.cells), kind, keys=keys)
+
+
+def _letters(comparison: Comparison) -> tuple[Column, ...]:
+    """Return the column of the later run's letter, if there are several later runs."""
+    return (("run", "run", words),) if len(comparison.runs) > 2 else ()
+
+
+def change(row: Row) -> str:
+    """Return what is claimed of a cell: slower, faster, within noise, undecided, or no claim."""
+    claimed = row.change or ("no claim" if is_no_claim(row) else UNDECIDED)
+    return claimed.replace(" ", NO_BREAK)
+
+
+def kind(row: Row) -> str:
+    """Return the style of a cell's line: 'apart' for a rehearsal, 'base' for a claimed change."""
+    return "apart" if is_no_claim(row) else "base" if row.change in (SLOWER, FASTER) else ""
+
+
+def ratio_text(row: Row) -> str:
+    """Return a cell's ratio with its interval, if there is one."""
+    return with_ends(ratio, row.ratio, row.low, row.high)
+
+
+def gate_table(comparison: Comparison) -> TextTable:
+    """Return the verdict of each condition of --fail-if on each cell."""
+
+    def p_value(value: Scalar) -> str:
+        return "-" if is_missing(value) else "< 0.001" if number(value) < 0.001 else f"{number(value):.3f}"
+
+    columns = (
+        *_letters(comparison),
+        ("cell", labels_of(comparison).of, words),
+        ("fails if", "condition", words),
+        ("ratio", "ratio", ratio),
+        ("p (Holm)", "p_adjusted", p_value),
+        ("verdict", "verdict", words),
+        ("reason", "reason", words),
+    )
+    return make_table(columns, rows_of(comparison.gate), lambda row: "base" if row.verdict == FAILS else "")
+
+
+def unmatched_table(comparison: Comparison) -> TextTable:
+    """Return the cells that only one of both runs has measured."""
+    columns = (
+        ("compared with A", "run", words),
+        ("measured in", "measured_in", words),
+        ("cell", labels_of(comparison).of, words),
+        ("reason", "reason", words),
+    )
+    return make_table(columns, rows_of(comparison.unmatched))
+
+
+def convergence_table(comparison: Comparison, *, narrow: bool = False) -> TextTable:
+    """Return each metric of the trainings in both runs; ``narrow``, for a terminal: without training loss, reasons."""
+    rows = [row for row in rows_of(comparison.convergence) if not (narrow and row.metric == "train_loss")]
+
+    def form_of(row: Row) -> tuple[str, float, str, str]:
+        return METRICS.get(row.metric, (row.metric, 1.0, "{:.4g}", ""))
+
+    def value(row: Row, name: str) -> str:
+        _, factor, form, unit = form_of(row)
+        return decimal(form + unit, factor)(row[name])
+
+    def difference(row: Row) -> str:
+        _, factor, _, unit = form_of(row)
+        return with_ends(decimal("{:+.3g}", factor), row.difference, row.low, row.high) + unit
+
+    columns = (
+        *_letters(comparison),
+        ("cell", labels_of(comparison).of, words),
+        ("metric", lambda row: form_of(row)[0], words),
+        ("A", lambda row: value(row, "first"), flush_right),
+        ("later", lambda row: value(row, "later"), flush_right),
+        ("later - A (95 %)", difference, flush_right),
+        ("n", "seeds", flush_right),
+        *(() if narrow else (("reason", "reason", words),)),
+    )
+    return make_table(columns, rows)
+
+
+def environment_table(comparison: Comparison, *, differing: bool = False) -> TextTable:
+    """Return the environments side by side; ``differing``: only the facts that differ."""
+    letters = [str(run) for run in comparison.runs["run"]]
+    facts = [fact for fact in comparison.environment if fact.differs or not differing]
+    columns = (("", "name", words), *((letter, letter, words) for letter in letters))
+    rows = [Row(zip(letters, fact.values, strict=True), name=fact.name, differs=fact.differs) for fact in facts]
+    return make_table(columns, rows, lambda row: "base" if row.differs else "")
 
 
 def default_page(comparison: Comparison) -> Path:
     """Return the path of the page beside the last run: compare-<first>-<last>.html."""
     first, *_, last = (Path(folder).resolve() for folder in comparison.runs["folder"])
     return last.parent / f"compare-{first.name}-{last.name}.html"
-
-
-def write_page(comparison: Comparison, path: Path) -> None:
-    """Write the page; raises ComparisonError if the file cannot be written."""
-    write_output(path, as_html(comparison))
 
 
 def write_output(path: Path, content: str | bytes) -> None:
@@ -167,28 +336,29 @@ def as_html(comparison: Comparison) -> str:
         title=f"Comparison of {len(comparison.runs)} runs: {', '.join(names)}",
         sentences=found,
         parts=[
-            replace(part, table=part.table.without_constants(), words=words)
-            for part, words in zip(parts, said, strict=True)
+            replace(part, table=part.table.without_constants(), words=text)
+            for part, text in zip(parts, said, strict=True)
         ],
     )
 
 
 def _parts(comparison: Comparison) -> Iterator[Part]:
-    yield Part("Runs", tables.runs_table(comparison), "A is the first run, with which the others are compared.")
-    yield Part("Throughput, cell by cell", tables.cell_table(comparison), tables.METHOD)
-    yield Part("Conditions of --fail-if", tables.gate_table(comparison), tables.GATE_METHOD)
-    yield Part("Cells without a counterpart", tables.unmatched_table(comparison))
-    yield Part("Convergence", tables.convergence_table(comparison), tables.CONVERGENCE_METHOD)
-    differing = tables.environment_table(comparison, differing=True)
-    yield Part("Environments: what differs", differing)
-    yield Part("Environments side by side", tables.environment_table(comparison), level=3, folded="Every recorded fact")
+    yield Part("Runs", "runs", runs_table(comparison), "A is the first run, with which the others are compared.")
+    yield Part("Throughput, cell by cell", "throughput-cell-by-cell", cell_table(comparison), METHOD)
+    yield Part("Conditions of --fail-if", "conditions-of-fail-if", gate_table(comparison), GATE_METHOD)
+    yield Part("Cells without a counterpart", "cells-without-a-counterpart", unmatched_table(comparison))
+    yield Part("Convergence", "convergence", convergence_table(comparison), CONVERGENCE_METHOD)
+    differing, every = (environment_table(comparison, differing=only) for only in (True, False))
+    yield Part("Environments: what differs", "environments-what-differs", differing)
+    side_by_side = "Environments side by side"
+    yield Part(side_by_side, "environments-side-by-side", every, level=3, folded="Every recorded fact")
 
 
 def as_markdown(comparison: Comparison) -> str:
     """Return the sentences and the table of cells as Markdown, for a pull request."""
     lines = ["### Comparison of throughput", ""]
     lines += [f"- {plain(sentence)}" for sentence in sentences(comparison)]
-    for part in (tables.cell_table(comparison), tables.gate_table(comparison), tables.runs_table(comparison)):
+    for part in (cell_table(comparison), gate_table(comparison), runs_table(comparison)):
         if part.rows:
             lines += ["", *_markdown_table(part)]
     return "\n".join(lines)

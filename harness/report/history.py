@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,16 +18,14 @@ from harness.config.values import PlainValue
 from harness.errors import ComparisonError
 from harness.plan.labels import Labels
 from harness.report.compare import write_output
-from harness.report.figures.drawing import COLOURS, MARKERS, panels, style
+from harness.report.figures.drawing import COLOURS, FILE_DPI, MARKERS, image_of, panels, style
 from harness.report.figures.scales import Limits, common_limits, draw_interval, linear_values
 from harness.report.row import Row, is_missing, is_true, rate_unit, rows_of, texts
-from harness.report.tables.compare import start_text
 from harness.report.tables.ratios import ratio
-from harness.report.tables.text import TextTable, flush_right, make_table, speed, with_ends, words
+from harness.report.tables.text import TextTable, first_of, flush_right, make_table, speed, start_text, with_ends, words
 
 MOST_PANELS = 12
 FORMATS = (".png", ".svg", ".pdf")
-DPI = 144
 CODE = ("git commit ", "harness ", "workload's code ")
 """Beginnings of the changes that are of code, not of environment."""
 
@@ -71,9 +68,7 @@ def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, o
         limits = common_limits([(0.95 * float(each.min().min()), 1.05 * float(each.max().max())) for each in known])
         unit = rate_unit(chosen)
         figure = panels(drawn, lambda axes, group, ends: _draw(axes, group, ends, changes, unit), limits, legend=[])
-        content = io.BytesIO()
-        figure.savefig(content, format=path.suffix[1:], dpi=DPI)
-    write_output(path, content.getvalue())
+    write_output(path, image_of(figure, path.suffix[1:], dpi=FILE_DPI))
     named = [f"{name}: {start_text(change.start)}: {change.text}" for name, change in enumerate(changes, start=1)]
     dashed = f"Dashed: the environment changed ({'. '.join(named)})." if named else "The environment never changed."
     caption = (
@@ -87,11 +82,10 @@ def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, o
 
 def _no_cell(history: pd.DataFrame, folder: Path) -> ComparisonError:
     labels = Labels(rows_of(history))
-    known = rows_of(history.drop_duplicates("cell_id"))[:MOST_PANELS]
-    some = "; ".join(f"{row.cell_id}: {labels.of(row)}" for row in known)
+    known = [f"{row.cell_id}: {labels.of(row)}" for row in rows_of(history.drop_duplicates("cell_id"))]
     return ComparisonError(
-        f"{folder}: no cell to draw; choose some with --cell ID or --cell 'strategy=ddp,devices=2'. Cells here: {some}"
-        + "; ..." * (history["cell_id"].nunique() > MOST_PANELS)
+        f"{folder}: no cell to draw; choose some with --cell ID or --cell 'strategy=ddp,devices=2'. "
+        f"Cells here: {first_of(known, MOST_PANELS)}"
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from harness.record.folder import RunFolder
 from harness.record.schema import RAW, empty_table
 from harness.report import summary
 from harness.report.figures import FIGURES, style
+from harness.report.figures.drawing import FILE_KINDS, Area, Drawing, figure_files
 from harness.report.page import Failure, Parts, failed, render
-from harness.report.pictures import KINDS, Picture, make_picture
 from harness.report.sections import DETAILS, SCALING, make_pages
 from harness.report.summary import NO_FACTS, facts
 from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
+
+CSS_DPI = 96
+"""Pixels of an inch on a page: every figure is shown at one scale, so that its type has one size."""
 
 
 class IncompleteReport(InternalError):
@@ -30,9 +34,6 @@ class IncompleteReport(InternalError):
     def __init__(self, message: str, results: Results) -> None:
         super().__init__(message)
         self.results = results
-
-    def __reduce__(self) -> tuple[type[IncompleteReport], tuple[str, Results]]:
-        return IncompleteReport, (str(self), self.results)
 
 
 def write_report(run_folder: Path) -> Results:
@@ -47,7 +48,7 @@ def write_report(run_folder: Path) -> Results:
 def build_report(results: Results) -> Results:
     """Write the report of results that are open already."""
     folder, parts = results.folder, Parts()
-    with _internal_error(folder):  # everything is made before anything is written
+    try:  # everything is made before anything is written
         folder.check()
         recorded = {table.name: getattr(results, table.name) for table in RAW}
         tables = {
@@ -57,6 +58,10 @@ def build_report(results: Results) -> Results:
             pictures = [make_picture(name, draw, results, parts) for name, draw in FIGURES.items()]
         verdict = parts.make("the verdict", lambda: make_verdict(results), lambda _: NO_VERDICT)
         html = _html(results, verdict, pictures, parts)
+    except HarnessError:  # such as a damaged file's
+        raise
+    except Exception as error:
+        raise _internal_error(folder, error) from error
     folder.compact(recorded, results.lines)
     for name, table in tables.items():
         if table is None or table.empty:
@@ -75,11 +80,64 @@ def build_report(results: Results) -> Results:
     raise IncompleteReport(message, results)
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A figure as the template takes it, and its files by name; without an image if it is left out or failed.
+
+    ``width``: of the image on the page, in pixels; ``areas``: the values that show on hover.
+    """
+
+    name: str
+    title: str
+    caption: str = ""
+    failure: str = ""
+    width: int = 0
+    areas: Sequence[Area] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def image(self) -> str:
+        """The figure as PNG in base64; empty without a figure."""
+        return base64.b64encode(self.files[f"{self.name}.png"]).decode() if self.files else ""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it has a place of its own on the page: if it is drawn, or failed."""
+        return bool(self.files or self.failure)
+
+    @property
+    def anchor(self) -> str:
+        """The anchor on the page, to which statements of the verdict refer."""
+        return f"figure-{self.name}"
+
+
+def make_picture(name: str, draw: Callable[[Results], Drawing], results: Results, parts: Parts) -> Picture:
+    """Return the figure of a name; one that fails has a sentence in its place."""
+    return parts.make(
+        f"the figure {name}",
+        lambda: _picture(name, draw(results)),
+        lambda failure: Picture(name, name.replace("_", " ").capitalize(), failure=failure),
+    )
+
+
+def _picture(name: str, drawing: Drawing) -> Picture:
+    if drawing.figure is None:
+        return Picture(name, drawing.title, drawing.caption)
+    files = figure_files(name, drawing.figure)
+    areas = [*drawing.figure.areas()]  # as it was drawn for its files
+    for position, figure in enumerate(drawing.more, start=2):
+        files |= figure_files(f"{name}_{position}", figure)
+    width = round(CSS_DPI * drawing.figure.get_figwidth())
+    return Picture(name, drawing.title, drawing.caption, width=width, areas=areas, files=files)
+
+
 def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
     with writing(folder.figures):
         folder.figures.mkdir(exist_ok=True)
     files = {name: content for picture in pictures for name, content in picture.files.items()}
-    patterns = [f"{picture.name}{more}.{kind}" for picture in pictures for kind in KINDS for more in ("", "_[0-9]*")]
+    patterns = [
+        f"{picture.name}{more}.{kind}" for picture in pictures for kind in FILE_KINDS for more in ("", "_[0-9]*")
+    ]
     earlier = {path.name for pattern in patterns for path in folder.figures.glob(pattern)}
     remove_all(folder.figures / name for name in earlier - {*files})
     replace_all((folder.figures / name, content) for name, content in files.items())
@@ -92,26 +150,19 @@ def _remedy(folder: RunFolder) -> str:
     )
 
 
-@contextmanager
-def _internal_error(folder: RunFolder) -> Iterator[None]:
-    """Raise InternalError, with a log, for any exception but the harness's own errors, such as a damaged file's."""
+def _internal_error(folder: RunFolder, error: Exception) -> InternalError:
+    """Return the error of a report that could not be made, once its traceback is in a log."""
+    failure = Failure("the report", error)
     try:
-        yield
-    except HarnessError:
-        raise
-    except Exception as error:
-        failure = Failure("the report", error)
-        try:
-            log = f"traceback: {folder.write_log(Parts.log, failure.trace)}"
-        except WriteError as unwritten:
-            log = f"no log: {cause_of(unwritten)}"
-        what = failed([failure.part], failure.cause)
-        raise InternalError(f"{folder.path}: {what} ({log}). {_remedy(folder)}") from error
+        log = f"traceback: {folder.write_log(Parts.log, failure.trace)}"
+    except WriteError as unwritten:
+        log = f"no log: {cause_of(unwritten)}"
+    return InternalError(f"{folder.path}: {failed([failure.part], failure.cause)} ({log}). {_remedy(folder)}")
 
 
 def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts: Parts) -> str:
     above, below = make_pages(SCALING, results, parts), make_pages(DETAILS, results, parts)
-    drawn = next((picture.anchor for picture in pictures if picture.image), None)
+    drawn = next((picture.anchor for picture in pictures if picture.files), None)
     content = {
         "name": results.experiment.name,
         **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
@@ -158,7 +158,8 @@ def _whole(results: Results, context: Context) -> MlflowRun:
     }
     note = "\n".join(verdict_lines(results.experiment.name, make_verdict(results)))
     params = {"workload": results.experiment.workload}
-    return MlflowRun(results.folder.path.name, params, tuple(metrics), _tags(tags, {"mlflow.note.content": note}))
+    described = {**_tags(tags), "mlflow.note.content": note[:LONGEST_TAG]}
+    return MlflowRun(results.folder.path.name, params, tuple(metrics), described)
 
 
 def _cells(results: Results, context: Context) -> Iterator[MlflowRun]:
@@ -180,22 +181,21 @@ def _cells(results: Results, context: Context) -> Iterator[MlflowRun]:
                 equivalence = "" if is_missing(ratio.equivalence) else ratio.equivalence
                 doubts = "; ".join(texts(ratio.doubts))
                 tags |= {"base": context.label(ratio.base_id), "doubts": doubts, "equivalence": equivalence}
-            yield MlflowRun(row.label, _params(row, context.options[cell_id]), metrics, _tags(tags))
+            yield MlflowRun(row.label, _params(row), metrics, _tags(tags))
 
 
-def _tags(own: Mapping[str, str], others: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the tags that have a value; those of the harness have its name before theirs."""
-    tags = {**{f"harness.{name}": text for name, text in own.items()}, **(others or {})}
-    return {name: text[:LONGEST_TAG] for name, text in tags.items() if text}
+def _tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that have a value, each with the harness's name before its own."""
+    return {f"harness.{name}": text[:LONGEST_TAG] for name, text in tags.items() if text}
 
 
-def _params(row: Row, options: Mapping[str, object]) -> dict[str, str]:
+def _params(row: Row) -> dict[str, str]:
     """Return the axes and options of a cell that have a value, as they stand in an experiment file."""
-    values = {axis: row[axis] for axis in CELL_AXES if axis in row and axis != "options" and not is_missing(row[axis])}
-    known = {**values, **{name: value for name, value in options.items() if value is not None}}
+    axes = {axis: row[axis] for axis in CELL_AXES if axis in row and axis != "options" and not is_missing(row[axis])}
+    options = {name: value for name, value in (row.options or {}).items() if value is not None}
     return {
         NOT_IN_NAMES.sub("_", name): (value if isinstance(value, str) else json.dumps(value))[:LONGEST_PARAM]
-        for name, value in known.items()
+        for name, value in (axes | options).items()
     }
 
 
@@ -208,15 +208,13 @@ def _metrics(row: Row | None, names: Mapping[str, str], suffix: str = "") -> Ite
 
 def _curves(results: Results) -> dict[str, list[MlflowMetric]]:
     """Return the learning curves of each cell, ``val_accuracy/seed_0`` by epoch, and the time to the target."""
-    epochs: dict[tuple[str, int], list[Row]] = {}
-    for row in rows_of(results.epochs.sort_values("epoch")):
-        epochs.setdefault((row.trial_id, row.attempt), []).append(row)
-    names = {str(name): str(name) for name in results.epochs.columns if str(name).startswith(CURVES)}
+    epochs = results.epochs.sort_values("epoch")
+    names = {str(name): str(name) for name in epochs.columns if str(name).startswith(CURVES)}
     found: dict[str, list[MlflowMetric]] = {}
     for row in rows_of(results.convergence):
         seed = f"/seed_{row.seed}"
         metrics = found.setdefault(str(row.cell_id), [])
-        for epoch in epochs.get((row.trial_id, row.attempt), []):
+        for epoch in rows_of(epochs[(epochs["trial_id"] == row.trial_id) & (epochs["attempt"] == row.attempt)]):
             metrics += (one._replace(step=epoch.epoch) for one in _metrics(epoch, names, seed))
         metrics += _metrics(row, TARGET, seed)
     return found
@@ -226,12 +224,17 @@ def export_to_mlflow(results: Results, target: str) -> str:
     """Export a run to a tracking URI or a folder; return a sentence on what was done. Raises ExportError."""
     uri = tracking_uri(target)
     with _settings():
-        client = _client(uri)
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise ExportError(
+                f"--mlflow: MLflow cannot be imported ({error}); install it: pip install 'mlflow-skinny>=3.17'"
+            ) from None
         export = mlflow_export(results)
         if not export.cells:
             raise ExportError(f"{results.folder.path}: no cell was measured, so there is nothing to export")
         try:
-            return _export(client, export)
+            return _export(MlflowClient(tracking_uri=uri), export)
         except ExportError:
             raise
         except Exception as error:  # of MLflow, or of its libraries for networks, databases and files
@@ -270,19 +273,6 @@ def _settings() -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def _client(uri: str) -> MlflowClient:
-    try:
-        from mlflow import MlflowClient
-    except ImportError as error:
-        raise ExportError(
-            f"--mlflow: MLflow cannot be imported ({error}); install it: pip install 'mlflow-skinny>=3.17'"
-        ) from None
-    try:
-        return MlflowClient(tracking_uri=uri)
-    except Exception as error:
-        raise _failed(uri, error) from error
 
 
 def _failed(uri: str, error: Exception) -> ExportError:
@@ -324,15 +314,11 @@ def _experiment(client: MlflowClient, name: str) -> str:
 
 def _earlier(client: MlflowClient, experiment_id: str, identity: str) -> dict[str, Mapping[str, str]]:
     """Return the tags of the runs of earlier exports of the same run, complete or not, by run id."""
-    found: dict[str, Mapping[str, str]] = {}
-    token: str | None = None
-    while True:
-        wanted = f"tags.`{IDENTITY}` = '{identity}'"
-        page = client.search_runs([experiment_id], wanted, max_results=MOST_RUNS, page_token=token)
-        found |= {str(run.info.run_id): run.data.tags for run in page}
-        token = page.token
-        if not token:
-            return found
+    search = partial(client.search_runs, [experiment_id], f"tags.`{IDENTITY}` = '{identity}'", max_results=MOST_RUNS)
+    pages = [search()]
+    while pages[-1].token:
+        pages.append(search(page_token=pages[-1].token))
+    return {str(run.info.run_id): run.data.tags for page in pages for run in page}
 
 
 def _write_all(client: MlflowClient, experiment_id: str, export: MlflowExport) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,11 +12,8 @@ from harness.analysis.results import Results
 from harness.errors import nearest
 from harness.record.folder import RunFolder
 from harness.record.mirror import on_this_machine
-from harness.system.files import replacing
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from harness.report.figures import Drawing
 
 
@@ -39,7 +33,7 @@ class Plots:
     def __init__(self, results: Results) -> None:
         self._results = results
 
-    def __getattr__(self, name: str) -> Callable[[], Plot]:
+    def __getattr__(self, name: str) -> Callable[[], Drawing]:
         """Return the function that draws a figure; raises AttributeError, which lists their names."""
         if name.startswith("_"):
             raise AttributeError(name)
@@ -60,50 +54,13 @@ class Plots:
         return f"Figures: {', '.join(f'.{name}()' for name in FIGURES)}"
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure with its caption, which a notebook shows; without a figure the caption has the reason."""
-
-    title: str
-    caption: str
-    figure: Figure | None
-
-    def save(self, path: str | Path) -> None:
-        """Write the figure, in the format of the file's suffix. Raises ValueError without a figure, and WriteError."""
-        if self.figure is None:
-            raise ValueError(f"{self.title}: {self.caption}")
-        kind = Path(path).suffix.removeprefix(".") or "png"
-        with replacing(Path(path)) as partial_file:
-            partial_file.write_bytes(_picture(self.figure, kind))
-
-    def __repr__(self) -> str:
-        return f"{self.title}. {self.caption}"
-
-    def _repr_html_(self) -> str:
-        text = html.escape(f"{self.title}. {self.caption}")
-        if self.figure is None:
-            return f"<p>{text}</p>"
-        image = base64.b64encode(_picture(self.figure, "png")).decode()
-        return f'<img src="data:image/png;base64,{image}" style="max-width:100%"><p>{text}</p>'
-
-
 def load(run_folder: str | Path, local: str | Path = "results") -> RunResults:
     """Return the results in a run folder, or of a URI that is copied below ``local``; raises RunFolderError."""
     return RunResults(RunFolder.open(on_this_machine(run_folder, local)))
 
 
-def _draw(draw: Callable[[Results], Drawing], results: Results) -> Plot:
+def _draw(draw: Callable[[Results], Drawing], results: Results) -> Drawing:
     from harness.report.figures import style
 
     with style():
-        drawing = draw(results)
-    return Plot(drawing.title, drawing.caption, drawing.figure)
-
-
-def _picture(figure: Figure, kind: str) -> bytes:
-    from harness.report.figures import style
-
-    content = io.BytesIO()
-    with style():
-        figure.savefig(content, format=kind)
-    return content.getvalue()
+        return draw(results)

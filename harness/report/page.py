@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from harness.errors import HarnessError
+from harness.report.tables.text import TextTable
 from harness.system.sanitize import redact_text
 
 SCRIPT = Path(__file__).with_name("sort.js").read_text(encoding="utf-8")
@@ -27,6 +28,22 @@ def render(template: str, **variables: object) -> str:
     )
     script_hash = Markup(f"sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}")
     return environment.get_template(template).render(script_hash=script_hash, script=Markup(SCRIPT), **variables)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table of a page under its title, with words above it, or with a sentence on its failure.
+
+    ``folded`` is the line to click if the table is long.
+    """
+
+    title: str
+    anchor: str
+    table: TextTable
+    words: str = ""
+    level: int = 2
+    folded: str = ""
+    failure: str = ""
 
 
 Made = TypeVar("Made")

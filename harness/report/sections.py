@@ -8,37 +8,8 @@ from functools import partial
 
 from harness.analysis.results import Results
 from harness.report import summary
-from harness.report.page import Parts
-from harness.report.tables.cost import (
-    communication_table,
-    compute_table,
-    device_memory_table,
-    gpu_table,
-    unexplained_table,
-    waterfall_table,
-)
-from harness.report.tables.evidence import (
-    doubt_table,
-    equivalence_table,
-    findings_table,
-    ledger_table,
-    memory_table,
-    stalls_table,
-)
-from harness.report.tables.links import collectives_table, links_failed, links_table, links_words, topology_table
-from harness.report.tables.prediction import prediction_table, prediction_words, refusals
-from harness.report.tables.preview import preview_table, preview_words
-from harness.report.tables.published import published_table, published_words
-from harness.report.tables.ratios import leaders_table, noise_table, parity_table, versus_table
-from harness.report.tables.scaling import (
-    MOST_EPOCHS,
-    convergence_table,
-    epochs_table,
-    failure_table,
-    missing_table,
-    outcome_table,
-    scaling_table,
-)
+from harness.report.page import Part, Parts
+from harness.report.tables import cost, evidence, links, prediction, preview, published, ratios, scaling
 from harness.report.tables.text import TextTable, impossible_lines
 
 
@@ -58,50 +29,34 @@ class Section:
     folded: str = ""
 
 
-@dataclass(frozen=True)
-class Page:
-    """A section with its table made, as the template takes it; or with a sentence on its failure."""
-
-    title: str
-    anchor: str
-    table: TextTable
-    words: str
-    level: int
-    folded: str = ""
-    failure: str = ""
-
-
-def make_pages(sections: Sequence[Section], results: Results, parts: Parts) -> list[Page]:
+def make_pages(sections: Sequence[Section], results: Results, parts: Parts) -> list[Part]:
     """Return the sections that have rows, or a sentence instead of rows."""
-    pages = []
+
+    def make(section: Section) -> Part:
+        table = section.table(results)
+        words = section.words if table.rows else section.empty
+        shown = words if isinstance(words, str) else words(results)
+        return Part(section.title, section.anchor, table.without_constants(), shown, section.level, section.folded)
+
+    made = []
     for section in sections:
-        failed = partial(Page, section.title, section.anchor, TextTable((), ()), "", section.level, "")
-        if page := parts.make(f"the section {section.title}", partial(_page, section, results), failed):
-            pages.append(page)
-    return pages
-
-
-def _page(section: Section, results: Results) -> Page | None:
-    table = section.table(results)
-    words = section.words if table.rows else section.empty
-    shown = words if isinstance(words, str) else words(results)
-    if not (table.rows or shown):
-        return None
-    return Page(section.title, section.anchor, table.without_constants(), shown, section.level, section.folded)
+        failed = partial(Part, section.title, section.anchor, TextTable((), ()), "", section.level, "")
+        made.append(parts.make(f"the section {section.title}", partial(make, section), failed))
+    return [part for part in made if part.table.rows or part.words or part.failure]
 
 
 SCALING = (
     Section(
         "Throughput and scaling",
         "scaling",
-        lambda results: scaling_table(results.scaling),
+        lambda results: scaling.scaling_table(results.scaling),
         summary.scaling_words,
         empty=lambda results: "No throughput was measured." if results.experiment.throughput else "",
     ),
     Section(
         "Fastest settings",
         "leaders",
-        lambda results: leaders_table(results.leaders),
+        lambda results: ratios.leaders_table(results.leaders),
         "Settings that train the same model on the same data, in the same precision, on the same devices and at the "
         "same global batch, each against the fastest, paired by block. p: two-sided t test of the log ratio, adjusted "
         "by Holm's method, which keeps the chance of any false claim in a group at 5 %; cannot be told apart: p of at "
@@ -109,11 +64,11 @@ SCALING = (
         "error that the doctor found.",
         level=3,
     ),
-    Section("Noise floor", "noise", lambda results: noise_table(results.noise), summary.noise_words, level=3),
+    Section("Noise floor", "noise", lambda results: ratios.noise_table(results.noise), summary.noise_words, level=3),
     Section(
         "Comparison along each axis",
         "versus",
-        lambda results: versus_table(results.versus),
+        lambda results: ratios.versus_table(results.versus),
         "Ratio of the throughputs of two cells that differ in one axis, paired by block: neighbouring values, and the "
         "last against the first; of placements (device_ids), which have no order, each against the first of the file. "
         "Shaded: the interval excludes 1. Italics: emulated, oversubscribed or faulty.",
@@ -122,7 +77,7 @@ SCALING = (
     Section(
         "Overhead of Ray",
         "parity",
-        lambda results: parity_table(results.parity),
+        lambda results: ratios.parity_table(results.parity),
         "Ratio of throughputs of the same cell under Ray and under torchrun (the control), with the same worker code, "
         "paired by block. Shaded: the interval excludes 1.",
         level=3,
@@ -130,7 +85,7 @@ SCALING = (
     Section(
         "Preflight",
         "preflight",
-        lambda results: findings_table(results.findings),
+        lambda results: evidence.findings_table(results.findings),
         summary.preflight_words,
         empty=summary.preflight_words,
         level=3,
@@ -138,18 +93,18 @@ SCALING = (
     Section(
         "Equivalence of strategies",
         "equivalence",
-        lambda results: equivalence_table(results.equivalence),
+        lambda results: evidence.equivalence_table(results.equivalence),
         "From the same initial parameters on the same global batches, with frozen batch statistics and no dropout, "
         "against one device: the gradient of one step, its update at the recipe's learning rate, and the update of two "
         "steps whose first has a thousandth of the parameters' norm; norm of the difference over the norm of one "
         "device's. In 16 bits, of updates the part along one device's.",
         level=3,
     ),
-    Section("Doubts", "doubts", lambda results: doubt_table(results.trials), level=3),
+    Section("Doubts", "doubts", lambda results: evidence.doubt_table(results.trials), level=3),
     Section(
         "Stalls",
         "stalls",
-        lambda results: stalls_table(results.stalls),
+        lambda results: evidence.stalls_table(results.stalls),
         "Windows with a step of over 10 times the trial's median and over 2 s. The trials count with them.",
         level=3,
     ),
@@ -158,35 +113,38 @@ SCALING = (
 
 DETAILS = (
     Section(
-        "Convergence", "convergence", lambda results: convergence_table(results.convergence), summary.convergence_words
+        "Convergence",
+        "convergence",
+        lambda results: scaling.convergence_table(results.convergence),
+        summary.convergence_words,
     ),
     Section(
         "Trainings by epoch",
         "epochs",
-        lambda results: epochs_table(results.epochs, results.trials),
+        lambda results: scaling.epochs_table(results.epochs, results.trials),
         "Training loss: mean over the steps of the epoch. Learning rate: of its last step. At most "
-        f"{MOST_EPOCHS} epochs of a training are shown, evenly spaced; epochs.parquet has all, training_steps.parquet "
-        "their steps.",
+        f"{scaling.MOST_EPOCHS} epochs of a training are shown, evenly spaced; epochs.parquet has all, "
+        "training_steps.parquet their steps.",
         level=3,
         folded="Every training, epoch by epoch",
     ),
     Section(
         "Published and measured",
         "published",
-        lambda results: published_table(results.published),
-        lambda results: published_words(results.published),
+        lambda results: published.published_table(results.published),
+        lambda results: published.published_words(results.published),
     ),
     Section(
         "Predicted steps",
         "prediction",
-        lambda results: prediction_table(results.prediction),
-        lambda results: prediction_words(results.prediction),
-        empty=lambda results: " ".join(refusals(results.prediction)),
+        lambda results: prediction.prediction_table(results.prediction),
+        lambda results: prediction.prediction_words(results.prediction),
+        empty=lambda results: " ".join(prediction.refusals(results.prediction)),
     ),
     Section(
         "Efficiency loss by part, in numbers",
         "waterfall-table",
-        lambda results: waterfall_table(results.waterfall),
+        lambda results: cost.waterfall_table(results.waterfall),
         "With two ranks, the faster one is the typical rank, so that the slower one's loss is counted in full. A "
         "collective whose profile is missing is in the rest. Parts have t intervals over blocks, the ideal that of "
         "its efficiency.",
@@ -195,13 +153,13 @@ DETAILS = (
     Section(
         "Efficiency loss not explained",
         "unexplained",
-        lambda results: unexplained_table(results.trials, results.waterfall),
+        lambda results: cost.unexplained_table(results.trials, results.waterfall),
         level=3,
     ),
     Section(
         "Communication of ddp",
         "communication",
-        lambda results: communication_table(results.waterfall, results.trials),
+        lambda results: cost.communication_table(results.waterfall, results.trials),
         "By difference: the time of a step on all devices less that of the slowest rank without gradient exchange. It "
         "includes costs outside DDP's timers: copies of gradients into buckets and, on a CPU, the cores that the "
         "exchange occupies. On GPUs both numbers should be close.",
@@ -209,21 +167,21 @@ DETAILS = (
     Section(
         "Links and collectives",
         "collectives",
-        lambda results: collectives_table(results.collectives, results.links),
-        lambda results: links_words(results.trials),
-        empty=lambda results: links_failed(results.trials),
+        lambda results: links.collectives_table(results.collectives, results.links),
+        lambda results: links.links_words(results.trials),
+        empty=lambda results: links.links_failed(results.trials),
     ),
     Section(
         "Links between devices",
         "links-table",
-        lambda results: links_table(results.links),
+        lambda results: links.links_table(results.links),
         "Bandwidth of the largest size, latency of the smallest and, between GPUs, the link as in nvidia-smi topo -m.",
         level=3,
     ),
     Section(
         "Topology of each node",
         "topology",
-        lambda results: topology_table(results.environment),
+        lambda results: links.topology_table(results.environment),
         "Links between the GPUs of a node by NVML, as nvidia-smi topo -m names them: NV4: four NVLinks; PIX: one PCIe "
         "switch; PXB: several; PHB: a host bridge; NODE: within a NUMA node; SYS: between them; X: the GPU itself.",
         level=3,
@@ -231,7 +189,7 @@ DETAILS = (
     Section(
         "Compute",
         "compute",
-        lambda results: compute_table(results.cells),
+        lambda results: cost.compute_table(results.cells),
         "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes. Without "
         "training.cudnn_benchmark and training.channels_last figures of convolutions are a lower bound of those that "
         "a GPU reaches.",
@@ -239,13 +197,13 @@ DETAILS = (
     Section(
         "Memory",
         "memory",
-        lambda results: memory_table(results.cells, results.ranks, results.trials),
+        lambda results: evidence.memory_table(results.cells, results.ranks, results.trials),
         summary.memory_words,
     ),
     Section(
         "Memory of each GPU",
         "device-memory",
-        lambda results: device_memory_table(results.device_memory),
+        lambda results: cost.device_memory_table(results.device_memory),
         "Peak memory allocated in the steps, of cells on several GPUs. Under dp the first GPU also holds the outputs "
         "and the gradients that it gathers from the others, and the optimizer's state.",
         level=3,
@@ -253,7 +211,7 @@ DETAILS = (
     Section(
         "GPUs",
         "gpus",
-        lambda results: gpu_table(results.gpus),
+        lambda results: cost.gpu_table(results.gpus),
         "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
         "windows; a power limit (sw power cap, held by power) is a GPU's usual state under load. Energy is measured "
         "over at least 10 s, if no other process uses the GPU.",
@@ -261,18 +219,18 @@ DETAILS = (
     Section(
         "Estimated and actual time",
         "preview",
-        lambda results: preview_table(results.preview),
-        lambda results: preview_words(results.folder),
+        lambda results: preview.preview_table(results.preview),
+        lambda results: preview.preview_words(results.folder),
     ),
-    Section("Run time by part", "ledger", lambda results: ledger_table(results.ledger), summary.checks_words),
+    Section("Run time by part", "ledger", lambda results: evidence.ledger_table(results.ledger), summary.checks_words),
     Section(
         "Trial outcomes",
         "outcomes",
-        lambda results: outcome_table(results.outcomes),
+        lambda results: scaling.outcome_table(results.outcomes),
         lambda results: " ".join(impossible_lines(results.impossible)),
         empty="No trial has ended.",
     ),
-    Section("Failed trials", "failed", lambda results: failure_table(results.trials), level=3),
-    Section("Trials without a result", "missing", lambda results: missing_table(results.missing), level=3),
+    Section("Failed trials", "failed", lambda results: scaling.failure_table(results.trials), level=3),
+    Section("Trials without a result", "missing", lambda results: scaling.missing_table(results.missing), level=3),
 )
 """Below the figures."""

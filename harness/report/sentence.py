@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from harness.analysis.results import Results, attempt
-from harness.config.values import PlainValue
 from harness.plan.labels import SEPARATOR
 from harness.record.schema import empty_table
 from harness.report.row import Row, Scalar, is_missing, plain_label, rows_of, texts
@@ -52,7 +51,7 @@ BASE = re.compile(r" \(strategy [^()]*, same [a-z ]+\)")
 """What a ratio is over, as base_words has it."""
 COUNTED = ("incomplete", "open")
 """The topics whose sentences begin with a number of cells or trials."""
-HOLM = re.compile(r"Holm's adjustment")
+HOLM = "Holm's adjustment"
 HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
 
 
@@ -76,18 +75,13 @@ class Sentence:
         """Whether it stands in the colour of problems: no result, low trust, no equivalence, failures."""
         return self.topic in ("incomplete", "failed") or self.code in ("low", "not equivalent", "unknown")
 
-    @property
-    def heading(self) -> str:
-        return TOPICS[self.topic]
-
 
 @dataclass(frozen=True)
 class Context:
-    """What the sentences need besides the statements: the results, and the cells and their options by id."""
+    """What the sentences need besides the statements: the results, and the cells by id."""
 
     results: Results
     cells: Mapping[str, Row]
-    options: Mapping[str, Mapping[str, PlainValue]]
 
     def table(self, name: str) -> pd.DataFrame:
         """Return a table of the run; without rows if it failed by an error of the harness."""
@@ -144,10 +138,7 @@ class Context:
 
 def context_of(results: Results) -> Context:
     """Return what the sentences on a run need."""
-    first = results.trials.drop_duplicates("cell_id")
-    options = zip(first.cell_id, first.options, strict=True)
-    cells = {row.cell_id: row for row in rows_of(first)}
-    return Context(results, cells, {cell_id: values or {} for cell_id, values in options})
+    return Context(results, {row.cell_id: row for row in rows_of(results.trials.drop_duplicates("cell_id"))})
 
 
 def explained(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
@@ -190,7 +181,7 @@ def _explained(text: str, known: set[str]) -> str:
 def with_holm_explained(texts: Sequence[str]) -> list[str]:
     """Return the texts of a comparison with Holm's adjustment explained where it is named first."""
     found = [*texts]
-    first = next((at for at, text in enumerate(found) if HOLM.search(text)), None)
+    first = next((at for at, text in enumerate(found) if HOLM in text), None)
     if first is not None and not any(HOLM_MEANING in text for text in found):
-        found[first] = HOLM.sub(lambda use: f"{use[0]}{HOLM_MEANING}", found[first], count=1)
+        found[first] = found[first].replace(HOLM, f"{HOLM}{HOLM_MEANING}", 1)
     return found

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 
 import pandas as pd
-from typing_extensions import TypedDict
 
 from harness.analysis.results import Results
 from harness.analysis.stats import LEAST_BLOCKS
@@ -18,7 +16,7 @@ from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import joined
 from harness.report.row import plural, rate_unit, spread_options
 from harness.report.tables.evidence import summary_line, usual_words
-from harness.report.tables.text import counts, duration, speed
+from harness.report.tables.text import counts, duration, speed, start_text
 
 
 def size(results: Results) -> str:
@@ -151,33 +149,22 @@ def convergence_words(results: Results) -> str:
     return words + (f" {plural(resumed, 'training')} resumed from a checkpoint." if resumed else "")
 
 
-class NodeFacts(TypedDict):
-    """A node as the template takes it."""
-
-    host: str
-    facts: list[tuple[str, str]]
-
-
-class Facts(TypedDict):
-    """The machines and invocations as the template takes them."""
-
-    started: str
-    machine_line: str
-    nodes: list[NodeFacts]
-    environment_differs: str
-    invocations_differ: list[str]
+NO_FACTS: dict[str, object] = {
+    "started": "",
+    "machine_line": "",
+    "nodes": [],
+    "environment_differs": "",
+    "invocations_differ": [],
+}
 
 
-NO_FACTS = Facts(started="", machine_line="", nodes=[], environment_differs="", invocations_differ=[])
-
-
-def facts(environment: RunEnvironment) -> Facts:
-    """Return the variables of the template that come from environment.jsonl."""
+def facts(environment: RunEnvironment) -> dict[str, object]:
+    """Return the variables of the template that come from environment.jsonl, the machines and invocations."""
     seen = nodes(environment)
     return {
         "started": started(environment),
         "machine_line": machine_line(seen),
-        "nodes": [{"host": node["host"], "facts": node_facts(node)} for node in seen],
+        "nodes": [(node["host"], node_facts(node)) for node in seen],
         "environment_differs": difference(environment),
         "invocations_differ": [
             f"Invocation {number} differs from the one before: {'; '.join(invocation['differs'])}."
@@ -241,7 +228,6 @@ def started(environment: RunEnvironment) -> str:
     invocations = [invocation for invocation in environment.get("invocations", []) if "started_at" in invocation]
     if not invocations:
         return "not started"
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(invocations[0]["started_at"]))
     again = f", resumed {plural(len(invocations) - 1, 'time')}" if len(invocations) > 1 else ""
     commit = invocations[0].get("git_commit")
-    return f"{began}{again}{f' · git {commit[:12]}' if commit else ''}"
+    return f"{start_text(invocations[0]['started_at'])}{again}{f' · git {commit[:12]}' if commit else ''}"

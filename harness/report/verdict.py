@@ -40,10 +40,6 @@ class NextStep:
     file: str = NOTHING_NEXT
     others: tuple[str, ...] = ()
 
-    @property
-    def sentence(self) -> Sentence:
-        return Sentence("next", "", self.why, command=self.command)
-
 
 @dataclass(frozen=True)
 class Proposal:
@@ -119,7 +115,7 @@ def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
         cause = target(causes_of(row, context))
         if cause and (options := options_of(cause, context)):
             cell_id, option = cause.cell_id, options[0]
-            text = next_experiment(context.results.experiment, context.cells[cell_id], context.options[cell_id], option)
+            text = next_experiment(context.results.experiment, context.cells[cell_id], option)
             head = f"# Compares {option.axis} in {context.label(cell_id)}.\n"
             found.append(Proposal(option, cause, f"{head}{text}", _noise(cell_id, statements)))
     return max(found, key=lambda one: one.stands_out, default=None)
@@ -248,7 +244,7 @@ class Verdict:
         order = [*TOPICS]
         found: dict[str, list[Sentence]] = {}
         for sentence in explained(sorted(self.sentences, key=lambda one: order.index(one.topic))):
-            found.setdefault(sentence.heading, []).append(sentence)
+            found.setdefault(TOPICS[sentence.topic], []).append(sentence)
         return found
 
 
@@ -275,7 +271,8 @@ def make_verdict(results: Results) -> Verdict:
             more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
             sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))
     step = next_step(statements, context)
-    return Verdict((*sentences, *further(context), step.sentence), step.file, step.others)
+    last = Sentence("next", "", step.why, command=step.command)
+    return Verdict((*sentences, *further(context), last), step.file, step.others)
 
 
 def plain(text: str) -> str:

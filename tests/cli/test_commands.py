@@ -86,19 +86,13 @@ def grid(axes: str = "", more: str = "") -> str:
 
 
 BAD_FILES = {
-    "no YAML": ("a: [", "not valid YAML"),
     "unknown key": (SMALL + "thrughput: {}\n", "did you mean 'throughput'?"),
-    "wrong type": (grid("devices: many, "), "grid.devices[0]: got 'many'"),
     "unknown strategy": (grid("strategy: pipeline, "), "allowed: ddp, dp"),
-    "unknown model": (grid("model: resnet19, "), "grid.model: got 'resnet19'"),
-    "unknown data": (grid("data: mnist, "), "grid.data: got 'mnist'"),
     "unknown precision": (grid("precision: fp8, "), "got 'fp8'; allowed: bf16, fp16, fp32, tf32"),
-    "unknown workload": (SMALL + "workload: image_clasification\n", "did you mean 'image_classification'?"),
     "user module that is not there": (SMALL + "workload: not_there:Own\n", "importing not_there failed"),
     "user module that fails": (SMALL + "workload: faulty:Own\n", "faulty failed with RuntimeError: half written"),
     "user module that exits": (SMALL + "workload: exits_0:Own\n", "failed with SystemExit: 0"),
     "user module that exits with 3": (SMALL + "workload: exits_3:Own\n", "failed with SystemExit: 3"),
-    "unknown optimizer": (SMALL + "optimizer: {name: SGDD}\n", "did you mean 'SGD'?"),
     "unknown schedule": (SMALL + "schedule: {name: Cosine}\n", "schedule.name: got 'Cosine'"),
     "missing data": (grid("data: ./none, model: resnet8, "), "data is missing"),
     "missing cifar10": (CIFAR + "workload_options: {data_folder: ./nowhere}\n", "Unpack cifar-10-python.tar.gz"),
@@ -118,13 +112,11 @@ BAD_FILES = {
     ),
     "an optimizer that refuses": (SMALL + "optimizer: {name: SparseAdam}\n", "optimizer: SparseAdam does not take"),
     "a schedule that divides by zero": (SMALL + "schedule: {name: StepLR, step_size: 0}\n", "StepLR does not take"),
-    "a rate that is a word": (SMALL + "optimizer: {name: SGD, lr: fast}\n", "does not take {name: 'SGD', lr: 'fast'}"),
     "an empty axis": (SMALL + "optimizer: {name: SGD, lr: []}\n", "optimizer.lr: got an empty list"),
     "a home that is not there": (
         grid("data: '~nosuchuser/x', model: resnet8, "),
         "no such user, or the user has no home folder",
     ),
-    "convergence of nothing": (SMALL + "convergence: {epochs: 1, only: {model: b}}\n", "convergence.only: 1 problem"),
     "a name of 300 letters": (CIFAR + f"workload_options: {{data_folder: ./{'x' * 300}}}\n", "data is missing"),
     "an optimizer that needs a closure": (SMALL + "optimizer: {name: LBFGS}\n", "optimizer: LBFGS does not take"),
     "a schedule that needs a metric": (
@@ -162,20 +154,15 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--only", "strategy=fsdp"], "no cell of small matches: strategy: got "),
         (["--only", "devices=true"], "devices: got [true]; its cells have "),
         (["--only", "strategy=[ddp"], "allowed: AXIS=VALUE"),
-        (["--only", "devices=2020-13-45"], "allowed: AXIS=VALUE"),
         (["--only", ""], "allowed: AXIS=VALUE"),
         (["--only", "model=" + "[" * 5000], "allowed: AXIS=VALUE"),
-        (["--only", "model=!!python/object/apply:os.system [true]"], "allowed: AXIS=VALUE"),
         (["--only", "devices=" + "9" * 5000], "allowed: AXIS=VALUE"),
-        (["--assume", ""], "allowed: NODESxGPUS"),
         (["--resume", "/nonexistent/run"], "not a run folder"),
         (["--like", "/nonexistent/run"], "--like /nonexistent/run: not a run folder"),
         (["--like", "."], "not a run folder (plan.json or experiment.resolved.yaml is missing)"),
         (["--add-blocks", "3"], "it adds to a run that is there; give its folder with --resume"),
         (["--output", __file__], "the run folder cannot be created"),
         (["--output", "x" * 300], "the run folder cannot be created: File name too long"),
-        (["--output", "x" * 300, "--resume", "auto"], "the run folder cannot be created: File name too long"),
-        (["--output", "s3:/bucket/results"], "got 's3:/bucket/results'; allowed: s3://BUCKET/FOLDER"),
         (["--output", "s3://me:hunter2@bucket"], "got a URI with a user, a password or a key; allowed: one without"),
         pytest.param(
             ["--output", "s3://bucket/x?endpoint_override=127.0.0.1:9&scheme=http"],
@@ -198,10 +185,8 @@ def test_bad_options_are_one_error_with_exit_code_2(
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("with_file", [True, False])
-def test_all_mistakes_in_the_options_are_one_error(with_file: bool, write_experiment: Write) -> None:
-    file = [write_experiment(SMALL)] if with_file else []
-    result = call("run", *file, "--resume", "/nonexistent/run", "--assume", "foo", "--only", "stratgy=ddp")
+def test_all_mistakes_in_the_options_are_one_error_without_a_file() -> None:
+    result = call("run", "--resume", "/nonexistent/run", "--assume", "foo", "--only", "stratgy=ddp")
     assert result.exit_code == 2, result.output
     for problem in ("error: 3 problems\n  - ", "\n  - /nonexistent/run: not a run folder", "--assume: got 'foo'"):
         assert problem in result.stderr and "--only: unknown axis" in result.stderr

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.cli.commands import app
+from harness.cli.commands import app, lists_of_names
 from harness.cli.init import QUESTIONS, TEMPLATES
-from harness.cli.listing import rows_of
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.doctor_checks import LOOKS_AT
 from harness.config.experiment import load_experiment
@@ -116,4 +115,4 @@ def test_every_name_is_listed_and_an_unknown_list_offers_the_nearest(what: str, 
     assert all(traits.summary for traits in BUILTIN_TRAITS.values())
     result = CliRunner().invoke(app, ["list", "Models"])
     assert result.exit_code == 2 and "did you mean 'models'?" in result.stderr
-    assert {"workloads", "models", "strategies", "checks"} == set(rows_of())
+    assert {"workloads", "models", "strategies", "checks"} == set(lists_of_names())

@@ -16,7 +16,6 @@ from harness.report.causes import (
     ADVICE,
     BUCKETS,
     MACHINE,
-    Option,
     next_experiment,
     options_to_try,
     varied_options,
@@ -161,7 +160,7 @@ def cells_of(study: Experiment) -> tuple[Cell, ...]:
 def test_each_proposal_is_an_experiment_file_that_compares_its_values(part: str, strategy: str) -> None:
     cell = Row(LEADING, strategy=strategy)
     for option in options_to_try(part, cell, experiment()):
-        text = next_experiment(experiment(), cell, {}, option)
+        text = next_experiment(experiment(), cell, option)
         found = parse_experiment(yaml.safe_load(text), source="next")
         cells = cells_of(found)
         assert len({str(cell.axis(option.axis)) for cell in cells}) == len(option.values)
@@ -198,15 +197,10 @@ def test_a_node_has_cores_for_the_loader_workers_of_its_devices(cores: int, valu
     assert [option.values for option in found] == ([values] if values else [])
 
 
-def test_an_option_reads_as_a_line_of_the_file() -> None:
-    assert str(BUCKETS) == "ddp.bucket_cap_mb: [1, 25, 100]"
-    assert str(Option("ddp.comm_hook", ("none", "bf16_compress"))) == "ddp.comm_hook: [none, bf16_compress]"
-
-
 def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus() -> None:
     sgd = {"name": "SGD", "lr": [0.1, 0.2]}
     study = experiment(optimizer=sgd, throughput={"blocks": 4}, workload_options={"width": 8})
-    text = next_experiment(study, LEADING, {"optimizer.lr": 0.2}, BUCKETS)
+    text = next_experiment(study, Row(LEADING, options={"optimizer.lr": 0.2}), BUCKETS)
     found = parse_experiment(yaml.safe_load(text), source="next")
     assert varied_options(study) == ["optimizer.lr"]
     assert found.throughput is not None and found.throughput.blocks == 4
@@ -214,5 +208,5 @@ def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus
     cells = cells_of(found)
     assert {(cell.optimizer["lr"], cell.workload_options["width"]) for cell in cells} == {(0.2, 8)}
     cell = Row(LEADING, device_ids="0,4")
-    grid = yaml.safe_load(next_experiment(experiment(), cell, {}, BUCKETS))["grid"]
+    grid = yaml.safe_load(next_experiment(experiment(), cell, BUCKETS))["grid"]
     assert grid["device_ids"] == [[0, 4]] and "devices" not in grid

@@ -27,15 +27,15 @@ from harness.plan.trial import Trial, TrialResult
 from harness.record.folder import RunFolder
 from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
 from harness.report import html, summary
-from harness.report import summary as content
-from harness.report.figures import Drawing
-from harness.report.figures.scaling import throughput_by_devices
+from harness.report.figures import FIGURES, Drawing
+from harness.report.figures.drawing import make_grid
 from harness.report.html import IncompleteReport, write_report
 from harness.report.page import Parts
 from harness.report.sections import DETAILS, Section, make_pages
+from harness.report.sections import SCALING as SECTIONS
 from harness.report.tables.cost import unexplained_table
 from harness.report.tables.evidence import belief_lines
-from harness.report.tables.text import Heading, Line, TextTable
+from harness.report.tables.text import Heading, TextTable
 from harness.report.verdict import make_verdict
 from tests import run_folders
 from tests.conftest import laptop
@@ -113,9 +113,11 @@ def run_folder(recorded: RunFolder, tmp_path: Path) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def written(recorded: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The same with its report and every figure, for tests that read it."""
+    """The same with its report, three figures and one that is left out, for tests that read it."""
     folder = RunFolder(shutil.copytree(recorded.path, tmp_path_factory.mktemp("written") / "run"))
-    with imports_blocked("torch", "torchvision", "ray"):
+    drawn = ("throughput", "step_times", "convergence", "links")
+    with imports_blocked("torch", "torchvision", "ray"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "FIGURES", {name: FIGURES[name] for name in drawn})
         write_report(folder.path)
     return folder
 
@@ -152,34 +154,30 @@ def test_tables_figures_and_report_are_written_without_torch_and_ray(written: Ru
         importlib.import_module("torch")
     for name in ("trials", "cells", "scaling", "convergence", "outcomes", "ranks", "windows"):
         assert (written.path / "tables" / f"{name}.csv").stat().st_size > 0
-    for name in ("throughput", "batch_sizes", "step_times", "convergence"):
-        for kind in ("png", "svg"):
-            assert (written.path / "figures" / f"{name}.{kind}").stat().st_size > 1000
+    pictures = sorted(path.name for path in written.figures.iterdir() if path.stat().st_size > 1000)
+    drawn = ("convergence", "step_times", "throughput")
+    assert pictures == [f"{name}.{kind}" for name in drawn for kind in ("png", "svg")]
     assert all((written.path / f"{name}.parquet").exists() for name in ("steps", "epochs"))
 
 
-@pytest.mark.parametrize(
-    ("ended", "running", "reason"),
-    [
-        ({"ended": "interrupted"}, True, "not started: the run was interrupted"),
-        ({}, False, "not started: the run was killed, or is still going on"),
-        ({"ended": "finished"}, False, "not started: it was no part of the last call"),
-    ],
-)
-def test_the_report_of_an_incomplete_run_names_missing_trials(
-    make_experiment: Make, tmp_path: Path, ended: dict[str, Any], running: bool, reason: str
-) -> None:
+def test_the_report_of_an_incomplete_run_names_missing_trials(make_experiment: Make, tmp_path: Path) -> None:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, throughput={"blocks": 4}), laptop())
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     first, second = plan.trials[:2]
     folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), NOWHERE)
-    folder.set_invocation(0, {"started_at": 1.7e9, **ended, **({"running": second.id} if running else {})})
+    for ended, running, reason in (
+        ({}, {}, "not started: the run was killed, or is still going on"),
+        ({"ended": "finished"}, {}, "not started: it was no part of the last call (--only, or another machine)"),
+        ({"ended": "interrupted"}, {"running": second.id}, "not started: the run was interrupted"),
+    ):
+        folder.set_invocation(0, {"started_at": 1.7e9, **ended, **running})  # type: ignore[typeddict-item]
+        missing = load(folder.path).missing.set_index("trial_id")["reason"]
+        assert missing.index.tolist() == [trial.id for trial in plan.trials[1:]]
+        assert set(missing.drop(second.id)) == {reason}
+        assert missing[second.id].startswith("cut short" if running else "not started")
     folder.set_invocation(0, {"differs": ["torch 2.14.0 -> 2.15.0"]})
-    results = write_report(folder.path)
-    assert results.missing["trial_id"].tolist() == [trial.id for trial in plan.trials[1:]]
-    cut_short = results.missing.set_index("trial_id").loc[second.id, "reason"]
-    assert cut_short.startswith("cut short" if running else "not started")
+    write_report(folder.path)
     html = folder.report.read_text()
     assert ">11 of 12 planned trials (one cell in one block each) have no result</b>: " in html
     assert ">1 trial failed with an error</b>: ValueError on rank 0: bad (ddp on 2 devices" in html
@@ -216,8 +214,7 @@ def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:
 
 def test_the_report_is_one_self_contained_file_whose_links_lead_to_its_places(written: RunFolder) -> None:
     html = written.report.read_text()
-    drawn = len(list(written.figures.glob("*.png")))
-    assert html.count("data:image/png;base64,") == drawn > 4
+    assert html.count("data:image/png;base64,") == 3 and "<li>Bus bandwidth against size: no links" in html
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", html)
     assert html.count("<script") == html.count("<script>") == 1
     assert len(re.findall(r'<i style="left:[^"]*" title="[^"]+"></i>', html)) > 20  # the values of the figures' marks
@@ -238,7 +235,7 @@ def test_the_report_shows_configuration_measurements_and_failures_as_text_that_i
     text = re.sub(r"<[^>]+>", " ", html)
     for words in (
         "1 trial failed with an error :",
-        "weak scaling: the per-device batch is fixed",
+        "weak scaling: the per-device batch is fixed",  # words of a section
         "too few devices: needs 4 on one node, has 2 CPU slots",
         "Target: val_accuracy at least 0.95",
         "Some CPU, 2 cores",
@@ -250,37 +247,27 @@ def test_the_report_shows_configuration_measurements_and_failures_as_text_that_i
 
 
 @pytest.mark.slow
-def test_the_report_can_be_rebuilt_and_its_command_imports_neither_torch_nor_ray(run_folder: RunFolder) -> None:
-    write_report(run_folder.path)
-    first = (run_folder.path / "tables" / "scaling.csv").read_text()
-    run_folder.report.unlink()
+def test_the_command_rebuilds_the_report_and_imports_neither_torch_nor_ray(
+    written: RunFolder, run_folder: RunFolder
+) -> None:
     script = (
         f"import runpy, sys\n{inspect.getsource(Blocked)}"
         "sys.meta_path.insert(0, Blocked(('torch', 'torchvision', 'ray')))\n"
+        "from harness.report import html\n"
+        "html.FIGURES = {}\n"
         f"sys.argv = ['harness.report', {str(run_folder.path)!r}]\n"
         "runpy.run_module('harness.report', run_name='__main__')\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (run_folder.path / "tables" / "scaling.csv").read_text() == first and run_folder.report.exists()
+    first, again = ((folder.path / "tables" / "scaling.csv").read_text() for folder in (written, run_folder))
+    assert again == first and run_folder.report.exists()
 
 
 def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_folder: RunFolder) -> None:
     (run_folder.path / "steps.parquet" / "in the way").mkdir(parents=True)
     with pytest.raises(WriteError, match=r"steps\.parquet: cannot be written"):
         write_report(run_folder.path)
-
-
-def test_a_notebook_gets_dataframes(results: Results) -> None:
-    assert set(results.trials["outcome"]) == {"ok", "error", "skipped"}
-    assert results.steps["step_s"].notna().all()
-    assert results.epochs["epoch"].max() == 2
-    assert results.ranks["peak_memory_bytes"].max() == 2**30
-    assert results.windows["weight"].notna().all()
-    assert results.environment["groups"][0]["nodes"][0]["cpu"] == "Some CPU"
-    assert set(results.scaling["base_strategy"]) == {"single"}
-    assert results.convergence["reached"].all()
-    assert results.cells["blocks"].max() == 2
 
 
 @pytest.mark.parametrize(
@@ -312,6 +299,11 @@ def broken(results: Results) -> Any:
     raise KeyError("no such column <b>")
 
 
+def dot(results: Results) -> Drawing:
+    """Return a figure that takes no time."""
+    return Drawing("Throughput", "A dot.", make_grid(1, 1, (1.0, 1.0))[0])
+
+
 def tables_with_rows(run_folder: RunFolder) -> set[str]:
     results = load(run_folder.path)
     return {name for name in TABLES if len(getattr(results, name))}
@@ -322,7 +314,7 @@ def test_an_error_in_a_figure_costs_that_figure(
 ) -> None:
     before = (run_folder.path / "trials.jsonl").read_bytes()
     (run_folder.figures / "bad.png").write_bytes(b"of an earlier report")
-    monkeypatch.setattr(html, "FIGURES", {"bad": broken, "throughput": throughput_by_devices})
+    monkeypatch.setattr(html, "FIGURES", {"bad": broken, "throughput": dot})
     assert exit_code_of(lambda: bool(write_report(run_folder.path))) == FAILED
     output = capsys.readouterr().err
     log = run_folder.path / "logs" / "report.txt"
@@ -347,7 +339,7 @@ def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypa
     (run_folder.tables / "noise.csv").write_text("of an earlier report")
     written = tables_with_rows(run_folder) - {"noise"}
     monkeypatch.setitem(TABLES, "noise", broken)  # type: ignore[arg-type]
-    monkeypatch.setattr(html, "FIGURES", {"twins": of_twins, "throughput": throughput_by_devices})
+    monkeypatch.setattr(html, "FIGURES", {"twins": of_twins, "throughput": dot})
     with pytest.raises(
         IncompleteReport, match=r"the table noise, the figure twins, .*the section Noise floor"
     ) as raised:
@@ -430,24 +422,9 @@ def test_the_summary_shows_the_noise_floor_of_each_base_and_doubts() -> None:
     assert reported.endswith(": batch 8/device: 0.900 to 1.100; batch 16/device: 0.900 to 1.100.")
 
 
-def test_the_report_shows_the_words_and_the_rows_of_its_sections(
-    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sections = {section.title: section for section in DETAILS}
-    rows = TextTable((Heading("cell"), Heading("reason")), (Line(("ddp x2", "cannot be taken away")),))
-    words = replace(sections["Run time by part"], words=lambda results: "Checks took 5.0 % of the run.")
-    reason = replace(sections["Efficiency loss not explained"], table=lambda results: rows)
-    monkeypatch.setattr("harness.report.html.DETAILS", (words, reason))
-    write_report(run_folder.path)
-    html = run_folder.report.read_text()
-    assert "<p>Checks took 5.0 % of the run.</p>" in html
-    assert '<h3 id="unexplained">Efficiency loss not explained</h3>' in html
-    assert "<td>ddp x2</td><td>cannot be taken away</td>" in html
-
-
 def test_the_size_of_a_run_cells_without_diagnostics_and_the_time_of_checks_are_reported(results: Results) -> None:
     size = "trials: 1 error, 15 ok, 4 skipped · 6 cells measured · took 1 min 30 s until the report"
-    assert content.size(results) == size
+    assert summary.size(results) == size
     assert unexplained_table(results.trials, results.waterfall).rows == ()
     trials = results.trials.copy()
     ok = trials.index[trials["outcome"] == "ok"][0]
@@ -460,9 +437,9 @@ def test_the_size_of_a_run_cells_without_diagnostics_and_the_time_of_checks_are_
     rows = [("trial", name, seconds) for name, seconds in zip(purposes, (80.0, 4.0, 1.0, 1.0), strict=True)]
     ledger = pd.DataFrame([*rows, ("group", None, 14.0)], columns=["level", "trial_id", "seconds"])
     vars(results).update(ledger=ledger, trials=trials)
-    assert content.checks_words(results) == "Equivalence checks, preflight and links took 6.0 % of the run."
+    assert summary.checks_words(results) == "Equivalence checks, preflight and links took 6.0 % of the run."
     vars(results)["trials"] = trials[:1]
-    assert content.checks_words(results) == ""
+    assert summary.checks_words(results) == ""
 
 
 def test_positive_nice_values_and_their_differences_are_reported() -> None:
@@ -475,11 +452,8 @@ def test_positive_nice_values_and_their_differences_are_reported() -> None:
 
 def test_a_run_without_throughput_has_no_section_on_it(make_experiment: Make, tmp_path: Path) -> None:
     convergence = {"epochs": 2, "seeds": [0], "target": {"metric": "val_accuracy", "at_least": 0.95}}
-    pages = {}
-    for name, throughput in (("trained", None), ("timed", {"blocks": 1})):
+    for throughput in (None, {"blocks": 1}):
         plan = make_plan(make_experiment(throughput=throughput, convergence=convergence), laptop())
-        folder = RunFolder.create(tmp_path / name, plan.experiment, plan, "x")
-        write_report(folder.path)
-        pages[name] = folder.report.read_text()
-    assert "Throughput and scaling" in pages["timed"] and "0 cells measured" in pages["timed"]
-    assert "Throughput and scaling" not in pages["trained"] and "cells measured" not in pages["trained"]
+        results = load(RunFolder.create(tmp_path, plan.experiment, plan, "x").path)
+        titles = [part.title for part in make_pages(SECTIONS, results, Parts())]
+        assert ("Throughput and scaling" in titles) == ("0 cells measured" in summary.size(results)) == bool(throughput)

@@ -1,12 +1,13 @@
-"""Export to MLflow, into a file store: complete, repeatable, and one clear error for each way to fail."""
+"""Export to MLflow: what it consists of; complete and repeatable; one clear error for each way to fail."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,22 @@ from typer.testing import CliRunner, Result
 
 from harness.analysis.results import Results, load
 from harness.cli.commands import app
-from harness.config.experiment import Experiment
 from harness.errors import ExportError
-from harness.report.mlflow_export import SETTINGS, export_to_mlflow, tracking_uri
+from harness.report.mlflow_export import (
+    LONGEST_TAG,
+    SETTINGS,
+    MlflowExport,
+    MlflowRun,
+    export_to_mlflow,
+    mlflow_export,
+    tracking_uri,
+)
+from tests.conftest import Make
 from tests.run_folders import make_run
 
 mlflow: Any = pytest.importorskip("mlflow")
+EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
+TARGET = {"metric": "val_accuracy", "at_least": 0.8}
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +40,18 @@ def file_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 
-@pytest.fixture
-def results(tmp_path: Path, make_experiment: Callable[..., Experiment]) -> Results:
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, make_experiment: Make) -> Results:
     experiment = make_experiment({"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8})
-    return load(make_run(tmp_path / "results", experiment, lambda cell, block: 100.0 * cell.devices + block))
+    place = tmp_path_factory.mktemp("results")
+    return load(make_run(place, experiment, lambda cell, block: 100.0 * cell.devices + block))
+
+
+@pytest.fixture
+def results(recorded: Results) -> Iterator[Results]:
+    """The same for a test that may write a report."""
+    yield recorded
+    recorded.folder.report.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -46,7 +65,7 @@ def runs(store: Path) -> list[Any]:
     return list(client.search_runs([one.experiment_id for one in client.search_experiments()]))
 
 
-def export(results: Results, target: object, *more: str) -> Result:
+def export_by_command(results: Results, target: object, *more: str) -> Result:
     return CliRunner().invoke(app, ["export", str(results.folder.path), "--mlflow", str(target), *more])
 
 
@@ -105,7 +124,7 @@ def test_the_command_says_what_was_written_and_leaves_the_environment_as_it_was(
 ) -> None:
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     before = dict(os.environ)
-    result = export(results, store)
+    result = export_by_command(results, store)
     assert result.exit_code == 0 and result.output.count("\n") == 1
     assert "MLflow experiment 'test'" in result.output
     assert dict(os.environ) == before and set(SETTINGS) - set(before)
@@ -134,7 +153,7 @@ def test_a_target_that_is_none_or_cannot_be_used_is_one_error(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    result = export(results, target.replace("PORT", str(port)).replace("FILE", str(tmp_path / "file")))
+    result = export_by_command(results, target.replace("PORT", str(port)).replace("FILE", str(tmp_path / "file")))
     assert result.exit_code == 2 and result.output.count("\n") == 1
     assert re.search(words, result.output)
     assert not any(secret in result.output for secret in SECRETS)
@@ -143,23 +162,100 @@ def test_a_target_that_is_none_or_cannot_be_used_is_one_error(
 def test_two_targets_are_one_error_and_without_the_extra_it_says_what_to_install(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = export(results, "folder", "--markdown")
+    result = export_by_command(results, "folder", "--markdown")
     assert result.exit_code == 2 and "give one of both; allowed: --markdown, --mlflow URI" in result.output
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    result = export(results, "folder")
+    result = export_by_command(results, "folder")
     assert result.exit_code == 2 and "pip install 'mlflow-skinny>=3.17'" in result.output
 
 
 def test_a_folder_without_a_run_or_a_measurement_is_one_error(
-    tmp_path: Path, store: Path, make_experiment: Callable[..., Experiment]
+    tmp_path: Path, store: Path, make_experiment: Make
 ) -> None:
     result = CliRunner().invoke(app, ["export", str(tmp_path), "--mlflow", str(store)])
     assert result.exit_code == 2 and "not a run folder" in result.output and not store.exists()
     run = make_run(tmp_path, make_experiment({"per_device_batch_size": 8}), lambda cell, block: None)
-    result = export(load(run), store)
+    result = export_by_command(load(run), store)
     assert result.exit_code == 2 and "nothing to export" in result.output
 
 
 def test_a_path_is_a_folder_and_a_name_of_databricks_is_none(tmp_path: Path) -> None:
     assert tracking_uri(str(tmp_path)) == tmp_path.as_uri()
     assert tracking_uri("databricks") == "databricks"
+
+
+# -- what it consists of ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory, make_experiment: Make) -> MlflowExport:
+    """Two settings over three blocks; trainings with two seeds, of which the second misses the target."""
+    grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8, "ddp.bucket_cap_mb": [1, 25]}
+    convergence: dict[str, Any] = {"epochs": 1, "seeds": [0, 1], "target": TARGET}
+    experiment = make_experiment(grid, throughput={"blocks": 3}, convergence=convergence)
+    rates, accuracies = {"single": 100.0, "ddp": 150.0}, (0.9, 0.7)
+    place = tmp_path_factory.mktemp("export")
+    run = make_run(place, experiment, lambda cell, block: rates[cell.strategy] + block, accuracy=accuracies.__getitem__)
+    (run / "tables" / "cells.csv").write_text("a")
+    return mlflow_export(load(run))
+
+
+def cell(export: MlflowExport, text: str) -> MlflowRun:
+    (found,) = [run for run in export.cells if text in run.name]
+    return found
+
+
+def values(run: MlflowRun) -> dict[str, float]:
+    return {metric.name: metric.value for metric in run.metrics}
+
+
+def test_a_cell_has_its_axes_and_options_as_parameters_and_speeds_with_their_intervals(export: MlflowExport) -> None:
+    run = cell(export, "bucket_cap_mb=25")
+    expected = {"strategy": "ddp", "devices": "2", "per_device_batch_size": "8", "ddp.bucket_cap_mb": "25"}
+    assert expected.items() <= run.params.items()
+    assert run.params["compile"] == "false" and "device_ids" not in run.params
+    found = values(run)
+    for name in ("throughput", "speedup", "efficiency"):
+        value = found[{"throughput": "throughput_per_s"}.get(name, name)]
+        assert found[f"{name}_low"] < value < found[f"{name}_high"]
+    assert found["throughput_per_s"] == pytest.approx(151, abs=0.01) and found["speedup"] == pytest.approx(1.495, 0.01)
+    assert found["efficiency"] == pytest.approx(found["speedup"] / 2)
+
+
+def test_cells_have_their_curves_by_epoch_and_seed_and_what_the_verdict_says(export: MlflowExport) -> None:
+    run = cell(export, "single")
+    curve = [(one.value, one.step) for one in run.metrics if one.name == "val_accuracy/seed_1"]
+    assert curve == [(0.7, 1)]
+    found = values(run)
+    assert found["time_to_target_s/seed_0"] == 2.0 and "time_to_target_s/seed_1" not in found
+    tags = [run.tags for run in export.cells]
+    assert all(one["harness.label"] == run.name for one, run in zip(tags, export.cells, strict=True))
+    verdicts = [one.get("harness.verdict") for one in tags]
+    assert verdicts.count("what to use") == 1
+    assert verdicts.count("cannot be told apart from what to use") == 1
+
+
+def test_the_whole_has_the_verdict_as_its_description_and_the_files_that_are_there(export: MlflowExport) -> None:
+    whole = export.whole
+    assert "**What to use**" in whole.tags["mlflow.note.content"]
+    assert "ddp x2" in whole.tags["harness.verdict"] and whole.tags["harness.trust"] in ("low", "medium")
+    assert values(whole)["trials_ok"] > 0
+    assert (export.start_ms, export.end_ms) == (1_700_000_000_000, 1_700_000_009_000)
+    assert [path.name for path in export.files[""]] == ["experiment.yaml"]
+    assert [path.name for path in export.files["tables"]] == ["cells.csv"]
+
+
+def test_the_digest_of_an_export_follows_the_content_and_the_identity_the_run(
+    tmp_path: Path, export: MlflowExport
+) -> None:
+    folder = export.files[""][0].parent
+    assert mlflow_export(load(folder)).digest == export.digest
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(folder, moved)
+    (moved / "tables" / "cells.csv").write_text("b")
+    changed = mlflow_export(load(moved))
+    assert changed.identity == export.identity and changed.digest != export.digest
+    found = mlflow_export(load(EXAMPLE))
+    assert found.cells and all(run.metrics for run in found.cells)
+    assert len({run.name for run in found.cells}) == len(found.cells)
+    assert all(len(text) <= LONGEST_TAG for run in (found.whole, *found.cells) for text in run.tags.values())

@@ -35,12 +35,6 @@ def next_of(*statements: dict[str, Any], **given: Any) -> Any:
     return content
 
 
-def test_what_is_missing_comes_before_all_else() -> None:
-    why, command = said(MISSING, FASTEST, WAITS, NOISY)
-    assert why == "The run is incomplete. To measure what is missing, and keep what is measured:"
-    assert command == f"python -m harness.run --resume {RUN}"
-
-
 def test_a_cause_beyond_the_noise_is_tried_with_a_file_that_runs() -> None:
     why, command = said(FASTEST, WAITS, NOISY)
     assert why == (
@@ -106,21 +100,6 @@ def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
     assert "Nothing here calls for another measurement" in said(missed, reached, **given)[0]
 
 
-def test_a_run_that_leaves_nothing_to_do_is_shown_to_others() -> None:
-    high = {**TRUST, "code": "high", "value": 0.03, "n": 0}
-    why, command = said(FASTEST, high)
-    assert why == "Nothing here calls for another measurement. To show the verdict to others:"
-    assert command == f"python -m harness export {RUN} --markdown" and not verdict_of(FASTEST, high).proposes
-
-
-def test_what_failed_is_measured_again_where_nothing_was_measured() -> None:
-    failed = {**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}
-    examined = {**CELL, "trial_id": "d", "cell_id": "a", "kind": "diagnostic", "purpose": "doctor"}
-    for trials in ([failed], [failed, examined]):
-        why, command = said(trials=trials)
-        assert why.startswith("Nothing was measured.") and command == f"python -m harness.run --resume {RUN}"
-
-
 def test_a_run_for_a_debugger_is_measured_anew() -> None:
     given = {"lines": [{"facts": {"inline": True}}]}
     why, command = said(MISSING, FASTEST, NOISY, **given)
@@ -129,18 +108,44 @@ def test_a_run_for_a_debugger_is_measured_anew() -> None:
     assert not verdict_of(MISSING, FASTEST, NOISY, **given).others
 
 
-def test_a_workload_of_your_own_is_found_beside_your_file() -> None:
-    why, command = said(FASTEST, WAITS, experiment={"workload": "mine:Own"})
-    assert why.endswith(", all else as here, in the folder of your experiment file:")
-    assert command == f"cp {RUN}/next.yaml . && python -m harness.run next.yaml"
+HIGH = {**TRUST, "code": "high", "value": 0.03, "n": 0}
+FAILED = {**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}
+EXAMINED = {**CELL, "trial_id": "d", "cell_id": "a", "kind": "diagnostic", "purpose": "doctor"}
+LINKS = {**CELL, "trial_id": "l", "cell_id": "l", "kind": "diagnostic", "purpose": "links"}
+RESUME, EXPORT = f"python -m harness.run --resume {RUN}", f"python -m harness export {RUN} --markdown"
+INCOMPLETE = "The run is incomplete. To measure what is missing, and keep what is measured:"
+NOTHING = "Nothing here calls for another measurement. To show the verdict to others:"
+BESIDE = ", all else as here, in the folder of your experiment file:"
 
 
-def test_what_is_missing_is_measured_by_a_command_of_the_shell_that_fits_the_run() -> None:
-    assert said(MISSING, folder=Path("a b;c"))[1].endswith("--resume 'a b;c'")
-    links = {**CELL, "trial_id": "l", "cell_id": "l", "kind": "diagnostic", "purpose": "links"}
-    assert said(MISSING, trials=[links])[1].startswith("python -m harness export"), "the links alone are not resumed"
-    environment: dict[str, Any] = {"invocations": [{}]}
-    for words in (["a.yaml", "--address", "head:6379"], ["--address=head:6379", "a.yaml"]):
-        cluster = {"invocations": [{"command": words}]}
-        assert said(MISSING, environment=cluster)[1] == f"python -m harness.run --resume {RUN} --address head:6379"
-    assert said(MISSING, environment=environment)[1] == f"python -m harness.run --resume {RUN}"
+def called(*words: str) -> dict[str, Any]:
+    """Return the environment of a run whose last invocation had these words."""
+    return {"environment": {"invocations": [{"command": [*words]}]}}
+
+
+@pytest.mark.parametrize(
+    ("statements", "given", "why", "command"),
+    [
+        ([MISSING, FASTEST, WAITS, NOISY], {}, INCOMPLETE, RESUME),  # before all else
+        ([MISSING], {"folder": Path("a b;c")}, INCOMPLETE, "python -m harness.run --resume 'a b;c'"),
+        ([MISSING], called("a.yaml", "--address", "head:6379"), INCOMPLETE, f"{RESUME} --address head:6379"),
+        ([MISSING], called("--address=head:6379", "a.yaml"), INCOMPLETE, f"{RESUME} --address head:6379"),
+        ([MISSING], {"environment": {"invocations": [{}]}}, INCOMPLETE, RESUME),
+        ([MISSING], {"trials": [LINKS]}, NOTHING, EXPORT),  # the links alone are not resumed
+        ([FASTEST, HIGH], {}, NOTHING, EXPORT),
+        ([], {"trials": [FAILED]}, "Nothing was measured. Once the causes above are mended", RESUME),
+        ([], {"trials": [FAILED, EXAMINED]}, "Nothing was measured. Once the causes above are mended", RESUME),
+        (
+            [FASTEST, WAITS],
+            {"experiment": {"workload": "mine:Own"}},
+            BESIDE,
+            f"cp {RUN}/next.yaml . && python -m harness.run next.yaml",
+        ),
+    ],
+)
+def test_what_is_missing_or_failed_is_measured_by_a_command_that_fits_the_run_and_else_the_verdict_is_shown(
+    statements: list[dict[str, Any]], given: dict[str, Any], why: str, command: str
+) -> None:
+    reason, found = said(*statements, **given)
+    assert why in reason and found == command
+    assert verdict_of(*statements, **given).proposes == (WAITS in statements)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.report.figures import FIGURES
-from harness.report.notebook import Plot, load
+from harness.report.figures import FIGURES, Drawing
+from harness.report.notebook import load
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
@@ -36,7 +36,7 @@ def test_a_figure_is_shown_with_its_caption_and_saved(tmp_path: Path) -> None:
     plot.save(str(tmp_path / "e.png"))
     assert b"<svg" in (tmp_path / "e.svg").read_bytes() and (tmp_path / "e.png").read_bytes()[1:4] == b"PNG"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["e.png", "e.svg"]
-    assert "<script>" not in Plot("<script>", "a & b", None)._repr_html_()
+    assert "<script>" not in Drawing("<script>", "a & b", None)._repr_html_()
 
 
 def test_a_figure_that_is_left_out_says_why(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import hashlib
 import html
 import re
 
-from harness.report.compare import Part
-from harness.report.page import SCRIPT, render
+from harness.report.page import SCRIPT, Part, render
 from harness.report.tables.text import decimal, make_table, words
 
 LABELS = ("a <script>alert(1)</script>", "b \"'><img src=x onerror=alert(1)>", "c </script> {{ 7 * 7 }}", "d")
@@ -19,7 +18,7 @@ def page() -> str:
     """Return a page with a table of hostile labels."""
     rows = [{"label": label, "speed": speed} for label, speed in zip(LABELS, SPEEDS, strict=True)]
     table = make_table((("cell", "label", words), ("speed", "speed", decimal("{:.1f} samples/s"))), rows)
-    return render("compare.html", title=LABELS[0], sentences=LABELS, parts=[Part("Speed", table)])
+    return render("compare.html", title=LABELS[0], sentences=LABELS, parts=[Part("Speed", "speed", table)])
 
 
 def test_the_policy_allows_the_script_of_the_page_and_nothing_else() -> None:

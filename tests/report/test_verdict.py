@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from harness.analysis.doubts import DOUBTS
@@ -38,11 +40,15 @@ CELLS = {
 }
 
 
+@cache
+def empty_tables() -> dict[str, pd.DataFrame]:
+    return {table.name: table.frame([]) for table in DERIVED}
+
+
 def verdict_of(*statements: dict[str, Any], **given: Any) -> Verdict:
     """Return the verdict on these statements; ``given``: tables of the run, and settings of its file."""
-    tables = {table.name: table.frame([]) for table in DERIVED}
     known = {**{table.name: table for table in DERIVED}, **READ}
-    tables |= {name: known[name].frame(rows) for name, rows in given.items() if name in known}
+    tables = empty_tables() | {name: known[name].frame(rows) for name, rows in given.items() if name in known}
     trials = [{**axes, "trial_id": name, "cell_id": name} for name, axes in CELLS.items()]
     grid = {"model": ["resnet8"], "strategy": ["ddp"], "devices": [8], "per_device_batch_size": [32]}
     content = {"name": "study", "grid": grid, **given.get("experiment", {})}

@@ -9,15 +9,15 @@ import pandas as pd
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.report.figures.drawing import MOST_FACETS, Facet
 from harness.report.figures.scales import Limits
-from harness.report.row import NOT_EQUIVALENT, is_unverified, plural, rate_unit, rows_of
+from harness.report.row import NOT_EQUIVALENT, plural, rate_unit, rows_of
+from harness.report.tables.text import first_of
 
 
 def in_table(all_facets: Sequence[Facet], drawn: Sequence[Facet], why: str = ", as a single point") -> str:
     """Return a sentence on the settings that the table alone has, since a panel would hold a single point."""
     names = {name for name, _ in drawn}
     alone = [name for name, _ in all_facets if name not in names]
-    some = "; ".join(alone[:3]) + ("; ..." if len(alone) > 3 else "")
-    return f" In the table alone{why}: {some}." if alone else ""
+    return f" In the table alone{why}: {first_of(alone, 3)}." if alone else ""
 
 
 def scales(limits: Sequence[Limits]) -> str:
@@ -25,7 +25,7 @@ def scales(limits: Sequence[Limits]) -> str:
     return " Scales differ between panels." if len({*limits}) > 1 else ""
 
 
-def cut(facets: Sequence[Facet]) -> str:
+def cut(facets: Sequence[object]) -> str:
     return f" The first {MOST_FACETS} settings are drawn; tables/ has all." if len(facets) == MOST_FACETS else ""
 
 
@@ -62,14 +62,14 @@ def count(rows: pd.DataFrame) -> str:
     return f"n = {span} {'block' if span == '1' else 'blocks'}"
 
 
+def cells(rows: pd.DataFrame) -> str:
+    """Return the cells, each once: 'ddp on 2, fsdp on 2'."""
+    return ", ".join(dict.fromkeys(f"{row.strategy} on {row.devices}" for row in rows_of(rows)))
+
+
 def scaling(rows: pd.DataFrame) -> str:
     kinds = {"weak": "weak scaling (per-device batch fixed)", "strong": "strong scaling (global batch fixed)"}
     return " and ".join(kinds[kind] for kind in sorted(rows["scaling"].unique()))
-
-
-def global_batches(rows: pd.DataFrame) -> str:
-    batches = sorted({int(batch) for batch in rows["global_batch_size"].dropna()})
-    return f"global batch {', '.join(map(str, batches))}"
 
 
 def failures(failed: pd.DataFrame) -> str:
@@ -90,20 +90,19 @@ def excluded(rows: pd.DataFrame) -> str:
 
 def unverified(rows: pd.DataFrame) -> str:
     """Return a sentence that names the cells whose equivalence to one device is unknown."""
-    cells = dict.fromkeys(f"{row.strategy} on {row.devices}" for row in rows_of(rows) if is_unverified(row))
-    return f" Equivalence to one device unknown: {', '.join(cells)}." if cells else ""
+    names = cells(rows[rows["equivalence"].eq("unknown").fillna(False)])
+    return f" Equivalence to one device unknown: {names}." if names else ""
 
 
-def hatch_note(cells: Iterable[str], rows: pd.DataFrame) -> str:
+def hatch_note(ids: Iterable[str], rows: pd.DataFrame) -> str:
     """Explain hatching if a drawn row is one of these cells, which are not equivalent to one device."""
-    return " Hatched: not equivalent to one device." if rows["cell_id"].isin(cells).any() else ""
+    return " Hatched: not equivalent to one device." if rows["cell_id"].isin(ids).any() else ""
 
 
 def unsteady(rows: pd.DataFrame) -> str:
     """Return a sentence that names the cells whose steps were not steady."""
-    bad = rows[[any(doubt.name == "no steady state" for doubt in doubts) for doubts in rows["unusual"]]]
-    names = dict.fromkeys(f"{row.strategy} on {row.devices}" for row in rows_of(bad))
-    return f" Not steady when the windows began: {', '.join(names)}." if names else ""
+    names = cells(rows[[any(doubt.name == "no steady state" for doubt in doubts) for doubts in rows["unusual"]]])
+    return f" Not steady when the windows began: {names}." if names else ""
 
 
 def left_out(count: int) -> str:

@@ -30,7 +30,7 @@ from harness.report.figures.scales import linear_values, log_limits, log_values
 from harness.report.row import plural, rows_of, settings
 from harness.report.tables.text import decimal
 
-TRIAL = ["trial_id", "attempt"]
+TRIAL, PLACE = ["trial_id", "attempt"], ["strategy", "devices"]
 MOST_POINTS = 500
 """The most steps of a training that are drawn: about as many as a panel has pixels."""
 QUANTITIES = {"loss": "training loss", "learning_rate": "learning rate"}
@@ -84,7 +84,7 @@ def losses_by_step(results: Results) -> Drawing:
         "One line a training. Loss: mean over the global batch, before the step's update. Learning rate: with warm-up "
         f"and schedule. All recorded steps: training_steps.parquet.{spaced}"
         f"{'' if finite else ' A line ends where the loss is not finite.'}{captions.set_apart(trials)}"
-        f"{captions.cut([(name, drawn) for name in names])}"
+        f"{captions.cut(names)}"
     )
     return Drawing(title, caption, figure)
 
@@ -136,13 +136,15 @@ def learning_curves(results: Results) -> Drawing:
         if len(names) > 1:
             add_title(flat[at * len(places)], name, "left")
     add_legend(figure, strategy_legend(curves))
+    trained, others = (captions.cells(rows.sort_values(PLACE)) for rows in (trials, differing))
     seeds = plural(trials["seed"].nunique(), "seed")
+    batches = ", ".join(map(str, sorted(trials["global_batch_size"].dropna().astype(int).unique())))
     caption = (
-        f"One line a training: {_which(trials)}; {seeds} each, {captions.global_batches(trials)}. "
+        f"One line a training: {trained}; {seeds} each, global batch {batches}. "
         "Training time excludes evaluation; the first epoch includes the warm-up of its first steps."
-        f"{f' Not equivalent to one device, and hatched: {_which(differing)}.' if len(differing) else ''}"
+        f"{f' Not equivalent to one device, and hatched: {others}.' if others else ''}"
         f"{captions.set_apart(trials)}{captions.unverified(results.convergence)}"
-        f"{captions.cut([(name, curves) for name in names])}"
+        f"{captions.cut(names)}"
     )
     return Drawing(title, caption, figure)
 
@@ -162,8 +164,3 @@ def _draw(axes: Axes, part: pd.DataFrame, last: pd.DataFrame, clock: str, value:
         text = f"{row.strategy} x{row.devices}, seed {row.seed}, epoch {row.epoch}"
         shown = accuracy(row[value]) if value == "val_accuracy" else f"{row[value]:.4g}"
         mark(axes, row[clock], row[value], f"{text}: {shown}")
-
-
-def _which(trials: pd.DataFrame) -> str:
-    pairs = sorted({(row.strategy, row.devices) for row in rows_of(trials)})
-    return ", ".join(f"{strategy} on {devices}" for strategy, devices in pairs)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import io
 import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import matplotlib
@@ -18,21 +22,15 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image
 
 from harness.analysis.common import is_no_claim, no_claims
 from harness.analysis.results import Results
 from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
 from harness.plan.labels import devices_text, joined
 from harness.report.figures.scales import Limits
-from harness.report.row import (
-    NOT_EQUIVALENT,
-    Row,
-    is_not_equivalent,
-    own_options,
-    rows_of,
-    settings,
-    shown_strategy,
-)
+from harness.report.row import NOT_EQUIVALENT, Row, is_not_equivalent, own_options, rows_of, settings, shown_strategy
+from harness.system.files import replacing
 
 MOST_MARKS = 400
 """The most marks of a figure: each takes about 120 bytes of the page."""
@@ -53,19 +51,16 @@ class Mark:
 
 @dataclass(frozen=True)
 class Area:
-    """The rectangle of a mark as shares of the figure's width and height, from its upper left corner."""
+    """The text of a mark and its rectangle: left, top, width and height as shares of the figure's."""
 
-    left: float
-    top: float
-    width: float
-    height: float
+    sides: tuple[float, float, float, float]
     text: str
 
     @property
     def style(self) -> str:
         """The rectangle as CSS, in per cent of the figure."""
-        sides = {"left": self.left, "top": self.top, "width": self.width, "height": self.height}
-        return ";".join(f"{side}:{100 * share:.1f}%" for side, share in sides.items())
+        names = ("left", "top", "width", "height")
+        return ";".join(f"{name}:{100 * share:.1f}%" for name, share in zip(names, self.sides, strict=True))
 
 
 class Chart(Figure):
@@ -86,7 +81,8 @@ class Chart(Figure):
                 continue
             left, right = min(x, x_end), max(x, x_end)
             left, right = min(left, (left + right) / 2 - reach), max(right, (left + right) / 2 + reach)
-            yield Area(left / width, 1 - (y + reach) / height, (right - left) / width, 2 * reach / height, mark.text)
+            top, share = 1 - (y + reach) / height, 2 * reach / height
+            yield Area((left / width, top, (right - left) / width, share), mark.text)
 
 
 def mark(axes: Axes, x: float, y: float, text: str, *, x_end: float | None = None) -> None:
@@ -138,14 +134,54 @@ TYPES = (
 )
 
 
+FILE_KINDS = ("png", "svg")
+FILE_DPI, FILE_COLOURS = 144, 256
+
+
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its caption, or no figure and a caption with the reason; ``more``: figures of the folder alone."""
+    """A figure with its caption, which a notebook shows; without a figure the caption has the reason.
+
+    ``more``: figures of the folder alone.
+    """
 
     title: str
     caption: str
-    figure: Figure | None
-    more: Sequence[Figure] = field(default_factory=tuple)
+    figure: Chart | None
+    more: Sequence[Chart] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure, in the format of the file's suffix. Raises ValueError without a figure, and WriteError."""
+        if self.figure is None:
+            raise ValueError(f"{self.title}: {self.caption}")
+        with replacing(Path(path)) as partial_file:
+            partial_file.write_bytes(image_of(self.figure, Path(path).suffix.removeprefix(".") or "png"))
+
+    def __repr__(self) -> str:
+        return f"{self.title}. {self.caption}"
+
+    def _repr_html_(self) -> str:
+        text = f"<p>{html.escape(repr(self))}</p>"
+        if self.figure is None:
+            return text
+        image = base64.b64encode(image_of(self.figure, "png")).decode()
+        return f'<img src="data:image/png;base64,{image}" style="max-width:100%">{text}'
+
+
+def image_of(figure: Figure, kind: str, **options: Any) -> bytes:
+    """Return a figure in a format, in the style of every figure; ``options``: those of savefig."""
+    content = io.BytesIO()
+    with style():
+        figure.savefig(content, format=kind, **options)
+    return content.getvalue()
+
+
+def figure_files(name: str, figure: Figure) -> dict[str, bytes]:
+    """Return the contents of the figure's files, NAME.png and NAME.svg."""
+    png = io.BytesIO()
+    drawn = Image.open(io.BytesIO(image_of(figure, "png", dpi=FILE_DPI)))
+    drawn.convert("RGB").quantize(FILE_COLOURS).save(png, format="PNG")  # a third of the bytes; pages are sent
+    return {f"{name}.png": png.getvalue(), f"{name}.svg": image_of(figure, "svg", metadata={"Date": None})}
 
 
 def not_equivalent_cells(results: Results) -> frozenset[str]:
@@ -206,7 +242,7 @@ def panels(
     legend: Sequence[Artist],
     height: float = PANEL[1],
     bars: bool = False,
-) -> Figure:
+) -> Chart:
     """Draw each facet in a panel of its own with its limits on the axis of values.
 
     ``bars``: whether each row is a bar under its column ``label``, which sets the size of the panels. The lowest panel
@@ -310,3 +346,8 @@ def draw_lines(axes: Axes, rows: pd.DataFrame, x: str, y: str, units: Sequence[s
             look["marker"] = None
         places, values = (group[name].astype(float).to_numpy() for name in (x, y))  # a series would name the axes
         sns.lineplot(x=places, y=values, ax=axes, linewidth=1.2, estimator=None, **look)
+
+
+def name_line(axes: Axes, name: str, at: tuple[float, float], strategy: str) -> None:
+    """Write a name, such as the number of devices, beside the last point of a strategy's line."""
+    axes.annotate(name, at, xytext=(7, -3), textcoords="offset points", color=COLOURS[strategy])

@@ -15,10 +15,21 @@ from matplotlib.patches import Patch
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
-from harness.report.figures.drawing import COLOURS, MOST_FACETS, Drawing, Facet, add_legend, mark, panels, style
+from harness.report.figures.drawing import (
+    COLOURS,
+    MOST_FACETS,
+    Drawing,
+    Facet,
+    add_legend,
+    figure_files,
+    mark,
+    panels,
+    style,
+)
 from harness.report.figures.scales import Limits, common_limits, device_axis, draw_interval, log_limits, log_values
 from harness.report.row import is_missing, rows_of
 from harness.report.tables.prediction import MILLISECONDS, family_label
+from harness.system.files import replace_all, writing
 
 LAWS: Mapping[str, tuple[str, Literal["--", "-.", ":"]]] = {
     "ideal_s": ("ideal", "--"),
@@ -86,14 +97,11 @@ def _drawing_of(prediction: pd.DataFrame) -> Drawing:
 
 def write_prediction(folder: Path, prediction: pd.DataFrame) -> list[Path]:
     """Write the figure of asked predictions into a folder, beside the report's own; return its paths, none without."""
-    from harness.report.pictures import files_of
-    from harness.system.files import replace_all, writing
-
     with style():
         drawing = _drawing_of(prediction)
         if drawing.figure is None:
             return []
-        files = files_of("prediction_asked", drawing.figure)
+        files = figure_files("prediction_asked", drawing.figure)
     with writing(folder):
         folder.mkdir(exist_ok=True)
     paths = {folder / name: content for name, content in files.items()}

@@ -1,4 +1,4 @@
-"""Throughput, efficiency and paired ratios against devices."""
+"""Throughput and efficiency against devices, paired ratios, throughput and memory against the batch size."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
+from harness.config.values import GIB
 from harness.plan.labels import TAGS, setting_of
 from harness.report.figures import captions
 from harness.report.figures.drawing import (
     COLOURS,
+    Chart,
     Drawing,
     Facet,
+    add_legend,
+    add_title,
     draw_lines,
     draw_point,
     facets_of,
+    hatch_point,
+    hide_repeated_labels,
+    make_grid,
     mark,
     merge_single_rows,
+    name_line,
+    not_equivalent_cells,
     panels,
     strategy_legend,
     with_several_points,
@@ -33,18 +42,24 @@ from harness.report.figures.scales import (
     device_axis,
     draw_interval,
     linear_values,
+    log2_axis,
     log_limits,
     log_values,
 )
-from harness.report.row import Row, cell_label, rate_unit, rows_of
+from harness.report.row import Row, cell_label, is_missing, number, rate_unit, rows_of
 from harness.report.tables.ratios import main_axes, pair_label, ratio
-from harness.report.tables.text import estimate, percent, speed
+from harness.report.tables.text import estimate, percent, speed, with_ends
 
 JOINED = (*TAGS, "nodes", "device_ids")
 """Points that agree in these columns are joined over devices."""
 LONGEST_LABEL = 60
 """The most characters of a label; a longer one would leave no place for the axes."""
 SINGLE = "Left out: each setting has a single point, which the table has."
+BATCH = "per_device_batch_size"
+SPEED, MEMORY = "per_device_per_s", "peak_gib"
+LABELS = {SPEED: "throughput per device", MEMORY: "peak memory per rank"}
+MOST_COLUMNS = 3
+"""The most settings side by side, so that the type is as large as in other figures."""
 
 
 def throughput_by_devices(results: Results) -> Drawing:
@@ -87,7 +102,7 @@ def _against_devices(
     prefix: str,
     text: Callable[[Row], str],
     rows: pd.DataFrame,
-) -> Figure:
+) -> Chart:
     """Draw the column ``name`` against devices; ``prefix``: that of its interval; ``text``: a value on hover."""
     devices = pd.concat([part["devices"] for _, part in facets])
 
@@ -208,3 +223,71 @@ def _labelled_rows(results: Results) -> pd.DataFrame:
     versus = versus.assign(label=[starred(row, pair_label(row)) for row in rows_of(versus)])
     parity = parity.assign(label=[starred(row, f"Ray / torchrun: {cell_label(row)}") for row in rows_of(parity)])
     return pd.concat([versus, parity], ignore_index=True)
+
+
+def batch_sizes(results: Results) -> Drawing:
+    """Draw per-device throughput, and on GPUs peak memory, against the per-device batch; crosses: no result."""
+    cells = results.cells
+    on_gpus = cells["peak_memory_bytes"].where(cells["device"] == "cuda")  # on a CPU it is that of a process
+    of_one_device = {end: cells[end] / cells["devices"] for end in ("low", "high")}
+    rows = cells.assign(peak_gib=on_gpus / GIB, **of_one_device)
+    quantities = [SPEED, *([MEMORY] if rows[MEMORY].notna().any() else [])]
+    title = f"Per-device throughput{' and peak memory' if MEMORY in quantities else ''} against batch size"
+    every = facets_of(rows, batch=False)
+    facets = with_several_points(every, BATCH)[:MOST_COLUMNS]
+    if not facets:
+        return Drawing(title, "Left out: only one batch size was measured of each setting.", None)
+    not_equivalent = not_equivalent_cells(results)
+    trials = results.trials[results.trials["kind"] == "throughput"]
+    bad = trials["outcome"].isin(["oom", "error", "timeout", "lost", "diverged"])
+    failed = trials[bad | trials["skip_code"].isin(["out_of_memory", "doctor_memory", "too_few_samples"])]
+    figure, grid = make_grid(len(quantities), len(facets))
+    for line, value in zip(grid, quantities, strict=True):
+        limits = common_limits([_batch_limits(part, value) for _, part in facets])
+        for axes, (_, part), ends in zip(line, facets, limits, strict=True):
+            lost = failed[failed["model"].fillna("").isin(part["model"].fillna(""))]
+            _draw_batches(axes, part, lost, value, ends)
+            for row in rows_of(part[part["cell_id"].isin(not_equivalent) & part[value].notna()]):
+                hatch_point(axes, number(row[BATCH]), row[value])
+        hide_repeated_labels(line)
+        line[0].set_ylabel(f"{LABELS[value]}\n({'GiB' if value == MEMORY else rate_unit(rows)})")
+    for axes, (facet, _) in zip(grid[0], facets, strict=True):
+        add_title(axes, facet)
+    for axes in grid[-1]:
+        axes.set_xlabel("per-device batch size (samples)")
+    marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
+    add_legend(figure, [*strategy_legend(rows), *marks])
+    memory = " Memory: allocated on the GPU." if MEMORY in quantities else ""
+    caption = (
+        f"Each point is one cell, {captions.count(rows)}; bars are 95 % intervals of its throughput"
+        f"{captions.no_interval(rows)}; lines join cells of one strategy and device count (beside the line)."
+        f"{memory}{captions.failures(failed)}{captions.hatch_note(not_equivalent, rows)}{captions.set_apart(rows)}"
+        f"{captions.in_table(every, facets, '')}"
+    )
+    return Drawing(title, caption, figure)
+
+
+def _batch_limits(part: pd.DataFrame, value: str) -> Limits:
+    highest = [part[value].max(), *([part["high"].max()] if value == SPEED else [])]
+    known = [float(one) for one in highest if not pd.isna(one)]
+    most = min(max(known), 2 * known[0]) if known else 1.0
+    return 0.0, 1.1 * most
+
+
+def _draw_batches(axes: Axes, part: pd.DataFrame, lost: pd.DataFrame, value: str, limits: Limits) -> None:
+    log2_axis(axes, pd.concat([part[BATCH], lost[BATCH]]))
+    linear_values(axes, "y", limits)
+    draw_lines(axes, part, BATCH, value, ("devices", *JOINED))
+    for (strategy, devices, *_), group in part.groupby(["strategy", "devices", *JOINED], dropna=False):
+        last = rows_of(group.sort_values(BATCH))[-1]
+        if not is_missing(last[value]):
+            name_line(axes, str(devices), (number(last[BATCH]), last[value]), str(strategy))
+    for row in rows_of(part[part[value].notna()]):
+        text = f"{row[value]:.3g} GiB"
+        if value == SPEED:
+            draw_interval(axes, "y", number(row[BATCH]), (row.low, row.high), limits, COLOURS[row.strategy])
+            n = "" if is_missing(row.blocks) else f", n = {row.blocks}"
+            text = f"{with_ends(speed, row[value], row.low, row.high)} of one device{n}"
+        mark(axes, number(row[BATCH]), row[value], f"{cell_label(row)}: {text}")
+    for batch in sorted(lost[BATCH].dropna().unique()):
+        axes.plot(batch, 0, marker="x", color="crimson", markersize=8, clip_on=False, zorder=5)

@@ -13,7 +13,18 @@ from harness.plan.labels import joined
 from harness.report.row import Row, cell_label, check_label, is_missing, is_true, number, plural, rows_of, settings
 from harness.report.tables.ratios import pair_label, pair_setting, parity_label, ratio
 from harness.report.tables.scaling import DOUBTFUL, UNVERIFIED
-from harness.report.tables.text import CELL, TextTable, decimal, duration, flush_right, make_table, size, speed, words
+from harness.report.tables.text import (
+    CELL,
+    TextTable,
+    decimal,
+    duration,
+    first_of,
+    flush_right,
+    make_table,
+    size,
+    speed,
+    words,
+)
 
 NAMED = 6
 """The most cells that a sentence names."""
@@ -158,8 +169,7 @@ def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
         wide += [label(row) for row in claims if row.precise is False]
     if not wide:
         return ""
-    some = "; ".join(wide[:NAMED]) + ("; ..." if len(wide) > NAMED else "")
-    return f"{len(wide)} of {asked} intervals are wider than throughput.blocks asks: {some}."
+    return f"{len(wide)} of {asked} intervals are wider than throughput.blocks asks: {first_of(wide, NAMED)}."
 
 
 def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:

@@ -16,7 +16,7 @@ from harness.plan.planner import Plan
 from harness.record.estimate import Estimate, read_estimate
 from harness.record.folder import RunFolder
 from harness.report.row import Row, Scalar, is_missing, number, plural, rows_of
-from harness.report.tables.text import Column, TextTable, duration, flush_right, make_table, percent, words
+from harness.report.tables.text import Column, TextTable, duration, first_of, flush_right, make_table, percent, words
 
 SUMS = (MEASUREMENT, TOTAL)
 OUTSIDE = {COMMAND: "the start of Ray", REPORT: "the report"}
@@ -111,7 +111,7 @@ def preview_lines(
     lines.append(source_line(plan, earlier))
     lacking = [p["label"] for p in estimate["parts"] if p["basis"] == "lower bound" and p["part"] == CELL]
     if earlier and lacking:
-        lines.append(f"Not in it, so at least: {'; '.join(lacking[:8])}{'; ...' * (len(lacking) > 8)}.")
+        lines.append(f"Not in it, so at least: {first_of(lacking, 8)}.")
     if any(part["basis"] == "unknown" and part["part"] == TRAINING for part in estimate["parts"]):
         lines.append(f"Convergence: unknown, {UNKNOWN}.")
     devices, at_once = estimate["devices"], estimate["at_once"]

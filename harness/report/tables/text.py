@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,11 +45,6 @@ class Line:
     kind: str = ""
     numbers: tuple[float | None, ...] = ()
 
-    @classmethod
-    def of_rest(cls, text: str, columns: int) -> Line:
-        """Return the last line of a table, on the rows that are left out."""
-        return cls((text, *[""] * (columns - 1)), REST)
-
     @property
     def values(self) -> list[tuple[str, str]]:
         """The text of each cell and its number as text, empty if it has none."""
@@ -67,41 +63,41 @@ class TextTable:
     """A table of text.
 
     ``ordered``: rows belong together in this order, so that the page does not sort them. ``common``: headings and
-    texts of the columns that are the same in every row, if they are not among the columns.
+    texts of the columns that are the same in every row, if they are not among the columns. ``rest``: the sentence on
+    rows that are left out; empty if there are none.
     """
 
     columns: tuple[Heading, ...]
-    rows: tuple[Line, ...]
+    lines: tuple[Line, ...]
     ordered: bool = False
     common: tuple[tuple[str, str], ...] = ()
+    rest: str = ""
+
+    @property
+    def rows(self) -> tuple[Line, ...]:
+        """The lines and, if rows are left out, a last one that says so."""
+        return (*self.lines, *([Line((self.rest, *[""] * (len(self.columns) - 1)), REST)] if self.rest else []))
 
     @property
     def is_sortable(self) -> bool:
         return not self.ordered and len(self.lines) >= LEAST_SORTED
 
-    @property
-    def lines(self) -> list[Line]:
-        """The rows but for that on rows that are left out."""
-        return [row for row in self.rows if row.kind != REST]
-
-    @property
-    def rest(self) -> str:
-        """The sentence on rows that are left out; empty if there are none."""
-        return next((row.cells[0] for row in self.rows if row.kind == REST), "")
+    def keep(self, columns: Sequence[int]) -> TextTable:
+        """Return the table with these columns alone."""
+        headings = tuple(self.columns[column] for column in columns)
+        return replace(self, columns=headings, lines=tuple(line.keep(columns) for line in self.lines))
 
     def without_constants(self) -> TextTable:
         """Return the table with the columns that are the same in every row moved to ``common``."""
-        lines = self.lines
-        if self.ordered or len(lines) < 2:
+        if self.ordered or len(self.lines) < 2:
             return self
-        varied = [index for index in range(len(self.columns)) if len({line.cells[index] for line in lines}) > 1]
+        columns = range(len(self.columns))
+        varied = [column for column in columns if len({line.cells[column] for line in self.lines}) > 1]
         if len(varied) < 2:
             return self
-        same = [index for index in range(len(self.columns)) if index not in varied]
-        common = tuple((self.columns[index].title, lines[0].cells[index]) for index in same)
-        columns = tuple(self.columns[index] for index in varied)
-        rest = [Line.of_rest(self.rest, len(columns))] if self.rest else []
-        return replace(self, columns=columns, rows=(*(line.keep(varied) for line in lines), *rest), common=common)
+        same = [column for column in columns if column not in varied]
+        common = tuple((self.columns[column].title, self.lines[0].cells[column]) for column in same)
+        return replace(self.keep(varied), common=common)
 
 
 def make_table(
@@ -119,14 +115,11 @@ def make_table(
     value is text, the name of the number by which they sort. ``ordered``: see TextTable.
     """
     headings = tuple(Heading(title, form is not words) for title, _, form in columns)
-    lines = [_line(columns, Row(row), kind, keys) for row in rows]
-    filled = [
-        index for index in range(len(headings)) if not lines or any(line.cells[index] not in EMPTY for line in lines)
-    ]
-    headings, lines = tuple(headings[index] for index in filled), [line.keep(filled) for line in lines]
-    if rest:
-        lines.append(Line.of_rest(rest, len(headings)))
-    return TextTable(headings, tuple(lines), ordered)
+    table = TextTable(headings, tuple(_line(columns, Row(row), kind, keys) for row in rows), ordered, rest=rest)
+    if not table.lines:
+        return table
+    filled = (any(line.cells[column] not in EMPTY for line in table.lines) for column in range(len(headings)))
+    return table.keep([column for column, is_filled in enumerate(filled) if is_filled])
 
 
 def _line(columns: Sequence[Column], row: Row, kind: Callable[[Row], str], keys: Mapping[str, str]) -> Line:
@@ -202,6 +195,13 @@ def duration(value: Scalar) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def start_text(seconds: object) -> str:
+    """Return a Unix time as local time, '2026-11-24 04:10'; 'unknown' if it is missing."""
+    if not isinstance(seconds, int | float) or seconds != seconds:
+        return "unknown"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
 def with_ends(form: Format, value: Scalar, low: Scalar, high: Scalar) -> str:
     """Return '62 % (58 to 66 %)', a value with its interval if there is one; it is not broken over lines."""
     if is_missing(low) or is_missing(high):
@@ -221,6 +221,11 @@ def estimate(form: Format, row: Row, name: str, prefix: str = "") -> str:
     if is_missing(least) or least == most:
         return f"{form(value)} ({blocks})".replace(" ", NO_BREAK)
     return with_ends(form, value, least, most).replace("(", f"({blocks}: ".replace(" ", NO_BREAK), 1)
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the names joined by semicolons, 'a; b; ...' if there are more than ``most``."""
+    return "; ".join(names[:most]) + "; ..." * (len(names) > most)
 
 
 def ranges(numbers: Sequence[int]) -> str:

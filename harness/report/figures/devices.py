@@ -1,4 +1,4 @@
-"""Bus bandwidth of collectives and of pairs of devices against size."""
+"""Figures of single devices and of what joins them: memory of each GPU, bus bandwidth against size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from typing import Literal
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from harness.analysis.results import Results
+from harness.config.values import GIB
 from harness.report.figures import captions
-from harness.report.figures.drawing import MOST_FACETS, Drawing, mark, panels
-from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
-from harness.report.row import rows_of
+from harness.report.figures.drawing import (
+    MOST_FACETS,
+    Drawing,
+    draw_lines,
+    facets_of,
+    mark,
+    name_line,
+    panels,
+    strategy_legend,
+)
+from harness.report.figures.scales import Limits, common_limits, linear_values, log_limits, log_values
+from harness.report.row import cell_label, rows_of
 from harness.report.tables.links import operation_label, operations, placement_label
 from harness.report.tables.text import size
 
@@ -29,6 +40,37 @@ TICK_EVERY = 8
 """The factor between ticks of the axis of sizes."""
 
 
+def memory_by_gpu(results: Results) -> Drawing:
+    """Draw the peak memory of each GPU of the cells on several, in the order of the cell's GPUs."""
+    title = "Peak memory of each GPU"
+    rows = results.device_memory
+    rows = rows[rows["devices"] > 1]
+    if rows.empty:
+        return Drawing(title, "Left out: no memory was measured on several GPUs.", None)
+    rows = rows.assign(gib=rows["allocated_bytes"] / GIB)
+    facets = facets_of(rows)
+    limits = (0.0, 1.1 * float(rows["gib"].max()))
+    figure = panels(facets, _draw_memory, [limits] * len(facets), legend=strategy_legend(rows))
+    caption = (
+        "Memory allocated in the steps, largest over the blocks, of each GPU of a cell, in their order; lines join the "
+        "GPUs of one cell, whose number stands beside the last. Under dp, GPU 0 also holds the gathered outputs and "
+        f"gradients, and the optimizer's state.{captions.set_apart(rows)}{captions.cut(facets)}"
+    )
+    return Drawing(title, caption, figure)
+
+
+def _draw_memory(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+    linear_values(axes, "y", ends)
+    draw_lines(axes, part, "gpu", "gib", ["cell_id"])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for row in rows_of(part):
+        mark(axes, row.gpu, row.gib, f"{cell_label(row)}, GPU {row.gpu} ({row.name}): {row.gib:.3g} GiB")
+        if row.gpu == row.devices - 1:
+            name_line(axes, str(row.devices), (row.gpu, row.gib), row.strategy)
+    axes.set_xlabel("GPU of the cell")
+    axes.set_ylabel("peak memory (GiB)")
+
+
 def bus_bandwidth(results: Results) -> Drawing:
     """Draw the bus bandwidth of each collective, and of the pairs of a tier, against size; one panel a placement."""
     title = "Bus bandwidth against size"
@@ -41,7 +83,7 @@ def bus_bandwidth(results: Results) -> Drawing:
     drawn = [(label, pd.concat(parts)) for label, parts in list(facets.items())[:MOST_FACETS]]
     looks = {operation_label(row): STYLES[row.operation] for sizes in found for row in rows_of(sizes[:1])}
     limits = common_limits([_limits(part) for _, part in drawn], log=True)
-    figure = panels(drawn, _draw, limits, legend=[])
+    figure = panels(drawn, _draw_bandwidth, limits, legend=[])
     handles = [
         Line2D([], [], color=grey, linestyle=line, marker=marker, markersize=4, label=label)
         for label, (line, marker, grey) in looks.items()
@@ -64,7 +106,7 @@ def _limits(part: pd.DataFrame) -> Limits:
     return log_limits([*speeds[speeds > 0]], [])
 
 
-def _draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+def _draw_bandwidth(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
     for (operation, _), sizes in part.groupby(["operation", "tier"], sort=False):
         line, marker, grey = STYLES[str(operation)]
         x, y = (sizes[name].astype(float) for name in ("size_bytes", "bus_bytes_per_s"))
