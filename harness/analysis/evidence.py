@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.common import Row, rows_of, trial_key
-from harness.analysis.steps import StepTimes
+from harness.analysis.step_times import StepTimes
 from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.thresholds import HELD_BY_POWER, POWER_CAP

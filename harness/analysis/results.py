@@ -23,7 +23,7 @@ from harness.analysis.preview import machine_devices, preview
 from harness.analysis.published import published
 from harness.analysis.ratios import leaders, noise, parity, scaling, versus
 from harness.analysis.stalls import stalls
-from harness.analysis.steps import StepTimes, step_times
+from harness.analysis.step_times import StepTimes, step_times
 from harness.analysis.trials import cells, labels_of, missing, outcomes, peak_estimates, ranks, trials, windows
 from harness.analysis.verdict import READ, Tables, verdict
 from harness.analysis.waterfall import exchange_times, waterfall

@@ -12,7 +12,7 @@ import pandas as pd
 
 from harness.analysis.common import Record, Records, Values, columns_of, grouped, rows_of, trial_key
 from harness.analysis.evidence import throttling
-from harness.analysis.steps import KEYS, STALL_RATIO, STALL_S, StepTimes
+from harness.analysis.step_times import KEYS, STALL_RATIO, STALL_S, StepTimes
 from harness.analysis.trials import throughput
 from harness.record.schema import DESCRIPTION, STALLS
 

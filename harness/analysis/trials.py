@@ -26,7 +26,7 @@ from harness.analysis.doubts import tally
 from harness.analysis.hardware import peak_flops
 from harness.analysis.phases import timings
 from harness.analysis.stats import geometric_mean
-from harness.analysis.steps import StepTimes, quantiles
+from harness.analysis.step_times import StepTimes, quantiles
 from harness.plan.environment import RunEnvironment
 from harness.plan.labels import Labels, joined
 from harness.record.schema import CELLS, DESCRIPTION, MISSING, OUTCOMES, RANKS, TRIALS, WINDOWS, Table

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from harness.analysis import ratios
-from harness.analysis import steps as steps_module
+from harness.analysis import step_times as step_time_tables
 from harness.analysis import trials as trial_tables
 from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
-from harness.analysis.steps import quantiles, step_times
+from harness.analysis.step_times import quantiles, step_times
 from harness.config.sections import Target
 from harness.record.schema import STEPS
 from harness.report.tables.scaling import scaling_table
@@ -288,6 +288,6 @@ def test_only_the_trials_that_count_are_in_a_cells_steps_and_without_steps_there
 
 
 def test_quantiles_interpolate_between_neighbouring_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_module, "BATCH", 1)
+    monkeypatch.setattr(step_time_tables, "BATCH", 1)
     values = {"x": np.array([3.0, 1.0, 2.0]), "y": np.array([5.0])}
     assert quantiles(values, (0.25, 0.5)) == [{"x": 1.5, "y": 5.0}, {"x": 2.0, "y": 5.0}]

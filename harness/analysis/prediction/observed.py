@@ -12,7 +12,7 @@ import pandas as pd
 from harness.analysis.common import Lines, Record, Records, Row, rows_of
 from harness.analysis.phases import Timing, timings
 from harness.analysis.prediction.ring import Array
-from harness.analysis.steps import StepTimes
+from harness.analysis.step_times import StepTimes
 from harness.plan.comparison import backend_of, options_of
 from harness.plan.rows import Collective, LinkTier
 
