@@ -25,7 +25,8 @@ from harness.analysis.ratios import leaders, noise, parity, scaling, versus
 from harness.analysis.stalls import stalls
 from harness.analysis.step_times import StepTimes, step_times
 from harness.analysis.trials import cells, labels_of, missing, outcomes, peak_estimates, ranks, trials, windows
-from harness.analysis.verdict import READ, Tables, verdict
+from harness.analysis.verdict import READ, Tables
+from harness.analysis.verdict.rules import verdict
 from harness.analysis.waterfall import exchange_times, waterfall
 from harness.config.experiment import Experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS

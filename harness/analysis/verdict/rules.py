@@ -5,16 +5,20 @@ A rule is a function of the tables and of the leading cells. It returns nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from statistics import median
 
 import pandas as pd
 
 from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
 from harness.analysis.ratios import own_work
-from harness.analysis.verdict.statement import Statement, Tables
+from harness.analysis.stats import LEVEL, holm
+from harness.analysis.verdict import Statement, TableFailed, Tables
+from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.config.axes import WORK_AXES
 from harness.plan.feasibility import IMPOSSIBLE
+from harness.record.schema import VERDICT
 
 EFFICIENT = 0.80
 """The efficiency above which devices count as well used."""
@@ -308,3 +312,83 @@ def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
         subject=part,
         reasons=(row.reason,) if part == "rest" and row.reason else (),
     )
+
+
+FASTER, SLOWER, NO_DIFFERENCE, TOO_FEW = "faster", "slower", "no clear difference", "too few blocks to say"
+
+
+def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+    """State of each choice that the file varies whether one value is faster than another, all else equal.
+
+    In the cells of the leading settings; if none of them has the choice, in the fastest pair on the most devices.
+    A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, is at most 5 %.
+    """
+    rows = [row for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES and _is_claim(row)]
+    chosen = {leader.cell_id for leader in leading}
+    stated: list[Record] = []
+    for axis in dict.fromkeys(str(row.axis) for row in rows):
+        mine = [row for row in rows if row.axis == axis]
+        stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=_size)]
+    adjusted = iter(holm([row.p_value for row in stated if not pd.isna(row.p_value)]))
+    return [
+        Statement(
+            "choice",
+            _code(row, None if pd.isna(row.p_value) else next(adjusted)),
+            "versus",
+            row.cell_id,
+            others=(row.other_id,),
+            devices=row.devices,
+            value=row.ratio,
+            low=row.low,
+            high=row.high,
+            n=row.blocks,
+            subject=f"{row.axis} {row.value} / {row.other_value}",
+        )
+        for row in stated
+    ]
+
+
+def _is_claim(row: Record) -> bool:
+    return not (pd.isna(row.ratio) or is_no_claim(vars(row))) and pd.isna(row.excluded)
+
+
+def _size(row: Record) -> tuple[int, float]:
+    return int(row.devices), max(float(row.throughput_per_s), float(row.other_throughput_per_s))
+
+
+def _code(row: Record, p_value: float | None) -> str:
+    if p_value is None:
+        return TOO_FEW
+    if p_value > 1 - LEVEL:
+        return NO_DIFFERENCE
+    return FASTER if row.ratio > 1 else SLOWER
+
+
+def statements(tables: Tables) -> list[Statement]:
+    """Return the statements of the verdict, in the order in which they are read.
+
+    A table that failed costs the statements that need it; the last statement names such tables.
+    """
+    failed: dict[str, None] = {}
+
+    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Record]) -> list[Statement]:
+        try:
+            return [*rule(tables, *leading)]
+        except TableFailed as error:
+            failed[error.name] = None
+            return []
+
+    to_use = follow(fastest)
+    chosen = {statement.cell_id for statement in to_use}
+    leading = [row for row in rows_of(tables["leaders"]) if row.cell_id in chosen] if chosen else []
+    found = [*follow(incomplete), *to_use, *follow(fewer_devices), *follow(choices, leading), *follow(training)]
+    for of_leading in (scaling_limit, causes, trust):
+        found += follow(of_leading, leading)
+    for of_run in (equivalence, failures, open_questions):
+        found += follow(of_run)
+    return [*found, *([Statement("failed", "tables", "", n=len(failed), reasons=tuple(failed))] if failed else [])]
+
+
+def verdict(tables: Tables) -> pd.DataFrame:
+    """Return the statements of the verdict as a table."""
+    return VERDICT.frame(asdict(statement) for statement in statements(tables))

@@ -11,10 +11,12 @@ import pandas as pd
 from harness.analysis.common import Record, Records, by_cell, measured, rows_of
 from harness.analysis.ratios import PAIR_COLUMNS, paired
 from harness.analysis.stats import stein_blocks
-from harness.analysis.verdict.choices import NO_CHOICES
-from harness.analysis.verdict.statement import Statement, Tables
+from harness.analysis.verdict import Statement, Tables
+from harness.config.axes import SIZES
 from harness.config.strategy_traits import BASE_STRATEGY
 
+NO_CHOICES = frozenset({*SIZES, "strategy"})
+"""The axes that the other statements are about; every other axis, and every option, is a choice."""
 LOW_NOISE, HIGH_NOISE = 0.15, 0.05
 """How far the interval of the A/A test may reach from 1: beyond the first trust is low, within the second high."""
 FEWEST_BLOCKS, GOOD_BLOCKS = 3, 5
