@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 
 from harness.analysis.common import Row, Rule
-from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.findings import findings, static_findings, with_faulty
@@ -24,7 +23,17 @@ from harness.analysis.published import published
 from harness.analysis.ratios import leaders, noise, parity, scaling, versus
 from harness.analysis.stalls import stalls
 from harness.analysis.step_times import StepTimes, step_times
-from harness.analysis.trials import cells, labels_of, missing, outcomes, peak_estimates, ranks, trials, windows
+from harness.analysis.trials import (
+    cells,
+    convergence,
+    labels_of,
+    missing,
+    outcomes,
+    peak_estimates,
+    ranks,
+    trials,
+    windows,
+)
 from harness.analysis.verdict import READ, Tables
 from harness.analysis.verdict.rules import verdict
 from harness.analysis.waterfall import exchange_times, waterfall

@@ -11,9 +11,9 @@ import pytest
 from harness.analysis import ratios
 from harness.analysis import step_times as step_time_tables
 from harness.analysis import trials as trial_tables
-from harness.analysis.convergence import convergence
 from harness.analysis.doubts import doubts
 from harness.analysis.step_times import quantiles, step_times
+from harness.analysis.trials import convergence
 from harness.config.sections import Target
 from harness.record.schema import STEPS
 from harness.report.tables.scaling import scaling_table

@@ -10,9 +10,9 @@ import pytest
 
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
-from harness.analysis.convergence import convergence
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.ratios import noise, parity, versus
+from harness.analysis.trials import convergence
 from harness.config.axes import LauncherName
 from harness.config.sections import Target
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
