@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from harness.analysis.common import Lines, Record, Records, Row, rows_of
 from harness.analysis.phases import Timing, timings
-from harness.analysis.prediction.ring import Array
 from harness.analysis.step_times import StepTimes
 from harness.plan.comparison import backend_of, options_of
 from harness.plan.rows import Collective, LinkTier
 
+Array = npt.NDArray[np.float64]
 Key = tuple[str, int]
 """A trial's id and attempt."""
 

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.common import Row, claim_tags
-from harness.analysis.prediction.collective_times import SEED, Fits, Links
+from harness.analysis.prediction.collective_times import SEED, Fits, Links, RingFit
 from harness.analysis.prediction.observed import Family, Observed, Size
-from harness.analysis.prediction.ring import RingFit
 from harness.analysis.prediction.step_model import DRAWS, LANES, Model, Predicted, by_laws
 from harness.analysis.stats import mean_interval
 from harness.config.strategy_traits import BUILTIN_TRAITS

@@ -17,8 +17,8 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.analysis.prediction.observed import Exchange, Family, Observed, Size
-from harness.analysis.prediction.ring import Array, Costs, RingCost, RingFit
+from harness.analysis.prediction.collective_times import Costs, RingCost, RingFit
+from harness.analysis.prediction.observed import Array, Exchange, Family, Observed, Size
 from harness.analysis.stats import deviation
 from harness.plan.rows import Collective, LinkTier
 
