@@ -1,4 +1,4 @@
-"""Shared by the analyses: the trials that count, the bases of cells, cells that match, the order of rows."""
+"""Shared by the analyses: trials that count and their throughput, bases of cells, cells that match, order of rows."""
 
 from __future__ import annotations
 
@@ -71,6 +71,22 @@ def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
 def last_of_blocks(trials: pd.DataFrame) -> pd.DataFrame:
     """Return one measured trial of each cell and block: the last, if several invocations have one."""
     return measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
+
+
+def throughput(windows: Iterable[Row]) -> float | None:
+    """Return all ranks' samples over the slowest rank's time, summed over the timed windows; None without a window.
+
+    Numerator and denominator cover the same steps. All ranks start a window together; the slowest one ends it.
+    """
+    weight = 0.0
+    slowest: dict[int, float] = {}
+    for window in windows:
+        if window["window_kind"] == "timed":
+            weight += window["weight"]
+            number = window["window"]
+            slowest[number] = max(slowest.get(number, 0.0), window["duration_s"])
+    seconds = sum(slowest.values())
+    return weight / seconds if seconds > 0 else None
 
 
 def is_no_claim(row: Row) -> bool:

@@ -14,6 +14,7 @@ import pandas as pd
 from harness.analysis.common import Row, Rule
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
+from harness.analysis.evidence import stalls
 from harness.analysis.findings import findings, static_findings, with_faulty
 from harness.analysis.hardware import collectives, device_memory, gpus, links
 from harness.analysis.phases import host_phases, ledger, phases
@@ -21,7 +22,6 @@ from harness.analysis.prediction import Asked, Links, families, predictions, rec
 from harness.analysis.preview import machine_devices, preview
 from harness.analysis.published import published
 from harness.analysis.ratios import leaders, noise, parity, scaling, versus
-from harness.analysis.stalls import stalls
 from harness.analysis.step_times import StepTimes, step_times
 from harness.analysis.trials import (
     cells,

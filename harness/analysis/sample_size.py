@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from harness.analysis.common import Lines, Record, Records
+from harness.analysis.common import Lines, Record, Records, throughput
 from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
-from harness.analysis.trials import throughput
 from harness.config.axes import SIZES
 from harness.config.sections import BlockRule
 from harness.plan.cell import Cell

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import mean
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ from harness.analysis.common import (
     last_of_blocks,
     order,
     rows_of,
+    throughput,
     trial_key,
 )
 from harness.analysis.doubts import tally
@@ -44,22 +45,6 @@ def windows(lines: Lines) -> pd.DataFrame:
 def ranks(lines: Lines) -> pd.DataFrame:
     """Return every rank of every recorded trial."""
     return _nested(RANKS, lines)
-
-
-def throughput(windows: Iterable[Row]) -> float | None:
-    """Return all ranks' samples over the slowest rank's time, summed over the timed windows; None without a window.
-
-    Numerator and denominator cover the same steps. All ranks start a window together; the slowest one ends it.
-    """
-    weight = 0.0
-    slowest: dict[int, float] = {}
-    for window in windows:
-        if window["window_kind"] == "timed":
-            weight += window["weight"]
-            number = window["window"]
-            slowest[number] = max(slowest.get(number, 0.0), window["duration_s"])
-    seconds = sum(slowest.values())
-    return weight / seconds if seconds > 0 else None
 
 
 def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:

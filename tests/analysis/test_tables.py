@@ -11,6 +11,7 @@ import pytest
 from harness.analysis import ratios
 from harness.analysis import step_times as step_time_tables
 from harness.analysis import trials as trial_tables
+from harness.analysis.common import throughput
 from harness.analysis.doubts import doubts
 from harness.analysis.step_times import quantiles, step_times
 from harness.analysis.trials import convergence
@@ -26,7 +27,7 @@ def window(rank: int, number: int, duration_s: float, weight: float, kind: str =
 
 
 @pytest.mark.parametrize(
-    ("windows", "throughput"),
+    ("windows", "expected"),
     [
         ([window(0, 1, 2, 30), window(1, 1, 4, 30), window(0, 2, 3, 30), window(1, 2, 1, 30)], 120.0 / (4.0 + 3.0)),
         ([window(0, 1, 1, 10), window(1, 1, 2, 10)], 10.0),  # not 20: rank 0's times the world size; not 15: a mean
@@ -36,9 +37,9 @@ def window(rank: int, number: int, duration_s: float, weight: float, kind: str =
     ],
 )
 def test_throughput_is_all_ranks_samples_over_the_slowest_ranks_time_in_timed_windows(
-    windows: list[dict[str, Any]], throughput: float | None
+    windows: list[dict[str, Any]], expected: float | None
 ) -> None:
-    assert trial_tables.throughput(windows) == pytest.approx(throughput)
+    assert throughput(windows) == pytest.approx(expected)
 
 
 def test_a_trials_step_time_is_the_median_of_its_timed_steps_and_a_failed_one_has_missing_values_not_zeros() -> None:
