@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
@@ -44,14 +44,6 @@ Records = Sequence[Record]
 def rows_of(frame: pd.DataFrame) -> list[Record]:
     """Return the rows of a frame, with None for <NA>."""
     return [Record(row) for row in records(frame)]
-
-
-class Rule(TypedDict):
-    """The rule that set the number of blocks: between at_least and at_most, until the interval is within halfwidth."""
-
-    at_least: int
-    at_most: int
-    halfwidth: float
 
 
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rule
+from harness.analysis.common import Row
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.evidence import stalls
@@ -38,6 +38,7 @@ from harness.analysis.verdict import READ, Tables
 from harness.analysis.verdict.rules import verdict
 from harness.analysis.waterfall import exchange_times, waterfall
 from harness.config.experiment import Experiment
+from harness.config.sections import BlockRule
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import HarnessError
 from harness.plan.environment import RunEnvironment
@@ -224,15 +225,14 @@ class Results:
         return verdicts(self.equivalence)
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> BlockRule | None:
         """The rule that set the number of blocks; None if the file gives a number."""
-        rule = self.experiment.throughput and self.experiment.throughput.rule
-        return Rule(at_least=rule.at_least, at_most=rule.at_most, halfwidth=rule.halfwidth) if rule else None
+        return self.experiment.throughput.rule if self.experiment.throughput else None
 
     @property
     def pilot(self) -> int | None:
         """The number of blocks that the rule decided from; None without a rule."""
-        return self.rule["at_least"] if self.rule else None
+        return self.rule.at_least if self.rule else None
 
 
 def attempt(results: Results, name: str) -> pd.DataFrame | None:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
 from harness.analysis.ratios import own_work
-from harness.analysis.stats import LEVEL, holm
+from harness.analysis.stats import LEVEL, holm_of_known
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.config.axes import WORK_AXES
@@ -329,11 +329,11 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     for axis in dict.fromkeys(str(row.axis) for row in rows):
         mine = [row for row in rows if row.axis == axis]
         stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=_size)]
-    adjusted = iter(holm([row.p_value for row in stated if not pd.isna(row.p_value)]))
+    p_values = holm_of_known([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])
     return [
         Statement(
             "choice",
-            _code(row, None if pd.isna(row.p_value) else next(adjusted)),
+            _code(row, p_value),
             "versus",
             row.cell_id,
             others=(row.other_id,),
@@ -344,7 +344,7 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
             n=row.blocks,
             subject=f"{row.axis} {row.value} / {row.other_value}",
         )
-        for row in stated
+        for row, p_value in zip(stated, p_values, strict=True)
     ]
 
 
