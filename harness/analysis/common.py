@@ -23,6 +23,10 @@ Row = Mapping[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 Values = dict[str, str | float | bool | None]
 """Part of a row of a derived table."""
+KEYS = ["trial_id", "attempt"]
+"""The columns that identify a recorded trial."""
+TrialKey = tuple[str, int]
+"""Their values."""
 
 
 class Record:
@@ -111,7 +115,7 @@ def grouped(rows: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, l
     return found
 
 
-def trial_key(row: Record) -> tuple[str, int]:
+def trial_key(row: Record) -> TrialKey:
     """Return a row's trial id and attempt."""
     return row.trial_id, row.attempt
 

@@ -13,8 +13,20 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Record, Records, Row, Values, columns_of, grouped, rows_of, throughput, trial_key
-from harness.analysis.step_times import KEYS, STALL_RATIO, STALL_S, StepTimes
+from harness.analysis.common import (
+    KEYS,
+    Record,
+    Records,
+    Row,
+    TrialKey,
+    Values,
+    columns_of,
+    grouped,
+    rows_of,
+    throughput,
+    trial_key,
+)
+from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
 from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.thresholds import HELD_BY_POWER, POWER_CAP
@@ -34,8 +46,6 @@ TRIAL_COLUMNS = (
     *("trial_id", "attempt", "group_id", "invocation", "devices", "inline", "steady", "skipped_updates"),
     *("throughput_per_s", "wait_fraction"),
 )
-Key = tuple[str, int]
-"""(trial id, attempt)."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +83,12 @@ def gather_evidence(
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
     environment: RunEnvironment,
-) -> dict[Key, Evidence]:
+) -> dict[TrialKey, Evidence]:
     """Return the evidence of each trial, by its id and attempt."""
     spread, slow = _spread(times), slow_ranks(windows)
     signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
     drift = window_drift(windows)
-    by_trial: dict[Key, list[Row]] = {}
+    by_trial: dict[TrialKey, list[Row]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
         by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     return {
@@ -106,20 +116,20 @@ def throttling(rank: Row) -> list[str]:
     return [reason for reason in reasons if reason not in ("", POWER_CAP, HELD_BY_POWER)]
 
 
-def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
+def slow_ranks(windows: pd.DataFrame) -> dict[TrialKey, int]:
     """Return the slowest rank of each trial, if its step without gradient exchange exceeds SLOW_RANK medians."""
     alone = windows[windows["window_kind"] == "alone"]
-    sums = alone.groupby(["trial_id", "attempt", "rank"])[["duration_s", "steps"]].sum()
-    by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(["trial_id", "attempt"])
+    sums = alone.groupby([*KEYS, "rank"])[["duration_s", "steps"]].sum()
+    by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(KEYS)
     slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # a single rank is its own median
     return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}
 
 
-def window_drift(windows: pd.DataFrame) -> dict[Key, float]:
+def window_drift(windows: pd.DataFrame) -> dict[TrialKey, float]:
     """Return the highest rate of each trial's timed windows over the lowest; a window's time is its slowest rank's."""
-    timed = windows[windows["window_kind"] == "timed"].groupby(["trial_id", "attempt", "window"])
+    timed = windows[windows["window_kind"] == "timed"].groupby([*KEYS, "window"])
     rates = (timed["weight"].sum() / timed["duration_s"].max()).astype(float)
-    by_trial = rates[rates > 0].groupby(["trial_id", "attempt"])
+    by_trial = rates[rates > 0].groupby(KEYS)
     drift = by_trial.max() / by_trial.min()
     return dict(zip(drift.index.tolist(), drift.tolist(), strict=True))
 
@@ -166,7 +176,7 @@ def _signature(nodes: Iterable[Mapping[str, object]]) -> str:
     return json.dumps(sorted({json.dumps(node, sort_keys=True) for node in nodes}))
 
 
-def _spread(times: StepTimes) -> dict[Key, float]:
+def _spread(times: StepTimes) -> dict[TrialKey, float]:
     """Return the interquartile range of each trial's timed steps over their median."""
     by_trial = times.by_trial
     spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["step_median_s"]
@@ -185,7 +195,7 @@ def stalls(
     stalled = {key for key, _ in by_window}
     of_trial = {trial_key(row): row for row in _of_trials(trials, stalled)}
     timed, counters = (grouped(_of_trials(frame, stalled), trial_key) for frame in (windows, ranks))
-    without: dict[Key, float | None] = {}
+    without: dict[TrialKey, float | None] = {}
     for key in stalled:
         left_out = {window for other, window in by_window if other == key}
         without[key] = throughput([vars(row) for row in timed.get(key, []) if row.window not in left_out])
@@ -209,7 +219,7 @@ def stalled_steps(steps: pd.DataFrame, times: StepTimes) -> pd.DataFrame:
     return merged[merged["step_s"] > STALL_RATIO * merged["step_median_s"]]
 
 
-def _of_trials(frame: pd.DataFrame, keys: set[Key]) -> list[Record]:
+def _of_trials(frame: pd.DataFrame, keys: set[TrialKey]) -> list[Record]:
     """Return the rows of these trials, of all their attempts."""
     return rows_of(frame[frame["trial_id"].isin({trial_id for trial_id, _ in keys})])
 

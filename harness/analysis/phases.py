@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from harness.analysis.common import (
+    KEYS,
     Lines,
     Record,
     Records,
+    TrialKey,
     Values,
     columns_of,
     grouped,
@@ -73,8 +75,8 @@ def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
 def _phase_windows(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
     """Return the windows of measured trials that timed the phases, with the cell, block and invocation of each."""
     known = windows[windows["window_kind"].isin(["timed", "phases"]) & windows[f"{names[-1]}"].notna()]
-    of_trial = measured(trials)[["trial_id", "attempt", "cell_id", "block", "invocation"]]
-    return known.merge(of_trial, on=["trial_id", "attempt"], how="inner", suffixes=("", "_of_trial"))
+    of_trial = measured(trials)[[*KEYS, "cell_id", "block", "invocation"]]
+    return known.merge(of_trial, on=KEYS, how="inner", suffixes=("", "_of_trial"))
 
 
 def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> list[Values]:
@@ -116,7 +118,7 @@ def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
 
 
 WINDOW_COLUMNS = (
-    *("trial_id", "attempt", "rank", "window", "window_kind", "duration_s", "steps"),
+    *(*KEYS, "rank", "window", "window_kind", "duration_s", "steps"),
     *("wait_s", "idle_s", "host_wait_s", "in_turn_s"),
 )
 
@@ -155,7 +157,7 @@ class Timing:
         return self.step_mean_s - self.wait_s
 
 
-def timings(windows: pd.DataFrame) -> dict[tuple[str, int], Timing]:
+def timings(windows: pd.DataFrame) -> dict[TrialKey, Timing]:
     """Return the timing of every trial that was timed, by its id and attempt."""
     by_trial = grouped(rows_of(windows[[*WINDOW_COLUMNS]]), trial_key)
     return {key: timing for key, rows in by_trial.items() if (timing := _timing(rows))}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from harness.analysis.common import KEYS, TrialKey
 from harness.record.frames import records
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 BATCH = 200
 """Trials or cells whose steps are sorted at a time, so that memory use does not grow with the run."""
-KEYS = ["trial_id", "attempt"]
 STALL_RATIO, STALL_S = 10.0, 2.0
 """A step is stalled if it exceeds the first times its trial's median, and the second in seconds."""
 
@@ -56,7 +56,7 @@ class StepTimes:
         return frame.assign(wait_fraction=wait_s / frame["sum_s"]).drop(columns="sum_s").set_axis(self.trials)
 
     @cached_property
-    def stalled(self) -> set[tuple[str, int]]:
+    def stalled(self) -> set[TrialKey]:
         """The (trial id, attempt) of trials with a stalled step."""
         limits = np.maximum(STALL_S, STALL_RATIO * self.by_trial["step_median_s"].to_numpy(dtype=float))
         longest = [float(np.fmax.reduce(step_s, initial=0.0)) for step_s in self.step_s]

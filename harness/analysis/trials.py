@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.common import (
+    KEYS,
     Lines,
     Record,
     Records,
@@ -57,7 +58,7 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     rows = [{**trial_row(line), **named[line["cell_id"], line["facts"].get("link")]} for line in lines]
     frame = TRIALS.frame(rows).drop(columns=["step_s", "wait_fraction"])
     stats = times.by_trial.rename(columns={"step_median_s": "step_s"})[["step_s", "wait_fraction"]]
-    merged = frame.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
+    merged = frame.merge(stats.reset_index(), on=KEYS, how="left", validate="one_to_one")
     # on CUDA the host may wait while the device computes: only an idle stream meanwhile is a part of the device's step
     on_gpu = merged["device"] == "cuda"
     known = timings(windows([line for line in lines if line["device"] == "cuda"]))
@@ -182,7 +183,7 @@ def _arithmetic(trial: Record, speed: float, ceiling: float | None) -> Values:
     }
 
 
-OF_TRAINING = ("trial_id", "attempt", "cell_id", "seed", "effective_lr", "training_samples", *DESCRIPTION)
+OF_TRAINING = (*KEYS, "cell_id", "seed", "effective_lr", "training_samples", *DESCRIPTION)
 """The columns of a trial that the row of a training has."""
 
 
@@ -197,7 +198,7 @@ def convergence(
     ``target``: the one of the experiment file, if it has any. ``checked``: the verdicts of equivalence checks.
     """
     done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
-    by_trial = {key: group for key, group in epochs.groupby(["trial_id", "attempt"])}
+    by_trial = {key: group for key, group in epochs.groupby(KEYS)}
     rows = []
     for trial in rows_of(done):
         curve = by_trial.get(trial_key(trial))
