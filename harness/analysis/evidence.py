@@ -19,7 +19,6 @@ from harness.analysis.common import (
     Records,
     Row,
     TrialKey,
-    Values,
     columns_of,
     grouped,
     rows_of,
@@ -85,25 +84,25 @@ def gather_evidence(
     environment: RunEnvironment,
 ) -> dict[TrialKey, Evidence]:
     """Return the evidence of each trial, by its id and attempt."""
-    spread, slow = _spread(times), slow_ranks(windows)
+    steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
+    spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
     signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
-    drift = window_drift(windows)
     by_trial: dict[TrialKey, list[Row]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
         by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     return {
         trial_key(row): Evidence(
-            None if pd.isna(row.steady) else bool(row.steady),
+            row.steady,
             spread.get(trial_key(row)),
             slow.get(trial_key(row)),
             by_trial.get(trial_key(row), []),
             signatures.get((row.group_id, row.invocation)),
-            inline=bool(pd.notna(row.inline) and row.inline),
+            inline=bool(row.inline),
             drift=drift.get(trial_key(row)),
-            skipped_updates=0 if pd.isna(row.skipped_updates) else int(row.skipped_updates),
+            skipped_updates=row.skipped_updates or 0,
             stalled=trial_key(row) in times.stalled,
-            wait_fraction=None if pd.isna(row.wait_fraction) else float(row.wait_fraction),
-            per_device_per_s=None if pd.isna(row.throughput_per_s) else float(row.throughput_per_s) / int(row.devices),
+            wait_fraction=row.wait_fraction,
+            per_device_per_s=None if row.throughput_per_s is None else row.throughput_per_s / row.devices,
             invocation=int(row.invocation),
         )
         for row in rows_of(trials[[*TRIAL_COLUMNS]])
@@ -130,8 +129,7 @@ def window_drift(windows: pd.DataFrame) -> dict[TrialKey, float]:
     timed = windows[windows["window_kind"] == "timed"].groupby([*KEYS, "window"])
     rates = (timed["weight"].sum() / timed["duration_s"].max()).astype(float)
     by_trial = rates[rates > 0].groupby(KEYS)
-    drift = by_trial.max() / by_trial.min()
-    return dict(zip(drift.index.tolist(), drift.tolist(), strict=True))
+    return (by_trial.max() / by_trial.min()).to_dict()
 
 
 def foreign_cores(node: Sequence[Row]) -> float | None:
@@ -176,13 +174,6 @@ def _signature(nodes: Iterable[Mapping[str, object]]) -> str:
     return json.dumps(sorted({json.dumps(node, sort_keys=True) for node in nodes}))
 
 
-def _spread(times: StepTimes) -> dict[TrialKey, float]:
-    """Return the interquartile range of each trial's timed steps over their median."""
-    by_trial = times.by_trial
-    spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["step_median_s"]
-    return dict(zip(times.trials.tolist(), spread.astype(float).tolist(), strict=True))
-
-
 MOSTLY = 0.5
 """The fraction of a stalled step from which on its wait for data is the cause."""
 
@@ -190,8 +181,15 @@ MOSTLY = 0.5
 def stalls(
     trials: pd.DataFrame, windows: pd.DataFrame, ranks: pd.DataFrame, steps: pd.DataFrame, times: StepTimes
 ) -> pd.DataFrame:
-    """Return one row a timed window in which a rank had a stalled step, with its throughput with and without it."""
-    by_window = grouped(rows_of(stalled_steps(steps, times)), lambda step: (trial_key(step), int(step.window)))
+    """Return one row a timed window in which a rank had a stalled step, with the trial's throughput without them.
+
+    ``stalled_s``: the seconds of its stalled steps, each on its slowest rank.
+    """
+    long = steps[~steps["warmup"].fillna(True).astype(bool) & (steps["step_s"] > STALL_S).fillna(False).astype(bool)]
+    medians = times.by_trial[["step_median_s"]].rename_axis(KEYS).reset_index()
+    merged = long.merge(medians, on=KEYS, how="inner", validate="many_to_one")
+    found = rows_of(merged[merged["step_s"] > STALL_RATIO * merged["step_median_s"]])
+    by_window = grouped(found, lambda step: (trial_key(step), int(step.window)))
     stalled = {key for key, _ in by_window}
     of_trial = {trial_key(row): row for row in _of_trials(trials, stalled)}
     timed, counters = (grouped(_of_trials(frame, stalled), trial_key) for frame in (windows, ranks))
@@ -199,42 +197,29 @@ def stalls(
     for key in stalled:
         left_out = {window for other, window in by_window if other == key}
         without[key] = throughput([vars(row) for row in timed.get(key, []) if row.window not in left_out])
-    return STALLS.frame(
-        {
-            **columns_of(of_trial[key], *KEYS, "cell_id", *DESCRIPTION, "block", "unit", "throughput_per_s"),
-            "window": window,
-            **_measured(rows, counters.get(key, [])),
-            "unstalled_throughput_per_s": without[key],
-        }
-        for (key, window), rows in by_window.items()
-        if key in of_trial
-    )
-
-
-def stalled_steps(steps: pd.DataFrame, times: StepTimes) -> pd.DataFrame:
-    """Return the timed steps that stalled, with the trial's median as ``step_median_s``."""
-    long = steps[~steps.warmup.fillna(True).astype(bool) & (steps.step_s > STALL_S).fillna(False).astype(bool)]
-    medians = times.by_trial[["step_median_s"]].rename_axis(KEYS).reset_index()
-    merged = long.merge(medians, on=KEYS, how="inner", validate="many_to_one")
-    return merged[merged["step_s"] > STALL_RATIO * merged["step_median_s"]]
+    rows = []
+    for (key, window), own in by_window.items():
+        if key in of_trial:
+            longest: dict[int, float] = {}
+            for step in own:
+                longest[step.step] = max(longest.get(step.step, 0.0), float(step.step_s))
+            rows.append(
+                {
+                    **columns_of(of_trial[key], *KEYS, "cell_id", *DESCRIPTION, "block", "unit", "throughput_per_s"),
+                    "window": window,
+                    "step_median_s": float(own[0].step_median_s),
+                    "stalled_s": sum(longest.values()),
+                    "waiting_ranks": _names(int(step.rank) for step in own),
+                    "cause": _cause(own, counters.get(key, [])),
+                    "unstalled_throughput_per_s": without[key],
+                }
+            )
+    return STALLS.frame(rows)
 
 
 def _of_trials(frame: pd.DataFrame, keys: set[TrialKey]) -> list[Record]:
     """Return the rows of these trials, of all their attempts."""
     return rows_of(frame[frame["trial_id"].isin({trial_id for trial_id, _ in keys})])
-
-
-def _measured(steps: Records, ranks: Records) -> Values:
-    """Return what is known of the stalled steps of one window: their time on the slowest rank, ranks and cause."""
-    longest: dict[int, float] = {}
-    for step in steps:
-        longest[step.step] = max(longest.get(step.step, 0.0), float(step.step_s))
-    return {
-        "step_median_s": float(steps[0].step_median_s),
-        "stalled_s": sum(longest.values()),
-        "waiting_ranks": _names(int(step.rank) for step in steps),
-        "cause": _cause(steps, ranks),
-    }
 
 
 def _cause(steps: Records, ranks: Records) -> str | None:
