@@ -73,8 +73,8 @@ class Predicted:
     """A step in seconds with its 95 % prediction interval, and its parts, which add up to it."""
 
     step_s: float
-    low_s: float
-    high_s: float
+    low: float
+    high: float
     own_s: float
     exposed_s: float
     data_s: float
