@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import KEYS, Lines, Record, Records, Row, TrialKey, rows_of, trial_key
+from harness.analysis.common import KEYS, Lines, Record, Records, Row, TrialKey, grouped, rows_of, trial_key
 from harness.analysis.phases import Timing, timings
 from harness.analysis.step_times import StepTimes
 from harness.plan.comparison import backend_of, options_of
@@ -68,6 +68,16 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """A collective of the step; ``ready_s``, ``needed_s``: as in ExchangeRow."""
+
+    operation: Collective
+    size_bytes: int
+    ready_s: float
+    needed_s: float
+
+
+@dataclass(frozen=True)
 class Family:
     """Cells that differ in their devices alone, by size, in order.
 
@@ -104,7 +114,15 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
     known = trials["purpose"].fillna("").isin(["", "explain"]) & (trials["kind"] != "convergence")
     ok = known & (trials["outcome"] == "ok") & ~trials["inline"].fillna(False).astype(bool)
     rows = [row for row in rows_of(trials[ok]) if row.device_ids is None and row.per_device_batch_size]
-    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), _exchanges(lines), net_step_times(times))
+    names = ("operation", "size_bytes", "ready_s", "needed_s")
+    exchanges = {
+        (line["trial_id"], line["attempt"]): tuple(
+            Exchange(*(row[name] for name in names)) for row in line["exchanges"]
+        )
+        for line in lines
+        if line.get("exchanges")
+    }
+    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), exchanges, net_step_times(times))
     several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]
     return [measured.family(family_id) for family_id in dict.fromkeys(str(row.family_id) for row in several)]
 
@@ -113,18 +131,7 @@ def optimizer_seconds(windows: pd.DataFrame) -> dict[TrialKey, float]:
     """Return the optimizer's seconds a step of each trial, of its slowest rank."""
     marked = windows[windows["window_kind"].isin(["timed", "phases"]) & windows["optimizer_s"].notna()]
     sums = marked.groupby([*KEYS, "rank"])[["optimizer_s", "steps"]].sum()
-    per_step = (sums["optimizer_s"] / sums["steps"]).groupby(KEYS).max()
-    return {(str(key[0]), int(key[1])): float(value) for key, value in per_step.items() if isinstance(key, tuple)}
-
-
-def _exchanges(lines: Lines) -> dict[TrialKey, tuple[Exchange, ...]]:
-    """Return the recorded exchanges of each trial that has some."""
-    names = ("operation", "size_bytes", "ready_s", "needed_s")
-    return {
-        (line["trial_id"], line["attempt"]): tuple(Exchange(*(row[name] for name in names)) for row in rows)
-        for line in lines
-        if (rows := line.get("exchanges"))
-    }
+    return (sums["optimizer_s"] / sums["steps"]).astype(float).groupby(KEYS).max().to_dict()
 
 
 def net_step_times(times: StepTimes) -> dict[TrialKey, Array]:
@@ -158,13 +165,16 @@ class _Measured:
         largest = [*sizes.values()][-1].batch
         nearest = sorted(single, key=lambda row: abs(int(row.per_device_batch_size) - largest))
         with_exchanges = [row for row in (*nearest, *members) if trial_key(row) in self.exchanges]
-        alone: dict[int, list[float]] = {}
-        for row in single:
-            alone.setdefault(int(row.per_device_batch_size), []).append(_own(self.timings[trial_key(row)], 1)[0])
+        alone = {
+            batch: fmean(_own(self.timings[trial_key(row)], 1)[0] for row in rows)
+            for batch, rows in grouped(single, lambda row: int(row.per_device_batch_size)).items()
+        }
+        of_nearest = [trial_key(row) for row in nearest if row.cell_id == nearest[0].cell_id]
+        steps = [self.steps[key] for key in of_nearest if key in self.steps]
         return Family(
             sizes,
-            {batch: fmean(seconds) for batch, seconds in alone.items()},
-            self._jitter(nearest[:1] and [row for row in nearest if row.cell_id == nearest[0].cell_id]),
+            alone,
+            np.concatenate([of_trial / of_trial.mean() for of_trial in steps]) if steps else np.array([]),
             self.exchanges[trial_key(with_exchanges[0])] if with_exchanges else (),
         )
 
@@ -181,22 +191,8 @@ class _Measured:
             fmean(self.optimizer.get(trial_key(row), 0.0) for row in rows),
         )
 
-    def _jitter(self, rows: Records) -> Array:
-        found = [self.steps[trial_key(row)] for row in rows if trial_key(row) in self.steps]
-        return np.concatenate([steps / steps.mean() for steps in found]) if found else np.array([])
-
 
 def _own(timing: Timing, devices: int) -> Sequence[float]:
     """Return each rank's seconds without exchange; of one device those of its step, if no such steps were measured."""
     alone = [timing.alone_s[rank] for rank in sorted(timing.alone_s)]
     return alone or ([timing.net_s] if devices == 1 else [])
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A collective of the step; ``ready_s``, ``needed_s``: as in ExchangeRow."""
-
-    operation: Collective
-    size_bytes: int
-    ready_s: float
-    needed_s: float
