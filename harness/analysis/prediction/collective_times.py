@@ -183,10 +183,16 @@ class Links:
 
     @cached_property
     def _timed(self) -> Measured:
-        if self.further is None:
-            return timed_collectives(self.own)
-        own, further = (pd.MultiIndex.from_frame(frame[SAME]) for frame in (self.own, self.further))
-        return timed_collectives(pd.concat([self.own, self.further[~further.isin(own)]]))
+        frame = self.own
+        if self.further is not None:
+            own, further = (pd.MultiIndex.from_frame(of[SAME]) for of in (self.own, self.further))
+            frame = pd.concat([self.own, self.further[~further.isin(own)]])
+        found: dict[tuple[str, Collective, LinkTier], list[tuple[Size, Timed]]] = {}
+        for row in records(frame):
+            size = Size(int(row["devices"]), int(row["nodes"]))
+            timed = Timed(size.devices, int(row["size_bytes"]), float(row["time_s"]))
+            found.setdefault((str(row["backend"]), row["operation"], row["tier"]), []).append((size, timed))
+        return found
 
     @cached_property
     def _placements(self) -> set[Size]:
@@ -201,13 +207,8 @@ class Links:
         ``most_devices``: of larger placements of the run nothing is known; further ones were measured apart from it.
         """
         key = backend, tier, *((operation, *sizes) for operation, sizes in needed.items()), most_devices, draws
-        if key not in self._known:
-            self._known[key] = self._fits(backend, tier, needed, most_devices, draws)
-        return self._known[key]
-
-    def _fits(
-        self, backend: str, tier: LinkTier, needed: Mapping[Collective, Sequence[int]], most_devices: int, draws: int
-    ) -> Fits:
+        if key in self._known:
+            return self._known[key]
         generator = np.random.default_rng(SEED)
         fits: dict[Collective, RingFit | str] = {}
         for operation, sizes in needed.items():
@@ -216,17 +217,8 @@ class Links:
             where = f"{tier} ({backend}" + f", up to {most_devices} devices" * (len(known) < len(measured)) + ")"
             fit = fit_ring(operation, known, sizes, generator, draws)
             fits[operation] = fit or reason_of_links(operation, tier, where, known, sizes)
+        self._known[key] = fits
         return fits
-
-
-def timed_collectives(collectives: pd.DataFrame) -> dict[tuple[str, Collective, LinkTier], list[tuple[Size, Timed]]]:
-    """Return the rows of a table of collectives by backend, collective and tier."""
-    found: dict[tuple[str, Collective, LinkTier], list[tuple[Size, Timed]]] = {}
-    for row in records(collectives):
-        size = Size(int(row["devices"]), int(row["nodes"]))
-        timed = Timed(size.devices, int(row["size_bytes"]), float(row["time_s"]))
-        found.setdefault((str(row["backend"]), row["operation"], row["tier"]), []).append((size, timed))
-    return found
 
 
 FORMATS = (".csv", ".parquet")

@@ -120,7 +120,7 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
             Exchange(*(row[name] for name in names)) for row in line["exchanges"]
         )
         for line in lines
-        if line.get("exchanges")
+        if (rows := line.get("exchanges"))
     }
     measured = _Measured(rows, timings(windows), optimizer_seconds(windows), exchanges, net_step_times(times))
     several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]
