@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from harness.analysis.stats import Estimate
-from harness.config.axes import BATCHES, CELL_AXES
+from harness.config.axes import BATCHES, CELL_AXES, WORK_AXES
 from harness.config.strategy_traits import strategy_order
 from harness.config.values import PlainValue
 from harness.plan.cell import is_wanted
-from harness.plan.comparison import is_own_option, natural, options_text
+from harness.plan.comparison import is_own_option, natural, options_of, options_text
 from harness.plan.labels import TAGS
 from harness.record.frames import records
 
@@ -178,6 +178,17 @@ def axis_value(row: Row, name: str) -> PlainValue:
 def matches(row: Row, wanted: Mapping[str, PlainValue]) -> bool:
     """Return whether a recorded cell has, on every named axis, the wanted value or one of the wanted values."""
     return all(is_wanted(values, axis_value(row, name)) for name, values in wanted.items())
+
+
+def workload_options(row: Row) -> str:
+    """Return a cell's options of the workload as text: cells that differ in them do other work."""
+    own = {name: value for name, value in options_of(row).items() if name.startswith("workload.")}
+    return json.dumps(own, sort_keys=True, default=str)
+
+
+def work_of(row: Record, *axes: str) -> tuple[object, ...]:
+    """Return what rows have in common that train the same: model, data and the like, and the values of ``axes``."""
+    return (*columns_of(row, *WORK_AXES, *axes).values(), workload_options(vars(row)))
 
 
 def content_key(row: Row, by: Iterable[str] = ()) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,12 @@ from harness.analysis.common import (
     no_claims,
     order,
     rows_of,
+    work_of,
 )
 from harness.analysis.doubts import CountedDoubt, tally, unusual, usual_doubts
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.stats import Estimate, geometric_mean, holm_of_known, ratio_p_value
-from harness.config.axes import SIZES, WORK_AXES
+from harness.config.axes import SIZES
 from harness.config.sections import BlockRule
 from harness.plan.comparison import axis_pairs
 from harness.plan.labels import TAGS
@@ -278,12 +278,10 @@ def versus(
 
 
 SIGNIFICANCE = 0.05
-GROUP_AXES = (*WORK_AXES, "devices", "global_batch_size")
-"""The question that settings answer alike: they train the same, on the same number of devices, at the same batch."""
 
 
 def leaders(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
-    """Return each setting against the fastest of its group, paired by block.
+    """Return each setting against the fastest that trains the same, on as many devices at the same batch, by block.
 
     The fastest by geometric mean or, if a setting that is not in all of its blocks is clearly faster in those that
     it is in, that one.
@@ -297,16 +295,9 @@ def leaders(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdic
     claims = counted[~no_claims(counted) & ~control & ~counted["check_id"].isin(different)]
     groups: dict[tuple[object, ...], list[Records]] = {}
     for cell in by_cell(rows_of(claims)).values():
-        groups.setdefault((*columns_of(cell[0], *GROUP_AXES).values(), own_work(cell[0])), []).append(cell)
+        groups.setdefault(work_of(cell[0], "devices", "global_batch_size"), []).append(cell)
     rows = [row for cells in groups.values() for row in _group(cells, rule)]
     return LEADERS.frame(sorted(rows, key=order))
-
-
-def own_work(row: Record) -> str:
-    """Return the options of the workload as text: settings that differ in them do other work."""
-    options = row.options or {}
-    own = {name: value for name, value in options.items() if name.startswith("workload.")}
-    return json.dumps(own, sort_keys=True, default=str)
 
 
 def _group(cells: Sequence[Records], rule: BlockRule | None) -> list[Row]:

@@ -116,11 +116,9 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
     rows = [row for row in rows_of(trials[ok]) if row.device_ids is None and row.per_device_batch_size]
     names = ("operation", "size_bytes", "ready_s", "needed_s")
     exchanges = {
-        (line["trial_id"], line["attempt"]): tuple(
-            Exchange(*(row[name] for name in names)) for row in line["exchanges"]
-        )
+        (line["trial_id"], line["attempt"]): tuple(Exchange(*(row[name] for name in names)) for row in found)
         for line in lines
-        if (rows := line.get("exchanges"))
+        if (found := line.get("exchanges"))
     }
     measured = _Measured(rows, timings(windows), optimizer_seconds(windows), exchanges, net_step_times(times))
     several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]

@@ -11,12 +11,10 @@ from statistics import median
 
 import pandas as pd
 
-from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
-from harness.analysis.ratios import own_work
+from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
 from harness.analysis.stats import LEVEL, holm_of_known
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
-from harness.config.axes import WORK_AXES
 from harness.plan.feasibility import IMPOSSIBLE
 from harness.record.schema import VERDICT
 
@@ -46,7 +44,7 @@ def fewer_devices(tables: Tables) -> list[Statement]:
 
 def _by_devices(tables: Tables) -> list[list[list[Record]]]:
     """Return the rows of each model, data set and precision by their number of devices, the most last."""
-    compared = grouped(rows_of(tables["leaders"]), lambda row: (*columns_of(row, *WORK_AXES).values(), own_work(row)))
+    compared = grouped(rows_of(tables["leaders"]), work_of)
     by_number = (grouped(rows, lambda row: int(row.devices)) for rows in compared.values())
     return [[rows for _, rows in sorted(of.items())] for of in by_number]
 
@@ -137,47 +135,36 @@ def training(tables: Tables) -> list[Statement]:
     is compared. Trainings of rehearsals and of cells that are not equivalent are left out.
     """
     rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(vars(row))]
-    groups: dict[tuple[object, ...], dict[str, list[Record]]] = {}
-    for row in rows:
-        key = (*columns_of(row, *WORK_AXES, "global_batch_size").values(), own_work(row))
-        groups.setdefault(key, {}).setdefault(str(row.cell_id), []).append(row)
     found = []
-    for seeds in groups.values():
-        times = {cell_id: _times(group) for cell_id, group in seeds.items()}
-        known = {cell_id: values for cell_id, values in times.items() if values}
-        first = min(known, key=lambda cell_id: median(known[cell_id]), default=None)
-        if first is not None:
-            found.append(_first_to_target(first, known, seeds))
-        elif any(row.reached is False for group in seeds.values() for row in group):
-            cell_id = next(iter(seeds))
-            target = seeds[cell_id][0].target
-            found.append(Statement("training", "missed", "convergence", cell_id, subject=target, n=len(seeds[cell_id])))
+    for of_work in grouped(rows, lambda row: work_of(row, "global_batch_size")).values():
+        seeds = grouped(of_work, lambda row: str(row.cell_id))
+        # the time of a seed that missed the target is not known
+        reached = {cell_id: group for cell_id, group in seeds.items() if all(row.reached for row in group)}
+        times = {cell_id: [float(row.time_to_target_s) for row in group] for cell_id, group in reached.items()}
+        if times:
+            first = min(times, key=lambda cell_id: median(times[cell_id]))
+            own, row = times[first], seeds[first][0]
+            overlap = [cell_id for cell_id, values in times.items() if cell_id != first and min(values) <= max(own)]
+            found.append(
+                Statement(
+                    "training",
+                    "reached",
+                    "convergence",
+                    first,
+                    others=tuple(overlap),
+                    devices=row.devices,
+                    value=median(own),
+                    low=min(own),
+                    high=max(own),
+                    n=len(own),
+                    subject=row.target,
+                )
+            )
+        elif any(row.reached is False for row in of_work):
+            (cell_id, group), *_ = seeds.items()
+            missed = Statement("training", "missed", "convergence", cell_id, subject=group[0].target, n=len(group))
+            found.append(missed)
     return found
-
-
-def _times(group: Sequence[Record]) -> list[float]:
-    """Return the seconds to the target over the seeds; none if a seed missed it, whose time is not known."""
-    if not all(row.reached for row in group):
-        return []
-    return [float(row.time_to_target_s) for row in group]
-
-
-def _first_to_target(first: str, times: dict[str, list[float]], seeds: dict[str, list[Record]]) -> Statement:
-    row, own = seeds[first][0], times[first]
-    overlap = [cell_id for cell_id, values in times.items() if cell_id != first and min(values) <= max(own)]
-    return Statement(
-        "training",
-        "reached",
-        "convergence",
-        first,
-        others=tuple(overlap),
-        devices=row.devices,
-        value=median(own),
-        low=min(own),
-        high=max(own),
-        n=len(own),
-        subject=row.target,
-    )
 
 
 def equivalence(tables: Tables) -> Iterator[Statement]:
