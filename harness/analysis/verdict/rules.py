@@ -258,26 +258,23 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     since the waterfall has only what it takes more than on one device. ``code``: SAVED for a part that is shorter than
     on one device, which the others add up with to what is lost; else whether the interval excludes 0.
     """
-    shares = (row for row in rows_of(tables["waterfall"]) if row.part != "ideal")
+    shares = (row for row in rows_of(tables["waterfall"]) if row.part != "ideal" and abs(row.share) >= WORTH_NAMING)
     parts = grouped(shares, lambda row: str(row.cell_id))
-    phases = {row.cell_id: row for row in rows_of(tables["phases"])}
+    phases = {row.cell_id: row for row in rows_of(tables["phases"]) if not pd.isna(row.waits) and row.waits >= WAITS}
     found: list[Statement] = []
     for leader in leading:
-        cell_id = leader.cell_id
-        of_cell = [*_causes(cell_id, parts.get(cell_id, []), phases.get(cell_id))]
+        cell_id, waits = leader.cell_id, phases.get(leader.cell_id)
+        of_cell = [
+            _cause(cell_id, row.part, "figure-waterfall", row)
+            for row in parts.get(cell_id, [])
+            if not (waits and row.part == DATA)
+        ]
+        if waits:
+            whole = {"share": waits.waits, "low": waits.waits_low, "high": waits.waits_high}
+            of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(waits), **whole})))
         if any((one.value or 0.0) > 0 for one in of_cell):
             found += sorted(of_cell, key=lambda one: -(one.value or 0.0))
     return found
-
-
-def _causes(cell_id: str, parts: Sequence[Record], phases: Record | None) -> Iterator[Statement]:
-    waits = phases is not None and not pd.isna(phases.waits) and phases.waits >= WAITS
-    if phases is not None and waits:
-        share = {"share": phases.waits, "low": phases.waits_low, "high": phases.waits_high}
-        yield _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(phases), **share}))
-    for row in parts:
-        if abs(row.share) >= WORTH_NAMING and not (waits and row.part == DATA):
-            yield _cause(cell_id, row.part, "figure-waterfall", row)
 
 
 def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
@@ -310,12 +307,17 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     In the cells of the leading settings; if none of them has the choice, in the fastest pair on the most devices.
     A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, is at most 5 %.
     """
-    rows = [row for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES and _is_claim(row)]
+    rows = [row for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES and not pd.isna(row.ratio)]
+    rows = [row for row in rows if pd.isna(row.excluded) and not is_no_claim(vars(row))]
+
+    def size(row: Record) -> tuple[int, float]:
+        return row.devices, max(row.throughput_per_s, row.other_throughput_per_s)
+
     chosen = {leader.cell_id for leader in leading}
     stated: list[Record] = []
     for axis in dict.fromkeys(str(row.axis) for row in rows):
         mine = [row for row in rows if row.axis == axis]
-        stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=_size)]
+        stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=size)]
     p_values = holm_of_known([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])
     return [
         Statement(
@@ -333,14 +335,6 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
         )
         for row, p_value in zip(stated, p_values, strict=True)
     ]
-
-
-def _is_claim(row: Record) -> bool:
-    return not (pd.isna(row.ratio) or is_no_claim(vars(row))) and pd.isna(row.excluded)
-
-
-def _size(row: Record) -> tuple[int, float]:
-    return int(row.devices), max(float(row.throughput_per_s), float(row.other_throughput_per_s))
 
 
 def _code(row: Record, p_value: float | None) -> str:
