@@ -75,6 +75,10 @@ class Evidence:
         """Return the known values of a column over the trial's ranks."""
         return {rank[name] for rank in self.ranks if not pd.isna(rank[name])}
 
+    def differs(self, base: Evidence, name: str) -> bool:
+        """Return whether the known values of a column are not the base's; False without ranks."""
+        return bool(self.ranks and base.ranks) and self.values(name) != base.values(name)
+
 
 def gather_evidence(
     trials: pd.DataFrame,
