@@ -19,6 +19,7 @@ from harness.analysis.common import (
     by_cell,
     columns_of,
     ends,
+    grouped,
     last_of_blocks,
     order,
     rows_of,
@@ -117,7 +118,12 @@ def cells(
     ``estimates``: those of peak memory, by cell id.
     """
     counted = last_of_blocks(trials)
-    ceilings = _ceilings(trials)
+    with_peak = rows_of(trials[trials["measured_peak_flops_per_s"].notna()])
+    # the fastest matrix product on each kind of device over the whole run: one ceiling for all its cells
+    ceilings = {
+        kind: max(float(row.measured_peak_flops_per_s) for row in rows)
+        for kind, rows in grouped(with_peak, _device_kind).items()
+    }
     step_p5_s, step_median_s, step_p95_s = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
     rows = []
     for cell_id, group in by_cell(rows_of(counted)).items():
@@ -147,21 +153,8 @@ def _known(rows: Records, name: str) -> list[float]:
     return [float(value) for row in rows if not pd.isna(value := getattr(row, name))]
 
 
-DeviceKind = tuple[object, ...]
-"""(device model, precision, number of threads)."""
-
-
-def _device_kind(trial: Record) -> DeviceKind:
+def _device_kind(trial: Record) -> tuple[object, ...]:
     return trial.device_model, trial.precision, trial.threads
-
-
-def _ceilings(trials: pd.DataFrame) -> dict[DeviceKind, float]:
-    """Return the fastest matrix product on each kind of device over the whole run, one ceiling for all cells."""
-    ceilings: dict[DeviceKind, float] = {}
-    for row in rows_of(trials[trials["measured_peak_flops_per_s"].notna()]):
-        kind = _device_kind(row)
-        ceilings[kind] = max(ceilings.get(kind, 0.0), float(row.measured_peak_flops_per_s))
-    return ceilings
 
 
 def _arithmetic(trial: Record, speed: float, ceiling: float | None) -> Values:
@@ -188,10 +181,7 @@ OF_TRAINING = (*KEYS, "cell_id", "seed", "effective_lr", "training_samples", *DE
 
 
 def convergence(
-    trials: pd.DataFrame,
-    epochs: pd.DataFrame,
-    target: Target | None,
-    checked: Verdicts | None = None,
+    trials: pd.DataFrame, epochs: pd.DataFrame, target: Target | None, checked: Verdicts | None = None
 ) -> pd.DataFrame:
     """Return one row a training: its last epoch, and the time to the target if it was reached.
 
