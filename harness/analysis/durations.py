@@ -61,7 +61,10 @@ def power_of(line: Row) -> float | None:
 
 
 def time_use(lines: Lines, environment: RunEnvironment, devices: int | None = None) -> dict[Key, Use]:
-    """Return the use of each part of a run; the report's if it is recorded. A trial occupies at most ``devices``."""
+    """Return the use of each part of a run: trials, what is outside of trials, of worker groups, recorded reports.
+
+    A trial occupies at most ``devices``.
+    """
     found: dict[Key, Use] = {}
     tries: dict[str, int] = {}
     for line in lines:
@@ -73,26 +76,16 @@ def time_use(lines: Lines, environment: RunEnvironment, devices: int | None = No
         energy = None if power is None else power * occupied * seconds
         use = Use(int(tries[line["trial_id"]] == 1), seconds, occupied * seconds, energy)
         found[key_of(line)] = found.get(key_of(line), Use()) + use
-    in_trials = sum(use.seconds for use in found.values())
-    in_groups = sum(group["whole_s"] for group in environment.get("groups", []))
     last: dict[int, float] = {}
     for line in lines:
         end = float(line["started_at"] or 0.0) + float(line["trial_s"] or 0.0)
         last[int(line["invocation"])] = max(last.get(int(line["invocation"]), 0.0), end)
-    return found | _outside(environment, last, in_trials, in_groups)
-
-
-def _outside(
-    environment: RunEnvironment, last: Mapping[int, float], in_trials: float, in_groups: float
-) -> dict[Key, Use]:
-    """Return the time outside of trials, outside of worker groups, and of the reports."""
+    in_trials = sum(use.seconds for use in found.values())
+    in_groups = sum(group["whole_s"] for group in environment.get("groups", []))
     invocations = environment.get("invocations", [])
     wall = sum(wall_seconds(environment, number, last) for number in range(len(invocations)))
-    groups = len(environment.get("groups", []))
-    found = {
-        (GROUPS, ""): Use(groups, max(0.0, in_groups - in_trials)),
-        (COMMAND, ""): Use(0, max(0.0, wall - in_groups)),
-    }
+    found[GROUPS, ""] = Use(len(environment.get("groups", [])), max(0.0, in_groups - in_trials))
+    found[COMMAND, ""] = Use(0, max(0.0, wall - in_groups))
     reports = [invocation["report_s"] for invocation in invocations if "report_s" in invocation]
     return {**found, (REPORT, ""): Use(0, sum(reports))} if reports else found
 
@@ -224,31 +217,27 @@ class EarlierRun:
 def earlier_run(folder: RunFolder) -> EarlierRun:
     """Return the times of the run in a folder; raises RunFolderError if it is damaged."""
     with naming_file(folder.path):  # what the tables are made from is validated, and no more
-        return _times(folder)
-
-
-def _times(folder: RunFolder) -> EarlierRun:
-    folder.check()
-    environment = folder.environment()
-    lines = folder.lines()
-    ok = [line for line in lines if line["outcome"] == "ok" and line["trial_s"] is not None]
-    by_key: dict[TrialKey, list[Row]] = {}
-    for line in ok:
-        for key in keys_of_line(line):
-            by_key.setdefault(key, []).append(line)
-    use = time_use(lines, environment)
-    runs = sum("wall_s" in invocation for invocation in environment.get("invocations", []))
-    reports = sum("report_s" in invocation for invocation in environment.get("invocations", []))
-    return EarlierRun(
-        folder.path,
-        next((float(each["started_at"]) for each in environment.get("invocations", []) if "started_at" in each), None),
-        folder.experiment(),
-        tuple(hardware_of(environment)),
-        {key: mean_time(rows) for key, rows in by_key.items()},
-        _group_seconds(lines, environment),
-        use[COMMAND, ""].seconds / runs if runs else None,
-        use[REPORT, ""].seconds / reports if reports else None,
-    )
+        folder.check()
+        environment, lines = folder.environment(), folder.lines()
+        invocations = environment.get("invocations", [])
+        by_key: dict[TrialKey, list[Row]] = {}
+        for line in lines:
+            if line["outcome"] == "ok" and line["trial_s"] is not None:
+                for key in keys_of_line(line):
+                    by_key.setdefault(key, []).append(line)
+        use = time_use(lines, environment)
+        runs = sum("wall_s" in invocation for invocation in invocations)
+        reports = sum("report_s" in invocation for invocation in invocations)
+        return EarlierRun(
+            folder.path,
+            next((float(each["started_at"]) for each in invocations if "started_at" in each), None),
+            folder.experiment(),
+            tuple(hardware_of(environment)),
+            {key: mean_time(rows) for key, rows in by_key.items()},
+            _group_seconds(lines, environment),
+            use[COMMAND, ""].seconds / runs if runs else None,
+            use[REPORT, ""].seconds / reports if reports else None,
+        )
 
 
 def _group_seconds(lines: Collection[RecordedTrial], environment: RunEnvironment) -> dict[str, float]:
