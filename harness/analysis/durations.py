@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,21 +140,19 @@ def _window_s(settings: Throughput, step_s: float) -> float:
 
 def mean_time(lines: Iterable[Row]) -> TrialTime:
     """Return the mean time of recorded trials, of which there is at least one."""
-    rows = [_time_of(line) for line in lines]
-    names = dict.fromkeys(part for row in rows for part in row.parts)
-    parts = {name: sum(row.parts.get(name, 0.0) for row in rows) / len(rows) for name in names}
-    steps = [row.step_s for row in rows if row.step_s is not None]
-    powers = [row.power_w for row in rows if row.power_w is not None]
-    return TrialTime(parts, fmean(steps) if steps else None, fmean(powers) if powers else None)
-
-
-def _time_of(line: Row) -> TrialTime:
-    timed = [window for window in line["windows"] if window["window_kind"] == "timed" and window["rank"] == 0]
-    steps = sum(window["steps"] for window in timed)
-    step_s = sum(window["duration_s"] for window in timed) / steps if steps else None
-    parts = dict(line["parts"])
-    rest = float(line["trial_s"]) - sum(parts.values())
-    return TrialTime({**parts, "other": max(0.0, parts.get("other", 0.0) + rest)}, step_s, power_of(line))
+    parts, steps, powers = [], [], []
+    for line in lines:
+        of_line = dict(line["parts"])
+        rest = float(line["trial_s"]) - sum(of_line.values())
+        parts.append({**of_line, "other": max(0.0, of_line.get("other", 0.0) + rest)})
+        timed = [window for window in line["windows"] if window["window_kind"] == "timed" and window["rank"] == 0]
+        if count := sum(window["steps"] for window in timed):
+            steps.append(sum(window["duration_s"] for window in timed) / count)
+        if (power := power_of(line)) is not None:
+            powers.append(power)
+    names = dict.fromkeys(part for of_line in parts for part in of_line)
+    means = {name: sum(of_line.get(name, 0.0) for of_line in parts) / len(parts) for name in names}
+    return TrialTime(means, fmean(steps) if steps else None, fmean(powers) if powers else None)
 
 
 TrialKey = tuple[str | int, ...]
@@ -265,30 +262,20 @@ def newest_with(cells: Collection[str], output: Path) -> EarlierRun | None:
 
     None if no run has any. Damaged folders, and runs for a debugger, are passed over.
     """
+    found = [plan.parent for plan in output.glob("*/*/plan.json") if not plan.parent.is_symlink()]
+    # by the time in their names; others come last
+    newest = sorted(found, key=lambda path: (path.name[:8].isdigit(), path.name), reverse=True)
+    wanted = set(cells)
     best: tuple[int, EarlierRun | None] = 0, None
-    for path in _newest_first(output)[:MOST_OPENED]:
+    for path in newest[:MOST_OPENED]:
         try:
             folder = RunFolder.open(path)
-            has = len(_measured_cells(folder) & set(cells))
-            if has > best[0]:
-                best = has, earlier_run(folder)
+            lines = folder.lines()
+            ok = {line["cell_id"] for line in lines if line["outcome"] == "ok" and line["kind"] != "diagnostic"}
+            if len(ok & wanted) > best[0] and not any(line["facts"].get("inline") for line in lines):
+                best = len(ok & wanted), earlier_run(folder)
         except HarnessError:
             continue
-        if best[0] == len(set(cells)):
+        if best[0] == len(wanted):
             break
     return best[1]
-
-
-def _newest_first(output: Path) -> list[Path]:
-    """Return what may be run folders in a folder of experiments, by the time in their names; others come last."""
-    if not os.path.isdir(output):
-        return []
-    found = [plan.parent for plan in output.glob("*/*/plan.json") if not plan.parent.is_symlink()]
-    return sorted(found, key=lambda path: (path.name[:8].isdigit(), path.name), reverse=True)
-
-
-def _measured_cells(folder: RunFolder) -> set[str]:
-    lines = folder.lines()
-    if any(line["facts"].get("inline") for line in lines):
-        return set()
-    return {line["cell_id"] for line in lines if line["outcome"] == "ok" and line["kind"] != "diagnostic"}
