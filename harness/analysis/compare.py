@@ -150,9 +150,13 @@ def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Co
     sides = [make_side(letter, results, question) for letter, results in zip(LETTERS, runs, strict=False)]
     first, *others = sides
     for other in others:
-        if not (first.cells.keys() & other.cells.keys() or _shared_trainings(first, other, question)):
+        trainings = (_by_training(side, question).keys() for side in (first, other))
+        if not (first.cells.keys() & other.cells.keys() or set.intersection(*map(set, trainings))):
             raise no_shared_cell(first, other)
-    history = None if question.run_noise is not None else _history(sides, question)
+    history = None
+    if question.run_noise is None:
+        measured = {str(cell.first["cell_id"]) for side in sides for cell in side.cells.values()}
+        history = read_history(question.history or results_folder(first.results), measured)
     pairs = [pair for other in others for pair in match(first, other, question, history, sides)]
     lost = [each for other in others for each in lost_cells(first, other, question)]
     return Comparison(
@@ -190,11 +194,6 @@ def results_folder(results: Results) -> Path:
     """Return the results folder that a run is in: results/ of results/<experiment>/<time>-<id>."""
     parent = results.folder.path.resolve().parent
     return parent.parent if parent.name == results.experiment.name else parent
-
-
-def _history(sides: Sequence[Side], question: Question) -> History:
-    folder = question.history or results_folder(sides[0].results)
-    return read_history(folder, {str(cell.first["cell_id"]) for side in sides for cell in side.cells.values()})
 
 
 def _run(side: Side) -> Row:
@@ -280,10 +279,6 @@ def _by_training(side: Side, question: Question) -> dict[Training, Row]:
                 raise ambiguous(side.results, question, found[training], row)
             found[training] = row
     return found
-
-
-def _shared_trainings(first: Side, later: Side, question: Question) -> bool:
-    return bool(_by_training(first, question).keys() & _by_training(later, question).keys())
 
 
 def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
