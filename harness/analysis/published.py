@@ -51,7 +51,7 @@ def _rows(
     values: Mapping[Level, Found] = {
         "epochs": lambda rows, at: _by_epoch(entry.metric, rows, epochs, at),
         "steps": lambda rows, at: _by_step(entry.metric, rows, steps, at),
-        "cells": lambda rows, at: last_of_blocks(trials[trials["cell_id"] == rows[0].cell_id])[entry.metric].dropna(),
+        "cells": lambda rows, at: _by_block(entry.metric, rows, trials),
     }
     place, kind = METRICS[entry.metric]
     counted = f"{of_cell[0].unit}/s" if of_cell and kind == RATE else None
@@ -137,3 +137,9 @@ def _by_step(metric: str, rows: Records, steps: pd.DataFrame, at: int | None) ->
         if len(series) >= at:
             values.append(fmean(series[:at]) if metric == "running_loss" else series[at - 1])
     return values
+
+
+def _by_block(metric: str, rows: Records, trials: pd.DataFrame) -> list[float]:
+    """Return the value of each block's trial that counts; of the step time its median."""
+    own = last_of_blocks(trials[trials["cell_id"] == rows[0].cell_id])
+    return [float(value) for value in own[metric].dropna()]

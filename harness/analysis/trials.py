@@ -7,6 +7,7 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from harness.analysis.common import (
@@ -31,7 +32,7 @@ from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.hardware import peak_flops
 from harness.analysis.phases import timings
 from harness.analysis.stats import geometric_mean
-from harness.analysis.step_times import StepTimes, quantiles
+from harness.analysis.step_times import StepTimes
 from harness.config.sections import Target
 from harness.plan.environment import RunEnvironment
 from harness.plan.labels import Labels, joined
@@ -106,6 +107,9 @@ def peak_estimates(lines: Lines) -> dict[str, int]:
     return found
 
 
+QUANTILES: Mapping[str, float] = {"step_p5_s": 0.05, "step_s": 0.5, "step_p95_s": 0.95}
+
+
 def cells(
     trials: pd.DataFrame,
     times: StepTimes,
@@ -124,7 +128,7 @@ def cells(
         kind: max(float(row.measured_peak_flops_per_s) for row in rows)
         for kind, rows in grouped(with_peak, _device_kind).items()
     }
-    step_p5_s, step_median_s, step_p95_s = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
+    steps = times.of_cells(counted)
     rows = []
     for cell_id, group in by_cell(rows_of(counted)).items():
         first = group[0]
@@ -136,9 +140,7 @@ def cells(
                 "throughput_per_s": speed.value,
                 **ends(speed),
                 "per_device_per_s": speed.value / first.devices,
-                "step_s": step_median_s.get(cell_id),
-                "step_p5_s": step_p5_s.get(cell_id),
-                "step_p95_s": step_p95_s.get(cell_id),
+                **{name: float(np.quantile(steps[cell_id], q)) for name, q in QUANTILES.items() if cell_id in steps},
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
                 "estimated_peak_bytes": estimates.get(cell_id),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from harness.analysis import ratios
-from harness.analysis import step_times as step_time_tables
 from harness.analysis import trials as trial_tables
 from harness.analysis.common import throughput
 from harness.analysis.doubts import doubts
-from harness.analysis.step_times import quantiles, step_times
+from harness.analysis.step_times import step_times
 from harness.analysis.trials import convergence
 from harness.config.sections import Target
 from harness.record.schema import STEPS
@@ -285,10 +283,3 @@ def test_only_the_trials_that_count_are_in_a_cells_steps_and_without_steps_there
     times = step_times(STEPS.frame([]))
     assert times.by_trial.empty
     assert times.of_cells(counted) == {}
-    assert quantiles({}, (0.5,)) == [{}]
-
-
-def test_quantiles_interpolate_between_neighbouring_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time_tables, "BATCH", 1)
-    values = {"x": np.array([3.0, 1.0, 2.0]), "y": np.array([5.0])}
-    assert quantiles(values, (0.25, 0.5)) == [{"x": 1.5, "y": 5.0}, {"x": 2.0, "y": 5.0}]
