@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis import trials as trial_tables
-from harness.analysis.steps import StepTimes, step_times
+from harness.analysis.step_times import StepTimes, step_times
 from harness.plan.comparison import set_ids
 from harness.plan.rows import RankRow
 from harness.record.schema import EPOCHS, STEPS

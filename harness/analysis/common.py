@@ -1,19 +1,19 @@
-"""Shared by the analyses: the trials that count, the bases of cells, cells that match, the order of rows."""
+"""Shared by the analyses: trials that count and their throughput, bases of cells, cells that match, order of rows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
 from harness.analysis.stats import Estimate
-from harness.config.axes import BATCHES, CELL_AXES
+from harness.config.axes import BATCHES, CELL_AXES, WORK_AXES
 from harness.config.strategy_traits import strategy_order
 from harness.config.values import PlainValue
 from harness.plan.cell import is_wanted
-from harness.plan.comparison import is_own_option, natural, options_text
+from harness.plan.comparison import is_own_option, natural, options_of, options_text
 from harness.plan.labels import TAGS
 from harness.record.frames import records
 
@@ -23,6 +23,10 @@ Row = Mapping[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 Values = dict[str, str | float | bool | None]
 """Part of a row of a derived table."""
+KEYS = ["trial_id", "attempt"]
+"""The columns that identify a recorded trial."""
+TrialKey = tuple[str, int]
+"""Their values."""
 
 
 class Record:
@@ -46,14 +50,6 @@ def rows_of(frame: pd.DataFrame) -> list[Record]:
     return [Record(row) for row in records(frame)]
 
 
-class Rule(TypedDict):
-    """The rule that set the number of blocks: between at_least and at_most, until the interval is within halfwidth."""
-
-    at_least: int
-    at_most: int
-    halfwidth: float
-
-
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
     """Return the successful timed trials of a purpose; the last if a cell has several in a block and invocation.
 
@@ -71,6 +67,22 @@ def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
 def last_of_blocks(trials: pd.DataFrame) -> pd.DataFrame:
     """Return one measured trial of each cell and block: the last, if several invocations have one."""
     return measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
+
+
+def throughput(windows: Iterable[Row]) -> float | None:
+    """Return all ranks' samples over the slowest rank's time, summed over the timed windows; None without a window.
+
+    Numerator and denominator cover the same steps. All ranks start a window together; the slowest one ends it.
+    """
+    weight = 0.0
+    slowest: dict[int, float] = {}
+    for window in windows:
+        if window["window_kind"] == "timed":
+            weight += window["weight"]
+            number = window["window"]
+            slowest[number] = max(slowest.get(number, 0.0), window["duration_s"])
+    seconds = sum(slowest.values())
+    return weight / seconds if seconds > 0 else None
 
 
 def is_no_claim(row: Row) -> bool:
@@ -103,7 +115,7 @@ def grouped(rows: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, l
     return found
 
 
-def trial_key(row: Record) -> tuple[str, int]:
+def trial_key(row: Record) -> TrialKey:
     """Return a row's trial id and attempt."""
     return row.trial_id, row.attempt
 
@@ -166,6 +178,17 @@ def axis_value(row: Row, name: str) -> PlainValue:
 def matches(row: Row, wanted: Mapping[str, PlainValue]) -> bool:
     """Return whether a recorded cell has, on every named axis, the wanted value or one of the wanted values."""
     return all(is_wanted(values, axis_value(row, name)) for name, values in wanted.items())
+
+
+def workload_options(row: Row) -> str:
+    """Return a cell's options of the workload as text: cells that differ in them do other work."""
+    own = {name: value for name, value in options_of(row).items() if name.startswith("workload.")}
+    return json.dumps(own, sort_keys=True, default=str)
+
+
+def work_of(row: Record, *axes: str) -> tuple[object, ...]:
+    """Return what rows have in common that train the same: model, data and the like, and the values of ``axes``."""
+    return (*columns_of(row, *WORK_AXES, *axes).values(), workload_options(vars(row)))
 
 
 def content_key(row: Row, by: Iterable[str] = ()) -> str:

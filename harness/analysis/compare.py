@@ -29,7 +29,7 @@ from harness.analysis.run_pairs import (
     match,
     no_shared_cell,
 )
-from harness.analysis.stats import LEVEL, holm, mean_interval
+from harness.analysis.stats import LEVEL, holm_of_known, mean_interval
 from harness.config.axes import AXES
 from harness.errors import ComparisonError
 from harness.record.frames import records
@@ -80,16 +80,15 @@ def gate(pairs: Sequence[Pair], lost: Sequence[Lost], conditions: Sequence[Condi
     ratio is on the failing side, and passes on the other. A planned cell without a measurement is undecided.
     Rehearsals (see ``is_no_claim``) have no row, since their speed is no claim, nor has the base's speedup.
     """
-    rows: list[Values] = []
-    tested: list[tuple[Values, float]] = []
-    for pair, condition in product(pairs, conditions):
-        if not (pair.rehearsal or (condition.metric == "speedup" and pair.is_base)):
-            row, p_value = _verdict(pair, condition)
-            rows.append(row)
-            tested += [(row, p_value)] if p_value is not None else []
-    for (row, _), adjusted in zip(tested, holm([p_value for _, p_value in tested]), strict=True):
+    found = [
+        _verdict(pair, condition)
+        for pair, condition in product(pairs, conditions)
+        if not (pair.rehearsal or (condition.metric == "speedup" and pair.is_base))
+    ]
+    rows = [row for row, _ in found]
+    for row, adjusted in zip(rows, holm_of_known([p_value for _, p_value in found]), strict=True):
         row["p_adjusted"] = adjusted
-        if adjusted > ALPHA:
+        if adjusted is not None and adjusted > ALPHA:
             row |= {"verdict": UNDECIDED, "reason": "the interval, Holm-adjusted, holds the threshold"}
     planned = [each for each in lost if each.planned and not is_no_claim(each.row)]
     rows += [
@@ -151,9 +150,13 @@ def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Co
     sides = [make_side(letter, results, question) for letter, results in zip(LETTERS, runs, strict=False)]
     first, *others = sides
     for other in others:
-        if not (first.cells.keys() & other.cells.keys() or _shared_trainings(first, other, question)):
+        same_trainings = _by_training(first, question).keys() & _by_training(other, question).keys()
+        if not (first.cells.keys() & other.cells.keys() or same_trainings):
             raise no_shared_cell(first, other)
-    history = None if question.run_noise is not None else _history(sides, question)
+    history = None
+    if question.run_noise is None:
+        measured = {str(cell.first["cell_id"]) for side in sides for cell in side.cells.values()}
+        history = read_history(question.history or results_folder(first.results), measured)
     pairs = [pair for other in others for pair in match(first, other, question, history, sides)]
     lost = [each for other in others for each in lost_cells(first, other, question)]
     return Comparison(
@@ -193,11 +196,6 @@ def results_folder(results: Results) -> Path:
     return parent.parent if parent.name == results.experiment.name else parent
 
 
-def _history(sides: Sequence[Side], question: Question) -> History:
-    folder = question.history or results_folder(sides[0].results)
-    return read_history(folder, {str(cell.first["cell_id"]) for side in sides for cell in side.cells.values()})
-
-
 def _run(side: Side) -> Row:
     results = side.results
     last = results.trials.drop_duplicates("trial_id", keep="last")
@@ -216,14 +214,11 @@ def _run(side: Side) -> Row:
 def _cells(pairs: Sequence[Pair]) -> pd.DataFrame:
     """Return the table of pairs, with p-values adjusted over all of them."""
     rows = [_row(pair) for pair in pairs]
-    known = [
-        (row, pair.throughput.ratio, pair.throughput.noise.p_value(pair.throughput.ratio))
-        for row, pair in zip(rows, pairs, strict=True)
-        if pair.throughput.noise and not pair.no_claim
-    ]
-    for (row, ratio, _), adjusted in zip(known, holm([p_value for _, _, p_value in known]), strict=True):
-        changed = SLOWER if ratio < 1 else FASTER
-        row |= {"p_adjusted": adjusted, "change": changed if adjusted <= ALPHA else WITHIN_NOISE}
+    tested = [None if pair.no_claim else pair.throughput.p_value for pair in pairs]
+    for row, pair, adjusted in zip(rows, pairs, holm_of_known(tested), strict=True):
+        if adjusted is not None:
+            changed = SLOWER if pair.throughput.ratio < 1 else FASTER
+            row |= {"p_adjusted": adjusted, "change": changed if adjusted <= ALPHA else WITHIN_NOISE}
     return COMPARISON.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
 
 
@@ -284,10 +279,6 @@ def _by_training(side: Side, question: Question) -> dict[Training, Row]:
                 raise ambiguous(side.results, question, found[training], row)
             found[training] = row
     return found
-
-
-def _shared_trainings(first: Side, later: Side, question: Question) -> bool:
-    return bool(_by_training(first, question).keys() & _by_training(later, question).keys())
 
 
 def _trainings(first: Side, later: Side, question: Question) -> list[Row]:

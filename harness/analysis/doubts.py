@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, inf
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from harness.analysis.common import Records, Row, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
 from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, throttling
-from harness.analysis.steps import STALL_RATIO, STALL_S, StepTimes
+from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.environment import RunEnvironment
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE
 
@@ -42,14 +42,6 @@ def _settings(trial: Evidence) -> str:
     return f": {', '.join(sorted(found))}" if found else ""
 
 
-def _too_efficient(trial: Evidence, base: Evidence) -> bool:
-    return bool(
-        trial.per_device_per_s
-        and base.per_device_per_s
-        and trial.per_device_per_s > TOO_EFFICIENT * base.per_device_per_s
-    )
-
-
 def _foreign_load(trial: Evidence) -> bool:
     nodes: dict[int | None, list[Row]] = {}
     for rank in trial.ranks:
@@ -60,24 +52,7 @@ def _foreign_load(trial: Evidence) -> bool:
 def _other_clock(trial: Evidence, base: Evidence) -> bool:
     """Return whether the slowest GPU's clock is not the base's, on GPUs of the same model."""
     lowest = sorted(min(one.values("sm_clock_mhz"), default=0) for one in (trial, base))
-    return lowest[0] > 0 and not _other_devices(trial, base) and lowest[1] > CLOCK_CHANGE * lowest[0]
-
-
-def _other_threads(trial: Evidence, base: Evidence) -> bool:
-    return _both_known(trial, base) and trial.values("threads") != base.values("threads")
-
-
-def _other_devices(trial: Evidence, base: Evidence) -> bool:
-    return _both_known(trial, base) and trial.values("device_model") != base.values("device_model")
-
-
-def _other_hosts(trial: Evidence, base: Evidence) -> bool:
-    """Return whether a host of the base is missing; a cell on several nodes may use more hosts than its base."""
-    return _both_known(trial, base) and not base.values("host") <= trial.values("host")
-
-
-def _both_known(trial: Evidence, base: Evidence) -> bool:
-    return bool(trial.ranks and base.ranks)
+    return lowest[0] > 0 and not trial.differs(base, "device_model") and lowest[1] > CLOCK_CHANGE * lowest[0]
 
 
 DOUBTS: Mapping[str, Doubt] = {
@@ -86,7 +61,7 @@ DOUBTS: Mapping[str, Doubt] = {
         f"the throughput of a device is more than {TOO_EFFICIENT:g} times the base's, which neither caches nor noise "
         "explain: a base that waits for data or shares its cores, a weight of loss() that counts too much, or steps "
         "that leave out work",
-        beside=_too_efficient,
+        beside=lambda trial, base: (trial.per_device_per_s or 0.0) > TOO_EFFICIENT * (base.per_device_per_s or inf),
     ),
     "waits for data": Doubt(
         "most of the step is a wait for data",
@@ -172,13 +147,18 @@ DOUBTS: Mapping[str, Doubt] = {
     "threads differ from the base's": Doubt(
         "the number of threads per device differs",
         "the number of threads per device is not the base's",
-        beside=_other_threads,
+        beside=lambda trial, base: trial.differs(base, "threads"),
     ),
     "other devices than the base's": Doubt(
-        "the devices are of another model", "the device models are not the base's", beside=_other_devices
+        "the devices are of another model",
+        "the device models are not the base's",
+        beside=lambda trial, base: trial.differs(base, "device_model"),
     ),
     "other hosts than the base's": Doubt(
-        "the machines are others", "a host of the base is not among the trial's hosts", beside=_other_hosts
+        "the machines are others",
+        "a host of the base is not among the trial's hosts",
+        # a cell on several nodes may use more hosts than its base
+        beside=lambda trial, base: bool(trial.ranks) and not base.values("host") <= trial.values("host"),
     ),
     "environment differs from the base's": Doubt(
         "versions or settings differ",
@@ -218,22 +198,18 @@ def doubts(
     bases = bases_of(by_cell(rows_of(measured(read))))
     found: list[tuple[str, ...]] = []
     for row in rows:
-        names: tuple[str, ...] = ()
-        if row.outcome == "ok" and pd.notna(row.throughput_per_s):
-            base_id = bases.get(row.cell_id, row.base_id)
-            base = nearest(row, measured_in.get((base_id, row.block), ()))
-            is_other = base is not None and base.trial_id != row.trial_id
-            beside = evidence[trial_key(base)] if base is not None and is_other else None
-            names = tuple(_doubt_names(evidence[trial_key(row)], beside))
-        found.append(names)
+        names = []
+        if row.outcome == "ok" and row.throughput_per_s is not None:
+            trial, base = evidence[trial_key(row)], None
+            other = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
+            if other is not None and other.trial_id != row.trial_id:
+                base = evidence[trial_key(other)]
+            for name, doubt in DOUBTS.items():
+                seen = doubt.own(trial) or (base is not None and doubt.beside(trial, base))
+                if seen:
+                    names.append(f"{name}{seen}" if isinstance(seen, str) else name)
+        found.append(tuple(names))
     return pd.Series(found, index=trials.index, dtype=object)
-
-
-def _doubt_names(trial: Evidence, base: Evidence | None) -> Iterator[str]:
-    for name, doubt in DOUBTS.items():
-        found = doubt.own(trial) or (base is not None and doubt.beside(trial, base))
-        if found:
-            yield f"{name}{found}" if isinstance(found, str) else name
 
 
 def kind_of(name: str) -> str:

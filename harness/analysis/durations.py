@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +59,10 @@ def power_of(line: Row) -> float | None:
 
 
 def time_use(lines: Lines, environment: RunEnvironment, devices: int | None = None) -> dict[Key, Use]:
-    """Return the use of each part of a run; the report's if it is recorded. A trial occupies at most ``devices``."""
+    """Return the use of each part of a run: trials, what is outside of trials, of worker groups, recorded reports.
+
+    A trial occupies at most ``devices``.
+    """
     found: dict[Key, Use] = {}
     tries: dict[str, int] = {}
     for line in lines:
@@ -72,26 +74,16 @@ def time_use(lines: Lines, environment: RunEnvironment, devices: int | None = No
         energy = None if power is None else power * occupied * seconds
         use = Use(int(tries[line["trial_id"]] == 1), seconds, occupied * seconds, energy)
         found[key_of(line)] = found.get(key_of(line), Use()) + use
-    in_trials = sum(use.seconds for use in found.values())
-    in_groups = sum(group["whole_s"] for group in environment.get("groups", []))
     last: dict[int, float] = {}
     for line in lines:
         end = float(line["started_at"] or 0.0) + float(line["trial_s"] or 0.0)
         last[int(line["invocation"])] = max(last.get(int(line["invocation"]), 0.0), end)
-    return found | _outside(environment, last, in_trials, in_groups)
-
-
-def _outside(
-    environment: RunEnvironment, last: Mapping[int, float], in_trials: float, in_groups: float
-) -> dict[Key, Use]:
-    """Return the time outside of trials, outside of worker groups, and of the reports."""
+    in_trials = sum(use.seconds for use in found.values())
+    in_groups = sum(group["whole_s"] for group in environment.get("groups", []))
     invocations = environment.get("invocations", [])
     wall = sum(wall_seconds(environment, number, last) for number in range(len(invocations)))
-    groups = len(environment.get("groups", []))
-    found = {
-        (GROUPS, ""): Use(groups, max(0.0, in_groups - in_trials)),
-        (COMMAND, ""): Use(0, max(0.0, wall - in_groups)),
-    }
+    found[GROUPS, ""] = Use(len(environment.get("groups", [])), max(0.0, in_groups - in_trials))
+    found[COMMAND, ""] = Use(0, max(0.0, wall - in_groups))
     reports = [invocation["report_s"] for invocation in invocations if "report_s" in invocation]
     return {**found, (REPORT, ""): Use(0, sum(reports))} if reports else found
 
@@ -147,21 +139,19 @@ def _window_s(settings: Throughput, step_s: float) -> float:
 
 def mean_time(lines: Iterable[Row]) -> TrialTime:
     """Return the mean time of recorded trials, of which there is at least one."""
-    rows = [_time_of(line) for line in lines]
-    names = dict.fromkeys(part for row in rows for part in row.parts)
-    parts = {name: sum(row.parts.get(name, 0.0) for row in rows) / len(rows) for name in names}
-    steps = [row.step_s for row in rows if row.step_s is not None]
-    powers = [row.power_w for row in rows if row.power_w is not None]
-    return TrialTime(parts, fmean(steps) if steps else None, fmean(powers) if powers else None)
-
-
-def _time_of(line: Row) -> TrialTime:
-    timed = [window for window in line["windows"] if window["window_kind"] == "timed" and window["rank"] == 0]
-    steps = sum(window["steps"] for window in timed)
-    step_s = sum(window["duration_s"] for window in timed) / steps if steps else None
-    parts = dict(line["parts"])
-    rest = float(line["trial_s"]) - sum(parts.values())
-    return TrialTime({**parts, "other": max(0.0, parts.get("other", 0.0) + rest)}, step_s, power_of(line))
+    parts, steps, powers = [], [], []
+    for line in lines:
+        of_line = dict(line["parts"])
+        rest = float(line["trial_s"]) - sum(of_line.values())
+        parts.append({**of_line, "other": max(0.0, of_line.get("other", 0.0) + rest)})
+        timed = [window for window in line["windows"] if window["window_kind"] == "timed" and window["rank"] == 0]
+        if count := sum(window["steps"] for window in timed):
+            steps.append(sum(window["duration_s"] for window in timed) / count)
+        if (power := power_of(line)) is not None:
+            powers.append(power)
+    names = dict.fromkeys(part for of_line in parts for part in of_line)
+    means = {name: sum(of_line.get(name, 0.0) for of_line in parts) / len(parts) for name in names}
+    return TrialTime(means, fmean(steps) if steps else None, fmean(powers) if powers else None)
 
 
 TrialKey = tuple[str | int, ...]
@@ -223,31 +213,27 @@ class EarlierRun:
 def earlier_run(folder: RunFolder) -> EarlierRun:
     """Return the times of the run in a folder; raises RunFolderError if it is damaged."""
     with naming_file(folder.path):  # what the tables are made from is validated, and no more
-        return _times(folder)
-
-
-def _times(folder: RunFolder) -> EarlierRun:
-    folder.check()
-    environment = folder.environment()
-    lines = folder.lines()
-    ok = [line for line in lines if line["outcome"] == "ok" and line["trial_s"] is not None]
-    by_key: dict[TrialKey, list[Row]] = {}
-    for line in ok:
-        for key in keys_of_line(line):
-            by_key.setdefault(key, []).append(line)
-    use = time_use(lines, environment)
-    runs = sum("wall_s" in invocation for invocation in environment.get("invocations", []))
-    reports = sum("report_s" in invocation for invocation in environment.get("invocations", []))
-    return EarlierRun(
-        folder.path,
-        next((float(each["started_at"]) for each in environment.get("invocations", []) if "started_at" in each), None),
-        folder.experiment(),
-        tuple(hardware_of(environment)),
-        {key: mean_time(rows) for key, rows in by_key.items()},
-        _group_seconds(lines, environment),
-        use[COMMAND, ""].seconds / runs if runs else None,
-        use[REPORT, ""].seconds / reports if reports else None,
-    )
+        folder.check()
+        environment, lines = folder.environment(), folder.lines()
+        invocations = environment.get("invocations", [])
+        by_key: dict[TrialKey, list[Row]] = {}
+        for line in lines:
+            if line["outcome"] == "ok" and line["trial_s"] is not None:
+                for key in keys_of_line(line):
+                    by_key.setdefault(key, []).append(line)
+        use = time_use(lines, environment)
+        runs = sum("wall_s" in invocation for invocation in invocations)
+        reports = sum("report_s" in invocation for invocation in invocations)
+        return EarlierRun(
+            folder.path,
+            next((float(each["started_at"]) for each in invocations if "started_at" in each), None),
+            folder.experiment(),
+            tuple(hardware_of(environment)),
+            {key: mean_time(rows) for key, rows in by_key.items()},
+            _group_seconds(lines, environment),
+            use[COMMAND, ""].seconds / runs if runs else None,
+            use[REPORT, ""].seconds / reports if reports else None,
+        )
 
 
 def _group_seconds(lines: Collection[RecordedTrial], environment: RunEnvironment) -> dict[str, float]:
@@ -275,30 +261,20 @@ def newest_with(cells: Collection[str], output: Path) -> EarlierRun | None:
 
     None if no run has any. Damaged folders, and runs for a debugger, are passed over.
     """
+    found = [plan.parent for plan in output.glob("*/*/plan.json") if not plan.parent.is_symlink()]
+    # by the time in their names; others come last
+    newest = sorted(found, key=lambda path: (path.name[:8].isdigit(), path.name), reverse=True)
+    wanted = set(cells)
     best: tuple[int, EarlierRun | None] = 0, None
-    for path in _newest_first(output)[:MOST_OPENED]:
+    for path in newest[:MOST_OPENED]:
         try:
             folder = RunFolder.open(path)
-            has = len(_measured_cells(folder) & set(cells))
-            if has > best[0]:
-                best = has, earlier_run(folder)
+            lines = folder.trial_lines()
+            ok = {line["cell_id"] for line in lines if line["outcome"] == "ok" and line["kind"] != "diagnostic"}
+            if len(ok & wanted) > best[0] and not any(line["facts"].get("inline") for line in lines):
+                best = len(ok & wanted), earlier_run(folder)
         except HarnessError:
             continue
-        if best[0] == len(set(cells)):
+        if best[0] == len(wanted):
             break
     return best[1]
-
-
-def _newest_first(output: Path) -> list[Path]:
-    """Return what may be run folders in a folder of experiments, by the time in their names; others come last."""
-    if not os.path.isdir(output):
-        return []
-    found = [plan.parent for plan in output.glob("*/*/plan.json") if not plan.parent.is_symlink()]
-    return sorted(found, key=lambda path: (path.name[:8].isdigit(), path.name), reverse=True)
-
-
-def _measured_cells(folder: RunFolder) -> set[str]:
-    lines = folder.trial_lines()
-    if any(line["facts"].get("inline") for line in lines):
-        return set()
-    return {line["cell_id"] for line in lines if line["outcome"] == "ok" and line["kind"] != "diagnostic"}

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import Record, Values, columns_of, order, rows_of, trial_key
+from harness.analysis.common import KEYS, Record, TrialKey, Values, columns_of, order, rows_of, trial_key
 from harness.record.schema import DESCRIPTION, EQUIVALENCE
 
 MAX_DIFFERENCE = 0.01
@@ -53,10 +53,10 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     return EQUIVALENCE.frame(sorted(rows, key=order))
 
 
-def _recorded(checks: pd.DataFrame, ok: Mapping[tuple[str, int], str]) -> Recorded:
+def _recorded(checks: pd.DataFrame, ok: Mapping[TrialKey, str]) -> Recorded:
     """Return the sketches of the checks that ended well; ``ok``: their cells by trial and attempt."""
     found: dict[tuple[str, str], dict[str, Vector]] = {}
-    by_quantity = checks.groupby(["trial_id", "attempt", "computed_in", "quantity"])
+    by_quantity = checks.groupby([*KEYS, "computed_in", "quantity"])
     for (trial_id, attempt, computed_in, name), part in by_quantity:
         if cell_id := ok.get((str(trial_id), int(str(attempt)))):
             sketch = np.asarray(part.sort_values("bucket")["update"], dtype=float)

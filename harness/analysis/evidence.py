@@ -1,21 +1,36 @@
-"""Evidence on a trial, gathered from the recorded tables, on which its doubts depend."""
+"""Evidence on a trial, gathered from the recorded tables, on which its doubts depend; the table of stalled steps.
+
+A trial with a stalled step is measured and counts: the doubt ``stalled`` marks it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Row, rows_of, trial_key
-from harness.analysis.steps import StepTimes
+from harness.analysis.common import (
+    KEYS,
+    Record,
+    Records,
+    Row,
+    TrialKey,
+    columns_of,
+    grouped,
+    rows_of,
+    throughput,
+    trial_key,
+)
+from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
 from harness.config.values import GIB
 from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.rows import HELD_BY_POWER, POWER_CAP
 from harness.record.frames import records
+from harness.record.schema import DESCRIPTION, STALLS
 
 SLOW_RANK = 1.20
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
@@ -30,8 +45,6 @@ TRIAL_COLUMNS = (
     *("trial_id", "attempt", "group_id", "invocation", "devices", "inline", "steady", "skipped_updates"),
     *("throughput_per_s", "wait_fraction"),
 )
-Key = tuple[Hashable, ...]
-"""(trial id, attempt)."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,10 @@ class Evidence:
         """Return the known values of a column over the trial's ranks."""
         return {rank[name] for rank in self.ranks if not pd.isna(rank[name])}
 
+    def differs(self, base: Evidence, name: str) -> bool:
+        """Return whether the known values of a column are not the base's; False without ranks."""
+        return bool(self.ranks and base.ranks) and self.values(name) != base.values(name)
+
 
 def gather_evidence(
     trials: pd.DataFrame,
@@ -69,27 +86,27 @@ def gather_evidence(
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
     environment: RunEnvironment,
-) -> dict[Key, Evidence]:
+) -> dict[TrialKey, Evidence]:
     """Return the evidence of each trial, by its id and attempt."""
-    spread, slow = _spread(times), slow_ranks(windows)
+    steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
+    spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
     signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
-    drift = window_drift(windows)
-    by_trial: dict[Key, list[Row]] = {}
+    by_trial: dict[TrialKey, list[Row]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
         by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     return {
         trial_key(row): Evidence(
-            None if pd.isna(row.steady) else bool(row.steady),
+            row.steady,
             spread.get(trial_key(row)),
             slow.get(trial_key(row)),
             by_trial.get(trial_key(row), []),
             signatures.get((row.group_id, row.invocation)),
-            inline=bool(pd.notna(row.inline) and row.inline),
+            inline=bool(row.inline),
             drift=drift.get(trial_key(row)),
-            skipped_updates=0 if pd.isna(row.skipped_updates) else int(row.skipped_updates),
+            skipped_updates=row.skipped_updates or 0,
             stalled=trial_key(row) in times.stalled,
-            wait_fraction=None if pd.isna(row.wait_fraction) else float(row.wait_fraction),
-            per_device_per_s=None if pd.isna(row.throughput_per_s) else float(row.throughput_per_s) / int(row.devices),
+            wait_fraction=row.wait_fraction,
+            per_device_per_s=None if row.throughput_per_s is None else row.throughput_per_s / row.devices,
             invocation=int(row.invocation),
         )
         for row in rows_of(trials[[*TRIAL_COLUMNS]])
@@ -102,22 +119,22 @@ def throttling(rank: Row) -> list[str]:
     return [reason for reason in reasons if reason not in ("", POWER_CAP, HELD_BY_POWER)]
 
 
-def slow_ranks(windows: pd.DataFrame) -> dict[Key, int]:
+def slow_ranks(windows: pd.DataFrame) -> dict[TrialKey, int]:
     """Return the slowest rank of each trial, if its step without gradient exchange exceeds SLOW_RANK medians."""
     alone = windows[windows["window_kind"] == "alone"]
-    sums = alone.groupby(["trial_id", "attempt", "rank"])[["duration_s", "steps"]].sum()
-    by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(["trial_id", "attempt"])
+    sums = alone.groupby([*KEYS, "rank"])[["duration_s", "steps"]].sum()
+    by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(KEYS)
     slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # a single rank is its own median
     return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}
 
 
-def window_drift(windows: pd.DataFrame) -> dict[Key, float]:
+def window_drift(windows: pd.DataFrame) -> dict[TrialKey, float]:
     """Return the highest rate of each trial's timed windows over the lowest; a window's time is its slowest rank's."""
-    timed = windows[windows["window_kind"] == "timed"].groupby(["trial_id", "attempt", "window"])
+    timed = windows[windows["window_kind"] == "timed"].groupby([*KEYS, "window"])
     rates = (timed["weight"].sum() / timed["duration_s"].max()).astype(float)
-    by_trial = rates[rates > 0].groupby(["trial_id", "attempt"])
-    drift = by_trial.max() / by_trial.min()
-    return dict(zip(drift.index.tolist(), drift.tolist(), strict=True))
+    by_trial = rates[rates > 0].groupby(KEYS)
+    drift: dict[TrialKey, float] = (by_trial.max() / by_trial.min()).to_dict()  # type: ignore[assignment]
+    return drift
 
 
 def foreign_cores(node: Sequence[Row]) -> float | None:
@@ -162,8 +179,63 @@ def _signature(nodes: Iterable[Mapping[str, object]]) -> str:
     return json.dumps(sorted({json.dumps(node, sort_keys=True) for node in nodes}))
 
 
-def _spread(times: StepTimes) -> dict[Key, float]:
-    """Return the interquartile range of each trial's timed steps over their median."""
-    by_trial = times.by_trial
-    spread = (by_trial["q3_s"] - by_trial["q1_s"]) / by_trial["step_median_s"]
-    return dict(zip(times.trials.tolist(), spread.astype(float).tolist(), strict=True))
+MOSTLY = 0.5
+"""The fraction of a stalled step from which on its wait for data is the cause."""
+
+
+def stalls(
+    trials: pd.DataFrame, windows: pd.DataFrame, ranks: pd.DataFrame, steps: pd.DataFrame, times: StepTimes
+) -> pd.DataFrame:
+    """Return one row a timed window in which a rank had a stalled step, with the trial's throughput without them.
+
+    ``stalled_s``: the seconds of its stalled steps, each on its slowest rank.
+    """
+    long = steps[~steps["warmup"].fillna(True).astype(bool) & (steps["step_s"] > STALL_S).fillna(False).astype(bool)]
+    medians = times.by_trial[["step_median_s"]].rename_axis(KEYS).reset_index()
+    merged = long.merge(medians, on=KEYS, how="inner", validate="many_to_one")
+    found = rows_of(merged[merged["step_s"] > STALL_RATIO * merged["step_median_s"]])
+    by_window = grouped(found, lambda step: (trial_key(step), int(step.window)))
+    stalled = {key for key, _ in by_window}
+    of_trial = {trial_key(row): row for row in _of_trials(trials, stalled)}
+    timed, counters = (grouped(_of_trials(frame, stalled), trial_key) for frame in (windows, ranks))
+    without: dict[TrialKey, float | None] = {}
+    for key in stalled:
+        left_out = {window for other, window in by_window if other == key}
+        without[key] = throughput([vars(row) for row in timed.get(key, []) if row.window not in left_out])
+    rows = []
+    for (key, window), own in by_window.items():
+        if key in of_trial:
+            longest: dict[int, float] = {}
+            for step in own:
+                longest[step.step] = max(longest.get(step.step, 0.0), float(step.step_s))
+            rows.append(
+                {
+                    **columns_of(of_trial[key], *KEYS, "cell_id", *DESCRIPTION, "block", "unit", "throughput_per_s"),
+                    "window": window,
+                    "step_median_s": float(own[0].step_median_s),
+                    "stalled_s": sum(longest.values()),
+                    "waiting_ranks": _names(int(step.rank) for step in own),
+                    "cause": _cause(own, counters.get(key, [])),
+                    "unstalled_throughput_per_s": without[key],
+                }
+            )
+    return STALLS.frame(rows)
+
+
+def _of_trials(frame: pd.DataFrame, keys: set[TrialKey]) -> list[Record]:
+    """Return the rows of these trials, of all their attempts."""
+    return rows_of(frame[frame["trial_id"].isin({trial_id for trial_id, _ in keys})])
+
+
+def _cause(steps: Records, ranks: Records) -> str | None:
+    """Return what counters show; None if none shows anything."""
+    waited = [step for step in steps if pd.notna(step.wait_s) and step.wait_s > MOSTLY * step.step_s]
+    for_data = [int(step.rank if pd.isna(step.wait_rank) else step.wait_rank) for step in waited]
+    swapped = [int(rank.rank) for rank in ranks if pd.notna(rank.swapped_bytes) and rank.swapped_bytes > 0]
+    throttled = [int(rank.rank) for rank in ranks if throttling(vars(rank))]
+    seen = {"waited for data": for_data, "its node swapped memory": swapped, "clocks throttled": throttled}
+    return "; ".join(f"{what} (rank {_names(which)})" for what, which in seen.items() if which) or None
+
+
+def _names(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(ranks))))

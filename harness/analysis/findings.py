@@ -7,13 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Lines
+from harness.analysis.common import Lines, workload_options
 from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.checks import judge_links, judge_network, judge_versions, uneven_batch
-from harness.plan.comparison import options_of
-from harness.plan.environment import NodeEnvironment, RunEnvironment
+from harness.plan.environment import RunEnvironment
 from harness.plan.labels import Labels
 from harness.plan.rows import FindingRow, RecordedTrial
 from harness.record.schema import DESCRIPTION, FINDINGS
@@ -42,27 +41,24 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
         of_trial = list(line["facts"].get("findings", []))
         named = any(found["severity"] == "error" or found["check"] == FAILED["check"] for found in of_trial)
         if line["outcome"] not in ("ok", "skipped") and not named:
-            of_trial.append(_failed(line))
+            texts = HUNG if line["outcome"] == "timeout" else FAILED
+            log = f"; log: {line['log']}" if line["log"] else ""
+            of_trial.append(
+                {
+                    "check": FAILED["check"],
+                    "severity": "error",
+                    "seen": line["reason"],
+                    "means": texts["means"],
+                    "advice": texts["advice"] + log,
+                }
+            )
         axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *DESCRIPTION)}
-        of_trial += fewer_samples(line, latest.values())
+        of_trial += _fewer_samples(line, latest.values())
         rows += [{"trial_id": trial_id, **axes, **finding} for finding in of_trial]
     return FINDINGS.frame(rows)
 
 
-def _failed(line: Mapping[str, Any]) -> FindingRow:
-    """Return the finding of a doctor trial that failed; its advice names the log."""
-    texts = HUNG if line["outcome"] == "timeout" else FAILED
-    log = f"; log: {line['log']}" if line["log"] else ""
-    return {
-        "check": FAILED["check"],
-        "severity": "error",
-        "seen": line["reason"],
-        "means": texts["means"],
-        "advice": texts["advice"] + log,
-    }
-
-
-def fewer_samples(line: Mapping[str, Any], examined: Iterable[Mapping[str, Any]]) -> list[FindingRow]:
+def _fewer_samples(line: Mapping[str, Any], examined: Iterable[Mapping[str, Any]]) -> list[FindingRow]:
     """Return a finding if an epoch of the line's cell has another number of distinct samples than one device's."""
     own = line["facts"].get("distinct_samples")
     others = (one for one in examined if one["strategy"] == BASE_STRATEGY and _data_of(one) == _data_of(line))
@@ -84,8 +80,7 @@ def fewer_samples(line: Mapping[str, Any], examined: Iterable[Mapping[str, Any]]
 
 def _data_of(line: Mapping[str, Any]) -> tuple[object, ...]:
     """Return the key of examinations that must have the same data."""
-    options = {name: value for name, value in line["options"].items() if name.startswith("workload.")}
-    return (line["workload"], line["data"], line["model"], line.get("variant"), repr(sorted(options.items())))
+    return (line["workload"], line["data"], line["model"], line.get("variant"), workload_options(line))
 
 
 def figures(lines: Lines) -> dict[str, Mapping[str, str]]:
@@ -109,19 +104,12 @@ def static_findings(plan: Mapping[str, Any], environment: RunEnvironment, labels
         for row in uneven.values()
         for finding in uneven_batch(row["strategy"], row["devices"], row["global_batch_size"])
     ]
-    of_nodes = [  # of the nodes of a worker group; each finding counts once
-        finding
-        for group in environment.get("groups", ())
-        for finding in [*judge_versions(group["nodes"]), *judge_links(group["nodes"])]
-    ]
-    of_nodes += judge_network(_widest_group(environment))
-    return FINDINGS.frame([*rows, *(finding.row() for finding in dict.fromkeys(of_nodes))])
-
-
-def _widest_group(environment: RunEnvironment) -> list[NodeEnvironment]:
-    """Return the nodes of the last worker group on the most nodes: counters differ between groups."""
     groups = [group["nodes"] for group in environment.get("groups", ())]
-    return max(reversed(groups), key=len, default=[])
+    of_nodes = [  # of the nodes of a worker group; each finding counts once
+        finding for group in groups for finding in [*judge_versions(group), *judge_links(group)]
+    ]
+    of_nodes += judge_network(max(reversed(groups), key=len, default=[]))  # counters differ between groups
+    return FINDINGS.frame([*rows, *(finding.row() for finding in dict.fromkeys(of_nodes))])
 
 
 def with_faulty(lines: Sequence[RecordedTrial], allow: Collection[str]) -> list[RecordedTrial]:
@@ -132,19 +120,19 @@ def with_faulty(lines: Sequence[RecordedTrial], allow: Collection[str]) -> list[
     """
     names = allowed_findings(allow)
     latest = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor" and "findings" in line["facts"]}
-    kinds = {_kind(line) for line in latest.values() if _has_error(line, names)}
+    errors = (
+        (line, finding)
+        for line in latest.values()
+        for finding in line["facts"]["findings"]
+        if finding["severity"] == "error"
+    )
+    kinds = {_kind(line) for line, error in errors if error["check"] in names or not error.get("stops", True)}
     if not (kinds or allow):
         return list(lines)
     return [{**line, "faulty": _kind(line) in kinds} for line in lines]
 
 
-def _has_error(line: RecordedTrial, names: Collection[str]) -> bool:
-    errors = (finding for finding in line["facts"].get("findings", ()) if finding["severity"] == "error")
-    return any(finding["check"] in names or not finding.get("stops", True) for finding in errors)
-
-
 def _kind(line: Mapping[str, object]) -> tuple[str, ...]:
     """Return what cells of one kind share, as ``Cell.workload_key`` does."""
-    options = {name: value for name, value in options_of(line).items() if name.startswith("workload.")}
     axes = ("strategy", "data", "model", "device_ids", "variant")
-    return (*(str(line.get(axis)) for axis in axes), repr(sorted(options.items())))
+    return (*(str(line.get(axis)) for axis in axes), workload_options(line))

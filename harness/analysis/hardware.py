@@ -8,12 +8,11 @@ from itertools import count
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Records, Row, Values, columns_of, measured, order, rows_of
+from harness.analysis.common import KEYS, Lines, Records, Row, Values, columns_of, measured, order, rows_of
 from harness.analysis.stats import geometric_mean
 from harness.plan.rows import LinkOperation
-from harness.record.schema import COLLECTIVES, DESCRIPTION, DEVICE_MEMORY, GPUS, LINKS, TRIAL_COLUMNS
+from harness.record.schema import COLLECTIVES, DESCRIPTION, DEVICE_MEMORY, GPUS, LINKS
 
-KEYS = [column.name for column in TRIAL_COLUMNS]
 STATES = ["gpu_utilisation", "power_w", "sm_clock_fraction", "temperature_c", "throttled"]
 ENERGY = ["energy_j", "samples_per_joule"]
 

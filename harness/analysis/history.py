@@ -55,7 +55,14 @@ def load_history(folder: str | Path) -> pd.DataFrame:
         raise RunFolderError(f"{folder}: no run folder is below it; give a folder such as results/")
     in_order = sorted(rows, key=lambda row: (row["started_at"] is None, row["started_at"] or 0.0))
     labels = Labels(in_order)
-    frame = HISTORY.frame({**row, "label": labels.of(row)} for row in _with_changes(in_order))
+    last: dict[str, Row] = {}  # by cell
+    found = []
+    for row in in_order:
+        before = last.get(row["cell_id"])
+        last[row["cell_id"]] = row
+        changed = changes(before["facts"], row["facts"]) if before else ()
+        found.append({**row, "label": labels.of(row), "changes": changed})
+    frame = HISTORY.frame(found)
     frame.attrs[UNREAD] = unread
     return frame.drop(columns="facts", errors="ignore")
 
@@ -82,15 +89,6 @@ def _rows(results: Results) -> Iterator[Row]:
             **{name: scaled.get(name) for name in ("base_id", "speedup", "efficiency")},
             "doubts": (*tally(cell.rows), *filter(None, [cell.excluded])),
         }
-
-
-def _with_changes(rows: list[Row]) -> Iterator[Row]:
-    """Yield the rows, given by start, each with the changes since the cell's row before."""
-    last: dict[str, Row] = {}
-    for row in rows:
-        before = last.get(str(row["cell_id"]))
-        last[str(row["cell_id"])] = row
-        yield {**row, "changes": changes(before["facts"], row["facts"]) if before else ()}
 
 
 LEAST_RUNS = 3
@@ -172,18 +170,13 @@ def read_history(folder: Path, cells: Iterable[str]) -> History:
     runs, unread = [], {}
     for path in find_run_folders(folder):
         try:
-            if run := _earlier_run(load(path), wanted):
-                runs.append(run)
+            results = load(path)
+            start = started_at(results)
+            if start is not None and any(line["cell_id"] in wanted for line in results.lines):
+                runs.append(EarlierRun(start, results.folder.path.name, quick_run_cells(results)))
         except HarnessError as error:
             unread[str(path)] = str(error)
     return History(folder, tuple(runs), unread)
-
-
-def _earlier_run(results: Results, wanted: set[str]) -> EarlierRun | None:
-    start = started_at(results)
-    if start is None or not any(line["cell_id"] in wanted for line in results.lines):
-        return None
-    return EarlierRun(start, results.folder.path.name, quick_run_cells(results))
 
 
 def noise_between(

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from harness.analysis.common import (
+    KEYS,
     Lines,
     Record,
     Records,
+    TrialKey,
     Values,
     columns_of,
     grouped,
@@ -20,7 +22,7 @@ from harness.analysis.common import (
     rows_of,
     trial_key,
 )
-from harness.analysis.stats import ENDS, mean_interval
+from harness.analysis.stats import mean_interval
 from harness.plan.environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, HOST_PHASES, LEDGER, PHASES
 
@@ -32,37 +34,25 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None = None
     """Return one row a measured cell: seconds of its step by phase, the mean over ranks and blocks.
 
     Phases add up to the step. Source: the timed windows or, if timing the phases costs too much, separate windows.
-    The share of the wait for data has an interval over blocks. ``pilot``: the number of blocks that a rule
-    decided from.
-    """
-    waits = _data_waits(trials, windows, pilot)
-    return PHASES.frame({**row, **waits[str(row["cell_id"])]} for row in _by_cell(trials, windows, NAMES))
-
-
-def _data_waits(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None) -> dict[str, Values]:
-    """Return the share of the step in which each cell's device waits for data: the mean over blocks, its interval.
-
-    On a GPU the idle time before the step, for the host may wait while the device computes. A share has no value
-    outside 0 to 1, so that the interval ends there.
+    ``waits``: the share of the step in which the device waits for data, the mean over blocks with its interval, which
+    ends at 0 and 1; on a GPU the idle time before the step, for the host may wait while the device computes. ``pilot``:
+    the number of blocks that a rule decided from.
     """
     merged = _phase_windows(trials, windows, NAMES)
     waited = merged["idle_s"].fillna(merged["wait_s"])
     columns = merged.assign(waited_s=waited, whole_s=merged[[*NAMES]].sum(axis=1))
     sums = columns.groupby(["cell_id", "block", "invocation"])[["waited_s", "whole_s"]].sum(min_count=1).reset_index()
     known = sums[sums["waited_s"].notna() & (sums["whole_s"] > 0)].drop_duplicates(["cell_id", "block"], keep="last")
-    found: dict[str, Values] = {cell_id: {} for cell_id in merged["cell_id"]}
+    waits: dict[str, Values] = {}
     for cell_id, blocks in known.groupby("cell_id"):
         shares = dict(zip(blocks["block"], (blocks["waited_s"] / blocks["whole_s"]).astype(float), strict=True))
         in_pilot = [share for block, share in shares.items() if pilot and block < pilot]
         estimate = mean_interval(list(shares.values()), pilot=in_pilot or None)
         low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (estimate.low, estimate.high))
         ends = {**estimate.around(), "low": low, "high": high}
-        found[str(cell_id)] = {
-            "waits": estimate.value,
-            "blocks": estimate.n,
-            **{f"waits_{end}": ends[end] for end in ENDS},
-        }
-    return found
+        of_cell = {f"waits_{end}": value for end, value in ends.items()}
+        waits[str(cell_id)] = {"waits": estimate.value, "blocks": estimate.n, **of_cell}
+    return PHASES.frame({**row, **waits.get(str(row["cell_id"]), {})} for row in _by_cell(trials, windows, NAMES))
 
 
 def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
@@ -73,8 +63,8 @@ def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
 def _phase_windows(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
     """Return the windows of measured trials that timed the phases, with the cell, block and invocation of each."""
     known = windows[windows["window_kind"].isin(["timed", "phases"]) & windows[f"{names[-1]}"].notna()]
-    of_trial = measured(trials)[["trial_id", "attempt", "cell_id", "block", "invocation"]]
-    return known.merge(of_trial, on=["trial_id", "attempt"], how="inner", suffixes=("", "_of_trial"))
+    of_trial = measured(trials)[[*KEYS, "cell_id", "block", "invocation"]]
+    return known.merge(of_trial, on=KEYS, how="inner", suffixes=("", "_of_trial"))
 
 
 def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> list[Values]:
@@ -116,7 +106,7 @@ def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
 
 
 WINDOW_COLUMNS = (
-    *("trial_id", "attempt", "rank", "window", "window_kind", "duration_s", "steps"),
+    *(*KEYS, "rank", "window", "window_kind", "duration_s", "steps"),
     *("wait_s", "idle_s", "host_wait_s", "in_turn_s"),
 )
 
@@ -155,7 +145,7 @@ class Timing:
         return self.step_mean_s - self.wait_s
 
 
-def timings(windows: pd.DataFrame) -> dict[tuple[str, int], Timing]:
+def timings(windows: pd.DataFrame) -> dict[TrialKey, Timing]:
     """Return the timing of every trial that was timed, by its id and attempt."""
     by_trial = grouped(rows_of(windows[[*WINDOW_COLUMNS]]), trial_key)
     return {key: timing for key, rows in by_trial.items() if (timing := _timing(rows))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
@@ -54,10 +54,11 @@ def estimate_of(plan: Plan, earlier: EarlierRun | None) -> Estimate:
     command_s, report_s = (earlier.command_s, earlier.report_s) if earlier else (None, None)
     ends = [_outside(COMMAND, command_s), _outside(REPORT, report_s)]
     every = [*parts, groups, *ends] if plan.groups else []
+    most = max((group.placement.devices for group in plan.groups), default=0)  # groups run one after the other
     return {
         "earlier": str(earlier.path) if earlier else None,
         "devices": plan.machine.devices,
-        "at_once": _at_once(plan),
+        "at_once": min(most, plan.machine.devices),
         "bound": _bound(plan, every),
         "parts": every,
     }
@@ -85,11 +86,14 @@ def _of_trials(plan: Plan, trials: Sequence[Trial], earlier: EarlierRun | None) 
     first, devices = trials[0], plan.machine.devices
     seconds = device_s = energy_j = 0.0
     bases: set[Basis] = set()
+    basis: Basis
     powered = True
     for trial in trials:
         time = earlier.trial_time(trial) if earlier else None
         if earlier and time:
-            expected, basis = time.under(earlier.experiment, plan.experiment, trial.cell.device), _basis(earlier, plan)
+            expected = time.under(earlier.experiment, plan.experiment, trial.cell.device)
+            explains_more = plan.experiment.explains and not earlier.experiment.explains
+            basis = "lower bound" if explains_more else "earlier run"
         else:
             expected = plan.least_trial_seconds(trial)
             basis = "unknown" if trial.kind == "convergence" else "lower bound"
@@ -113,11 +117,6 @@ def _of_trials(plan: Plan, trials: Sequence[Trial], earlier: EarlierRun | None) 
         "energy_j": energy_j if powered else None,
         "basis": bases.pop() if len(bases) == 1 else "lower bound",
     }
-
-
-def _basis(earlier: EarlierRun, plan: Plan) -> Basis:
-    """Return a lower bound if the plan explains its trials and the earlier run did not."""
-    return "lower bound" if plan.experiment.explains and not earlier.experiment.explains else "earlier run"
 
 
 def _of_groups(groups: Sequence[WorkerGroup], earlier: EarlierRun | None) -> EstimatedPart:
@@ -147,12 +146,6 @@ def _bound(plan: Plan, parts: Iterable[EstimatedPart]) -> Bound:
         return "at least"
     timed = plan.experiment.throughput
     return "at most" if timed and timed.rule else "about"
-
-
-def _at_once(plan: Plan) -> int:
-    """Return the most devices that work at once: worker groups run one after the other."""
-    most = max((group.placement.devices for group in plan.groups), default=0)
-    return min(most, plan.machine.devices)
 
 
 def total_seconds(estimate: Estimate) -> float:
@@ -293,31 +286,38 @@ def _with_sums(parts: Sequence[Part]) -> list[Part]:
 
 
 def _sum(name: str, label: str, parts: Sequence[Part]) -> Part:
+    """Return the sum of what is known; its trials are those of all parts but worker groups."""
     bases = {part.basis for part in parts}
     basis: Basis | None = None if bases == {None} else "lower bound"
     if bases <= {"earlier run", "unknown"}:
         basis = "unknown" if "unknown" in bases else "earlier run"
-    sums = [_added(parts, side) for side in ("estimated", "actual")]
+    sums: list[Use | None] = []
+    for side in ("estimated", "actual"):
+        uses = [(part.part, use) for part in parts if (use := getattr(part, side))]
+        without = [replace(use, trials=0) if part == GROUPS else use for part, use in uses]
+        sums.append(sum(without, Use()) if without else None)
     return Part(name, None, label, None, basis, *sums)
 
 
-def _added(parts: Sequence[Part], side: Literal["estimated", "actual"]) -> Use | None:
-    """Return the sum of what is known; its trials are those of all parts but worker groups."""
-    known = [(part.part, use) for part in parts if (use := part.estimated if side == "estimated" else part.actual)]
-    if not known:
-        return None
-    return sum((replace(use, trials=0) if part == GROUPS else use for part, use in known), Use())
-
-
 def _row(part: Part, devices: int | None, cost: Cost | None, *, once: bool) -> dict[str, object]:
+    """Return the row of a part. ``once``: whether the run took one invocation.
+
+    ``error``: the relative error of an estimate, of a part whose planned trials were all started. Of several
+    invocations what is outside of trials was more than estimated.
+    """
+    expected, actual = part.estimated, part.actual
+    can_be_graded = part.basis == "earlier run" and (once or part.part in (CELL, TRAINING, *PURPOSES))
+    error = None
+    if can_be_graded and expected and actual and actual.seconds and expected.trials == actual.trials:
+        error = expected.seconds / actual.seconds - 1
     return {
         **{name: getattr(part, name) for name in ("part", "cell_id", "label", "devices", "basis")},
-        **_quantities("estimated", part.estimated, devices, cost),
-        **_quantities("actual", part.actual, devices, cost),
-        "planned_trials": part.estimated and part.estimated.trials,
-        "measured_trials": part.actual and part.actual.trials,
+        **_quantities("estimated", expected, devices, cost),
+        **_quantities("actual", actual, devices, cost),
+        "planned_trials": expected and expected.trials,
+        "measured_trials": actual and actual.trials,
         "currency": cost.currency if cost else None,
-        "error": _error(part, once=once),
+        "error": error,
     }
 
 
@@ -332,16 +332,3 @@ def _quantities(side: str, use: Use | None, devices: int | None, cost: Cost | No
         f"{side}_cost": hours * cost.per_device_hour if cost and hours is not None else None,
         f"{side}_energy_kwh": None if use.energy_j is None else use.energy_j / JOULES_PER_KWH,
     }
-
-
-def _error(part: Part, *, once: bool) -> float | None:
-    """Return the relative error of an estimate, of a part whose planned trials were all started.
-
-    Unless the run took one invocation, ``once``, what is outside of its trials was more than estimated.
-    """
-    if not once and part.part not in (CELL, TRAINING, *PURPOSES):
-        return None
-    expected, actual = part.estimated, part.actual
-    if part.basis != "earlier run" or expected is None or actual is None or not actual.seconds:
-        return None
-    return None if expected.trials != actual.trials else expected.seconds / actual.seconds - 1

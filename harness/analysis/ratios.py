@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,6 @@ from harness.analysis.common import (
     Record,
     Records,
     Row,
-    Rule,
     Values,
     bases_of,
     by_cell,
@@ -26,11 +25,13 @@ from harness.analysis.common import (
     no_claims,
     order,
     rows_of,
+    work_of,
 )
 from harness.analysis.doubts import CountedDoubt, tally, unusual, usual_doubts
 from harness.analysis.equivalence import Verdicts, verdict_columns
-from harness.analysis.stats import Estimate, geometric_mean, holm, paired_ratio, ratio_p_value
-from harness.config.axes import SIZES, WORK_AXES
+from harness.analysis.stats import Estimate, geometric_mean, holm_of_known, ratio_p_value
+from harness.config.axes import SIZES
+from harness.config.sections import BlockRule
 from harness.plan.comparison import axis_pairs
 from harness.plan.labels import TAGS
 from harness.record.schema import DESCRIPTION, LEADERS, NOISE, PARITY, SCALING, VERSUS
@@ -69,8 +70,8 @@ class Paired:
 
     @cached_property
     def ratio(self) -> Estimate | None:
-        """The mean ratio with its interval; None without a ratio."""
-        return paired_ratio(self.speeds, self.others, pilot=self.pilot) if self.ratios else None
+        """The mean ratio with its interval; None without a ratio. What both share in a block, a slow hour, cancels."""
+        return geometric_mean(self.ratios, pilot=self.in_pilot(self.ratios)) if self.ratios else None
 
     @property
     def p_value(self) -> float | None:
@@ -81,7 +82,7 @@ class Paired:
         """Return the values of the pilot's blocks, of one value a block; None without a rule."""
         return [value for value, is_first in zip(values, self.pilot, strict=True) if is_first] if self.pilot else None
 
-    def columns(self, rule: Rule | None) -> Values:
+    def columns(self, rule: BlockRule | None) -> Values:
         """Return the columns of the ratio, missing without a ratio."""
         if self.ratio is None:
             return {"blocks": len(self.speeds)}
@@ -95,7 +96,7 @@ class Paired:
         }
 
 
-def paired(group: Records, other: Records, rule: Rule | None = None) -> Paired:
+def paired(group: Records, other: Records, rule: BlockRule | None = None) -> Paired:
     """Return the throughputs of two cells, given their trials, in the blocks that have both.
 
     Each block gives one pair: the last of trials of one invocation, or in a block that was cut in two of trials in
@@ -107,7 +108,7 @@ def paired(group: Records, other: Records, rule: Rule | None = None) -> Paired:
     return Paired(
         [float(row.throughput_per_s) for row, _ in pairs or apart],
         [float(row.throughput_per_s) for _, row in pairs or apart],
-        [row.block < rule["at_least"] for row, _ in pairs or apart] if rule else None,
+        [row.block < rule.at_least for row, _ in pairs or apart] if rule else None,
         _why_apart(apart, group, other) if apart else None,
     )
 
@@ -136,9 +137,9 @@ def _why_apart(pairs: Sequence[tuple[Record, Record]], group: Records, other: Re
     return f"{name}: {own}; what it is compared with ran {ran} {theirs}"
 
 
-def meets(estimate: Estimate, rule: Rule | None) -> bool | None:
+def meets(estimate: Estimate, rule: BlockRule | None) -> bool | None:
     """Return whether an interval is as narrow as the rule requires; None without a rule."""
-    return None if rule is None else estimate.halfwidth is not None and estimate.halfwidth <= rule["halfwidth"]
+    return None if rule is None else estimate.halfwidth is not None and estimate.halfwidth <= rule.halfwidth
 
 
 def _claim(pair: Paired, checked: Verdicts | None, *groups: Records) -> Values:
@@ -147,7 +148,7 @@ def _claim(pair: Paired, checked: Verdicts | None, *groups: Records) -> Values:
     return {**columns, "excluded": pair.apart} if pair.apart else columns
 
 
-def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
+def scaling(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the speedup and efficiency of each measured cell against its base, paired by block.
 
     The base is the planned one or, if that could not run, the same strategy on the smallest device count that
@@ -172,7 +173,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
             "base_throughput_per_s": geometric_mean(pair.others).value,
             "blocks": speed.n,
             **_claim(pair, checked, group),
-            "doubts": doubts_of(group, base, "base"),
+            "doubts": _doubts_of(group, base, "base"),
             "unusual": unusual(tally(group), usual),
         }
         if ratio := pair.ratio:
@@ -181,23 +182,17 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
             row |= _prefixed("efficiency", ratio.around(1 / devices))
             row["precise"] = meets(speed if base is group else ratio, rule)
         rows.append(row)
-    compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]} | _with_control(cells.values())
+    compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]}
+    planned = [first for first, *_ in cells.values() if first.cell_id == first.base_id]
+    launchers = Counter(first.launchers_id for first in planned)
+    compared |= {first.cell_id for first in planned if launchers[first.launchers_id] > 1}
     for row in rows:
         if row["cell_id"] in compared:
             row["precise"] = None  # ratios determine its number of blocks, not its own throughput
     return SCALING.frame(sorted(rows, key=order))
 
 
-def _with_control(cells: Iterable[Records]) -> set[str]:
-    """Return the ids of bases that are measured under several launchers."""
-    alike: dict[str, set[str]] = {}
-    for first, *_ in cells:
-        if first.cell_id == first.base_id:
-            alike.setdefault(first.launchers_id, set()).add(first.cell_id)
-    return {cell_id for ids in alike.values() if len(ids) > 1 for cell_id in ids}
-
-
-def doubts_of(group: Records, other: Records, role: str) -> tuple[CountedDoubt, ...]:
+def _doubts_of(group: Records, other: Records, role: str) -> tuple[CountedDoubt, ...]:
     """Return the doubts of both cells of a ratio, those of the second with its role."""
     return tally(group) + (() if group[0].cell_id == other[0].cell_id else tally(other, role))
 
@@ -206,25 +201,33 @@ def _prefixed(name: str, ends: Mapping[str, float | None]) -> Values:
     return {f"{name}_{end}": value for end, value in ends.items()}
 
 
-def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
+def noise(trials: pd.DataFrame, rule: BlockRule | None = None) -> pd.DataFrame:
     """Return the A/A test: each base against its twin, the same cell in another worker group; the noise floor."""
     twins, counted = by_cell(rows_of(measured(trials, "twin"))), measured(trials)
     bases = by_cell(rows_of(counted[counted["cell_id"].isin(twins)]))
     rows = []
     for cell_id, twin in twins.items():
         if pair := paired(twin, bases.get(cell_id, []), rule):
-            doubts = tally(twin, "twin") + tally(bases[cell_id], "base")
-            columns = {**_speeds(pair, "twin_throughput_per_s", "throughput_per_s"), **pair.columns(rule)}
-            rows.append({**columns_of(twin[0], *AXES), **columns, **_claim(pair, None), "doubts": doubts})
+            base = bases[cell_id]
+            row = _row(pair, ("twin_throughput_per_s", "throughput_per_s"), rule, None, twin, base)
+            rows.append({**row, "doubts": tally(twin, "twin") + tally(base, "base")})
     return NOISE.frame(sorted(rows, key=order))
 
 
-def _speeds(pair: Paired, name: str, other: str) -> Values:
-    """Return the mean throughputs of both cells, in columns of these names."""
-    return {name: geometric_mean(pair.speeds).value, other: geometric_mean(pair.others).value}
+def _row(
+    pair: Paired, names: tuple[str, str], rule: BlockRule | None, checked: Verdicts | None, *cells: Records
+) -> Values:
+    """Return the columns of the ratio of two cells, with the mean throughput of each in a column of ``names``."""
+    speeds = zip(names, (pair.speeds, pair.others), strict=True)
+    return {
+        **columns_of(cells[0][0], *AXES),
+        **{name: geometric_mean(of_cell).value for name, of_cell in speeds},
+        **pair.columns(rule),
+        **_claim(pair, checked, *cells),
+    }
 
 
-def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
+def parity(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the ratio of each cell under Ray to the same cell under torchrun, the control, paired by block."""
     counted = measured(trials)
     cells = by_cell(rows_of(counted)) if counted["launcher"].eq("torchrun").any() else {}
@@ -233,22 +236,15 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | N
     for group in cells.values():
         control = controls.get(group[0].launchers_id, [])
         if group[0].launcher == "ray" and (pair := paired(group, control, rule)):
-            rows.append(
-                {
-                    **columns_of(group[0], *AXES),
-                    "control_id": control[0].cell_id,
-                    **_speeds(pair, "throughput_per_s", "control_throughput_per_s"),
-                    **pair.columns(rule),
-                    **_claim(pair, checked, group, control),
-                    "doubts": doubts_of(group, control, "torchrun"),
-                }
-            )
+            row = _row(pair, ("throughput_per_s", "control_throughput_per_s"), rule, checked, group, control)
+            doubts = _doubts_of(group, control, "torchrun")
+            rows.append({**row, "control_id": control[0].cell_id, "doubts": doubts})
     return PARITY.frame(sorted(rows, key=order))
 
 
 def versus(
     trials: pd.DataFrame,
-    rule: Rule | None = None,
+    rule: BlockRule | None = None,
     checked: Verdicts | None = None,
     variants: Sequence[str] = (),
     placements: Sequence[str] = (),
@@ -268,29 +264,24 @@ def versus(
         if pair := paired(group, other, own_rule):
             rows.append(
                 {
-                    **columns_of(group[0], *AXES),
+                    **_row(pair, ("throughput_per_s", "other_throughput_per_s"), own_rule, checked, group, other),
                     **{tag: any(is_no_claim({tag: getattr(one[0], tag)}) for one in (group, other)) for tag in TAGS},
                     **{f"other_{column}": getattr(other[0], column) for column in ("label", "strategy")},
                     "other_id": other[0].cell_id,
                     "axis": along.axis,
                     "value": along.value,
                     "other_value": along.other_value,
-                    **_speeds(pair, "throughput_per_s", "other_throughput_per_s"),
-                    **pair.columns(own_rule),
-                    **_claim(pair, checked, group, other),
-                    "doubts": doubts_of(group, other, along.other_value),
+                    "doubts": _doubts_of(group, other, along.other_value),
                 }
             )
     return VERSUS.frame(rows)
 
 
 SIGNIFICANCE = 0.05
-GROUP_AXES = (*WORK_AXES, "devices", "global_batch_size")
-"""The question that settings answer alike: they train the same, on the same number of devices, at the same batch."""
 
 
-def leaders(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
-    """Return each setting against the fastest of its group, paired by block.
+def leaders(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
+    """Return each setting against the fastest that trains the same, on as many devices at the same batch, by block.
 
     The fastest by geometric mean or, if a setting that is not in all of its blocks is clearly faster in those that
     it is in, that one.
@@ -304,30 +295,26 @@ def leaders(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
     claims = counted[~no_claims(counted) & ~control & ~counted["check_id"].isin(different)]
     groups: dict[tuple[object, ...], list[Records]] = {}
     for cell in by_cell(rows_of(claims)).values():
-        groups.setdefault((*columns_of(cell[0], *GROUP_AXES).values(), own_work(cell[0])), []).append(cell)
+        groups.setdefault(work_of(cell[0], "devices", "global_batch_size"), []).append(cell)
     rows = [row for cells in groups.values() for row in _group(cells, rule)]
     return LEADERS.frame(sorted(rows, key=order))
 
 
-def own_work(row: Record) -> str:
-    """Return the options of the workload as text: settings that differ in them do other work."""
-    options = row.options or {}
-    own = {name: value for name, value in options.items() if name.startswith("workload.")}
-    return json.dumps(own, sort_keys=True, default=str)
-
-
-def _group(cells: Sequence[Records], rule: Rule | None) -> list[Row]:
+def _group(cells: Sequence[Records], rule: BlockRule | None) -> list[Row]:
     """Return the rows of one group."""
     speeds = [geometric_mean([float(row.throughput_per_s) for row in cell]) for cell in cells]
     leader = max(range(len(cells)), key=lambda at: speeds[at].value)
     before: set[int] = set()
     while True:
         pairs = [paired(cell, cells[leader], rule) for cell in cells]
-        known = [None if at == leader else pair.p_value for at, pair in enumerate(pairs)]
-        adjusted = iter(holm([value for value in known if value is not None]))
-        p_values = [None if value is None else next(adjusted) for value in known]
+        p_values = holm_of_known([None if at == leader else pair.p_value for at, pair in enumerate(pairs)])
+        tied = [None if value is None else value >= SIGNIFICANCE for value in p_values]
         before.add(leader)
-        faster = [at for at, pair in enumerate(pairs) if at not in before and _is_faster(pair, p_values[at])]
+        faster = [
+            at
+            for at, pair in enumerate(pairs)
+            if at not in before and tied[at] is False and pair.ratio and pair.ratio.value > 1
+        ]
         if not faster:
             break
         leader = max(faster, key=lambda at: speeds[at].value)
@@ -346,13 +333,8 @@ def _group(cells: Sequence[Records], rule: Rule | None) -> list[Row]:
                 if pair.ratio
                 else {}
             ),
-            "p_value": p_value,
-            "tied": None if p_value is None else p_value >= SIGNIFICANCE,
+            "p_value": p_values[at],
+            "tied": tied[at],
         }
-        for at, (cell, speed, pair, p_value) in enumerate(zip(cells, speeds, pairs, p_values, strict=True))
+        for at, (cell, speed, pair) in enumerate(zip(cells, speeds, pairs, strict=True))
     ]
-
-
-def _is_faster(pair: Paired, p_value: float | None) -> bool:
-    """Return whether the first of a pair is clearly faster than the second, in the blocks that have both."""
-    return p_value is not None and p_value < SIGNIFICANCE and pair.ratio is not None and pair.ratio.value > 1

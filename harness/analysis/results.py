@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.common import Row, Rule
-from harness.analysis.convergence import convergence
+from harness.analysis.common import Row
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
+from harness.analysis.evidence import stalls
 from harness.analysis.findings import findings, static_findings, with_faulty
 from harness.analysis.hardware import collectives, device_memory, gpus, links
 from harness.analysis.phases import host_phases, ledger, phases
@@ -22,12 +22,23 @@ from harness.analysis.prediction import Asked, Links, families, predictions, rec
 from harness.analysis.preview import machine_devices, preview
 from harness.analysis.published import published
 from harness.analysis.ratios import leaders, noise, parity, scaling, versus
-from harness.analysis.stalls import stalls
-from harness.analysis.steps import StepTimes, step_times
-from harness.analysis.trials import cells, labels_of, missing, outcomes, peak_estimates, ranks, trials, windows
-from harness.analysis.verdict import READ, Tables, verdict
+from harness.analysis.step_times import StepTimes, step_times
+from harness.analysis.trials import (
+    cells,
+    convergence,
+    labels_of,
+    missing,
+    outcomes,
+    peak_estimates,
+    ranks,
+    trials,
+    windows,
+)
+from harness.analysis.verdict import READ, Tables
+from harness.analysis.verdict.rules import verdict
 from harness.analysis.waterfall import exchange_times, waterfall
 from harness.config.experiment import Experiment
+from harness.config.sections import BlockRule
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import HarnessError
 from harness.plan.environment import RunEnvironment
@@ -52,27 +63,25 @@ def option_columns(trials: pd.DataFrame) -> pd.DataFrame:
     columns = {}
     for name in sorted(set(known)):
         values = [(cell["options"] or {}).get(name) for cell in cells]
-        if len({json.dumps(value) for cell, value in zip(cells, values, strict=True) if _applies(name, cell)}) > 1:
+        section = name.rpartition(".")[0]
+        of_strategy = section in BUILTIN_TRAITS or ":" in section
+        compared = [
+            json.dumps(value)
+            for cell, value in zip(cells, values, strict=True)
+            if section == cell["strategy"] or not of_strategy
+        ]
+        if len(set(compared)) > 1:
             columns[name] = _column(values)
     return pd.DataFrame(columns, index=pd.Index([cell["cell_id"] for cell in cells], name="cell_id", dtype="string"))
 
 
-def _applies(name: str, cell: Row) -> bool:
-    """Return whether an option is one of every cell, or of this cell's strategy."""
-    section = name.rpartition(".")[0]
-    return section == cell["strategy"] or not (section in BUILTIN_TRAITS or ":" in section)
-
-
 def _column(values: Sequence[object]) -> pd.api.extensions.ExtensionArray:
     """Return values as a column of one type; of several types as their text in a file."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} and float in kinds:
-        return pd.array([float(value) if isinstance(value, int | float) else None for value in values], dtype="Float64")
-    types: tuple[tuple[type, str], ...] = ((bool, "boolean"), (int, "Int64"), (str, "string"))
-    for kind, dtype in types:
-        if kinds == {kind}:
-            typed: pd.api.extensions.ExtensionArray = pd.Series(list(values), dtype=dtype).array
-            return typed
+    dtypes = {"boolean": "boolean", "integer": "Int64", "string": "string"}
+    numbers = dict.fromkeys(("floating", "mixed-integer-float"), "Float64")
+    if dtype := (dtypes | numbers).get(pd.api.types.infer_dtype(values, skipna=True)):
+        typed: pd.api.extensions.ExtensionArray = pd.Series(list(values), dtype=dtype).array
+        return typed
     texts = [value if isinstance(value, str) or value is None else json.dumps(value) for value in values]
     return pd.array(texts, dtype="string")
 
@@ -108,12 +117,12 @@ def _ratio_text(row: Row, name: str, prefix: str, form: str, factor: float) -> s
     def text(value: float) -> str:
         return form.format(factor * float(value))
 
-    low, high = row[f"{prefix}low"], row[f"{prefix}high"]
+    has_interval = not pd.isna(row[f"{prefix}low"])
+    ends = ("low", "high") if has_interval else ("least", "most")
+    low, high = (text(row[f"{prefix}{end}"]) for end in ends)
     differs = "" if pd.isna(row["excluded"]) else ", not equivalent"
-    if not pd.isna(low):
-        return f"{text(row[name])} ({text(low).removesuffix(' %')} to {text(high)}){differs}"
-    least, most = row[f"{prefix}least"], row[f"{prefix}most"]
-    return f"{text(row[name])} (no interval; blocks {text(least).removesuffix(' %')} to {text(most)}){differs}"
+    of = "" if has_interval else "no interval; blocks "
+    return f"{text(row[name])} ({of}{low.removesuffix(' %')} to {high}){differs}"
 
 
 def describe(results: Results) -> str:
@@ -214,15 +223,14 @@ class Results:
         return verdicts(self.equivalence)
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> BlockRule | None:
         """The rule that set the number of blocks; None if the file gives a number."""
-        rule = self.experiment.throughput and self.experiment.throughput.rule
-        return Rule(at_least=rule.at_least, at_most=rule.at_most, halfwidth=rule.halfwidth) if rule else None
+        return self.experiment.throughput.rule if self.experiment.throughput else None
 
     @property
     def pilot(self) -> int | None:
         """The number of blocks that the rule decided from; None without a rule."""
-        return self.rule["at_least"] if self.rule else None
+        return self.rule.at_least if self.rule else None
 
 
 def attempt(results: Results, name: str) -> pd.DataFrame | None:
@@ -243,8 +251,7 @@ def _trials(results: Results) -> pd.DataFrame:
 
 def _convergence(results: Results) -> pd.DataFrame:
     settings = results.experiment.convergence
-    target = settings.target if settings else None
-    return convergence(results.trials, results.epochs, target, results.verdicts)
+    return convergence(results.trials, results.epochs, settings.target if settings else None, results.verdicts)
 
 
 def _published(results: Results) -> pd.DataFrame:
@@ -275,12 +282,6 @@ def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | 
     return predictions(found, Links(results.collectives, links), excluded, asked)
 
 
-def _preview(results: Results) -> pd.DataFrame:
-    folder, cost = results.folder, results.experiment.cost
-    devices = machine_devices(folder.plan())
-    return preview(read_estimate(folder), devices, cost, results.lines, results.environment)
-
-
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "trials": _trials,
     "cells": lambda r: cells(r.trials, r.step_times, r.pilot, peak_estimates(r.lines)),
@@ -302,7 +303,9 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "published": _published,
     "outcomes": lambda r: outcomes(r.trials),
     "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),
-    "preview": _preview,
+    "preview": lambda r: preview(
+        read_estimate(r.folder), machine_devices(r.folder.plan()), r.experiment.cost, r.lines, r.environment
+    ),
     "ledger": lambda r: ledger(r.lines, r.environment),
     "gpus": lambda r: gpus(r.trials, r.ranks),
     "device_memory": lambda r: device_memory(r.trials, r.ranks),

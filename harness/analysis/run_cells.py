@@ -16,7 +16,7 @@ from harness.analysis.ratios import paired
 from harness.analysis.results import Results
 from harness.analysis.trials import trial_row
 from harness.config.values import GIB
-from harness.plan.environment import Invocation, NodeEnvironment
+from harness.plan.environment import NodeEnvironment
 from harness.plan.labels import TAGS
 
 MACHINE = ("cpu", "cores", "memory_gib", "threads", "niceness")
@@ -86,7 +86,13 @@ def facts_of(results: Results) -> dict[str, str]:
     """Return the recorded facts of a run by name; several values if they changed within it."""
     environment = results.environment
     values: dict[str, dict[str, None]] = {}
-    pairs = [pair for invocation in environment.get("invocations", []) for pair in _of_invocation(invocation)]
+    named = {"git_commit": "git commit", "harness": "harness", "workload_code": "workload's code"}
+    pairs = [
+        (name, str(value)[:COMMIT] if key == "git_commit" else str(value))
+        for invocation in environment.get("invocations", [])
+        for key, name in named.items()
+        if (value := invocation.get(key)) is not None
+    ]
     nodes = [node for group in environment.get("groups", []) for node in group["nodes"]]
     pairs += [pair for node in nodes for pair in _of_node(node)]
     pairs.append(("measures", str(results.folder.plan()["measures"])))
@@ -102,12 +108,6 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...
     return tuple(
         f"{name} {before[name]} -> {now[name]}" for name in now if name in before and before[name] != now[name]
     )
-
-
-def _of_invocation(invocation: Invocation) -> Iterator[tuple[str, str]]:
-    for key, name in (("git_commit", "git commit"), ("harness", "harness"), ("workload_code", "workload's code")):
-        if (value := invocation.get(key)) is not None:
-            yield name, str(value)[:COMMIT] if key == "git_commit" else str(value)
 
 
 def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:

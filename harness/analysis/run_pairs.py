@@ -79,6 +79,11 @@ class RunRatio:
         return self.noise.interval(self.ratio) if self.noise else (None, None)
 
     @property
+    def p_value(self) -> float | None:
+        """The p-value of no change; None without run noise."""
+        return self.noise.p_value(self.ratio) if self.noise else None
+
+    @property
     def noise_sd(self) -> float | None:
         return max(each.sd for each in self.noise.both) if self.noise else None
 

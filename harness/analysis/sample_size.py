@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from harness.analysis.common import Lines, Record, Records
+from harness.analysis.common import Lines, Record, throughput
 from harness.analysis.ratios import paired
 from harness.analysis.stats import stein_blocks
-from harness.analysis.trials import throughput
 from harness.config.axes import SIZES
 from harness.config.sections import BlockRule
 from harness.plan.cell import Cell
@@ -35,23 +34,32 @@ def needed_blocks(
     follows from the spread of its throughput as well. A base, and the cells that explain a cell, have as many blocks
     as the cell that needs most. ``placements``: the order of device_ids, as the experiment file has it.
     """
-    pilot = _pilot(lines, rule.at_least)
+    pilot: dict[tuple[str, str], list[Record]] = {}  # by cell id and purpose ('' or 'twin')
+    for line in lines:
+        timed = line["kind"] == "throughput" or line["purpose"] == TWIN
+        in_pilot = timed and line["outcome"] == "ok" and line["block"] < rule.at_least
+        if in_pilot and (speed := throughput(line["windows"])):
+            known = {"environment": None, "device_model": None, **line, "throughput_per_s": speed}
+            pilot.setdefault((line["cell_id"], line["purpose"]), []).append(Record(known))
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
     needed: dict[str, int] = {}
     compared: set[str] = set()
-    for cell, other in [*_base_pairs(cells), *_other_pairs(cells, pilot, placements)]:
-        ratios = _ratios(pilot.get((cell.id, ""), []), pilot.get((other.id, ""), []))
+    based = [(cell, base) for cell in cells if comparable(cell) and (base := base_cell(cell)) != cell]
+    for cell, other in [*based, *_other_pairs(cells, pilot, placements)]:
+        ratios = paired(pilot.get((cell.id, ""), []), pilot.get((other.id, ""), [])).ratios
         if ratios:
             compared |= {cell.id, other.id}
-            _raise(needed, {*_users(cell), *_users(other)}, _needed(ratios, rule))
+            _raise(needed, _users(cell) | _users(other), _needed(ratios, rule))
         else:
             needed[cell.id] = rule.at_most  # no more blocks of its base for it
             compared.add(cell.id)
     for cell in cells:
-        if ratios := _ratios(pilot.get((cell.id, TWIN), []), pilot.get((cell.id, ""), [])):
-            _raise(needed, {*_users(cell)}, _needed(ratios, rule))
+        own = pilot.get((cell.id, ""), [])
+        if ratios := paired(pilot.get((cell.id, TWIN), []), own).ratios:
+            _raise(needed, _users(cell), _needed(ratios, rule))
         if cell.id not in compared:
-            _raise(needed, {cell.id}, _needed(_ratios(pilot.get((cell.id, ""), []), None), rule))
+            speeds = {row.block: float(row.throughput_per_s) for row in own}
+            _raise(needed, {cell.id}, _needed([*speeds.values()], rule))
     return needed
 
 
@@ -60,15 +68,8 @@ def _raise(needed: dict[str, int], cell_ids: Iterable[str], blocks: int) -> None
         needed[cell_id] = max(needed.get(cell_id, 0), blocks)
 
 
-def _base_pairs(cells: Iterable[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """Yield each cell with its base, if the base is another cell."""
-    for cell in cells:
-        if comparable(cell) and (base := base_cell(cell)) != cell:
-            yield cell, base
-
-
 def _other_pairs(
-    cells: set[Cell], pilot: Mapping[tuple[str, str], Records], placements: Sequence[str]
+    cells: set[Cell], pilot: Mapping[tuple[str, str], Sequence[Record]], placements: Sequence[str]
 ) -> Iterator[tuple[Cell, Cell]]:
     """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
     measured = [cell for cell in cells if pilot.get((cell.id, ""))]
@@ -76,7 +77,7 @@ def _other_pairs(
     pairs = [(pair.one, pair.other) for pair in along if pair.axis not in SIZES]
     pairs += [(cell, other) for cell in measured for other in other_launcher_cells(cell) if other in cells]
     for cell, other in pairs:
-        if _ratios(pilot[cell.id, ""], pilot.get((other.id, ""), [])):
+        if paired(pilot[cell.id, ""], pilot.get((other.id, ""), [])).ratios:
             yield cell, other
 
 
@@ -90,21 +91,3 @@ def _users(cell: Cell) -> set[str]:
 def _needed(pilot: Sequence[float], rule: BlockRule) -> int:
     """Return the number of blocks for a pilot; the maximum if the pilot has fewer than two values."""
     return min(rule.at_most, stein_blocks(pilot, rule.halfwidth)) if len(pilot) >= 2 else rule.at_most
-
-
-def _pilot(lines: Lines, blocks: int) -> dict[tuple[str, str], Records]:
-    """Return the trials of each cell in the first ``blocks`` blocks, by cell id and purpose ('' or 'twin')."""
-    found: dict[tuple[str, str], list[Record]] = {}
-    for line in lines:
-        timed = line["kind"] == "throughput" or line["purpose"] == TWIN
-        if timed and line["outcome"] == "ok" and line["block"] < blocks and (speed := throughput(line["windows"])):
-            known = {"environment": None, "device_model": None, **line, "throughput_per_s": speed}
-            found.setdefault((line["cell_id"], line["purpose"]), []).append(Record(known))
-    return {**found}
-
-
-def _ratios(group: Records, base: Records | None) -> list[float]:
-    """Return one value a block: the ratio to the base or, without bases, the speed itself."""
-    if base is None:
-        return [*{row.block: float(row.throughput_per_s) for row in group}.values()]
-    return paired(group, base).ratios

@@ -40,7 +40,7 @@ class Estimate:
         return None if self.high is None else self.high / self.value - 1.0
 
 
-def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = None, level: float = LEVEL) -> Estimate:
+def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = None) -> Estimate:
     """Return the geometric mean of positive values, with a t interval on their logarithms.
 
     For throughputs of blocks, or ratios paired by block. ``pilot``: the values that determined the number of
@@ -50,35 +50,23 @@ def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = N
     if not values or min(values) <= 0:
         raise ValueError(f"needs positive values, got {list(values)}")
     logs, first = ([math.log(value) for value in each] for each in (values, pilot or ()))
-    of_logs = mean_interval(logs, pilot=first, level=level)
+    of_logs = mean_interval(logs, pilot=first)
     low, high = (None if end is None else math.exp(end) for end in (of_logs.low, of_logs.high))
     return Estimate(math.exp(of_logs.value), low, high, len(values), min(values), max(values))
 
 
-def mean_interval(values: Sequence[float], *, pilot: Sequence[float] | None = None, level: float = LEVEL) -> Estimate:
+def mean_interval(values: Sequence[float], *, pilot: Sequence[float] | None = None) -> Estimate:
     """Return the mean of values of any sign, with a t interval. ``pilot``: see geometric_mean."""
     n = len(values)
     mean = sum(values) / n
     first = pilot if pilot and len(pilot) > 1 else values
     if n < LEAST_BLOCKS:
         return Estimate(mean, None, None, n, min(values), max(values))
-    half = _t(len(first) - 1, level) * deviation(first) / math.sqrt(n)
+    half = _t(len(first) - 1) * deviation(first) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n, min(values), max(values))
 
 
-def paired_ratio(
-    values: Sequence[float], bases: Sequence[float], *, pilot: Sequence[bool] | None = None, level: float = LEVEL
-) -> Estimate:
-    """Return the mean of values / bases, block by block: what both share in a block, such as a slow hour, cancels.
-
-    ``pilot``: for each block, whether it belongs to the pilot that determined the number of blocks.
-    """
-    ratios = [value / base for value, base in zip(values, bases, strict=True)]
-    first = [ratio for ratio, is_first in zip(ratios, pilot, strict=True) if is_first] if pilot else None
-    return geometric_mean(ratios, pilot=first, level=level)
-
-
-def stein_blocks(pilot: Sequence[float], halfwidth: float, level: float = LEVEL) -> int:
+def stein_blocks(pilot: Sequence[float], halfwidth: float) -> int:
     """Return the number of blocks that brings the interval within ``halfwidth`` (relative), by a pilot's values.
 
     n = max(n0, ceil((t s0 / d)^2)) with the pilot's n0 and the standard deviation s0 of its logarithms, d =
@@ -88,7 +76,7 @@ def stein_blocks(pilot: Sequence[float], halfwidth: float, level: float = LEVEL)
     if len(pilot) < 2:
         raise ValueError(f"a pilot needs two values, got {list(pilot)}")
     logs = [math.log(value) for value in pilot]
-    needed = (_t(len(logs) - 1, level) * deviation(logs) / math.log1p(halfwidth)) ** 2
+    needed = (_t(len(logs) - 1) * deviation(logs) / math.log1p(halfwidth)) ** 2
     return max(len(logs), LEAST_BLOCKS, math.ceil(needed - 1e-9))
 
 
@@ -104,6 +92,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
+
+
+def holm_of_known(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return the p-values adjusted by ``holm``; None, for what was not tested, stays None and does not count."""
+    adjusted = iter(holm([value for value in p_values if value is not None]))
+    return [None if value is None else next(adjusted) for value in p_values]
 
 
 def ratio_p_value(ratios: Sequence[float], *, pilot: Sequence[float] | None = None) -> float | None:
@@ -128,9 +122,9 @@ def p_value(difference: float, error: float, freedom: int | None) -> float:
     return 2 * float(stats.norm.sf(score) if freedom is None else stats.t.sf(score, freedom))
 
 
-def half_width(error: float, freedom: int | None, level: float = LEVEL) -> float:
+def half_width(error: float, freedom: int | None) -> float:
     """Return the half-width of a t interval with this standard error; of a normal one if ``freedom`` is None."""
-    return error * (NormalDist().inv_cdf(0.5 + level / 2) if freedom is None else _t(freedom, level))
+    return error * (NormalDist().inv_cdf(0.5 + LEVEL / 2) if freedom is None else _t(freedom))
 
 
 def pooled_deviation(samples: Iterable[Sequence[float]]) -> tuple[float, int]:
@@ -150,7 +144,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 @lru_cache(maxsize=256)
-def _t(freedom: int, level: float) -> float:
+def _t(freedom: int) -> float:
     from scipy.stats import t as student  # its import takes half a second, which most users of this module save
 
-    return float(student.ppf(0.5 + level / 2, freedom))
+    return float(student.ppf(0.5 + LEVEL / 2, freedom))

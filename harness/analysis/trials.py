@@ -1,15 +1,17 @@
-"""Recorded lines and steps -> trials, cells, outcomes, missing trials."""
+"""Recorded lines, steps and epochs -> trials, cells, trainings, outcomes, missing trials."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from harness.analysis.common import (
+    KEYS,
     Lines,
     Record,
     Records,
@@ -18,18 +20,23 @@ from harness.analysis.common import (
     by_cell,
     columns_of,
     ends,
+    grouped,
     last_of_blocks,
     order,
     rows_of,
+    throughput,
+    trial_key,
 )
 from harness.analysis.doubts import tally
+from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.hardware import peak_flops
 from harness.analysis.phases import timings
 from harness.analysis.stats import geometric_mean
-from harness.analysis.steps import StepTimes, quantiles
+from harness.analysis.step_times import StepTimes
+from harness.config.sections import Target
 from harness.plan.environment import RunEnvironment
 from harness.plan.labels import Labels, joined
-from harness.record.schema import CELLS, DESCRIPTION, MISSING, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
+from harness.record.schema import CELLS, CONVERGENCE, DESCRIPTION, MISSING, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
 from harness.record.schema.table import floats
 
 
@@ -43,22 +50,6 @@ def ranks(lines: Lines) -> pd.DataFrame:
     return _nested(RANKS, lines)
 
 
-def throughput(windows: Iterable[Row]) -> float | None:
-    """Return all ranks' samples over the slowest rank's time, summed over the timed windows; None without a window.
-
-    Numerator and denominator cover the same steps. All ranks start a window together; the slowest one ends it.
-    """
-    weight = 0.0
-    slowest: dict[int, float] = {}
-    for window in windows:
-        if window["window_kind"] == "timed":
-            weight += window["weight"]
-            number = window["window"]
-            slowest[number] = max(slowest.get(number, 0.0), window["duration_s"])
-    seconds = sum(slowest.values())
-    return weight / seconds if seconds > 0 else None
-
-
 def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     """Return one row a trial and attempt, with the values derived from its windows and steps."""
     labels = labels_of(lines)
@@ -69,7 +60,7 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     rows = [{**trial_row(line), **named[line["cell_id"], line["facts"].get("link")]} for line in lines]
     frame = TRIALS.frame(rows).drop(columns=["step_s", "wait_fraction"])
     stats = times.by_trial.rename(columns={"step_median_s": "step_s"})[["step_s", "wait_fraction"]]
-    merged = frame.merge(stats.reset_index(), on=["trial_id", "attempt"], how="left", validate="one_to_one")
+    merged = frame.merge(stats.reset_index(), on=KEYS, how="left", validate="one_to_one")
     # on CUDA the host may wait while the device computes: only an idle stream meanwhile is a part of the device's step
     on_gpu = merged["device"] == "cuda"
     known = timings(windows([line for line in lines if line["device"] == "cuda"]))
@@ -116,6 +107,9 @@ def peak_estimates(lines: Lines) -> dict[str, int]:
     return found
 
 
+QUANTILES: Mapping[str, float] = {"step_p5_s": 0.05, "step_s": 0.5, "step_p95_s": 0.95}
+
+
 def cells(
     trials: pd.DataFrame,
     times: StepTimes,
@@ -128,8 +122,13 @@ def cells(
     ``estimates``: those of peak memory, by cell id.
     """
     counted = last_of_blocks(trials)
-    ceilings = _ceilings(trials)
-    step_p5_s, step_median_s, step_p95_s = quantiles(times.of_cells(counted), (0.05, 0.5, 0.95))
+    with_peak = rows_of(trials[trials["measured_peak_flops_per_s"].notna()])
+    # the fastest matrix product on each kind of device over the whole run: one ceiling for all its cells
+    ceilings = {
+        kind: max(float(row.measured_peak_flops_per_s) for row in rows)
+        for kind, rows in grouped(with_peak, _device_kind).items()
+    }
+    steps = times.of_cells(counted)
     rows = []
     for cell_id, group in by_cell(rows_of(counted)).items():
         first = group[0]
@@ -141,9 +140,7 @@ def cells(
                 "throughput_per_s": speed.value,
                 **ends(speed),
                 "per_device_per_s": speed.value / first.devices,
-                "step_s": step_median_s.get(cell_id),
-                "step_p5_s": step_p5_s.get(cell_id),
-                "step_p95_s": step_p95_s.get(cell_id),
+                **{name: float(np.quantile(steps[cell_id], q)) for name, q in QUANTILES.items() if cell_id in steps},
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
                 "estimated_peak_bytes": estimates.get(cell_id),
@@ -158,21 +155,8 @@ def _known(rows: Records, name: str) -> list[float]:
     return [float(value) for row in rows if not pd.isna(value := getattr(row, name))]
 
 
-DeviceKind = tuple[object, ...]
-"""(device model, precision, number of threads)."""
-
-
-def _device_kind(trial: Record) -> DeviceKind:
+def _device_kind(trial: Record) -> tuple[object, ...]:
     return trial.device_model, trial.precision, trial.threads
-
-
-def _ceilings(trials: pd.DataFrame) -> dict[DeviceKind, float]:
-    """Return the fastest matrix product on each kind of device over the whole run, one ceiling for all cells."""
-    ceilings: dict[DeviceKind, float] = {}
-    for row in rows_of(trials[trials["measured_peak_flops_per_s"].notna()]):
-        kind = _device_kind(row)
-        ceilings[kind] = max(ceilings.get(kind, 0.0), float(row.measured_peak_flops_per_s))
-    return ceilings
 
 
 def _arithmetic(trial: Record, speed: float, ceiling: float | None) -> Values:
@@ -191,6 +175,68 @@ def _arithmetic(trial: Record, speed: float, ceiling: float | None) -> Values:
         "mfu": achieved / known.flops_per_s if known else None,
         "peak_source": known.source if known else None,
         "of_measured_peak": achieved / ceiling if ceiling else None,
+    }
+
+
+OF_TRAINING = (*KEYS, "cell_id", "seed", "effective_lr", "training_samples", *DESCRIPTION)
+"""The columns of a trial that the row of a training has."""
+
+
+def convergence(
+    trials: pd.DataFrame, epochs: pd.DataFrame, target: Target | None, checked: Verdicts | None = None
+) -> pd.DataFrame:
+    """Return one row a training: its last epoch, and the time to the target if it was reached.
+
+    ``target``: the one of the experiment file, if it has any. ``checked``: the verdicts of equivalence checks.
+    """
+    done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
+    by_trial = {key: group for key, group in epochs.groupby(KEYS)}
+    rows = []
+    for trial in rows_of(done):
+        curve = by_trial.get(trial_key(trial))
+        if curve is None or curve.empty:
+            continue
+        curve = curve.sort_values("epoch")
+        last = curve.iloc[-1]
+        rows.append(
+            {
+                **columns_of(trial, *OF_TRAINING),
+                "epochs": last["epoch"],
+                **{name: last[name] for name in ("train_loss", "train_accuracy", "train_s")},
+                **{name: last[name] for name in curve.columns if str(name).startswith("val_")},
+                "best_val_accuracy": curve["val_accuracy"].max(),
+                **_time_to_target(curve, target),
+                **verdict_columns(checked, [trial.check_id]),
+            }
+        )
+    rows.sort(key=order)
+    # of a training that diverged, the loss and the metrics may be values that are not finite
+    kept = {name: floats(row.get(name) for row in rows) for name in CONVERGENCE.names if name.endswith("_loss")}
+    return CONVERGENCE.frame(rows).assign(**kept)
+
+
+def _time_to_target(curve: pd.DataFrame, target: Target | None) -> Values:
+    if not target:
+        return {}
+    if target.metric not in curve:
+        return {"target": f"{target.metric}: no such metric was recorded"}
+    values = curve[target.metric].astype("Float64")
+    if target.at_least is not None:
+        reached, words = values >= target.at_least, f">= {target.at_least:g}"
+    else:
+        assert target.at_most is not None  # the file gives exactly one of the two
+        reached, words = values <= target.at_most, f"<= {target.at_most:g}"
+    named: Values = {"target": f"{target.metric} {words}"}
+    hits = curve[reached.fillna(False).astype(bool)]
+    if hits.empty:
+        return {**named, "reached": False}
+    first = hits.iloc[0]
+    return {
+        **named,
+        "reached": True,
+        "time_to_target_s": first["train_s"],
+        "samples_to_target": first["samples"],
+        "epochs_to_target": first["epoch"],
     }
 
 

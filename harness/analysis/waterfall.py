@@ -167,7 +167,12 @@ def waterfall(
     decided from. ``needed``: what the exchanges of a step need; a part of over MOST_TIMES that is in the rest. A cell
     whose rest exceeds MOST_REST has no other part. ``reason`` in its row says so.
     """
-    known = _measured(trials, windows)
+    by_trial = timings(windows)
+    ok = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
+    timed = [
+        Record({**vars(row), "timing": by_trial[key]}) for row in rows_of(ok) if (key := trial_key(row)) in by_trial
+    ]
+    known = grouped(timed, lambda row: (row.cell_id, row.block))
     profiles = {(row.launchers_id, row.block): row for row in rows_of(measured(trials, "profile"))}
     claims = rows_of(scaling[scaling["excluded"].isna()])
     ratios = {row.cell_id: row for row in claims if row.base_strategy == BASE_STRATEGY}
@@ -180,17 +185,11 @@ def waterfall(
         losses = {block: loss for block, loss in by_block if loss}  # the last invocation of a block counts
         losses = {block: loss for block, loss in losses.items() if loss.is_explained} or losses
         if losses:
-            rows += _checked_rows(ratio, _with_common_parts(losses), pilot, needed)
+            common = set.intersection(*(set(loss.parts) for loss in losses.values()))
+            # what another block lacks goes to the rest, so that all blocks have the same parts
+            losses = {block: loss.keep(common) for block, loss in losses.items()}
+            rows += _checked_rows(ratio, losses, pilot, needed)
     return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))
-
-
-def _measured(trials: pd.DataFrame, windows: pd.DataFrame) -> Measured:
-    by_trial = timings(windows)
-    ok = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
-    rows = [
-        Record({**vars(row), "timing": by_trial[key]}) for row in rows_of(ok) if (key := trial_key(row)) in by_trial
-    ]
-    return grouped(rows, lambda row: (row.cell_id, row.block))
 
 
 def _step_loss(row: Record, base_id: str, known: Measured, profiles: Profiles) -> StepLoss | None:
@@ -252,12 +251,6 @@ def _profiled_parts(strategy: str, profile: Record | None) -> dict[str, float] |
         return None
     seen = profile.exposed_s or {}
     return {part.name: seen[part.name] for part in traits.profiled_parts if part.name in seen} or None
-
-
-def _with_common_parts(losses: Mapping[int, StepLoss]) -> dict[int, StepLoss]:
-    """Return the blocks with the same parts: a part that a block lacks goes to the rest of every other."""
-    common = set.intersection(*(set(loss.parts) for loss in losses.values()))
-    return {block: loss.keep(common) for block, loss in losses.items()}
 
 
 def _checked_rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[Row]:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import plain_doubt
 from harness.analysis.results import attempt
-from harness.analysis.verdict.choices import FASTER, SLOWER
-from harness.analysis.verdict.rules import EFFICIENT, ENOUGH
+from harness.analysis.verdict.rules import EFFICIENT, ENOUGH, FASTER, SLOWER
 from harness.analysis.verdict.trust import GOOD_BLOCKS, HALFWIDTH
 from harness.plan.labels import joined, strategy_text
 from harness.report.causes import why_not_better

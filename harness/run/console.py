@@ -92,7 +92,7 @@ def finding_lines(findings: pd.DataFrame) -> list[Text]:
 
 def trial_result(line: RecordedTrial) -> str:
     """Return its throughput, what took how long, or the reason of a failure."""
-    from harness.analysis.trials import throughput
+    from harness.analysis.common import throughput
 
     if line["outcome"] != "ok":
         return str(line["reason"])

@@ -26,9 +26,8 @@ from harness.analysis.doubts import (
     unusual,
     usual_doubts,
 )
-from harness.analysis.evidence import foreign_cores, slow_ranks
-from harness.analysis.stalls import stalls
-from harness.analysis.steps import StepTimes, step_times
+from harness.analysis.evidence import foreign_cores, slow_ranks, stalls
+from harness.analysis.step_times import StepTimes, step_times
 from harness.record.folder import RunFolder
 from harness.record.schema import STEPS, TRIALS, WINDOWS
 from harness.report.tables.evidence import stalls_table

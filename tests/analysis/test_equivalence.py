@@ -11,6 +11,7 @@ import pytest
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
 from harness.analysis.equivalence import Verdict, equivalence, verdicts
+from harness.config.sections import BlockRule
 from harness.record.schema import CHECKS, EQUIVALENCE
 from tests.records import line, steps_of, trials_of
 
@@ -181,7 +182,7 @@ def test_the_pilot_is_its_blocks_not_the_first_that_are_there() -> None:
     lines = [line("single", block=b) for b in rates]
     lines += [line("ddp2", block=b, rates=(rate / 2, rate / 2)) for b, rate in rates.items()]
     trials = trials_of(lines)
-    row = ratios.scaling(trials, {"at_least": 3, "at_most": 9, "halfwidth": 0.1}).to_dict("records")[1]
+    row = ratios.scaling(trials, BlockRule(at_least=3, at_most=9, halfwidth=0.1)).to_dict("records")[1]
     half = 12.7062 * abs(np.log(1.1)) / np.sqrt(2) / np.sqrt(4)  # t of one degree of freedom, s0 of blocks 0 and 2
     assert np.log(row["high"] / row["speedup"]) == pytest.approx(half, rel=1e-4)
     assert row["precise"] is False or row["precise"] == np.False_

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.sample_size import needed_blocks
-from harness.analysis.stats import paired_ratio
+from harness.analysis.stats import geometric_mean
 from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule
 from harness.plan.planner import Plan, make_plan
@@ -112,8 +112,8 @@ def test_every_ratio_is_within_the_halfwidth_in_simulated_studies(make_experimen
         needed = needed_blocks(plan.trials, lines, rule)
         for first, second in (("dp2", "single1"), ("ddp2", "single1"), ("ddp2", "dp2")):
             n = min(needed[cells[first]], needed[cells[second]], rule.at_most)
-            values, bases = ([drift[b] * speeds[b][name] for b in range(n)] for name in (first, second))
-            ratio = paired_ratio(values, bases, pilot=[block < rule.at_least for block in range(n)])
+            ratios = [speeds[block][first] / speeds[block][second] for block in range(n)]
+            ratio = geometric_mean(ratios, pilot=ratios[: rule.at_least])
             assert n == rule.at_most or (ratio.halfwidth or 0.0) <= rule.halfwidth
 
 

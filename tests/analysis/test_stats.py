@@ -11,9 +11,9 @@ from harness.analysis.stats import (
     Estimate,
     geometric_mean,
     holm,
+    holm_of_known,
     mean_interval,
     p_value,
-    paired_ratio,
     ratio_p_value,
     stein_blocks,
 )
@@ -58,20 +58,10 @@ def test_the_interval_is_students_on_the_logarithms_of_the_pilot(
     assert half_of(estimate) == pytest.approx(half, rel=1e-4)
 
 
-def test_pairing_removes_block_effects() -> None:
-    drift = [1.0, 2.0, 0.5]
-    estimate = paired_ratio([3.0 * d for d in drift], [2.0 * d for d in drift])
-    assert estimate.value == pytest.approx(1.5)
-    assert estimate.low == pytest.approx(1.5)
-    assert estimate.high == pytest.approx(1.5)
-
-
-def test_values_without_a_logarithm_or_a_partner_are_refused() -> None:
+def test_values_without_a_logarithm_are_refused() -> None:
     for values in ([], [0.0], [-1.0, 2.0]):
         with pytest.raises(ValueError, match="needs positive values"):
             geometric_mean(values)
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        paired_ratio([1.0], [1.0, 2.0])
 
 
 def test_the_number_of_blocks_is_steins_and_at_least_three() -> None:
@@ -94,6 +84,7 @@ def test_the_number_of_blocks_is_steins_and_at_least_three() -> None:
 )
 def test_holms_adjustment_by_hand(given: list[float], adjusted: list[float]) -> None:
     assert holm(given) == pytest.approx(adjusted)
+    assert holm_of_known([None, *given, None]) == [None, *(pytest.approx(value) for value in adjusted), None]
 
 
 def test_the_p_value_is_students_from_three_values_and_that_of_196_standard_errors_is_5_percent() -> None:

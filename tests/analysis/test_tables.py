@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from harness.analysis import ratios
-from harness.analysis import steps as steps_module
 from harness.analysis import trials as trial_tables
-from harness.analysis.convergence import convergence
+from harness.analysis.common import throughput
 from harness.analysis.doubts import doubts
-from harness.analysis.steps import quantiles, step_times
+from harness.analysis.step_times import step_times
+from harness.analysis.trials import convergence
 from harness.config.sections import Target
 from harness.record.schema import STEPS
 from harness.report.tables.scaling import scaling_table
@@ -26,7 +25,7 @@ def window(rank: int, number: int, duration_s: float, weight: float, kind: str =
 
 
 @pytest.mark.parametrize(
-    ("windows", "throughput"),
+    ("windows", "expected"),
     [
         ([window(0, 1, 2, 30), window(1, 1, 4, 30), window(0, 2, 3, 30), window(1, 2, 1, 30)], 120.0 / (4.0 + 3.0)),
         ([window(0, 1, 1, 10), window(1, 1, 2, 10)], 10.0),  # not 20: rank 0's times the world size; not 15: a mean
@@ -36,9 +35,9 @@ def window(rank: int, number: int, duration_s: float, weight: float, kind: str =
     ],
 )
 def test_throughput_is_all_ranks_samples_over_the_slowest_ranks_time_in_timed_windows(
-    windows: list[dict[str, Any]], throughput: float | None
+    windows: list[dict[str, Any]], expected: float | None
 ) -> None:
-    assert trial_tables.throughput(windows) == pytest.approx(throughput)
+    assert throughput(windows) == pytest.approx(expected)
 
 
 def test_a_trials_step_time_is_the_median_of_its_timed_steps_and_a_failed_one_has_missing_values_not_zeros() -> None:
@@ -284,10 +283,3 @@ def test_only_the_trials_that_count_are_in_a_cells_steps_and_without_steps_there
     times = step_times(STEPS.frame([]))
     assert times.by_trial.empty
     assert times.of_cells(counted) == {}
-    assert quantiles({}, (0.5,)) == [{}]
-
-
-def test_quantiles_interpolate_between_neighbouring_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps_module, "BATCH", 1)
-    values = {"x": np.array([3.0, 1.0, 2.0]), "y": np.array([5.0])}
-    assert quantiles(values, (0.25, 0.5)) == [{"x": 1.5, "y": 5.0}, {"x": 2.0, "y": 5.0}]

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from harness.analysis.compare import ALPHA
 from harness.analysis.history import RunNoise, noise_within
-from harness.analysis.stats import holm, paired_ratio, pooled_deviation, ratio_p_value, stein_blocks
+from harness.analysis.stats import geometric_mean, holm, pooled_deviation, ratio_p_value, stein_blocks
 
 TRUTH = 1.7
 DRAWS = 2000
@@ -77,8 +77,8 @@ def covers(noise: Noise, blocks: int, two_stage: bool, random: np.random.Generat
     if two_stage:
         pilot = (speeds[:blocks] / bases[:blocks]).tolist()
         n = min(most, stein_blocks(pilot, HALFWIDTH))
-    first = [block < blocks for block in range(n)] if two_stage else None
-    estimate = paired_ratio(speeds[:n].tolist(), bases[:n].tolist(), pilot=first)
+    ratios = (speeds[:n] / bases[:n]).tolist()
+    estimate = geometric_mean(ratios, pilot=ratios[:blocks] if two_stage else None)
     assert estimate.low is not None and estimate.high is not None
     return estimate.low <= TRUTH <= estimate.high
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.analysis.stats import paired_ratio
+from harness.analysis.stats import geometric_mean
 from harness.config.experiment import parse_experiment
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
@@ -76,7 +76,8 @@ def main() -> None:
     table = Table("devices", "plain step (ms)", "ratio", "95 % interval", title=title)
     figures = {devices: compare(devices, asked.repeats) for devices in asked.devices}
     for devices, seen in figures.items():
-        ratio = paired_ratio(seen["harness_step_s"], seen["plain_step_s"])
+        pairs = zip(seen["harness_step_s"], seen["plain_step_s"], strict=True)
+        ratio = geometric_mean([step_s / plain_s for step_s, plain_s in pairs])
         ends = "one pair has none" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
         step_ms = 1000 * statistics.median(seen["plain_step_s"])
         table.add_row(str(devices), f"{step_ms:.2f}", f"{ratio.value:.3f}", ends)

@@ -19,11 +19,11 @@ from matplotlib.text import Text
 from harness.analysis import phases as phase_tables
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
-from harness.analysis.convergence import convergence
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.equivalence import Verdict, Verdicts
 from harness.analysis.hardware import collectives, device_memory, links
 from harness.analysis.results import Results
+from harness.analysis.trials import convergence
 from harness.analysis.waterfall import waterfall
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder

@@ -10,11 +10,11 @@ import pytest
 
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
-from harness.analysis.convergence import convergence
 from harness.analysis.doubts import CountedDoubt
 from harness.analysis.ratios import noise, parity, versus
+from harness.analysis.trials import convergence
 from harness.config.axes import LauncherName
-from harness.config.sections import Target
+from harness.config.sections import BlockRule, Target
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.record.schema.table import floats
 from harness.report.row import (
@@ -229,7 +229,7 @@ def test_equal_findings_show_each_observation() -> None:
     assert "torch; harness" in row.cells
 
 
-RULE = {"at_least": 3, "at_most": 3, "halfwidth": 0.05}
+RULE = BlockRule(at_least=3, at_most=3, halfwidth=0.05)
 
 
 def test_precision_is_required_of_cells_not_of_bases_but_of_a_base_that_is_compared_with_nothing() -> None:

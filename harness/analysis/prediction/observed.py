@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import Lines, Record, Records, Row, rows_of
+from harness.analysis.common import KEYS, Lines, Record, Records, Row, TrialKey, grouped, rows_of, trial_key
 from harness.analysis.phases import Timing, timings
-from harness.analysis.prediction.ring import Array
-from harness.analysis.steps import StepTimes
+from harness.analysis.step_times import StepTimes
 from harness.plan.comparison import backend_of, options_of
 from harness.plan.rows import Collective, LinkTier
 
-Key = tuple[str, int]
-"""A trial's id and attempt."""
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, order=True)
@@ -69,6 +68,16 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """A collective of the step; ``ready_s``, ``needed_s``: as in ExchangeRow."""
+
+    operation: Collective
+    size_bytes: int
+    ready_s: float
+    needed_s: float
+
+
+@dataclass(frozen=True)
 class Family:
     """Cells that differ in their devices alone, by size, in order.
 
@@ -105,30 +114,27 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
     known = trials["purpose"].fillna("").isin(["", "explain"]) & (trials["kind"] != "convergence")
     ok = known & (trials["outcome"] == "ok") & ~trials["inline"].fillna(False).astype(bool)
     rows = [row for row in rows_of(trials[ok]) if row.device_ids is None and row.per_device_batch_size]
-    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), _exchanges(lines), net_step_times(times))
+    names = ("operation", "size_bytes", "ready_s", "needed_s")
+    exchanges = {
+        (line["trial_id"], line["attempt"]): tuple(Exchange(*(row[name] for name in names)) for row in found)
+        for line in lines
+        if (found := line.get("exchanges"))
+    }
+    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), exchanges, net_step_times(times))
     several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]
     return [measured.family(family_id) for family_id in dict.fromkeys(str(row.family_id) for row in several)]
 
 
-def optimizer_seconds(windows: pd.DataFrame) -> dict[Key, float]:
+def optimizer_seconds(windows: pd.DataFrame) -> dict[TrialKey, float]:
     """Return the optimizer's seconds a step of each trial, of its slowest rank."""
     marked = windows[windows["window_kind"].isin(["timed", "phases"]) & windows["optimizer_s"].notna()]
-    sums = marked.groupby(["trial_id", "attempt", "rank"])[["optimizer_s", "steps"]].sum()
-    per_step = (sums["optimizer_s"] / sums["steps"]).groupby(["trial_id", "attempt"]).max()
-    return {(str(key[0]), int(key[1])): float(value) for key, value in per_step.items() if isinstance(key, tuple)}
+    sums = marked.groupby([*KEYS, "rank"])[["optimizer_s", "steps"]].sum()
+    slowest = (sums["optimizer_s"] / sums["steps"]).astype(float).groupby(KEYS).max()
+    seconds: dict[TrialKey, float] = slowest.to_dict()  # type: ignore[assignment]
+    return seconds
 
 
-def _exchanges(lines: Lines) -> dict[Key, tuple[Exchange, ...]]:
-    """Return the recorded exchanges of each trial that has some."""
-    names = ("operation", "size_bytes", "ready_s", "needed_s")
-    return {
-        (line["trial_id"], line["attempt"]): tuple(Exchange(*(row[name] for name in names)) for row in rows)
-        for line in lines
-        if (rows := line.get("exchanges"))
-    }
-
-
-def net_step_times(times: StepTimes) -> dict[Key, Array]:
+def net_step_times(times: StepTimes) -> dict[TrialKey, Array]:
     """Return the seconds of each trial's steps, without their wait for data where it is known."""
     keys = ((str(trial_id), int(attempt)) for trial_id, attempt in times.trials)
     pairs = zip(times.step_s, times.wait_s, strict=True)
@@ -140,10 +146,10 @@ class _Measured:
     """The timed trials of a run, and what is known of each."""
 
     rows: Records
-    timings: Mapping[Key, Timing]
-    optimizer: Mapping[Key, float]
-    exchanges: Mapping[Key, tuple[Exchange, ...]]
-    steps: Mapping[Key, Array]
+    timings: Mapping[TrialKey, Timing]
+    optimizer: Mapping[TrialKey, float]
+    exchanges: Mapping[TrialKey, tuple[Exchange, ...]]
+    steps: Mapping[TrialKey, Array]
 
     def family(self, family_id: str) -> Family:
         """Return a family, with the one-device cells of its strategy, which under strong scaling are in others."""
@@ -151,26 +157,29 @@ class _Measured:
         cells: dict[Size, list[Record]] = {}
         for row in members:
             size = cells.setdefault(Size(int(row.devices), int(row.nodes)), [])
-            if _key(row) in self.timings and (not size or size[0].cell_id == row.cell_id):
+            if trial_key(row) in self.timings and (not size or size[0].cell_id == row.cell_id):
                 size.append(row)
         sizes = {size: self._observed(size, cells[size]) for size in sorted(cells) if cells[size]}
         wrapped = {row.wrapped_id for row in members}
-        single = [row for row in self.rows if row.cell_id in wrapped and _key(row) in self.timings]
+        single = [row for row in self.rows if row.cell_id in wrapped and trial_key(row) in self.timings]
         largest = [*sizes.values()][-1].batch
         nearest = sorted(single, key=lambda row: abs(int(row.per_device_batch_size) - largest))
-        with_exchanges = [row for row in (*nearest, *members) if _key(row) in self.exchanges]
-        alone: dict[int, list[float]] = {}
-        for row in single:
-            alone.setdefault(int(row.per_device_batch_size), []).append(_own(self.timings[_key(row)], 1)[0])
+        with_exchanges = [row for row in (*nearest, *members) if trial_key(row) in self.exchanges]
+        alone = {
+            batch: fmean(_own(self.timings[trial_key(row)], 1)[0] for row in rows)
+            for batch, rows in grouped(single, lambda row: int(row.per_device_batch_size)).items()
+        }
+        of_nearest = [trial_key(row) for row in nearest if row.cell_id == nearest[0].cell_id]
+        steps = [self.steps[key] for key in of_nearest if key in self.steps]
         return Family(
             sizes,
-            {batch: fmean(seconds) for batch, seconds in alone.items()},
-            self._jitter(nearest[:1] and [row for row in nearest if row.cell_id == nearest[0].cell_id]),
-            self.exchanges[_key(with_exchanges[0])] if with_exchanges else (),
+            alone,
+            np.concatenate([of_trial / of_trial.mean() for of_trial in steps]) if steps else np.array([]),
+            self.exchanges[trial_key(with_exchanges[0])] if with_exchanges else (),
         )
 
     def _observed(self, size: Size, rows: Records) -> Observed:
-        seen = [self.timings[_key(row)] for row in rows]
+        seen = [self.timings[trial_key(row)] for row in rows]
         own = [own for timing in seen if (own := _own(timing, size.devices))]
         return Observed(
             size,
@@ -179,29 +188,11 @@ class _Measured:
             fmean(timing.wait_s for timing in seen),
             tuple(fmean(of_rank) for of_rank in zip(*own, strict=False)),
             tuple(fmean(ranks) for ranks in own),
-            fmean(self.optimizer.get(_key(row), 0.0) for row in rows),
+            fmean(self.optimizer.get(trial_key(row), 0.0) for row in rows),
         )
-
-    def _jitter(self, rows: Records) -> Array:
-        found = [self.steps[_key(row)] for row in rows if _key(row) in self.steps]
-        return np.concatenate([steps / steps.mean() for steps in found]) if found else np.array([])
-
-
-def _key(row: Record) -> Key:
-    return str(row.trial_id), int(row.attempt)
 
 
 def _own(timing: Timing, devices: int) -> Sequence[float]:
     """Return each rank's seconds without exchange; of one device those of its step, if no such steps were measured."""
     alone = [timing.alone_s[rank] for rank in sorted(timing.alone_s)]
     return alone or ([timing.net_s] if devices == 1 else [])
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A collective of the step; ``ready_s``, ``needed_s``: as in ExchangeRow."""
-
-    operation: Collective
-    size_bytes: int
-    ready_s: float
-    needed_s: float

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.common import Row, claim_tags
-from harness.analysis.prediction.collective_times import SEED, Fits, Links
-from harness.analysis.prediction.observed import Family, Observed, Size
-from harness.analysis.prediction.ring import RingFit
-from harness.analysis.prediction.step_model import DRAWS, LANES, Model, Predicted, by_laws
+from harness.analysis.prediction.collective_times import SEED, Fits, Links, RingFit
+from harness.analysis.prediction.observed import Family, Size
+from harness.analysis.prediction.step_model import DRAWS, LANES, Model, by_laws
 from harness.analysis.stats import mean_interval
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import PredictionError
@@ -29,8 +28,7 @@ NO_OWN = "no step without exchange was measured; set throughput.explain: true"
 
 def refusal_of_family(family: Family) -> str | None:
     """Return why none of its sizes is predicted; None if they are."""
-    row = family.row
-    strategy = str(row["strategy"])
+    strategy = str(family.row["strategy"])
     traits = BUILTIN_TRAITS.get(strategy)
     if traits is None:
         predicted = (name for name, known in BUILTIN_TRAITS.items() if not known.one_process)
@@ -39,7 +37,7 @@ def refusal_of_family(family: Family) -> str | None:
         return (
             f"{strategy} is not predicted: one process drives all devices, and its threads are in no model of exchanges"
         )
-    if row["oversubscribed"]:
+    if family.row["oversubscribed"]:
         return "its ranks share devices, so that no rank's own time is known; measure ranks with a device each"
     if not family.exchanges:
         return (
@@ -51,29 +49,33 @@ def refusal_of_family(family: Family) -> str | None:
     return None
 
 
-def refusal_of_sizes(fitted: Sequence[Size]) -> str | None:
-    """Return why so few sizes predict none; None if they are enough."""
-    if len({size.devices for size in fitted}) < 2 or max(size.devices for size in fitted) < 2:
-        measured = ", ".join(map(str, fitted)) or "none"
-        return f"needs two numbers of devices, measured: {measured}; measure another"
-    return None
+@dataclass(frozen=True)
+class Ground:
+    """What a size is predicted from: smaller sizes, and the fits of their collectives by tier.
 
-
-def refusal_of_parts(fitted: Sequence[Size], unknown: Mapping[Size, str]) -> str | None:
-    """Return why the smaller sizes whose parts are all known predict none; None if they do.
-
-    ``unknown``: the other smaller sizes, with the reason.
+    ``unknown``: the smaller sizes whose parts are not all known, with the reason.
     """
-    if len({size.devices for size in fitted}) > 1:
-        return None
-    known = ", ".join(map(str, fitted)) or "none"
-    lacking = "; ".join(f"of {size.words}, {reason}" for size, reason in unknown.items())
-    return f"needs two numbers of devices whose parts are known, which are: {known}; {lacking}"
+
+    fitted: Sequence[Size]
+    fits: Mapping[LinkTier, Fits]
+    unknown: Mapping[Size, str]
 
 
-def refusal_of_distance(size: Size, fitted: Sequence[Size], *, far: bool) -> str | None:
-    """Return why a size is too far from the measured ones; None if it is not, or ``far`` allows it."""
-    largest = max(each.devices for each in fitted)
+def refusal_of_sizes(size: Size, smaller: Sequence[Size], ground: Ground, *, far: bool) -> str | None:
+    """Return why the smaller sizes do not predict this one; None if they do.
+
+    They are too few, or their parts are unknown, or it is too far from those that are known and ``far`` is not set.
+    """
+    if len({each.devices for each in smaller}) < 2:
+        measured = ", ".join(map(str, smaller)) or "none"
+        return f"needs two numbers of devices, measured: {measured}; measure another"
+    if refusal := refusal_of_links(size.tier, ground.fits[size.tier]):
+        return refusal
+    if len({each.devices for each in ground.fitted}) < 2:
+        known = ", ".join(map(str, ground.fitted)) or "none"
+        lacking = "; ".join(f"of {each.words}, {reason}" for each, reason in ground.unknown.items())
+        return f"needs two numbers of devices whose parts are known, which are: {known}; {lacking}"
+    largest = max(each.devices for each in ground.fitted)
     if size.devices <= FARTHEST * largest or far:
         return None
     return (
@@ -93,13 +95,6 @@ def refusal_of_links(tier: LinkTier, fits: Mapping[Collective, RingFit | str]) -
                 f"one by {fit.miss:.0%}; measure placements nearer to the asked one"
             )
     return None
-
-
-def refusal_by_grade(error: float | None, size: Size) -> str | None:
-    """Return why a family whose prediction of a held-out size was this wrong is not predicted further."""
-    if error is None or abs(error) <= MOST_MISS:
-        return None
-    return f"predicted from smaller sizes, {size.words} were {abs(error):.0%} off; measure larger sizes"
 
 
 FITTED, HELD_OUT, ASKED = "measured", "held out", "asked"
@@ -146,18 +141,6 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class _Ground:
-    """What a size is predicted from: smaller sizes, and the fits of their collectives by tier.
-
-    ``unknown``: the smaller sizes whose parts are not all known, with the reason.
-    """
-
-    fitted: Sequence[Size]
-    fits: Mapping[LinkTier, Fits]
-    unknown: Mapping[Size, str]
-
-
-@dataclass(frozen=True)
 class _FamilyTable:
     """The rows of one family."""
 
@@ -179,27 +162,35 @@ class _FamilyTable:
                 yield row
             else:
                 yield self._described(size, FITTED)
-        grade = refusal_by_grade(graded[1], graded[0]) if graded else None
+        if graded and graded[1] is not None and abs(graded[1]) > MOST_MISS:
+            off = f"predicted from smaller sizes, {graded[0].words} were {abs(graded[1]):.0%} off"
+            refusal = refusal or f"{off}; measure larger sizes"
         for size in self.asked.sizes(sizes[-1], is_graded=graded is not None):
             if size not in self.family.sizes:
-                yield self._row(size, ASKED, known, refusal or grade)
+                yield self._row(size, ASKED, known, refusal)
 
     def _row(self, size: Size, kind: str, smaller: Sequence[Size], refusal: str | None) -> dict[str, object]:
         """Return the row of one size, with the reason in place of a prediction if there is none."""
         ground = self._ground(size, smaller)
+        far = ground.fitted and size.devices > FARTHEST * max(each.devices for each in ground.fitted)
         row = {
             **self._described(size, kind),
             "fitted": tuple(map(str, ground.fitted)),
-            "marks": tuple(self._marks(size, ground.fitted)),
+            "marks": (*(["far"] if far else []), *claim_tags(self.family.row)),
         }
         steps = {each.devices: self.family.sizes[each].mean_s for each in smaller}
         laws = by_laws(steps, size.devices, strong=self.family.row["scaling"] == "strong")
         row |= {f"{law}_s": seconds for law, seconds in laws.items()}
-        refusal = refusal or self._refusal(size, smaller, ground)
+        if not (refusal or self._batch(size)):
+            batch = self.family.row["global_batch_size"]
+            refusal = f"the global batch of {batch} does not divide by {size.devices}"
+        refusal = refusal or refusal_of_sizes(size, smaller, ground, far=self.asked.far)
         return {**row, "refusal": refusal} if refusal else {**row, **self._predicted(size, ground)}
 
     def _described(self, size: Size, kind: str) -> dict[str, object]:
         first, batch = self.family.row, self._batch(size)
+        seen = self.family.sizes.get(size)
+        measured = mean_interval(seen.step_s) if seen else None
         return {
             **{name: first[name] for name in ("family_id", *DESCRIPTION)},
             "devices": size.devices,
@@ -207,35 +198,28 @@ class _FamilyTable:
             "per_device_batch_size": batch or None,
             "global_batch_size": batch * size.devices or None,
             "kind": kind,
-            **_measured(self.family.sizes.get(size)),
+            "measured_s": measured and measured.value,
+            "measured_low": measured and measured.low,
+            "measured_high": measured and measured.high,
         }
 
-    def _ground(self, size: Size, smaller: Sequence[Size]) -> _Ground:
+    def _ground(self, size: Size, smaller: Sequence[Size]) -> Ground:
         """Return the smaller sizes whose parts are all known, and the fits of the tiers of all of them and of ``size``.
 
         Without a size on several devices there are none: nothing shows what an exchange costs.
         """
         largest = max((each.devices for each in smaller), default=0)
-        needed = self._needed()
+        needed: dict[Collective, list[int]] = {}
+        for exchange in self.family.exchanges:
+            needed.setdefault(exchange.operation, []).append(exchange.size_bytes)
         tiers = dict.fromkeys([size.tier, *(each.tier for each in smaller if each.devices > 1)])
         fits = {tier: self.links.fits(self.family.backend, tier, needed, largest, DRAWS) for tier in tiers}
         unknown = {each: refusal_of_links(each.tier, fits[each.tier]) for each in smaller if each.devices > 1}
         unknown |= {each: NO_OWN for each in smaller if not self.family.sizes[each].own_s}
         reasons = {each: reason for each, reason in unknown.items() if reason}
-        return _Ground([each for each in smaller if each not in reasons], fits, reasons)
+        return Ground([each for each in smaller if each not in reasons], fits, reasons)
 
-    def _refusal(self, size: Size, smaller: Sequence[Size], ground: _Ground) -> str | None:
-        """Return why this size is not predicted; None if it is."""
-        if not self._batch(size):
-            return f"the global batch of {self.family.row['global_batch_size']} does not divide by {size.devices}"
-        return (
-            refusal_of_sizes(smaller)
-            or refusal_of_links(size.tier, ground.fits[size.tier])
-            or refusal_of_parts(ground.fitted, ground.unknown)
-            or refusal_of_distance(size, ground.fitted, far=self.asked.far)
-        )
-
-    def _predicted(self, size: Size, ground: _Ground) -> dict[str, object]:
+    def _predicted(self, size: Size, ground: Ground) -> dict[str, object]:
         batch = self._batch(size)
         sizes = [self.family.sizes[each] for each in ground.fitted]
         lanes = LANES.get(self.family.backend, 1)
@@ -245,17 +229,15 @@ class _FamilyTable:
         }
         predicted = Model(self.family, sizes, fits, lanes, np.random.default_rng(SEED)).predict(size, batch)
         seen = self.family.sizes.get(size)
+        # as many samples or tokens a sample as in the last trial of the largest size
+        row = self.family.row
+        last_s = self.family.sizes[Size(int(row["devices"]), int(row["nodes"]))].step_s[-1]
+        per_sample = float(row["throughput_per_s"]) * last_s / int(row["global_batch_size"])
         return {
-            **_columns(predicted),
-            "throughput_per_s": self._units(size, batch) / predicted.step_s,
+            **asdict(predicted),
+            "throughput_per_s": per_sample * batch * size.devices / predicted.step_s,
             "error": predicted.step_s / seen.mean_s - 1 if seen else None,
         }
-
-    def _needed(self) -> dict[Collective, list[int]]:
-        sizes: dict[Collective, list[int]] = {}
-        for exchange in self.family.exchanges:
-            sizes.setdefault(exchange.operation, []).append(exchange.size_bytes)
-        return sizes
 
     def _batch(self, size: Size) -> int:
         """Return the per-device batch of a size; 0 if the global batch does not divide."""
@@ -264,38 +246,6 @@ class _FamilyTable:
             return int(row["per_device_batch_size"])
         batch, left = divmod(int(row["global_batch_size"]), size.devices)
         return 0 if left else batch
-
-    def _units(self, size: Size, batch: int) -> float:
-        """Return the samples or tokens of a step: as many a sample as in the last trial of the largest size."""
-        row = self.family.row
-        last_s = self.family.sizes[Size(int(row["devices"]), int(row["nodes"]))].step_s[-1]
-        per_sample = float(row["throughput_per_s"]) * last_s / int(row["global_batch_size"])
-        return per_sample * batch * size.devices
-
-    def _marks(self, size: Size, fitted: Sequence[Size]) -> Iterator[str]:
-        if fitted and size.devices > FARTHEST * max(each.devices for each in fitted):
-            yield "far"
-        yield from claim_tags(self.family.row)
-
-
-def _measured(seen: Observed | None) -> dict[str, object]:
-    """Return the columns of a measured step; missing without one."""
-    if seen is None:
-        return {}
-    estimate = mean_interval(seen.step_s)
-    return {"measured_s": estimate.value, "measured_low": estimate.low, "measured_high": estimate.high}
-
-
-def _columns(predicted: Predicted) -> dict[str, object]:
-    return {
-        "step_s": predicted.step_s,
-        "low": predicted.low_s,
-        "high": predicted.high_s,
-        "own_s": predicted.own_s,
-        "exposed_s": predicted.exposed_s,
-        "data_s": predicted.data_s,
-        "other_s": predicted.other_s,
-    }
 
 
 def predictions(

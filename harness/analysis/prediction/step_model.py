@@ -17,8 +17,8 @@ from statistics import fmean
 
 import numpy as np
 
-from harness.analysis.prediction.observed import Exchange, Family, Observed, Size
-from harness.analysis.prediction.ring import Array, Costs, RingCost, RingFit
+from harness.analysis.prediction.collective_times import Costs, RingFit
+from harness.analysis.prediction.observed import Array, Exchange, Family, Observed, Size
 from harness.analysis.stats import deviation
 from harness.plan.rows import Collective, LinkTier
 
@@ -73,8 +73,8 @@ class Predicted:
     """A step in seconds with its 95 % prediction interval, and its parts, which add up to it."""
 
     step_s: float
-    low_s: float
-    high_s: float
+    low: float
+    high: float
     own_s: float
     exposed_s: float
     data_s: float
@@ -120,11 +120,15 @@ class Model:
         data_s = self._data_s(net_s, batch)
         weights = np.array([parts.exposed_s, 1.0])
         drawn = parts.own_draws + factor * parts.exposed_draws
+        # a new run's mean step varies as that of the largest measured size
+        block_error = net_s * _error_of_mean(self._largest.step_s) / self._largest.mean_s
+        doublings = max(0.0, math.log2(size.devices / self._largest.size.devices))
+        of_model = (DOUBLING_ERROR["own"] * parts.own_s, DOUBLING_ERROR["exposed"] * factor * parts.exposed_s)
         variances = [
             float(np.var(drawn, ddof=1)),
             float(weights @ covariance @ weights),
-            self._block_error(net_s) ** 2,
-            self._model_error(size, parts.own_s, factor * parts.exposed_s) ** 2,
+            block_error**2,
+            (math.hypot(*of_model) * doublings) ** 2,
         ]
         relative = math.sqrt(sum(variances)) / net_s
         step_s = net_s + data_s
@@ -160,24 +164,24 @@ class Model:
         n = size.devices
         seen = ranks[:n]
         exchanges = self._timeline(own_s)
-        central = self._stretches(seen, np.zeros(n - len(seen)))
-        best = self._costs(size, None)
-        curve = self._curve(exchanges, best, n, central)
+        own_error = _error_of_mean(self._largest.own_by_block) / fmean(self._largest.own_by_block)
+        # each of STEPS steps: the slowest rank's time over the mean own time
+        central = slowest_ranks(np.append(seen, np.ones(n - len(seen))), self._jitter, self._generator)
+        fits = self._fits[size.tier]
         own, exposed = [], []
         for draw in range(DRAWS):
-            stretches = self._stretches(seen, self._unseen(ranks, n - len(seen)))
-            varied = stretches * (1 + self._own_error() * self._generator.standard_normal())
+            unseen = np.exp(self._unseen(ranks, n - len(seen)))
+            stretches = slowest_ranks(np.append(seen, unseen), self._jitter, self._generator)
+            varied = stretches * (1 + own_error * self._generator.standard_normal())
             own.append(own_s * varied.mean())
-            exposed.append(self._interpolated(self._curve(exchanges, self._costs(size, draw), n, varied), varied))
+            costs = {name: fit.others[draw] for name, fit in fits.items()}
+            exposed.append(self._mean_exposed_s(exchanges, costs, n, varied, varied))
         own_draws, exposed_draws = np.array(own), np.array(exposed)
         # the centre of the own time is over the draws: the slowest of more ranks is slower
         centre = float(own_draws.mean())
         at = central * (centre / (own_s * central.mean()))
-        return _Parts(centre, self._interpolated(curve, at), own_draws, exposed_draws)
-
-    def _stretches(self, seen: Array, unseen: Array) -> Array:
-        """Return the slowest rank's time over the mean own time in each of STEPS steps."""
-        return slowest_ranks(np.concatenate([seen, np.exp(unseen)]), self._jitter, self._generator)
+        best = {name: fit.cost for name, fit in fits.items()}
+        return _Parts(centre, self._mean_exposed_s(exchanges, best, n, central, at), own_draws, exposed_draws)
 
     def _unseen(self, ranks: Array, count: int) -> Array:
         """Return the log factors of ranks that were not measured, as spread as those that were, or more."""
@@ -189,13 +193,13 @@ class Model:
         too_small = min(MOST_SPREAD, math.sqrt(freedom / self._generator.chisquare(freedom)))
         return self._generator.normal(0.0, deviation(np.log(ranks).tolist()) * too_small, size=count)
 
-    def _curve(self, exchanges: Sequence[Exchange], costs: Costs, n: int, stretches: Array) -> tuple[Array, Array]:
-        """Return the exposed time at some stretches between the smallest and the largest."""
-        at = np.linspace(stretches.min(), stretches.max() + 1e-9, STRETCHES)
-        return at, np.array([exposed_s(exchanges, costs, n, float(stretch), self._lanes) for stretch in at])
-
-    def _interpolated(self, curve: tuple[Array, Array], stretches: Array) -> float:
-        return float(np.interp(stretches, *curve).mean())
+    def _mean_exposed_s(
+        self, exchanges: Sequence[Exchange], costs: Costs, n: int, stretches: Array, at: Array
+    ) -> float:
+        """Return the mean exposed time ``at`` some stretches, interpolated over the range of ``stretches``."""
+        points = np.linspace(stretches.min(), stretches.max() + 1e-9, STRETCHES)
+        curve = [exposed_s(exchanges, costs, n, float(point), self._lanes) for point in points]
+        return float(np.interp(at, points, curve).mean())
 
     def _timeline(self, own_s: float) -> list[Exchange]:
         """Return the exchanges with the times of a step of this own time, which ends with the optimizer."""
@@ -206,10 +210,6 @@ class Model:
             Exchange(each.operation, each.size_bytes, scale * each.ready_s, scale * each.needed_s)
             for each in self._family.exchanges
         ]
-
-    def _costs(self, size: Size, draw: int | None) -> dict[Collective, RingCost]:
-        fits = self._fits[size.tier]
-        return {name: fit.cost if draw is None else fit.others[draw] for name, fit in fits.items()}
 
     def _own_at(self, batch: int) -> float:
         """Return a rank's own time at a batch: that of the largest size; at another batch by a line through all."""
@@ -222,10 +222,6 @@ class Model:
             return own * batch / self._largest.batch
         slope, fixed = np.polyfit(batches, np.array([*points.values()]), 1)
         return max(0.05 * own, float(fixed + slope * batch))
-
-    def _own_error(self) -> float:
-        """Return the relative standard error of the own time."""
-        return _error_of_mean(self._largest.own_by_block) / fmean(self._largest.own_by_block)
 
     def _optimizer_s(self, size: Size) -> float:
         """Return the seconds of the optimizer that own times lack: shards get smaller with more ranks."""
@@ -241,14 +237,6 @@ class Model:
         if self._largest.wait_s < 0.02 * self._largest.mean_s:
             return 0.0
         return max(0.0, self._largest.mean_s * share - net_s)
-
-    def _block_error(self, net_s: float) -> float:
-        """Return the standard deviation of a new run's mean step: as that of the largest measured size."""
-        return net_s * _error_of_mean(self._largest.step_s) / self._largest.mean_s
-
-    def _model_error(self, size: Size, own_s: float, exposed: float) -> float:
-        doublings = max(0.0, math.log2(size.devices / self._largest.size.devices))
-        return math.hypot(DOUBLING_ERROR["own"] * own_s, DOUBLING_ERROR["exposed"] * exposed) * doublings
 
 
 def slowest_ranks(ranks: Array, jitter: Array, generator: np.random.Generator) -> Array:

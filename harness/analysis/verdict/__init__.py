@@ -1,54 +1,86 @@
-"""The verdict of a run: statements that follow from its tables by the rules of ``rules.py`` and ``trust.py``."""
+"""The verdict of a run: statements that follow from its tables by the rules of ``rules.py`` and ``trust.py``.
+
+Here: the tables that it is made from, and the statement.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pandas as pd
 
-from harness.analysis.common import Record, rows_of
-from harness.analysis.verdict import rules
-from harness.analysis.verdict.choices import choices
-from harness.analysis.verdict.rules import causes
-from harness.analysis.verdict.statement import READ, Statement, TableFailed, Tables
-from harness.analysis.verdict.trust import trust
-from harness.record.schema import VERDICT
+from harness.record.schema import (
+    CELLS,
+    CONVERGENCE,
+    EQUIVALENCE,
+    FINDINGS,
+    LEADERS,
+    MISSING,
+    NOISE,
+    PHASES,
+    SCALING,
+    TRIALS,
+    VERSUS,
+    WATERFALL,
+    Table,
+)
 
-__all__ = ["READ", "Statement", "Tables", "statements", "verdict"]
+READ: Mapping[str, Table] = {
+    table.name: table
+    for table in (
+        *(TRIALS, CELLS, LEADERS, SCALING, WATERFALL, PHASES),
+        *(NOISE, EQUIVALENCE, CONVERGENCE, FINDINGS, MISSING, VERSUS),
+    )
+}
+"""The tables that the rules read."""
 
 
-def statements(tables: Tables) -> list[Statement]:
-    """Return the statements of the verdict, in the order in which they are read.
+class TableFailed(Exception):
+    """A rule needs a table that failed by an error of the harness. ``name``: that of the table."""
 
-    A table that failed costs the statements that need it; the last statement names such tables.
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a run by name; one that is not given is empty, and one that is None raises TableFailed.
+
+    ``fixed_blocks``: whether the experiment file gives the number of blocks, so that blocks can be added.
     """
-    failed: dict[str, None] = {}
 
-    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Record]) -> list[Statement]:
-        try:
-            return [*rule(tables, *leading)]
-        except TableFailed as error:
-            failed[error.name] = None
-            return []
+    given: Mapping[str, pd.DataFrame | None]
+    fixed_blocks: bool = True
 
-    fastest = follow(rules.fastest)
-    chosen = {statement.cell_id for statement in fastest}
-    leading = [row for row in rows_of(tables["leaders"]) if row.cell_id in chosen] if chosen else []
-    found = [
-        *follow(rules.incomplete),
-        *fastest,
-        *follow(rules.fewer_devices),
-        *follow(choices, leading),
-        *follow(rules.training),
-    ]
-    for of_leading in (rules.scaling_limit, causes, trust):
-        found += follow(of_leading, leading)
-    for of_run in (rules.equivalence, rules.failures, rules.open_questions):
-        found += follow(of_run)
-    return [*found, *([Statement("failed", "tables", "", n=len(failed), reasons=tuple(failed))] if failed else [])]
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self.given:
+            return READ[name].frame([])
+        table = self.given[name]
+        if table is None:
+            raise TableFailed(name)
+        return table
 
 
-def verdict(tables: Tables) -> pd.DataFrame:
-    """Return the statements of the verdict as a table."""
-    return VERDICT.frame(asdict(statement) for statement in statements(tables))
+@dataclass(frozen=True)
+class Statement:
+    """One statement of the verdict: what the table VERDICT documents column by column.
+
+    ``topic`` and ``code`` say which sentence it is; ``cell_id`` and ``others`` what it is about; ``value`` with ``low``
+    and ``high`` its number, on ``devices`` devices over ``n`` blocks or seeds; ``subject`` names a part, an outcome or
+    a check; ``evidence`` is the section of the report that shows the numbers.
+    """
+
+    topic: str
+    code: str
+    evidence: str
+    cell_id: str | None = None
+    others: tuple[str, ...] = ()
+    devices: int | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    subject: str | None = None
+    reasons: tuple[str, ...] = ()

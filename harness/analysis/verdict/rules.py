@@ -5,16 +5,18 @@ A rule is a function of the tables and of the leading cells. It returns nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from statistics import median
 
 import pandas as pd
 
-from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
-from harness.analysis.ratios import own_work
-from harness.analysis.verdict.statement import Statement, Tables
-from harness.config.axes import WORK_AXES
+from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
+from harness.analysis.stats import LEVEL, holm_of_known
+from harness.analysis.verdict import Statement, TableFailed, Tables
+from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.plan.feasibility import IMPOSSIBLE
+from harness.record.schema import VERDICT
 
 EFFICIENT = 0.80
 """The efficiency above which devices count as well used."""
@@ -42,7 +44,7 @@ def fewer_devices(tables: Tables) -> list[Statement]:
 
 def _by_devices(tables: Tables) -> list[list[list[Record]]]:
     """Return the rows of each model, data set and precision by their number of devices, the most last."""
-    compared = grouped(rows_of(tables["leaders"]), lambda row: (*columns_of(row, *WORK_AXES).values(), own_work(row)))
+    compared = grouped(rows_of(tables["leaders"]), work_of)
     by_number = (grouped(rows, lambda row: int(row.devices)) for rows in compared.values())
     return [[rows for _, rows in sorted(of.items())] for of in by_number]
 
@@ -133,47 +135,36 @@ def training(tables: Tables) -> list[Statement]:
     is compared. Trainings of rehearsals and of cells that are not equivalent are left out.
     """
     rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(vars(row))]
-    groups: dict[tuple[object, ...], dict[str, list[Record]]] = {}
-    for row in rows:
-        key = (*columns_of(row, *WORK_AXES, "global_batch_size").values(), own_work(row))
-        groups.setdefault(key, {}).setdefault(str(row.cell_id), []).append(row)
     found = []
-    for seeds in groups.values():
-        times = {cell_id: _times(group) for cell_id, group in seeds.items()}
-        known = {cell_id: values for cell_id, values in times.items() if values}
-        first = min(known, key=lambda cell_id: median(known[cell_id]), default=None)
-        if first is not None:
-            found.append(_first_to_target(first, known, seeds))
-        elif any(row.reached is False for group in seeds.values() for row in group):
-            cell_id = next(iter(seeds))
-            target = seeds[cell_id][0].target
-            found.append(Statement("training", "missed", "convergence", cell_id, subject=target, n=len(seeds[cell_id])))
+    for of_work in grouped(rows, lambda row: work_of(row, "global_batch_size")).values():
+        seeds = grouped(of_work, lambda row: str(row.cell_id))
+        # the time of a seed that missed the target is not known
+        reached = {cell_id: group for cell_id, group in seeds.items() if all(row.reached for row in group)}
+        times = {cell_id: [float(row.time_to_target_s) for row in group] for cell_id, group in reached.items()}
+        if times:
+            first = min(times, key=lambda cell_id: median(times[cell_id]))
+            own, row = times[first], seeds[first][0]
+            overlap = [cell_id for cell_id, values in times.items() if cell_id != first and min(values) <= max(own)]
+            found.append(
+                Statement(
+                    "training",
+                    "reached",
+                    "convergence",
+                    first,
+                    others=tuple(overlap),
+                    devices=row.devices,
+                    value=median(own),
+                    low=min(own),
+                    high=max(own),
+                    n=len(own),
+                    subject=row.target,
+                )
+            )
+        elif any(row.reached is False for row in of_work):
+            (cell_id, group), *_ = seeds.items()
+            missed = Statement("training", "missed", "convergence", cell_id, subject=group[0].target, n=len(group))
+            found.append(missed)
     return found
-
-
-def _times(group: Sequence[Record]) -> list[float]:
-    """Return the seconds to the target over the seeds; none if a seed missed it, whose time is not known."""
-    if not all(row.reached for row in group):
-        return []
-    return [float(row.time_to_target_s) for row in group]
-
-
-def _first_to_target(first: str, times: dict[str, list[float]], seeds: dict[str, list[Record]]) -> Statement:
-    row, own = seeds[first][0], times[first]
-    overlap = [cell_id for cell_id, values in times.items() if cell_id != first and min(values) <= max(own)]
-    return Statement(
-        "training",
-        "reached",
-        "convergence",
-        first,
-        others=tuple(overlap),
-        devices=row.devices,
-        value=median(own),
-        low=min(own),
-        high=max(own),
-        n=len(own),
-        subject=row.target,
-    )
 
 
 def equivalence(tables: Tables) -> Iterator[Statement]:
@@ -267,26 +258,23 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     since the waterfall has only what it takes more than on one device. ``code``: SAVED for a part that is shorter than
     on one device, which the others add up with to what is lost; else whether the interval excludes 0.
     """
-    shares = (row for row in rows_of(tables["waterfall"]) if row.part != "ideal")
+    shares = (row for row in rows_of(tables["waterfall"]) if row.part != "ideal" and abs(row.share) >= WORTH_NAMING)
     parts = grouped(shares, lambda row: str(row.cell_id))
-    phases = {row.cell_id: row for row in rows_of(tables["phases"])}
+    phases = {row.cell_id: row for row in rows_of(tables["phases"]) if not pd.isna(row.waits) and row.waits >= WAITS}
     found: list[Statement] = []
     for leader in leading:
-        cell_id = leader.cell_id
-        of_cell = [*_causes(cell_id, parts.get(cell_id, []), phases.get(cell_id))]
+        cell_id, waits = leader.cell_id, phases.get(leader.cell_id)
+        of_cell = [
+            _cause(cell_id, row.part, "figure-waterfall", row)
+            for row in parts.get(cell_id, [])
+            if not (waits and row.part == DATA)
+        ]
+        if waits:
+            whole = {"share": waits.waits, "low": waits.waits_low, "high": waits.waits_high}
+            of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(waits), **whole})))
         if any((one.value or 0.0) > 0 for one in of_cell):
             found += sorted(of_cell, key=lambda one: -(one.value or 0.0))
     return found
-
-
-def _causes(cell_id: str, parts: Sequence[Record], phases: Record | None) -> Iterator[Statement]:
-    waits = phases is not None and not pd.isna(phases.waits) and phases.waits >= WAITS
-    if phases is not None and waits:
-        share = {"share": phases.waits, "low": phases.waits_low, "high": phases.waits_high}
-        yield _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(phases), **share}))
-    for row in parts:
-        if abs(row.share) >= WORTH_NAMING and not (waits and row.part == DATA):
-            yield _cause(cell_id, row.part, "figure-waterfall", row)
 
 
 def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
@@ -308,3 +296,80 @@ def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
         subject=part,
         reasons=(row.reason,) if part == "rest" and row.reason else (),
     )
+
+
+FASTER, SLOWER, NO_DIFFERENCE, TOO_FEW = "faster", "slower", "no clear difference", "too few blocks to say"
+
+
+def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+    """State of each choice that the file varies whether one value is faster than another, all else equal.
+
+    In the cells of the leading settings; if none of them has the choice, in the fastest pair on the most devices.
+    A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, is at most 5 %.
+    """
+    rows = [row for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES and not pd.isna(row.ratio)]
+    rows = [row for row in rows if pd.isna(row.excluded) and not is_no_claim(vars(row))]
+
+    def size(row: Record) -> tuple[int, float]:
+        return row.devices, max(row.throughput_per_s, row.other_throughput_per_s)
+
+    chosen = {leader.cell_id for leader in leading}
+    stated: list[Record] = []
+    for axis in dict.fromkeys(str(row.axis) for row in rows):
+        mine = [row for row in rows if row.axis == axis]
+        stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=size)]
+    p_values = holm_of_known([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])
+    return [
+        Statement(
+            "choice",
+            _code(row, p_value),
+            "versus",
+            row.cell_id,
+            others=(row.other_id,),
+            devices=row.devices,
+            value=row.ratio,
+            low=row.low,
+            high=row.high,
+            n=row.blocks,
+            subject=f"{row.axis} {row.value} / {row.other_value}",
+        )
+        for row, p_value in zip(stated, p_values, strict=True)
+    ]
+
+
+def _code(row: Record, p_value: float | None) -> str:
+    if p_value is None:
+        return TOO_FEW
+    if p_value > 1 - LEVEL:
+        return NO_DIFFERENCE
+    return FASTER if row.ratio > 1 else SLOWER
+
+
+def statements(tables: Tables) -> list[Statement]:
+    """Return the statements of the verdict, in the order in which they are read.
+
+    A table that failed costs the statements that need it; the last statement names such tables.
+    """
+    failed: dict[str, None] = {}
+
+    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Record]) -> list[Statement]:
+        try:
+            return [*rule(tables, *leading)]
+        except TableFailed as error:
+            failed[error.name] = None
+            return []
+
+    to_use = follow(fastest)
+    chosen = {statement.cell_id for statement in to_use}
+    leading = [row for row in rows_of(tables["leaders"]) if row.cell_id in chosen] if chosen else []
+    found = [*follow(incomplete), *to_use, *follow(fewer_devices), *follow(choices, leading), *follow(training)]
+    for of_leading in (scaling_limit, causes, trust):
+        found += follow(of_leading, leading)
+    for of_run in (equivalence, failures, open_questions):
+        found += follow(of_run)
+    return [*found, *([Statement("failed", "tables", "", n=len(failed), reasons=tuple(failed))] if failed else [])]
+
+
+def verdict(tables: Tables) -> pd.DataFrame:
+    """Return the statements of the verdict as a table."""
+    return VERDICT.frame(asdict(statement) for statement in statements(tables))

@@ -11,10 +11,12 @@ import pandas as pd
 from harness.analysis.common import Record, Records, by_cell, measured, rows_of
 from harness.analysis.ratios import PAIR_COLUMNS, paired
 from harness.analysis.stats import stein_blocks
-from harness.analysis.verdict.choices import NO_CHOICES
-from harness.analysis.verdict.statement import Statement, Tables
+from harness.analysis.verdict import Statement, Tables
+from harness.config.axes import SIZES
 from harness.config.strategy_traits import BASE_STRATEGY
 
+NO_CHOICES = frozenset({*SIZES, "strategy"})
+"""The axes that the other statements are about; every other axis, and every option, is a choice."""
 LOW_NOISE, HIGH_NOISE = 0.15, 0.05
 """How far the interval of the A/A test may reach from 1: beyond the first trust is low, within the second high."""
 FEWEST_BLOCKS, GOOD_BLOCKS = 3, 5
@@ -48,16 +50,19 @@ def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     for leader in leading:
         statement = _trust(tables, leader, bases.get(leader.cell_id), rates)
         alike.setdefault((statement.code, statement.reasons), []).append(statement)
-    found = [_joined(statements) for statements in alike.values()]
+    found = []
+    for statements in alike.values():
+        reaches = [one.value for one in statements if one.value is not None]
+        found.append(
+            replace(
+                statements[0],
+                others=tuple(str(one.cell_id) for one in statements[1:]),
+                value=max(reaches, default=None),
+                n=max(one.n or 0 for one in statements),
+            )
+        )
     most = max(found, key=lambda statement: statement.n or 0, default=None)
     return [statement if statement is most else replace(statement, n=0) for statement in found]
-
-
-def _joined(statements: Sequence[Statement]) -> Statement:
-    """Return one statement on all cells of statements with the same level and reasons."""
-    others = tuple(str(one.cell_id) for one in statements[1:])
-    reach = max((one.value for one in statements if one.value is not None), default=None)
-    return replace(statements[0], others=others, value=reach, n=max(one.n or 0 for one in statements))
 
 
 def _trust(tables: Tables, leader: Record, base_id: str | None, rates: Rates) -> Statement:
@@ -65,7 +70,11 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, rates: Rates) ->
     ends = [float(end) for row in noise if not pd.isna(row.low) for end in (row.low, row.high)]
     reach = max((abs(end - 1.0) for end in ends), default=None)
     blocks = int(leader.blocks)
-    low = [*_doubts(tables, leader, base_id), *_unknown(tables, leader)]
+    doubted = [row for row in rows_of(tables["cells"]) if row.cell_id in (leader.cell_id, base_id)]
+    low = [f"doubt: {doubt.name}" for row in doubted for doubt in row.doubts]
+    own = [row for row in rows_of(tables["scaling"]) if row.cell_id == leader.cell_id]
+    if leader.strategy != BASE_STRATEGY and any(row.equivalence in (None, "unknown") for row in own):
+        low.append("equivalence")
     if reach is not None and reach > LOW_NOISE:
         low.append("noise")
     if blocks < FEWEST_BLOCKS:
@@ -84,20 +93,6 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, rates: Rates) ->
         subject="fixed" if tables.fixed_blocks else "rule",
         reasons=tuple(dict.fromkeys(low or not_high)),
     )
-
-
-def _doubts(tables: Tables, leader: Record, base_id: str | None) -> list[str]:
-    """Return the names of the doubts on a leading cell or its base."""
-    rows = [row for row in rows_of(tables["cells"]) if row.cell_id in (leader.cell_id, base_id)]
-    return [f"doubt: {doubt.name}" for row in rows for doubt in row.doubts]
-
-
-def _unknown(tables: Tables, leader: Record) -> list[str]:
-    """Return a reason if it is not known, or was not checked, whether a leading cell trains as one device does."""
-    if leader.strategy == BASE_STRATEGY:
-        return []
-    rows = [row for row in rows_of(tables["scaling"]) if row.cell_id == leader.cell_id]
-    return ["equivalence"] if any(row.equivalence in (None, "unknown") for row in rows) else []
 
 
 def _further_blocks(leader: Record, base_id: str | None, rates: Rates, blocks: int) -> int:

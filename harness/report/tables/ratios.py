@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.analysis.common import is_no_claim
-from harness.analysis.verdict.choices import NO_CHOICES
+from harness.analysis.verdict.trust import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.row import (
     Row,

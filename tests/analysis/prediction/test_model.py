@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.analysis.prediction.collective_times import RingCost, Timed, fit_ring
 from harness.analysis.prediction.observed import Exchange, Size, net_step_times
-from harness.analysis.prediction.ring import RingCost, Timed, fit_ring
 from harness.analysis.prediction.step_model import by_laws, exposed_s
-from harness.analysis.steps import StepTimes
+from harness.analysis.step_times import StepTimes
 from harness.plan.rows import Collective
 
 COSTS = {name: RingCost(0.0, 0.0, 1.0, 0.0) for name in ("all_reduce", "all_gather", "reduce_scatter")}

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from harness.analysis.prediction import Asked, Links, predictions
+from harness.analysis.prediction.collective_times import RingCost, fit_ring
 from harness.analysis.prediction.observed import Exchange, Family, Size
-from harness.analysis.prediction.ring import RingCost, fit_ring
 from harness.analysis.prediction.step_model import DOUBLING_ERROR
 from harness.errors import PredictionError
 from harness.record.frames import records

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from harness.analysis.prediction.collective_times import RingCost
 from harness.analysis.prediction.observed import Exchange, Family, Observed, Size
-from harness.analysis.prediction.ring import RingCost
 from harness.analysis.prediction.step_model import exposed_s
 from harness.config.axes import AXES
 from harness.record.schema import COLLECTIVES

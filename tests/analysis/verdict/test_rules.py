@@ -11,8 +11,8 @@ import pytest
 
 from harness.analysis.common import Record
 from harness.analysis.results import load
-from harness.analysis.verdict import READ, Statement, Tables, rules, statements
-from harness.analysis.verdict.choices import FASTER, SLOWER, TOO_FEW, UNCLEAR, choices
+from harness.analysis.verdict import READ, Statement, Tables, rules
+from harness.analysis.verdict.rules import FASTER, NO_DIFFERENCE, SLOWER, TOO_FEW, choices, statements
 from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from tests.run_folders import make_run
@@ -337,7 +337,7 @@ def chosen(*rows: dict[str, Any], leading: str = "25") -> list[Statement]:
     [
         ({}, FASTER),
         ({"ratio": 0.8}, SLOWER),
-        ({"p_value": 0.2}, UNCLEAR),
+        ({"p_value": 0.2}, NO_DIFFERENCE),
         ({"p_value": None, "low": None, "high": None, "blocks": 2}, TOO_FEW),
     ],
 )
@@ -361,7 +361,7 @@ def test_sizes_strategies_and_pairs_without_a_claim_are_left_out(change: dict[st
 
 def test_several_differences_are_adjusted() -> None:
     second = {"axis": "training.accumulation", "other_id": "2", "p_value": 0.03}
-    assert [found.code for found in chosen({"p_value": 0.03}, second)] == [UNCLEAR, UNCLEAR]
+    assert [found.code for found in chosen({"p_value": 0.03}, second)] == [NO_DIFFERENCE, NO_DIFFERENCE]
     assert [found.code for found in chosen({"p_value": 0.01}, second)] == [FASTER, FASTER]
 
 
@@ -373,7 +373,7 @@ def test_the_cells_to_use_are_compared_or_the_largest_pair_of_those_that_have_th
     assert one(chosen(few, {}, leading="fsdp")).cell_id == "25"
 
 
-@pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, UNCLEAR)])
+@pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, NO_DIFFERENCE)])
 def test_the_bucket_question_is_answered(
     tmp_path: Path, make_experiment: Callable[..., Experiment], gain: float, code: str
 ) -> None:

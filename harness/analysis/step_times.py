@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from harness.analysis.common import KEYS, TrialKey
 from harness.record.frames import records
 
-if TYPE_CHECKING:
-    from pandas.core.groupby import SeriesGroupBy
-
-BATCH = 200
-"""Trials or cells whose steps are sorted at a time, so that memory use does not grow with the run."""
-KEYS = ["trial_id", "attempt"]
 STALL_RATIO, STALL_S = 10.0, 2.0
 """A step is stalled if it exceeds the first times its trial's median, and the second in seconds."""
 
@@ -36,27 +30,14 @@ class StepTimes:
     @cached_property
     def by_trial(self) -> pd.DataFrame:
         """One row a trial: the quartiles of its step times, and the fraction of them spent waiting for data."""
-        if self.trials.empty:
-            return pd.DataFrame(
-                columns=["q1_s", "step_median_s", "q3_s", "wait_fraction"], index=self.trials, dtype=float
-            )
-        wait_s = pd.concat([waits.sum() for waits in _grouped(self.wait_s)])
-        parts = [
-            pd.DataFrame(
-                {
-                    "q1_s": s.quantile(0.25),
-                    "step_median_s": s.median(),
-                    "q3_s": s.quantile(0.75),
-                    "sum_s": s.sum(),
-                }
-            )
-            for s in _grouped(self.step_s)
-        ]
-        frame = pd.concat(parts)
-        return frame.assign(wait_fraction=wait_s / frame["sum_s"]).drop(columns="sum_s").set_axis(self.trials)
+        quartiles = [np.quantile(step_s, (0.25, 0.5, 0.75)) for step_s in self.step_s]
+        values = np.array(quartiles, dtype=float).reshape(-1, 3)
+        frame = pd.DataFrame(values, columns=["q1_s", "step_median_s", "q3_s"], index=self.trials)
+        pairs = zip(self.wait_s, self.step_s, strict=True)
+        return frame.assign(wait_fraction=np.array([np.nansum(wait_s) / step_s.sum() for wait_s, step_s in pairs]))
 
     @cached_property
-    def stalled(self) -> set[tuple[str, int]]:
+    def stalled(self) -> set[TrialKey]:
         """The (trial id, attempt) of trials with a stalled step."""
         limits = np.maximum(STALL_S, STALL_RATIO * self.by_trial["step_median_s"].to_numpy(dtype=float))
         longest = [float(np.fmax.reduce(step_s, initial=0.0)) for step_s in self.step_s]
@@ -71,12 +52,6 @@ class StepTimes:
             if position is not None:
                 parts.setdefault(row["cell_id"], []).append(self.step_s[position])
         return {cell_id: np.concatenate(part) for cell_id, part in parts.items()}
-
-
-def quantiles(steps: dict[str, np.ndarray], at: Sequence[float]) -> list[dict[str, float]]:
-    """Return for each quantile in ``at`` its value by cell id."""
-    values_at = [pd.concat([group.quantile(q) for group in _grouped([*steps.values()])] or [pd.Series()]) for q in at]
-    return [dict(zip(steps, values.tolist(), strict=True)) for values in values_at]
 
 
 def step_times(steps: pd.DataFrame) -> StepTimes:
@@ -105,11 +80,3 @@ def _starts(steps: pd.DataFrame) -> np.ndarray:
         values = steps[key].array
         changed[1:] |= np.asarray(values[1:] != values[:-1], dtype=bool)
     return np.flatnonzero(changed)
-
-
-def _grouped(values: Sequence[np.ndarray]) -> Iterator[SeriesGroupBy[Any, Any]]:
-    """Yield the values of BATCH arrays at a time, grouped by the position of their array."""
-    for start in range(0, len(values), BATCH):
-        part = values[start : start + BATCH]
-        positions = np.repeat(np.arange(start, start + len(part)), [len(one) for one in part])
-        yield pd.Series(np.concatenate(part)).groupby(positions)
