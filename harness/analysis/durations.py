@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,6 +262,8 @@ def newest_with(cells: Collection[str], output: Path) -> EarlierRun | None:
 
     None if no run has any. Damaged folders, and runs for a debugger, are passed over.
     """
+    if not os.path.isdir(output):  # Path.glob raises for a name that is too long
+        return None
     found = [plan.parent for plan in output.glob("*/*/plan.json") if not plan.parent.is_symlink()]
     # by the time in their names; others come last
     newest = sorted(found, key=lambda path: (path.name[:8].isdigit(), path.name), reverse=True)

@@ -67,9 +67,9 @@ class Trial:
     @property
     def scenario(self) -> Literal["throughput", "convergence", "profile", "equivalence", "doctor", "links"]:
         """The scenario that its ranks run."""
-        if self.timed or self.purpose == "twin" or self.purpose == "explain":
+        if self.purpose == "twin" or self.purpose == "explain":
             return "throughput"
-        return self.purpose or "convergence"
+        return self.purpose or ("throughput" if self.kind == "throughput" else "convergence")
 
     @property
     def id(self) -> str:
