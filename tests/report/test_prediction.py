@@ -16,12 +16,12 @@ from harness.analysis.results import Results
 from harness.report.figures.drawing import style
 from harness.report.figures.prediction import predicted_steps, write_prediction
 from harness.report.tables.prediction import measured_alone, prediction_table, prediction_words, refusals
-from tests.analysis.prediction.world import EXCHANGES, collectives, family, observed, step_s
+from tests.analysis.prediction.world import EXCHANGES, LINKS, collectives, family, observed, step_s
 
 
 def table(asked: Asked | None = None, **changed: Any) -> pd.DataFrame:
     of = family({size: observed(size, **changed) for size in family().sizes})
-    return predictions([of], Links(collectives()), {}, asked or Asked(devices=(8, 64), nodes=(8, 64)))
+    return predictions([of], LINKS, {}, asked or Asked(devices=(8, 64), nodes=(8, 64)))
 
 
 def drawn(prediction: pd.DataFrame) -> Any:
@@ -79,7 +79,7 @@ def test_the_figure_has_measured_predicted_and_laws_and_a_bar_for_a_single_predi
     marks = [mark.text for mark in drawing.figure.marks]
     assert sum("measured" in text for text in marks) == 3 and sum("predicted" in text for text in marks) == 2
     two = family({size: seen for size, seen in family().sizes.items() if size != Size(4, 4)})
-    prediction = predictions([two], Links(collectives()), {}, Asked(devices=(8,), nodes=(8,)))
+    prediction = predictions([two], LINKS, {}, Asked(devices=(8,), nodes=(8,)))
     assert drawn(prediction).figure is not None
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -41,6 +42,9 @@ LEAST_POINTS = 4
 STARTS_S, HOPS_S = (1e-6, 1e-4, 2e-3), (1e-6, 1e-4, 2e-3)
 
 
+Number = TypeVar("Number", float, Array)
+
+
 @dataclass(frozen=True)
 class Timed:
     """The measured time of one size of a collective."""
@@ -59,13 +63,12 @@ class RingCost:
     bytes_per_s: float
     hidden: float
 
-    def parts(self, operation: Collective, size_bytes: float, ranks: int) -> tuple[float, float]:
-        """Return seconds of latency and of transfer; two zeros for one rank."""
-        if ranks < 2:
-            return 0.0, 0.0
+    def parts(self, operation: Collective, size_bytes: Number, ranks: Number) -> tuple[Number, Number]:
+        """Return seconds of latency and of transfer, of one collective or of arrays; zeros for one rank."""
         steps = (2 if operation == "all_reduce" else 1) * (ranks - 1)
         step_s = size_bytes / (ranks * self.bytes_per_s)
-        return self.start_s + steps * max(0.0, self.hop_s - self.hidden * step_s), steps * step_s
+        latency_s = self.start_s * (ranks > 1) + steps * np.maximum(0.0, self.hop_s - self.hidden * step_s)
+        return latency_s, steps * step_s
 
 
 Costs = Mapping[Collective, RingCost]
@@ -120,11 +123,11 @@ def _fit(
     several = len({t.ranks for t in known}) > 1
     largest = max(known, key=lambda t: t.size_bytes)
     speed = largest.size_bytes / largest.seconds
+    sizes, ranks, seconds = np.array([(t.size_bytes, t.ranks, t.seconds) for t in known], dtype=float).T
 
     def differences(free: Array) -> Array:
-        cost = _cost(_full(free, several=several), hidden)
-        times = np.array([sum(cost.parts(operation, t.size_bytes, t.ranks)) / t.seconds for t in known])
-        weighted: Array = weights * np.log(times)
+        latency, transfer = _cost(_full(free, several=several), hidden).parts(operation, sizes, ranks)
+        weighted: Array = weights * np.log((latency + transfer) / seconds)
         return weighted
 
     best = None

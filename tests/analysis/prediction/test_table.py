@@ -16,14 +16,14 @@ from harness.analysis.prediction.observed import Exchange, Family, Size
 from harness.analysis.prediction.step_model import DOUBLING_ERROR
 from harness.errors import PredictionError
 from harness.record.frames import records
-from tests.analysis.prediction.world import BATCH, COST, OWN_S, collectives, family, observed, row, step_s
+from tests.analysis.prediction.world import BATCH, COST, LINKS, OWN_S, collectives, family, observed, row, step_s
 
 SMALL = (Exchange("all_reduce", 2**14, 0.1, 0.1),)
 ASKED = Asked(devices=(8, 16), nodes=(8, 16))
 
 
 def rows(of: Family, asked: Asked = ASKED, links: Links | None = None, **excluded: str) -> list[dict[str, Any]]:
-    return records(predictions([of], links or Links(collectives()), excluded, asked))
+    return records(predictions([of], links or LINKS, excluded, asked))
 
 
 def asked_row(of: Family, asked: Asked = ASKED, links: Links | None = None, **excluded: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.
     monkeypatch.setattr(
         "harness.analysis.prediction.collective_times.fit_ring", lambda *given: made.append(given) or fit_ring(*given)
     )
-    found = rows(family(), Asked(devices=(8, 16, 32), nodes=(8, 16, 32)))
+    found = rows(family(), Asked(devices=(8, 16, 32), nodes=(8, 16, 32)), Links(collectives()))
     assert [row["kind"] for row in found[-3:]] == ["asked"] * 3
     assert len(made) == 2  # for the size that is held out, from its smaller ones, and for all that are asked
 
@@ -294,7 +294,7 @@ def test_collectives_of_another_backend_are_left_out() -> None:
     both = asked_row(family(), ASKED, Links(pd.concat([others, collectives()])))
     assert both["step_s"] == asked_row(family())["step_s"]
     on_gpus = changed(device="cuda")
-    assert "was measured between nodes (nccl); measure" in asked_row(on_gpus, ASKED, Links(collectives()))["refusal"]
+    assert "was measured between nodes (nccl); measure" in asked_row(on_gpus, ASKED, LINKS)["refusal"]
     asked_for = changed(device="cuda", options={"loader.workers": 0, "ddp.backend": "gloo"})
     assert asked_row(asked_for)["step_s"] == both["step_s"]
 
@@ -328,7 +328,7 @@ def test_held_out_sizes_take_nothing_from_their_own_placement_and_can_be_held_ou
     found, same = (row["step_s"] for of in (both, alone) for row in of if row["kind"] == "held out")
     assert found == same
     sizes = {**family().sizes, Size(8, 8): observed(Size(8, 8))}
-    found = {row["devices"]: row for row in rows(family(sizes), replace(ASKED, most_fitted=2), Links(collectives()))}
+    found = {row["devices"]: row for row in rows(family(sizes), replace(ASKED, most_fitted=2), LINKS)}
     assert found[8]["fitted"] == ("1", "2 on 2 nodes") and found[16]["fitted"] == ("1", "2 on 2 nodes")
 
 
@@ -340,4 +340,4 @@ def test_rows_that_are_no_claim_are_marked() -> None:
 def test_the_same_run_gives_the_same_numbers_and_no_family_no_rows() -> None:
     first, second = (asked_row(family()) for _ in range(2))
     assert first == {**second} and not math.isnan(first["step_s"])
-    assert predictions([], Links(collectives()), {}, ASKED).empty
+    assert predictions([], LINKS, {}, ASKED).empty

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.analysis.prediction.collective_times import RingCost
+from harness.analysis.prediction.collective_times import Links, RingCost
 from harness.analysis.prediction.observed import Exchange, Family, Observed, Size
 from harness.analysis.prediction.step_model import exposed_s
 from harness.config.axes import AXES
@@ -74,3 +74,7 @@ def collectives(
         for operation in ("all_reduce", "all_gather", "reduce_scatter")
         for power in powers
     )
+
+
+LINKS = Links(collectives())
+"""The links of most tests: their fits are made once for all."""
