@@ -15,11 +15,12 @@ from harness.config.values import PlainValue
 from harness.plan.cell import is_wanted
 from harness.plan.comparison import is_own_option, natural, options_of, options_text
 from harness.plan.labels import TAGS
+from harness.plan.rows import Json
 from harness.record.frames import records
 
-Lines = Sequence[Mapping[str, Any]]
 Row = Mapping[str, Any]
 """A row by column; the schema defines the types of its values."""
+Lines = Sequence[Row]
 Key = TypeVar("Key", bound=Hashable)
 Values = dict[str, str | float | bool | None]
 """Part of a row of a derived table."""
@@ -34,7 +35,7 @@ class Record:
 
     __slots__ = ("__dict__",)
 
-    def __init__(self, columns: dict[str, Any]) -> None:
+    def __init__(self, columns: Json) -> None:
         self.__dict__ = columns
 
     if TYPE_CHECKING:

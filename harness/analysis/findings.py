@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Lines, workload_options
+from harness.analysis.common import Lines, Row, workload_options
 from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -58,7 +57,7 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
     return FINDINGS.frame(rows)
 
 
-def _fewer_samples(line: Mapping[str, Any], examined: Iterable[Mapping[str, Any]]) -> list[FindingRow]:
+def _fewer_samples(line: Row, examined: Iterable[Row]) -> list[FindingRow]:
     """Return a finding if an epoch of the line's cell has another number of distinct samples than one device's."""
     own = line["facts"].get("distinct_samples")
     others = (one for one in examined if one["strategy"] == BASE_STRATEGY and _data_of(one) == _data_of(line))
@@ -78,7 +77,7 @@ def _fewer_samples(line: Mapping[str, Any], examined: Iterable[Mapping[str, Any]
     ]
 
 
-def _data_of(line: Mapping[str, Any]) -> tuple[object, ...]:
+def _data_of(line: Row) -> tuple[object, ...]:
     """Return the key of examinations that must have the same data."""
     return (line["workload"], line["data"], line["model"], line.get("variant"), workload_options(line))
 
@@ -92,7 +91,7 @@ def figures(lines: Lines) -> dict[str, Mapping[str, str]]:
     }
 
 
-def static_findings(plan: Mapping[str, Any], environment: RunEnvironment, labels: Labels) -> pd.DataFrame:
+def static_findings(plan: Row, environment: RunEnvironment, labels: Labels) -> pd.DataFrame:
     """Return rows of schema.FINDINGS: of cells, batches that do not divide; without a cell, findings about the nodes.
 
     ``plan`` and ``environment`` are the contents of plan.json and environment.jsonl, ``labels`` those of the run.

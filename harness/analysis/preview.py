@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Lines, order
+from harness.analysis.common import Lines, Row, order
 from harness.analysis.durations import (
     CELL,
     COMMAND,
@@ -233,7 +232,7 @@ def preview(
     return PREVIEW.frame({**row, "fits": fits.get(str(row["cell_id"]))} for row in rows)
 
 
-def machine_devices(plan: Mapping[str, Any]) -> int | None:
+def machine_devices(plan: Row) -> int | None:
     """Return the number of devices of the machine of a plan.json; None if it is not recorded."""
     machine = plan.get("machine")
     counts = machine.get("devices_per_node") if isinstance(machine, dict) else None

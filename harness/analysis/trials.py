@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import mean
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -267,7 +266,7 @@ WHY = {
 RUNNING = "cut short: it was being measured when the run was interrupted"
 
 
-def missing(lines: Lines, plan: Mapping[str, Any], environment: RunEnvironment) -> pd.DataFrame:
+def missing(lines: Lines, plan: Row, environment: RunEnvironment) -> pd.DataFrame:
     """Return one row a planned trial without a recorded line, in the order of the plan."""
     invocations = environment.get("invocations", [])
     last = invocations[-1] if invocations else {}

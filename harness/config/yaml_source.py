@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
             problem = f"more than {self._most} keys and values, those that aliases repeat included"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
-    def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
+    def compose_scalar_node(self, anchor: dict[object, yaml.Node]) -> yaml.ScalarNode:
         node: yaml.ScalarNode = super().compose_scalar_node(anchor)
         problem = ""
         if found := _NO_TEXT.search(node.value):
@@ -93,7 +93,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return node
 
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: dict[object, yaml.Node]) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key_node, _ in node.value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +71,11 @@ class _Only(TorchDispatchMode):
         self._name = group.group_name
 
     def __torch_dispatch__(
-        self, func: Callable[..., object], types: object, args: Any = (), kwargs: Any = None
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         namespace = getattr(func, "namespace", "")
         if namespace in ("c10d", "_c10d_functional"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +63,7 @@ def judge(seen: Sequence[dict[str, bool]], case: Case) -> list[Finding]:
 
 def _state(model: nn.Module) -> Mapping[str, object]:
     """Return every parameter, buffer and attribute by its full name, except batch statistics, which dp keeps."""
-    state: dict[str, Any] = {}
+    state: dict[str, object] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         for name, parameter in module.named_parameters(recurse=False):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -21,7 +21,7 @@ from harness.measure.losses import Divergence, StepLosses, earliest, first_in
 from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, epoch_marks, measure_window, synchronize
 from harness.plan.cell import Cell, int_option
-from harness.plan.rows import WindowRow
+from harness.plan.rows import Json, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Batches, Share, epoch_shares, evaluation_shares
@@ -110,9 +110,10 @@ class TrainingClock:
         """Add one epoch of this rank to the sums."""
         (row,) = window_rows(rank, [TimedWindow("epochs", window, weight)])
         if self.window is not None:
-            now: Any = row
-            before: Any = self.window
-            row = now | {name: now[name] + before.get(name, 0) for name in now if name not in WINDOW_KEYS}
+            now: Json = {**row}
+            before: Json = {**self.window}
+            now |= {name: now[name] + before.get(name, 0) for name in now if name not in WINDOW_KEYS}
+            row = cast(WindowRow, now)
         self.window = row
 
     @contextmanager

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.measure.stepper import Stepper, TimedWindow
-from harness.plan.rows import TrialFacts
+from harness.plan.rows import Json, TrialFacts
 from harness.train.precision import LossScale
 
 KEPT = 5
@@ -54,7 +53,7 @@ def earliest(found: Iterable[Divergence | None]) -> Divergence | None:
     return min(seen, key=lambda one: (one.step or math.inf, one.rank), default=None)
 
 
-def outcome_columns(divergence: Divergence | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+def outcome_columns(divergence: Divergence | None, facts: TrialFacts) -> Json:
     """Return the fields of a TrialResult that hold its outcome and facts."""
     if divergence is None:
         return {"outcome": "ok", "facts": facts}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -85,7 +85,11 @@ class AfterEachOperator(TorchDispatchMode):
         self._look = look
 
     def __torch_dispatch__(
-        self, func: Callable[..., object], types: Sequence[type], args: tuple[object, ...] = (), kwargs: Any = None
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if DTensor in types:
             return NotImplemented

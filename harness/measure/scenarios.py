@@ -241,7 +241,11 @@ def convergence(context: TrialContext) -> TrialResult:
     spent = epochs.clock.spent
     context.parts |= {part: seconds for part, seconds in spent.items() if checkpoints or part != "checkpoints"}
     context.rank_facts |= setup.of_rank(context)
-    facts = {**setup.training.facts, "resumed_epoch": epochs.resumed_epoch or None, "training_samples": data.samples}
+    facts: TrialFacts = {
+        **setup.training.facts,
+        "resumed_epoch": epochs.resumed_epoch or None,
+        "training_samples": data.samples,
+    }
     return TrialResult(
         trial.id,
         **outcome_columns(epochs.diverged, facts),

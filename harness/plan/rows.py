@@ -7,11 +7,14 @@ here. Optional keys are absent from rows of some devices or kinds of trials.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from harness.config.axes import Meaning, TrialAxes
+
+Json = dict[str, Any]
+"""A JSON object, or another mapping whose values have no declared type, such as a state dict of torch."""
 
 
 class ActivationBytes(TypedDict):

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
-from harness.plan.rows import RankRow, RecordedTrial, TrialLine, WindowRow
+from harness.plan.rows import Json, RankRow, RecordedTrial, TrialLine, WindowRow
 from harness.record.reading import check_integers, encode_json, naming_file, object_of, validated
 from harness.system.files import replacing
 
@@ -41,7 +41,7 @@ def by_rank_of(line: RecordedTrial) -> ByRank | None:
     return facts if any(facts.values()) else None
 
 
-def with_counts(line: RecordedTrial) -> dict[str, Any]:
+def with_counts(line: RecordedTrial) -> Json:
     """Return a line as in trials.jsonl: with the numbers of its ranks and windows."""
     return {**line, "ranks": len(line["ranks"]), "windows": len(line["windows"])}
 
@@ -70,7 +70,7 @@ class FactsByRank:
         recorded: RecordedTrial = row
         return recorded
 
-    def _of(self, row: Mapping[str, Any]) -> ByRank:
+    def _of(self, row: Mapping[str, object]) -> ByRank:
         counts = {key: row.get(key) for key in ByRank.__annotations__}
         if not any(counts.values()):
             return {"ranks": [], "windows": []}

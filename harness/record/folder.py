@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import yaml
@@ -19,7 +18,7 @@ from harness.config.yaml_source import MAX_BYTES, dump, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.environment import GroupEnvironment, Invocation, RunEnvironment
 from harness.plan.planner import Plan
-from harness.plan.rows import Circumstances, RecordedTrial, TrialLine
+from harness.plan.rows import Circumstances, Json, RecordedTrial, TrialLine
 from harness.plan.trial import Trial, TrialResult
 from harness.record.by_rank import FactsByRank, by_rank_name, by_rank_of, gather_by_rank, with_counts
 from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame
@@ -232,7 +231,7 @@ class RunFolder:
         """Return the content of environment.jsonl: invocations and worker groups."""
         return read_environment(self._environment) if self._environment.exists() else {}
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Json:
         """Return the content of plan.json; its skipped trials and impossible cells are rows as of trials.jsonl."""
         path = self.path / "plan.json"
         content = read_object(path, lists=CANNOT_RUN)
@@ -303,7 +302,7 @@ def _resolved(experiment: Experiment) -> str:
     return dump(content, allow_unicode=True)
 
 
-def _planned(plan: Plan) -> dict[str, Any]:
+def _planned(plan: Plan) -> Json:
     content = plan_content(plan)
     return {
         **content,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.plan.cell import MEASURES
 from harness.plan.comparison import axes_of, partner_ids, set_ids
 from harness.plan.planner import Plan, codes_of
-from harness.plan.rows import Circumstances, RecordedTrial, TrialColumns
+from harness.plan.rows import Circumstances, Json, RecordedTrial, TrialColumns
 from harness.plan.trial import Columns, Trial, TrialResult
 from harness.record.schema import CHECKS, EPOCHS, STEPS, TRAINING_STEPS, Table
 from harness.system import sanitize
@@ -108,7 +107,7 @@ def trial_columns(trial: Trial) -> TrialColumns:
     }
 
 
-def plan_content(plan: Plan) -> dict[str, Any]:
+def plan_content(plan: Plan) -> Json:
     """Return the plan as plain values, for plan.json."""
     return {
         "schema": SCHEMA,
@@ -131,7 +130,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
     }
 
 
-def merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def merged(before: Json, now: Json) -> Json:
     """Return a plan.json extended by the new parts of a later plan, such as added blocks; no entry is lost."""
     known = {trial_id for group in before["groups"] for trial_id in group["trials"]}
     skipped = {row["trial_id"] for row in before["skipped"]}

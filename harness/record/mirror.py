@@ -19,9 +19,10 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.errors import RunFolderError, StoreError
+from harness.plan.rows import Json
 from harness.record.by_rank import by_rank_name
 from harness.record.folder import RunFolder
 from harness.record.lines import raw_name
@@ -45,7 +46,7 @@ class Claim(NamedTuple):
     """A writer. ``follows``: how many lines of each earlier writer count; None until the writer may write."""
 
     writer: str
-    holder: Mapping[str, Any]
+    holder: Json
     released: bool
     follows: Mapping[str, int] | None
     written: datetime | None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
+from typing import Annotated, TypeVar, cast, get_args, get_type_hints
 
 import pyarrow as pa
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from harness.errors import RunFolderError
 from harness.plan.comparison import options_text
 from harness.plan.environment import NodeFacts, RunEnvironment
-from harness.plan.rows import TrialLine
+from harness.plan.rows import Json, TrialLine
 
 MOST_INVOCATIONS = 100_000
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def read_text(path: Path, most: int) -> str:
         return path.read_text(encoding="utf-8")
 
 
-def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> Json:
     """Return a file's JSON object; each key in ``lists`` is absent or a list of objects. Raises RunFolderError."""
     with naming_file(path):
         content = object_of(path.read_bytes())
@@ -63,7 +63,7 @@ def naming_file(path: Path, part: str = "") -> Iterator[None]:
         raise RunFolderError(f"{path}: {part}is damaged or incomplete ({cause})") from error
 
 
-def object_of(data: bytes) -> dict[str, Any]:
+def object_of(data: bytes) -> Json:
     content = decode_json(data)
     if not isinstance(content, dict):
         raise TypeError(f"expected a JSON object, got {type(content).__name__}")
@@ -130,9 +130,9 @@ class _Plan(TypedDict):
 
 
 class _Entry(TypedDict, total=False):
-    group: dict[str, Any]
+    group: Json
     invocation: Annotated[int, Field(ge=0, le=MOST_INVOCATIONS)]
-    facts: dict[str, Any]
+    facts: Json
 
 
 _ENTRY = TypeAdapter(_Entry)
@@ -145,8 +145,8 @@ def read_environment(path: Path) -> RunEnvironment:
 
     An entry that a crash cut short is skipped. Raises RunFolderError.
     """
-    groups: list[dict[str, Any]] = []
-    invocations: list[dict[str, Any]] = []
+    groups: list[Json] = []
+    invocations: list[Json] = []
     with naming_file(path):
         *lines, rest = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines if _torn(rest, _ENTRY_HEADS) else [*lines, rest], start=1):
@@ -217,18 +217,18 @@ def _torn(line: bytes, heads: Sequence[bytes] = _HEADS) -> bool:
     return any(head.startswith(written[: len(head)]) for head in heads)
 
 
-def with_options(row: dict[str, Any]) -> dict[str, Any]:
+def with_options(row: Json) -> Json:
     """Return a row of a file with its options as a mapping; in the file they are text, the JSON of an object."""
     text = row.get("options")
     return {**row, "options": object_of(text.encode())} if isinstance(text, str) else row
 
 
-def for_file(row: Mapping[str, Any]) -> dict[str, Any]:
+def for_file(row: Json) -> Json:
     """Return a trial's row as it stands in a file, with its options as text."""
     return {**row, "options": options_text(row["options"])}
 
 
-def _checked(line: dict[str, Any]) -> TrialLine:
+def _checked(line: Json) -> TrialLine:
     """Return the line of a trial, its values validated against the types of their columns; raises ValueError."""
     if not (isinstance(line.get("trial_id"), str) and _TRIAL_ID.fullmatch(line["trial_id"])):
         raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}; allowed: {_TRIAL_ID.pattern}")

@@ -17,13 +17,13 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from harness.errors import StoreError
+from harness.plan.rows import Json
 from harness.record.mirror import (
     CLAIMS,
     HEAD,
@@ -239,7 +239,7 @@ class Writer:
         yield from last
 
 
-def _holder() -> dict[str, Any]:
+def _holder() -> Json:
     """Return what identifies this process: another one of the same number, or on another machine, differs."""
     process = psutil.Process()
     return {"host": platform.node(), "machine": _machine(), "pid": process.pid, "started": process.create_time()}
@@ -253,7 +253,7 @@ def _machine() -> str:
         return ""
 
 
-def _is_gone(holder: Mapping[str, Any]) -> bool:
+def _is_gone(holder: Json) -> bool:
     """Return whether a claim's process was on this machine and has ended; False if that is not known."""
     here = (platform.node(), _machine())
     if not here[1] or (holder.get("host"), holder.get("machine")) != here:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from harness.config.experiment import Experiment, parse_experiment
 from harness.doctor.gate import errors
@@ -23,7 +22,7 @@ from harness.plan.comparison import (
 )
 from harness.plan.environment import spent_device_seconds
 from harness.plan.planner import Plan, bases_first, codes_of
-from harness.plan.rows import RecordedTrial, SkipCode
+from harness.plan.rows import Json, RecordedTrial, SkipCode
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.system import sanitize
@@ -261,6 +260,6 @@ def _different(one: Experiment, other: Experiment) -> list[str]:
     return [key for key in now if then.get(key) != now[key]]
 
 
-def _content(experiment: Experiment) -> dict[str, Any]:
-    content: dict[str, Any] = sanitize.plain(experiment.model_dump(mode="json", exclude=LIMITS))  # as it was recorded
+def _content(experiment: Experiment) -> Json:
+    content: Json = sanitize.plain(experiment.model_dump(mode="json", exclude=LIMITS))  # as it was recorded
     return {**content, "variants": [*experiment.variants]}  # check_variants compares their code; folders may move

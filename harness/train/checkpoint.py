@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import abspath
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,6 +28,7 @@ from harness.config.strategy_traits import BASE_STRATEGY
 from harness.config.values import PlainValue, Seed
 from harness.errors import RunFolderError, WorkloadError
 from harness.plan.cell import Cell
+from harness.plan.rows import Json
 from harness.system.user_code import module_file
 from harness.train.ranks import Ranks
 from harness.train.training import Training
@@ -49,7 +50,7 @@ class State:
     model: Tensors
     optimizer: Tensors
     rng: Tensors
-    values: dict[str, Any]
+    values: Json
 
 
 def capture(training: Training, ranks: Ranks) -> State:
@@ -89,10 +90,10 @@ def restore(state: State, training: Training, ranks: Ranks) -> None:
         _set_generators(states, state.values["python_rng"][ranks.rank], ranks.devices)
 
 
-def _parted(optimizer: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+def _parted(optimizer: Json) -> tuple[Tensors, Json]:
     """Split an optimizer's state dict into its tensors and all other values; tuples become mappings for JSON."""
     tensors: Tensors = {}
-    scalars: dict[str, dict[str, Any]] = {}
+    scalars: dict[str, Json] = {}
     for parameter, entries in optimizer.get("state", {}).items():
         for name, value in entries.items():
             if isinstance(value, Tensor):
@@ -106,14 +107,14 @@ def _parted(optimizer: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     return tensors, {"optimizer": {"state": scalars, "param_groups": groups}}
 
 
-def _joined(state: State) -> dict[str, Any]:
+def _joined(state: State) -> Json:
     """Return the optimizer's state dict in torch's layout."""
     kept = state.values["optimizer"]
     groups = [
         {name: tuple(value["tuple"]) if isinstance(value, dict) else value for name, value in group.items()}
         for group in kept["param_groups"]
     ]
-    entries: dict[str, dict[str, Any]] = {name: {} for group in groups for name in group["params"]}
+    entries: dict[str, Json] = {name: {} for group in groups for name in group["params"]}
     for parameter, scalars in kept["state"].items():
         entries[parameter].update(scalars)
     for key, tensor in state.optimizer.items():
@@ -225,7 +226,7 @@ class CheckpointManager:
             write(self.folder, epoch, state, {**facts, **values})
         self.ranks.barrier()  # no rank continues before the checkpoint is on disk
 
-    def resume(self) -> Mapping[str, Any]:
+    def resume(self) -> Json:
         """Restore the newest complete checkpoint and return its plain values; return {} if there is none.
 
         Raise WorkloadError if a rank cannot read the checkpoint that rank 0 found.

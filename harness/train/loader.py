@@ -318,7 +318,7 @@ class _DigestPickler(pickle.Pickler):
         self.hash.update(data)
         return len(data)
 
-    def persistent_id(self, obj: object) -> Any:
+    def persistent_id(self, obj: object) -> object:
         """Return the content of a set, whose order differs between processes; None for other objects."""
         return ("set", sorted(pickle_digest(item) or "" for item in obj)) if isinstance(obj, set | frozenset) else None
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from harness.plan.cell import Cell
-from harness.plan.rows import TrialFacts
+from harness.plan.rows import Json, TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share
 from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
@@ -65,8 +65,8 @@ class Snapshot(TypedDict):
 
     model: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    optimizer: dict[str, Any]
-    scaler: dict[str, Any]
+    optimizer: Json
+    scaler: Json
 
 
 def no_mark(point: Phase) -> None:
@@ -283,12 +283,12 @@ class Training:
         self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
         self.load_scaler_state(snapshot["scaler"])
 
-    def scaler_state(self) -> dict[str, Any]:
+    def scaler_state(self) -> Json:
         """Return the state of the loss scale as plain values; empty unless fp16."""
-        state: dict[str, Any] = self._scaler.state_dict() if self._scaler else {}
+        state: Json = self._scaler.state_dict() if self._scaler else {}
         return state
 
-    def load_scaler_state(self, state: Mapping[str, Any]) -> None:
+    def load_scaler_state(self, state: Json) -> None:
         """Set what ``scaler_state`` returned; nothing if that was empty."""
         if self._scaler and state:
             self._scaler.load_state_dict(dict(state))

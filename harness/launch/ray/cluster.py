@@ -20,6 +20,7 @@ from harness.launch.ray.mailbox import Mailbox
 from harness.launch.ray.reaper import end_holders, reaper_for
 from harness.launch.ray.session import as_ray_reads, check_reachable, has_working_dir, session
 from harness.plan.inventory import Inventory, Node
+from harness.plan.rows import Json
 from harness.system.files import PACKAGE_FOLDER, python_files
 from harness.system.scratch import Scratch
 from harness.system.user_code import CodeVersion
@@ -111,9 +112,7 @@ class Cluster:
         """
         return self._of_every_node("failing_imports", list(modules), used, version, folder)
 
-    def _of_every_node(
-        self, question: str, about: list[str], used: Sequence[bool] | None, *more: object
-    ) -> dict[str, Any]:
+    def _of_every_node(self, question: str, about: list[str], used: Sequence[bool] | None, *more: object) -> Json:
         """Return the answers that are not empty, by host."""
         nodes = self.inventory.nodes
         asked = [node for node, is_used in zip(nodes, used or [True] * len(nodes), strict=True) if is_used]
@@ -206,7 +205,7 @@ def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
     return Cluster(inventory, mailbox, agents, is_embedded)
 
 
-def live_nodes() -> list[dict[str, Any]]:
+def live_nodes() -> list[Json]:
     """Return what Ray knows of each node that takes work: alive, and not about to be removed."""
     import ray
 
@@ -214,7 +213,7 @@ def live_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining]
 
 
-def _described(alive: Sequence[Mapping[str, Any]], agents: Mapping[str, ActorHandle]) -> tuple[Node, ...]:
+def _described(alive: Sequence[Json], agents: Mapping[str, ActorHandle]) -> tuple[Node, ...]:
     """Return the nodes with the share that Ray may use: physical cores, within the limits given to ``ray start``.
 
     Nodes that offer no device are left out.

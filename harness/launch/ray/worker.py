@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
 
 import ray
 import torch
@@ -14,10 +13,11 @@ from harness.launch.protocol import Job
 from harness.launch.rank import devices_of, run_rank
 from harness.launch.ray.controller import register
 from harness.launch.startup import Received, Registration
+from harness.plan.rows import Json
 from harness.train.ranks import Ranks
 
 
-def train(config: dict[str, Any]) -> None:
+def train(config: Json) -> None:
     """Run the group's trials on this rank: the training function of Ray Train."""
     job, mailbox, launch = config["job"], config["mailbox"], config["launch"]
     process = register(connected=True)

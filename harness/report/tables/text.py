@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from harness.analysis.stats import ENDS
 from harness.plan.labels import devices_text
@@ -102,7 +102,7 @@ class TextTable:
 
 def make_table(
     columns: Sequence[Column],
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, object]],
     kind: Callable[[Row], str] = lambda row: "",
     rest: str = "",
     *,

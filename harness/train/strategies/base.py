@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.plan.cell import Options
+from harness.plan.rows import Json
 from harness.train.optimizers import make_optimizer
 from harness.train.precision import Precision, without_autocast
 
@@ -106,7 +107,7 @@ class Strategy(ABC):
         """
         return None
 
-    def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Json:
         """Return the whole state by parameter name, on the host; other ranks' may be empty. Every rank calls it.
 
         The layout is that of torch.distributed.checkpoint.state_dict: ``{"state": ..., "param_groups": ...}``.
@@ -114,12 +115,10 @@ class Strategy(ABC):
         from torch.distributed.checkpoint import state_dict as dcp  # takes most of a second
 
         options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state: dict[str, Any] = dcp.get_optimizer_state_dict(
-            without_autocast(self.unwrap(model)), optimizer, options=options
-        )
+        state: Json = dcp.get_optimizer_state_dict(without_autocast(self.unwrap(model)), optimizer, options=options)
         return state
 
-    def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    def load_optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Json) -> None:
         """Set what ``optimizer_state`` returned, perhaps of another strategy. Every rank calls it."""
         from torch.distributed.checkpoint import state_dict as dcp
 
