@@ -13,8 +13,8 @@ import pandas as pd
 from harness.analysis.common import Records, Row, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
 from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, throttling
 from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
-from harness.plan.environment import RunEnvironment
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE
+from harness.plan.run_environment import RunEnvironment
 
 WIDE_SPREAD = 0.10
 DRIFT = 1.05

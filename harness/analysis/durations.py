@@ -14,9 +14,9 @@ from harness.analysis.published import hardware_of
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
 from harness.errors import HarnessError
-from harness.plan.environment import RunEnvironment, wall_seconds
 from harness.plan.planner import least_warmup_s
 from harness.plan.rows import RecordedTrial
+from harness.plan.run_environment import RunEnvironment, wall_seconds
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.reading import naming_file

@@ -27,8 +27,8 @@ from harness.analysis.common import (
 )
 from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
 from harness.config.values import GIB
-from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.rows import HELD_BY_POWER, POWER_CAP
+from harness.plan.run_environment import NodeEnvironment, RunEnvironment
 from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, STALLS
 

@@ -11,9 +11,9 @@ from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.checks import judge_links, judge_network, judge_versions, uneven_batch
-from harness.plan.environment import RunEnvironment
 from harness.plan.labels import Labels
 from harness.plan.rows import FindingRow, RecordedTrial
+from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, FINDINGS
 
 FAILED = {

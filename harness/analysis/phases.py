@@ -23,7 +23,7 @@ from harness.analysis.common import (
     trial_key,
 )
 from harness.analysis.stats import mean_interval
-from harness.plan.environment import RunEnvironment
+from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, HOST_PHASES, LEDGER, PHASES
 
 NAMES = ("wait_s", "idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "rest_s")

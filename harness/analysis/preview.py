@@ -25,10 +25,10 @@ from harness.analysis.trials import labels_of
 from harness.config.sections import Cost
 from harness.config.values import MAX_DEVICES
 from harness.plan.comparison import axes_of
-from harness.plan.environment import RunEnvironment
 from harness.plan.feasibility import HOUR_S
 from harness.plan.labels import SEPARATOR
 from harness.plan.planner import GROUP_START_S, TORCHRUN_START_S, Plan, keeping
+from harness.plan.run_environment import RunEnvironment
 from harness.plan.trial import PURPOSES, Trial, WorkerGroup
 from harness.record.estimate import Basis, Bound, Estimate, EstimatedPart
 from harness.record.schema import PREVIEW

@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.analysis.common import Record, Records, columns_of, last_of_blocks, matches, rows_of
 from harness.config.published import METRICS, RATE, UNITS, Level, Published
-from harness.plan.environment import RunEnvironment
+from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, PUBLISHED
 from harness.record.schema.table import floats
 

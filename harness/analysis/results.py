@@ -41,8 +41,8 @@ from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import HarnessError
-from harness.plan.environment import RunEnvironment
 from harness.plan.rows import RecordedTrial
+from harness.plan.run_environment import RunEnvironment
 from harness.record.estimate import read_estimate
 from harness.record.folder import RunFolder
 from harness.record.frames import records

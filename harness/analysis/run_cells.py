@@ -16,8 +16,8 @@ from harness.analysis.ratios import paired
 from harness.analysis.results import Results
 from harness.analysis.trials import trial_row
 from harness.config.values import GIB
-from harness.plan.environment import NodeEnvironment
 from harness.plan.labels import TAGS
+from harness.plan.run_environment import NodeEnvironment
 
 MACHINE = ("cpu", "cores", "memory_gib", "threads", "niceness")
 BLOCK_OPTIONS = frozenset({"blocks", "twin", "explain", "links_seconds", "keep_steps"})

@@ -33,8 +33,8 @@ from harness.analysis.phases import timings
 from harness.analysis.stats import geometric_mean
 from harness.analysis.step_times import StepTimes
 from harness.config.sections import Target
-from harness.plan.environment import RunEnvironment
 from harness.plan.labels import Labels, joined
+from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import CELLS, CONVERGENCE, DESCRIPTION, MISSING, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
 from harness.record.schema.table import floats
 

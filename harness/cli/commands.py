@@ -14,9 +14,9 @@ from rich.table import Table
 
 from harness.cli.arguments import command, show, versions
 from harness.cli.compare import compare_command, history_command
-from harness.cli.experiment import doctor_command, plan_command, run_command
+from harness.cli.experiment_file import doctor_command, plan_command, run_command
 from harness.cli.init import init_command
-from harness.cli.results import evaluate_command, export_command, predict_command, report_command
+from harness.cli.run_folder import evaluate_command, export_command, predict_command, report_command
 from harness.errors import ExperimentError, nearest
 
 

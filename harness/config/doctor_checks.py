@@ -30,12 +30,15 @@ class DoctorCheck(NamedTuple):
 DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
     DoctorCheck(
         "transfer",
-        "devices.TRANSFER_CHECK",
+        "placement.TRANSFER_CHECK",
         "batch transfer",
         "a batch of the workload's own type can be moved to a device, with all of its tensors",
     ),
     DoctorCheck(
-        "devices", "devices.CHECK", "device placement", "every tensor of the forward pass is on the device of the input"
+        "devices",
+        "placement.CHECK",
+        "device placement",
+        "every tensor of the forward pass is on the device of the input",
     ),
     DoctorCheck("randomness", "state.RANDOMNESS_CHECK", "randomness", "equal initial parameters on all ranks"),
     DoctorCheck(

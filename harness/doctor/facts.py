@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from harness.config.values import MIB
-from harness.measure.equivalence import acts_by_mode
+from harness.measure.sketches import acts_by_mode
 from harness.train.loader import value_digest
 from harness.train.training import local_part
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harness.doctor.gate import DIVERGENCE, diverges
 from harness.doctor.real_steps import Steps, group_of_one, mean_losses
 from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
-from harness.measure.equivalence import Frozen, drawing, in_comparable_mode, why_random
+from harness.measure.sketches import Frozen, drawing, in_comparable_mode, why_random
 from harness.plan.checks import Finding, join_names
 from harness.plan.rows import Severity
 from harness.plan.trial import SkipTrial

@@ -13,7 +13,7 @@ from harness.doctor import parameters
 from harness.doctor.facts import OWN
 from harness.doctor.real_steps import Steps
 from harness.doctor.subject import SMALL, Case, Check, Subject
-from harness.measure.equivalence import NORMS
+from harness.measure.sketches import NORMS
 from harness.plan.checks import Finding, join_names
 from harness.train.loader import value_digest
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from harness.config.experiment import Experiment
-from harness.plan.environment import GroupRank, NodeEnvironment
+from harness.plan.run_environment import GroupRank, NodeEnvironment
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.user_code import CodeVersion
 

@@ -21,8 +21,8 @@ from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStar
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
-from harness.plan.environment import GroupRank, NodeEnvironment
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
+from harness.plan.run_environment import GroupRank, NodeEnvironment
 from harness.plan.trial import SkipTrial, TrialResult, skipped
 from harness.system import sanitize
 from harness.train.ranks import Ranks

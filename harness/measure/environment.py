@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from harness.measure.telemetry import Handle, Nvml, first
-from harness.plan.environment import Adapter, DeviceFacts, Interface, NodeEnvironment, Topology
+from harness.plan.run_environment import Adapter, DeviceFacts, Interface, NodeEnvironment, Topology
 from harness.system import sanitize
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}

@@ -18,8 +18,8 @@ from harness.measure.environment import capture_topology, describe_device, links
 from harness.measure.scenarios import TrialContext
 from harness.measure.window import Clock, synchronize
 from harness.plan.diagnostics import seconds_of_links
-from harness.plan.environment import Topology
 from harness.plan.rows import LinkOperation, LinkRow, LinkTier, TrialFacts
+from harness.plan.run_environment import Topology
 from harness.plan.trial import TrialResult
 from harness.system.process import no_garbage_collection
 from harness.train.ranks import Ranks

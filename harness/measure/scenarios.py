@@ -14,10 +14,10 @@ import torch
 from harness.config.experiment import Experiment
 from harness.measure import peak_memory
 from harness.measure.convergence import EpochData, Epochs
-from harness.measure.equivalence import measure_by_precision
 from harness.measure.explain import Explanation, explain
 from harness.measure.losses import Divergence, ScaleDiverged, earliest, first_in, outcome_columns
 from harness.measure.profiles import measure_collectives
+from harness.measure.sketches import measure_by_precision
 from harness.measure.stepper import (
     Stepper,
     columns_of,

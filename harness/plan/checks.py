@@ -9,8 +9,8 @@ from itertools import combinations
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import GIB
 from harness.plan.cell import Cell
-from harness.plan.environment import Interface, NodeEnvironment, Topology
 from harness.plan.rows import FindingRow, Severity
+from harness.plan.run_environment import Interface, NodeEnvironment, Topology
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import yaml
 from harness.config.experiment import Experiment, load_resolved, parse_experiment
 from harness.config.yaml_source import MAX_BYTES, dump, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
-from harness.plan.environment import GroupEnvironment, Invocation, RunEnvironment
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, Json, RecordedTrial, TrialLine
+from harness.plan.run_environment import GroupEnvironment, Invocation, RunEnvironment
 from harness.plan.trial import Trial, TrialResult
 from harness.record.by_rank import FactsByRank, by_rank_name, by_rank_of, gather_by_rank, with_counts
 from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame

@@ -18,8 +18,8 @@ from typing_extensions import TypedDict
 
 from harness.errors import RunFolderError
 from harness.plan.comparison import options_text
-from harness.plan.environment import NodeFacts, RunEnvironment
 from harness.plan.rows import Json, TrialLine
+from harness.plan.run_environment import NodeFacts, RunEnvironment
 
 MOST_INVOCATIONS = 100_000
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from harness.report import summary
 from harness.report.figures import FIGURES, style
 from harness.report.figures.drawing import FILE_KINDS, Area, Drawing, figure_files
 from harness.report.page import Failure, Parts, failed, render
-from harness.report.sections import DETAILS, SCALING, make_pages
 from harness.report.summary import NO_FACTS, facts
+from harness.report.table_sections import DETAILS, SCALING, make_pages
 from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
 

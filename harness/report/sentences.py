@@ -25,9 +25,9 @@ from harness.report.row import (
     texts,
 )
 from harness.report.sentence import MOST, Context, Sentence
-from harness.report.tables.evidence import INTERVALS, imprecise
 from harness.report.tables.ratios import pair_label, pair_setting
 from harness.report.tables.text import decimal, duration, percent, speed, with_ends
+from harness.report.tables.trust import INTERVALS, imprecise
 
 times = decimal("{:.2f}")
 MOST_BLOCKS = 100

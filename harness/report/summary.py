@@ -12,11 +12,11 @@ from harness.analysis.stats import LEAST_BLOCKS
 from harness.config.axes import AXES
 from harness.config.sections import Throughput
 from harness.config.values import GIB
-from harness.plan.environment import NodeEnvironment, RunEnvironment
 from harness.plan.labels import joined
+from harness.plan.run_environment import NodeEnvironment, RunEnvironment
 from harness.report.row import plural, rate_unit, spread_options
-from harness.report.tables.evidence import summary_line, usual_words
 from harness.report.tables.text import counts, duration, speed, start_text
+from harness.report.tables.trust import summary_line, usual_words
 
 
 def size(results: Results) -> str:

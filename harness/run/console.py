@@ -23,7 +23,12 @@ from harness.plan.trial import PURPOSES
 from harness.record.folder import RunFolder
 from harness.report.page import Parts
 from harness.report.row import plural
-from harness.report.tables.evidence import (
+from harness.report.tables.links import links_tables
+from harness.report.tables.preview import grade_line
+from harness.report.tables.ratios import main_axes, parity_table, versus_table
+from harness.report.tables.scaling import epoch_lines, scaling_by_setting
+from harness.report.tables.text import TextTable, counts, duration, speed
+from harness.report.tables.trust import (
     belief_lines,
     finding_location,
     group_findings,
@@ -31,11 +36,6 @@ from harness.report.tables.evidence import (
     seen_text,
     summary_line,
 )
-from harness.report.tables.links import links_tables
-from harness.report.tables.preview import grade_line
-from harness.report.tables.ratios import main_axes, parity_table, versus_table
-from harness.report.tables.scaling import epoch_lines, scaling_by_setting
-from harness.report.tables.text import TextTable, counts, duration, speed
 from harness.report.verdict import Verdict
 from harness.run.events import (
     DoctorFinished,

@@ -16,8 +16,8 @@ from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError, RunFolderError, WriteError
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
-from harness.plan.environment import Ended, Invocation
 from harness.plan.planner import Plan
+from harness.plan.run_environment import Ended, Invocation
 from harness.record.estimate import read_estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.store import open_store

@@ -14,8 +14,8 @@ from harness.config.experiment import Experiment, load_experiment
 from harness.config.values import GIB
 from harness.errors import ExperimentError, RunFolderError, cause_of
 from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version
-from harness.plan.environment import FileFacts, Invocation, SourceFacts
 from harness.plan.planner import Plan
+from harness.plan.run_environment import FileFacts, Invocation, SourceFacts
 from harness.system.files import PACKAGE_FOLDER, python_files
 from harness.system.user_code import module_file
 

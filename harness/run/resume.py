@@ -20,9 +20,9 @@ from harness.plan.comparison import (
     single_device_cell,
     wrapped_single_device_cell,
 )
-from harness.plan.environment import spent_device_seconds
 from harness.plan.planner import Plan, bases_first, codes_of
 from harness.plan.rows import Json, RecordedTrial, SkipCode
+from harness.plan.run_environment import spent_device_seconds
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.system import sanitize

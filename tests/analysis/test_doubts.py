@@ -30,8 +30,8 @@ from harness.analysis.evidence import foreign_cores, slow_ranks, stalls
 from harness.analysis.step_times import StepTimes, step_times
 from harness.record.folder import RunFolder
 from harness.record.schema import STEPS, TRIALS, WINDOWS
-from harness.report.tables.evidence import stalls_table
 from harness.report.tables.scaling import scaling_by_setting, scaling_table
+from harness.report.tables.trust import stalls_table
 from tests.records import line, steps_of, trials_of
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.published import published
 from harness.config.published import Published
-from harness.plan.environment import RunEnvironment
+from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import EPOCHS, STEPS
 from harness.report.tables.published import published_table, published_words
 from harness.report.tables.text import NO_BREAK

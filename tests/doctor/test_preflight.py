@@ -22,7 +22,7 @@ from harness.plan.labels import Labels
 from harness.plan.planner import Plan, make_plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
-from harness.report.tables.evidence import finding_location, findings_table, memory_table
+from harness.report.tables.trust import finding_location, findings_table, memory_table
 from harness.run import pipeline
 from harness.run.execution import Execution
 from tests.conftest import FEW_STEPS, gpu_cluster, laptop

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._pytree import tree_leaves
 
-from harness.doctor import communication, devices
+from harness.doctor import communication, placement
 from harness.doctor.subject import Subject
 from harness.launch.rank import gpus_by_number
 from harness.measure.flops import count_flops, measured_peak
@@ -96,7 +96,7 @@ def lstm_devices(device: torch.device) -> Verdict:
     cell = cell_of(device, grid, workload="padded_sequences", workload_options=options)
     workload = workloads.build(cell)
     subject = Subject(cell, workload, workload.datasets(), 0, one_rank(device))
-    seen = devices.observe(subject)
+    seen = placement.observe(subject)
     return judged(seen.mismatch is None and not seen.by_name, "no fault is found" if not seen.mismatch else str(seen))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.measure.equivalence import measure_sketches
+from harness.measure.sketches import measure_sketches
 from harness.measure.stepper import Stepper
 from harness.plan.cell import Cell
 from harness.train import workloads

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset, default_collate
 
 from harness.analysis.equivalence import MAX_DIFFERENCE, REDUCED_DIFFERENCE, along, relative
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.measure import equivalence
-from harness.measure.equivalence import BUCKETS, RELATIVE_STEP, Frozen, fold, measure_by_precision, measure_sketches
+from harness.measure import sketches
+from harness.measure.sketches import BUCKETS, RELATIVE_STEP, Frozen, fold, measure_by_precision, measure_sketches
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
 from harness.train.ranks import Ranks
@@ -117,7 +117,7 @@ def test_state_of_the_optimizer_that_is_lost_is_seen_in_the_second_step(monkeypa
 
 
 def test_the_first_scaled_step_has_a_thousandth_of_the_norm_of_the_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equivalence, "STEPS", 1)
+    monkeypatch.setattr(sketches, "STEPS", 1)
     model = Frozen(Small(), data()[:8]).build_model
     torch.manual_seed(0)
     whole = torch.cat([parameter.detach().flatten() for parameter in model().parameters()]).norm()

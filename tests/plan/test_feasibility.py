@@ -10,9 +10,9 @@ import pytest
 
 from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
-from harness.plan.environment import spent_device_seconds
 from harness.plan.feasibility import IMPOSSIBLE, end_of, reason_of_impossibility, reason_to_skip
 from harness.plan.inventory import Machine
+from harness.plan.run_environment import spent_device_seconds
 
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 2, 1, "weak", 8, 16)
 LAPTOP = Machine("cpu", 1, (2,), compiler=True)

@@ -31,11 +31,11 @@ from harness.report.figures import FIGURES, Drawing
 from harness.report.figures.drawing import make_grid
 from harness.report.html import IncompleteReport, write_report
 from harness.report.page import Parts
-from harness.report.sections import DETAILS, Section, make_pages
-from harness.report.sections import SCALING as SECTIONS
+from harness.report.table_sections import DETAILS, Section, make_pages
+from harness.report.table_sections import SCALING as SECTIONS
 from harness.report.tables.cost import unexplained_table
-from harness.report.tables.evidence import belief_lines
 from harness.report.tables.text import Heading, TextTable
+from harness.report.tables.trust import belief_lines
 from harness.report.verdict import make_verdict
 from tests import run_folders
 from tests.conftest import laptop

@@ -29,7 +29,6 @@ from harness.report.row import (
     spread_options,
 )
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
-from harness.report.tables.evidence import findings_table, imprecise, memory_table
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import (
     MOST_EPOCHS,
@@ -56,6 +55,7 @@ from harness.report.tables.text import (
     speed,
     words,
 )
+from harness.report.tables.trust import findings_table, imprecise, memory_table
 from tests.records import epochs_of, line, steps_of, trials_of
 
 

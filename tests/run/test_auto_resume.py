@@ -19,10 +19,10 @@ from harness.config import experiment as config
 from harness.config.experiment import Experiment
 from harness.errors import ExperimentError, RunFolderError, StoreError
 from harness.launch.ray.session import JOB_VARIABLE
-from harness.plan.environment import Ended
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.plan.rows import Circumstances
+from harness.plan.run_environment import Ended
 from harness.plan.trial import SkipReason, TrialResult, skipped
 from harness.record.folder import RunFolder
 from harness.record.writer import Writer

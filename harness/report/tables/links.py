@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from harness.plan.environment import RunEnvironment
 from harness.plan.labels import devices_text
+from harness.plan.run_environment import RunEnvironment
 from harness.report.row import Row, Scalar, is_missing, number, rows_of
 from harness.report.summary import nodes
 from harness.report.tables.text import TextTable, decimal, flush_right, make_table, size, speed, words

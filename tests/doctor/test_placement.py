@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from harness.doctor import devices, parameters
+from harness.doctor import parameters, placement
 from harness.doctor.facts import hidden_tensors, name_of
 from harness.doctor.subject import Case
 from tests.doctor.conftest import only
@@ -63,13 +63,13 @@ class Lengths:
         return self
 
 
-def observed(make: Any, device: str = "cpu") -> devices.Moved:
+def observed(make: Any, device: str = "cpu") -> placement.Moved:
     class Workload(Healthy):
         def collate(self, samples: list[Any]) -> Any:
             return make(torch.stack([x for x, _ in samples]))
 
     subject = subject_of(Workload())
-    return devices.observe_transfer(replace(subject, ranks=replace(subject.ranks, devices=(torch.device(device),))))
+    return placement.observe_transfer(replace(subject, ranks=replace(subject.ranks, devices=(torch.device(device),))))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def observed(make: Any, device: str = "cpu") -> devices.Moved:
     ids=["tensor", "containers", "namedtuple", "UserDict", "PackedSequence", "dataclass", "without tensors"],
 )
 def test_batches_that_can_be_moved(make: Any) -> None:
-    assert observed(make) == devices.Moved()
+    assert observed(make) == placement.Moved()
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,17 @@ def test_batches_that_can_be_moved(make: Any) -> None:
 def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
     seen = observed(make)
     assert text in seen.error + seen.left
-    only(devices.judge_transfer([devices.Moved(), seen], ON_CPU), "warning", means="no effect on this machine")
+    only(
+        placement.judge_transfer([placement.Moved(), seen], ON_CPU),
+        "warning",
+        means="no effect on this machine",
+    )
 
 
 def test_on_a_gpu_a_batch_that_cannot_be_moved_is_an_error_and_one_that_keeps_a_tensor_on_the_host_a_warning() -> None:
-    found = devices.judge_transfer([devices.Moved(left="y"), devices.Moved(error="x")], ON_GPU)
+    found = placement.judge_transfer([placement.Moved(left="y"), placement.Moved(error="x")], ON_GPU)
     assert only(found, "error").seen == "x"
-    assert devices.judge_transfer([devices.Moved()] * 2, ON_GPU) == []
+    assert placement.judge_transfer([placement.Moved()] * 2, ON_GPU) == []
     made: list[Lengths] = []
 
     def make(x: Tensor) -> Lengths:
@@ -111,8 +115,8 @@ def test_on_a_gpu_a_batch_that_cannot_be_moved_is_an_error_and_one_that_keeps_a_
 
     seen = observed(make, "cuda:0")
     assert made[0].moved_to == ["cuda"] and not seen.error and "batch.lengths" in seen.left
-    only(devices.judge_transfer([seen], ON_GPU), "warning", means="unless they belong on the host")
-    only(devices.judge_transfer([observed(Lengths)], ON_CPU), "warning", seen="RuntimeError")
+    only(placement.judge_transfer([seen], ON_GPU), "warning", means="unless they belong on the host")
+    only(placement.judge_transfer([observed(Lengths)], ON_CPU), "warning", seen="RuntimeError")
 
 
 class Hoarder(Net):
@@ -152,7 +156,7 @@ def test_a_tensor_in_a_list_is_named_where_devices_meet() -> None:
     workload = Healthy()
     workload.Net = Hoarder
     subject = subject_of(workload)
-    (finding,) = devices.judge([devices.observe(subject)], Case(subject.cell))
+    (finding,) = placement.judge([placement.observe(subject)], Case(subject.cell))
     assert finding.seen.startswith("scales[1] (in a plain list) on cpu, input on the model's device: operands of mul")
 
 

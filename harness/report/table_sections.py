@@ -9,7 +9,7 @@ from functools import partial
 from harness.analysis.results import Results
 from harness.report import summary
 from harness.report.page import Part, Parts
-from harness.report.tables import cost, evidence, links, prediction, preview, published, ratios, scaling
+from harness.report.tables import cost, links, prediction, preview, published, ratios, scaling, trust
 from harness.report.tables.text import TextTable, impossible_lines
 
 
@@ -85,7 +85,7 @@ SCALING = (
     Section(
         "Preflight",
         "preflight",
-        lambda results: evidence.findings_table(results.findings),
+        lambda results: trust.findings_table(results.findings),
         summary.preflight_words,
         empty=summary.preflight_words,
         level=3,
@@ -93,18 +93,18 @@ SCALING = (
     Section(
         "Equivalence of strategies",
         "equivalence",
-        lambda results: evidence.equivalence_table(results.equivalence),
+        lambda results: trust.equivalence_table(results.equivalence),
         "From the same initial parameters on the same global batches, with frozen batch statistics and no dropout, "
         "against one device: the gradient of one step, its update at the recipe's learning rate, and the update of two "
         "steps whose first has a thousandth of the parameters' norm; norm of the difference over the norm of one "
         "device's. In 16 bits, of updates the part along one device's.",
         level=3,
     ),
-    Section("Doubts", "doubts", lambda results: evidence.doubt_table(results.trials), level=3),
+    Section("Doubts", "doubts", lambda results: trust.doubt_table(results.trials), level=3),
     Section(
         "Stalls",
         "stalls",
-        lambda results: evidence.stalls_table(results.stalls),
+        lambda results: trust.stalls_table(results.stalls),
         "Windows with a step of over 10 times the trial's median and over 2 s. The trials count with them.",
         level=3,
     ),
@@ -197,7 +197,7 @@ DETAILS = (
     Section(
         "Memory",
         "memory",
-        lambda results: evidence.memory_table(results.cells, results.ranks, results.trials),
+        lambda results: trust.memory_table(results.cells, results.ranks, results.trials),
         summary.memory_words,
     ),
     Section(
@@ -222,7 +222,7 @@ DETAILS = (
         lambda results: preview.preview_table(results.preview),
         lambda results: preview.preview_words(results.folder),
     ),
-    Section("Run time by part", "ledger", lambda results: evidence.ledger_table(results.ledger), summary.checks_words),
+    Section("Run time by part", "ledger", lambda results: trust.ledger_table(results.ledger), summary.checks_words),
     Section(
         "Trial outcomes",
         "outcomes",
