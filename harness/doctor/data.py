@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler, Subset
 
-from harness.doctor.real_steps import Steps
+from harness.doctor.facts import Steps
 from harness.doctor.subject import Case, Check, Subject
 from harness.plan import checks
 from harness.plan.cell import Cell

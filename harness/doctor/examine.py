@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from harness.config.doctor_checks import DOCTOR_CHECKS, DoctorCheck
 from harness.doctor import data, memory_needs, parameters, real_steps
+from harness.doctor.facts import Steps
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
-from harness.doctor.real_steps import Steps
 from harness.doctor.subject import Case, Check, FewBuilds, ProcessState, Subject, any_error, describe_error, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan import memory_forecast as memory

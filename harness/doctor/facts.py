@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from weakref import ref
 
@@ -231,3 +231,61 @@ def held_tensors() -> list[Tensor]:
 
 def _size(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() + GRAPH * (tensor.grad_fn is not None) for tensor in tensors)
+
+
+@dataclass
+class Steps:
+    """The real steps of one rank. Names are those of the model inside the wrapper."""
+
+    calls: int = 0
+    """Forward passes of the wrapper."""
+    inner_calls: int = 0
+    """Forward passes of the model inside the wrapper, without those of replicas."""
+    losses: list[float] = field(default_factory=list)
+    """Sum of the losses of this rank's part of the batch, by step."""
+    weights: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    """Samples of this rank's part of the batch, by step."""
+    unit: str = "samples"
+    """The unit of the weights."""
+    single_device_losses: list[float] = field(default_factory=list)
+    """Mean loss of the same global batches on one device, on rank 0."""
+    unchanged: dict[str, str] = field(default_factory=dict)
+    """Trainable parameters that did not change, and their gradient: "none", "zero" or "some"."""
+    trainable: int = 0
+    parameter_bytes: int = 0
+    """Size of the whole model, before sharding."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Digest of every parameter after the steps; empty if the strategy shards parameters."""
+    wrapped_by_itself: str = ""
+    """A wrapper inside the workload's own model."""
+    draws: bool = False
+    """The steps drew random numbers on the CPU."""
+    random_state: str = ""
+    """Digest of the generator's state after the steps."""
+    step_s: float = 0.0
+    """Time of the fastest step."""
+    own_step_s: float = 0.0
+    """Time of the fastest step on this rank's part of the batch, without the other ranks; 0 if it is not known."""
+    padded: Padded = field(default_factory=Padded)
+    """The padding of the first batch."""
+    lr: float = 0.0
+    """Learning rate of the steps."""
+    moved_by_hand: list[str] = field(default_factory=list)
+    """Parameters that moved against their gradient before the optimizer's first step."""
+    state: dict[str, str] = field(default_factory=dict)
+    """Digests of the buffers and attributes that the steps changed, without batch statistics."""
+    buffers: list[str] = field(default_factory=list)
+    """The names in ``state`` that are registered buffers."""
+    same_batch_loss: float | None = None
+    """The loss of a small batch after the steps, the same on every rank; None if it was not computed."""
+    evaluates: bool = False
+    """Some forward pass was in eval mode."""
+    mode_layers: list[str] = field(default_factory=list)
+    """Layers that act differently in train mode."""
+    batch_norms: list[str] = field(default_factory=list)
+    """Layers that use the statistics of one device's part of the batch."""
+    share_of_biases: float | None = None
+    """The share of the model's values that train, if these are biases or scales alone."""
+    kept_bytes: list[int] = field(default_factory=list)
+    """Bytes of the tensors that Python objects hold after each step from the second on."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from harness.doctor.facts import Steps
 from harness.doctor.gate import DIVERGENCE, diverges
-from harness.doctor.real_steps import Steps, group_of_one, mean_losses
+from harness.doctor.real_steps import group_of_one, mean_losses
 from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
 from harness.measure.sketches import Frozen, drawing, in_comparable_mode, why_random
 from harness.plan.checks import Finding, join_names

@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from harness.config.experiment import Experiment
 from harness.config.values import GIB, MIB
-from harness.doctor.facts import LEAST, least_growth
-from harness.doctor.real_steps import Steps
+from harness.doctor.facts import LEAST, Steps, least_growth
 from harness.doctor.subject import Case, Check, Subject
 from harness.measure.peak_memory import of_model
 from harness.plan import memory_forecast as memory

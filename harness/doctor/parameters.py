@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from harness.doctor.facts import hidden_tensors, name_of
-from harness.doctor.real_steps import STEPS, Steps
+from harness.doctor.facts import Steps, hidden_tensors, name_of
+from harness.doctor.real_steps import STEPS
 from harness.doctor.subject import SMALL, Case, Check, FewBuilds, Subject
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding, join_names

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import parameters
-from harness.doctor.facts import OWN
-from harness.doctor.real_steps import Steps
+from harness.doctor.facts import OWN, Steps
 from harness.doctor.subject import SMALL, Case, Check, Subject
 from harness.measure.sketches import NORMS
 from harness.plan.checks import Finding, join_names

@@ -18,13 +18,14 @@ from itertools import islice
 from pathlib import Path
 from traceback import extract_tb, walk_stack
 from types import FrameType, FunctionType, ModuleType
-from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 from weakref import finalize
 
 import psutil
 import torch
 from torch import Tensor, nn
 
+from harness.doctor.facts import Steps
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell
@@ -38,9 +39,6 @@ from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, Datasets, Workload, as_loss
-
-if TYPE_CHECKING:
-    from harness.doctor.real_steps import Steps
 
 T = TypeVar("T")
 HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker", "compile_worker")

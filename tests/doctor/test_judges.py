@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.doctor import communication, data, gradients, memory_needs, parameters, speed, state, validation
-from harness.doctor.facts import Padded, moved_by_hand, padded_of, real_lengths
-from harness.doctor.real_steps import Steps
+from harness.doctor.facts import Padded, Steps, moved_by_hand, padded_of, real_lengths
 from harness.doctor.subject import Case, Subject, describe_error, doctor_cell
 from harness.plan import checks
 from harness.plan.cell import Cell
