@@ -24,6 +24,9 @@ from harness.system.files import remove_all, replace_all, replace_text, writing
 CSS_DPI = 96
 """Pixels of an inch on a page: every figure is shown at one scale, so that its type has one size."""
 
+LEADING = ("throughput", "waterfall")
+"""The figures of the first screen: how the training scales, and why not better."""
+
 
 class IncompleteReport(InternalError):
     """Parts of a report failed by errors of the harness; all others are written.
@@ -106,6 +109,11 @@ class Picture:
         return bool(self.files or self.failure)
 
     @property
+    def leads(self) -> bool:
+        """Whether it stands on the first screen, below the decision."""
+        return self.name in LEADING
+
+    @property
     def anchor(self) -> str:
         """The anchor on the page, to which statements of the verdict refer."""
         return f"figure-{self.name}"
@@ -162,7 +170,7 @@ def _internal_error(folder: RunFolder, error: Exception) -> InternalError:
 
 def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts: Parts) -> str:
     above, below = make_pages(SCALING, results, parts), make_pages(DETAILS, results, parts)
-    drawn = next((picture.anchor for picture in pictures if picture.files), None)
+    drawn = next((picture.anchor for picture in pictures if picture.files and not picture.leads), None)
     content = {
         "name": results.experiment.name,
         **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),

@@ -23,6 +23,8 @@ LONGER = 4
 SHORTEST = 0.25
 """Seconds of a window that a number of steps alone set."""
 NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
+DECISION = ("incomplete", "fastest", "trust", "next")
+"""The topics of the decision: what to use, how sure that is, and what to do next."""
 MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
 BRACKETS = (
     "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds. In tables and figures "
@@ -246,6 +248,16 @@ class Verdict:
         for sentence in explained(sorted(self.sentences, key=lambda one: order.index(one.topic))):
             found.setdefault(TOPICS[sentence.topic], []).append(sentence)
         return found
+
+    @property
+    def first(self) -> dict[str, list[Sentence]]:
+        """Those of ``by_heading`` that stand above the first figure: the decision."""
+        return {head: found for head, found in self.by_heading.items() if found[0].topic in DECISION}
+
+    @property
+    def further(self) -> dict[str, list[Sentence]]:
+        """The others: the reasons."""
+        return {head: found for head, found in self.by_heading.items() if found[0].topic not in DECISION}
 
 
 NO_VERDICT = Verdict(())

@@ -330,6 +330,24 @@ def test_an_error_in_a_figure_costs_that_figure(
     assert (run_folder.path / "trials.jsonl").read_bytes() == before
 
 
+def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: RunFolder) -> None:
+    page = written.report.read_text()
+    order = [
+        'id="verdict"',
+        "What to use",
+        "How sure",
+        "What to do next",
+        'id="figure-throughput"',
+        'id="reasons"',
+        "<nav>",
+    ]
+    places = [page.index(part) for part in order]
+    assert places == sorted(places) and page.index('id="figure-convergence"') > places[-1]
+    assert page.count('id="figure-throughput"') == 1
+    reasons = page[page.index('id="reasons"') : page.index("<nav>")]
+    assert "How far it scales" in reasons and "What to use" not in reasons
+
+
 def of_twins(results: Results) -> Drawing:
     """Return a figure that needs the table of the noise floor."""
     return Drawing("Twins", f"Left out: {len(results.noise)} twins.", None)
@@ -351,7 +369,7 @@ def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypa
     page = run_folder.report.read_text()
     assert '<h3 id="noise">Noise floor</h3>\n<p class="bad">the section Noise floor failed' in page
     assert "This report lacks parts" in page and "Throughput and scaling" in page
-    verdict = page[page.index('id="verdict"') : page.index("</section>")]
+    verdict = page[page.index('id="verdict"') : page.index("<nav>")]
     assert "What to use" in verdict and "How sure" not in verdict and "Table noise</b>: failed by" in verdict
 
 
