@@ -122,9 +122,10 @@ def trial_key(row: Record) -> TrialKey:
 
 
 def nearest(row: Record, others: Iterable[Record], *, anywhere: bool = False) -> Record | None:
-    """Return the trial that a trial is compared with, among those of a cell in its block: one of the same invocation.
+    """Return which of another cell's trials of the same block a trial is compared with: one of the same invocation.
 
-    If the block was cut in two, else the last that ran in an equal environment or, with ``anywhere``, in any one.
+    Without one, as in a block that was cut in two, the last that ran in an equal environment or, with ``anywhere``, in
+    any environment.
     """
     known = [*others]
     beside = [other for other in known if other.invocation == row.invocation]

@@ -166,7 +166,7 @@ def keys_of_line(line: Row) -> list[TrialKey]:
 
 
 def keys_of_trial(trial: Trial) -> list[TrialKey]:
-    """Return the keys of a planned trial: like trials of its cell, of its kind of cells, of its purpose."""
+    """Return the keys by which recorded trials like a planned one are found, the narrowest first."""
     cell = trial.cell
     return _keys(trial.kind, trial.purpose, cell.id, cell.strategy, cell.devices, timed=trial.timed)
 

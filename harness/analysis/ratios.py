@@ -283,8 +283,8 @@ SIGNIFICANCE = 0.05
 def leaders(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return each setting against the fastest that trains the same, on as many devices at the same batch, by block.
 
-    The fastest by geometric mean or, if a setting that is not in all of its blocks is clearly faster in those that
-    it is in, that one.
+    The fastest has the largest geometric mean. A setting that lacks some of its blocks takes its place if it is
+    clearly faster in the blocks that both have.
     ``tied``: the two-sided t test of their log ratio, adjusted by Holm 1979 over the group, is not significant at 5 %;
     <NA> below three blocks in common. Left out: what makes no claim about speed (see ``no_claims``), cells that
     are not equivalent to one device (``checked``: the verdicts of equivalence checks), and the control under torchrun.

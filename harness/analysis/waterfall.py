@@ -305,7 +305,7 @@ def _rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None) -> l
 
 
 def _share_of_a_second(efficiency: float, losses: Sequence[StepLoss]) -> float:
-    """Return the share of the step of one second of a part: what distributes 1 - E over all parts.
+    """Return the share of the step that one second of a part stands for: all parts together make 1 - E.
 
     Near an efficiency of 1 the quotient may follow from noise alone; then one over the step, and the rest takes the
     difference between the mean of ratios and the ratio of means.

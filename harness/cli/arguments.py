@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 
-from harness.errors import ComparisonError, ExperimentError, HarnessError, InternalError, PredictionError, WriteError
+from harness.errors import (
+    ClusterLostError,
+    ComparisonError,
+    ExperimentError,
+    HarnessError,
+    InternalError,
+    PredictionError,
+    WriteError,
+)
 from harness.system import sanitize
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.process import INTERRUPTED, handle_signals
@@ -50,7 +58,7 @@ def exit_code_of(work: Callable[[], int], interrupted: int = INTERRUPTED) -> int
     except HarnessError as error:
         text = escape_control(sanitize.redact_text(str(error)))
         Console(stderr=True).print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return FAILED if isinstance(error, (InternalError, WriteError)) else BAD_INPUT
+        return FAILED if isinstance(error, (ClusterLostError, InternalError, WriteError)) else BAD_INPUT
     except KeyboardInterrupt:
         # CPython ends by SIGINT, whatever the exit code, once an interruption has left an exec() of a string, as
         # dataclasses and namedtuples use it; the next exec() takes that back

@@ -73,7 +73,7 @@ Links = Annotated[
     bool, typer.Option("--links", help="Measure links and collectives, up to 60 s a placement, instead; recorded.")
 ]
 Memory = Annotated[
-    bool, typer.Option("--memory", help="With --dry-run: whether each cell fits into memory; runs the workload's code.")
+    bool, typer.Option("--memory", help="In a plan: whether each cell fits into memory; runs the workload's code.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
 

@@ -69,8 +69,8 @@ class ProfiledPart:
     """A part of a step that the profiler measures.
 
     ``name``: its label in the waterfall, and its key in a trial's exchange_s. ``events``: its names in a profile: of
-    kernels of NCCL, of which the first that occurs counts, and of calls on the host, which may be followed by the name
-    of a module in brackets. ``waits``: whether a rank waits for the others in it.
+    NCCL kernels, where the first that occurs counts; and of calls on the host, which the name of a module may follow in
+    brackets. ``waits``: whether a rank waits for the others in it.
     """
 
     name: str

@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 
 class CollectiveTime(NamedTuple):
-    """Seconds of a collective: those in which it ran, and those of them in which nothing was computed."""
+    """Seconds of a collective: ``total_s`` in which it ran, ``exposed_s`` of these in which nothing was computed."""
 
     total_s: float
     exposed_s: float

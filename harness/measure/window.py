@@ -22,7 +22,6 @@ DEVICE = ("idle", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The phases on a GPU's stream: while the host waits for data and before the copy arrives, the stream is idle."""
 WAIT = ("wait", "rest")
 """The phases of a micro-batch if only its wait is marked."""
-PHASES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
 MAX_OVERHEAD = 0.0002
 """Largest part of a step that ``cost_s`` may be; beyond it the phases have windows of their own.
 

@@ -244,8 +244,8 @@ class Forecast:
     """The peak memory of one device of a cell, by parts, in bytes, and the memory that is there for it.
 
     ``activations``: with temporary tensors; what the peak is above the state. ``allowance``: what is in no tensor of a
-    step. ``sharers``: processes that share the memory that is there: on a CPU those of a node, of a GPU those that an
-    oversubscribed cell puts on it. None: not known.
+    step. ``sharers``: processes that share this memory: on a CPU those of a node, on a GPU those of an oversubscribed
+    cell. None: not known.
     """
 
     state: State | None

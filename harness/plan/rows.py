@@ -388,7 +388,7 @@ class TrialColumns(TrialAxes, PartnerIds, SetIds):
     ]
     block: Annotated[int, Meaning("number of the block, a repetition of the grid")]
     seed: Annotated[int, Meaning("random seed of the model and of the data order")]
-    added: Annotated[bool, Meaning("true for a base cell that the planner added")]
+    added: Annotated[bool, Meaning("true for a trial that the planner added: of a base, or diagnostic")]
     code: NotRequired[str | None]
 
 
@@ -413,7 +413,7 @@ class Circumstances(TypedDict):
 
 
 class TrialLine(TrialColumns, Circumstances):
-    """One line of trials.jsonl, which also has the numbers of the trial's ranks and windows.
+    """One line of trials.jsonl, which also counts the trial's ranks and windows.
 
     ``error_type``, ``error_rank``: the exception's class, and the rank that failed first; others fail because of it.
     ``trial_s``: seconds inside the worker group, on rank 0; ``steps_s``: those in steps, a check or an examination.

@@ -1,6 +1,6 @@
 """Facts by rank, a trial's ranks and windows: a file for each trial in raw/, all of them in by_rank.jsonl.
 
-Their size grows with the ranks, so a line of trials.jsonl has their numbers only.
+Their size grows with the ranks, so a line of trials.jsonl has only how many there are.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from harness.analysis.findings import figures
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
+from harness.errors import ClusterLostError
 from harness.plan.checks import cannot_import
 from harness.plan.planner import Plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
@@ -31,7 +32,10 @@ LINKS_S = 60.0
 
 
 def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
-    """Examine the cells and report findings; return the exit code. Raises HarnessError if nothing was started."""
+    """Examine the cells and report findings; return the exit code.
+
+    Raises HarnessError if nothing was started; ClusterLostError after the findings so far are reported.
+    """
     experiment = experiment.model_copy(update={"preflight": True, "checkpoint": None})
     home = request.home
     with ExitStack() as stack:
@@ -52,8 +56,9 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
                 execution = Execution(plan, folder, launcher_for(plan, ready, home, launched, emit), emit)
                 emit(RunStarted(None, whole, execution.groups, 0))
                 execution.run()
-        except KeyboardInterrupt:
-            emit(Note("Interrupted. The findings of the cells that were examined before:"))
+        except (KeyboardInterrupt, ClusterLostError) as end:
+            cause = "Interrupted" if isinstance(end, KeyboardInterrupt) else "The cluster was lost"
+            emit(Note(f"{cause}. The findings of the cells that were examined before:"))
             _report(folder, whole, emit)
             raise
         findings = _report(folder, whole, emit)

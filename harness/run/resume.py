@@ -46,8 +46,9 @@ def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
 def on_other_hardware(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
     """Return the worker groups with the trials of ``lines``, an invocation's, whose base ran on other devices.
 
-    Nodes came or went between them, or the type of nodes that holds the most of the plan does not hold the trial. With
-    all that is compared with one of them: the last attempt at a base counts, so what stayed behind would lose its base.
+    Nodes came or went between them, or the type of nodes that holds the most of the plan does not hold the trial. Each
+    trial that is compared with such a trial is included: as the last attempt at a base counts, one that is not measured
+    again would be left without a base on its own devices.
     """
     measured = (line for line in lines if line["outcome"] == "ok")
     models = {line["trial_id"]: {rank.get("device_model") for rank in line["ranks"]} for line in measured}
@@ -102,7 +103,7 @@ def spent_by(folder: RunFolder, lines: Lines, devices: int) -> float:
 class _Recorded:
     """The recorded state of each trial, as sets of trial ids.
 
-    ``ok``: measured; a kind of cells that the doctor refused is examined again. ``done``: ok, or precise enough.
+    ``ok``: measured; without examinations that found an error, so that their cells are examined again. ``done``: ok, or precise enough.
     ``failed``: would likely fail again. ``pruned``: ran out of memory, or a smaller batch did, and is not tried again.
     """
 

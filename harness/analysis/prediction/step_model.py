@@ -269,9 +269,6 @@ def _error_of_mean(values: Sequence[float]) -> float:
     return deviation(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
-LAWS = ("ideal", "amdahl", "ring_line")
-
-
 def by_laws(steps: Mapping[int, float], devices: int, *, strong: bool) -> dict[str, float]:
     """Return the step time by each law; ``steps``: measured seconds by number of devices. Empty without one device."""
     if 1 not in steps:

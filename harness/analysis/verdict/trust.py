@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.analysis.common import Record, Records, by_cell, measured, rows_of
 from harness.analysis.ratios import PAIR_COLUMNS, paired
-from harness.analysis.stats import stein_blocks
+from harness.analysis.stats import LEAST_BLOCKS, stein_blocks
 from harness.analysis.verdict import Statement, Tables
 from harness.config.axes import SIZES
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -19,7 +19,7 @@ NO_CHOICES = frozenset({*SIZES, "strategy"})
 """The axes that the other statements are about; every other axis, and every option, is a choice."""
 LOW_NOISE, HIGH_NOISE = 0.15, 0.05
 """How far the interval of the A/A test may reach from 1: beyond the first trust is low, within the second high."""
-FEWEST_BLOCKS, GOOD_BLOCKS = 3, 5
+GOOD_BLOCKS = 5
 HALFWIDTH = 0.05
 """The half-width of intervals that further blocks are counted for."""
 
@@ -77,7 +77,7 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, rates: Rates) ->
         low.append("equivalence")
     if reach is not None and reach > LOW_NOISE:
         low.append("noise")
-    if blocks < FEWEST_BLOCKS:
+    if blocks < LEAST_BLOCKS:
         low.append("blocks")
     not_high = [] if reach is not None and reach <= HIGH_NOISE else ["noise" if reach is not None else "no A/A test"]
     not_high += ["blocks"] if blocks < GOOD_BLOCKS else []

@@ -197,7 +197,8 @@ class Fsdp(Strategy):
     def observed(self, model: nn.Module, context: WrapContext, report: Report) -> nn.Module | None:
         """Report the passes of each group from hooks of its modules; None for a hybrid mesh, which exchanges twice.
 
-        None also on one node, where it is a flat one: on several it is another, which that would predict wrongly.
+        On one node a hybrid mesh equals a flat one, but is not reported either: a prediction from it for several nodes,
+        where the two differ, would be wrong.
         """
         if context.options.get("mesh", "flat") == "hybrid":
             return None
