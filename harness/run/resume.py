@@ -103,8 +103,9 @@ def spent_by(folder: RunFolder, lines: Lines, devices: int) -> float:
 class _Recorded:
     """The recorded state of each trial, as sets of trial ids.
 
-    ``ok``: measured; without examinations that found an error, so that their cells are examined again. ``done``: ok, or precise enough.
-    ``failed``: would likely fail again. ``pruned``: ran out of memory, or a smaller batch did, and is not tried again.
+    ``ok``: measured; without examinations that found an error, so that their cells are examined again. ``done``: ok,
+    or precise enough. ``failed``: would likely fail again. ``pruned``: ran out of memory, or a smaller batch did, and
+    is not tried again.
     """
 
     def __init__(self, lines: Lines, *, prune_oom: bool, allow: Collection[str]) -> None:
