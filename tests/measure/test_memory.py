@@ -259,7 +259,7 @@ def test_traces_are_within_two_percent_of_the_allocations_of_real_steps(
 ) -> None:
     """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo.
 
-    Beside the smallest of five steps: in others gloo's threads have not yet given up the tensors of an exchange.
+    Beside the smallest of twenty steps: in others gloo's threads have not yet given up the tensors of an exchange.
     """
     monkeypatch.undo()
     monkeypatch.setenv(PARTICULAR_VARIABLE, "")
