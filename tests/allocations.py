@@ -21,7 +21,7 @@ from harness.train.ranks import Ranks
 from harness.train.training import Training
 from tests.worlds import rank_main
 
-STEPS = 20
+STEPS = 5
 PARTICULAR_VARIABLE = "HARNESS_TEST_PARTICULAR"
 """The variable that names the particular cells to measure, joined by commas; without it all are."""
 ADAMW = {"name": "AdamW", "lr": 0.001}

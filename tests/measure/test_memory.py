@@ -259,13 +259,17 @@ def test_traces_are_within_two_percent_of_the_allocations_of_real_steps(
 ) -> None:
     """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo.
 
-    Beside the smallest of twenty steps: in others gloo's threads have not yet given up the tensors of an exchange.
+    Beside the smallest of five steps in each of two worlds: in others gloo's threads have not yet given up the tensors
+    of an exchange, which in some worlds is so in every step.
     """
     monkeypatch.undo()
     monkeypatch.setenv(PARTICULAR_VARIABLE, "")
     torch.set_num_threads(1)
     real = {name: measured(alone) for name, alone in cells(1, ("",)).items()}
-    real |= json.loads(run_ranks("tests.allocations", 2, tmp_path).read_text())
+    for world in ("first", "second"):
+        (tmp_path / world).mkdir()
+        for name, peaks in json.loads(run_ranks("tests.allocations", 2, tmp_path / world).read_text()).items():
+            real[name] = [*real.get(name, []), *peaks]
     planned = {**cells(1, ("",)), **cells(2, ("",))}
     errors = {name: estimated(planned[name]) / min(peaks) - 1 for name, peaks in real.items()}
     assert len(errors) == 6
