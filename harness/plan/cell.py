@@ -71,9 +71,7 @@ class Cell:
     @cached_property
     def id(self) -> str:
         """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included."""
-        # dataclasses.asdict() would copy every value
-        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
-        content = json.dumps(plain, sort_keys=True, separators=(",", ":"), default=str)
+        content = ENCODER.encode({name: getattr(self, name) for name in CONTENT})  # asdict() would copy every value
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def __hash__(self) -> int:
@@ -147,6 +145,11 @@ class Cell:
     def matches(self, wanted: Mapping[str, PlainValue]) -> bool:
         """Return whether the cell has, on every named axis, the wanted value or one of the wanted values."""
         return all(is_wanted(values, self.axis(name)) for name, values in wanted.items())
+
+
+CONTENT = tuple(each.name for each in fields(Cell) if each.compare)
+"""The fields that make a cell's id."""
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 
 def int_option(options: Options, name: str, default: int) -> int:

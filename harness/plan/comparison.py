@@ -51,21 +51,20 @@ def base_cell(cell: Cell) -> Cell:
     GPUs, the base runs on the first of them.
     """
     batch = cell.global_batch_size if cell.scaling == "strong" else cell.per_device_batch_size
-    base = _on_one_device(cell, bare=True)
-    return replace(base, per_device_batch_size=batch, global_batch_size=batch or cell.global_batch_size)
+    return _on_one_device(cell, batch, bare=True)
 
 
 def single_device_cell(cell: Cell) -> Cell:
     """Return the bare model on one device at this cell's per-device batch: one device's part of its step."""
-    return _on_one_device(cell, bare=True)
+    return _on_one_device(cell, cell.per_device_batch_size, bare=True)
 
 
 def wrapped_single_device_cell(cell: Cell) -> Cell:
     """Return the same strategy on one device at this cell's per-device batch: the cost of the wrapper itself."""
-    return _on_one_device(cell, bare=False)
+    return _on_one_device(cell, cell.per_device_batch_size, bare=False)
 
 
-def _on_one_device(cell: Cell, *, bare: bool) -> Cell:
+def _on_one_device(cell: Cell, batch: int | None, *, bare: bool) -> Cell:
     return replace(
         cell,
         strategy=BASE_STRATEGY if bare else cell.strategy,
@@ -76,7 +75,8 @@ def _on_one_device(cell: Cell, *, bare: bool) -> Cell:
         device_ids=cell.device_ids[:1],
         strategy_options={} if bare else cell.strategy_options,
         uneven=None,
-        global_batch_size=cell.per_device_batch_size or cell.global_batch_size,
+        per_device_batch_size=batch,
+        global_batch_size=batch or cell.global_batch_size,
     )
 
 

@@ -28,8 +28,7 @@ from tests.conftest import gpu_cluster, laptop
 
 ROOT = Path(__file__).parents[2]
 FEW, MANY = 20, 500
-SECONDS, MEGABYTES = 4.0, 500
-"""Of processor time, and of memory: twice the 2 s of an idle machine, as other load makes the processor slower."""
+SECONDS, MEGABYTES = 2.0, 500
 TOO_MUCH = re.compile(r"at most [0-9,]+ are allowed")
 INVENTORIES = st.sampled_from([laptop(2), laptop(64), gpu_cluster(1, 8), gpu_cluster(3, 4)])
 
@@ -207,8 +206,12 @@ def limited(folder: Path, texts: dict[str, str]) -> list[tuple[int, float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("texts", "expected"), [(WORST, BAD_INPUT), (LARGEST, 0)], ids=["worst", "largest"])
 def test_refused_and_planned_files_stay_within_the_limits(tmp_path: Path, texts: dict[str, str], expected: int) -> None:
-    for name, (code, seconds) in zip(texts, limited(tmp_path, texts), strict=True):
-        assert code == expected and seconds < SECONDS, name
+    """Of at most three tries the fastest counts: beside other load the same work takes more processor time."""
+    tries = [limited(tmp_path, texts)]
+    while len(tries) < 3 and any(seconds >= SECONDS for _, seconds in tries[-1]):
+        tries.append(limited(tmp_path, texts))
+    for name, found in zip(texts, zip(*tries, strict=True), strict=True):
+        assert {code for code, _ in found} == {expected} and min(seconds for _, seconds in found) < SECONDS, name
 
 
 @pytest.mark.slow
