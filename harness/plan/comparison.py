@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
@@ -44,6 +45,7 @@ def comparable(cell: Cell) -> bool:
     return bool(cell.per_device_batch_size)
 
 
+@lru_cache(maxsize=16_384)  # a plan asks for the base of each cell several times
 def base_cell(cell: Cell) -> Cell:
     """Return the cell that ratios are taken against: the bare model on one device, at the same batch.
 
