@@ -28,8 +28,8 @@ from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
 from harness.launch.supervision import Ending, Verdict, Watchdog
+from harness.launch.torchrun.driver_socket import SocketMailbox
 from harness.launch.torchrun.launcher import TorchrunLauncher, ask_here, command
-from harness.launch.torchrun.mailbox import SocketMailbox
 from harness.plan.cell import Placement
 from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
@@ -141,7 +141,7 @@ def test_torchrun_listens_on_loopback_only() -> None:
     line = command(Path("/dev/shm/harness-x/job"), 2)
     assert line[1:3] == ["-m", "torch.distributed.run"] and "--standalone" not in line  # it opens two stores to all
     assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
-    assert line[-3:] == ["-m", "harness.launch.torchrun.worker", "/dev/shm/harness-x/job"]
+    assert line[-3:] == ["-m", "harness.launch.torchrun.entry", "/dev/shm/harness-x/job"]
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def wait_for_a_worker(driver: int) -> psutil.Process:
     while time.monotonic() < until:
         for child in psutil.Process(driver).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if child.ppid() != driver and "harness.launch.torchrun.worker" in child.cmdline():
+                if child.ppid() != driver and "harness.launch.torchrun.entry" in child.cmdline():
                     return child
         time.sleep(0.1)
     raise AssertionError("no worker was started in time")

@@ -34,7 +34,7 @@ from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, startup_callbacks
 from harness.launch.ray.nodes import NodeChoice, ask_agents, patience
-from harness.launch.ray.worker import train
+from harness.launch.ray.train_function import train
 from harness.launch.startup import Received, StartupTimer
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
 from harness.plan.cell import Placement

@@ -25,8 +25,8 @@ from harness.launch.failures import despite, explained, from_exit, from_hang, pr
 from harness.launch.protocol import GroupStarted, Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
-from harness.launch.torchrun.mailbox import SocketMailbox
-from harness.launch.torchrun.worker import ADDRESS, KEY_VARIABLE, SOCKET
+from harness.launch.torchrun.driver_socket import SocketMailbox
+from harness.launch.torchrun.entry import ADDRESS, KEY_VARIABLE, SOCKET
 from harness.plan.trial import TrialResult, WorkerGroup, skipped
 from harness.system import sanitize
 from harness.system.import_path import path_without
@@ -89,7 +89,7 @@ def command(job_file: Path, workers: int) -> list[str]:
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder / 'meeting'}", "--rdzv-conf=store_type=file"]
     here = ["--nnodes=1", f"--rdzv-id={folder.name}", f"--local-addr={ADDRESS}", f"--log-dir={folder / 'logs'}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *here, *rendezvous, f"--nproc-per-node={workers}"]
-    return [*torchrun, "-m", "harness.launch.torchrun.worker", str(job_file)]
+    return [*torchrun, "-m", "harness.launch.torchrun.entry", str(job_file)]
 
 
 def _variables(job: Job) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from harness.analysis.results import Results
-from harness.report.figures.convergence import learning_curves, losses_by_step
 from harness.report.figures.devices import bus_bandwidth, memory_by_gpu
 from harness.report.figures.drawing import Drawing, style
+from harness.report.figures.learning_curves import learning_curves, losses_by_step
 from harness.report.figures.prediction import predicted_steps
 from harness.report.figures.scaling import batch_sizes, efficiency_by_devices, paired_ratios, throughput_by_devices
 from harness.report.figures.steps import efficiency_waterfall, step_phases, step_times

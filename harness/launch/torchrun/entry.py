@@ -1,4 +1,4 @@
-"""The entry point of a rank under torchrun, for one trial: ``-m harness.launch.torchrun.worker JOB_FILE``."""
+"""The entry point of a rank under torchrun, for one trial: ``-m harness.launch.torchrun.entry JOB_FILE``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from harness.launch.protocol import Job
 from harness.launch.rank import devices_of, run_rank
 from harness.launch.startup import register_process
-from harness.launch.torchrun.mailbox import DriverLine
+from harness.launch.torchrun.driver_socket import DriverLine
 from harness.launch.worker import TrialFailed, failure
 from harness.system.process import die_with_parent
 from harness.train.ranks import Ranks
