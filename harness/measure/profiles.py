@@ -207,7 +207,7 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
     device = stepper.ranks.devices[0]
     for _ in range(FIRST_STEPS):
         stepper.step()
-    events = _profiled(stepper)
+    events = profiled_steps(stepper)
     by_rank = stepper.ranks.gather(collective_times(events, traits.profiled_parts, device))
     waiting = [part.name for part in traits.profiled_parts if part.waits]
 
@@ -223,7 +223,8 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
     return facts | ({"explain_error": NO_KERNELS} if unseen else {})
 
 
-def _profiled(stepper: Stepper) -> list[Event]:
+def profiled_steps(stepper: Stepper) -> list[Event]:
+    """Return the events of PROFILED_STEPS steps, which all ranks begin together."""
     devices = stepper.ranks.devices
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices[0].type == "cuda" else [])]
     stepper.ranks.barrier()

@@ -16,6 +16,7 @@ from tests.gpu import table
 from tests.gpu.claims import CLAIMS, named
 from tests.gpu.modules import missing
 from tests.gpu.runner import Done, Machine, failed, run_all
+from tests.gpu.setting import KEPT
 
 MINUTES, MINUTES_EACH = 8.0, 4.0
 """The time limit on one GPU or on a CPU, and what is added for more GPUs."""
@@ -29,9 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         claims, machine, facts = named(asked.only), *_machine(asked.device)
+        claims = [claim for claim in claims if asked.part in (None, claim.part)]
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    if asked.output:
+        asked.output.mkdir(parents=True, exist_ok=True)
+        os.environ[KEPT] = str(asked.output.resolve())
     minutes = asked.minutes or MINUTES + (MINUTES_EACH if machine.gpus > 1 else 0.0)
     _say("\n".join(f"{name}: {value}" for name, value in facts.items()))
     if lacking := missing():
@@ -56,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the claims with a meaning there"
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="claims with one of these in the name")
+    parser.add_argument("--part", type=int, choices=(1, 2), help="2: the claims that time steps; 1: the others")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="where acceptance.json and .md are written")
     parser.add_argument("--minutes", type=float, help="time limit; default 8 on one GPU, 12 on several")
     parser.add_argument("--list", action="store_true", help="print the names of the claims and stop")

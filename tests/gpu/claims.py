@@ -11,7 +11,8 @@ class Claim:
 
     ``function``: ``module:function`` in tests/gpu, called with the device and ``arguments`` in a process of its own,
     which is killed after ``limit_s`` seconds. ``gpus``: how many it needs; ``cpu``: whether it runs on a CPU too.
-    ``alone``: no other claim may run beside it, since it times steps or fills the memory.
+    ``alone``: no other claim may run beside it, since it times steps or fills the memory. ``first``: it is in the
+    first of two calls nevertheless.
     """
 
     name: str
@@ -21,6 +22,12 @@ class Claim:
     gpus: int = 1
     cpu: bool = True
     alone: bool = False
+    first: bool = False
+
+    @property
+    def part(self) -> int:
+        """Return the call that the claim belongs to, if they are split in two (--part)."""
+        return 2 if self.alone and not self.first else 1
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -46,7 +53,11 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("fsdp shards before it moves", "memory:fsdp_shards_first", cpu=False),
     Claim("peak of steps, single", "memory:peak_of_steps", ("single",), cpu=False),
     Claim("peak of steps, fsdp", "memory:peak_of_steps", ("fsdp",), cpu=False),
-    # clocks, one claim at a time from here on
+    Claim("planted memory", "planted:memory", cpu=False),
+    # whole runs and clocks, one claim at a time from here on
+    Claim("a run through Ray, whole", "runs:whole", limit_s=300, cpu=False, alone=True, first=True),
+    Claim("planted waits are idle time", "planted:waits", alone=True),
+    Claim("planted work is forward's", "planted:forward", alone=True),
     Claim("events against wall clock", "clocks:events_and_wall", alone=True),
     Claim("phases against steps", "clocks:phases_and_steps", alone=True),
     Claim("NVML's energy", "clocks:energy", cpu=False, alone=True),
@@ -54,6 +65,9 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("peak of products", "hardware:peak_products", alone=True),
     Claim("overhead of a step", "speed:overhead", limit_s=150, alone=True),
     Claim("ResNet-50 against by hand", "speed:resnet50", limit_s=100, alone=True),
+    Claim("GPT against by hand", "speed:gpt", limit_s=100, cpu=False, alone=True),
+    Claim("two profiles agree", "profiling:profiles_agree", ("0",), cpu=False, alone=True),
+    Claim("two agree, CUPTI taken down", "profiling:profiles_agree", ("1",), cpu=False, alone=True),
     Claim("ddp after a profile", "profiling:after_a_profile", ("0",), alone=True),
     Claim("the same, CUPTI taken down", "profiling:after_a_profile", ("1",), cpu=False, alone=True),
     Claim("the profiler sees kernels", "profiling:kernels_are_seen", cpu=False, alone=True),

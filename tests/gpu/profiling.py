@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+from collections import Counter
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from harness.measure.profiles import FIRST_STEPS, PROFILED_STEPS, profiled_steps
 from harness.measure.stepper import Stepper
-from tests.gpu.setting import SMALL, cell_of, group_of_one, median_pace_s, need_cuda, stepper_of, steps_for
+from tests.gpu.setting import SMALL, cell_of, group_of_one, kept, median_pace_s, need_cuda, stepper_of, steps_for
 from tests.gpu.verdict import Verdict, judged, measured
 
 WINDOWS, PROFILED = 7, 3
@@ -41,6 +44,26 @@ def kernels_are_seen(device: torch.device) -> Verdict:
         return measured("no kernel is seen: CUPTI is not allowed here", kernels=0.0)
     text = f"{len(spans) / PROFILED:.0f} kernels a step, median {statistics.median(spans):.1f} us"
     return judged(sum(spans) > 0, text, kernels=len(spans) / PROFILED)
+
+
+def profiles_agree(device: torch.device, teardown: str) -> Verdict:
+    """Two profiles of a process have the same kernels, each as often in every step: none is lost at its start."""
+    need_cuda(device)
+    os.environ["TEARDOWN_CUPTI"] = teardown
+    with group_of_one(device):
+        stepper = stepper_of(cell_of(device, {**SMALL, "strategy": "fsdp"}), device)
+        for _ in range(FIRST_STEPS):
+            stepper.step()
+        profiles = [profiled_steps(stepper) for _ in range(2)]
+    if folder := kept():
+        rows = [[*event] for event in profiles[0]]
+        (folder / f"profile_{teardown}.json").write_text(json.dumps(rows))
+    counts = [Counter(e.name for e in events if e.gpu is not None and not e.annotation) for events in profiles]
+    uneven = sum(count % PROFILED_STEPS for of_one in counts for count in of_one.values())
+    other = sum(((counts[0] - counts[1]) + (counts[1] - counts[0])).values())
+    first, second = (of_one.total() for of_one in counts)
+    text = f"{first} and {second} kernels in {PROFILED_STEPS} steps; {other} differ, {uneven} beyond whole steps"
+    return judged(first > 0 and not uneven and not other, text, first=first, second=second)
 
 
 def _profile(device: torch.device, stepper: Stepper) -> profile:

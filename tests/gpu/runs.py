@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tests.gpu.modules import requirement_of
-from tests.gpu.setting import need_cuda
+from tests.gpu.setting import kept, need_cuda
 from tests.gpu.verdict import NotRun, Verdict, judged
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,29 @@ grid:
   workload.blocks: [1, 100_000]
 limits: {trial: 60s, prune_oom: false}
 """
+WHOLE = """
+name: whole
+workload: language_model
+device: cuda
+grid:
+  model: [small]
+  strategy: [single, ddp, fsdp]
+  devices: [1]
+  per_device_batch_size: [8]
+  precision: [bf16, fp32]
+exclude:
+  - {strategy: [ddp, fsdp], precision: fp32}
+optimizer: {name: AdamW, lr: 0.0003}
+throughput: {blocks: 2, windows: 2, window_seconds: 1}
+"""
+NEVER_NULL = {
+    "trials": ("throughput_per_s", "step_s", "wait_fraction", "flops_per_unit", "measured_peak_flops_per_s"),
+    "ranks": ("peak_memory_bytes", "power_w", "sm_clock_fraction", "temperature_c", "gpu_utilisation", "throttled"),
+    "cells": ("mfu", "of_measured_peak", "peak_memory_bytes", "estimated_peak_bytes"),
+    "gpus": ("power_w", "sm_clock_fraction", "temperature_c"),
+    "phases": ("idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "host_wait_s"),
+}
+"""The columns that a run on GPUs has in each row of an ok trial, by table."""
 NAMED = """
 name: named
 device: cuda
@@ -70,15 +95,18 @@ class Hungry:
 
 
 @contextmanager
-def harness_run(text: str, workload: str = "") -> Iterator[Path]:
-    """Run an experiment with ``python -m harness.run``; yield its run folder. ``workload``: the module hungry."""
+def harness_run(text: str, workload: str = "", timed: str = TIMED) -> Iterator[Path]:
+    """Run an experiment with ``python -m harness.run``; yield its run folder. ``workload``: the module hungry.
+
+    ``timed``: further sections of the file.
+    """
     if importlib.util.find_spec("ray") is None:  # the command imports Ray whichever launcher is asked for
         raise NotRun(f"needs {requirement_of('ray')}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "hungry.py").write_text(workload)
         file = folder / "experiment.yaml"
-        file.write_text(text + TIMED)
+        file.write_text(text + timed)
         command = [sys.executable, "-m", "harness.run", str(file), "--output", str(folder / "out"), "--quiet"]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         sys.stdout.write(done.stdout[-8000:])
@@ -99,6 +127,41 @@ def out_of_memory(device: torch.device, launcher: str) -> Verdict:
     held = before - torch.cuda.mem_get_info(device)[0]
     good = sorted(outcomes) == ["ok", "ok", "oom", "oom"] and "ok" in after_first and held < GIB
     return judged(good, f"outcomes {', '.join(outcomes)}; memory kept afterwards {max(0, held) / GIB:.2f} GiB")
+
+
+def whole(device: torch.device) -> Verdict:
+    """A run with every part on, as a user's, has no null where a GPU can be read; its report is written."""
+    need_cuda(device)
+    import harness
+
+    with harness_run(WHOLE, timed="") as run:
+        results = harness.load(run)
+        if folder := kept():
+            shutil.copytree(run, folder / "whole", dirs_exist_ok=True)
+        report = (run / "report.html").exists()
+    nulls = [f"{table}.{name}" for table, name in nulls_of(results)]
+    outcomes = sorted(set(results.trials["outcome"]))
+    cells = results.cells.set_index(["strategy", "precision"])
+    told = [
+        f"{'/'.join(map(str, name))}: {row.throughput_per_s:,.0f} a second, MFU {_percent(row.mfu)}, peak "
+        f"{row.peak_memory_bytes / GIB:.2f} GiB of {(row.estimated_peak_bytes or 0) / GIB:.2f} estimated"
+        for name, row in cells.iterrows()
+    ]
+    text = "; ".join([*told, f"outcomes {', '.join(outcomes)}", f"null: {', '.join(nulls) or 'none'}"])
+    return judged(outcomes == ["ok"] and not nulls and report, text)
+
+
+def nulls_of(results: Any) -> list[tuple[str, str]]:
+    """Return the tables and columns that have a null, or no row, where a GPU can be read."""
+    found = []
+    for table, names in NEVER_NULL.items():
+        rows = getattr(results, table)
+        found += [(table, name) for name in names if rows.empty or rows[name].isna().any()]
+    return found
+
+
+def _percent(share: object) -> str:
+    return f"{100 * share:.0f} %" if isinstance(share, float) else "unknown"
 
 
 def named_gpus(device: torch.device) -> Verdict:

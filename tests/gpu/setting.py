@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,6 +87,15 @@ def pace_s(window: TimedWindow) -> float:
 
 def median_pace_s(windows: list[TimedWindow]) -> float:
     return statistics.median(map(pace_s, windows))
+
+
+KEPT = "HARNESS_ACCEPTANCE_OUTPUT"
+
+
+def kept() -> Path | None:
+    """Return the folder of --output, for what a claim leaves to be looked at; None without it."""
+    folder = os.environ.get(KEPT)
+    return Path(folder) if folder else None
 
 
 def need_cuda(device: torch.device) -> None:

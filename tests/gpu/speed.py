@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.measure.flops import count_flops
+from harness.measure.profiles import events_of, union
 from harness.measure.stepper import Stepper
 from harness.system.process import no_garbage_collection
-from tests.gpu.setting import SMALL, cell_of, pace_s, stepper_of, steps_for
+from tests.gpu.setting import SMALL, cell_of, median_pace_s, need_cuda, pace_s, stepper_of, steps_for
 from tests.gpu.verdict import Verdict, judged, measured
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +114,77 @@ def hand_written(stepper: Stepper, device: torch.device) -> Callable[[int], floa
             return (time.perf_counter() - start) / steps
 
     return loop
+
+
+def gpt(device: torch.device) -> Verdict:
+    """A second instrument: the same GPT in a loop by hand has the harness's step time, peak and MFU.
+
+    The loop's peak is the allocator's; its busy time is that of its kernels under torch.profiler, after a warm-up.
+    """
+    need_cuda(device)
+    training = {"optimizer": {"name": "AdamW", "lr": 3e-4}, "workload": "language_model"}
+    grid = {"model": "small", "data": "synthetic_device", "per_device_batch_size": 16, "precision": "bf16"}
+    cell = cell_of(device, grid, workload_options={"samples": 64}, **training)
+    stepper = stepper_of(cell, device)
+    steps = steps_for(stepper, 1.0)
+    torch.cuda.reset_peak_memory_stats(device)
+    own_s = median_pace_s([stepper.window("timed", steps, detailed=False) for _ in range(3)])
+    own_peak = torch.cuda.max_memory_allocated(device)
+    workload, batch = stepper.training._workload, stepper.one_batch()
+    per_token = count_flops(workload, batch, device).per_unit or 0.0
+    tokens = cell.global_batch_size * workload.shape.context  # type: ignore[attr-defined]
+    del stepper
+    torch.cuda.empty_cache()
+    loop = gpt_by_hand(workload.build_model().to(device), batch)
+    loop(steps)
+    torch.cuda.reset_peak_memory_stats(device)
+    hand_s = statistics.median(loop(steps) for _ in range(3))
+    hand_peak = torch.cuda.max_memory_allocated(device)
+    busy_s = busy_seconds(loop)
+    ratio, memory = own_s / hand_s, own_peak / hand_peak
+    mfu = per_token * tokens / own_s / H100_BF16
+    text = f"step {1000 * own_s:.2f} ms, {ratio:.3f} of the loop by hand; peak {own_peak / 2**30:.2f} GiB, {memory:.3f}"
+    text += f"; kernels run {100 * busy_s / hand_s:.0f} % of the step; {tokens / own_s:,.0f} tokens/s, MFU {mfu:.2f}"
+    text += "; bounds 1.02, 1.02; expected MFU 0.25 to 0.45"
+    return judged(ratio <= 1.02 and memory <= 1.02, text, own_s=own_s, hand_s=hand_s, mfu=mfu, busy_s=busy_s)
+
+
+H100_BF16 = 989e12
+"""FLOP/s of an H100 SXM without sparsity, by its data sheet."""
+
+
+def gpt_by_hand(model: nn.Module, batch: Any) -> Callable[[int], float]:
+    """Return a loop as one writes it without a harness; it returns seconds a step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    tokens, wanted = batch[:, :-1], batch[:, 1:].flatten()
+
+    def loop(steps: int) -> float:
+        with no_garbage_collection():
+            _wait(batch.device)
+            start = time.perf_counter()
+            for _ in range(steps):
+                optimizer.zero_grad(set_to_none=True)
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), wanted)
+                loss.backward()
+                optimizer.step()
+            _wait(batch.device)
+            return (time.perf_counter() - start) / steps
+
+    return loop
+
+
+def busy_seconds(loop: Callable[[int], float], steps: int = 5) -> float:
+    """Return the seconds of a step in which a kernel runs, by a profile that starts after a warm-up."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    plan = schedule(wait=0, warmup=1, active=1)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=plan) as profiler:
+        for _ in range(2):
+            loop(steps)
+            profiler.step()
+    kernels = [e.span for e in events_of(profiler) if e.gpu is not None and not e.annotation]
+    return sum(end - start for start, end in union(kernels)) / 1e9 / steps
 
 
 def _wait(device: torch.device) -> None:

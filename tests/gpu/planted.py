@@ -1,0 +1,130 @@
+"""Claims whose answer is planted: idle time, time in the forward pass, memory."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.measure.stepper import Stepper
+from harness.train.training import Training
+from tests.gpu.setting import cell_of, need_cuda, one_rank
+from tests.gpu.verdict import Verdict, judged
+
+BATCH, STEPS = 8, 20
+PLANTED_S, CLOSE = 0.02, 0.15
+"""The planted seconds a step, and how far what is measured may be from them."""
+HELD_BYTES = 4 * 2**30
+
+
+class Planted:
+    """A small model with a data set that sleeps for ``wait_s`` a batch and a pass that takes ``busy_s`` longer."""
+
+    unit = "samples"
+
+    def __init__(self, *, wait_s: float = 0.0, busy_s: float = 0.0, held_bytes: int = 0) -> None:
+        self.wait_s, self.busy_s, self.held_bytes = wait_s, busy_s, held_bytes
+
+    def build_model(self) -> nn.Module:
+        model = nn.Linear(8, 8)
+        model.register_buffer("held", torch.empty(self.held_bytes, dtype=torch.uint8))
+        return model
+
+    def datasets(self) -> tuple[Any, Any]:
+        data = Sleeping(self.wait_s / BATCH)
+        return data, data
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        total = model(batch).square().sum()
+        if self.busy_s:
+            busy(total.device, self.busy_s)
+        return total, torch.full((), len(batch), device=total.device)
+
+
+class Sleeping(torch.utils.data.Dataset[Tensor]):
+    """Samples that take ``seconds`` each."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 64 * BATCH
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(self.seconds)
+        return torch.full((8,), float(index))
+
+
+_cycles_per_s: list[float] = []
+
+
+def busy(device: torch.device, seconds: float) -> None:
+    """Keep the device busy for so long; on a CPU the calling thread."""
+    if device.type != "cuda":
+        return time.sleep(seconds)
+    if not _cycles_per_s:
+        _cycles_per_s.append(cycles_per_s())
+    torch.cuda._sleep(int(seconds * _cycles_per_s[0]))
+
+
+def cycles_per_s() -> float:
+    """Return how many cycles of ``torch.cuda._sleep`` a second has, at the clock of a GPU that works."""
+    cycles, start, end = 200_000_000, torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(2):
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+    return cycles / (start.elapsed_time(end) / 1e3)
+
+
+def waits(device: torch.device) -> Verdict:
+    """A data set that sleeps leaves the stream idle, or a CPU waiting, for that time and in no other phase."""
+    return _phase(device, Planted(wait_s=PLANTED_S), "idle" if device.type == "cuda" else "wait")
+
+
+def forward(device: torch.device) -> Verdict:
+    """Work that is added to the forward pass is time of that pass, on the device's clock, and of no other."""
+    if device.type == "cuda":
+        busy(device, PLANTED_S)  # reads the clock's rate outside the windows
+    return _phase(device, Planted(busy_s=PLANTED_S), "forward")
+
+
+def _phase(device: torch.device, workload: Planted, phase: str) -> Verdict:
+    seconds = {}
+    for name, planted in {"without": Planted(), "with": workload}.items():
+        stepper = stepper_of(planted, device)
+        stepper.window("warmup", STEPS)
+        window = stepper.window("phases", STEPS).window
+        seconds[name] = {one: total / STEPS for one, total in window.phases.items()}
+    grown = {one: seconds["with"][one] - seconds["without"][one] for one in seconds["with"]}
+    text = ", ".join(f"{one} {1000 * more:+.2f} ms" for one, more in grown.items() if abs(more) >= 1e-5)
+    others = max(abs(more) for one, more in grown.items() if one != phase)
+    holds = abs(grown[phase] / PLANTED_S - 1) <= CLOSE and others <= CLOSE * PLANTED_S
+    return judged(holds, f"{text}; planted: {phase} {1000 * PLANTED_S:.0f} ms, within {100 * CLOSE:.0f} %", **grown)
+
+
+def stepper_of(workload: Planted, device: torch.device) -> Stepper:
+    """Return a stepper of a workload that no experiment names."""
+    cell = cell_of(device, {"per_device_batch_size": BATCH}, workload="mlp")
+    ranks = one_rank(device)
+    training = Training(cell, workload, 0, ranks)
+    return Stepper(training, workload.datasets()[0], cell, 0, ranks, collate=None, advance=lambda: None)
+
+
+def memory(device: torch.device) -> Verdict:
+    """Bytes that a model holds are those by which the peak of its steps grows."""
+    need_cuda(device)
+    peaks = []
+    for held in (0, HELD_BYTES):
+        stepper = stepper_of(Planted(held_bytes=held), device)
+        stepper.window("warmup", STEPS)
+        torch.cuda.reset_peak_memory_stats(device)
+        stepper.window("timed", STEPS)
+        peaks.append(torch.cuda.max_memory_allocated(device))
+        del stepper
+    grown = peaks[1] - peaks[0]
+    text = f"peak + {grown / 2**30:.4f} GiB; planted {HELD_BYTES / 2**30:.0f} GiB, within 0.1 %"
+    return judged(abs(grown / HELD_BYTES - 1) <= 1e-3, text, grown=float(grown))
