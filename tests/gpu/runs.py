@@ -59,7 +59,8 @@ NEVER_NULL = {
     "ranks": ("peak_memory_bytes", "power_w", "sm_clock_fraction", "temperature_c", "gpu_utilisation", "throttled"),
     "cells": ("mfu", "of_measured_peak", "peak_memory_bytes", "estimated_peak_bytes"),
     "gpus": ("power_w", "sm_clock_fraction", "temperature_c"),
-    "phases": ("idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "host_wait_s"),
+    "phases": ("idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s"),
+    "host_phases": ("host_wait_s", "host_forward_s"),
 }
 """The columns that a run on GPUs has in each row of an ok trial, by table."""
 NAMED = """

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from harness.record.schema import TABLES
 from tests.gpu import __main__ as command
 from tests.gpu import modules, one, runner, table
 from tests.gpu.claims import CLAIMS, Claim, named
@@ -91,6 +92,13 @@ def test_the_most_that_construction_takes_follows_from_the_units() -> None:
     assert most_built(Mlp(model="large"), "fsdp") == pytest.approx(1 + 50_005_000 / 75_060_010)
     assert most_built(Tall(), "fsdp") == pytest.approx(1 + 1 / 8)  # the whole model twice, 2.0, is beyond each
     assert most_built(Mlp(model="large"), "single") == 1.3
+
+
+def test_what_a_run_on_gpus_must_have_is_in_its_tables() -> None:
+    from tests.gpu.runs import NEVER_NULL
+
+    columns = {table.name: table.names for table in TABLES}
+    assert all(set(names) <= set(columns[table]) for table, names in NEVER_NULL.items())
 
 
 ENDS = {"abort": "killed by signal 6", "leave": "left with exit code 3", "hang": "killed after 2 s"}
