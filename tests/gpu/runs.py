@@ -62,7 +62,7 @@ NEVER_NULL = {
     "phases": ("idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s"),
     "host_phases": ("host_wait_s", "host_forward_s"),
 }
-"""The columns that a run on GPUs has in each row of an ok trial, by table."""
+"""The columns that a run on GPUs has in each row of a timed trial or a cell, by table."""
 NAMED = """
 name: named
 device: cuda
@@ -155,8 +155,10 @@ def whole(device: torch.device) -> Verdict:
 def nulls_of(results: Any) -> list[tuple[str, str]]:
     """Return the tables and columns that have a null, or no row, where a GPU can be read."""
     found = []
+    timed = results.trials.loc[results.trials["kind"] == "throughput", "trial_id"]
     for table, names in NEVER_NULL.items():
         rows = getattr(results, table)
+        rows = rows[rows["trial_id"].isin(timed)] if "trial_id" in rows else rows
         found += [(table, name) for name in names if rows.empty or rows[name].isna().any()]
     return found
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from harness.record.schema import TABLES
+from harness.record.schema import table_of
 from tests.gpu import __main__ as command
 from tests.gpu import modules, one, runner, table
 from tests.gpu.claims import CLAIMS, Claim, named
@@ -97,8 +97,7 @@ def test_the_most_that_construction_takes_follows_from_the_units() -> None:
 def test_what_a_run_on_gpus_must_have_is_in_its_tables() -> None:
     from tests.gpu.runs import NEVER_NULL
 
-    columns = {table.name: table.names for table in TABLES}
-    assert all(set(names) <= set(columns[table]) for table, names in NEVER_NULL.items())
+    assert all(set(names) <= set(table_of(table).names) for table, names in NEVER_NULL.items())
 
 
 ENDS = {"abort": "killed by signal 6", "leave": "left with exit code 3", "hang": "killed after 2 s"}
