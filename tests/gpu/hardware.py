@@ -110,10 +110,11 @@ def flops_agree(device: torch.device) -> Verdict:
     allocated = torch.cuda.memory_allocated(device) if cuda else 0
     here = count_flops(workload, tuple(tensor.to(device) for tensor in images), device)
     same_state = torch.equal(torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state(), state)
-    freed = not cuda or torch.cuda.memory_allocated(device) <= allocated + LEFT_OVER
+    more = torch.cuda.memory_allocated(device) - allocated if cuda else 0
     there = count_flops(workload, images, CPU)
-    text = f"{here.per_unit or 0:.3g} here, {there.per_unit or 0:.3g} on the CPU"
-    return judged(here == there and here.per_unit is not None and same_state and freed, text)
+    text = f"{here.per_unit or 0:.10g} here, {there.per_unit or 0:.10g} on the CPU{here.reason and '; ' + here.reason}"
+    text += f"; {more / 2**20:.0f} MiB more allocated, generator {'as before' if same_state else 'changed'}"
+    return judged(here == there and here.per_unit is not None and same_state and more <= LEFT_OVER, text)
 
 
 def peak_products(device: torch.device) -> Verdict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,7 +51,7 @@ grid:
 exclude:
   - {strategy: [ddp, fsdp], precision: fp32}
 optimizer: {name: AdamW, lr: 0.0003}
-throughput: {blocks: 2, windows: 2, window_seconds: 1}
+throughput: {blocks: 2, windows: 2, window_seconds: 1, warmup_seconds: 2}
 """
 NEVER_NULL = {
     "trials": ("throughput_per_s", "step_s", "wait_fraction", "flops_per_unit", "measured_peak_flops_per_s"),
@@ -108,13 +107,14 @@ def harness_run(text: str, workload: str = "", timed: str = TIMED) -> Iterator[P
         (folder / "hungry.py").write_text(workload)
         file = folder / "experiment.yaml"
         file.write_text(text + timed)
-        command = [sys.executable, "-m", "harness.run", str(file), "--output", str(folder / "out"), "--quiet"]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        sys.stdout.write(done.stdout[-8000:])
-        runs = list((folder / "out").glob("*/*"))
-        if len(runs) != 1:
+        runs = (kept() or folder) / "runs"
+        before = set(runs.glob("*/*"))
+        command = [sys.executable, "-m", "harness.run", str(file), "--output", str(runs)]
+        done = subprocess.run(command, cwd=ROOT)
+        made = [run for run in runs.glob("*/*") if run not in before]
+        if len(made) != 1:
             raise RuntimeError(f"harness.run made no run; exit code {done.returncode}")
-        yield runs[0]
+        yield made[0]
 
 
 def out_of_memory(device: torch.device, launcher: str) -> Verdict:
@@ -137,8 +137,6 @@ def whole(device: torch.device) -> Verdict:
 
     with harness_run(WHOLE, timed="") as run:
         results = harness.load(run)
-        if folder := kept():
-            shutil.copytree(run, folder / "whole", dirs_exist_ok=True)
         report = (run / "report.html").exists()
     nulls = [f"{table}.{name}" for table, name in nulls_of(results)]
     outcomes = sorted(set(results.trials["outcome"]))
