@@ -185,7 +185,7 @@ def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, c
     def note(tensor: Tensor) -> Tensor:
         if _storage(tensor) not in own:
             kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor
+        return tensor.detach()  # a node that holds its own output is in a cycle that no garbage collection finds
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss, _ = subject.loss(wrapped, batch)

@@ -241,24 +241,29 @@ def measured_peak(
         raise ValueError(f"precision: got {precision!r}; {nearest(precision, DTYPES)}")
     try:
         with torch.inference_mode(), _float32_products("high" if precision == "tf32" else "highest"):
-            on_gpu = device.type == "cuda"
-            matrices = _matrices(CUDA_ROWS[precision] if on_gpu else FEWEST_ROWS, precision, device)
-            # the shorter of two products, since the first also initialises the library
-            while not on_gpu and min(_product_s(matrices, device, clock) for _ in range(2)) < LONG_S:
-                if len(matrices[0]) >= MOST_ROWS:
-                    break
-                matrices = _matrices(2 * len(matrices[0]), precision, device)
-            for _ in range(WARMUP):
-                _product_s(matrices, device, clock)
-            times: list[float] = []
-            began = clock()
-            while len(times) < LEAST or clock() - began < seconds:
-                times.append(_product_s(matrices, device, clock))
-            rows, shortest_s = len(matrices[0]), min(times)
+            rows, shortest_s = _shortest_product(device, precision, seconds, clock)
     finally:
         if device.type == "cuda":
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # once nothing refers to the matrices: else their memory stays this process's
     return 2.0 * rows**3 / shortest_s
+
+
+def _shortest_product(device: torch.device, precision: str, seconds: float, clock: Clock) -> tuple[int, float]:
+    """Return the rows of the matrices and the seconds of their shortest product."""
+    on_gpu = device.type == "cuda"
+    matrices = _matrices(CUDA_ROWS[precision] if on_gpu else FEWEST_ROWS, precision, device)
+    # the shorter of two products, since the first also initialises the library
+    while not on_gpu and min(_product_s(matrices, device, clock) for _ in range(2)) < LONG_S:
+        if len(matrices[0]) >= MOST_ROWS:
+            break
+        matrices = _matrices(2 * len(matrices[0]), precision, device)
+    for _ in range(WARMUP):
+        _product_s(matrices, device, clock)
+    times: list[float] = []
+    began = clock()
+    while len(times) < LEAST or clock() - began < seconds:
+        times.append(_product_s(matrices, device, clock))
+    return len(matrices[0]), min(times)
 
 
 def _matrices(rows: int, precision: str, device: torch.device) -> Matrices:

@@ -77,6 +77,10 @@ def _on_this_machine(cell: Cell, machine: Machine) -> Iterator[SkipReason]:
         yield from _needs_cuda(cell)
     if cell.backend == "nccl" and cell.oversubscribed:
         yield SkipReason("shared_device", f"{cell.strategy}.backend nccl rejects ranks that share a GPU")
+    # seen with torch 2.11: github.com/pytorch/pytorch/issues/152645
+    on_gpus = machine.device == "cuda" and cell.traits.shards_parameters and cell.devices > 1
+    if on_gpus and (cell.oversubscribed or cell.backend == "gloo"):
+        yield SkipReason("gloo_shards", f"{cell.strategy} needs NCCL: gloo crashes if it gathers shards of a GPU whole")
     if cell.strategy_options.get("mesh") == "hybrid" and cell.nodes == 1 and cell.devices > 1:
         yield SkipReason("one_node", "fsdp.mesh hybrid shards inside nodes and replicates between them: one is flat")
 

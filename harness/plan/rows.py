@@ -144,6 +144,7 @@ SkipCode = Literal[
     "no_compiler",
     "needs_cuda",
     "shared_device",
+    "gloo_shards",
     "one_node",
     "model_too_large",
     "too_few_samples",

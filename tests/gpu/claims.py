@@ -46,7 +46,6 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim("options train alike", "precision:options_train_alike"),
     Claim("ddp, two ranks on one GPU", "ranks:shared_gpu", ("ddp",), limit_s=90),
-    Claim("fsdp, two ranks on one GPU", "ranks:shared_gpu", ("fsdp",), limit_s=90),
     Claim("compile over fully_shard", "ranks:compiled_shards", limit_s=150),
     Claim("NCCL's monitor, FileStore", "ranks:heartbeat", cpu=False, limit_s=70),
     # memory

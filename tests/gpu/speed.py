@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from harness.measure.flops import count_flops
-from harness.measure.profiles import events_of, union
+from harness.measure.profiles import Event, events_of, union
 from harness.measure.stepper import Stepper
 from harness.system.process import no_garbage_collection
 from tests.gpu.setting import SMALL, cell_of, median_pace_s, need_cuda, pace_s, stepper_of, steps_for
@@ -178,12 +178,14 @@ def busy_seconds(loop: Callable[[int], float], steps: int = 5) -> float:
     """Return the seconds of a step in which a kernel runs, by a profile that starts after a warm-up."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
-    plan = schedule(wait=0, warmup=1, active=1)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=plan) as profiler:
+    found: list[Event] = []
+    plan = schedule(wait=0, warmup=1, active=1, repeat=1)
+    activities, take = [ProfilerActivity.CPU, ProfilerActivity.CUDA], lambda done: found.extend(events_of(done))
+    with profile(activities=activities, schedule=plan, on_trace_ready=take) as profiler:
         for _ in range(2):
             loop(steps)
             profiler.step()
-    kernels = [e.span for e in events_of(profiler) if e.gpu is not None and not e.annotation]
+    kernels = [e.span for e in found if e.gpu is not None and not e.annotation]
     return sum(end - start for start, end in union(kernels)) / 1e9 / steps
 
 

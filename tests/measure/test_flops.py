@@ -452,3 +452,19 @@ def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(ValueError) as caught:
         measured_peak(CPU, "fp23")
     assert str(caught.value) == "precision: got 'fp23'; did you mean 'fp32'? (allowed: bf16, fp16, fp32, tf32)"
+
+
+def test_a_gpu_gets_its_memory_back_once_nothing_refers_to_the_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def matrices(rows: int, precision: str, device: torch.device) -> list[Tensor]:
+        found = [torch.ones(2, 2) for _ in range(3)]
+        made.extend(map(weakref.ref, found))
+        return found
+
+    monkeypatch.setattr(flops, "_matrices", matrices)
+    monkeypatch.setattr(flops, "_product_s", lambda *arguments: 1.0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(sum(one() is not None for one in made)))
+    assert measured_peak(torch.device("cuda", 0), "bf16", seconds=0.0) == 2.0 * 2**3
+    assert alive == [0] and len(made) == 3

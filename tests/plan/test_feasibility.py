@@ -17,6 +17,7 @@ from harness.plan.run_environment import spent_device_seconds
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 2, 1, "weak", 8, 16)
 LAPTOP = Machine("cpu", 1, (2,), compiler=True)
 TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
+GLOO_SHARDS = "gloo_shards: fsdp needs NCCL: gloo crashes if it gathers shards of a GPU whole"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,10 @@ TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
             TWO_NODES,
             "shared_device: ddp.backend nccl rejects ranks that share a GPU",
         ),
+        ({"strategy": "fsdp", "oversubscribed": True}, TWO_NODES, GLOO_SHARDS),
+        ({"strategy": "fsdp", "strategy_options": {"backend": "gloo"}}, TWO_NODES, GLOO_SHARDS),
+        ({"strategy": "fsdp", "strategy_options": {"backend": "gloo"}, "devices": 1}, TWO_NODES, None),
+        ({"strategy": "fsdp", "oversubscribed": True}, LAPTOP, None),
         (
             {"strategy": "fsdp", "strategy_options": {"mesh": "hybrid"}},
             TWO_NODES,
