@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ Intervals = list[Span]
 """Disjoint stretches of time in order, each with its start and end in ns."""
 MEMORY = ("Memcpy", "Memset")
 """The names of what a GPU does without a kernel begin with these; a copy computes nothing."""
+OF_CUDA = re.compile(r"cu(da)?[A-Z]")
+"""The names of calls of CUDA, which are numbered apart from torch's operators: a kernel has its operator's number."""
 FIRST_STEPS, PROFILED_STEPS = 3, 5
 """Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
 NO_KERNELS = "the profile has no kernel of a GPU: CUPTI is not permitted or not there, so collectives are not known"
@@ -163,7 +166,8 @@ def _on_gpu(events: Sequence[Event], parts: Sequence[ProfiledPart], index: int) 
     taken: set[Event] = set()
     for part in parts:
         inside = _Inside(_calls(host, part))
-        launching = {event.correlation for event in host if event in inside} - {0}  # 0: launched by no call
+        operators = (event for event in host if event in inside and not OF_CUDA.match(event.name))
+        launching = {event.correlation for event in operators} - {0}  # 0: launched by no call
         own = [k for k in kernels if k not in taken and (part.waits or not k.name.startswith("nccl"))]
         # of the first of the part's names that occurs: a kernel of NCCL and its annotation are one time
         names = (name for name in part.events if name.startswith("nccl"))

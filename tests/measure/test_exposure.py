@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
-from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.measure.profiles import CollectiveTime, Event, Intervals, collective_times, minus, union
+from harness.config.strategy_traits import BUILTIN_TRAITS, ProfiledPart
+from harness.measure import profiles
+from harness.measure.profiles import (
+    MEMORY,
+    PROFILED_STEPS,
+    CollectiveTime,
+    Event,
+    Intervals,
+    collective_times,
+    minus,
+    union,
+)
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 FSDP, DP = BUILTIN_TRAITS["fsdp"].profiled_parts, BUILTIN_TRAITS["dp"].profiled_parts
@@ -129,9 +143,9 @@ def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> No
     """torch calls foreach_all_gather, with its copies and the collective, inside FSDP::all_gather."""
     events = [
         call("FSDP::all_gather (layers.0)", 0, 40),
-        call("cudaLaunchKernel", 1, 2, number=1),
+        call("aten::copy_", 1, 2, number=1),
         call("nccl:_all_gather_base", 5, 30),
-        call("cudaLaunchKernelExC", 6, 7, number=2),
+        call("c10d::_allgather_base_", 6, 7, number=2),
         kernel("foreach_copy", 0, 1000, by=1),
         kernel(GATHER, 1000, 11000, by=2),
         kernel("nccl:_all_gather_base", 1000, 11000, annotation=True),
@@ -164,10 +178,10 @@ def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
 def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() -> None:
     events = [
         call("FSDP::all_gather (layers.0)", 0, 9),
-        call("cudaLaunchKernel", 1, 2, number=1),
-        call("cudaLaunchKernel", 3, 4, number=2),
+        call("aten::copy_", 1, 2, number=1),
+        call("aten::copy_", 3, 4, number=2),
         call("FSDP::all_gather_copy_out (layers.0)", 20, 25),
-        call("cudaLaunchKernel", 21, 22, number=3),
+        call("aten::copy_", 21, 22, number=3),
         kernel("split_with_sizes_copy", 0, 20, by=1),
         kernel(GATHER, 20, 60, by=2),
         kernel("chunk_cat", 60, 70, by=3),
@@ -181,3 +195,26 @@ def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_unless_it_ends_
     assert collective_times(events, DP, CPU)["replicate"] == us(50, 40)
     apart = [call("gloo:all_gather", 0, 100, thread=None), call("aten::mm", 20, 60)]
     assert collective_times(apart, FSDP, CPU)["all-gather"] == us(100, 60)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Event]:
+    """The profile of five steps of a small ResNet under fsdp on one H100 (torch 2.11, CUDA 13.0, driver 580)."""
+    with gzip.open(Path(__file__).with_name("fixtures") / "h100_fsdp_5_steps.json.gz") as file:
+        return [Event(name, (start, end), *rest) for name, (start, end), *rest in json.load(file)]
+
+
+def test_kernels_of_a_recorded_profile_belong_to_the_operators_that_launched_them(recorded: list[Event]) -> None:
+    """CUDA's own calls have numbers that operators have too: by them a convolution was a part of a reduction."""
+    part = ProfiledPart("reduce", ("FSDP::post_backward_reduce",), waits=False)
+    collectives, computation = profiles._on_gpu(recorded, [part], 0)
+    kernels = [kernel.name for kernel in collectives["reduce"] if not kernel.name.startswith(MEMORY)]
+    assert len(kernels) == 4 * PROFILED_STEPS  # one for the gradients of each of the four groups
+    assert all(name.startswith("void at::native::detail::chunk_cat_cuda_kernel") for name in kernels)
+    assert len(computation) == 480 - len(kernels) and not any(k.name.startswith(MEMORY) for k in computation)
+
+
+def test_one_gpu_exchanges_nothing_in_a_recorded_profile(recorded: list[Event]) -> None:
+    assert set(collective_times(recorded, FSDP, GPU).values()) == {None}
+    kernels = [event for event in recorded if event.gpu == 0 and not event.annotation]
+    assert len(kernels) == 160 * PROFILED_STEPS and not any(k.name.startswith("nccl") for k in kernels)
