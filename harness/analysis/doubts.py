@@ -29,12 +29,14 @@ class Doubt(NamedTuple):
     """A reason to distrust a number: in plain words, and its meaning with the threshold.
 
     ``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial.
+    ``widens``: it varies from block to block, so that the interval of a ratio has its effect, and is only wider.
     """
 
     words: str
     meaning: str
     own: Callable[[Evidence], bool | str] = lambda trial: False
     beside: Callable[[Evidence, Evidence], bool] = lambda trial, base: False
+    widens: bool = False
 
 
 def _settings(trial: Evidence) -> str:
@@ -90,12 +92,14 @@ DOUBTS: Mapping[str, Doubt] = {
         "the times of single steps vary widely",
         f"the interquartile range of the timed steps exceeds {100 * WIDE_SPREAD:.0f} % of their median",
         own=lambda trial: trial.spread is not None and trial.spread > WIDE_SPREAD,
+        widens=True,
     ),
     "windows drift": Doubt(
         "the speed changed during a measurement",
         f"the rates of the trial's timed windows differ by more than {100 * (DRIFT - 1):.0f} %: the speed changed "
         "during the measurement, because of a clock, a temperature or another load",
         own=lambda trial: trial.drift is not None and trial.drift > DRIFT,
+        widens=True,
     ),
     "stalled": Doubt(
         "single steps took seconds",
@@ -103,6 +107,7 @@ DOUBTS: Mapping[str, Doubt] = {
         "as if a link is down, a disk slow or a process stopped; the table stalls has its seconds and ranks, and the "
         "throughput without such windows",
         own=lambda trial: trial.stalled,
+        widens=True,
     ),
     "slow rank": Doubt(
         "one device was slower than the others",
@@ -121,6 +126,7 @@ DOUBTS: Mapping[str, Doubt] = {
         "other programs used the processor",
         f"other processes kept more than {FOREIGN_CORES:g} cores of a node busy during the timed steps",
         own=_foreign_load,
+        widens=True,
     ),
     "memory swapped": Doubt(
         "memory was swapped to disk",
@@ -143,6 +149,7 @@ DOUBTS: Mapping[str, Doubt] = {
         "other programs used a GPU",
         "other processes computed on a GPU during the timed steps",
         own=lambda trial: any(processes > 0 for processes in trial.values("foreign_gpu_processes")),
+        widens=True,
     ),
     "threads differ from the base's": Doubt(
         "the number of threads per device differs",
@@ -228,6 +235,11 @@ def meaning(name: str) -> str:
     return DOUBTS[kind_of(name)].meaning
 
 
+def widens(name: str) -> bool:
+    """Return whether a trial's doubt makes intervals wider, and no number wrong."""
+    return DOUBTS[kind_of(name)].widens
+
+
 @dataclass(frozen=True)
 class CountedDoubt:
     """A doubt of ``count`` of a cell's ``trials``. ``role``: the cell's in a ratio, 'base' or the like, if not first.
@@ -239,6 +251,11 @@ class CountedDoubt:
     count: int
     trials: int
     role: str = ""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether most of the trials have it: what differs from block to block is in the intervals."""
+        return 2 * self.count > self.trials
 
     def __str__(self) -> str:
         role = f"{self.role}: " if self.role else ""

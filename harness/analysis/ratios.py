@@ -139,7 +139,12 @@ def _why_apart(pairs: Sequence[tuple[Record, Record]], group: Records, other: Re
 
 def meets(estimate: Estimate, rule: BlockRule | None) -> bool | None:
     """Return whether an interval is as narrow as the rule requires; None without a rule."""
-    return None if rule is None else estimate.halfwidth is not None and estimate.halfwidth <= rule.halfwidth
+    return None if rule is None else within(estimate, rule.halfwidth)
+
+
+def within(estimate: Estimate | None, halfwidth: float) -> bool:
+    """Return whether the interval of an estimate is known, and at most as wide as this."""
+    return estimate is not None and estimate.halfwidth is not None and estimate.halfwidth <= halfwidth
 
 
 def _claim(pair: Paired, checked: Verdicts | None, *groups: Records) -> Values:
@@ -178,7 +183,8 @@ def scaling(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdic
         }
         if ratio := pair.ratio:
             devices = float(group[0].devices) / float(base[0].devices)
-            row |= {"speedup": ratio.value, **ends(ratio), "efficiency": ratio.value / devices}
+            row |= {"speedup": ratio.value, **ends(ratio), "p_value": pair.p_value}
+            row["efficiency"] = ratio.value / devices
             row |= _prefixed("efficiency", ratio.around(1 / devices))
             row["precise"] = meets(speed if base is group else ratio, rule)
         rows.append(row)

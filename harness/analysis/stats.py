@@ -80,6 +80,38 @@ def stein_blocks(pilot: Sequence[float], halfwidth: float) -> int:
     return max(len(logs), LEAST_BLOCKS, math.ceil(needed - 1e-9))
 
 
+def deciding_blocks(ratios: Sequence[float], halfwidth: float) -> int:
+    """Return the number of blocks that decides a comparison, if mean and spread of its ratios stay as they are.
+
+    The least n for which the interval of ``geometric_mean``, t(n - 1) s / sqrt(n) around the mean m of the logarithms,
+    excludes 1 or is within ``halfwidth`` (relative): two settings that differ by less are about equal. At least
+    LEAST_BLOCKS. Raises ValueError if there are fewer than two values, or one that is not positive.
+    """
+    if len(ratios) < 2:
+        raise ValueError(f"a comparison needs two values, got {list(ratios)}")
+    logs = [math.log(ratio) for ratio in ratios]
+    spread, wanted = deviation(logs), max(abs(sum(logs) / len(logs)), math.log1p(halfwidth))
+    normal = (NormalDist().inv_cdf(0.5 + LEVEL / 2) * spread / wanted) ** 2  # t is larger than its limit
+    blocks = max(len(logs), LEAST_BLOCKS, math.ceil(normal))
+    while half_width(spread / math.sqrt(blocks), blocks - 1) > wanted:
+        blocks += 1
+    return blocks
+
+
+CLEAR, LEANING, OPEN = "clear", "leaning", "open"
+MOST_OF_LEANING = 0.20
+
+
+def word(p_value: float | None) -> str:
+    """Return how sure a difference is, by its p-value: clear up to 1 - LEVEL, leaning up to MOST_OF_LEANING, or open.
+
+    Open too without a p-value. A leaning is no claim.
+    """
+    if p_value is None or p_value > MOST_OF_LEANING:
+        return OPEN
+    return CLEAR if p_value <= 1 - LEVEL else LEANING
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the adjusted p-values, in the given order: those at most alpha keep the family-wise error below alpha.
 

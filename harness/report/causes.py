@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.stats import LEAST_BLOCKS
-from harness.analysis.verdict.rules import CLEAR, DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
+from harness.analysis.stats import CLEAR, LEAST_BLOCKS
+from harness.analysis.verdict.rules import DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
 from harness.analysis.waterfall import PARTS
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid

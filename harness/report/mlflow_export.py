@@ -144,8 +144,6 @@ def _whole(results: Results, context: Context) -> MlflowRun:
     metrics = [MlflowMetric(f"trials_{name}", float(count)) for name, count in sorted(outcomes.items())]
     statements = rows_of(results.verdict)
     trust = [row for row in statements if row.topic == "trust"]
-    if reaches := [row.value for row in trust if not is_missing(row.value)]:
-        metrics.append(MlflowMetric("aa_test_reach", max(reaches)))
     invocations = results.environment.get("invocations", [])
     facts = invocations[-1] if invocations else {}
     levels = {str(row.code) for row in trust}

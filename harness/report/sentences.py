@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.analysis.common import is_no_claim
-from harness.analysis.doubts import plain_doubt
+from harness.analysis.doubts import plain_doubt, widens
 from harness.analysis.results import attempt
-from harness.analysis.verdict.rules import EFFICIENT, ENOUGH, FASTER, SLOWER
-from harness.analysis.verdict.trust import GOOD_BLOCKS, HALFWIDTH
+from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
+from harness.analysis.verdict.rules import EFFICIENT, ENOUGH, FASTER, SLOWER, TOO_FEW
+from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.plan.labels import joined, strategy_text
 from harness.report.causes import why_not_better
 from harness.report.row import (
@@ -33,12 +34,12 @@ times = decimal("{:.2f}")
 MOST_BLOCKS = 100
 """The most further blocks that are proposed."""
 REASONS: Mapping[str, str] = {
-    "differs": "one setting measured twice differs from itself by more than chance (A/A test; 1 in 20 does by chance)",
-    "noise": "one setting measured twice may differ from itself by up to {reach} (A/A test)",
+    "differs": "one setting measured twice differs from itself (A/A test; by chance 1 run in 20 does)",
     "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
     "blocks": f"few blocks, {GOOD_BLOCKS} are better",
     "equivalence": "it is not known whether it trains as one device does",
 }
+QUIET = "one setting measured twice does not differ from itself (A/A test), no doubts"
 seconds = decimal("{:.3g} s")
 ENDED: Mapping[str | None, str] = {
     "interrupted": "the run was interrupted",
@@ -60,16 +61,30 @@ FAILURES: Mapping[str, str] = {
 
 
 def what_to_use(row: Row, context: Context) -> Sentence:
-    """Return the sentence on the fastest setting, or on one device if that is clearly faster."""
+    """Return the sentence on the fastest setting; on one device if no gain over it is clear, or that is faster."""
     ratio, name = context.ratio(row.cell_id), context.name(row.cell_id)
-    if ratio and _difference(ratio) == "slower":
+    compared = _compared(row, ratio, context)
+    if ratio is None or ((sure := word_of(ratio)) == CLEAR and number(ratio.speedup) > 1):
+        return Sentence("fastest", name, f"{compared}. {_rivals(row, context)}".strip())
+    more = row.devices != ratio.base_devices
+    stay = plural(ratio.base_devices, "device") if more else f"strategy {ratio.base_strategy}"
+    if sure == CLEAR:
         rate = f"{speed(ratio.base_throughput_per_s)} {rate_unit(context.table('leaders'))}"
         best = f"the fastest setting {on_devices(context.cells[row.cell_id])}, {name}"
-        text = f"{rate}; {best}, has only {_gain(ratio)} times its throughput."
+        text = f"{rate}; {best}, has only {_gain(ratio)} times its throughput, clear."
         return Sentence("fastest", context.name(ratio.base_id), text)
-    undecided = ratio is not None and _difference(ratio) in ("not clear", "unknown")
-    lead = f"Undecided: {plural(ratio.base_devices, 'device')}, or {name}" if ratio and undecided else name
-    return Sentence("fastest", lead, f"{_compared(row, ratio, context)}. {_rivals(row, context)}".strip())
+    gains = number(ratio.speedup) > 1 or is_missing(ratio.p_value)
+    lead = f"Open: {stay}, or {name}" if gains else f"No gain shown, stay {'on' if more else 'with'} {stay}"
+    said = f"{compared if gains else f'{name} has {compared}'}."
+    parts = (said, _why_wide(row, context), _rivals(row, context))
+    return Sentence("fastest", lead, " ".join(filter(None, parts)))
+
+
+def _why_wide(row: Row, context: Context) -> str:
+    """Return a sentence on what makes the interval of a cell wider; empty if nothing was seen that does."""
+    doubts = (doubt for one in rows_of(context.table("cells")) if one.cell_id == row.cell_id for doubt in one.doubts)
+    seen = [f"{plain_doubt(one.name)} ({one.count} of {one.trials} trials)" for one in doubts if widens(one.name)]
+    return f"Its interval is wide: {', '.join(seen)}." if seen else ""
 
 
 def on_fewer_devices(row: Row, context: Context) -> Sentence:
@@ -86,13 +101,7 @@ def _compared(row: Row, ratio: Row | None, context: Context) -> str:
         cell = context.cells.get(row.cell_id)
         alone = cell is not None and cell.devices == 1
         return rate if alone else f"{rate}; not compared with one device, which has no result beside it"
-    base, gain = base_words(ratio), _gain(ratio)
-    found = _difference(ratio)
-    if found == "not clear":
-        return f"no clear gain over {base}: {gain} times its throughput; {rate}"
-    if found == "unknown":
-        return f"not known to be faster than {base}: {gain} times its throughput, without an interval; {rate}"
-    return f"{gain} times the throughput of {base}{', slower' * (found == 'slower')}; {rate}"
+    return f"{_gain(ratio)} times the throughput of {base_words(ratio)}, {sure_words(ratio)}; {rate}"
 
 
 def base_words(ratio: Row) -> str:
@@ -106,13 +115,16 @@ def _gain(ratio: Row) -> str:
     return with_ends(times, ratio.speedup, ratio.low, ratio.high)
 
 
-def _difference(ratio: Row) -> str:
-    """Return whether a cell is faster or slower than its base, by the interval; unknown without one."""
-    if is_missing(ratio.low):
-        return "unknown"
-    if number(ratio.low) <= 1 <= number(ratio.high):
-        return "not clear"
-    return "faster" if number(ratio.speedup) > 1 else "slower"
+def word_of(row: Row) -> str:
+    """Return how sure the difference of a row's two settings is: clear, leaning or open."""
+    return word(None if is_missing(row.p_value) else number(row.p_value))
+
+
+def sure_words(row: Row) -> str:
+    """Return how sure a difference is, with its p-value unless it is clear: 'leaning (p = 0.12)'."""
+    if is_missing(row.p_value):
+        return f"{OPEN}, as fewer than {LEAST_BLOCKS} blocks have no interval"
+    return CLEAR if word_of(row) == CLEAR else f"{word_of(row)} (p = {number(row.p_value):.2f})"
 
 
 def _rivals(row: Row, context: Context) -> str:
@@ -124,7 +136,7 @@ def _rivals(row: Row, context: Context) -> str:
     where = on_devices(context.cells[row.cell_id])
     parts = [
         f"Faster {where} at this batch than {_with_ratios(beaten, ratios, context)}." if beaten else "",
-        f"No clear difference from {_with_ratios(tied, ratios, context)}." if tied else "",
+        f"Not clearly faster than {_with_ratios(tied, ratios, context)}." if tied else "",
         f"For lack of blocks not compared with {context.names_of(untested)}." if untested else "",
     ]
     if row.code == "smallest batch":
@@ -146,7 +158,8 @@ def _share(row: Row | None) -> str:
     if is_missing(row.low):
         return f" ({times(row.ratio)} times its throughput)"
     by_chance = is_true(row.tied) and not number(row.low) <= 1 <= number(row.high)
-    why = "; of so many comparisons one may differ as much by chance" if by_chance else ""
+    why = f"; {sure_words(row)}" if is_true(row.tied) else ""
+    why += "; of so many comparisons one may differ as much by chance" if by_chance else ""
     return f" ({times(row.ratio)} times its throughput, {times(row.low)} to {times(row.high)}{why})"
 
 
@@ -167,27 +180,28 @@ def how_sure(row: Row, context: Context) -> Sentence:
     if (context.results.verdict["topic"] == "trust").sum() > 1:
         lead = f"{lead} for {', '.join(map(context.short, (row.cell_id, *others[: MOST - 1])))}"
     doubts = dict.fromkeys(plain_doubt(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
-    words = [REASONS[reason].format(reach=percent(row.value)) for reason in reasons if reason in REASONS]
-    words += doubts
-    quiet = "" if is_missing(row.value) else f"one setting measured twice differs by at most {percent(row.value)}"
-    text = f"{'; '.join(words) or f'{quiet} (A/A test), no doubts'}. {_further_blocks(row, context)}"
+    words = [*(REASONS[reason] for reason in reasons if reason in REASONS), *doubts]
+    text = f"{'; '.join(words) or QUIET}. {_further_blocks(row, context)}"
     return Sentence("trust", lead, text.strip(), code=level)
 
 
 def _further_blocks(row: Row, context: Context) -> str:
-    """Return a sentence on the blocks that would narrow the intervals; empty if none are needed."""
+    """Return a sentence on the blocks that would decide what is open; empty if none are needed."""
     blocks = row.n
     if not blocks or context.results.experiment.throughput is None:
         return ""
     if blocks > MOST_BLOCKS:
-        why = f"More blocks alone will not help ({blocks:,} for intervals within {percent(HALFWIDTH)})"
         closing = "close other programs, or " if context.has_doubt("foreign load") else ""
-        return f"{why}: {closing}measure longer: throughput.window_seconds."
+        return (
+            f"More blocks alone will not decide what is open (about {blocks:,}): {closing}measure longer: "
+            "throughput.window_seconds."
+        )
     trials = context.table("trials")
     timed = trials[(trials["cell_id"] == row.cell_id) & (trials["kind"] == "throughput") & (trials["outcome"] == "ok")]
     if timed["block"].nunique() == 1:
         return f"One block does not show the spread: {plural(blocks, 'more block')} do{cost(blocks, context)}."
-    return f"Intervals within {percent(HALFWIDTH)} need about {plural(blocks, 'more block')}{cost(blocks, context)}."
+    decide = "decides" if blocks == 1 else "decide"
+    return f"About {plural(blocks, 'more block')}{cost(blocks, context)} {decide} what is open."
 
 
 def cost(blocks: int, context: Context) -> str:
@@ -224,7 +238,12 @@ def _choice(row: Row, context: Context) -> Sentence:
     lead = next((joined(pair_label(pair), pair_setting(pair)) for pair in rows_of(pairs)), row.subject)
     ratio = with_ends(times, row.value, row.low, row.high)
     blocks = plural(row.n, "block")
-    found = f"the first is {row.code}" if row.code in (FASTER, SLOWER) else row.code
+    found = row.code
+    if row.code in (FASTER, SLOWER):
+        found = f"the first is {row.code}, {CLEAR}"
+    elif row.code != TOO_FEW:
+        to = f" to the {'first' if number(row.value) > 1 else 'second'}" if row.code == LEANING else ""
+        found = f"{row.code}{to} (p = {number(row.p_value):.2f})"
     return Sentence("choice", lead, f"{ratio} times the throughput over {blocks}: {found}.")
 
 
@@ -237,8 +256,8 @@ def _scaling(row: Row, context: Context) -> Sentence:
     words = {
         "above": f"{found}: above the threshold of {bound}, as on every number of devices measured",
         "below": f"{until}{found}: below the threshold of {bound}",
-        "not clear": f"{until}{found}: whether above the threshold of {bound} is not "
-        f"{'known without an interval' if is_missing(row.low) else 'clear'}",
+        OPEN: f"{until}{found}: {OPEN} whether that is above the threshold of {bound}"
+        f"{', without an interval' if is_missing(row.low) else ''}",
     }
     return Sentence("scaling", context.short(row.cell_id), f"{words[code]}.")
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from harness.analysis.results import Results
 from harness.config.yaml_source import dump
 from harness.report.causes import Option, causes_of, name_of, next_experiment, options_of, smaller_causes, target
-from harness.report.row import Row, is_missing, number, plural, rows_of, texts
+from harness.report.row import Row, is_missing, number, plural, rows_of
 from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of, explained
 from harness.report.sentences import MOST_BLOCKS, PHRASES, cost, further
 from harness.report.tables.text import percent
@@ -50,21 +50,18 @@ class Proposal:
     option: Option
     cause: Row
     file: str
-    noise: float | None
-    """How far a setting that is measured twice may differ from itself; None if that was not measured."""
 
     @property
-    def stands_out(self) -> float:
-        """By how much the cause exceeds the noise: the lower end of its interval, if there is one."""
-        low = self.cause.low
-        return float(self.cause.value if is_missing(low) else low) - (self.noise or 0.0)
+    def least(self) -> float:
+        """The least share of the step that the cause takes: the lower end of its interval, if there is one."""
+        return number(self.cause.value if is_missing(self.cause.low) else self.cause.low)
 
 
 def next_step(statements: Sequence[Row], context: Context) -> NextStep:
     """Return what to do next.
 
-    First what is missing; then an option against a cause that is larger than the run's noise, so that its effect can
-    be seen; then a better measurement. A run that leaves nothing to do is exported.
+    First what is missing; then blocks or longer windows that decide what is open; then an option against a cause whose
+    interval excludes 0. A run that leaves nothing to do is exported.
     """
     proposal = _proposal(statements, context)
     blocks, results = _blocks(statements), context.results
@@ -74,12 +71,12 @@ def next_step(statements: Sequence[Row], context: Context) -> NextStep:
         blocks = None  # such a run is never resumed
     elif unfinished := _unfinished(statements, context):
         step = NextStep(*unfinished, proposal.file if proposal else NOTHING_NEXT)
-    elif proposal and proposal.stands_out > 0:
-        step = _try(proposal, context)
     elif blocks and number(blocks["n"]) <= MOST_BLOCKS:
         step = _more_blocks(blocks, proposal, context)
+    elif proposal and proposal.least > 0:
+        step = _try(proposal, context)
     elif blocks:
-        step = _longer_windows(proposal, context)
+        step = _longer_windows(context)
     elif {row.code for row in statements if row.topic == "training"} == {"missed"}:
         step = _more_epochs(results)
     else:
@@ -88,7 +85,7 @@ def next_step(statements: Sequence[Row], context: Context) -> NextStep:
     others = [one for row in _one_each(statements) for one in smaller_causes(causes_of(row, context), context)]
     feasible = blocks is not None and blocks.subject == "fixed" and blocks.n <= MOST_BLOCKS
     if blocks and feasible and "--add-blocks" not in step.command:
-        others.insert(0, f"To narrow the intervals: {_add_blocks(blocks.n, results)}")
+        others.insert(0, f"To decide what is open: {_add_blocks(blocks.n, results)}")
     return replace(step, others=tuple(others))
 
 
@@ -119,8 +116,8 @@ def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
             cell_id, option = cause.cell_id, options[0]
             text = next_experiment(context.results.experiment, context.cells[cell_id], option)
             head = f"# Compares {option.axis} in {context.label(cell_id)}.\n"
-            found.append(Proposal(option, cause, f"{head}{text}", _noise(cell_id, statements)))
-    return max(found, key=lambda one: one.stands_out, default=None)
+            found.append(Proposal(option, cause, f"{head}{text}"))
+    return max(found, key=lambda one: one.least, default=None)
 
 
 def _one_each(statements: Sequence[Row]) -> list[Row]:
@@ -132,17 +129,10 @@ def _one_each(statements: Sequence[Row]) -> list[Row]:
     return [*found.values()]
 
 
-def _noise(cell_id: str, statements: Sequence[Row]) -> float | None:
-    """Return how far the base of a leading cell may differ from itself, by its A/A test; None without one."""
-    trust = (row for row in statements if row.topic == "trust" and not is_missing(row.value))
-    return max((row.value for row in trust if cell_id in (row.cell_id, *texts(row.others))), default=None)
-
-
 def _try(proposal: Proposal, context: Context) -> NextStep:
     share, cause = percent(proposal.cause.value), name_of(proposal.cause.subject)
-    noise = "" if proposal.noise is None else f", more than the noise of this run ({percent(proposal.noise)})"
     where = context.name(proposal.cause.cell_id)
-    why = f"{share} of the step is {cause}{noise}. Compare {proposal.option} for {where}, all else as here:"
+    why = f"{share} of the step is {cause}. Compare {proposal.option} for {where}, all else as here:"
     return _run_file(why, proposal.file, context.results)
 
 
@@ -163,7 +153,7 @@ def _blocks(statements: Sequence[Row]) -> Row | None:
 def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextStep:
     results, blocks = context.results, row.n
     more = f"{plural(blocks, 'more block')}{cost(blocks, context)}"
-    why = f"The measurement is the weakest point. {more} would narrow the intervals"
+    why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
     if row.subject == "fixed":
         return NextStep(f"{why}:", _add_blocks(blocks, results), proposal.file if proposal else NOTHING_NEXT)
     at_most = (results.experiment.throughput.most_blocks if results.experiment.throughput else 0) + blocks
@@ -171,16 +161,14 @@ def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextS
     return _run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
 
 
-def _longer_windows(proposal: Proposal | None, context: Context) -> NextStep:
+def _longer_windows(context: Context) -> NextStep:
     results = context.results
     settings = results.experiment.throughput
     longer = LONGER * ((settings and settings.window_seconds) or SHORTEST)
     file = _changed(results, "With longer windows.", {"throughput": {"window_seconds": longer}})
     again = "Close other programs, then measure again" if context.has_doubt("foreign load") else "Measure again"
-    hidden = "The noise of this run hides what an option could change."
-    wide = hidden if proposal else "The intervals of this run are too wide for a decision."
-    why = f"{wide} {again} with throughput.window_seconds: {longer:g}, all else as here:"
-    return _run_file(why, file, results)
+    why = f"{again} with throughput.window_seconds: {longer:g}, all else as here:"
+    return _run_file(f"The intervals of this run are too wide for a decision. {why}", file, results)
 
 
 def _more_epochs(results: Results) -> NextStep:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
 import pytest
 
 from harness.analysis.stats import (
+    CLEAR,
+    LEANING,
+    OPEN,
     Estimate,
+    deciding_blocks,
     geometric_mean,
+    half_width,
     holm,
     holm_of_known,
     mean_interval,
     p_value,
     ratio_p_value,
     stein_blocks,
+    word,
 )
 from tests.benchmarks.coverage import BLOCKS, MUST_COVER, coverage, false_alarms, stated_claims
 
@@ -70,6 +77,25 @@ def test_the_number_of_blocks_is_steins_and_at_least_three() -> None:
     assert stein_blocks([1.0, 1.0], 0.05) == 3  # two have no interval
     with pytest.raises(ValueError, match="two values"):
         stein_blocks([1.0], 0.05)
+
+
+def test_the_blocks_that_decide_are_the_fewest_whose_interval_excludes_1_or_is_narrow() -> None:
+    def half(blocks: int, spread: float) -> float:
+        return half_width(spread / math.sqrt(blocks), blocks - 1)
+
+    for gain, spread in itertools.product((0.02, 0.1, 0.3), (0.01, 0.1, 0.4)):
+        ratios = [math.exp(gain + spread * step) for step in (-1, 0, 1)]  # of standard deviation ``spread``
+        wanted, found = max(gain, math.log1p(0.05)), deciding_blocks(ratios, 0.05)
+        assert half(found, spread) <= wanted and (found == 3 or half(found - 1, spread) > wanted), (gain, spread, found)
+        assert deciding_blocks([1 / ratio for ratio in ratios], 0.05) == found
+    assert deciding_blocks([2.0, 2.0], 0.05) == 3
+    with pytest.raises(ValueError, match="two values"):
+        deciding_blocks([1.0], 0.05)
+
+
+def test_a_difference_is_clear_leaning_or_open_by_its_p_value() -> None:
+    found = [word(value) for value in (0.0, 0.05, 0.0501, 0.2, 0.2001, 1.0, None)]
+    assert found == [CLEAR, CLEAR, LEANING, LEANING, OPEN, OPEN, OPEN]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis.doubts import DOUBTS
+from harness.analysis.doubts import DOUBTS, CountedDoubt
 from harness.analysis.verdict import READ
 from harness.config.experiment import parse_experiment
 from harness.plan.labels import TAGS
@@ -77,10 +77,17 @@ CHOICE = {"topic": "choice", "code": "faster", "cell_id": "a", "others": ("b",),
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), [("slower", "the first is slower"), ("no clear difference", "no clear difference")]
+    ("code", "p_value", "expected"),
+    [
+        ("slower", 0.01, "the first is slower, clear"),
+        ("leaning", 0.12, "leaning to the first (p = 0.12)"),
+        ("open", 0.5, "open (p = 0.50)"),
+        ("too few blocks to say", None, "too few blocks to say"),
+    ],
 )
-def test_options_are_compared_by_name(code: str, expected: str) -> None:
-    statement = {**CHOICE, "code": code, "low": 1.1, "high": 1.3, "subject": "ddp.bucket_cap_mb 25 / 1"}
+def test_options_are_compared_by_name(code: str, p_value: float | None, expected: str) -> None:
+    subject = "ddp.bucket_cap_mb 25 / 1"
+    statement = {**CHOICE, "code": code, "low": 1.1, "high": 1.3, "p_value": p_value, "subject": subject}
     said = f"1.20 (1.10 to 1.30) times the throughput over 5 blocks: {expected}."
     assert text_of(statement) == f"ddp.bucket_cap_mb 25 / 1: {said}"
     labels = {"label": "ddp x8 · bucket_cap_mb=25", "other_label": "ddp x8 · bucket_cap_mb=1"}
@@ -96,7 +103,7 @@ BASE = "1 device (strategy single, same batch per device)"
     [
         ("above", None, "", "above the threshold of 80 %, as on every number of devices measured."),
         ("below", "4", "above the threshold of 80 % up to 4 devices; ", "below the threshold of 80 %."),
-        ("not clear", None, "", "whether above the threshold of 80 % is not clear."),
+        ("open", None, "", "open whether that is above the threshold of 80 %."),
     ],
 )
 def test_how_far_it_scales(code: str, until: str | None, before: str, after: str) -> None:
@@ -114,7 +121,7 @@ def test_only_several_leading_settings_are_named_again_and_by_what_differs() -> 
     assert alone.lead == "" and (first.lead, second.lead) == ("ddp on 8 devices", "fsdp on 8 devices")
 
 
-TRUST = {"topic": "trust", "code": "low", "cell_id": "a", "value": 0.23, "n": 4, "subject": "fixed"}
+TRUST = {"topic": "trust", "code": "low", "cell_id": "a", "n": 4, "subject": "fixed"}
 
 
 ONE_BLOCK, FOUR_BLOCKS = (
@@ -123,20 +130,25 @@ ONE_BLOCK, FOUR_BLOCKS = (
 
 
 NOISY = (
-    "one setting measured twice may differ from itself by up to 23 % (A/A test); the times of single steps vary "
-    "widely. Intervals within 5 % need about 4 more blocks."
+    "one setting measured twice differs from itself (A/A test; by chance 1 run in 20 does); memory was swapped to disk."
+    " About 4 more blocks decide what is open."
 )
-HIGH = "one setting measured twice differs by at most 3 % (A/A test), no doubts."
+HIGH = "one setting measured twice does not differ from itself (A/A test), no doubts."
 
 
 @pytest.mark.parametrize(
     ("change", "trials", "lead", "words"),
     [
-        ({"reasons": ("noise", "doubt: wide spread")}, FOUR_BLOCKS, "Low", NOISY),
-        ({"reasons": ("blocks",)}, FOUR_BLOCKS, "Low", "Intervals within 5 % need about 4 more blocks."),
+        ({"reasons": ("differs", "doubt: memory swapped")}, FOUR_BLOCKS, "Low", NOISY),
+        ({"reasons": ("blocks",), "n": 1}, FOUR_BLOCKS, "Low", "About 1 more block decides what is open."),
         ({"reasons": ("blocks",)}, ONE_BLOCK, "Low", "One block does not show the spread: 4 more blocks do."),
-        ({"reasons": ("noise",), "n": 39255}, FOUR_BLOCKS, "Low", "More blocks alone will not help (39,255 for"),
-        ({"code": "high", "value": 0.03, "n": 0}, FOUR_BLOCKS, "High", HIGH),
+        (
+            {"reasons": ("blocks",), "n": 39255},
+            FOUR_BLOCKS,
+            "Low",
+            "will not decide what is open (about 39,255): measure",
+        ),
+        ({"code": "high", "n": 0}, FOUR_BLOCKS, "High", HIGH),
     ],
 )
 def test_how_sure_names_reasons_in_plain_words_and_the_blocks_that_would_help(
@@ -151,8 +163,8 @@ def test_how_sure_names_reasons_in_plain_words_and_the_blocks_that_would_help(
 def test_more_blocks_have_their_wall_time(seconds: float, words: str) -> None:
     trials = [{**trial, "group_id": f"b{trial['block']}"} for trial in FOUR_BLOCKS[:2]]
     ledger = [{"level": "group", "group_id": f"b{block}", "seconds": seconds} for block in range(2)]
-    (sentence,) = sentences_on("trust", {**TRUST, "reasons": ("noise",)}, trials=trials, ledger=ledger)
-    assert sentence.text.endswith(f"need about 4 more blocks (about {words}).")
+    (sentence,) = sentences_on("trust", {**TRUST, "reasons": ("blocks",)}, trials=trials, ledger=ledger)
+    assert sentence.text.endswith(f"About 4 more blocks (about {words}) decide what is open.")
 
 
 @pytest.mark.parametrize("doubt", DOUBTS)
@@ -164,7 +176,7 @@ def test_every_doubt_has_plain_words(doubt: str) -> None:
 
 def test_trust_that_differs_names_its_settings() -> None:
     low = {**TRUST, "reasons": ("doubt: wide spread",)}
-    high = {**TRUST, "code": "high", "cell_id": "b", "others": ("base",), "value": 0.03, "n": 0}
+    high = {**TRUST, "code": "high", "cell_id": "b", "others": ("base",), "n": 0}
     leads = [sentence.lead for sentence in sentences_on("trust", low, high)]
     assert leads == [f"Low for {DDP}", f"High for {FSDP}, single on 1 device · batch 32"]
 
@@ -266,38 +278,60 @@ def test_every_topic_has_a_phrase_and_a_heading() -> None:
 RATE = "1,000 (900 to 1,100) samples/s over 5 blocks"
 STATED = {**FASTEST, "low": 900.0, "high": 1100.0}
 OVER = {"base_id": "base", "base_strategy": "single", "base_devices": 1, "base_throughput_per_s": 150.0}
-RATIO = {**CELL, **OVER, "cell_id": "a", "speedup": 7.0, "low": 6.5, "high": 7.5}
+RATIO = {**CELL, **OVER, "cell_id": "a", "speedup": 7.0, "low": 6.5, "high": 7.5, "p_value": 0.001}
 
 
-UNCLEAR = f"Undecided: 1 device, or {DDP}: no clear gain over {BASE}: 1.23 (0.95 to 1.58) times its throughput; {RATE}."
-UNKNOWN = (
-    f"Undecided: 1 device, or {DDP}: not known to be faster than {BASE}: 7.00 times its throughput, without an interval"
+CLEAR = f"{DDP}: 7.00 (6.50 to 7.50) times the throughput of {BASE}, clear; {RATE}."
+EITHER = f"Open: 1 device, or {DDP}: "
+LEANING = f"{EITHER}1.23 (0.95 to 1.58) times the throughput of {BASE}, leaning (p = 0.12); {RATE}."
+UNDECIDED = LEANING.replace("leaning (p = 0.12)", "open (p = 0.21)")
+UNKNOWN = f"{EITHER}7.00 times the throughput of {BASE}, open, as fewer than 3 blocks have no interval; {RATE}."
+NO_GAIN = (
+    f"No gain shown, stay on 1 device: {DDP} has 0.93 (0.81 to 1.07) times the throughput of {BASE}, open (p = 0.21)"
 )
 SLOWER = {"speedup": 0.7, "low": 0.68, "high": 0.72}
 FASTER_ALONE = (
     f"single on 1 device · batch 32: 150 samples/s; the fastest setting on 8 devices, {DDP}, has only "
-    "0.70 (0.68 to 0.72) times its throughput."
+    "0.70 (0.68 to 0.72) times its throughput, clear."
 )
+FEW = {"speedup": 1.23, "low": 0.95, "high": 1.58}
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({}, f"{DDP}: 7.00 (6.50 to 7.50) times the throughput of {BASE}; {RATE}."),
-        ({"speedup": 1.23, "low": 0.95, "high": 1.58}, UNCLEAR),
-        ({"low": None, "high": None}, f"{UNKNOWN}; {RATE}."),
+        ({}, CLEAR),
+        ({**FEW, "p_value": 0.12}, LEANING),
+        ({**FEW, "p_value": 0.21}, UNDECIDED),
+        ({"low": None, "high": None, "p_value": None}, UNKNOWN),
         (SLOWER, FASTER_ALONE),
+        ({"speedup": 0.93, "low": 0.81, "high": 1.07, "p_value": 0.21}, f"{NO_GAIN}; {RATE}."),
         (
             {"base_strategy": "ddp", "base_devices": 2, "scaling": "strong"},
-            f"{DDP}: 7.00 (6.50 to 7.50) times the throughput of 2 devices (strategy ddp, same global batch); {RATE}.",
+            CLEAR.replace(BASE, "2 devices (strategy ddp, same global batch)"),
         ),
     ],
-    ids=["a clear gain", "no clear gain", "no interval", "one device is faster", "another base"],
+    ids=["clear", "leaning", "open", "no interval", "one device is faster", "no gain", "another base"],
 )
 def test_it_names_strategy_devices_and_batch_and_what_it_is_compared_with(
     change: dict[str, Any], expected: str
 ) -> None:
     assert text_of(STATED, scaling=[{**RATIO, **change}]) == expected
+
+
+def test_what_widens_the_interval_is_said_where_a_decision_is_open() -> None:
+    doubts = (CountedDoubt("windows drift", 2, 5), CountedDoubt("memory swapped", 1, 5))
+    for p_value, said in ((0.12, True), (0.01, False)):
+        text = text_of(
+            STATED, scaling=[{**RATIO, "p_value": p_value}], cells=[{**CELL, "cell_id": "a", "doubts": doubts}]
+        )
+        assert ("Its interval is wide: the speed changed during a measurement (2 of 5 trials)." in text) == said
+
+
+def test_a_setting_on_as_many_devices_as_its_base_is_weighed_against_the_strategy() -> None:
+    ratio = {**RATIO, **FEW, "p_value": 0.5, "base_devices": 8}
+    assert text_of(STATED, scaling=[ratio]).startswith(f"Open: strategy single, or {DDP}: ")
+    assert text_of(STATED, scaling=[{**ratio, "speedup": 0.9}]).startswith("No gain shown, stay with strategy single: ")
 
 
 def test_a_setting_without_a_ratio_says_so() -> None:
@@ -307,12 +341,15 @@ def test_a_setting_without_a_ratio_says_so() -> None:
 
 RIVALS = [
     {**CELL, "cell_id": "a", "leader_id": "a", "ratio": 1.0},
-    {**CELLS["b"], "cell_id": "b", "leader_id": "a", "ratio": 0.8, "low": 0.75, "high": 0.85},
+    {**CELLS["b"], "cell_id": "b", "leader_id": "a", "ratio": 0.8, "low": 0.75, "high": 0.85, "p_value": 0.3},
 ]
 
 
 FASTER = "Faster on 8 devices at this batch than fsdp (0.80 times its throughput, 0.75 to 0.85)."
-TIED = "No clear difference from fsdp (0.80 times its throughput, 0.75 to 0.85)."
+TIED = (
+    "Not clearly faster than fsdp (0.80 times its throughput, 0.75 to 0.85; open (p = 0.30); of so many comparisons one"
+    " may differ as much by chance)."
+)
 SMALLEST = "The smallest batch that reaches 95 % of the highest throughput on 8 devices."
 
 
@@ -320,14 +357,15 @@ SMALLEST = "The smallest batch that reaches 95 % of the highest throughput on 8 
     ("change", "expected"),
     [
         ({}, FASTER),
-        ({"others": ("b",)}, TIED),
+        ({"others": ("b",), "tied": True}, TIED),
         ({"reasons": ("b",)}, "For lack of blocks not compared with fsdp on 8 devices · batch 32/device."),
         ({"code": "smallest batch"}, f"{FASTER} {SMALLEST}"),
     ],
 )
 def test_the_other_settings_are_named_with_their_ratio(change: dict[str, Any], expected: str) -> None:
-    text = text_of({**STATED, **change}, scaling=[RATIO], leaders=RIVALS)
-    assert text == f"{DDP}: 7.00 (6.50 to 7.50) times the throughput of {BASE}; {RATE}. {expected}"
+    tied = change.pop("tied", False)
+    text = text_of({**STATED, **change}, scaling=[RATIO], leaders=[RIVALS[0], {**RIVALS[1], "tied": tied}])
+    assert text == f"{CLEAR} {expected}"
 
 
 @pytest.mark.parametrize(("tied", "high", "said"), [(True, 0.99, True), (True, 1.01, False), (False, 0.99, False)])
@@ -344,11 +382,11 @@ def test_settings_of_one_strategy_are_named_in_full_and_what_a_ratio_is_over_onc
     assert "than single on 1 device · batch 32 (0.80 times" in text_of(STATED, leaders=[RIVALS[0], rival])
     found = verdict_of(STATED, {**STATED, "topic": "fewer"}, scaling=[RATIO]).by_heading
     (first,), (second,) = found["What to use"], found["On fewer devices"]
-    assert BASE in first.text and "throughput of 1 device; 1,000" in second.text
+    assert BASE in first.text and "throughput of 1 device, clear; 1,000" in second.text
 
 
 def test_fewer_devices_have_the_same_sentence() -> None:
     fewer = {**STATED, "topic": "fewer", "others": ("b",)}
-    assert text_of(fewer, leaders=RIVALS).endswith(TIED)
+    assert text_of(fewer, leaders=[RIVALS[0], {**RIVALS[1], "tied": True}]).endswith(TIED)
     slower = text_of(fewer, scaling=[{**RATIO, **SLOWER}])
-    assert f"0.70 (0.68 to 0.72) times the throughput of {BASE}, slower; " in slower
+    assert f"0.70 (0.68 to 0.72) times the throughput of {BASE}, clear; " in slower

@@ -68,8 +68,8 @@ class Statement:
     """One statement of the verdict: what the table VERDICT documents column by column.
 
     ``topic`` and ``code`` say which sentence it is; ``cell_id`` and ``others`` what it is about; ``value`` with ``low``
-    and ``high`` its number, on ``devices`` devices over ``n`` blocks or seeds; ``subject`` names a part, an outcome or
-    a check; ``evidence`` is the section of the report that shows the numbers.
+    and ``high`` its number, on ``devices`` devices over ``n`` blocks or seeds; ``p_value`` that of a comparison;
+    ``subject`` names a part, an outcome or a check; ``evidence`` is the section of the report that shows the numbers.
     """
 
     topic: str
@@ -81,6 +81,7 @@ class Statement:
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    p_value: float | None = None
     n: int | None = None
     subject: str | None = None
     reasons: tuple[str, ...] = ()

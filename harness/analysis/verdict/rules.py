@@ -12,7 +12,7 @@ from statistics import median
 import pandas as pd
 
 from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
-from harness.analysis.stats import LEVEL, holm_of_known
+from harness.analysis.stats import CLEAR, OPEN, holm_of_known, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.plan.feasibility import IMPOSSIBLE
@@ -80,7 +80,7 @@ def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
 def scaling_limit(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     """State up to how many devices each leading strategy keeps an efficiency above EFFICIENT.
 
-    A device count is above it if the interval's lower end is, below it if the upper end is, else not clear. The
+    A device count is above it if the interval's lower end is, below it if the upper end is, else open. The
     statement names the first count that is not above; ``value`` is the efficiency there, or at the most devices.
     """
     families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
@@ -124,7 +124,7 @@ def _one_each(rows: Sequence[Record], leader: Record) -> list[Record]:
 
 def _efficiency_code(row: Record) -> str:
     if pd.isna(row.efficiency_low) or row.efficiency_low <= EFFICIENT <= row.efficiency_high:
-        return "not clear"
+        return OPEN
     return "above" if row.efficiency_low > EFFICIENT else "below"
 
 
@@ -246,7 +246,7 @@ WAITS = 0.10
 """The share of a step spent waiting for data from which all of it is a cause, whatever the number of devices."""
 WORTH_NAMING = 0.01
 """The least share of a step that is named, lost or saved."""
-CLEAR, UNCLEAR, NO_INTERVAL, SAVED = "clear", "unclear", "no interval", "saved"
+UNCLEAR, NO_INTERVAL, SAVED = "unclear", "no interval", "saved"
 WHOLE_WAIT = "figure-phases"
 """The evidence of a wait for data that includes what one device waits."""
 
@@ -298,14 +298,14 @@ def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
     )
 
 
-FASTER, SLOWER, NO_DIFFERENCE, TOO_FEW = "faster", "slower", "no clear difference", "too few blocks to say"
+FASTER, SLOWER, TOO_FEW = "faster", "slower", "too few blocks to say"
 
 
 def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     """State of each choice that the file varies whether one value is faster than another, all else equal.
 
     In the cells of the leading settings; if none of them has the choice, in the fastest pair on the most devices.
-    A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, is at most 5 %.
+    A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, makes it clear.
     """
     rows = [row for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES and not pd.isna(row.ratio)]
     rows = [row for row in rows if pd.isna(row.excluded) and not is_no_claim(vars(row))]
@@ -330,6 +330,7 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
             value=row.ratio,
             low=row.low,
             high=row.high,
+            p_value=p_value,
             n=row.blocks,
             subject=f"{row.axis} {row.value} / {row.other_value}",
         )
@@ -340,8 +341,8 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
 def _code(row: Record, p_value: float | None) -> str:
     if p_value is None:
         return TOO_FEW
-    if p_value > 1 - LEVEL:
-        return NO_DIFFERENCE
+    if (sure := word(p_value)) != CLEAR:
+        return sure
     return FASTER if row.ratio > 1 else SLOWER
 
 

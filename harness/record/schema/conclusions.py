@@ -32,7 +32,7 @@ VERDICT = Table(
             "string",
             "incomplete, fastest, fewer, choice, training, scaling, loss, trust, equivalence, failed or open",
         ),
-        _c("code", "string", "which statement of the topic it is, such as above, below or not clear"),
+        _c("code", "string", "which statement of the topic it is, such as above, below or open"),
         _c("cell_id", "string", "cell that it is about"),
         _c(
             "others",
@@ -43,10 +43,15 @@ VERDICT = Table(
         _c(
             "value",
             "Float64",
-            "its number: throughput, efficiency, ratio, share of the step, seconds, reach of the A/A test",
+            "its number: throughput, efficiency, ratio, share of the step, seconds",
         ),
         _c("low", "Float64", "lower end of the number's 95 % confidence interval, or its least over seeds"),
         _c("high", "Float64", "upper end of the number's 95 % confidence interval, or its largest over seeds"),
+        _c(
+            "p_value",
+            "Float64",
+            "of a choice: two-sided t test of the mean log ratio, adjusted by Holm over the choices",
+        ),
         _c("n", "Int64", "number of blocks, seeds, checks, trials or tables; of trust the blocks to add"),
         _c("subject", "string", "part of the step, target, outcome, check, or axis with both values"),
         _c(

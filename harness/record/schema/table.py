@@ -145,6 +145,7 @@ def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:
 
 
 UNIT = by_name(RecordedTrial)["unit"]
+P_VALUE = column("p_value", "Float64", "two-sided t test of the mean log ratio, not adjusted; `<NA>` below 3 blocks")
 PRECISE = column(
     "precise",
     "boolean",
@@ -180,7 +181,7 @@ def paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
         column("ratio", "Float64", f"{ratio}, geometric mean over blocks"),
         *INTERVAL,
         column("excludes_one", "boolean", "true if the interval does not contain 1; of equal cells 1 in 20 by chance"),
-        column("p_value", "Float64", "two-sided t test of the mean log ratio, not adjusted; `<NA>` below 3 blocks"),
+        P_VALUE,
         PRECISE,
     )
 

@@ -11,8 +11,9 @@ import pytest
 
 from harness.analysis.common import Record
 from harness.analysis.results import load
+from harness.analysis.stats import LEANING, OPEN
 from harness.analysis.verdict import READ, Statement, Tables, rules
-from harness.analysis.verdict.rules import FASTER, NO_DIFFERENCE, SLOWER, TOO_FEW, choices, statements
+from harness.analysis.verdict.rules import FASTER, SLOWER, TOO_FEW, choices, statements
 from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from tests.run_folders import make_run
@@ -121,9 +122,9 @@ def limit_of(*points: dict[str, Any], leading: dict[str, Any] | None = None) -> 
         ([(2, 0.95, 0.9, 1.0), (4, 0.9, 0.85, 0.95)], "above", 4, None),
         ([(2, 0.95, 0.9, 1.0), (4, 0.7, 0.65, 0.75)], "below", 4, "2"),
         ([(2, 0.7, 0.65, 0.75), (4, 0.6, 0.55, 0.65)], "below", 2, None),
-        ([(2, 0.95, 0.9, 1.0), (4, 0.82, 0.75, 0.89)], "not clear", 4, "2"),
-        ([(2, 0.95, None, None)], "not clear", 2, None),  # without an interval nothing is above
-        ([(2, 0.81, 0.80, 0.82)], "not clear", 2, None),  # the interval holds 80 %
+        ([(2, 0.95, 0.9, 1.0), (4, 0.82, 0.75, 0.89)], OPEN, 4, "2"),
+        ([(2, 0.95, None, None)], OPEN, 2, None),  # without an interval nothing is above
+        ([(2, 0.81, 0.80, 0.82)], OPEN, 2, None),  # the interval holds 80 %
     ],
 )
 def test_efficiency_is_above_80_percent_only_if_its_interval_is(
@@ -337,7 +338,8 @@ def chosen(*rows: dict[str, Any], leading: str = "25") -> list[Statement]:
     [
         ({}, FASTER),
         ({"ratio": 0.8}, SLOWER),
-        ({"p_value": 0.2}, NO_DIFFERENCE),
+        ({"p_value": 0.2}, LEANING),
+        ({"p_value": 0.21}, OPEN),
         ({"p_value": None, "low": None, "high": None, "blocks": 2}, TOO_FEW),
     ],
 )
@@ -361,7 +363,7 @@ def test_sizes_strategies_and_pairs_without_a_claim_are_left_out(change: dict[st
 
 def test_several_differences_are_adjusted() -> None:
     second = {"axis": "training.accumulation", "other_id": "2", "p_value": 0.03}
-    assert [found.code for found in chosen({"p_value": 0.03}, second)] == [NO_DIFFERENCE, NO_DIFFERENCE]
+    assert [found.code for found in chosen({"p_value": 0.03}, second)] == [LEANING, LEANING]
     assert [found.code for found in chosen({"p_value": 0.01}, second)] == [FASTER, FASTER]
 
 
@@ -373,7 +375,7 @@ def test_the_cells_to_use_are_compared_or_the_largest_pair_of_those_that_have_th
     assert one(chosen(few, {}, leading="fsdp")).cell_id == "25"
 
 
-@pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, NO_DIFFERENCE)])
+@pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, OPEN)])
 def test_the_bucket_question_is_answered(
     tmp_path: Path, make_experiment: Callable[..., Experiment], gain: float, code: str
 ) -> None:
