@@ -82,16 +82,18 @@ class Part(NamedTuple):
 COMMUNICATION = "communication"
 PARTS: Mapping[str, Part] = {
     "smaller batch": Part("the smaller batch of each device"),
-    "wrapper": Part("the strategy's own work on each device"),
-    "threads": Part("the threads of dp", row="wrapper"),
-    "side by side": Part("devices that slow each other down"),
-    "slowest rank": Part("the wait for the slowest device"),
+    "wrapper": Part("wrapper overhead", row="wrapper overhead"),
+    "threads": Part("the threads of dp", row="wrapper overhead"),
+    "side by side": Part("contention between devices", row="contention"),
+    "slowest rank": Part("waiting for the slowest rank"),
     "exposed communication": Part(row=COMMUNICATION),
     **{part.name: Part(row=COMMUNICATION) for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
     "waiting for data": Part(),
-    "rest": Part("not explained"),
+    "rest": Part("unexplained", row="unexplained"),
 }
 """The parts by name, in the order in which they are taken from the ideal; a strategy has those that apply to it."""
+ROW_OF = {name: part.row or name for name, part in PARTS.items()}
+"""The row of each part in figures and text."""
 OF_REPLICAS = ("threads", "side by side")
 """The parts that a trial of replicas in one process measures itself."""
 MOST_TIMES = 3.0

@@ -144,13 +144,12 @@ def why_not_better(row: Row, context: Context) -> Sentence:
     )
     few = next((one for one in causes if one.code == NO_INTERVAL), None)
     no_interval = f" No interval: measured in {plural(few.n, 'block')}, {LEAST_BLOCKS} are needed." if few else ""
-    parts = [f"{listed or 'no cause is certain'}.{no_interval}"]
+    parts = [f"{listed or 'no bottleneck is significant'}.{no_interval}"]
     # without the parts that take less than on one device the others may add up to more than is lost
     if saved := [f"{_share(one, sign=-1)} {name_of(one.subject)}" for one in causes if one.code == SAVED]:
         parts.append(f"Saved, compared with one device: {'; '.join(saved)}.")
     if unclear := [f"{percent(one.value)} {name_of(one.subject)}" for one in causes if one.code == UNCLEAR]:
-        intervals = "its interval" if len(unclear) == 1 else "their intervals"
-        parts.append(f"May be 0, by {intervals}: {', '.join(unclear)}.")
+        parts.append(f"Not significant (95 % interval includes 0): {', '.join(unclear)}.")
     return Sentence("loss", context.short(row.cell_id), " ".join([*parts, _new_advice(causes, context)]).strip())
 
 

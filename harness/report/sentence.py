@@ -38,11 +38,8 @@ WORDS: Mapping[str, tuple[re.Pattern[str], str]] = {
         re.compile(r"(?<!against )\bexposed communication\b"),
         "gradient exchange that no computation hides",
     ),
-    "slow each other": (
-        re.compile(r"devices that slow each other down\b"),
-        "they share memory bandwidth, caches or power; side by side in figures",
-    ),
-    "wrapper": (re.compile(r"the strategy's own work on each device\b"), "wrapper in figures"),
+    "contention": (re.compile(r"\bcontention between devices\b"), "for memory bandwidth, caches or power"),
+    "wrapper": (re.compile(r"\bwrapper overhead\b"), "the strategy's own work on each device"),
     "cell": (re.compile(r"(?:\d+|its) cells?\b"), "points of the grid"),
     "trial": (re.compile(r"\d+ planned trials?\b"), "one cell in one block each"),
 }

@@ -77,7 +77,7 @@ def what_to_use(row: Row, context: Context) -> Sentence:
     lead = f"Open: {stay}, or {name}" if gains else f"No gain shown, stay {'on' if more else 'with'} {stay}"
     said = f"{compared if gains else f'{name} has {compared}'}."
     parts = (said, _why_wide(row, context), _rivals(row, context))
-    return Sentence("fastest", lead, " ".join(filter(None, parts)))
+    return Sentence("fastest", lead, " ".join(filter(None, parts)), code=OPEN)
 
 
 def _why_wide(row: Row, context: Context) -> str:
@@ -124,7 +124,7 @@ def sure_words(row: Row) -> str:
     """Return how sure a difference is, with its p-value unless it is clear: 'leaning (p = 0.12)'."""
     if is_missing(row.p_value):
         return f"{OPEN}, as fewer than {LEAST_BLOCKS} blocks have no interval"
-    return CLEAR if word_of(row) == CLEAR else f"{word_of(row)} (p = {number(row.p_value):.2f})"
+    return CLEAR if word_of(row) == CLEAR else f"{word_of(row)} (p = {number(row.p_value):.2g})"
 
 
 def _rivals(row: Row, context: Context) -> str:
@@ -181,27 +181,7 @@ def how_sure(row: Row, context: Context) -> Sentence:
         lead = f"{lead} for {', '.join(map(context.short, (row.cell_id, *others[: MOST - 1])))}"
     doubts = dict.fromkeys(plain_doubt(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
     words = [*(REASONS[reason] for reason in reasons if reason in REASONS), *doubts]
-    text = f"{'; '.join(words) or QUIET}. {_further_blocks(row, context)}"
-    return Sentence("trust", lead, text.strip(), code=level)
-
-
-def _further_blocks(row: Row, context: Context) -> str:
-    """Return a sentence on the blocks that would decide what is open; empty if none are needed."""
-    blocks = row.n
-    if not blocks or context.results.experiment.throughput is None:
-        return ""
-    if blocks > MOST_BLOCKS:
-        closing = "close other programs, or " if context.has_doubt("foreign load") else ""
-        return (
-            f"More blocks alone will not decide what is open (about {blocks:,}): {closing}measure longer: "
-            "throughput.window_seconds."
-        )
-    trials = context.table("trials")
-    timed = trials[(trials["cell_id"] == row.cell_id) & (trials["kind"] == "throughput") & (trials["outcome"] == "ok")]
-    if timed["block"].nunique() == 1:
-        return f"One block does not show the spread: {plural(blocks, 'more block')} do{cost(blocks, context)}."
-    decide = "decides" if blocks == 1 else "decide"
-    return f"About {plural(blocks, 'more block')}{cost(blocks, context)} {decide} what is open."
+    return Sentence("trust", lead, f"{'; '.join(words) or QUIET}.", code=level)
 
 
 def cost(blocks: int, context: Context) -> str:
@@ -243,7 +223,7 @@ def _choice(row: Row, context: Context) -> Sentence:
         found = f"the first is {row.code}, {CLEAR}"
     elif row.code != TOO_FEW:
         to = f" to the {'first' if number(row.value) > 1 else 'second'}" if row.code == LEANING else ""
-        found = f"{row.code}{to} (p = {number(row.p_value):.2f})"
+        found = f"{row.code}{to} (p = {number(row.p_value):.2g})"
     return Sentence("choice", lead, f"{ratio} times the throughput over {blocks}: {found}.")
 
 

@@ -146,8 +146,8 @@ DETAILS = (
         "waterfall-table",
         lambda results: cost.waterfall_table(results.waterfall),
         "With two ranks, the faster one is the typical rank, so that the slower one's loss is counted in full. A "
-        "collective whose profile is missing is in the rest. Parts have t intervals over blocks, the ideal that of "
-        "its efficiency.",
+        "collective whose profile is missing is in the unexplained part. Parts have t intervals over blocks, the ideal "
+        "that of its efficiency.",
         folded="All parts of all cells",
     ),
     Section(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from harness.analysis.results import Results
+from harness.analysis.stats import OPEN
 from harness.config.yaml_source import dump
 from harness.report.causes import Option, causes_of, name_of, next_experiment, options_of, smaller_causes, target
 from harness.report.row import Row, is_missing, number, plural, rows_of
@@ -265,8 +266,8 @@ def make_verdict(results: Results) -> Verdict:
     sentences: list[Sentence] = []
     for topic, phrase in PHRASES.items():
         rows = _one_each(statements) if topic == "loss" else [row for row in statements if row.topic == topic]
-        for row in rows[:MOST]:
-            sentences.append(replace(phrase(row, context), evidence=row.evidence))
+        found = [replace(phrase(row, context), evidence=row.evidence) for row in rows[:MOST]]
+        sentences += sorted(found, key=lambda one: one.code == OPEN)  # what is clear comes first
         if len(rows) > MOST:
             more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
             sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))

@@ -44,8 +44,8 @@ def test_every_cause_is_listed_and_the_advice_is_against_the_largest_alone() -> 
     slowest = cause("slowest rank", 0.01, 0.001)
     assert text_of(waits, exchange, cause("wrapper", 0.02, -0.04), slowest) == (
         "81 % (73 to 89 %) of the step: waiting for data; 7 % (1 to 13 %) exposed communication; "
-        "1 % (0 to 2 %) the wait for the slowest device. May be 0, by its interval: 2 % the strategy's own work on "
-        "each device. Against waiting for data, try loader.workers: [0, 2, 4]."
+        "1 % (0 to 2 %) waiting for the slowest rank. Not significant (95 % interval includes 0): "
+        "2 % wrapper overhead. Against waiting for data, try loader.workers: [0, 2, 4]."
     )
     assert any(f"against exposed communication: {DDP}." in line for line in verdict_of(waits, exchange).others)
 
@@ -54,11 +54,11 @@ def test_what_is_saved_is_named_so_that_shares_add_up() -> None:
     lost, saved = cause("exposed communication", 0.6, 0.5), cause("wrapper", -0.1, -0.12, code="saved")
     unclear = cause("side by side", -0.02, -0.05)
     assert text_of(lost, unclear, saved) == (
-        "60 % (50 to 70 %) of the step: exposed communication. Saved, compared with one device: 10 % (8 to 12 %) the "
-        "strategy's own work on each device. May be 0, by its interval: -2 % devices that slow each other down. "
+        "60 % (50 to 70 %) of the step: exposed communication. Saved, compared with one device: 10 % (8 to 12 %) "
+        "wrapper overhead. Not significant (95 % interval includes 0): -2 % contention between devices. "
         f"Against exposed communication, try {DDP}."
     )
-    assert "one device: 10 % the" in text_of(lost, cause("wrapper", -0.1, code="saved"))
+    assert "one device: 10 % wrapper overhead" in text_of(lost, cause("wrapper", -0.1, code="saved"))
 
 
 def test_without_intervals_or_a_wait_for_data_the_exchange_is_what_to_try_against_if_it_is_certain() -> None:
@@ -70,14 +70,14 @@ def test_without_intervals_or_a_wait_for_data_the_exchange_is_what_to_try_agains
 
 
 def test_nothing_is_proposed_against_a_cause_that_may_be_0() -> None:
-    uncertain = "May be 0, by its interval: 20 % the strategy's own work on each device."
-    assert text_of(cause("wrapper", 0.2, -0.1)) == f"no cause is certain. {uncertain}"
+    uncertain = "Not significant (95 % interval includes 0): 20 % wrapper overhead."
+    assert text_of(cause("wrapper", 0.2, -0.1)) == f"no bottleneck is significant. {uncertain}"
     both = text_of(cause("wrapper", 0.2, -0.1), cause("exposed communication", 0.1, -0.1))
-    assert both.endswith("by their intervals: 20 % the strategy's own work on each device, 10 % exposed communication.")
+    assert both.endswith("includes 0): 20 % wrapper overhead, 10 % exposed communication.")
     known = text_of(cause("wrapper", 0.2, -0.1), cause("rest", 0.1, 0.05))
-    assert known.startswith("10 % (5 to 15 %) of the step: not explained. May be 0")
+    assert known.startswith("10 % (5 to 15 %) of the step: unexplained. Not significant")
     cells = sentences_on("loss", *(cause("wrapper", 0.2, -0.1, cell_id=cell_id) for cell_id in ("a", "b")))
-    assert all(one.text.startswith("no cause is certain.") for one in cells)
+    assert all(one.text.startswith("no bottleneck is significant.") for one in cells)
 
 
 def test_a_wait_for_data_is_beside_that_of_one_device_and_lets_nothing_of_ddp_before_it() -> None:
@@ -95,7 +95,7 @@ def test_a_wait_for_data_is_beside_that_of_one_device_and_lets_nothing_of_ddp_be
 def test_what_no_option_changes_says_so_or_gives_way_to_what_one_may() -> None:
     shared = cause("side by side", 0.3, 0.2)
     assert text_of(shared).endswith(
-        "devices that slow each other down. Devices that work at once share memory "
+        "contention between devices. Devices that work at once share memory "
         "bandwidth, caches or power; no option changes that."
     )
     assert "Against exposed communication, try" in text_of(shared, cause("exposed communication", 0.1, 0.05))
@@ -120,7 +120,7 @@ def test_a_small_gradient_has_no_buckets_to_divide_though_the_first_trial_is_an_
 
 def test_what_is_not_explained_says_why_and_a_zero_has_no_sign() -> None:
     rest = cause("rest", 0.91, 0.9, reasons=("exposed communication would be 31 ms",))
-    why = "not explained (exposed communication would be 31 ms"
+    why = "unexplained (exposed communication would be 31 ms"
     assert text_of(rest).startswith(f"91 % (90 to 92 %) of the step: {why}")
     assert "1 % (0 to 3 %)" in text_of(cause("slowest rank", 0.01, -0.004, high=0.03, code="clear"))
 

@@ -551,7 +551,7 @@ def test_waterfalls_stand_in_the_order_of_their_importance_with_the_same_rows_an
     assert [len(axes_of(figure)) for figure in waterfall_of(*losing(13)).more] == [6]
     drawing = waterfall_of(*losing(1, "dp", "replicate"), *losing(1))
     labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in axes_of(drawing.figure)]
-    assert labels == [["communication", "rest", "efficiency"], []]  # those of the panel to the left
+    assert labels == [["communication", "unexplained", "efficiency"], []]  # those of the panel to the left
     assert "(dp: replicate; ddp: exposed communication)" in drawing.caption
 
 

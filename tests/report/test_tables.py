@@ -297,7 +297,7 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
     assert [row.cells for row in table.rows] == [
         ("ddp x2 · resnet8", "ideal (efficiency)", "6.00", "60.0 %", "55.0 to 65.0 %", "3"),
         ("", "slowest rank", "5.00", "50.0 %", "n = 3: 45.0 to 55.0 %", "3"),
-        ("", "rest", "-1.00", "-10.0 %", "-20.0 to 0.0 %", "3"),
+        ("", "unexplained", "-1.00", "-10.0 %", "-20.0 to 0.0 %", "3"),
     ]
     assert [row.kind for row in table.rows] == ["base", "", ""]
     short = waterfall_table(WATERFALL.frame(rows), most=2)

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.results import Results
-from harness.analysis.waterfall import COMMUNICATION, MOST_REST, PARTS
+from harness.analysis.waterfall import COMMUNICATION, MOST_REST, ROW_OF
 from harness.config.strategy_traits import strategy_order
 from harness.report.figures import captions
 from harness.report.figures.drawing import (
@@ -44,7 +44,6 @@ MOST_CELLS = 6
 MOST_FIGURES = 5
 """The most figures, so that a run of many cells has its report in time; the table has every cell."""
 ROW_HEIGHT = 0.24
-ROW_OF = {name: part.row or name for name, part in PARTS.items()}
 """The row of each part; a strategy without the parts of a row has it empty."""
 share = decimal("{:.1f} %", 100)
 
@@ -216,7 +215,7 @@ def _communication(rows: pd.DataFrame) -> str:
     if held.empty:
         return ""
     each = "; ".join(f"{strategy}: {', '.join(map(str, parts))}" for strategy, parts in held.items())
-    threads = " The threads of dp are its wrapper." if rows["part"].eq("threads").any() else ""
+    threads = " The threads of dp are its wrapper overhead." if rows["part"].eq("threads").any() else ""
     return f"Communication is the time in which nothing is computed meanwhile ({each}).{threads}"
 
 

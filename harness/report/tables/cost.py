@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from harness.analysis.waterfall import ROW_OF
 from harness.config.strategy_traits import ALL_REDUCE
 from harness.plan.labels import devices_text
 from harness.report.row import Row, is_missing, rows_of
@@ -59,7 +60,7 @@ def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
 
     columns = (
         ("cell", lambda row: row.label if row.part == "ideal" else "", words),
-        ("part", lambda row: "ideal (efficiency)" if row.part == "ideal" else row.part, words),
+        ("part", lambda row: "ideal (efficiency)" if row.part == "ideal" else ROW_OF[row.part], words),
         ("ms of a step", "part_s", milliseconds),
         ("share", "share", decimal("{:.1f} %", 100)),
         ("95 % interval", interval, flush_right),
