@@ -29,7 +29,7 @@ from harness.analysis.common import (
 )
 from harness.analysis.doubts import CountedDoubt, tally, unusual, usual_doubts
 from harness.analysis.equivalence import Verdicts, verdict_columns
-from harness.analysis.stats import Estimate, geometric_mean, holm_of_known, ratio_p_value
+from harness.analysis.stats import SIGNIFICANCE, Estimate, geometric_mean, holm_of_known, ratio_p_value
 from harness.config.axes import SIZES
 from harness.config.sections import BlockRule
 from harness.plan.comparison import axis_pairs
@@ -283,15 +283,17 @@ def versus(
     return VERSUS.frame(rows)
 
 
-SIGNIFICANCE = 0.05
-
-
-def leaders(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
+def leaders(
+    trials: pd.DataFrame,
+    rule: BlockRule | None = None,
+    checked: Verdicts | None = None,
+    significance: float = SIGNIFICANCE,
+) -> pd.DataFrame:
     """Return each setting against the fastest that trains the same, on as many devices at the same batch, by block.
 
     The fastest has the largest geometric mean. A setting that lacks some of its blocks takes its place if it is
     clearly faster in the blocks that both have.
-    ``tied``: the two-sided t test of their log ratio, adjusted by Holm 1979 over the group, is not significant at 5 %;
+    ``tied``: the two-sided t test of their log ratio, adjusted by Holm 1979 over the group, is above ``significance``;
     <NA> below three blocks in common. Left out: what makes no claim about speed (see ``no_claims``), cells that
     are not equivalent to one device (``checked``: the verdicts of equivalence checks), and the control under torchrun.
     """
@@ -302,11 +304,11 @@ def leaders(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdic
     groups: dict[tuple[object, ...], list[Records]] = {}
     for cell in by_cell(rows_of(claims)).values():
         groups.setdefault(work_of(cell[0], "devices", "global_batch_size"), []).append(cell)
-    rows = [row for cells in groups.values() for row in _group(cells, rule)]
+    rows = [row for cells in groups.values() for row in _group(cells, rule, significance)]
     return LEADERS.frame(sorted(rows, key=order))
 
 
-def _group(cells: Sequence[Records], rule: BlockRule | None) -> list[Row]:
+def _group(cells: Sequence[Records], rule: BlockRule | None, significance: float) -> list[Row]:
     """Return the rows of one group."""
     speeds = [geometric_mean([float(row.throughput_per_s) for row in cell]) for cell in cells]
     leader = max(range(len(cells)), key=lambda at: speeds[at].value)
@@ -314,7 +316,7 @@ def _group(cells: Sequence[Records], rule: BlockRule | None) -> list[Row]:
     while True:
         pairs = [paired(cell, cells[leader], rule) for cell in cells]
         p_values = holm_of_known([None if at == leader else pair.p_value for at, pair in enumerate(pairs)])
-        tied = [None if value is None else value >= SIGNIFICANCE for value in p_values]
+        tied = [None if value is None else value > significance for value in p_values]
         before.add(leader)
         faster = [
             at

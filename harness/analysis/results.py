@@ -22,6 +22,7 @@ from harness.analysis.prediction import Asked, Links, families, predictions, rec
 from harness.analysis.preview import machine_devices, preview
 from harness.analysis.published import published
 from harness.analysis.ratios import leaders, noise, parity, scaling, versus
+from harness.analysis.stats import SIGNIFICANCE, look_significance
 from harness.analysis.step_times import StepTimes, step_times
 from harness.analysis.trials import (
     cells,
@@ -228,6 +229,20 @@ class Results:
         return self.experiment.throughput.rule if self.experiment.throughput else None
 
     @property
+    def look(self) -> int:
+        """The number of looks at the run: one, and one more after each invocation that added blocks."""
+        commands = [map(str, one.get("command") or ()) for one in self.environment.get("invocations", [])]
+        return 1 + sum(any(word.startswith("--add-blocks") for word in words) for words in commands)
+
+    @property
+    def significance(self) -> float:
+        """The p-value up to which a difference is clear: that of the last look, as blocks can be added.
+
+        A rule plans the number of blocks from their spread alone, and is looked at once.
+        """
+        return SIGNIFICANCE if self.rule else look_significance(self.look)
+
+    @property
     def pilot(self) -> int | None:
         """The number of blocks that the rule decided from; None without a rule."""
         return self.rule.at_least if self.rule else None
@@ -288,8 +303,10 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "scaling": lambda r: scaling(r.trials, r.rule, r.verdicts),
     "noise": lambda r: noise(r.trials, r.rule),
     "parity": lambda r: parity(r.trials, r.rule, r.verdicts),
-    "leaders": lambda r: leaders(r.trials, r.rule, r.verdicts),
-    "verdict": lambda r: verdict(Tables({name: attempt(r, name) for name in READ}, fixed_blocks=r.rule is None)),
+    "leaders": lambda r: leaders(r.trials, r.rule, r.verdicts, r.significance),
+    "verdict": lambda r: verdict(
+        Tables({name: attempt(r, name) for name in READ}, None if r.rule else r.look, r.significance)
+    ),
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants), r.experiment.placements),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
-LEVEL = 0.95
+SIGNIFICANCE = 0.05
+LEVEL = 1 - SIGNIFICANCE
 LEAST_BLOCKS = 3
 """The fewest blocks of a t interval or test: of two, the half-width is 6 times their difference."""
 ENDS = ("low", "high", "least", "most")
@@ -80,36 +81,45 @@ def stein_blocks(pilot: Sequence[float], halfwidth: float) -> int:
     return max(len(logs), LEAST_BLOCKS, math.ceil(needed - 1e-9))
 
 
-def deciding_blocks(ratios: Sequence[float], halfwidth: float) -> int:
+def deciding_blocks(ratios: Sequence[float], halfwidth: float, significance: float) -> int:
     """Return the number of blocks that decides a comparison, if mean and spread of its ratios stay as they are.
 
-    The least n for which the interval of ``geometric_mean``, t(n - 1) s / sqrt(n) around the mean m of the logarithms,
-    excludes 1 or is within ``halfwidth`` (relative): two settings that differ by less are about equal. At least
+    The least n for which t(n - 1) s / sqrt(n), at this significance, is at most the mean m of the logarithms, so that
+    the difference is clear, or ``halfwidth`` (relative): two settings that differ by less are about equal. At least
     LEAST_BLOCKS. Raises ValueError if there are fewer than two values, or one that is not positive.
     """
     if len(ratios) < 2:
         raise ValueError(f"a comparison needs two values, got {list(ratios)}")
     logs = [math.log(ratio) for ratio in ratios]
     spread, wanted = deviation(logs), max(abs(sum(logs) / len(logs)), math.log1p(halfwidth))
-    normal = (NormalDist().inv_cdf(0.5 + LEVEL / 2) * spread / wanted) ** 2  # t is larger than its limit
+    normal = (NormalDist().inv_cdf(1 - significance / 2) * spread / wanted) ** 2  # t is larger than its limit
     blocks = max(len(logs), LEAST_BLOCKS, math.ceil(normal))
-    while half_width(spread / math.sqrt(blocks), blocks - 1) > wanted:
+    while _t(blocks - 1, significance) * spread / math.sqrt(blocks) > wanted:
         blocks += 1
     return blocks
+
+
+def look_significance(look: int) -> float:
+    """Return the significance of a look at a run, from 1: SIGNIFICANCE / (look (look + 1)).
+
+    Over any number of looks these add up to at most SIGNIFICANCE, so that adding blocks until a difference is clear
+    makes no more false claims than that (alpha spending; the sum of 1 / (j (j + 1)) is 1).
+    """
+    return SIGNIFICANCE / (look * (look + 1))
 
 
 CLEAR, LEANING, OPEN = "clear", "leaning", "open"
 MOST_OF_LEANING = 0.20
 
 
-def word(p_value: float | None) -> str:
-    """Return how sure a difference is, by its p-value: clear up to 1 - LEVEL, leaning up to MOST_OF_LEANING, or open.
+def word(p_value: float | None, significance: float) -> str:
+    """Return how sure a difference is, by its p-value: clear at this significance, leaning, or open.
 
-    Open too without a p-value. A leaning is no claim.
+    Leaning up to MOST_OF_LEANING, which is no claim; open without a p-value.
     """
     if p_value is None or p_value > MOST_OF_LEANING:
         return OPEN
-    return CLEAR if p_value <= 1 - LEVEL else LEANING
+    return CLEAR if p_value <= significance else LEANING
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -176,7 +186,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 @lru_cache(maxsize=256)
-def _t(freedom: int) -> float:
+def _t(freedom: int, significance: float = SIGNIFICANCE) -> float:
     from scipy.stats import t as student  # its import takes half a second, which most users of this module save
 
-    return float(student.ppf(0.5 + LEVEL / 2, freedom))
+    return float(student.ppf(1 - significance / 2, freedom))

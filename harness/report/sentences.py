@@ -64,7 +64,7 @@ def what_to_use(row: Row, context: Context) -> Sentence:
     """Return the sentence on the fastest setting; on one device if no gain over it is clear, or that is faster."""
     ratio, name = context.ratio(row.cell_id), context.name(row.cell_id)
     compared = _compared(row, ratio, context)
-    if ratio is None or ((sure := word_of(ratio)) == CLEAR and number(ratio.speedup) > 1):
+    if ratio is None or ((sure := word_of(ratio, context)) == CLEAR and number(ratio.speedup) > 1):
         return Sentence("fastest", name, f"{compared}. {_rivals(row, context)}".strip())
     more = row.devices != ratio.base_devices
     stay = plural(ratio.base_devices, "device") if more else f"strategy {ratio.base_strategy}"
@@ -101,7 +101,7 @@ def _compared(row: Row, ratio: Row | None, context: Context) -> str:
         cell = context.cells.get(row.cell_id)
         alone = cell is not None and cell.devices == 1
         return rate if alone else f"{rate}; not compared with one device, which has no result beside it"
-    return f"{_gain(ratio)} times the throughput of {base_words(ratio)}, {sure_words(ratio)}; {rate}"
+    return f"{_gain(ratio)} times the throughput of {base_words(ratio)}, {sure_words(ratio, context)}; {rate}"
 
 
 def base_words(ratio: Row) -> str:
@@ -115,16 +115,17 @@ def _gain(ratio: Row) -> str:
     return with_ends(times, ratio.speedup, ratio.low, ratio.high)
 
 
-def word_of(row: Row) -> str:
+def word_of(row: Row, context: Context) -> str:
     """Return how sure the difference of a row's two settings is: clear, leaning or open."""
-    return word(None if is_missing(row.p_value) else number(row.p_value))
+    return word(None if is_missing(row.p_value) else number(row.p_value), context.results.significance)
 
 
-def sure_words(row: Row) -> str:
+def sure_words(row: Row, context: Context) -> str:
     """Return how sure a difference is, with its p-value unless it is clear: 'leaning (p = 0.12)'."""
     if is_missing(row.p_value):
         return f"{OPEN}, as fewer than {LEAST_BLOCKS} blocks have no interval"
-    return CLEAR if word_of(row) == CLEAR else f"{word_of(row)} (p = {number(row.p_value):.2g})"
+    sure = word_of(row, context)
+    return CLEAR if sure == CLEAR else f"{sure} (p = {number(row.p_value):.2g})"
 
 
 def _rivals(row: Row, context: Context) -> str:
@@ -147,18 +148,18 @@ def _rivals(row: Row, context: Context) -> str:
 def _with_ratios(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> str:
     """Return settings with their ratio to the leader: 'fsdp (0.87 times its throughput, 0.80 to 0.94)'."""
     names = _short_names(ids, ratios, context)
-    some = [f"{name}{_share(ratios.get(cell_id))}" for cell_id, name in zip(ids, names, strict=True)]
+    some = [f"{name}{_share(ratios.get(cell_id), context)}" for cell_id, name in zip(ids, names, strict=True)]
     more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
     return "; ".join(some[:MOST]) + more
 
 
-def _share(row: Row | None) -> str:
+def _share(row: Row | None, context: Context) -> str:
     if row is None or is_missing(row.ratio):
         return ""
     if is_missing(row.low):
         return f" ({times(row.ratio)} times its throughput)"
     by_chance = is_true(row.tied) and not number(row.low) <= 1 <= number(row.high)
-    why = f"; {sure_words(row)}" if is_true(row.tied) else ""
+    why = f"; {sure_words(row, context)}" if is_true(row.tied) else ""
     why += "; of so many comparisons one may differ as much by chance" if by_chance else ""
     return f" ({times(row.ratio)} times its throughput, {times(row.low)} to {times(row.high)}{why})"
 

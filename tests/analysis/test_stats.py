@@ -18,13 +18,22 @@ from harness.analysis.stats import (
     half_width,
     holm,
     holm_of_known,
+    look_significance,
     mean_interval,
     p_value,
     ratio_p_value,
     stein_blocks,
     word,
 )
-from tests.benchmarks.coverage import BLOCKS, MUST_COVER, coverage, false_alarms, stated_claims
+from tests.benchmarks.coverage import (
+    BLOCKS,
+    FOR_LOOKS,
+    MUST_COVER,
+    coverage,
+    false_alarms,
+    false_decisions,
+    stated_claims,
+)
 
 
 def test_two_values_have_a_range_and_no_interval_and_shares_may_be_negative() -> None:
@@ -81,21 +90,35 @@ def test_the_number_of_blocks_is_steins_and_at_least_three() -> None:
 
 def test_the_blocks_that_decide_are_the_fewest_whose_interval_excludes_1_or_is_narrow() -> None:
     def half(blocks: int, spread: float) -> float:
-        return half_width(spread / math.sqrt(blocks), blocks - 1)
+        return half_width(spread / math.sqrt(blocks), blocks - 1)  # at 5 %
 
     for gain, spread in itertools.product((0.02, 0.1, 0.3), (0.01, 0.1, 0.4)):
         ratios = [math.exp(gain + spread * step) for step in (-1, 0, 1)]  # of standard deviation ``spread``
-        wanted, found = max(gain, math.log1p(0.05)), deciding_blocks(ratios, 0.05)
+        wanted, found = max(gain, math.log1p(0.05)), deciding_blocks(ratios, 0.05, 0.05)
         assert half(found, spread) <= wanted and (found == 3 or half(found - 1, spread) > wanted), (gain, spread, found)
-        assert deciding_blocks([1 / ratio for ratio in ratios], 0.05) == found
-    assert deciding_blocks([2.0, 2.0], 0.05) == 3
+        assert deciding_blocks([1 / ratio for ratio in ratios], 0.05, 0.05) == found
+        assert deciding_blocks(ratios, 0.05, 0.01) >= found
+    assert deciding_blocks([2.0, 2.0], 0.05, 0.01) == 3
     with pytest.raises(ValueError, match="two values"):
-        deciding_blocks([1.0], 0.05)
+        deciding_blocks([1.0], 0.05, 0.05)
 
 
 def test_a_difference_is_clear_leaning_or_open_by_its_p_value() -> None:
-    found = [word(value) for value in (0.0, 0.05, 0.0501, 0.2, 0.2001, 1.0, None)]
+    found = [word(value, 0.025) for value in (0.0, 0.025, 0.0251, 0.2, 0.2001, 1.0, None)]
     assert found == [CLEAR, CLEAR, LEANING, LEANING, OPEN, OPEN, OPEN]
+
+
+def test_looks_at_a_run_spend_no_more_than_one_test_does() -> None:
+    assert [look_significance(look) for look in (1, 2)] == [pytest.approx(0.025), pytest.approx(0.05 / 6)]
+    assert 0.0499 < sum(look_significance(look) for look in range(1, 1000)) < 0.05
+
+
+@pytest.mark.parametrize("noise", FOR_LOOKS)
+def test_blocks_that_are_added_until_a_difference_is_clear_make_few_false_decisions(noise: str) -> None:
+    draws = 600
+    looks, leader = false_decisions(FOR_LOOKS[noise], draws=draws)
+    margin = 3 * math.sqrt(0.05 * 0.95 / draws)
+    assert looks <= 0.05 + margin and leader <= 0.05 + margin
 
 
 @pytest.mark.parametrize(

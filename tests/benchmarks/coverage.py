@@ -24,7 +24,21 @@ from rich.table import Table
 
 from harness.analysis.compare import ALPHA
 from harness.analysis.history import RunNoise, noise_within
-from harness.analysis.stats import geometric_mean, holm, pooled_deviation, ratio_p_value, stein_blocks
+from harness.analysis.ratios import within
+from harness.analysis.stats import (
+    CLEAR,
+    LEAST_BLOCKS,
+    deciding_blocks,
+    geometric_mean,
+    holm,
+    look_significance,
+    pooled_deviation,
+    ratio_p_value,
+    stein_blocks,
+    word,
+)
+from harness.analysis.verdict.trust import GOOD_BLOCKS
+from harness.analysis.verdict.trust import HALFWIDTH as EQUAL_WITHIN
 
 TRUTH = 1.7
 DRAWS = 2000
@@ -141,12 +155,54 @@ def stated_claims(
         for cell in range(cells):
             first, later = np.exp(logs[:, cell]).tolist()
             ratio = math.exp(logs[1, cell].mean() - logs[0, cell].mean())
-            for each, within in zip(p_values, (noise_within(first, later), None), strict=True):
-                each.append(RunNoise(STATED, within=within).p_value(ratio))
+            for each, of_blocks in zip(p_values, (noise_within(first, later), None), strict=True):
+                each.append(RunNoise(STATED, within=of_blocks).p_value(ratio))
         adjusted = [holm(each) for each in p_values]
         found.append([(each[0] if planted else min(each)) <= ALPHA for each in adjusted])
     as_compare_does, by_stated = np.array(found).mean(axis=0).tolist()
     return as_compare_does, by_stated
+
+
+FOR_LOOKS: Mapping[str, Noise] = {
+    "normal 3 %": normal(0.03),
+    "lognormal 10 %": lognormal(0.10),
+    "heavy tails 10 %": heavy(0.10),
+    "one-sided 10 %": one_sided(0.10),
+}
+EQUAL, MOST_LOOKS, MOST_BLOCKS = 4, 8, 100
+
+
+def false_decisions(noise: Noise, *, draws: int = DRAWS, seed: int = 1) -> tuple[float, float]:
+    """The parts of studies of equal settings in which a difference is clear at some time.
+
+    First of a cell and its base, to which blocks are added as the verdict says, until it is clear or about equal; then
+    of EQUAL settings, of which the fastest is compared with the others after the declared blocks, as in leaders.
+    """
+    random = np.random.default_rng([seed, 77])
+    found = [(decides_falsely(noise, random), leads_falsely(noise, random)) for _ in range(draws)]
+    looks, leader = np.array(found).mean(axis=0).tolist()
+    return looks, leader
+
+
+def decides_falsely(noise: Noise, random: np.random.Generator) -> bool:
+    ratios = (noise(random, MOST_BLOCKS) / noise(random, MOST_BLOCKS)).tolist()
+    blocks = LEAST_BLOCKS
+    for look in range(1, MOST_LOOKS + 1):
+        seen = ratios[:blocks]
+        if word(ratio_p_value(seen), look_significance(look)) == CLEAR:
+            return True
+        if within(geometric_mean(seen), EQUAL_WITHIN) or blocks == MOST_BLOCKS:
+            return False
+        needed = max(GOOD_BLOCKS, deciding_blocks(seen, EQUAL_WITHIN, look_significance(look + 1)))
+        blocks = min(MOST_BLOCKS, max(blocks + 1, needed))
+    return False
+
+
+def leads_falsely(noise: Noise, random: np.random.Generator) -> bool:
+    speeds = np.array([noise(random, GOOD_BLOCKS) for _ in range(EQUAL)])
+    first = int(np.log(speeds).mean(axis=1).argmax())
+    p_values = [ratio_p_value((speeds[first] / other).tolist()) or 0.0 for other in np.delete(speeds, first, axis=0)]
+    return min(holm(p_values)) <= look_significance(1)
 
 
 def main() -> None:
@@ -171,7 +227,11 @@ def main() -> None:
         changed, _ = stated_claims(times, blocks, cells, shared=True, planted=5, draws=draws)
         rates = (f"{100 * rate:.1f} %" for rate in (*both, changed))
         stated.add_row(f"{100 * times * STATED:.1f} %", str(blocks), str(cells), *rates)
-    Console().print(table, alarms, stated)
+    title = f"Part of {draws} studies of equal settings in which a difference is clear"
+    decided = Table("noise of a measurement", "added blocks, any look", "the fastest of 4", title=title)
+    for name, noise in FOR_LOOKS.items():
+        decided.add_row(name, *(f"{100 * rate:.1f} %" for rate in false_decisions(noise, draws=draws)))
+    Console().print(table, alarms, stated, decided)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ def verdict_of(*statements: dict[str, Any], **given: Any) -> Verdict:
         folder=SimpleNamespace(path=given.get("folder", Path("results/study/1"))),
         environment=given.get("environment", {}),
         lines=given.get("lines", []),
+        significance=0.025,
     )
     return make_verdict(results)  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from harness.analysis.stats import SIGNIFICANCE, look_significance
 from harness.record.schema import (
     CELLS,
     CONVERGENCE,
@@ -48,11 +49,18 @@ class TableFailed(Exception):
 class Tables:
     """The tables of a run by name; one that is not given is empty, and one that is None raises TableFailed.
 
-    ``fixed_blocks``: whether the experiment file gives the number of blocks, so that blocks can be added.
+    ``look``: how often the run has been looked at, from 1, if the experiment file gives the number of blocks, so that
+    blocks can be added; None if a rule does. ``significance``: the p-value up to which a difference is clear.
     """
 
     given: Mapping[str, pd.DataFrame | None]
-    fixed_blocks: bool = True
+    look: int | None = 1
+    significance: float = SIGNIFICANCE
+
+    @property
+    def next_significance(self) -> float:
+        """That of the next look, after further blocks."""
+        return look_significance(self.look + 1) if self.look else self.significance
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         if name not in self.given:

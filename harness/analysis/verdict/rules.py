@@ -322,7 +322,7 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     return [
         Statement(
             "choice",
-            _code(row, p_value),
+            _code(row, p_value, tables.significance),
             "versus",
             row.cell_id,
             others=(row.other_id,),
@@ -338,10 +338,10 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     ]
 
 
-def _code(row: Record, p_value: float | None) -> str:
+def _code(row: Record, p_value: float | None, significance: float) -> str:
     if p_value is None:
         return TOO_FEW
-    if (sure := word(p_value)) != CLEAR:
+    if (sure := word(p_value, significance)) != CLEAR:
         return sure
     return FASTER if row.ratio > 1 else SLOWER
 

@@ -10,7 +10,7 @@ import pandas as pd
 from harness.analysis.common import Record, Records, by_cell, measured, rows_of
 from harness.analysis.doubts import widens
 from harness.analysis.ratios import PAIR_COLUMNS, paired, within
-from harness.analysis.stats import CLEAR, LEAST_BLOCKS, deciding_blocks, holm_of_known, word
+from harness.analysis.stats import CLEAR, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
 from harness.analysis.verdict import Statement, Tables
 from harness.config.axes import SIZES
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -39,7 +39,7 @@ def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
         own, base_id = leader.cell_id, bases.get(leader.cell_id)
         compared = [(own, base_id), *(pair for pair in pairs if own in pair)]
         ratios = [(cells.get(one), cells.get(other or "")) for one, other in compared if one != other]
-        statement = _trust(tables, leader, base_id, _further_blocks(ratios, int(leader.blocks)))
+        statement = _trust(tables, leader, base_id, _further_blocks(tables, ratios, int(leader.blocks)))
         alike.setdefault((statement.code, statement.reasons), []).append(statement)
     found = [
         replace(
@@ -64,7 +64,7 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, further: int) ->
     own = [row for row in rows_of(tables["scaling"]) if row.cell_id == leader.cell_id]
     if leader.strategy != BASE_STRATEGY and any(row.equivalence in (None, "unknown") for row in own):
         low.append("equivalence")
-    low += ["differs"] if any(word(p_value) == CLEAR for p_value in tests) else []
+    low += ["differs"] if any(p_value <= SIGNIFICANCE for p_value in tests) else []
     low += ["blocks"] if blocks < LEAST_BLOCKS else []
     not_high = ([] if tests else ["no A/A test"]) + (["blocks"] if blocks < GOOD_BLOCKS else [])
     return Statement(
@@ -73,17 +73,19 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, further: int) ->
         "noise",
         leader.cell_id,
         n=further,
-        subject="fixed" if tables.fixed_blocks else "rule",
+        subject="fixed" if tables.look else "rule",
         reasons=tuple(dict.fromkeys(low or not_high)),
     )
 
 
-def _further_blocks(compared: Sequence[tuple[Records | None, Records | None]], blocks: int) -> int:
+def _further_blocks(tables: Tables, compared: Sequence[tuple[Records | None, Records | None]], blocks: int) -> int:
     """Return how many more blocks decide those of the comparisons that are open; 0 if none is."""
     pairs = [paired(first, second) for first, second in compared if first and second]
     needed = [
-        deciding_blocks(pair.ratios, HALFWIDTH)
+        deciding_blocks(pair.ratios, HALFWIDTH, tables.next_significance)
         for pair in pairs
-        if len(pair.ratios) > 1 and word(pair.p_value) != CLEAR and not within(pair.ratio, HALFWIDTH)
+        if len(pair.ratios) > 1
+        and word(pair.p_value, tables.significance) != CLEAR
+        and not within(pair.ratio, HALFWIDTH)
     ]
     return max(0, max([GOOD_BLOCKS, *needed]) - blocks) if needed or blocks < LEAST_BLOCKS else 0

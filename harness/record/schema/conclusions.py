@@ -19,7 +19,7 @@ LEADERS = Table(
         _c("ratio", "Float64", "throughput over the leader's, geometric mean over the paired blocks"),
         *INTERVAL,
         _c("p_value", "Float64", "two-sided t test of the mean log ratio, adjusted by Holm over the group"),
-        _c("tied", "boolean", "true if it cannot be told apart from the leader at 5 %; `<NA>` below three blocks"),
+        _c("tied", "boolean", "true if p_value is above the level of this look; `<NA>` below three blocks"),
     ),
 )
 

@@ -27,8 +27,8 @@ def table(name: str, *rows: Mapping[str, Any]) -> pd.DataFrame:
     return READ[name].frame([{**AXES, **row} for row in rows])
 
 
-def tables(fixed_blocks: bool = True, **given: list[dict[str, Any]]) -> Tables:
-    return Tables({name: table(name, *rows) for name, rows in given.items()}, fixed_blocks)
+def tables(look: int | None = 1, **given: list[dict[str, Any]]) -> Tables:
+    return Tables({name: table(name, *rows) for name, rows in given.items()}, look)
 
 
 def leader(cell_id: str, rate: float, **columns: Any) -> dict[str, Any]:
@@ -390,3 +390,22 @@ def test_the_bucket_question_is_answered(
     found = load(make_run(tmp_path, experiment, rate)).verdict
     (row,) = found[found["topic"] == "choice"].to_dict("records")
     assert row["code"] == code and row["subject"] == "ddp.bucket_cap_mb 25 / 1"
+
+
+@pytest.mark.parametrize(
+    ("commands", "blocks", "level"),
+    [
+        ([["run", "x.yaml"]], 5, 0.025),
+        ([["run", "x.yaml"], ["run", "--resume", "x"]], 5, 0.025),  # the declared blocks, in two calls
+        ([["run"], ["run", "--resume", "x", "--add-blocks", "2"], ["run", "--add-blocks=3"]], 5, 0.05 / 12),
+        ([["run"]], {"at_least": 3, "at_most": 9, "halfwidth": 0.05}, 0.05),
+    ],
+)
+def test_each_time_that_blocks_are_added_is_a_look(
+    tmp_path: Path, make_experiment: Callable[..., Experiment], commands: list[list[str]], blocks: object, level: float
+) -> None:
+    grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8}
+    experiment = make_experiment(grid, throughput={"blocks": blocks})
+    results = load(make_run(tmp_path, experiment, lambda cell, block: 100.0 + block))
+    vars(results)["environment"] = {"invocations": [{"command": words} for words in commands], "groups": []}
+    assert results.significance == pytest.approx(level)

@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.common import Record
 from harness.analysis.doubts import DOUBTS, CountedDoubt
-from harness.analysis.stats import deciding_blocks
+from harness.analysis.stats import deciding_blocks, look_significance
 from harness.analysis.verdict import Statement, Tables
 from harness.analysis.verdict.trust import trust
 from tests.analysis.verdict.test_rules import AXES, tables
@@ -19,7 +19,7 @@ NEAR, WIDE = (100.0, 108.0, 93.0), (100.0, 120.0, 83.0)
 
 def trust_in(*leaders: dict[str, Any], fixed: bool = True, **given: list[dict[str, Any]]) -> list[Statement]:
     of = [Record({**AXES, "leader_id": leader["cell_id"], **leader}) for leader in leaders]
-    return trust(tables(fixed, **given), of)
+    return trust(tables(1 if fixed else None, **given), of)
 
 
 def verdict_on(
@@ -110,7 +110,9 @@ def test_doubts_that_widen_intervals_are_those_of_noise() -> None:
 def test_blocks_are_asked_for_where_a_comparison_is_open() -> None:
     assert verdict_on(rates=(200.0, 210.0, 190.0)).n == 0  # clear after three blocks
     assert verdict_on(rates=(100.0, 100.1, 99.9)).n == 0  # within 5 %: about equal
-    assert verdict_on(rates=NEAR).n == max(5, deciding_blocks([r / 100 for r in NEAR], 0.05)) - 3 > 2
+    assert (
+        verdict_on(rates=NEAR).n == max(5, deciding_blocks([r / 100 for r in NEAR], 0.05, look_significance(2))) - 3 > 2
+    )
     assert (verdict_on(rates=WIDE).n or 0) > (verdict_on(rates=NEAR).n or 0)
     leaning = (108.0, 130.0, 112.0)
     assert (
