@@ -76,7 +76,8 @@ def what_to_use(row: Row, context: Context) -> Sentence:
     gains = number(ratio.speedup) > 1 or is_missing(ratio.p_value)
     lead = f"Open: {stay}, or {name}" if gains else f"No gain shown, stay {'on' if more else 'with'} {stay}"
     said = f"{compared if gains else f'{name} has {compared}'}."
-    parts = (said, _why_wide(row, context), _rivals(row, context))
+    wide = "" if is_missing(ratio.p_value) else _why_wide(row, context)
+    parts = (said, wide, _rivals(row, context))
     return Sentence("fastest", lead, " ".join(filter(None, parts)), code=OPEN)
 
 
