@@ -71,7 +71,7 @@ def what_to_use(row: Row, context: Context) -> Sentence:
     if sure == CLEAR:
         rate = f"{speed(ratio.base_throughput_per_s)} {rate_unit(context.table('leaders'))}"
         best = f"the fastest setting {on_devices(context.cells[row.cell_id])}, {name}"
-        text = f"{rate}; {best}, has only {_gain(ratio)} times its throughput, clear."
+        text = f"{rate}; {best}, has only {gain(ratio)} times its throughput, clear."
         return Sentence("fastest", context.name(ratio.base_id), text)
     gains = number(ratio.speedup) > 1 or is_missing(ratio.p_value)
     lead = f"Open: {stay}, or {name}" if gains else f"No gain shown, stay {'on' if more else 'with'} {stay}"
@@ -102,7 +102,7 @@ def _compared(row: Row, ratio: Row | None, context: Context) -> str:
         cell = context.cells.get(row.cell_id)
         alone = cell is not None and cell.devices == 1
         return rate if alone else f"{rate}; not compared with one device, which has no result beside it"
-    return f"{_gain(ratio)} times the throughput of {base_words(ratio)}, {sure_words(ratio, context)}; {rate}"
+    return f"{gain(ratio)} times the throughput of {base_words(ratio)}, {sure_words(ratio, context)}; {rate}"
 
 
 def base_words(ratio: Row) -> str:
@@ -112,7 +112,7 @@ def base_words(ratio: Row) -> str:
     return f"{devices} (strategy {ratio.base_strategy}, {batch})"
 
 
-def _gain(ratio: Row) -> str:
+def gain(ratio: Row) -> str:
     return with_ends(times, ratio.speedup, ratio.low, ratio.high)
 
 
@@ -137,8 +137,8 @@ def _rivals(row: Row, context: Context) -> str:
     beaten = [one for one in ratios if one not in (*tied, *untested)]
     where = on_devices(context.cells[row.cell_id])
     parts = [
-        f"Faster {where} at this batch than {_with_ratios(beaten, ratios, context)}." if beaten else "",
-        f"Not clearly faster than {_with_ratios(tied, ratios, context)}." if tied else "",
+        f"Faster {where} at this batch than {with_ratios(beaten, ratios, context)}." if beaten else "",
+        f"Not clearly faster than {with_ratios(tied, ratios, context)}." if tied else "",
         f"For lack of blocks not compared with {context.names_of(untested)}." if untested else "",
     ]
     if row.code == "smallest batch":
@@ -146,7 +146,7 @@ def _rivals(row: Row, context: Context) -> str:
     return " ".join(filter(None, parts))
 
 
-def _with_ratios(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> str:
+def with_ratios(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> str:
     """Return settings with their ratio to the leader: 'fsdp (0.87 times its throughput, 0.80 to 0.94)'."""
     names = _short_names(ids, ratios, context)
     some = [f"{name}{_share(ratios.get(cell_id), context)}" for cell_id, name in zip(ids, names, strict=True)]

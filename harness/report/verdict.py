@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from harness.analysis.results import Results
 from harness.analysis.stats import OPEN
 from harness.config.yaml_source import dump
 from harness.report.causes import Option, causes_of, name_of, next_experiment, options_of, smaller_causes, target
+from harness.report.decision import decision
 from harness.report.row import Row, is_missing, number, plural, rows_of
 from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of, explained
 from harness.report.sentences import MOST_BLOCKS, PHRASES, cost, further
@@ -24,8 +25,6 @@ LONGER = 4
 SHORTEST = 0.25
 """Seconds of a window that a number of steps alone set."""
 NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
-DECISION = ("incomplete", "fastest", "trust", "next")
-"""The topics of the decision: what to use, how sure that is, and what to do next."""
 MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
 BRACKETS = (
     "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds. In tables and figures "
@@ -213,6 +212,8 @@ class Verdict:
     sentences: tuple[Sentence, ...]
     next_file: str = NOTHING_NEXT
     others: tuple[str, ...] = ()
+    lines: Mapping[str, Sequence[Sentence]] = field(default_factory=dict)
+    """The decision by its labels; without sentences none."""
 
     @property
     def proposes(self) -> bool:
@@ -239,14 +240,9 @@ class Verdict:
         return found
 
     @property
-    def first(self) -> dict[str, list[Sentence]]:
-        """Those of ``by_heading`` that stand above the first figure: the decision."""
-        return {head: found for head, found in self.by_heading.items() if found[0].topic in DECISION}
-
-    @property
-    def further(self) -> dict[str, list[Sentence]]:
-        """The others: the reasons."""
-        return {head: found for head, found in self.by_heading.items() if found[0].topic not in DECISION}
+    def reasons(self) -> dict[str, list[Sentence]]:
+        """Those of ``by_heading`` that have more to say than the decision."""
+        return {head: found for head, found in self.by_heading.items() if found[0].topic != "next"}
 
 
 NO_VERDICT = Verdict(())
@@ -273,7 +269,8 @@ def make_verdict(results: Results) -> Verdict:
             sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))
     step = next_step(statements, context)
     last = Sentence("next", "", step.why, command=step.command)
-    return Verdict((*sentences, *further(context), last), step.file, step.others)
+    lines = decision(statements, context, last)
+    return Verdict((*sentences, *further(context), last), step.file, step.others, lines)
 
 
 def plain(text: str) -> str:

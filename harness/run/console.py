@@ -106,11 +106,11 @@ def trial_result(line: RecordedTrial) -> str:
 
 
 def verdict_grid(verdict: Verdict) -> Table:
-    """Return the verdict as a table of two columns, headings and sentences; its command is shown below it."""
+    """Return the decision as a table of two columns, labels and sentences; its command is shown below it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")  # a path is longer than a line
-    for heading, sentences in verdict.by_heading.items():
+    for heading, sentences in verdict.lines.items():
         if sentences[0].topic == "next" and verdict.brackets:  # last, above the command
             grid.add_row("", Text(verdict.brackets, style="dim"))
         for at, one in enumerate(sentences):

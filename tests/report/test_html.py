@@ -334,9 +334,9 @@ def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: R
     page = written.report.read_text()
     order = [
         'id="verdict"',
-        "What to use",
-        "How sure",
-        "What to do next",
+        "<dt>SURE</dt>",
+        "<dt>OPEN</dt>",
+        "<dt>NEXT</dt>",
         'id="figure-throughput"',
         'id="reasons"',
         "<nav>",
@@ -345,7 +345,7 @@ def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: R
     assert places == sorted(places) and page.index('id="figure-convergence"') > places[-1]
     assert page.count('id="figure-throughput"') == 1
     reasons = page[page.index('id="reasons"') : page.index("<nav>")]
-    assert "How far it scales" in reasons and "What to use" not in reasons
+    assert "How far it scales" in reasons and "What to use" in reasons and "What to do next" not in reasons
 
 
 def of_twins(results: Results) -> Drawing:

@@ -309,7 +309,7 @@ def test_each_placement_is_measured_for_a_minute_and_nothing_else_is(command: Co
     assert matrix.count("429") == 2 + 56  # GB/s, in both directions
     for devices in (2, 8):  # short labels, and nothing is said of cells
         assert f" ddp x{devices} · block 0 · links  measured in 1.0 s\n" in shown
-    assert "Asked: " not in shown and "Together: 2 trials" in shown and "What to do next" in shown
+    assert "Asked: " not in shown and "Together: 2 trials" in shown and "NEXT" in shown
     assert "Numbers in brackets" not in shown and "Numbers in brackets" not in (folder / "report.html").read_text()
 
 

@@ -87,7 +87,7 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
         TrialStarting(trial),
         TrialEnded(trial, {**lines[0], "outcome": "error", "reason": HOSTILE}, False),
         Note(HOSTILE),
-        Reported(tmp_path, tmp_path / "[red]report.html", tables, Verdict((said,)), 3.0),
+        Reported(tmp_path, tmp_path / "[red]report.html", tables, Verdict((said,), lines={"USE": [said]}), 3.0),
         force_terminal=terminal,
         width=4000,
     )
@@ -98,16 +98,19 @@ def test_names_and_messages_are_text(make_experiment: Make, tmp_path: Path, term
 
 
 def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(tmp_path: Path) -> None:
-    said = (
-        Sentence("next", "", "It is small:", "python -m harness.run " + "a" * 90),
-        Sentence("fastest", "ddp on 2 devices", "fast."),
-        Sentence("incomplete", "3 cells have no result", "interrupted."),
-    )
+    by_label = {
+        "INCOMPLETE": [Sentence("incomplete", "3 cells have no result", "interrupted.")],
+        "USE": [Sentence("fastest", "ddp on 2 devices", "fast.")],
+        "NEXT": [Sentence("next", "", "It is small:", "python -m harness.run " + "a" * 90)],
+    }
+    said = tuple(by_label["NEXT"])
     tables = {"trials": trial_tables.trials([line()], steps_of([line()]))}
-    lines = shown(Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said), 3.0), width=80).splitlines()
-    assert lines[-1] == said[0].command and lines[-2].rstrip() == "What to do next  It is small:"
-    verdict = [line for line in lines if line.startswith(("INCOMPLETE", "What"))]
-    assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "What to use", "What to do next"]
+    lines = shown(
+        Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said, lines=by_label), 3.0), width=80
+    ).splitlines()
+    assert lines[-1] == said[0].command and lines[-2].rstrip() == "NEXT        It is small:"
+    verdict = [line for line in lines if line.startswith(tuple(by_label))]
+    assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "USE", "NEXT"]
 
 
 def test_findings_are_in_the_terminal_and_an_error_in_a_table_costs_that_table(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""The decision: at most eight labels, each short; what is not clear is open, and never what to use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.report.decision import LINES, MOST_SETTINGS
+from harness.report.tables.text import NO_BREAK
+from tests.report.test_causes import cause
+from tests.report.test_verdict import CELL, DDP, FAILED, FASTEST, RATIO, RIVALS, STATED, TRUST, verdict_of
+
+SINGLE = "single on 1 device · batch 32"
+OPEN = {"topic": "open", "code": "too_few_devices", "n": 2, "subject": "16", "cell_id": None}
+
+
+def lines(*statements: dict[str, Any], **given: Any) -> dict[str, list[str]]:
+    """Return the texts of the lines by label, without the next step's."""
+    found = verdict_of(*statements, **given).lines
+    assert [*found][-1] == "NEXT" and len(found) <= 8 and found["NEXT"][0].command
+    return {
+        label: [f"{one.lead}: {one.text}".removeprefix(": ").replace(NO_BREAK, " ") for one in parts]
+        for label, parts in found.items()
+        if label != "NEXT"
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "label", "said"),
+    [
+        ({}, "USE", f"{DDP}: 7.00 (6.50 to 7.50) times 1 device, for 1.14 times its device time a sample."),
+        ({"base_devices": 8, "speedup": 1.2}, "USE", f"{DDP}: 1.20 (6.50 to 7.50) times strategy single."),
+        ({"speedup": 0.7}, "USE", f"{SINGLE}: {DDP} has only 0.70 (6.50 to 7.50) of its throughput."),
+        ({"speedup": 0.9, "p_value": 0.3}, "USE", f"1 device: no gain shown by {DDP}: 0.90 (6.50 to 7.50) times."),
+        ({"p_value": 0.12}, "OPEN", f"1 device, or {DDP}: 7.00 (6.50 to 7.50) times, leaning (p = 0.12)."),
+        ({"p_value": 0.026}, "OPEN", f"1 device, or {DDP}: 7.00 (6.50 to 7.50) times, leaning (p = 0.026)."),
+        (
+            {"p_value": None, "low": None, "high": None, "speedup": 0.9},
+            "OPEN",
+            f"1 device, or {DDP}: 0.90 times, open, as fewer than 3 blocks have no interval.",
+        ),
+    ],
+)
+def test_a_setting_is_to_be_used_if_its_gain_is_clear(change: dict[str, Any], label: str, said: str) -> None:
+    assert lines(STATED, scaling=[{**RATIO, **change}]) == {label: [said]}
+
+
+@pytest.mark.parametrize(
+    ("change", "label", "said"),
+    [
+        ({}, "NOT", "fsdp (0.80 times its throughput, 0.75 to 0.85)."),
+        ({"reasons": ("b",)}, "OPEN", "ddp on 8 devices · batch 32/device, or another setting: fsdp (0.80 times"),
+        ({"others": ("b",)}, "OPEN", "ddp on 8 devices · batch 32/device, or another setting: fsdp (0.80 times"),
+    ],
+)
+def test_a_rival_is_not_to_be_used_if_it_is_clearly_slower(change: dict[str, Any], label: str, said: str) -> None:
+    found = lines({**STATED, **change}, scaling=[RATIO], leaders=RIVALS)
+    assert set(found) == {"USE", label} and found[label][0].startswith(said)
+
+
+def test_without_a_ratio_the_throughput_is_said() -> None:
+    assert lines({**FASTEST, "cell_id": "base"}) == {"USE": [f"{SINGLE}: 1,000 samples/s."]}
+
+
+def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
+    choice = {
+        "topic": "choice",
+        "code": "faster",
+        "cell_id": "a",
+        "others": ("b",),
+        "value": 1.2,
+        "n": 5,
+        "subject": "x",
+    }
+    equivalent = {"topic": "equivalence", "code": "equivalent", "value": 0.0, "n": 2}
+    unlike = {"topic": "equivalence", "code": "not equivalent", "cell_id": "b", "subject": "other updates"}
+    found = lines(
+        *(STATED, choice, {**choice, "code": "leaning", "p_value": 0.1}, TRUST, equivalent, unlike, OPEN),
+        *(cause("waiting for data", 0.5, 0.4), cause("rest", 0.2, 0.1), cause("wrapper", 0.1, -0.1)),
+        {"topic": "incomplete", "code": "missing", "n": 3},
+        scaling=[RATIO],
+    )
+    assert list(found) == [label for label in LINES if label != "NOT"]
+    assert found["OPTIONS"] == ["x: 1.20 times the throughput."]  # only what is clear
+    assert found["WHY"] == ["50 % waiting for data, 20 % unexplained."]
+    assert [text.partition(":")[0] for text in found["SURE"]] == ["Low", "fsdp on 8 devices · batch 32/device"]
+    assert found["OPEN"] == ["2 cells on 16 devices: this machine has too few; the same file runs on a larger one."]
+
+
+def test_nothing_significant_and_no_more_than_a_few_parts_a_line() -> None:
+    assert lines(STATED, cause("wrapper", 0.2, -0.1), scaling=[RATIO])["WHY"] == ["no bottleneck is significant."]
+    many = lines(*[{**FASTEST, "cell_id": "base"}] * (MOST_SETTINGS + 2))["USE"]
+    assert len(many) == MOST_SETTINGS + 1 and many[-1] == "And 2 more, below."
+
+
+def test_a_run_without_a_result_says_so_and_what_to_do() -> None:
+    trials = [{**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}]
+    (label,) = lines({"topic": "incomplete", **FAILED}, trials=trials)
+    assert label == "INCOMPLETE"
