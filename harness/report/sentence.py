@@ -1,10 +1,9 @@
-"""What a sentence of the verdict is, what a phrase makes it from, and the words that need an explanation."""
+"""What a sentence of the verdict is, and what a phrase makes it from."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ MOST = 4
 """The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""
 TOPICS: Mapping[str, str] = {
     "incomplete": "INCOMPLETE",
-    "fastest": "What to use",
+    "fastest": "Fastest",
     "fewer": "On fewer devices",
     "choice": "Options compared",
     "trust": "How sure",
@@ -30,24 +29,6 @@ TOPICS: Mapping[str, str] = {
     "next": "What to do next",
 }
 """The topics in the order of the page, each with its heading."""
-WORDS: Mapping[str, tuple[re.Pattern[str], str]] = {
-    "block": (re.compile(r"\d+ (?:more )?blocks?\b"), "repetitions of the whole grid"),
-    "efficiency": (re.compile(r"\befficiency(?= \d)"), "throughput per device"),
-    "threshold": (re.compile(r"threshold of \d+ %"), "from which this report counts devices as well used"),
-    "exposed communication": (
-        re.compile(r"(?<!against )\bexposed communication\b"),
-        "gradient exchange that no computation hides",
-    ),
-    "contention": (re.compile(r"\bcontention between devices\b"), "for memory bandwidth, caches or power"),
-    "wrapper": (re.compile(r"\bwrapper overhead\b"), "the strategy's own work on each device"),
-    "cell": (re.compile(r"(?:\d+|its) cells?\b"), "points of the grid"),
-    "trial": (re.compile(r"\d+ planned trials?\b"), "one cell in one block each"),
-}
-"""Each word of the verdict: where a sentence uses it, and what it means."""
-BASE = re.compile(r" \(strategy [^()]*, same [a-z ]+\)")
-"""What a ratio is over, as base_words has it."""
-COUNTED = ("incomplete", "open")
-"""The topics whose sentences begin with a number of cells or trials."""
 HOLM = "Holm's adjustment"
 HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
 
@@ -136,43 +117,6 @@ class Context:
 def context_of(results: Results) -> Context:
     """Return what the sentences on a run need."""
     return Context(results, {row.cell_id: row for row in rows_of(results.trials.drop_duplicates("cell_id"))})
-
-
-def explained(sentences: Iterable[Sentence]) -> Iterator[Sentence]:
-    """Yield the sentences in the order of the page, with the meaning of a word in brackets after its first use.
-
-    Sentences on failures are left as they are: they quote messages of errors.
-    """
-    known: set[str] = set()
-    for sentence in sentences:
-        if sentence.topic == "failed":
-            yield sentence
-            continue
-        lead = _explained(sentence.lead, known) if sentence.topic in COUNTED else sentence.lead  # else a label
-        yield replace(sentence, lead=lead, text=_explained(_without_repeated_bases(sentence.text, known), known))
-
-
-def _without_repeated_bases(text: str, known: set[str]) -> str:
-    """Return text without the strategy and batch of a base that an earlier sentence had; adds its own to ``known``."""
-    found = BASE.findall(text)
-    for base in found:
-        if base in known:
-            text = text.replace(base, "")
-    known.update(found)
-    return text
-
-
-def _explained(text: str, known: set[str]) -> str:
-    """Return text with the meaning of each word that is not known yet; adds these words to ``known``."""
-    found = {word: use for word, (pattern, _) in WORDS.items() if word not in known and (use := pattern.search(text))}
-    added = 0
-    for word, use in sorted(found.items(), key=lambda item: item[1].end()):
-        if word not in known:  # the meaning of an earlier word may have named it
-            meaning = f" ({WORDS[word][1]})"
-            place = use.end() + added
-            text, added = f"{text[:place]}{meaning}{text[place:]}", added + len(meaning)
-            known.update({word}, (other for other, (pattern, _) in WORDS.items() if pattern.search(meaning)))
-    return text
 
 
 def with_holm_explained(texts: Sequence[str]) -> list[str]:

@@ -8,8 +8,9 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import plain_doubt, widens
 from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
-from harness.analysis.verdict.rules import EFFICIENT, ENOUGH, FASTER, SLOWER, TOO_FEW
+from harness.analysis.verdict.rules import ENOUGH, FASTER, SLOWER, TOO_FEW
 from harness.analysis.verdict.trust import GOOD_BLOCKS
+from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text
 from harness.report.causes import why_not_better
 from harness.report.row import (
@@ -60,25 +61,13 @@ FAILURES: Mapping[str, str] = {
 """The outcomes of trials in plain words."""
 
 
-def what_to_use(row: Row, context: Context) -> Sentence:
-    """Return the sentence on the fastest setting; on one device if no gain over it is clear, or that is faster."""
-    ratio, name = context.ratio(row.cell_id), context.name(row.cell_id)
-    compared = _compared(row, ratio, context)
-    if ratio is None or ((sure := word_of(ratio, context)) == CLEAR and number(ratio.speedup) > 1):
-        return Sentence("fastest", name, f"{compared}. {_rivals(row, context)}".strip())
-    more = row.devices != ratio.base_devices
-    stay = plural(ratio.base_devices, "device") if more else f"strategy {ratio.base_strategy}"
-    if sure == CLEAR:
-        rate = f"{speed(ratio.base_throughput_per_s)} {rate_unit(context.table('leaders'))}"
-        best = f"the fastest setting {on_devices(context.cells[row.cell_id])}, {name}"
-        text = f"{rate}; {best}, has only {gain(ratio)} times its throughput, clear."
-        return Sentence("fastest", context.name(ratio.base_id), text)
-    gains = number(ratio.speedup) > 1 or is_missing(ratio.p_value)
-    lead = f"Open: {stay}, or {name}" if gains else f"No gain shown, stay {'on' if more else 'with'} {stay}"
-    said = f"{compared if gains else f'{name} has {compared}'}."
-    wide = "" if is_missing(ratio.p_value) else _why_wide(row, context)
-    parts = (said, wide, _rivals(row, context))
-    return Sentence("fastest", lead, " ".join(filter(None, parts)), code=OPEN)
+def fastest(row: Row, context: Context) -> Sentence:
+    """Return the sentence on the fastest setting on a number of devices: its gain over the base, and its rivals."""
+    ratio = context.ratio(row.cell_id)
+    undecided = ratio is not None and not is_missing(ratio.p_value) and word_of(ratio, context) != CLEAR
+    wide = _why_wide(row, context) if undecided else ""
+    parts = (f"{_compared(row, ratio, context)}.", wide, _rivals(row, context))
+    return Sentence(row.topic, context.name(row.cell_id), " ".join(filter(None, parts)))
 
 
 def _why_wide(row: Row, context: Context) -> str:
@@ -86,12 +75,6 @@ def _why_wide(row: Row, context: Context) -> str:
     doubts = (doubt for one in rows_of(context.table("cells")) if one.cell_id == row.cell_id for doubt in one.doubts)
     seen = [f"{plain_doubt(one.name)} ({one.count} of {one.trials} trials)" for one in doubts if widens(one.name)]
     return f"Its interval is wide: {', '.join(seen)}." if seen else ""
-
-
-def on_fewer_devices(row: Row, context: Context) -> Sentence:
-    """Return the sentence on the fastest setting on a smaller number of devices."""
-    compared = _compared(row, context.ratio(row.cell_id), context)
-    return Sentence("fewer", context.name(row.cell_id), f"{compared}. {_rivals(row, context)}".strip())
 
 
 def _compared(row: Row, ratio: Row | None, context: Context) -> str:
@@ -106,10 +89,10 @@ def _compared(row: Row, ratio: Row | None, context: Context) -> str:
 
 
 def base_words(ratio: Row) -> str:
-    """Return what a ratio is over: '1 device (strategy single, same batch per device)'."""
-    batch = "same global batch" if ratio.scaling == "strong" else "same batch per device"
-    devices = plural(ratio.base_devices, "device")
-    return f"{devices} (strategy {ratio.base_strategy}, {batch})"
+    """Return what a ratio is over: '1 device', or '2 devices (ddp) at the same global batch' under strong scaling."""
+    own = f" ({ratio.base_strategy})" if ratio.base_strategy != BASE_STRATEGY else ""
+    batch = " at the same global batch" if ratio.scaling == "strong" else ""
+    return f"{plural(ratio.base_devices, 'device')}{own}{batch}"
 
 
 def gain(ratio: Row) -> str:
@@ -230,18 +213,11 @@ def _choice(row: Row, context: Context) -> Sentence:
 
 
 def _scaling(row: Row, context: Context) -> Sentence:
-    bound, code, ratio = percent(EFFICIENT), row.code, context.ratio(row.cell_id)
+    ratio, lead = context.ratio(row.cell_id), context.name(row.cell_id)
     efficiency = with_ends(percent, row.value, row.low, row.high)
-    base = base_words(ratio) if ratio else "1 device"
-    found = f"efficiency {efficiency} on {row.devices} devices, compared with {base}"
-    until = "" if is_missing(row.subject) else f"above the threshold of {bound} up to {row.subject} devices; "
-    words = {
-        "above": f"{found}: above the threshold of {bound}, as on every number of devices measured",
-        "below": f"{until}{found}: below the threshold of {bound}",
-        OPEN: f"{until}{found}: {OPEN} whether that is above the threshold of {bound}"
-        f"{', without an interval' if is_missing(row.low) else ''}",
-    }
-    return Sentence("scaling", context.short(row.cell_id), f"{words[code]}.")
+    return Sentence(
+        "scaling", lead, f"efficiency {efficiency}, compared with {base_words(ratio) if ratio else '1 device'}."
+    )
 
 
 def _training(row: Row, context: Context) -> Sentence:
@@ -312,8 +288,8 @@ def further(context: Context) -> list[Sentence]:
 
 PHRASES: Mapping[str, Callable[[Row, Context], Sentence]] = {
     "incomplete": _incomplete,
-    "fastest": what_to_use,
-    "fewer": on_fewer_devices,
+    "fastest": fastest,
+    "fewer": fastest,
     "choice": _choice,
     "training": _training,
     "scaling": _scaling,

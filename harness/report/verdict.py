@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from harness.analysis.results import Results
-from harness.analysis.stats import OPEN
 from harness.config.yaml_source import dump
 from harness.report.causes import Option, causes_of, name_of, next_experiment, options_of, smaller_causes, target
 from harness.report.decision import decision
 from harness.report.row import Row, is_missing, number, plural, rows_of
-from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of, explained
+from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of
 from harness.report.sentences import MOST_BLOCKS, PHRASES, cost, further
 from harness.report.tables.text import percent
 from harness.system.sanitize import escape_control, redact_text
@@ -27,10 +26,11 @@ SHORTEST = 0.25
 NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
 MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
 BRACKETS = (
-    "Numbers in brackets: 95 % intervals over blocks; of times to a target the range over seeds. In tables and figures "
-    "x2 means: on 2 devices."
+    "Numbers in brackets: 95 % intervals over blocks, the repetitions of the grid; of times to a target the range over "
+    "seeds. Exposed communication: gradient exchange that no computation hides. Contention: for memory bandwidth, "
+    "caches or power. Wrapper overhead: the strategy's own work on each device. x2: on 2 devices."
 )
-"""What the numbers in brackets are, and what the labels of tables mean, for below the sentences."""
+"""What the numbers in brackets are, and the terms, for below the sentences."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +232,10 @@ class Verdict:
 
     @property
     def by_heading(self) -> dict[str, list[Sentence]]:
-        """The sentences by heading, in the order of the page, with words explained where they are used first."""
+        """The sentences by heading, in the order of the page."""
         order = [*TOPICS]
         found: dict[str, list[Sentence]] = {}
-        for sentence in explained(sorted(self.sentences, key=lambda one: order.index(one.topic))):
+        for sentence in sorted(self.sentences, key=lambda one: order.index(one.topic)):
             found.setdefault(TOPICS[sentence.topic], []).append(sentence)
         return found
 
@@ -262,8 +262,7 @@ def make_verdict(results: Results) -> Verdict:
     sentences: list[Sentence] = []
     for topic, phrase in PHRASES.items():
         rows = _one_each(statements) if topic == "loss" else [row for row in statements if row.topic == topic]
-        found = [replace(phrase(row, context), evidence=row.evidence) for row in rows[:MOST]]
-        sentences += sorted(found, key=lambda one: one.code == OPEN)  # what is clear comes first
+        sentences += [replace(phrase(row, context), evidence=row.evidence) for row in rows[:MOST]]
         if len(rows) > MOST:
             more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
             sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))
@@ -280,11 +279,11 @@ def plain(text: str) -> str:
 
 
 def verdict_lines(name: str, verdict: Verdict) -> Iterator[str]:
-    """Yield the lines of a verdict: its headings, sentences and commands."""
+    """Yield the decision as Markdown: its labels, sentences and commands."""
     yield f"### {plain(name)}"
-    for heading, sentences in verdict.by_heading.items():
+    for label, sentences in verdict.lines.items():
         yield ""
-        yield f"**{heading}**"
+        yield f"**{label}**"
         for one in sentences:
             lead = f"**{plain(one.lead)}**: " if one.lead else ""
             yield f"- {lead}{plain(one.text)}"

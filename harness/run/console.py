@@ -105,18 +105,21 @@ def trial_result(line: RecordedTrial) -> str:
     return f"trained{f' on {samples:,} samples' if samples else ''} in {line['steps_s']:.1f} s"
 
 
+IN_BRACKETS = "In brackets: 95 % intervals over blocks, the repetitions of the whole grid."
+
+
 def verdict_grid(verdict: Verdict) -> Table:
     """Return the decision as a table of two columns, labels and sentences; its command is shown below it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")  # a path is longer than a line
-    for heading, sentences in verdict.lines.items():
-        if sentences[0].topic == "next" and verdict.brackets:  # last, above the command
-            grid.add_row("", Text(verdict.brackets, style="dim"))
+    for label, sentences in verdict.lines.items():
+        if label == "NEXT" and len(verdict.lines) > 1:  # last, above the command
+            grid.add_row("", Text(IN_BRACKETS, style="dim"))
         for at, one in enumerate(sentences):
             style = "bold red" if one.is_bad else "bold"
             lead = (escape_control(f"{one.lead}: ") if one.lead else "", style)
-            title = Text("" if at else heading, style="bold red" if one.topic == "incomplete" else "bold")
+            title = Text("" if at else label, style="bold red" if one.topic == "incomplete" else "bold")
             grid.add_row(title, Text.assemble(lead, escape_control(one.text)))
     return grid
 

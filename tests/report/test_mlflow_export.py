@@ -237,7 +237,7 @@ def test_cells_have_their_curves_by_epoch_and_seed_and_what_the_verdict_says(exp
 
 def test_the_whole_has_the_verdict_as_its_description_and_the_files_that_are_there(export: MlflowExport) -> None:
     whole = export.whole
-    assert "**What to use**" in whole.tags["mlflow.note.content"]
+    assert "**USE**" in whole.tags["mlflow.note.content"]
     assert "ddp x2" in whole.tags["harness.verdict"] and whole.tags["harness.trust"] in ("low", "medium")
     assert values(whole)["trials_ok"] > 0
     assert (export.start_ms, export.end_ms) == (1_700_000_000_000, 1_700_000_009_000)

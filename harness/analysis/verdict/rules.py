@@ -12,14 +12,12 @@ from statistics import median
 import pandas as pd
 
 from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
-from harness.analysis.stats import CLEAR, OPEN, holm_of_known, word
+from harness.analysis.stats import CLEAR, holm_of_known, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.plan.feasibility import IMPOSSIBLE
 from harness.record.schema import VERDICT
 
-EFFICIENT = 0.80
-"""The efficiency above which devices count as well used."""
 ENOUGH = 0.95
 """The share of the best throughput that a smaller batch must reach to be preferred."""
 ANSWERED = {*IMPOSSIBLE, "precise", "not_measured"}
@@ -77,40 +75,28 @@ def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
     )
 
 
-def scaling_limit(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
-    """State up to how many devices each leading strategy keeps an efficiency above EFFICIENT.
-
-    A device count is above it if the interval's lower end is, below it if the upper end is, else open. The
-    statement names the first count that is not above; ``value`` is the efficiency there, or at the most devices.
-    """
+def efficiencies(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+    """State the efficiency of each leading strategy on every number of devices above its base's, the most last."""
     families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
     by_family: dict[object, list[Record]] = {}
     for row in sorted(rows_of(tables["scaling"]), key=lambda row: int(row.devices)):
         if row.devices > row.base_devices and not pd.isna(row.efficiency) and pd.isna(row.excluded):
             by_family.setdefault(families.get(row.cell_id), []).append(row)
-    found = []
-    for leader in leading:
-        rows = _one_each(by_family.get(families.get(leader.cell_id), []), leader)
-        if not rows:
-            continue
-        codes = [_efficiency_code(row) for row in rows]
-        at = next((index for index, code in enumerate(codes) if code != "above"), len(rows) - 1)
-        first = rows[at]
-        found.append(
-            Statement(
-                "scaling",
-                codes[at],
-                "scaling",
-                first.cell_id,
-                devices=first.devices,
-                value=first.efficiency,
-                low=first.efficiency_low,
-                high=first.efficiency_high,
-                n=first.blocks,
-                subject=str(rows[at - 1].devices) if at and codes[at] != "above" else None,
-            )
+    return [
+        Statement(
+            "scaling",
+            "efficiency",
+            "scaling",
+            row.cell_id,
+            devices=row.devices,
+            value=row.efficiency,
+            low=row.efficiency_low,
+            high=row.efficiency_high,
+            n=row.blocks,
         )
-    return found
+        for leader in leading
+        for row in _one_each(by_family.get(families.get(leader.cell_id), []), leader)
+    ]
 
 
 def _one_each(rows: Sequence[Record], leader: Record) -> list[Record]:
@@ -120,12 +106,6 @@ def _one_each(rows: Sequence[Record], leader: Record) -> list[Record]:
     for row in sorted(rows, key=lambda row: (*(getattr(row, name) != own[name] for name in PLACES), int(row.nodes))):
         found.setdefault(int(row.devices), row)
     return [found[devices] for devices in sorted(found)]
-
-
-def _efficiency_code(row: Record) -> str:
-    if pd.isna(row.efficiency_low) or row.efficiency_low <= EFFICIENT <= row.efficiency_high:
-        return OPEN
-    return "above" if row.efficiency_low > EFFICIENT else "below"
 
 
 def training(tables: Tables) -> list[Statement]:
@@ -364,7 +344,7 @@ def statements(tables: Tables) -> list[Statement]:
     chosen = {statement.cell_id for statement in to_use}
     leading = [row for row in rows_of(tables["leaders"]) if row.cell_id in chosen] if chosen else []
     found = [*follow(incomplete), *to_use, *follow(fewer_devices), *follow(choices, leading), *follow(training)]
-    for of_leading in (scaling_limit, causes, trust):
+    for of_leading in (efficiencies, causes, trust):
         found += follow(of_leading, leading)
     for of_run in (equivalence, failures, open_questions):
         found += follow(of_run)

@@ -32,7 +32,7 @@ VERDICT = Table(
             "string",
             "incomplete, fastest, fewer, choice, training, scaling, loss, trust, equivalence, failed or open",
         ),
-        _c("code", "string", "which statement of the topic it is, such as above, below or open"),
+        _c("code", "string", "which statement of the topic it is, such as faster, leaning or open"),
         _c("cell_id", "string", "cell that it is about"),
         _c(
             "others",
