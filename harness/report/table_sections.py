@@ -49,7 +49,7 @@ SCALING = (
     Section(
         "Throughput and scaling",
         "scaling",
-        lambda results: scaling.scaling_table(results.scaling),
+        lambda results: scaling.scaling_table(results.scaling, results.significance),
         summary.scaling_words,
         empty=lambda results: "No throughput was measured." if results.experiment.throughput else "",
     ),

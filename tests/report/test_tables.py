@@ -101,8 +101,17 @@ def cells_in(row: Line) -> list[str]:
 def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
     base, ddp = scaling_table(scaling(1)).rows
     assert base.kind == "base" and f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)" in base.cells
-    assert cells_in(base) == ["single", "1", "100 (n = 1)", "1", "base", "1", "single x1: 100"]
-    assert cells_in(ddp) == ["ddp", "2", "160 (n = 1)", "1.60 (n = 1)", "80 % (n = 1)", "1", "single x1: 100"]
+    assert cells_in(base) == ["single", "1", "100 (n = 1)", "1", "base", "1", "10,000", "single x1: 100"]
+    assert cells_in(ddp) == [
+        "ddp",
+        "2",
+        "160 (n = 1)",
+        "1.60 (n = 1)",
+        "80 % (n = 1)",
+        "1",
+        "12,500",
+        "single x1: 100",
+    ]
     lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
     dp = scaling_table(ratios.scaling(trials_of(lines))).rows[1]
     assert (dp.kind, dp.cells[0]) == ("apart", "dp (emulated)")
@@ -118,6 +127,12 @@ def test_intervals_are_shown_with_n_and_two_blocks_with_their_range_which_is_no_
     row = Row(ratio=1.0, low=None, high=None, least=1.0, most=1.0, blocks=2)  # equal blocks have no range
     assert estimate(percent, row, "ratio").replace(NO_BREAK, " ") == "100 % (n = 2)"
     assert estimate(percent, Row(row, ratio=None), "ratio") == "-"
+
+
+def test_whether_a_difference_is_clear_depends_on_the_look() -> None:
+    rows = scaling(3).assign(p_value=[None, 0.02])
+    shown = {level: [cells_in(row)[6] for row in scaling_table(rows, level).rows] for level in (0.025, 0.01)}
+    assert shown == {0.025: ["", "clear"], 0.01: ["", "leaning"]}
 
 
 def test_parts_by_setting_name_their_base() -> None:

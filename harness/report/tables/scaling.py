@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import LOUD
+from harness.analysis.stats import SIGNIFICANCE, word
 from harness.plan.labels import batch_text, joined
 from harness.plan.trial import Columns
 from harness.report.row import (
@@ -96,15 +97,28 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
     ]
 
 
-def scaling_table(scaling: pd.DataFrame) -> TextTable:
-    """Return throughput, speedup and efficiency of each cell against its base, with intervals; n; base; doubts."""
+def scaling_table(scaling: pd.DataFrame, significance: float = SIGNIFICANCE) -> TextTable:
+    """Return throughput, speedup and efficiency of each cell against its base, with intervals; n; base; doubts.
+
+    And whether its difference from the base is clear at this ``significance``, and the device time of a million
+    samples.
+    """
     unit = rate_unit(scaling)
+
+    def sure(row: Row) -> str:
+        return "" if _is_base(row) or is_missing(row.p_value) else word(number(row.p_value), significance)
+
+    def device_time(row: Row) -> str:
+        return speed(1e6 * number(row.devices) / number(row.throughput_per_s))
+
     columns = (
         *CELL,
         (unit, lambda row: estimate(speed, row, "throughput_per_s", "throughput_"), flush_right),
         ("speedup", lambda row: _speedup(row, estimate(two_digits, row, "speedup")), flush_right),
         ("efficiency", _efficiency, flush_right),
         ("n", "blocks", flush_right),
+        ("difference", sure, words),
+        (f"device-s a million {unit.removesuffix('/s')}", device_time, flush_right),
         (f"base ({unit})", _base, flush_right),
         ("doubts, by blocks", "unusual", words),
     )
