@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,15 @@ from harness.analysis.common import (
 )
 from harness.analysis.doubts import CountedDoubt, tally, unusual, usual_doubts
 from harness.analysis.equivalence import Verdicts, verdict_columns
-from harness.analysis.stats import SIGNIFICANCE, Estimate, geometric_mean, holm_of_known, ratio_p_value
+from harness.analysis.stats import (
+    SIGNIFICANCE,
+    Estimate,
+    geometric_mean,
+    holm_of_known,
+    p_value,
+    pooled_deviation,
+    ratio_p_value,
+)
 from harness.config.axes import SIZES
 from harness.config.sections import BlockRule
 from harness.plan.comparison import axis_pairs
@@ -50,13 +59,15 @@ PAIR_COLUMNS = ("cell_id", "block", "invocation", "environment", "device_model",
 class Paired:
     """The throughputs of two cells in the blocks that have both.
 
-    ``pilot``: which blocks were the pilot of the rule that set their number; None without a rule. ``apart``: the reason
-    that there is no ratio, if every pair of trials ran on different hardware or in different environments.
+    ``pilot``: which blocks were the pilot of the rule that set their number; None without a rule. ``invocations``: that
+    of each block. ``apart``: the reason that there is no ratio, if every pair of trials ran on different hardware or in
+    different environments.
     """
 
     speeds: Sequence[float]
     others: Sequence[float]
     pilot: Sequence[bool] | None
+    invocations: Sequence[int] = ()
     apart: str | None = None
 
     def __bool__(self) -> bool:
@@ -77,6 +88,22 @@ class Paired:
     def p_value(self) -> float | None:
         """The p-value of the hypothesis that both cells are equally fast; None with too few blocks."""
         return ratio_p_value(self.ratios, pilot=self.in_pilot(self.ratios)) if self.ratios else None
+
+    @cached_property
+    def disagreement(self) -> tuple[float, float] | None:
+        """The mean ratio of the first invocation and that of the later ones, if they differ at SIGNIFICANCE.
+
+        By a two-sided t test with the deviation that both share; None with fewer than two blocks of either.
+        """
+        first = [r for r, number in zip(self.ratios, self.invocations, strict=True) if number == self.invocations[0]]
+        later = [r for r, number in zip(self.ratios, self.invocations, strict=True) if number != self.invocations[0]]
+        if min(len(first), len(later)) < 2:
+            return None
+        logs = [[math.log(ratio) for ratio in ratios] for ratios in (first, later)]
+        spread, freedom = pooled_deviation(logs)
+        means = [sum(each) / len(each) for each in logs]
+        differ = p_value(means[1] - means[0], spread * math.sqrt(1 / len(first) + 1 / len(later)), freedom)
+        return (math.exp(means[0]), math.exp(means[1])) if differ <= SIGNIFICANCE else None
 
     def in_pilot(self, values: Sequence[float]) -> list[float] | None:
         """Return the values of the pilot's blocks, of one value a block; None without a rule."""
@@ -109,6 +136,7 @@ def paired(group: Records, other: Records, rule: BlockRule | None = None) -> Pai
         [float(row.throughput_per_s) for row, _ in pairs or apart],
         [float(row.throughput_per_s) for _, row in pairs or apart],
         [row.block < rule.at_least for row, _ in pairs or apart] if rule else None,
+        [int(row.invocation) for row, _ in pairs or apart],
         _why_apart(apart, group, other) if apart else None,
     )
 

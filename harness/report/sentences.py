@@ -165,7 +165,9 @@ def how_sure(row: Row, context: Context) -> Sentence:
     if (context.results.verdict["topic"] == "trust").sum() > 1:
         lead = f"{lead} for {', '.join(map(context.short, (row.cell_id, *others[: MOST - 1])))}"
     doubts = dict.fromkeys(plain_doubt(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
+    changed = (one.partition(": ")[2] for one in reasons if one.startswith("invocations: "))
     words = [*(REASONS[reason] for reason in reasons if reason in REASONS), *doubts]
+    words += [f"the ratio to the base is another in the blocks of later calls ({ratios})" for ratios in changed]
     return Sentence("trust", lead, f"{'; '.join(words) or QUIET}.", code=level)
 
 

@@ -114,6 +114,7 @@ def test_only_several_leading_settings_are_named_again_and_by_what_differs() -> 
 
 
 TRUST = {"topic": "trust", "code": "low", "cell_id": "a", "n": 4, "subject": "fixed"}
+ADDED = "the ratio to the base is another in the blocks of later calls"
 DIFFERS = "one setting measured twice differs from itself (A/A test; by chance 1 run in 20 does)"
 
 
@@ -122,6 +123,7 @@ DIFFERS = "one setting measured twice differs from itself (A/A test; by chance 1
     [
         ({"reasons": ("differs", "doubt: memory swapped")}, "Low", f"{DIFFERS}; memory was swapped to disk."),
         ({"reasons": ("blocks",), "code": "medium"}, "Medium", "few blocks, 5 are better."),
+        ({"reasons": ("invocations: 1.43, then 0.98",)}, "Low", f"{ADDED} (1.43, then 0.98)."),
         ({"code": "high"}, "High", "one setting measured twice does not differ from itself (A/A test), no doubts."),
     ],
 )

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from harness.analysis.common import Record, Records, by_cell, measured, rows_of
+from harness.analysis.common import Record, by_cell, measured, rows_of
 from harness.analysis.doubts import widens
-from harness.analysis.ratios import PAIR_COLUMNS, paired, within
+from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, within
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
 from harness.analysis.verdict import Statement, Tables
 from harness.config.axes import SIZES
@@ -38,10 +38,11 @@ def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     for leader in leading:
         own, base_id = leader.cell_id, bases.get(leader.cell_id)
         compared = [(own, base_id), *(pair for pair in pairs if own in pair)]
-        ratios = [(cells.get(one), cells.get(other or "")) for one, other in compared if one != other]
-        statement = _trust(tables, leader, base_id, _further_blocks(tables, ratios, int(leader.blocks)))
+        rows = [(cells.get(one), cells.get(other or "")) for one, other in compared if one != other]
+        found = [pair for first, second in rows if first and second and (pair := paired(first, second)).ratios]
+        statement = _trust(tables, leader, base_id, found)
         alike.setdefault((statement.code, statement.reasons), []).append(statement)
-    found = [
+    stated = [
         replace(
             statements[0],
             others=tuple(str(one.cell_id) for one in statements[1:]),
@@ -49,11 +50,11 @@ def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
         )
         for statements in alike.values()
     ]
-    most = max(found, key=lambda statement: statement.n or 0, default=None)
-    return [statement if statement is most else replace(statement, n=0) for statement in found]
+    most = max(stated, key=lambda statement: statement.n or 0, default=None)
+    return [statement if statement is most else replace(statement, n=0) for statement in stated]
 
 
-def _trust(tables: Tables, leader: Record, base_id: str | None, further: int) -> Statement:
+def _trust(tables: Tables, leader: Record, base_id: str | None, pairs: Sequence[Paired]) -> Statement:
     noise = rows_of(tables["noise"])
     twins = zip(noise, holm_of_known([None if pd.isna(row.p_value) else row.p_value for row in noise]), strict=True)
     tests = [p_value for row, p_value in twins if row.cell_id == base_id and p_value is not None]
@@ -65,6 +66,8 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, further: int) ->
     if leader.strategy != BASE_STRATEGY and any(row.equivalence in (None, "unknown") for row in own):
         low.append("equivalence")
     low += ["differs"] if any(p_value <= SIGNIFICANCE for p_value in tests) else []
+    if pairs and (found := pairs[0].disagreement):  # of the ratio to the base
+        low.append(f"invocations: {found[0]:.2f}, then {found[1]:.2f}")
     low += ["blocks"] if blocks < LEAST_BLOCKS else []
     not_high = ([] if tests else ["no A/A test"]) + (["blocks"] if blocks < GOOD_BLOCKS else [])
     return Statement(
@@ -72,15 +75,14 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, further: int) ->
         "low" if low else "medium" if not_high else "high",
         "noise",
         leader.cell_id,
-        n=further,
+        n=_further_blocks(tables, pairs, blocks),
         subject="fixed" if tables.look else "rule",
         reasons=tuple(dict.fromkeys(low or not_high)),
     )
 
 
-def _further_blocks(tables: Tables, compared: Sequence[tuple[Records | None, Records | None]], blocks: int) -> int:
+def _further_blocks(tables: Tables, pairs: Sequence[Paired], blocks: int) -> int:
     """Return how many more blocks decide those of the comparisons that are open; 0 if none is."""
-    pairs = [paired(first, second) for first, second in compared if first and second]
     needed = [
         deciding_blocks(pair.ratios, HALFWIDTH, tables.next_significance)
         for pair in pairs

@@ -143,6 +143,26 @@ def test_a_cell_that_is_compared_with_none_has_nothing_to_decide() -> None:
     assert statement.n == 0
 
 
+@pytest.mark.parametrize(
+    ("later", "reasons"),
+    [((100.0, 95.0, 98.0), ("invocations: 1.43, then 0.98",)), ((150.0, 140.0, 139.0), ()), ((100.0,), ())],
+    ids=["disagree", "agree", "one block"],
+)
+def test_blocks_that_were_added_and_say_something_else_are_no_reason_to_trust_either(
+    later: tuple[float, ...], reasons: tuple[str, ...]
+) -> None:
+    """Added under load, they moved a result from 1.43 (1.26 to 1.64) to 1.06 (0.75 to 1.50), and nothing said so."""
+    rates = {"a": (140.0, 143.0, 146.0, *later), "base": (100.0,) * (3 + len(later))}
+    trials = [{**row, "invocation": int(row["block"] >= 3)} for row in of_blocks(**rates)]
+    (statement,) = trust_in(
+        {"cell_id": "a", "blocks": 6},
+        trials=trials,
+        scaling=[{"cell_id": "a", "base_id": "base", "equivalence": "equivalent"}],
+        noise=[{"cell_id": "base", "p_value": 0.5}],
+    )
+    assert statement.reasons == reasons
+
+
 def test_it_says_whether_blocks_can_be_added_and_nothing_without_a_leading_cell() -> None:
     assert verdict_on(blocks=2).subject == "fixed"
     assert verdict_on(blocks=2, fixed=False).subject == "rule"
