@@ -189,7 +189,7 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
         }
         for gather, scatter, copies in ((4.0, 4.0, 0.0), (5.0, 2.0, 3.0))
     ]
-    monkeypatch.setattr(profiles, "_profiled", lambda stepper: [])
+    monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: [])
     stepper = stepper_for(CELL)
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: seen)
     steps = profiles.PROFILED_STEPS
@@ -203,7 +203,7 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
 def test_a_profile_without_kernels_has_a_reason(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
     """As in a container that forbids CUPTI: the calls are seen, and collectives are unknown, not 0 ms."""
     events = [Event("Broadcast", (0, 9), thread=1, correlation=1), *([Event("sgemm", (0, 9), 0)] if kernels else [])]
-    monkeypatch.setattr(profiles, "_profiled", lambda stepper: events)
+    monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: events)
     stepper = stepper_for(CELL)
     stepper.ranks = replace(stepper.ranks, devices=(torch.device("cuda", 0),))
     monkeypatch.setattr(Stepper, "step", lambda stepper: None)

@@ -205,7 +205,8 @@ def test_what_a_workload_does_to_its_process_is_in_the_row_of_its_rank(
         monkeypatch.setattr(ImageClassification, "loss", double_loss)
         monkeypatch.setattr(ImageClassification, "metrics", lambda *asked: {})
     sections = {"convergence": {"epochs": 1, "seeds": 1}} if kind == "convergence" else {}
-    result = run_scenario(one := within(throughput={"explain": False}, sections=sections, kind=kind))
+    grid = {"per_device_batch_size": 256 if kind == "convergence" else 8}  # few steps an epoch
+    result = run_scenario(one := within(grid, {"explain": False}, sections=sections, kind=kind))
     assert one.rank_facts["settings"] == ("" if healthy else "anomaly mode, dtype float64")
     assert one.rank_facts["processors"] == ""
     assert result.facts["dtypes"] == ("float32" if healthy else "parameters float64, outputs float64")
