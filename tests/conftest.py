@@ -37,12 +37,7 @@ def silence_unloading() -> None:
 
 SHARED = ("trained", "ray_cluster", "examined")
 """Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
-KILLING = {
-    "test_faults": "faults",
-    "test_killed": "faults",
-    "test_two_nodes": "drivers",
-    "test_interrupted": "drivers",
-}
+KILLING = {"test_faults": "faults", "test_killed": "faults", "test_two_nodes": "drivers", "test_interrupted": "drivers"}
 """The longest modules, in two groups of about the same time, which run first. Each looks at its own processes alone."""
 
 

@@ -140,11 +140,7 @@ def spread(*logs: float, factor: float = 1.0) -> Speed:
 
 @pytest.mark.parametrize(
     ("logs", "later", "shown"),
-    [
-        ((0.2, 0.0, -0.2), 0.673, 0.2),
-        ((0.0, 0.5, 0.1), 0.6, None),
-        ((-0.3, 0.3, 0.0), 1.4, 0.3),
-    ],
+    [((0.2, 0.0, -0.2), 0.673, 0.2), ((0.0, 0.5, 0.1), 0.6, None), ((-0.3, 0.3, 0.0), 1.4, 0.3)],
     ids=["identical code", "one block far off", "faster"],
 )
 def test_a_stated_run_noise_below_the_spread_of_the_runs_is_contradicted_and_not_used(

@@ -106,10 +106,7 @@ BAD_FILES = {
         "convergence.target.metric: got 'val_accuracy'; allowed: train_loss, val_loss, val_perplexity",
     ),
     "missing texts": (grid("data: ./none, ", LANGUAGE), "data is missing"),
-    "unknown size": (
-        grid("model: larg, ", "workload: mlp\n"),
-        "grid.model: got 'larg'; did you mean 'large'?",
-    ),
+    "unknown size": (grid("model: larg, ", "workload: mlp\n"), "grid.model: got 'larg'; did you mean 'large'?"),
     "an optimizer that refuses": (SMALL + "optimizer: {name: SparseAdam}\n", "optimizer: SparseAdam does not take"),
     "a schedule that divides by zero": (SMALL + "schedule: {name: StepLR, step_size: 0}\n", "StepLR does not take"),
     "an empty axis": (SMALL + "optimizer: {name: SGD, lr: []}\n", "optimizer.lr: got an empty list"),

@@ -85,10 +85,7 @@ def test_no_file_is_replaced_and_nothing_is_half_written(taken: str, here: Path)
         (["own-workload", "--output", "my_workload.py"], "which is the name of the module beside it"),
         (["scaling", "--output", "a\nb.yaml"], "allowed: a name of printable characters"),
         (["scaling", "--output", 300 * "a"], "File name too long"),
-        (
-            ["batch", "--output", "nowhere/b.yaml"],
-            "b.yaml: 1 problem - cannot be written: No such file or directory",
-        ),
+        (["batch", "--output", "nowhere/b.yaml"], "b.yaml: 1 problem - cannot be written: No such file or directory"),
     ],
 )
 def test_an_unknown_question_or_a_name_that_no_file_can_have_is_refused(

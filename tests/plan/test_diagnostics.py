@@ -137,10 +137,7 @@ def test_only_keeps_diagnostic_trials_of_its_cells(make_experiment: Make) -> Non
 def test_links_are_measured_once_a_placement_of_several_devices_in_the_first_block(make_experiment: Make) -> None:
     grid = {"strategy": ["dp", "ddp", "fsdp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
     experiment = make_experiment(grid, diagnostics=True, throughput={"blocks": 2})
-    for machine, placements in (
-        (laptop(4), [(2, 1), (4, 1)]),
-        (gpu_cluster(), [(1, 2), (1, 4), (2, 1), (4, 1)]),
-    ):
+    for machine, placements in ((laptop(4), [(2, 1), (4, 1)]), (gpu_cluster(), [(1, 2), (1, 4), (2, 1), (4, 1)])):
         groups = [g for g in make_plan(experiment, machine).groups if any(t.purpose == "links" for t in g.trials)]
         found = [(group.placement.workers, group.placement.devices_per_worker) for group in groups]
         assert sorted(found) == placements

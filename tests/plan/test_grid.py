@@ -211,12 +211,7 @@ def test_each_variant_has_the_traits_of_its_own_strategy(make_experiment: Make) 
     assert [(cell.variant, cell.emulated) for cell in cells] == [("before", False), ("after", True)]
 
 
-MANY = {
-    "strategy": ["single", "ddp"],
-    "devices": [1, 2],
-    "per_device_batch_size": [8, 16],
-    "optimizer.lr": [0.1, 0.01],
-}
+MANY = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16], "optimizer.lr": [0.1, 0.01]}
 ONE = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "optimizer.lr": 0.1}
 
 

@@ -47,18 +47,9 @@ def test_the_plan_names_them_in_the_order_of_tables(make_experiment: Make) -> No
     ("settings", "reason"),
     [
         ({}, "each strategy on the most devices that it can have here, at the first batch size of the grid"),
-        (
-            {"global_batch_size": 32},
-            "each strategy on the most devices that it can have here, at convergence.",
-        ),
-        (
-            {"only": {"devices": 2, "strategy": "ddp"}},
-            "cells that match convergence.only (strategy), on the",
-        ),
-        (
-            {"only": {"per_device_batch_size": 16}},
-            "convergence.only (per_device_batch_size), each strategy",
-        ),
+        ({"global_batch_size": 32}, "each strategy on the most devices that it can have here, at convergence."),
+        ({"only": {"devices": 2, "strategy": "ddp"}}, "cells that match convergence.only (strategy), on the"),
+        ({"only": {"per_device_batch_size": 16}}, "convergence.only (per_device_batch_size), each strategy"),
     ],
 )
 def test_the_plan_says_why(settings: dict[str, object], reason: str, make_experiment: Make) -> None:

@@ -52,10 +52,7 @@ class ScriptedLauncher:
 
 
 def execute(
-    plan: Plan,
-    tmp_path: Path,
-    how: Script | Any = lambda trial, tries: "ok",
-    events: list[Event] | None = None,
+    plan: Plan, tmp_path: Path, how: Script | Any = lambda trial, tries: "ok", events: list[Event] | None = None
 ) -> tuple[Any, RunFolder]:
     """Work through a plan in the run folder that is there, or a new one, by a script or a launcher."""
     existing = list(tmp_path.glob("*/*/plan.json"))
