@@ -376,7 +376,7 @@ def test_one_and_the_same_run_is_an_error(runs: dict[str, Path], tmp_path: Path)
     for second in (runs["first"], tmp_path / "link"):
         with pytest.raises(ComparisonError, match="one and the same run"):
             compared(runs["first"], second)
-    with pytest.raises(ComparisonError, match="got 1 run"):
+    with pytest.raises(ComparisonError, match="got 1 run; allowed: 2 to 26 run folders"):
         compared(runs["first"])
 
 

@@ -155,8 +155,6 @@ def bad(runs: dict[str, Path], tmp_path: Path) -> dict[str, tuple[list[Any], str
     plan = json.loads((newer / "plan.json").read_text())
     (newer / "plan.json").write_text(json.dumps({**plan, "schema": 999}))
     return {
-        "one run": ([first], "got 1 run; allowed: 2 to 26 run folders"),
-        "the same run": ([first, first], "are one and the same run"),
         "no run": ([first, tmp_path], "not a run folder"),
         "a newer schema": ([first, newer], "got schema 999"),
         "no history": ([first, slow, "--history", "/nonexistent"], "--history: got /nonexistent"),

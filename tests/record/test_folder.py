@@ -265,7 +265,7 @@ TABLES = [*(table.name for table in RECORDED), "scaling", "convergence", "enviro
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """Return a copy of the example run."""
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "run", ignore=shutil.ignore_patterns("figures", "tables")))
 
 
 def problem_of(folder: Path) -> str:
@@ -382,8 +382,7 @@ def test_a_line_with_a_wrong_value(recorded: Path, name: str) -> None:
 def test_a_line_that_is_cut_anywhere_does_not_count(recorded: Path) -> None:
     """Both the last line, and a line that a later invocation ended with a newline."""
     path = recorded / "trials.jsonl"
-    whole = path.read_bytes()
-    *before, last = whole.rstrip(b"\n").split(b"\n")
+    *before, last = path.read_bytes().rstrip(b"\n").split(b"\n")[-3:]
     kept = b"\n".join(before) + b"\n"
     for cut in [*range(1, 40), len(last) // 2, len(last) - 1]:
         for ending in (b"", b"\0" * 100, b"\n" + last + b"\n"):
