@@ -21,6 +21,8 @@ from harness.plan.grid import OwnCode
 from harness.plan.inventory import Inventory, Node
 from harness.system.user_code import CodeVersion
 
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
 Make = Callable[..., Experiment]
 """The fixture ``make_experiment``."""
 FEW_STEPS = {"blocks": 1, "warmup_steps": 2, "warmup_rounds": 2, "windows": 1, "window_steps": 4, "window_seconds": 0.0}

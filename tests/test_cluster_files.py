@@ -25,8 +25,8 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from harness.cli.commands import app
 from harness.config.experiment import parse_experiment
 from harness.system.process import INTERRUPTED, UNSETTLED
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments/clusters"
 RAY_UP = [FOLDER / f"ray-up-{name}.yaml" for name in ("local", "aws")]
 SCRIPT, PAGE, KUBERAY = FOLDER / "slurm.sbatch", FOLDER / "README.md", FOLDER / "kuberay-rayjob.yaml"

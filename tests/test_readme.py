@@ -29,11 +29,9 @@ from harness.report.verdict import make_verdict
 from harness.run.execution import Execution
 from harness.run.prepare import check_optimizers, check_workloads
 from harness.train.workloads import load_class
-from tests.conftest import FEW_STEPS, laptop
+from tests.conftest import EXAMPLE, FEW_STEPS, ROOT, laptop
 
-ROOT = Path(__file__).parents[1]
 README, REFERENCE = (ROOT / "README.md").read_text(), (ROOT / "experiments" / "README.md").read_text()
-EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
 
 

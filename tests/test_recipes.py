@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import yaml
 
 import harness
 from harness.config import experiment as config
-from harness.config.experiment import Experiment
 from harness.errors import WorkloadError
 from harness.launch.inline import InlineLauncher
 from harness.plan.inventory import Inventory
@@ -22,7 +20,7 @@ from harness.report.html import write_report
 from harness.run.execution import Execution
 from harness.run.pipeline import run
 from harness.run.request import Request, read_experiment
-from tests.conftest import FEW_STEPS, gpu_cluster, laptop
+from tests.conftest import FEW_STEPS, Make, gpu_cluster, laptop
 from tests.processes import ROOT, RUN, ended
 
 CIFAR10, AUGMENTED, SCALED = (
@@ -57,7 +55,7 @@ def test_without_the_data_there_is_one_clear_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Callable[..., Experiment], tmp_path: Path) -> None:
+def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Make, tmp_path: Path) -> None:
     experiment = make_experiment(
         {"global_batch_size": 16},
         workload="tests.equivalence:Regression",

@@ -21,9 +21,9 @@ from harness.config.experiment import Experiment
 from harness.errors import ComparisonError
 from harness.plan.cell import Cell
 from harness.report.compare import as_json, sentences
+from tests.conftest import Make
 from tests.run_folders import NODE, make_run
 
-Make = Callable[..., Experiment]
 Speed = Callable[[Cell, int], float | None]
 GRID = {"model": "resnet8", "strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 SPEED = {("single", 1): 100.0, ("ddp", 1): 90.0, ("ddp", 2): 160.0}

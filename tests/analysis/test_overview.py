@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,8 +10,7 @@ import pytest
 import harness
 from harness.analysis.results import TABLES, efficiency_table, option_columns
 from harness.record.schema import SCALING, TRIALS
-
-EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
+from tests.conftest import EXAMPLE
 
 
 def scaling_row(label: str, **columns: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from harness.plan.cell import Cell
 from harness.record.schema import COMPARED
 from harness.report.figures.drawing import panels
 from tests.analysis.prediction.world import collectives
-from tests.conftest import Make
+from tests.conftest import EXAMPLE, Make
 from tests.run_folders import NODE, make_run
 
 GRID = {"model": "resnet8", "strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
@@ -266,9 +266,6 @@ def test_all_mistakes_of_a_comparison_are_one_error(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "error: 5 problems" in text
     parts = ("--fail-if: got 'bad'", "--run-noise: got 'x'", "--only: got 'y'", f"{gone.name}: not a run", "--json")
     assert [part for part in parts if part not in text] == []
-
-
-EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 
 
 @pytest.mark.parametrize("text", ["", "a", "16,", "0", "-4", "1.5", "99999999", "4;8"])

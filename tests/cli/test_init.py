@@ -14,9 +14,7 @@ from harness.config.doctor_checks import LOOKS_AT
 from harness.config.experiment import load_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.planner import make_plan
-from tests.conftest import gpu_cluster, laptop
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT, gpu_cluster, laptop
 
 
 @pytest.fixture

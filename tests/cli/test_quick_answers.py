@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+
 HEAVY = ("torch", "torchvision", "ray", "seaborn", "matplotlib", "pandas")
 DRAWING = ("seaborn", "matplotlib", "ray")
 BAD = "name: x\ngrid: {devices: many, per_device_batch_size: 8}\n"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.experiment import Experiment
 from harness.launch import worker
 from harness.launch.worker import run_scenario
 from harness.measure import environment, peak_memory, scenarios
@@ -19,9 +18,8 @@ from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
 from harness.train.workloads.image_classification import ImageClassification
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 GRID = {"data": ["digits"], "model": ["resnet8"], "strategy": "single", "devices": 1, "per_device_batch_size": 8}
 SHORT = {"blocks": 1, "warmup_steps": 3, "warmup_rounds": 2, "windows": 2, "window_steps": 5, "window_seconds": 0.0}
 ALONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))

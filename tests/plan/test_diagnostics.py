@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.comparison import base_cell
 from harness.plan.diagnostics import seconds_of_links
 from harness.plan.inventory import Inventory
 from harness.plan.planner import filter_plan, make_plan, single_rank_only
 from harness.record.lines import trial_columns
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import Make, gpu_cluster, laptop
 
-Make = Callable[..., Experiment]
 WEAK = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
 STRONG = {"strategy": "ddp", "devices": [2, 4], "global_batch_size": 64}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,8 @@ from harness.plan.cell import Cell
 from harness.plan.grid import Cells, device_counts, expand
 from harness.plan.inventory import resolve
 from harness.plan.planner import make_plan
-from tests.conftest import gpu_cluster, laptop, variants
+from tests.conftest import Make, gpu_cluster, laptop, variants
 
-Make = Callable[..., Experiment]
 SIZES = ["resnet8", "resnet14"]
 
 

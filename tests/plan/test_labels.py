@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +12,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from harness.config import yaml_source
 from harness.config.axes import CELL_AXES, TrialAxes
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import parse_experiment
 from harness.errors import ExperimentError
 from harness.plan.cell import SHARED_SECTIONS, Cell
 from harness.plan.comparison import axes_of
 from harness.plan.labels import LONGEST, SEPARATOR, Labels, batch_text, devices_text, strategy_text
 from harness.plan.planner import Plan, make_plan
 from tests.any_experiment import experiments
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import Make, gpu_cluster, laptop
 
-Make = Callable[..., Experiment]
 PLACED = {"strategy", "devices", "device_ids", "nodes", "oversubscribed", "emulated"}
 CELL = Cell(
     workload="image_classification",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from harness.config.experiment import Experiment
@@ -12,9 +10,8 @@ from harness.plan.comparison import partner_ids
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Trial
 from harness.run.plan_text import plan_lines
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2, 64], "per_device_batch_size": [8, 16]}
 
 

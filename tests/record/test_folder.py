@@ -27,7 +27,7 @@ from harness.record.lines import SCHEMA
 from harness.record.schema import RAW, RECORDED
 from harness.report.figures.steps import step_times
 from harness.report.html import write_report
-from tests.conftest import Make, laptop
+from tests.conftest import EXAMPLE, Make, laptop
 from tests.system.test_files import LIMIT, small_files
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -258,7 +258,6 @@ def test_a_damaged_estimate_is_an_error_with_its_name(estimated: RunFolder, text
         read_estimate(estimated)
 
 
-EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 TABLES = [*(table.name for table in RECORDED), "scaling", "convergence", "environment", "experiment"]
 
 

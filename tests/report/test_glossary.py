@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from typer.testing import CliRunner
 
@@ -11,8 +10,8 @@ from harness.analysis.results import load
 from harness.cli.commands import app
 from harness.report.sentence import WORDS, Sentence, explained, with_holm_explained
 from harness.report.verdict import Verdict, make_verdict, plain, verdict_lines
+from tests.conftest import EXAMPLE
 
-EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 FAST = Sentence("fastest", "ddp x2 · 3 blocks", "fast over 3 blocks.")
 
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,6 @@ import pytest
 import harness
 from harness.analysis.results import TABLES, Results, load
 from harness.cli.arguments import FAILED, exit_code_of
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Trial, TrialResult
@@ -38,12 +37,10 @@ from harness.report.tables.text import Heading, TextTable
 from harness.report.tables.trust import belief_lines
 from harness.report.verdict import make_verdict
 from tests import run_folders
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.records import rank_row
 
 pytestmark = pytest.mark.usefixtures("no_figures")  # ``written``, of the module, is made before and has all
-
-Make = Callable[..., Experiment]
 
 
 EPOCHS = {

@@ -26,11 +26,10 @@ from harness.report.mlflow_export import (
     mlflow_export,
     tracking_uri,
 )
-from tests.conftest import Make
+from tests.conftest import EXAMPLE, Make
 from tests.run_folders import make_run
 
 mlflow: Any = pytest.importorskip("mlflow")
-EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 TARGET = {"metric": "val_accuracy", "at_least": 0.8}
 
 

@@ -24,9 +24,8 @@ from harness.plan.planner import Plan, make_plan
 from harness.run.prepare import make_checked_plan
 from harness.run.request import Request
 from tests.any_experiment import ANYTHING, broken, experiments, mistaken, optimizers, schedules
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import ROOT, gpu_cluster, laptop
 
-ROOT = Path(__file__).parents[2]
 FEW, MANY = 20, 500
 SECONDS, MEGABYTES = 2.0, 500
 TOO_MUCH = re.compile(r"at most [0-9,]+ are allowed")

@@ -13,8 +13,8 @@ from harness.analysis.common import Record
 from harness.analysis.results import load
 from harness.analysis.verdict import READ, Statement, Tables, rules
 from harness.analysis.verdict.rules import FASTER, NO_DIFFERENCE, SLOWER, TOO_FEW, choices, statements
-from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
+from tests.conftest import Make
 from tests.run_folders import make_run
 
 WORK = {"workload": "image_classification", "data": "digits", "model": "resnet8", "strategy": "ddp", "device": "cuda"}
@@ -374,9 +374,7 @@ def test_the_cells_to_use_are_compared_or_the_largest_pair_of_those_that_have_th
 
 
 @pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, NO_DIFFERENCE)])
-def test_the_bucket_question_is_answered(
-    tmp_path: Path, make_experiment: Callable[..., Experiment], gain: float, code: str
-) -> None:
+def test_the_bucket_question_is_answered(tmp_path: Path, make_experiment: Make, gain: float, code: str) -> None:
     grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8, "ddp.bucket_cap_mb": [1, 25]}
     noise = [1.0, 1.02, 0.99, 1.01, 0.98]
 
