@@ -125,6 +125,7 @@ def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inv
     assert plan.trials or {skip.reason.split(":")[0] for skip in plan.skips} <= allowed
 
 
+@pytest.mark.slow
 def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.report.html.FIGURES", {})  # drawn from this folder in test_no_user_code
     copy = tmp_path / "run"

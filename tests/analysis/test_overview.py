@@ -49,12 +49,12 @@ def test_each_cell_is_a_row_of_text_with_its_interval_and_an_empty_table_stays_o
 
 
 @pytest.mark.filterwarnings("ignore:.*require a `keepdims` parameter:FutureWarning")  # pandas 2.2, of itself
-@pytest.mark.parametrize("column", ["efficiency", "speedup"])
-def test_it_cannot_be_averaged(column: str) -> None:
+def test_it_cannot_be_averaged() -> None:
     table = harness.load(EXAMPLE).efficiency
-    for mean in (table[column].mean, table[column].median, table.mean, table.groupby("devices")[column].mean):
-        with pytest.raises(TypeError):
-            mean()
+    for column in ("efficiency", "speedup"):
+        for mean in (table[column].mean, table[column].median, table.mean, table.groupby("devices")[column].mean):
+            with pytest.raises(TypeError):
+                mean()
 
 
 def trial(cell: str, strategy: str = "ddp", kind: str = "throughput", **options: Any) -> dict[str, Any]:

@@ -185,6 +185,7 @@ def test_bad_input_is_one_line_with_exit_code_2_and_writes_nothing(runs: dict[st
     assert set(runs["place"].rglob("*")) | set(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_history_draws_cells_over_time_and_marks_the_environment(runs: dict[str, Path], tmp_path: Path) -> None:
     picture = tmp_path / "history.svg"
     result = call("history", runs["place"], "--cell", "strategy=ddp,devices=2", "--output", picture)
@@ -202,6 +203,7 @@ def test_history_draws_cells_over_time_and_marks_the_environment(runs: dict[str,
     assert max(map(len, result.stdout.splitlines())) <= max(80, len(f"Figure: {picture}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [1, 0], ids=["13 cells", "12 cells"])
 def test_history_lists_every_cell_and_draws_the_12_that_changed_most(
     make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int

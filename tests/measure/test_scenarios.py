@@ -210,6 +210,7 @@ def test_what_a_workload_does_to_its_process_is_in_the_row_of_its_rank(
     assert result.facts["dtypes"] == ("float32" if healthy else "parameters float64, outputs float64")
 
 
+@pytest.mark.slow
 def test_a_timed_trial_profiles_nothing_and_a_profile_times_nothing(
     within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,6 +244,7 @@ def test_the_whole_has_the_verdict_as_its_description_and_the_files_that_are_the
     assert [path.name for path in export.files["tables"]] == ["cells.csv"]
 
 
+@pytest.mark.slow
 def test_the_digest_of_an_export_follows_the_content_and_the_identity_the_run(
     tmp_path: Path, export: MlflowExport
 ) -> None:

@@ -193,6 +193,7 @@ def test_a_write_error_ends_the_run_and_its_group(plan: Plan, tmp_path: Path, mo
     assert [line["trial_id"] for line in folder.lines() if line["outcome"] == "ok"] == [trial.id for trial in kept]
 
 
+@pytest.mark.slow
 def test_the_wall_limit_ends_at_a_trials_boundary_and_resumes_finish_the_run(
     make_experiment: Make, tmp_path: Path
 ) -> None:
