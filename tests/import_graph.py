@@ -56,16 +56,13 @@ def arrows() -> Counter[tuple[str, str]]:
     )
 
 
-def lines_of(package: str) -> int:
-    return sum(len(path.read_text().splitlines()) for path in FILES if package_of(path) == package)
-
-
 def main() -> None:
     """Print a line a package, the highest first: its lines, and what it imports in how many of its files."""
     counted = arrows()
     for package in reversed((*FOUNDATION, *LEFT, *RIGHT, *TOP)):
         below = ", ".join(f"{other} {n}" for (one, other), n in sorted(counted.items()) if one == package)
-        print(f"{package:<9} {lines_of(package):>5} lines  -> {below or '-'}")
+        lines = sum(len(path.read_text().splitlines()) for path in FILES if package_of(path) == package)
+        print(f"{package:<9} {lines:>5} lines  -> {below or '-'}")
     wrong = [f"{one} -> {other}" for one, other in counted if other not in allowed_imports(one)]
     print("All imports point down." if not wrong else f"Imports that point up: {', '.join(wrong)}")
 

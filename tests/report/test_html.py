@@ -344,16 +344,12 @@ def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: R
     assert "How far it scales" in reasons and "What to use" not in reasons
 
 
-def of_twins(results: Results) -> Drawing:
-    """Return a figure that needs the table of the noise floor."""
-    return Drawing("Twins", f"Left out: {len(results.noise)} twins.", None)
-
-
 def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (run_folder.tables / "noise.csv").write_text("of an earlier report")
     written = tables_with_rows(run_folder) - {"noise"}
     monkeypatch.setitem(TABLES, "noise", broken)  # type: ignore[arg-type]
-    monkeypatch.setattr(html, "FIGURES", {"twins": of_twins, "throughput": dot})
+    twins = lambda results: Drawing("Twins", f"Left out: {len(results.noise)} twins.", None)  # noqa: E731
+    monkeypatch.setattr(html, "FIGURES", {"twins": twins, "throughput": dot})
     with pytest.raises(
         IncompleteReport, match=r"the table noise, the figure twins, .*the section Noise floor"
     ) as raised:
