@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -44,9 +45,13 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield from imports_of(node)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported_packages(path: Path) -> set[str]:
-    names = imports_of(ast.parse(path.read_text()))
-    return {name.split(".")[1] for name in names if name.startswith("harness.")}
+    return {name.split(".")[1] for name in imports_of(tree_of(path)) if name.startswith("harness.")}
 
 
 def arrows() -> Counter[tuple[str, str]]:

@@ -8,7 +8,17 @@ import sys
 
 import pytest
 
-from tests.import_graph import FILES, PACKAGE, RIGHT, ROOT, allowed_imports, imported_packages, imports_of, package_of
+from tests.import_graph import (
+    FILES,
+    PACKAGE,
+    RIGHT,
+    ROOT,
+    allowed_imports,
+    imported_packages,
+    imports_of,
+    package_of,
+    tree_of,
+)
 
 MOST_LINES, MOST_FUNCTION_LINES = 500, 60
 
@@ -64,9 +74,7 @@ def test_ray_s_controller_imports_no_torch() -> None:
 
 
 def test_ray_is_imported_in_one_package() -> None:
-    users = {
-        path for path in FILES if "ray" in {name.split(".")[0] for name in imports_of(ast.parse(path.read_text()))}
-    }
+    users = {path for path in FILES if "ray" in {name.split(".")[0] for name in imports_of(tree_of(path))}}
     assert users
     assert {path.parent.relative_to(PACKAGE).as_posix() for path in users} == {"launch/ray"}
 
@@ -75,7 +83,7 @@ def test_a_module_is_short_as_its_functions_are_opens_with_a_sentence_and_prints
     for path in FILES:
         name, text = path.relative_to(PACKAGE).as_posix(), path.read_text()
         assert len(text.splitlines()) <= MOST_LINES, name
-        doc = ast.get_docstring(tree := ast.parse(text))
+        doc = ast.get_docstring(tree := tree_of(path))
         assert doc and doc.split("\n")[0].rstrip().endswith((".", "``.")), name
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

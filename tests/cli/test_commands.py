@@ -153,11 +153,6 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--output", __file__], "the run folder cannot be created"),
         (["--output", "x" * 300], "the run folder cannot be created: File name too long"),
         (["--output", "s3://me:hunter2@bucket"], "got a URI with a user, a password or a key; allowed: one without"),
-        pytest.param(
-            ["--output", "s3://bucket/x?endpoint_override=127.0.0.1:9&scheme=http"],
-            "does not answer as it should: ",
-            marks=pytest.mark.slow,  # its client tries for three seconds
-        ),
         (["--output", "file:///proc/x"], "file:///proc/x: is not there: [Errno 2] Cannot create directory"),
         (["--resume", "file:///nowhere/small/1"], "file:///nowhere: has no run small/1; allowed: URI/<experiment>/"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),
