@@ -11,15 +11,12 @@ import yaml
 
 import harness
 from harness.config import experiment as config
-from harness.errors import WorkloadError
 from harness.launch.inline import InlineLauncher
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.execution import Execution
-from harness.run.pipeline import run
-from harness.run.request import Request, read_experiment
 from tests.conftest import FEW_STEPS, Make, gpu_cluster, laptop
 from tests.processes import ROOT, RUN, ended
 
@@ -43,15 +40,6 @@ def test_the_scaled_recipe_scales_the_rate_with_the_devices() -> None:
     trained = [trial.cell for trial in plan.trials if trial.kind == "convergence"]
     found = {(cell.devices, cell.per_device_batch_size, cell.lr_factor) for cell in trained}
     assert found == {(1, 128, 1.0), (8, 128, 8.0)}
-
-
-def test_without_the_data_there_is_one_clear_error(tmp_path: Path) -> None:
-    file = tmp_path / CIFAR10.name
-    file.write_text(CIFAR10.read_text())
-    with pytest.raises(WorkloadError, match=r"cifar-10-batches-py on this machine.*Unpack cifar-10-python.tar.gz"):
-        request = Request(file, output=tmp_path / "out")
-        run(request, read_experiment(request), lambda event: None)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

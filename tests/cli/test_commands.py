@@ -92,7 +92,7 @@ BAD_FILES = {
     "user module that exits": (SMALL + "workload: exits_0:Own\n", "failed with SystemExit: 0"),
     "user module that exits with 3": (SMALL + "workload: exits_3:Own\n", "failed with SystemExit: 3"),
     "missing data": (grid("data: ./none, model: resnet8, "), "data is missing"),
-    "missing cifar10": (CIFAR + "workload_options: {data_folder: ./nowhere}\n", "Unpack cifar-10-python.tar.gz"),
+    "missing cifar10": (CIFAR + "workload_options: {data_folder: ./nowhere}\n", "cifar-10-batches-py on this machine"),
     "unknown target": (
         SMALL + "convergence: {epochs: 1, target: {metric: accuracy, at_least: 0.9}}\n",
         "convergence.target.metric: got 'accuracy'; did you mean 'val_accuracy'?",
@@ -110,7 +110,7 @@ BAD_FILES = {
         grid("data: '~nosuchuser/x', model: resnet8, "),
         "no such user, or the user has no home folder",
     ),
-    "a name of 300 letters": (CIFAR + f"workload_options: {{data_folder: ./{'x' * 300}}}\n", "data is missing"),
+    "a name of 300 letters": (CIFAR + f"workload_options: {{data_folder: ./{'x' * 300}}}\n", "Unpack cifar-10-python"),
     "an optimizer that needs a closure": (SMALL + "optimizer: {name: LBFGS}\n", "optimizer: LBFGS does not take"),
     "a schedule that needs a metric": (
         SMALL + "schedule: {name: ReduceLROnPlateau}\n",

@@ -233,7 +233,6 @@ def test_history_lists_every_cell_and_draws_the_12_that_changed_most(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{tmp}"], "no run folder is below it"),
         (["{failed}"], "no cell to draw"),
         (["{place}", "--cell", "devices=7"], "no cell to draw; choose some with --cell ID"),
         (["{place}", "--cell", "device"], "--cell: 1 problem"),
