@@ -21,6 +21,8 @@ from harness.plan.grid import OwnCode
 from harness.plan.inventory import Inventory, Node
 from harness.system.user_code import CodeVersion
 
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
 Make = Callable[..., Experiment]
 """The fixture ``make_experiment``."""
 FEW_STEPS = {"blocks": 1, "warmup_steps": 2, "warmup_rounds": 2, "windows": 1, "window_steps": 4, "window_seconds": 0.0}
@@ -37,12 +39,7 @@ def silence_unloading() -> None:
 
 SHARED = ("trained", "ray_cluster", "examined")
 """Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
-KILLING = {
-    "test_faults": "faults",
-    "test_killed": "faults",
-    "test_two_nodes": "drivers",
-    "test_interrupted": "drivers",
-}
+KILLING = {"test_faults": "faults", "test_killed": "faults", "test_two_nodes": "drivers", "test_interrupted": "drivers"}
 """The longest modules, in two groups of about the same time, which run first. Each looks at its own processes alone."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -44,9 +45,13 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield from imports_of(node)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported_packages(path: Path) -> set[str]:
-    names = imports_of(ast.parse(path.read_text()))
-    return {name.split(".")[1] for name in names if name.startswith("harness.")}
+    return {name.split(".")[1] for name in imports_of(tree_of(path)) if name.startswith("harness.")}
 
 
 def arrows() -> Counter[tuple[str, str]]:
@@ -56,16 +61,13 @@ def arrows() -> Counter[tuple[str, str]]:
     )
 
 
-def lines_of(package: str) -> int:
-    return sum(len(path.read_text().splitlines()) for path in FILES if package_of(path) == package)
-
-
 def main() -> None:
     """Print a line a package, the highest first: its lines, and what it imports in how many of its files."""
     counted = arrows()
     for package in reversed((*FOUNDATION, *LEFT, *RIGHT, *TOP)):
         below = ", ".join(f"{other} {n}" for (one, other), n in sorted(counted.items()) if one == package)
-        print(f"{package:<9} {lines_of(package):>5} lines  -> {below or '-'}")
+        lines = sum(len(path.read_text().splitlines()) for path in FILES if package_of(path) == package)
+        print(f"{package:<9} {lines:>5} lines  -> {below or '-'}")
     wrong = [f"{one} -> {other}" for one, other in counted if other not in allowed_imports(one)]
     print("All imports point down." if not wrong else f"Imports that point up: {', '.join(wrong)}")
 

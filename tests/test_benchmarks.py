@@ -16,9 +16,7 @@ from harness.launch.protocol import TrialStarted
 from harness.plan.planner import make_plan
 from harness.system import files
 from tests.benchmarks import control_plane, growth, run_time
-from tests.conftest import laptop
-
-ROOT = Path(__file__).parents[1]
+from tests.conftest import ROOT, laptop
 
 
 def sizes(**changed: float) -> dict[str, float]:

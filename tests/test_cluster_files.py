@@ -25,8 +25,8 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from harness.cli.commands import app
 from harness.config.experiment import parse_experiment
 from harness.system.process import INTERRUPTED, UNSETTLED
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments/clusters"
 RAY_UP = [FOLDER / f"ray-up-{name}.yaml" for name in ("local", "aws")]
 SCRIPT, PAGE, KUBERAY = FOLDER / "slurm.sbatch", FOLDER / "README.md", FOLDER / "kuberay-rayjob.yaml"
@@ -268,8 +268,7 @@ FAILS = CALLED + "exit 3\n"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rank", "log"),
-    [("0", "Ray ended with exit code 3"), ("1", "nothing listens on 127.0.0.1:20007 after 300 s")],
+    ("rank", "log"), [("0", "Ray ended with exit code 3"), ("1", "nothing listens on 127.0.0.1:20007 after 300 s")]
 )
 def test_a_node_that_does_not_start_ends_the_job_at_once_and_is_named(tmp_path: Path, rank: str, log: str) -> None:
     (tmp_path / "ray.py").write_text("def is_initialized(): return False\ndef init(**_): raise ConnectionError\n")

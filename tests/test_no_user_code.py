@@ -80,10 +80,8 @@ def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(untr
     [
         "harness.run e.yaml",
         "harness.doctor e.yaml",
-        "harness.cli run e.yaml",
         "harness.cli plan e.yaml",
         "harness.report .",
-        "harness.cli report .",
         "harness run e.yaml",
         "harness report .",
     ],

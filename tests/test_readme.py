@@ -29,11 +29,9 @@ from harness.report.verdict import make_verdict
 from harness.run.execution import Execution
 from harness.run.prepare import check_optimizers, check_workloads
 from harness.train.workloads import load_class
-from tests.conftest import FEW_STEPS, laptop
+from tests.conftest import EXAMPLE, FEW_STEPS, ROOT, laptop
 
-ROOT = Path(__file__).parents[1]
 README, REFERENCE = (ROOT / "README.md").read_text(), (ROOT / "experiments" / "README.md").read_text()
-EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
 
 
@@ -126,6 +124,7 @@ def test_every_experiment_file_plans_on_every_machine(path: Path, inventory: Inv
     assert plan.trials or {skip.reason.split(":")[0] for skip in plan.skips} <= allowed
 
 
+@pytest.mark.slow
 def test_the_example_run_reads_back_and_can_be_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.report.html.FIGURES", {})  # drawn from this folder in test_no_user_code
     copy = tmp_path / "run"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,13 @@ import yaml
 
 import harness
 from harness.config import experiment as config
-from harness.config.experiment import Experiment
-from harness.errors import WorkloadError
 from harness.launch.inline import InlineLauncher
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.execution import Execution
-from harness.run.pipeline import run
-from harness.run.request import Request, read_experiment
-from tests.conftest import FEW_STEPS, gpu_cluster, laptop
+from tests.conftest import FEW_STEPS, Make, gpu_cluster, laptop
 from tests.processes import ROOT, RUN, ended
 
 CIFAR10, AUGMENTED, SCALED = (
@@ -47,17 +42,8 @@ def test_the_scaled_recipe_scales_the_rate_with_the_devices() -> None:
     assert found == {(1, 128, 1.0), (8, 128, 8.0)}
 
 
-def test_without_the_data_there_is_one_clear_error(tmp_path: Path) -> None:
-    file = tmp_path / CIFAR10.name
-    file.write_text(CIFAR10.read_text())
-    with pytest.raises(WorkloadError, match=r"cifar-10-batches-py on this machine.*Unpack cifar-10-python.tar.gz"):
-        request = Request(file, output=tmp_path / "out")
-        run(request, read_experiment(request), lambda event: None)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
-def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Callable[..., Experiment], tmp_path: Path) -> None:
+def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Make, tmp_path: Path) -> None:
     experiment = make_experiment(
         {"global_batch_size": 16},
         workload="tests.equivalence:Regression",

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.commands import app
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "experiments" / "STUDIES.md").read_text()
 COMMANDS = sorted(set(re.findall(r"^\|[^|]*\| `([^`]+)` \|", PAGE, re.M)))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import parse_experiment
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.launch.worker import run_scenario
@@ -19,14 +19,14 @@ from harness.plan.cell import Placement
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.train.ranks import Ranks
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.worlds import ROOT, fork_ranks
 
 pytestmark = pytest.mark.slow
 QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0, "explain": True}
 
 
-def run(make_experiment: Callable[..., Experiment], how: str) -> TrialResult:
+def run(make_experiment: Make, how: str) -> TrialResult:
     """The result of the trial of ddp on two ranks, one of which fails while it is explained."""
     experiment = make_experiment(
         {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8},

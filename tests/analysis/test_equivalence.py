@@ -67,8 +67,7 @@ def test_updates_that_differ_by_rounding_agree_and_others_are_named_with_their_d
 
 
 @pytest.mark.parametrize(
-    ("fp32", "bf16", "equivalent"),
-    [(0.0, 0.02, [True, True]), (0.0, 0.06, [True, False]), (0.02, 0.0, [False, True])],
+    ("fp32", "bf16", "equivalent"), [(0.0, 0.02, [True, True]), (0.0, 0.06, [True, False]), (0.02, 0.0, [False, True])]
 )
 def test_steps_in_16_bits_have_a_bound_of_their_own(fp32: float, bf16: float, equivalent: list[bool]) -> None:
     """6 % in bf16 is no rounding, 2 % is; the same 2 % in fp32 is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +15,9 @@ from harness.analysis.history import RunNoise
 from harness.analysis.run_cells import RunCell
 from harness.analysis.run_pairs import Lost, Pair, RunRatio
 from harness.config.axes import check_axis
-from harness.config.experiment import Experiment
 from harness.plan.comparison import axes_of
 from harness.plan.planner import make_plan
-from tests.conftest import gpu_cluster
+from tests.conftest import Make, gpu_cluster
 from tests.records import line
 
 
@@ -121,9 +119,6 @@ def test_exit_codes(verdicts: str, code: int) -> None:
 
 
 # -- matching ---------------------------------------------------------------------------------------------------------
-
-
-Make = Callable[..., Experiment]
 
 
 def row(**columns: Any) -> dict[str, Any]:

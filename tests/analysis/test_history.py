@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError
 from harness.plan.cell import Cell
 from harness.record.schema import HISTORY
+from tests.conftest import Make
 from tests.run_folders import NODE, make_run
 
-Make = Callable[..., Experiment]
 GRID = {"model": "resnet8", "strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 
 

@@ -12,17 +12,14 @@ import pytest
 
 from harness.analysis.durations import EarlierRun, TrialKey, TrialTime, earlier_run, keys_of_trial, newest_with
 from harness.analysis.preview import estimate_of, savings, total_seconds
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError
 from harness.plan.inventory import Inventory
 from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.record.estimate import EstimatedPart
 from harness.record.folder import RunFolder
-from tests.conftest import laptop
+from tests.conftest import EXAMPLE, Make, laptop
 
-Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 TRAINING = {"epochs": 2, "seeds": [0, 1]}
 
 

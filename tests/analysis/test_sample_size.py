@@ -11,13 +11,11 @@ import pytest
 
 from harness.analysis.sample_size import needed_blocks
 from harness.analysis.stats import geometric_mean
-from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule
 from harness.plan.planner import Plan, make_plan
 from harness.record.lines import trial_columns
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 STUDY = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 RULE = BlockRule(at_least=3, at_most=12, halfwidth=0.1)
 

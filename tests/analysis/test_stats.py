@@ -12,7 +12,6 @@ from harness.analysis.stats import (
     CLEAR,
     LEANING,
     OPEN,
-    Estimate,
     deciding_blocks,
     geometric_mean,
     half_width,
@@ -50,13 +49,6 @@ def test_two_values_have_a_range_and_no_interval_and_shares_may_be_negative() ->
     assert estimate.high == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-4)
 
 
-def half_of(estimate: Estimate) -> float:
-    """The half-width of an interval of logarithms."""
-    assert estimate.low is not None and estimate.high is not None
-    assert math.log(estimate.value / estimate.low) == pytest.approx(math.log(estimate.high / estimate.value))
-    return math.log(estimate.high / estimate.value)
-
-
 @pytest.mark.parametrize(
     ("logs", "pilot", "half"),
     [
@@ -71,7 +63,9 @@ def test_the_interval_is_students_on_the_logarithms_of_the_pilot(
     values = [math.exp(log) for log in logs]
     estimate = geometric_mean(values, pilot=values[:pilot] if pilot else None)
     assert math.log(estimate.value) == pytest.approx(sum(logs) / len(logs)) and estimate.n == len(logs)
-    assert half_of(estimate) == pytest.approx(half, rel=1e-4)
+    assert estimate.low is not None and estimate.high is not None
+    above = math.log(estimate.high / estimate.value)
+    assert math.log(estimate.value / estimate.low) == pytest.approx(above) and above == pytest.approx(half, rel=1e-4)
 
 
 def test_values_without_a_logarithm_are_refused() -> None:

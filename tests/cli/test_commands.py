@@ -86,17 +86,13 @@ def grid(axes: str = "", more: str = "") -> str:
 
 
 BAD_FILES = {
-    "unknown key": (SMALL + "thrughput: {}\n", "did you mean 'throughput'?"),
     "unknown strategy": (grid("strategy: pipeline, "), "allowed: ddp, dp"),
     "unknown precision": (grid("precision: fp8, "), "got 'fp8'; allowed: bf16, fp16, fp32, tf32"),
-    "user module that is not there": (SMALL + "workload: not_there:Own\n", "importing not_there failed"),
     "user module that fails": (SMALL + "workload: faulty:Own\n", "faulty failed with RuntimeError: half written"),
     "user module that exits": (SMALL + "workload: exits_0:Own\n", "failed with SystemExit: 0"),
     "user module that exits with 3": (SMALL + "workload: exits_3:Own\n", "failed with SystemExit: 3"),
-    "unknown schedule": (SMALL + "schedule: {name: Cosine}\n", "schedule.name: got 'Cosine'"),
     "missing data": (grid("data: ./none, model: resnet8, "), "data is missing"),
-    "missing cifar10": (CIFAR + "workload_options: {data_folder: ./nowhere}\n", "Unpack cifar-10-python.tar.gz"),
-    "cifar10 from nowhere": (CIFAR, "workload_options.data_folder: cifar10 needs one"),
+    "missing cifar10": (CIFAR + "workload_options: {data_folder: ./nowhere}\n", "cifar-10-batches-py on this machine"),
     "unknown target": (
         SMALL + "convergence: {epochs: 1, target: {metric: accuracy, at_least: 0.9}}\n",
         "convergence.target.metric: got 'accuracy'; did you mean 'val_accuracy'?",
@@ -106,10 +102,7 @@ BAD_FILES = {
         "convergence.target.metric: got 'val_accuracy'; allowed: train_loss, val_loss, val_perplexity",
     ),
     "missing texts": (grid("data: ./none, ", LANGUAGE), "data is missing"),
-    "unknown size": (
-        grid("model: larg, ", "workload: mlp\n"),
-        "grid.model: got 'larg'; did you mean 'large'?",
-    ),
+    "unknown size": (grid("model: larg, ", "workload: mlp\n"), "grid.model: got 'larg'; did you mean 'large'?"),
     "an optimizer that refuses": (SMALL + "optimizer: {name: SparseAdam}\n", "optimizer: SparseAdam does not take"),
     "a schedule that divides by zero": (SMALL + "schedule: {name: StepLR, step_size: 0}\n", "StepLR does not take"),
     "an empty axis": (SMALL + "optimizer: {name: SGD, lr: []}\n", "optimizer.lr: got an empty list"),
@@ -117,7 +110,7 @@ BAD_FILES = {
         grid("data: '~nosuchuser/x', model: resnet8, "),
         "no such user, or the user has no home folder",
     ),
-    "a name of 300 letters": (CIFAR + f"workload_options: {{data_folder: ./{'x' * 300}}}\n", "data is missing"),
+    "a name of 300 letters": (CIFAR + f"workload_options: {{data_folder: ./{'x' * 300}}}\n", "Unpack cifar-10-python"),
     "an optimizer that needs a closure": (SMALL + "optimizer: {name: LBFGS}\n", "optimizer: LBFGS does not take"),
     "a schedule that needs a metric": (
         SMALL + "schedule: {name: ReduceLROnPlateau}\n",
@@ -144,13 +137,10 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
     [
         (["--assume", "2"], "--assume: 1 problem"),
         (["--assume", "0x8"], "allowed: NODESxGPUS such as 1x8 or 2x8"),
-        (["--assume", "2x8:H100"], "give one of H100-80GB, H100-80GB-PCIe, H100-94GB-NVL"),
-        (["--assume", "2x8:A100"], "give one of A100-40GB, A100-80GB"),
         (["--assume", "2x8:H10-80GB"], "got the unknown device 'H10-80GB'; did you mean 'H100-80GB'?"),
         (["--assume", "2x8:"], "got the unknown device ''; (allowed: P100-12GB, "),
         (["--assume", "2x0:H100-80GB"], "no GPU that is one"),
         (["--only", "strategy"], "--only: 1 problem"),
-        (["--only", "stratgy=ddp"], "unknown axis 'stratgy'; did you mean 'strategy'?"),
         (["--only", "strategy=fsdp"], "no cell of small matches: strategy: got "),
         (["--only", "devices=true"], "devices: got [true]; its cells have "),
         (["--only", "strategy=[ddp"], "allowed: AXIS=VALUE"),
@@ -160,19 +150,11 @@ def test_a_bad_file_is_one_error_with_exit_code_2(name: str, write_experiment: W
         (["--resume", "/nonexistent/run"], "not a run folder"),
         (["--like", "/nonexistent/run"], "--like /nonexistent/run: not a run folder"),
         (["--like", "."], "not a run folder (plan.json or experiment.resolved.yaml is missing)"),
-        (["--add-blocks", "3"], "it adds to a run that is there; give its folder with --resume"),
         (["--output", __file__], "the run folder cannot be created"),
         (["--output", "x" * 300], "the run folder cannot be created: File name too long"),
         (["--output", "s3://me:hunter2@bucket"], "got a URI with a user, a password or a key; allowed: one without"),
-        pytest.param(
-            ["--output", "s3://bucket/x?endpoint_override=127.0.0.1:9&scheme=http"],
-            "does not answer as it should: ",
-            marks=pytest.mark.slow,  # its client tries for three seconds
-        ),
         (["--output", "file:///proc/x"], "file:///proc/x: is not there: [Errno 2] Cannot create directory"),
         (["--resume", "file:///nowhere/small/1"], "file:///nowhere: has no run small/1; allowed: URI/<experiment>/"),
-        (["--resume", "s3://a/b/c", "--output", "s3://b"], "got 's3://b', and a run in s3://a to resume; allowed: no"),
-        (["--local", "here"], "is for --output URI or --resume URI; a folder alone is given with --output"),
         (["--address", "ray://host:10001"], "Ray Client is not supported"),
     ],
 )

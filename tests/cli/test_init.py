@@ -14,9 +14,7 @@ from harness.config.doctor_checks import LOOKS_AT
 from harness.config.experiment import load_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.planner import make_plan
-from tests.conftest import gpu_cluster, laptop
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT, gpu_cluster, laptop
 
 
 @pytest.fixture
@@ -85,10 +83,7 @@ def test_no_file_is_replaced_and_nothing_is_half_written(taken: str, here: Path)
         (["own-workload", "--output", "my_workload.py"], "which is the name of the module beside it"),
         (["scaling", "--output", "a\nb.yaml"], "allowed: a name of printable characters"),
         (["scaling", "--output", 300 * "a"], "File name too long"),
-        (
-            ["batch", "--output", "nowhere/b.yaml"],
-            "b.yaml: 1 problem - cannot be written: No such file or directory",
-        ),
+        (["batch", "--output", "nowhere/b.yaml"], "b.yaml: 1 problem - cannot be written: No such file or directory"),
     ],
 )
 def test_an_unknown_question_or_a_name_that_no_file_can_have_is_refused(

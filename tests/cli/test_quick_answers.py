@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+
 HEAVY = ("torch", "torchvision", "ray", "seaborn", "matplotlib", "pandas")
 DRAWING = ("seaborn", "matplotlib", "ray")
 BAD = "name: x\ngrid: {devices: many, per_device_batch_size: 8}\n"
@@ -54,6 +55,7 @@ def test_a_mistake_in_the_file_is_reported_before_anything_heavy_is_imported(
     assert "Traceback" not in done.stderr and done.stderr.count("error: ") == 1
 
 
+@pytest.mark.slow
 def test_a_non_run_folder_and_the_version_are_told_before_plotting_is_imported(tmp_path: Path) -> None:
     done = call_without((*DRAWING, "torch"), tmp_path, module="report")
     assert done.returncode == 2, done.stdout + done.stderr
@@ -79,6 +81,7 @@ def test_help_and_lists_import_nothing_heavy(command: str) -> None:
     assert "Usage: harness" in done.stdout or "--help" not in command
 
 
+@pytest.mark.slow
 def test_mistakes_in_options_and_in_the_file_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(BAD + "limts: {}\n")
     done = call_without(HEAVY, "run", tmp_path / "e.yaml", "--only=stratgy=ddp", "--assume=3", "--add-blocks=2")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.config.published import METRICS, UNITS, Published
 from harness.errors import ExperimentError
 from harness.record.schema import table_of
+from tests.conftest import Make
 
-Make = Callable[..., Experiment]
 BASIS: dict[str, Any] = {"cell": {"strategy": "ddp", "devices": 2}, "source": "A. Author", "hardware": "2 X100"}
 
 

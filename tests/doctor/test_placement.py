@@ -96,11 +96,7 @@ def test_batches_that_can_be_moved(make: Any) -> None:
 def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
     seen = observed(make)
     assert text in seen.error + seen.left
-    only(
-        placement.judge_transfer([placement.Moved(), seen], ON_CPU),
-        "warning",
-        means="no effect on this machine",
-    )
+    only(placement.judge_transfer([placement.Moved(), seen], ON_CPU), "warning", means="no effect on this machine")
 
 
 def test_on_a_gpu_a_batch_that_cannot_be_moved_is_an_error_and_one_that_keeps_a_tensor_on_the_host_a_warning() -> None:

@@ -25,15 +25,13 @@ from harness.report.html import write_report
 from harness.report.tables.trust import finding_location, findings_table, memory_table
 from harness.run import pipeline
 from harness.run.execution import Execution
-from tests.conftest import FEW_STEPS, gpu_cluster, laptop
+from tests.conftest import FEW_STEPS, ROOT, Make, gpu_cluster, laptop
 
 pytestmark = pytest.mark.usefixtures("no_figures", "no_timed_checks")
 
-Make = Callable[..., Experiment]
 Measured = Callable[..., tuple[Plan, RunFolder]]
 SHORT = FEW_STEPS | {"blocks": 2}
 SGD = {"name": "SGD", "lr": 0.05}
-ROOT = Path(__file__).parents[2]
 
 
 def executed(experiment: Experiment, place: Path, plan: Plan | None = None) -> tuple[Plan, RunFolder]:

@@ -98,12 +98,6 @@ def test_the_generators_are_as_before() -> None:
 DATA = TensorDataset(torch.arange(100.0))
 
 
-def seen(train: Any, rank: int, world_size: int) -> data.Samples:
-    ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),))
-    subject = Subject(cell_for("ddp", world_size, 10), Healthy(), (train, DATA), 0, ranks)
-    return data.Samples(len(train), [], [], [], drawn=data.drawn_samples(subject))
-
-
 @pytest.mark.parametrize(
     ("trains", "number"),
     [
@@ -118,4 +112,9 @@ def seen(train: Any, rank: int, world_size: int) -> data.Samples:
     ids=["one device", "two ranks", "sizes differ", "a part", "one sample", "nested", "sharded again"],
 )
 def test_samples_count_once(trains: tuple[Any, ...], number: int | None) -> None:
-    assert data.distinct([seen(train, rank, len(trains)) for rank, train in enumerate(trains)]) == number
+    seen = []
+    for rank, train in enumerate(trains):
+        ranks = Ranks(rank, len(trains), rank, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+        subject = Subject(cell_for("ddp", len(trains), 10), Healthy(), (train, DATA), 0, ranks)
+        seen.append(data.Samples(len(train), [], [], [], drawn=data.drawn_samples(subject)))
+    assert data.distinct(seen) == number

@@ -127,8 +127,7 @@ def test_an_unprotected_ray_is_not_used(sessions: list[dict[str, Any]], monkeypa
 
 
 @pytest.mark.parametrize(
-    ("variable", "parent"),
-    [(None, "/tmp"), ("/dev/shm", "/dev/shm"), ("/a/folder/with/a/long/name", "/tmp")],
+    ("variable", "parent"), [(None, "/tmp"), ("/dev/shm", "/dev/shm"), ("/a/folder/with/a/long/name", "/tmp")]
 )
 def test_rays_sockets_have_names_that_are_short_enough(
     variable: str | None, parent: str, monkeypatch: pytest.MonkeyPatch

@@ -203,6 +203,7 @@ def test_cells_of_several_ranks_are_skipped_rows(make_experiment: Make) -> None:
     assert any(trial.cell.strategy == "dp" and trial.cell.devices == 2 for trial in inline.trials)
 
 
+@pytest.mark.slow
 def test_a_run_measures_in_this_process_and_its_rows_enter_no_ratio(tmp_path: Path) -> None:
     assert ConsoleSink(Lasting(force_terminal=True), live=False)._live is None, "the terminal is the debugger's"
     result = run_inline(tmp_path)

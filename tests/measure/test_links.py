@@ -218,11 +218,7 @@ def test_collectives_are_called_on_the_whole_tensor_and_a_rank_s_part(
         assert operation.members == frozenset(range(8)) and operation.tier == "between nodes"
         assert operation.size(1100) == 1088
         operation.prepare(operation.size(KIB))()
-    assert called == [
-        ("all_reduce", [1024]),
-        (links.ALL_GATHER, [1024, 128]),
-        (links.REDUCE_SCATTER, [128, 1024]),
-    ]
+    assert called == [("all_reduce", [1024]), (links.ALL_GATHER, [1024, 128]), (links.REDUCE_SCATTER, [128, 1024])]
 
 
 def test_every_pair_of_ranks_is_measured_once_neighbours_first() -> None:

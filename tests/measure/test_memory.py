@@ -208,6 +208,7 @@ def test_the_peak_of_a_net_that_a_reader_can_add_up() -> None:
     assert (found["reason"], found["alone"]) == ("", False)
 
 
+@pytest.mark.slow
 def test_the_optimizer_micro_batches_precision_checkpoints_and_calls_change_the_peak_as_they_should() -> None:
     plain = peak("Net")
     assert peak("Net", optimizer={"name": "SGD", "momentum": 0.9}) == plain + 8 * WEIGHT

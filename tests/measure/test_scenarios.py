@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.experiment import Experiment
 from harness.launch import worker
 from harness.launch.worker import run_scenario
 from harness.measure import environment, peak_memory, scenarios
@@ -19,9 +18,8 @@ from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
 from harness.train.workloads.image_classification import ImageClassification
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 GRID = {"data": ["digits"], "model": ["resnet8"], "strategy": "single", "devices": 1, "per_device_batch_size": 8}
 SHORT = {"blocks": 1, "warmup_steps": 3, "warmup_rounds": 2, "windows": 2, "window_steps": 5, "window_seconds": 0.0}
 ALONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
@@ -205,12 +203,14 @@ def test_what_a_workload_does_to_its_process_is_in_the_row_of_its_rank(
         monkeypatch.setattr(ImageClassification, "loss", double_loss)
         monkeypatch.setattr(ImageClassification, "metrics", lambda *asked: {})
     sections = {"convergence": {"epochs": 1, "seeds": 1}} if kind == "convergence" else {}
-    result = run_scenario(one := within(throughput={"explain": False}, sections=sections, kind=kind))
+    grid = {"per_device_batch_size": 256 if kind == "convergence" else 8}  # few steps an epoch
+    result = run_scenario(one := within(grid, {"explain": False}, sections=sections, kind=kind))
     assert one.rank_facts["settings"] == ("" if healthy else "anomaly mode, dtype float64")
     assert one.rank_facts["processors"] == ""
     assert result.facts["dtypes"] == ("float32" if healthy else "parameters float64, outputs float64")
 
 
+@pytest.mark.slow
 def test_a_timed_trial_profiles_nothing_and_a_profile_times_nothing(
     within: Within, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,14 +27,7 @@ PARTS = {"loader": "waiting for data", "gradients": "exposed communication", "ra
 """Where each fault shows."""
 FAULTS = ["none", *PARTS]
 
-THROUGHPUT = {
-    "blocks": 1,
-    "warmup_steps": 5,
-    "windows": 2,
-    "window_steps": 10,
-    "window_seconds": 0.0,
-    "twin": False,
-}
+THROUGHPUT = {"blocks": 1, "warmup_steps": 5, "windows": 2, "window_steps": 10, "window_seconds": 0.0, "twin": False}
 
 
 def study(faults: list[str], **sections: object) -> Experiment:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,18 +12,17 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
 from harness.launch.protocol import GroupStarted, TrialStarted
 from harness.launch.ray import session
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
+from tests.conftest import Make
 from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow
 
-Make = Callable[..., Experiment]
 QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0}
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.execution import Execution
+from tests.conftest import Make
 from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow
@@ -22,7 +21,7 @@ EXACT = ["epoch", "samples", "train_loss", "learning_rate", "val_loss"]
 
 
 def test_a_ddp_training_with_a_killed_worker_resumes_to_the_same_numbers(
-    ray_cluster: Cluster, make_experiment: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: Cluster, make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from harness.launch.ray.launcher import RayLauncher
 

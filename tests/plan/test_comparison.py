@@ -79,10 +79,6 @@ def ids(**changes: Any) -> dict[str, str | None]:
     return set_ids(axes_of(replace(CELL, **changes)))
 
 
-def shared_with_the_cell(**changes: Any) -> set[str]:
-    return {name for name, value in ids(**changes).items() if value == ids()[name]}
-
-
 @pytest.mark.parametrize(
     ("changes", "shared"),
     [
@@ -99,7 +95,7 @@ def shared_with_the_cell(**changes: Any) -> set[str]:
     ],
 )
 def test_cells_of_a_set_differ_in_one_thing(changes: dict[str, Any], shared: set[str]) -> None:
-    assert shared_with_the_cell(**changes) == shared
+    assert {name for name, value in ids(**changes).items() if value == ids()[name]} == shared
 
 
 def test_under_strong_scaling_a_family_shares_the_global_batch() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.comparison import base_cell
 from harness.plan.diagnostics import seconds_of_links
 from harness.plan.inventory import Inventory
 from harness.plan.planner import filter_plan, make_plan, single_rank_only
 from harness.record.lines import trial_columns
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import Make, gpu_cluster, laptop
 
-Make = Callable[..., Experiment]
 WEAK = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
 STRONG = {"strategy": "ddp", "devices": [2, 4], "global_batch_size": 64}
 
@@ -137,10 +133,7 @@ def test_only_keeps_diagnostic_trials_of_its_cells(make_experiment: Make) -> Non
 def test_links_are_measured_once_a_placement_of_several_devices_in_the_first_block(make_experiment: Make) -> None:
     grid = {"strategy": ["dp", "ddp", "fsdp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
     experiment = make_experiment(grid, diagnostics=True, throughput={"blocks": 2})
-    for machine, placements in (
-        (laptop(4), [(2, 1), (4, 1)]),
-        (gpu_cluster(), [(1, 2), (1, 4), (2, 1), (4, 1)]),
-    ):
+    for machine, placements in ((laptop(4), [(2, 1), (4, 1)]), (gpu_cluster(), [(1, 2), (1, 4), (2, 1), (4, 1)])):
         groups = [g for g in make_plan(experiment, machine).groups if any(t.purpose == "links" for t in g.trials)]
         found = [(group.placement.workers, group.placement.devices_per_worker) for group in groups]
         assert sorted(found) == placements

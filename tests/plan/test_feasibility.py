@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.plan.feasibility import IMPOSSIBLE, end_of, reason_of_impossibility, reason_to_skip
 from harness.plan.inventory import Machine
 from harness.plan.run_environment import spent_device_seconds
+from tests.conftest import Make
 
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 2, 1, "weak", 8, 16)
 LAPTOP = Machine("cpu", 1, (2,), compiler=True)
@@ -126,7 +125,6 @@ def test_reasons_of_infeasible_cells(change: dict[str, Any], machine: Machine, r
     assert reason_of_impossibility(cell) == (found if found and found.code in IMPOSSIBLE else None)
 
 
-Make = Callable[..., Experiment]
 PRICE = {"per_device_hour": 2.5, "currency": "USD"}
 
 

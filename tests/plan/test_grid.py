@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +14,8 @@ from harness.plan.cell import Cell
 from harness.plan.grid import Cells, device_counts, expand
 from harness.plan.inventory import resolve
 from harness.plan.planner import make_plan
-from tests.conftest import gpu_cluster, laptop, variants
+from tests.conftest import Make, gpu_cluster, laptop, variants
 
-Make = Callable[..., Experiment]
 SIZES = ["resnet8", "resnet14"]
 
 
@@ -211,12 +209,7 @@ def test_each_variant_has_the_traits_of_its_own_strategy(make_experiment: Make) 
     assert [(cell.variant, cell.emulated) for cell in cells] == [("before", False), ("after", True)]
 
 
-MANY = {
-    "strategy": ["single", "ddp"],
-    "devices": [1, 2],
-    "per_device_batch_size": [8, 16],
-    "optimizer.lr": [0.1, 0.01],
-}
+MANY = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16], "optimizer.lr": [0.1, 0.01]}
 ONE = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "optimizer.lr": 0.1}
 
 

@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.inventory import Inventory, Machine, Node
-from harness.plan.node_demand import (
-    Demand,
-    cpus_of_a_slot,
-    joint_bundles,
-    lacking,
-    needed_bundles,
-)
+from harness.plan.node_demand import Demand, cpus_of_a_slot, joint_bundles, lacking, needed_bundles
 from harness.plan.planner import Plan, make_plan
+from tests.conftest import Make
 
-Make = Callable[..., Experiment]
 EMPTY = Inventory((), attached=True)
 
 

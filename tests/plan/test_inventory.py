@@ -75,12 +75,7 @@ def nodes(*cores_and_gpus: tuple[int, int]) -> Inventory:
     ],
 )
 def test_threads_and_slots(
-    inventory: Inventory,
-    request_: str,
-    counts: list[int],
-    device: str,
-    threads: int,
-    per_node: tuple[int, ...],
+    inventory: Inventory, request_: str, counts: list[int], device: str, threads: int, per_node: tuple[int, ...]
 ) -> None:
     machine = resolve(inventory, request=request_, device_counts=counts)
     assert (machine.device, machine.threads_per_device, machine.devices_per_node) == (device, threads, per_node)

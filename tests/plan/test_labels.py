@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +12,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from harness.config import yaml_source
 from harness.config.axes import CELL_AXES, TrialAxes
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import parse_experiment
 from harness.errors import ExperimentError
 from harness.plan.cell import SHARED_SECTIONS, Cell
 from harness.plan.comparison import axes_of
 from harness.plan.labels import LONGEST, SEPARATOR, Labels, batch_text, devices_text, strategy_text
-from harness.plan.planner import Plan, make_plan
+from harness.plan.planner import make_plan
 from tests.any_experiment import experiments
-from tests.conftest import gpu_cluster, laptop
+from tests.conftest import Make, gpu_cluster, laptop
 
-Make = Callable[..., Experiment]
 PLACED = {"strategy", "devices", "device_ids", "nodes", "oversubscribed", "emulated"}
 CELL = Cell(
     workload="image_classification",
@@ -158,11 +157,6 @@ def parts_of(cell: Cell, cells: Sequence[Cell]) -> int:
     return len(varying) + (len(set(map(batch, axes))) > 1) + len(named)
 
 
-def counted_cells(plan: Plan) -> list[Cell]:
-    trials = [*plan.trials, *(skip.trial for skip in plan.skips)]
-    return list(dict.fromkeys(trial.cell for trial in trials if trial.kind != "diagnostic"))
-
-
 @pytest.mark.slow
 @settings(
     max_examples=10,
@@ -180,7 +174,8 @@ def test_labels_of_any_file_name_exactly_what_differs(content: dict[str, Any]) -
             plan = make_plan(experiment, inventory)
         except ExperimentError:  # too large
             return
-        cells = counted_cells(plan)
+        trials = [*plan.trials, *(skip.trial for skip in plan.skips)]
+        cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind != "diagnostic"))
         labels = [plan.labels.of_cell(cell) for cell in cells]
         assert len(set(labels)) == len(labels)
         trials = [plan.labels.of_trial(trial) for trial in plan.trials]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.planner import Plan, filter_plan, make_plan, only_variant
-from tests.conftest import gpu_cluster, laptop, variants
+from tests.conftest import Make, gpu_cluster, laptop, variants
 
-Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from harness.config.experiment import Experiment
@@ -12,9 +10,8 @@ from harness.plan.comparison import partner_ids
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Trial
 from harness.run.plan_text import plan_lines
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 
-Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2, 64], "per_device_batch_size": [8, 16]}
 
 
@@ -47,18 +44,9 @@ def test_the_plan_names_them_in_the_order_of_tables(make_experiment: Make) -> No
     ("settings", "reason"),
     [
         ({}, "each strategy on the most devices that it can have here, at the first batch size of the grid"),
-        (
-            {"global_batch_size": 32},
-            "each strategy on the most devices that it can have here, at convergence.",
-        ),
-        (
-            {"only": {"devices": 2, "strategy": "ddp"}},
-            "cells that match convergence.only (strategy), on the",
-        ),
-        (
-            {"only": {"per_device_batch_size": 16}},
-            "convergence.only (per_device_batch_size), each strategy",
-        ),
+        ({"global_batch_size": 32}, "each strategy on the most devices that it can have here, at convergence."),
+        ({"only": {"devices": 2, "strategy": "ddp"}}, "cells that match convergence.only (strategy), on the"),
+        ({"only": {"per_device_batch_size": 16}}, "convergence.only (per_device_batch_size), each strategy"),
     ],
 )
 def test_the_plan_says_why(settings: dict[str, object], reason: str, make_experiment: Make) -> None:

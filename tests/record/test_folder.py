@@ -27,7 +27,7 @@ from harness.record.lines import SCHEMA
 from harness.record.schema import RAW, RECORDED
 from harness.report.figures.steps import step_times
 from harness.report.html import write_report
-from tests.conftest import Make, laptop
+from tests.conftest import EXAMPLE, Make, laptop
 from tests.system.test_files import LIMIT, small_files
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -258,14 +258,13 @@ def test_a_damaged_estimate_is_an_error_with_its_name(estimated: RunFolder, text
         read_estimate(estimated)
 
 
-EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 TABLES = [*(table.name for table in RECORDED), "scaling", "convergence", "environment", "experiment"]
 
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """Return a copy of the example run."""
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "run", ignore=shutil.ignore_patterns("figures", "tables")))
 
 
 def problem_of(folder: Path) -> str:
@@ -382,8 +381,7 @@ def test_a_line_with_a_wrong_value(recorded: Path, name: str) -> None:
 def test_a_line_that_is_cut_anywhere_does_not_count(recorded: Path) -> None:
     """Both the last line, and a line that a later invocation ended with a newline."""
     path = recorded / "trials.jsonl"
-    whole = path.read_bytes()
-    *before, last = whole.rstrip(b"\n").split(b"\n")
+    *before, last = path.read_bytes().rstrip(b"\n").split(b"\n")[-3:]
     kept = b"\n".join(before) + b"\n"
     for cut in [*range(1, 40), len(last) // 2, len(last) - 1]:
         for ending in (b"", b"\0" * 100, b"\n" + last + b"\n"):

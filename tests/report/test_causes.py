@@ -12,14 +12,7 @@ from harness.config.experiment import Experiment, parse_experiment
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
-from harness.report.causes import (
-    ADVICE,
-    BUCKETS,
-    MACHINE,
-    next_experiment,
-    options_to_try,
-    varied_options,
-)
+from harness.report.causes import ADVICE, BUCKETS, MACHINE, next_experiment, options_to_try, varied_options
 from harness.report.row import Row
 from harness.report.tables.text import NO_BREAK
 from tests.report.test_verdict import CELL, RATIO, sentences_on, verdict_of

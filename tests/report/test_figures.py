@@ -415,15 +415,12 @@ def test_many_settings_are_truncated_with_a_note() -> None:
     assert "The first 12 settings are drawn" in drawing.caption
 
 
-def with_twins() -> list[dict[str, Any]]:
+def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
     rates = ((batch, *one) for batch in (8, 16) for one in enumerate((90.0, 100.0, 110.0)))
     bases = [study_line("single", batch, block, (rate,)) for batch, block, rate in rates]
     twin = {"kind": "diagnostic", "purpose": "twin"}
-    return [*full_study(), *({**base, **twin, "trial_id": f"{base['trial_id']}t"} for base in bases)]
-
-
-def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
-    results = results_of(with_twins())
+    twins = [{**base, **twin, "trial_id": f"{base['trial_id']}t"} for base in bases]
+    results = results_of([*full_study(), *twins])
     drawings = Drawings(results)
     low, high = results.noise.loc[0, ["low", "high"]].astype(float)
     assert low < 1 < high

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,6 @@ import pytest
 import harness
 from harness.analysis.results import TABLES, Results, load
 from harness.cli.arguments import FAILED, exit_code_of
-from harness.config.experiment import Experiment
 from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Trial, TrialResult
@@ -38,12 +37,10 @@ from harness.report.tables.text import Heading, TextTable
 from harness.report.tables.trust import belief_lines
 from harness.report.verdict import make_verdict
 from tests import run_folders
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.records import rank_row
 
 pytestmark = pytest.mark.usefixtures("no_figures")  # ``written``, of the module, is made before and has all
-
-Make = Callable[..., Experiment]
 
 
 EPOCHS = {
@@ -273,9 +270,8 @@ def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_f
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        *(("trials.jsonl", text, "damaged or incomplete") for text in ("[1]\n", "{}\n")),
-        *(("environment.jsonl", text, "damaged or incomplete") for text in ('{"a', "[]")),
-        *(("environment.jsonl", text, LACKS_KEYS) for text in ('{"group": {}}\n', '{"group": {"nodes": [{}]}}\n')),
+        ("trials.jsonl", "{}\n", "damaged or incomplete"),
+        ("environment.jsonl", '{"group": {}}\n', LACKS_KEYS),
         ("experiment.yaml", None, "damaged or incomplete"),
         (".", None, "not a run folder"),
     ],
@@ -348,16 +344,12 @@ def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: R
     assert "How far it scales" in reasons and "Fastest" in reasons and "What to do next" not in reasons
 
 
-def of_twins(results: Results) -> Drawing:
-    """Return a figure that needs the table of the noise floor."""
-    return Drawing("Twins", f"Left out: {len(results.noise)} twins.", None)
-
-
 def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (run_folder.tables / "noise.csv").write_text("of an earlier report")
     written = tables_with_rows(run_folder) - {"noise"}
     monkeypatch.setitem(TABLES, "noise", broken)  # type: ignore[arg-type]
-    monkeypatch.setattr(html, "FIGURES", {"twins": of_twins, "throughput": dot})
+    twins = lambda results: Drawing("Twins", f"Left out: {len(results.noise)} twins.", None)  # noqa: E731
+    monkeypatch.setattr(html, "FIGURES", {"twins": twins, "throughput": dot})
     with pytest.raises(
         IncompleteReport, match=r"the table noise, the figure twins, .*the section Noise floor"
     ) as raised:

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from harness.config.experiment import Experiment
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.record.by_rank import with_counts
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.report.page import SCRIPT, render
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.report import test_page
 from tests.report.test_html import NODE, NOWHERE, append_skips, measured
 
@@ -113,7 +112,7 @@ def title(dom: str) -> str:
 
 
 @pytest.fixture
-def hostile(make_experiment: Callable[..., Experiment], tmp_path: Path, server: Server) -> RunFolder:
+def hostile(make_experiment: Make, tmp_path: Path, server: Server) -> RunFolder:
     """A run with hostile text wherever the file, the workload, an exception or a node can put one."""
     texts = [payload.replace("HOST", server.host) for payload in PAYLOADS]
     every = " ".join(texts)

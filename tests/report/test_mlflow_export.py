@@ -26,11 +26,10 @@ from harness.report.mlflow_export import (
     mlflow_export,
     tracking_uri,
 )
-from tests.conftest import Make
+from tests.conftest import EXAMPLE, Make
 from tests.run_folders import make_run
 
 mlflow: Any = pytest.importorskip("mlflow")
-EXAMPLE = Path(__file__).parents[2] / "results" / "example" / "scaling-2-cpu-cores"
 TARGET = {"metric": "val_accuracy", "at_least": 0.8}
 
 
@@ -245,6 +244,7 @@ def test_the_whole_has_the_verdict_as_its_description_and_the_files_that_are_the
     assert [path.name for path in export.files["tables"]] == ["cells.csv"]
 
 
+@pytest.mark.slow
 def test_the_digest_of_an_export_follows_the_content_and_the_identity_the_run(
     tmp_path: Path, export: MlflowExport
 ) -> None:

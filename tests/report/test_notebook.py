@@ -13,9 +13,7 @@ import pytest
 import harness
 from harness.report.figures import FIGURES, Drawing
 from harness.report.notebook import load
-
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "results" / "example" / "scaling-2-cpu-cores"
+from tests.conftest import EXAMPLE, ROOT
 
 
 def test_every_figure_of_the_report_is_a_method() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ import pytest
 
 from harness.analysis.durations import EarlierRun
 from harness.analysis.preview import Saving, estimate_of, preview, savings
-from harness.config.experiment import Experiment
 from harness.plan.inventory import Inventory, device_named
 from harness.plan.planner import Plan, make_plan
 from harness.record.schema import PREVIEW
 from harness.report.tables.preview import amount, grade_line, preview_lines, preview_table
+from tests.conftest import Make
 
-Make = Callable[..., Experiment]
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8, "precision": "bf16"}
 PRICE = {"per_device_hour": 2.5, "currency": "USD"}
 EARLIER = EarlierRun(Path("results/a/b"), 0.0, None, ("NVIDIA A100-SXM4-80GB",), {}, {}, None, None)  # type: ignore[arg-type]

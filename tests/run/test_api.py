@@ -313,9 +313,7 @@ def test_each_placement_is_measured_for_a_minute_and_nothing_else_is(command: Co
     assert "Numbers in brackets" not in shown and "Numbers in brackets" not in (folder / "report.html").read_text()
 
 
-def test_a_placement_that_cannot_be_measured_fails_and_a_file_without_one_is_refused(
-    command: Command,
-) -> None:
+def test_a_placement_that_cannot_be_measured_fails_and_a_file_without_one_is_refused(command: Command) -> None:
     code, folder, _ = command(laptop(), "error")
     assert code == 1
     assert harness.load(folder).trials["outcome"].tolist() == ["error"]

@@ -355,7 +355,7 @@ def test_places(
         (None, None, "s3://a?secret_key=b", "--resume", "a password or a key"),
         (None, "here", None, "--local", "is for --output URI or --resume URI; a folder alone is given with --output"),
         ("out", "here", "auto", "--local", "is for --output URI"),
-        ("s3://b", None, "s3://a/e/1", "--output", "allowed: none, since the run stays where it is"),
+        ("s3://b", None, "s3://a/e/1", "--output", "got 's3://b', and a run in s3://a to resume; allowed: none, since"),
         ("out", None, "s3://a/e/1", "--output", "allowed: none, since the run stays where it is"),
         (None, None, "s3://a/1", "--resume", "allowed: the URI of a run, as URI/<experiment>/<time>-<id>"),
     ],

@@ -52,10 +52,7 @@ class ScriptedLauncher:
 
 
 def execute(
-    plan: Plan,
-    tmp_path: Path,
-    how: Script | Any = lambda trial, tries: "ok",
-    events: list[Event] | None = None,
+    plan: Plan, tmp_path: Path, how: Script | Any = lambda trial, tries: "ok", events: list[Event] | None = None
 ) -> tuple[Any, RunFolder]:
     """Work through a plan in the run folder that is there, or a new one, by a script or a launcher."""
     existing = list(tmp_path.glob("*/*/plan.json"))
@@ -196,6 +193,7 @@ def test_a_write_error_ends_the_run_and_its_group(plan: Plan, tmp_path: Path, mo
     assert [line["trial_id"] for line in folder.lines() if line["outcome"] == "ok"] == [trial.id for trial in kept]
 
 
+@pytest.mark.slow
 def test_the_wall_limit_ends_at_a_trials_boundary_and_resumes_finish_the_run(
     make_experiment: Make, tmp_path: Path
 ) -> None:

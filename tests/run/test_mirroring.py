@@ -160,6 +160,7 @@ def test_what_is_left_at_the_end_is_said_with_the_command_that_sends_it(
     ]
 
 
+@pytest.mark.slow
 def test_a_request_that_does_not_end_delays_one_gap_and_no_more(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +301,7 @@ def test_what_is_sent_amid_the_end_is_not_everything(plan: Plan, tmp_path: Path)
     assert sending.complete and f"{sent.run}/report.html" in sent.store.names
 
 
+@pytest.mark.slow
 def test_a_store_that_answers_slowly_costs_one_gap(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then a pause follows, as after a failure; what was sent of a trial is not sent again."""
     set_times(monkeypatch, GAP_S=0.02, PAUSE_S=60.0, LONGEST_PAUSE_S=60.0)

@@ -209,9 +209,7 @@ def test_checkpoints_are_in_the_run_folder_or_in_one_of_the_runs_own(make_experi
         keeping(far)
 
 
-def test_optimizers_of_a_grid_share_their_options_and_the_error_says_so(
-    make_experiment: Make,
-) -> None:
+def test_optimizers_of_a_grid_share_their_options_and_the_error_says_so(make_experiment: Make) -> None:
     def check(**optimizer: object) -> None:
         axes = {"per_device_batch_size": 8, "optimizer.name": ["SGD", "Adam"]}
         check_optimizers(make_plan(make_experiment(axes, optimizer=optimizer), laptop()))

@@ -306,6 +306,7 @@ class Resumed:
         return sum(len(group.trials) for group in pending(self.plan, self.lines))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[*HealthCheck])
 @given(experiments(), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_any_plan_is_finished_however_it_is_interrupted(content: dict[str, Any], most: int, chance: Random) -> None:

@@ -38,12 +38,6 @@ class Looks(nn.Module):
         return x
 
 
-def in_a_fresh_thread(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-
 @pytest.mark.parametrize("precision", REDUCED)
 def test_each_replica_of_dp_autocasts_in_its_own_thread_on_cuda(
     precision: str, monkeypatch: pytest.MonkeyPatch
@@ -58,7 +52,9 @@ def test_each_replica_of_dp_autocasts_in_its_own_thread_on_cuda(
     devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     context = WrapContext(devices, {}, default_units, Precision(precision, "cuda"))
     make_strategy("dp").wrap(context.precision.around(Looks(seen)), context)
-    in_a_fresh_thread(lambda: replicated[0](torch.zeros(1)))
+    thread = threading.Thread(target=replicated[0], args=[torch.zeros(1)])
+    thread.start()
+    thread.join()
     assert seen == {"enabled": True, "dtype": REDUCED[precision]}
 
 

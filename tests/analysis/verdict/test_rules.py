@@ -14,8 +14,8 @@ from harness.analysis.results import load
 from harness.analysis.stats import LEANING, OPEN
 from harness.analysis.verdict import READ, Statement, Tables, rules
 from harness.analysis.verdict.rules import FASTER, SLOWER, TOO_FEW, choices, statements
-from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
+from tests.conftest import Make
 from tests.run_folders import make_run
 
 WORK = {"workload": "image_classification", "data": "digits", "model": "resnet8", "strategy": "ddp", "device": "cuda"}
@@ -362,9 +362,7 @@ def test_the_cells_to_use_are_compared_or_the_largest_pair_of_those_that_have_th
 
 
 @pytest.mark.parametrize(("gain", "code"), [(1.2, FASTER), (1.0, OPEN)])
-def test_the_bucket_question_is_answered(
-    tmp_path: Path, make_experiment: Callable[..., Experiment], gain: float, code: str
-) -> None:
+def test_the_bucket_question_is_answered(tmp_path: Path, make_experiment: Make, gain: float, code: str) -> None:
     grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8, "ddp.bucket_cap_mb": [1, 25]}
     noise = [1.0, 1.02, 0.99, 1.01, 0.98]
 
@@ -388,7 +386,7 @@ def test_the_bucket_question_is_answered(
     ],
 )
 def test_each_time_that_blocks_are_added_is_a_look(
-    tmp_path: Path, make_experiment: Callable[..., Experiment], commands: list[list[str]], blocks: object, level: float
+    tmp_path: Path, make_experiment: Make, commands: list[list[str]], blocks: object, level: float
 ) -> None:
     grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8}
     experiment = make_experiment(grid, throughput={"blocks": blocks})

@@ -21,13 +21,7 @@ SIZES = {
     "conv_stack": {"small": 5_955, "medium": 79_107, "large": 895_747},
     "emulated_compute": {"small": 2**18, "medium": 2**20, "large": 5 * 2**20},
     # gpt2 as Hugging Face counts it: Radford et al. 2019's smallest
-    "language_model": {
-        "nano": 120_576,
-        "micro": 842_496,
-        "mini": 10_844_160,
-        "small": 86_039_040,
-        "gpt2": 124_439_808,
-    },
+    "language_model": {"nano": 120_576, "micro": 842_496, "mini": 10_844_160, "small": 86_039_040, "gpt2": 124_439_808},
     "mlp": {"small": 122_410, "medium": 4_702_510, "large": 75_060_010},
     "padded_sequences": {"small": 33_735, "medium": 956_167, "large": 14_834_695},
     "segmentation": {"small": 5_457, "medium": 21_281, "large": 84_033},

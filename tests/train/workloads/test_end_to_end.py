@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from harness.analysis.results import load
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
-from harness.config.experiment import Experiment
 from harness.launch.inline import InlineLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
@@ -23,10 +21,9 @@ from harness.run.prepare import check_optimizers, check_target, check_workloads
 from harness.train import workloads
 from harness.train.workloads import datasets
 from tests import equivalence
-from tests.conftest import laptop
+from tests.conftest import Make, laptop
 from tests.doctor import ranks
 
-Make = Callable[..., Experiment]
 SMALL: dict[str, dict[str, Any]] = {
     "conv_stack": {"workload.image_size": 8},
     "mlp": {"model": "small"},
