@@ -53,7 +53,13 @@ class Command:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env={**os.environ, MARK: self.mark, "PYTHONUNBUFFERED": "1", "TMPDIR": str(temporary)},
+                env={
+                    **os.environ,
+                    MARK: self.mark,
+                    "PYTHONUNBUFFERED": "1",
+                    "PYTHONFAULTHANDLER": "1",
+                    "TMPDIR": str(temporary),
+                },
                 start_new_session=True,
             )
 

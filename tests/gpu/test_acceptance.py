@@ -190,7 +190,7 @@ def test_a_machine_without_a_gpu_is_one_clear_error(
     assert capsys.readouterr().err == "--device cuda: torch sees no GPU here; allowed: --device cpu\n"
 
 
-TIMED = ("clocks", "speed", "hardware:peak")
+TIMED = ("clocks", "speed", "hardware:peak", "planted")
 """The claims that compare times. On a CPU the others marked ``alone`` may run beside another test."""
 
 

@@ -49,7 +49,9 @@ controller that died. Ray frees them itself when the driver is gone, and ``free_
 END_S = 60.0
 """Timeout of Ray to notice that the workers of a group were killed."""
 GIVEN_UP_S = 5.0
-"""Timeout for this if the whole run ends, and Ray with it."""
+"""Timeout of a fit() to return once its controller is killed."""
+KILL_EVERY_S = 0.2
+"""A fit() may be about to start its controller."""
 GRACE_S = 1.0
 """Time of the other ranks to fail too, after the first failure; then they are killed."""
 CLOSED = -2
@@ -71,6 +73,13 @@ class Fit:
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
+
+    def give_up(self) -> None:
+        """End trainer.fit() wherever it is, since its thread must not outlive Ray."""
+        until = time.monotonic() + GIVEN_UP_S
+        while not self.ended and time.monotonic() < until:
+            private.kill_controllers()
+            self.join(KILL_EVERY_S)
 
     def _run(self) -> None:
         try:
@@ -202,10 +211,11 @@ class RayGroup:
 
     def release(self) -> None:
         if not self.fit.ended:  # given up: ranks that have not registered yet are refused when they do
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
             self.watchdog.kill()
-            self.fit.join(GIVEN_UP_S)
+            with contextlib.suppress(ray.exceptions.RayError):  # the cluster is lost, or does not answer
+                ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
+                self.fit.give_up()
+                free_devices()
         elif self.fit.error:
             self.watchdog.record_failure()
             self.watchdog.kill()  # what the ranks started and left behind

@@ -20,6 +20,8 @@ CALLBACKS = "_create_default_callbacks"
 """A private method of TorchTrainer."""
 RUN_CONTROLLER = "_initialize_and_run_controller"
 """Another one."""
+CONTROLLER = "TrainController"
+"""The class of the actor that a fit() waits for."""
 REQUESTS = ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request")
 """Private methods of Ray Train's scaling policies."""
 STATUS = "GetClusterStatusReply"
@@ -109,6 +111,23 @@ def _kill_at_once(kill_all_processes: Callable[..., None], *given: object, **nam
         kill_all_processes(check_alive=False, allow_graceful=False)
     except TypeError:  # other parameters
         kill_all_processes(*given, **named)
+
+
+def kill_controllers() -> None:
+    """Kill the controllers of this driver's fits, and with them their workers: each fit() then returns.
+
+    Without these names a fit() whose workers still start runs on, and crashes the process when Ray is shut down: its
+    thread uses what Ray has freed.
+    """
+    import ray
+
+    actors, worker = find("ray._private.state", "actors"), find("ray._private.worker", "global_worker")
+    kill = getattr(getattr(worker, "core_worker", None), "kill_actor", None)
+    if actors is None or kill is None:
+        return
+    for facts in actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id())).values():
+        if facts["ActorClassName"] == CONTROLLER and facts["State"] != "DEAD":
+            kill(ray.ActorID.from_hex(facts["ActorID"]), True)  # for good
 
 
 def worker_group_callback() -> type:
