@@ -41,6 +41,8 @@ _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py")
 """Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
 OURS = "/harness/"
+IDLE = "_wait_for_turn"
+"""The function in the stack of a rank that waits for a trial of other ranks (launch/turns.py)."""
 TRAINS = "run_group"
 """The function in the stack of every rank's training thread."""
 
@@ -246,11 +248,16 @@ def training_thread(stack: str) -> list[Frame]:
     return []
 
 
+def training_threads(stacks: Mapping[int, str]) -> dict[int, list[Frame]]:
+    """Return the frames of each rank's training thread, without the ranks that the trial does not use."""
+    threads = {rank: training_thread(stack) for rank, stack in sorted(stacks.items())}
+    return {rank: frames for rank, frames in threads.items() if not any(frame.name == IDLE for frame in frames)}
+
+
 def waiting_places(stacks: Mapping[int, str]) -> str:
     """Return 'waiting for other ranks: rank 0 in loss (own.py:12)': a place in the user's code if there is one."""
     places: dict[str, list[int]] = {}
-    for rank, stack in sorted(stacks.items()):
-        frames = training_thread(stack)
+    for rank, frames in training_threads(stacks).items():
         if frames and any(part in frames[0].file for part in WAITING):
             callers = (frame for frame in frames if not any(part in frame.file for part in (*WAITING, STANDARD)))
             places.setdefault(str(in_users_code(frames) or next(callers, frames[0])), []).append(rank)
@@ -263,7 +270,7 @@ def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:
 
     The frame is the innermost one of the user's code; without one, that of the harness.
     """
-    threads = {rank: training_thread(stack) for rank, stack in sorted(stacks.items())}
+    threads = training_threads(stacks)
     for rank, frames in threads.items():
         if frames and not any(part in frames[0].file for part in WAITING):
             ours = (frame for frame in frames if OURS in frame.file)

@@ -31,7 +31,7 @@ def run_rank(job: Job, process: Registration, send: SendFromRank, connect: Calla
             ranks = connect()
             if not process.connected:
                 send(replace(process, connected=True))
-            run_group(job, ranks, send, counter.advance)
+            run_group(job, ranks, send, counter.advance, Path(process.counter).with_name("trials"))
         finally:
             faulthandler.unregister(signal.SIGUSR1)
     return True

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ import torch
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
+from harness.launch.turns import Turns
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
 from harness.plan.run_environment import GroupRank, NodeEnvironment
-from harness.plan.trial import SkipTrial, TrialResult, skipped
+from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
 from harness.system import sanitize
 from harness.train.ranks import Ranks
 
@@ -45,6 +47,8 @@ PERHAPS_OUT_OF_MEMORY = (
 """Lower-case messages of libraries that a GPU without free memory causes, but not it alone."""
 FULL_BELOW = 0.03
 """Part of a GPU's memory: if less is free, it is full."""
+CHECKED = "version"
+"""The key of a process's cache for whether its version of the user's code was checked."""
 Send = Callable[[Sent], bool]
 """Sends to the driver and waits for its answer; False asks the group to stop before its next trial."""
 SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
@@ -62,30 +66,47 @@ class TrialFailed(Exception):
     """A trial failed on this rank and was reported. The group ends; fresh processes run the rest."""
 
 
-def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None]) -> None:
-    """Run the group's trials; raise TrialFailed at the first that fails on this rank."""
+def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], store: Path | None = None) -> None:
+    """Run the group's trials; raise TrialFailed at the first that fails on this rank.
+
+    ``store``: a file that only this user can open, for a group whose trials have different numbers of ranks.
+    """
     _prepare_process(job)
     cache: dict[Hashable, Any] = {}
     _preload(job, ranks, cache)
     link = _announce(ranks, send)
+    turns = Turns(job, ranks, store) if store and job.group.is_shared else None
     for trial in job.group.trials:
-        context = TrialContext(trial, job.experiment, ranks, advance, cache)
-        try:
-            if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
-                return
-            if job.version and trial is job.group.trials[0]:
-                job.version.check()
-            result = _run_trial(context, send, link)
-        except SkipTrial as skip:
-            result = skipped(trial, skip.reason)
-        except BaseException as error:
-            send(failure(trial.id, ranks.rank, error))
-            raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None
-        if ranks.first:
-            send(result)
-        if context.device_failed:  # the next trial would fail in its place: fresh processes run the rest
+
+        def work(those: Ranks, trial: Trial = trial) -> bool:
+            try:
+                return _run(TrialContext(trial, job.experiment, those, advance, cache), job, send, link)
+            except BaseException as error:
+                send(failure(trial.id, ranks.rank, error))
+                raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None
+
+        if not (turns.take(trial, work, cache) if turns else work(ranks)):
             return
-        _release()
+
+
+def _run(context: TrialContext, job: Job, send: Send, link: str | None) -> bool:
+    """Run a trial on its ranks, and report its result; return whether the processes can run another one."""
+    trial, ranks = context.trial, context.ranks
+    try:
+        if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
+            return False
+        if job.version and not context.cache.setdefault(CHECKED, False):
+            job.version.check()
+            context.cache[CHECKED] = True
+        result = _run_trial(context, send, link)
+    except SkipTrial as skip:
+        result = skipped(trial, skip.reason)
+    if ranks.first:
+        send(result)
+    if context.device_failed:  # the next trial would fail in its place: fresh processes run the rest
+        return False
+    _release()
+    return True
 
 
 def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:

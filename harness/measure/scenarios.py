@@ -68,7 +68,8 @@ class TrialContext:
     def workload(self) -> tuple[Workload, Datasets]:
         """Return a new workload and its data sets, which trials of a process share if they are as they were built."""
         cell = self.trial.cell
-        key = (cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
+        options = repr(sorted(cell.workload_options.items()))
+        key = (cell.workload, cell.data, cell.model, options, self.ranks.world_size)  # a data set may be a rank's share
         known: SharedData | None = self.cache.get(key)
         unchanged = all(self.ranks.gather(known is not None and known.is_unchanged))
         if known and unchanged:  # all ranks build, or none: datasets() may have collectives

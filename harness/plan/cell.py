@@ -227,6 +227,10 @@ class Placement:
         workers = f"1 worker with {devices}" if self.workers == 1 else f"{self.workers} workers with {devices} each"
         return f"{workers}{nodes}{which}"
 
+    def holds(self, other: Placement) -> bool:
+        """Return whether this has as many workers, and as many devices."""
+        return self.workers >= other.workers and self.devices >= other.devices
+
     def ids_of(self, local_rank: int) -> tuple[int, ...]:
         """Return the numbers of this worker's GPUs on the node; empty if any GPUs will do."""
         first = local_rank * self.devices_per_worker

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
+from typing import NamedTuple
 
 from harness.config.axes import BATCHES
 from harness.config.experiment import Experiment
@@ -234,12 +235,13 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     placements = {cell: place(cell) for cell in {trial.cell for trial in trials}}
     for block, in_block in groupby(trials, key=lambda t: t.block):
         order = random.Random(f"{seed}:{block}")
-        by_placement: dict[tuple[Placement, bool, str, str, bool, str], list[Trial]] = {}
+        by_placement: dict[GroupKey, list[Trial]] = {}
         for trial in in_block:
             cell = trial.cell
             twin, variant = trial.purpose == "twin", cell.variant or ""  # one process imports one version of a module
-            key = (placements[cell], cell.oversubscribed, cell.launcher, cell.backend, twin, variant)
+            key = GroupKey(placements[cell], cell.oversubscribed, cell.launcher, cell.backend, twin, variant)
             by_placement.setdefault(key, []).append(trial)
+        by_placement = _shared(by_placement)
         keys = sorted(by_placement)
         order.shuffle(keys)
         for position, key in enumerate(keys):
@@ -254,6 +256,39 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
                 WorkerGroup(name, block, placement, device, oversubscribe, tuple(members), launcher, backend, variant)
             )
     return tuple(groups)
+
+
+class GroupKey(NamedTuple):
+    """What the trials of a worker group have in common; ``twin``: A/A twins, which no base of their process joins."""
+
+    placement: Placement
+    oversubscribed: bool
+    launcher: str
+    backend: str
+    twin: bool
+    variant: str
+
+
+def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial]]:
+    """Return the trials by worker group, where smaller placements join the group of a larger one that can run them.
+
+    On one node's CPU slots, under Ray: NCCL is not connected again (launch/turns.py), and torchrun starts processes for
+    each trial. A twin joins a group with ranks for its base beside it, so that an A/A test is across processes.
+    """
+    shared: dict[GroupKey, list[Trial]] = {}
+    for key in sorted(trials, key=lambda key: (key.twin, -key.placement.devices, -key.placement.workers)):
+        placement, members = key.placement, trials[key]
+        hosts = [
+            host
+            for host in shared
+            if host._replace(placement=placement, twin=key.twin) == key
+            and host.placement.holds(placement)
+            and host.placement.nodes == placement.nodes == 1
+            and (not key.twin or (host.placement.workers >= 2 * placement.workers and not host.twin))
+        ]
+        joins = hosts and members[0].cell.device == "cpu" and key.launcher == "ray"
+        shared.setdefault(hosts[0] if joins else key, []).extend(members)
+    return shared
 
 
 def _turn(trial: Trial) -> int:
@@ -308,19 +343,20 @@ def single_rank_only(plan: Plan) -> Plan:
 
     Without profiles: all groups share one process, whose timed trials would follow them.
     """
-    kept = tuple(group for group in plan.groups if group.placement.workers == 1)
     skips = [
-        Skip(trial, f"--inline runs one rank in this process; this cell needs {group.placement.workers}", "inline")
-        for group in plan.groups
-        if group.placement.workers > 1
-        for trial in group.trials
+        Skip(trial, f"--inline runs one rank in this process; this cell needs {workers}", "inline")
+        for trial in plan.trials
+        if (workers := place(trial.cell).workers) > 1
     ]
-    return keeping(replace(plan, groups=kept, skips=(*plan.skips, *skips)), lambda trial: trial.purpose != "profile")
+    without = {skip.trial for skip in skips}
+    kept = keeping(plan, lambda trial: trial not in without and trial.purpose != "profile")
+    groups = tuple(replace(group, placement=place(group.trials[0].cell)) for group in kept.groups)
+    return replace(kept, groups=groups, skips=(*plan.skips, *skips))
 
 
 def keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
     """Return the plan with the wanted trials only, and with the worker groups that still have some."""
-    groups = (replace(group, trials=tuple(filter(wanted, group.trials))) for group in plan.groups)
+    groups = (group.keeping(wanted) for group in plan.groups)
     return replace(plan, groups=tuple(group for group in groups if group.trials))
 
 

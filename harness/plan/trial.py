@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.errors import HarnessError
-from harness.plan.cell import Cell, Placement
+from harness.plan.cell import Cell, Placement, place
 from harness.plan.rows import ExchangeRow, Kind, LinkRow, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
 
 
@@ -80,7 +80,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """Fresh processes that run the trials of one block with the same placement, and import one variant of the code."""
+    """Fresh processes that run trials of one block, and import one variant of the code.
+
+    A trial of fewer ranks than ``placement`` has workers runs on some of them, while the others wait.
+    """
 
     id: str
     block: int
@@ -98,6 +101,25 @@ class WorkerGroup:
         """gloo for CPU slots and for ranks that share a GPU, which NCCL rejects; else NCCL, with gloo for CPU."""
         nccl = self.device == "cuda" and not self.oversubscribe and self.asked_backend != "gloo"
         return "cpu:gloo,cuda:nccl" if nccl else "gloo"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a trial runs on some of the ranks only; each trial then has a process group of its own."""
+        return any(place(trial.cell).workers != self.placement.workers for trial in self.trials)
+
+    def ranks_of(self, trial: Trial) -> range:
+        """Return the ranks that run a trial: by block other ones, and for the twin of a base others than the base's."""
+        size = place(trial.cell).workers
+        first = (self.block + (trial.purpose == "twin")) % (self.placement.workers // size) * size
+        return range(first, first + size)
+
+    def keeping(self, wanted: Callable[[Trial], bool]) -> WorkerGroup:
+        """Return the group with the wanted trials only, on as many workers as these need."""
+        kept = tuple(filter(wanted, self.trials))
+        placements = {place(trial.cell) for trial in kept}
+        largest = [each for each in placements if all(each.holds(other) for other in placements)]
+        twins = any(trial.purpose == "twin" for trial in kept) and any(trial.purpose != "twin" for trial in kept)
+        return replace(self, trials=kept, placement=largest[0] if largest and not twins else self.placement)
 
     def __str__(self) -> str:
         variant = f" of {self.variant}" if self.variant else ""

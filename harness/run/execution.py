@@ -131,7 +131,7 @@ class Execution:
         for trial in group.trials:
             if not self._attempts.is_settled(trial.id) and (result := self._policy.skipped(trial)):
                 self._record(trial, result, group, position=None)
-        return replace(group, trials=tuple(t for t in group.trials if not self._attempts.is_settled(t.id)))
+        return group.keeping(lambda trial: not self._attempts.is_settled(trial.id))
 
     def _launch(self, group: WorkerGroup) -> None:
         """Launch a group once; return when it ends, by itself or by its first failure."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.analysis.common import order
 from harness.config.values import GIB, MIB
-from harness.plan.cell import Cell, format_gpu_ids
+from harness.plan.cell import Cell, format_gpu_ids, place
 from harness.plan.comparison import axes_of
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, REFUSE, WARN
 from harness.plan.planner import Plan, why_trained
@@ -37,12 +37,12 @@ def plan_table(plan: Plan) -> Group:
         table.add_column(heading, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     by_key: dict[tuple[str, int, str], list[Trial]] = {}
     for group in plan.groups:
-        placement = group.placement
-        workers = str(placement.workers)  # with what is not the default: '8 on 2 nodes', '1, torchrun'
-        workers += f" on {placement.nodes} nodes" if placement.nodes > 1 else ""
-        workers += f" on GPU {format_gpu_ids(placement.device_ids)}" if placement.device_ids else ""
-        workers += f", {group.launcher}" if group.launcher != "ray" else ""
         for trial in group.trials:
+            placement = place(trial.cell)
+            workers = str(placement.workers)  # with what is not the default: '8 on 2 nodes', '1, torchrun'
+            workers += f" on {placement.nodes} nodes" if placement.nodes > 1 else ""
+            workers += f" on GPU {format_gpu_ids(placement.device_ids)}" if placement.device_ids else ""
+            workers += f", {group.launcher}" if group.launcher != "ray" else ""
             key = (trial.cell.strategy, trial.cell.devices, workers)
             by_key.setdefault(key, []).append(trial)
     for (strategy, devices, workers), trials in sorted(by_key.items()):
@@ -98,6 +98,8 @@ def _numbers(plan: Plan) -> list[str]:
         if purpose in purposes
     ]
     groups = f"{plural(len(plan.groups), 'worker group')} of fresh processes"
+    if any(group.is_shared for group in plan.groups):
+        groups += ", whose ranks wait for trials on fewer of them"
     together = (
         f"Together: {plural(len(plan.trials), 'trial')} in {groups}; random order from seed {plan.experiment.seed}."
     )

@@ -39,7 +39,7 @@ def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
     recorded = _Recorded(lines, prune_oom=plan.experiment.limits.prune_oom, allow=plan.experiment.allow)
     settled = recorded.done | recorded.pruned
     begun = {trial.block for trial in plan.trials if trial.id in settled}
-    left = (replace(g, trials=tuple(t for t in g.trials if t.id not in settled)) for g in plan.groups)
+    left = (group.keeping(lambda trial: trial.id not in settled) for group in plan.groups)
     return bases_first([group for group in left if group.trials], begun)
 
 

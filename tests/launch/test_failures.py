@@ -214,6 +214,14 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
     assert row.error_rank == 1 and "rank 1:\nno stack received" in row.detail
 
 
+def test_a_rank_that_waits_for_a_trial_of_other_ranks_is_not_what_they_wait_for() -> None:
+    idle = WAITS.replace("/x/torch/autograd/graph.py", "/h/turns.py").replace("_engine_run_backward", "_wait_for_turn")
+    (row,) = from_hang(["t"], {0: idle, 1: WAITS, 2: SLEEPS})
+    assert row.error_rank == 2 and "rank 0:" in row.detail
+    (row,) = from_hang(["t"], {0: idle, 1: WAITS})
+    assert row.reason.endswith("; waiting for other ranks: rank 1 in run_group (worker.py:3)")
+
+
 IN_LOSS = f"""Thread 0x1 (most recent call first):
   File "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 9 in all_reduce
   File "/home/me/mine.py", line 12 in loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.plan.cell import place
 from harness.plan.comparison import base_cell
 from harness.plan.diagnostics import seconds_of_links
 from harness.plan.inventory import Inventory
@@ -15,13 +16,14 @@ WEAK = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size
 STRONG = {"strategy": "ddp", "devices": [2, 4], "global_batch_size": 64}
 
 
-def test_every_block_has_a_twin_of_every_base_in_a_group_of_its_own(make_experiment: Make) -> None:
+def test_every_block_has_a_twin_of_every_base_in_other_processes(make_experiment: Make) -> None:
     plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 3}), laptop())
     twins = [trial for trial in plan.trials if trial.purpose == "twin"]
     assert len(twins) == 3 * 2
     for group in plan.groups:
-        purposes = {trial.purpose for trial in group.trials}
-        assert purposes == {"twin"} or "twin" not in purposes
+        places = {trial: set(group.ranks_of(trial)) for trial in group.trials}
+        pairs = [(a, b) for a in places for b in places if a.purpose == "twin" and a.cell == b.cell and a != b]
+        assert pairs and not any(places[twin] & places[base] for twin, base in pairs)
     assert all(trial.cell == base_cell(trial.cell) for trial in twins)
 
 
@@ -135,11 +137,12 @@ def test_links_are_measured_once_a_placement_of_several_devices_in_the_first_blo
     experiment = make_experiment(grid, diagnostics=True, throughput={"blocks": 2})
     for machine, placements in ((laptop(4), [(2, 1), (4, 1)]), (gpu_cluster(), [(1, 2), (1, 4), (2, 1), (4, 1)])):
         groups = [g for g in make_plan(experiment, machine).groups if any(t.purpose == "links" for t in g.trials)]
-        found = [(group.placement.workers, group.placement.devices_per_worker) for group in groups]
+        measured = [place(t.cell) for group in groups for t in group.trials if t.purpose == "links"]
+        found = [(placement.workers, placement.devices_per_worker) for placement in measured]
         assert sorted(found) == placements
         assert {group.block for group in groups} == {0}
         orders = [[t.purpose for t in group.trials] for group in groups]
-        assert all(set(order[order.index("links") + 1 :]) <= {"profile"} for order in orders)
+        assert all(set(order[order.index("links") + 1 :]) <= {"links", "profile"} for order in orders)
 
 
 LAUNCHERS = {"launcher": ["torchrun", "ray"]}

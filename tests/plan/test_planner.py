@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.plan.planner import Plan, filter_plan, make_plan, only_variant
+from harness.plan.cell import place
+from harness.plan.inventory import Inventory, Node
+from harness.plan.planner import Plan, filter_plan, is_base, make_plan, only_variant
 from tests.conftest import Make, gpu_cluster, laptop, variants
 
 GRID = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
@@ -20,11 +22,7 @@ def test_every_cell_of_a_plan_runs_once_a_block_is_skipped_or_impossible(make_ex
         groups = [group for group in plan.groups if group.block == block]
         cells = [trial.cell for group in groups for trial in group.trials]
         assert len(cells) == len(set(cells)) == 10
-        assert sorted(str(group.placement) for group in groups) == [
-            "1 worker with 1 device",
-            "1 worker with 2 devices",
-            "2 workers with 1 device each",
-        ]
+        assert [str(group.placement) for group in groups] == ["2 workers with 1 device each"]
     assert plan.blocks == 3
     assert Counter(skip.reason for skip in plan.skips) == {"too few devices: needs 4 on one node, has 2 CPU slots": 12}
     assert Counter(each.reason for each in plan.impossible) == {"single runs on at most one device": 4}
@@ -122,6 +120,74 @@ def test_cells_of_another_backend_have_worker_groups_of_their_own(make_experimen
     assert {group.backend for group in on_cpu.groups} == {"gloo"}
 
 
+def sizes(plan: Plan) -> list[list[tuple[str, int, str]]]:
+    """The strategy, workers and purpose of the trials of each worker group."""
+    groups = [
+        sorted((trial.cell.strategy, place(trial.cell).workers, trial.purpose) for trial in group.trials)
+        for group in plan.groups
+    ]
+    return sorted(groups)
+
+
+def test_smaller_placements_share_the_group_of_a_larger_one(make_experiment: Make) -> None:
+    """On one node's CPU slots, under Ray."""
+    grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    one = make_experiment(grid, throughput={"blocks": 1})
+    shared = [("ddp", 1, ""), ("ddp", 2, ""), ("dp", 1, ""), ("dp", 1, ""), ("single", 1, "")]
+    assert sizes(make_plan(one, laptop())) == [shared]
+    assert [group.is_shared for group in make_plan(one, laptop()).groups] == [True]
+    assert len(make_plan(one, gpu_cluster()).groups) == 3  # NCCL
+    by_both = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], throughput={"blocks": 1}), laptop())
+    assert Counter(group.launcher for group in by_both.groups) == {"ray": 1, "torchrun": 3}
+    more = make_plan(
+        make_experiment({**grid, "devices": [1, 2, 4]}, oversubscribe=True, throughput={"blocks": 1}), laptop()
+    )
+    assert Counter(group.oversubscribe for group in more.groups) == {False: 1, True: 1}
+    two_nodes = Inventory(tuple(Node(f"n{i}", f"10.0.0.{i}", "node", 2) for i in range(2)))
+    apart = make_plan(make_experiment({**grid, "devices": [1, 2, 4]}, throughput={"blocks": 1}), two_nodes)
+    assert {(str(group.placement), group.is_shared) for group in apart.groups} == {
+        ("2 workers with 1 device each", True),
+        ("4 workers with 1 device each on 2 nodes", False),
+    }
+
+
+def test_one_worker_with_all_devices_holds_no_placement_of_several_workers(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8}
+    exclude = [{"strategy": "ddp", "devices": 4}]
+    plan = make_plan(make_experiment(grid, exclude=exclude, throughput={"blocks": 1}), laptop(4))
+    assert {str(group.placement) for group in plan.groups} == {
+        "1 worker with 4 devices",
+        "2 workers with 1 device each",
+    }
+    assert all(group.placement.holds(place(trial.cell)) for group in plan.groups for trial in group.trials)
+
+
+def test_ranks_rotate_by_block_and_a_twin_runs_beside_its_base(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 5, "explain": False, "twin": True}), laptop(4))
+    ranks: dict[tuple[int, str], set[tuple[int, ...]]] = {}
+    for group in plan.groups:
+        for trial in group.trials:
+            ranks.setdefault((trial.cell.devices, trial.purpose), set()).add(tuple(group.ranks_of(trial)))
+        (base,) = [trial for trial in group.trials if is_base(trial)]
+        (twin,) = [trial for trial in group.trials if trial.purpose == "twin"]
+        assert group.ranks_of(base) != group.ranks_of(twin)
+    each = {(rank,) for rank in range(4)}
+    assert ranks == {(1, ""): each, (1, "twin"): each, (2, ""): {(0, 1), (2, 3)}, (4, ""): {(0, 1, 2, 3)}}
+
+
+def test_a_group_shrinks_to_the_workers_that_its_trials_need(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    (group,) = make_plan(
+        make_experiment(grid, throughput={"blocks": 1, "explain": False, "twin": True}), laptop()
+    ).groups
+    alone = group.keeping(lambda trial: trial.purpose == "twin")
+    assert (alone.placement.workers, alone.is_shared, list(alone.ranks_of(alone.trials[0]))) == (1, False, [0])
+    assert group.keeping(lambda trial: trial.cell.devices == 1).placement.workers == 2  # base and twin, beside it
+    assert group.keeping(lambda trial: trial.cell.strategy == "ddp" and not trial.purpose).placement.workers == 2
+    assert not group.keeping(lambda trial: False).trials
+
+
 VARIANTS = {"workload": "own:Own", "variants": {"before": "/code/before", "after": "/code/after"}}
 
 
@@ -137,13 +203,11 @@ def test_a_worker_group_imports_one_variant_and_a_block_has_the_groups_of_all(ma
     for block in range(8):
         groups = [group for group in plan.groups if group.block == block]
         assert {(group.variant, group.placement.workers) for group in groups} == {
-            (variant, workers) for variant in ("before", "after") for workers in (1, 2)
+            (variant, 2) for variant in ("before", "after")
         }
         orders.add(tuple(group.variant for group in groups))
     assert len(orders) > 1
-    assert str(next(group for group in plan.groups if group.placement.workers == 1)).startswith(
-        "1 worker with 1 device of "
-    )
+    assert str(plan.groups[0]).startswith("2 workers with 1 device each of ")
 
 
 def test_each_variant_is_examined_and_checked_and_has_bases_and_twins_of_its_own(make_experiment: Make) -> None:

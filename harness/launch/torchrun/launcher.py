@@ -27,6 +27,7 @@ from harness.launch.startup import Received, Registration, StartupTimer
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
 from harness.launch.torchrun.driver_socket import SocketMailbox
 from harness.launch.torchrun.entry import ADDRESS, KEY_VARIABLE, SOCKET
+from harness.plan.cell import place
 from harness.plan.trial import TrialResult, WorkerGroup, skipped
 from harness.system import sanitize
 from harness.system.import_path import path_without
@@ -148,7 +149,8 @@ class TorchrunLauncher:
             if trial.trains and (reason := skip_reason(rules, trial.cell)):
                 yield skipped(trial, reason)
                 continue
-            alone, version = replace(group, trials=(trial,)), self.versions.get(group.variant)
+            alone = replace(group, trials=(trial,), placement=place(trial.cell))
+            version = self.versions.get(group.variant)
             job = Job(self.experiment, alone, self.threads_per_device, self.import_path, version)
             finished = False
             with closing(self._run(job, deadline, parts)) as messages:

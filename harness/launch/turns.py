@@ -1,0 +1,108 @@
+"""A worker group whose trials have different numbers of ranks: a process group for each trial, while other ranks wait.
+
+Only groups without NCCL have such trials: to connect NCCL again after it was destroyed has an open race (pytorch issue
+119196).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from harness.doctor.gate import SKIP_RULES
+from harness.launch.protocol import Job
+from harness.plan.cell import place
+from harness.plan.trial import Trial
+from harness.system.user_code import is_the_users
+from harness.train.ranks import Ranks
+
+NEVER = timedelta(days=1000)
+"""The timeout of a rank that waits: the driver ends a group that hangs."""
+
+
+class Turns:
+    """The trials of a worker group on this rank, by a store of the group: a file, which no other user can open.
+
+    Destroys the process group of all ranks; each trial has its own.
+    """
+
+    def __init__(self, job: Job, ranks: Ranks, file: Path) -> None:
+        self._job, self._ranks = job, ranks
+        name = ranks.broadcast(str(file))
+        dist.destroy_process_group()
+        self._store = dist.FileStore(name, ranks.world_size)  # type: ignore[attr-defined]
+        self._modules: dict[int, dict[str, ModuleType]] = {}
+        self._size = ranks.world_size
+
+    def take(self, trial: Trial, work: Callable[[Ranks], bool], cache: MutableMapping[Hashable, Any]) -> bool:
+        """Run a trial if this rank is one of its ranks, else wait for its end; return whether the next one follows.
+
+        ``work``: returns that on each of the trial's ranks. The rules of a doctor trial are known to all ranks then.
+        """
+        members = self._job.group.ranks_of(trial)
+        if self._ranks.rank in members:
+            with self._connected(trial, members) as ranks:
+                goes_on = work(ranks)
+            self._store.set(self._key(trial, self._ranks.rank), "")
+            if ranks.first:
+                self._store.wait([self._key(trial, rank) for rank in members], NEVER)  # none is still connected
+                end = pickle.dumps((goes_on, cache.get(SKIP_RULES, [])))
+                self._store.set(self._key(trial, "end"), end)  # type: ignore[arg-type]  # takes bytes too
+        goes_on, cache[SKIP_RULES] = pickle.loads(self._wait_for_turn(trial))
+        return bool(goes_on)
+
+    def _wait_for_turn(self, trial: Trial) -> bytes:
+        self._store.wait([self._key(trial, "end")], NEVER)
+        end: bytes = self._store.get(self._key(trial, "end"))
+        return end
+
+    def _key(self, trial: Trial, what: object) -> str:
+        return f"{trial.id}/{what}"
+
+    @contextmanager
+    def _connected(self, trial: Trial, members: range) -> Iterator[Ranks]:
+        """Connect the trial's ranks; disconnect them afterwards, unless the trial raised: the process then ends."""
+        rank, size = self._ranks.rank - members.start, len(members)
+        variables = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        self._use_modules(size)
+        dist.init_process_group(
+            self._job.group.backend,
+            store=dist.PrefixStore(trial.id, self._store),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=self._job.experiment.limits.collective_s),
+        )
+        devices = self._ranks.devices[:1] * place(trial.cell).devices_per_worker
+        yield replace(self._ranks, rank=rank, world_size=size, local_rank=rank, devices=devices)
+        dist.destroy_process_group()
+
+    def _use_modules(self, size: int) -> None:
+        """Import the user's modules anew for another number of ranks, which they may have read while imported."""
+        if size == self._size:
+            return
+        own = own_modules(self._job.experiment.own_modules)
+        self._modules[self._size] = {name: sys.modules.pop(name) for name in own}
+        sys.modules.update(self._modules.get(size, {}))
+        self._size = size
+
+
+def own_modules(names: Iterable[str]) -> list[str]:
+    """Return the imported modules of the folders of these modules, without libraries."""
+    files = {name: file for name, module in sys.modules.items() if (file := getattr(module, "__file__", None))}
+    roots = {
+        Path(files[name]).parents[name.count(".") + files[name].endswith("__init__.py")]
+        for name in names
+        if name in files
+    }
+    return [name for name, file in files.items() if is_the_users(file) and roots & {*Path(file).parents}]
