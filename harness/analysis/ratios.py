@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import pandas as pd
 
 from harness.analysis.common import (
@@ -181,14 +182,28 @@ def _claim(pair: Paired, checked: Verdicts | None, *groups: Records) -> Values:
     return {**columns, "excluded": pair.apart} if pair.apart else columns
 
 
+def _with_twins(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the successful timed trials, where a base has the geometric mean of its throughput and its twin's.
+
+    Its twin is the same cell in the same block and invocation, in other processes on devices of the same model. A base
+    without a twin keeps its own throughput.
+    """
+    counted, keys = measured(trials), ["cell_id", "block", "invocation", "device_model"]
+    twins = measured(trials, "twin")[[*keys, "throughput_per_s"]]
+    own = counted["throughput_per_s"].to_numpy(dtype=float)
+    second = counted[keys].merge(twins, on=keys, how="left")["throughput_per_s"].to_numpy(dtype=float, na_value=np.nan)
+    return counted.assign(throughput_per_s=np.where(np.isnan(second), own, np.sqrt(own * second)))
+
+
 def scaling(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the speedup and efficiency of each measured cell against its base, paired by block.
 
-    The base is the planned one or, if that could not run, the same strategy on the smallest device count that
-    ran. A cell without a base has no row: ratios never mix bases. ``checked``: the verdicts of equivalence checks;
-    the ratio of a cell that is not equivalent is no claim: ``excluded`` is set.
+    A base that a block has twice (A/A test) counts twice: its throughput is the geometric mean of both. The base is the
+    planned one or, if that could not run, the same strategy on the smallest device count that ran. A cell without a
+    base has no row: ratios never mix bases. ``checked``: the verdicts of equivalence checks; the ratio of a cell that
+    is not equivalent is no claim: ``excluded`` is set.
     """
-    cells, usual = by_cell(rows_of(measured(trials))), usual_doubts(trials)
+    cells, usual = by_cell(rows_of(_with_twins(trials))), usual_doubts(trials)
     bases = bases_of(cells)
     rows = []
     for cell_id, group in cells.items():
@@ -236,7 +251,7 @@ def _prefixed(name: str, ends: Mapping[str, float | None]) -> Values:
 
 
 def noise(trials: pd.DataFrame, rule: BlockRule | None = None) -> pd.DataFrame:
-    """Return the A/A test: each base against its twin, the same cell in another worker group; the noise floor."""
+    """Return the A/A test: the twin of each base, the same cell in other processes, against it."""
     twins, counted = by_cell(rows_of(measured(trials, "twin"))), measured(trials)
     bases = by_cell(rows_of(counted[counted["cell_id"].isin(twins)]))
     rows = []
@@ -289,7 +304,7 @@ def versus(
     device_ids, each of which is compared with the first.
     """
     places = {name: place for place, name in enumerate(variants)}
-    groups = sorted(by_cell(rows_of(measured(trials))).values(), key=lambda group: order(vars(group[0])))
+    groups = sorted(by_cell(rows_of(_with_twins(trials))).values(), key=lambda group: order(vars(group[0])))
     groups.sort(key=lambda group: places.get(group[0].variant, len(places)))
     rows = []
     for along in axis_pairs(((vars(group[0]), group) for group in groups), placements):
@@ -325,7 +340,7 @@ def leaders(
     <NA> below three blocks in common. Left out: what makes no claim about speed (see ``no_claims``), cells that
     are not equivalent to one device (``checked``: the verdicts of equivalence checks), and the control under torchrun.
     """
-    counted = measured(trials)
+    counted = _with_twins(trials)
     control = (counted["launcher"] == "torchrun") & bool((counted["launcher"] == "ray").any())
     different = [check for check, verdict in (checked or {}).items() if verdict.equivalence == "not equivalent"]
     claims = counted[~no_claims(counted) & ~control & ~counted["check_id"].isin(different)]

@@ -178,9 +178,9 @@ class Throughput(Strict):
     The warm-up runs rounds of ``warmup_steps`` until their times are steady, at most ``warmup_rounds`` of them. After
     its first round it lasts at least ``warmup_seconds``: if unset 5 on GPUs, whose clocks take seconds to settle, and
     none on CPUs.
-    ``twin``: the base is measured twice in every block (A/A test), for the noise floor. ``explain``: the parts of the
-    waterfall are measured too, and, for at most ``links_seconds`` a placement (if unset 5 on GPUs, 1 on CPU slots; 0:
-    not at all), links and collectives.
+    ``twin``: the base is measured twice in every block (A/A test); ratios are to the mean. ``explain``: the parts of
+    the waterfall are measured too, and, for at most ``links_seconds`` a placement (if unset 5 on GPUs, 1 on CPU slots;
+    0: not at all), links and collectives.
     ``keep_steps``: of each step one row is recorded, of its slowest rank with the mean over ranks; or all ranks' rows.
     """
 

@@ -24,7 +24,7 @@ LEAST_CHECK_BATCH = 8
 
 
 def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
-    """Return each base once more in every block (A/A test): the spread of base over twin is the noise floor."""
+    """Return each base once more in every block (A/A test), in other processes."""
     return _in_blocks("twin", base_cells(cells), range(blocks), seed)
 
 
@@ -82,8 +82,8 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     With variants, of each of them. If the cells of a strategy and a model differ in a number of their optimizer, such
     as the learning rate, those with its smallest and its largest value stand for the others.
 
-    Each is the first trial of its worker group. Groups are in random order, so that trials of the same kind in other
-    groups of the block may come before it.
+    They come first in their worker groups. Groups are in random order, so that trials of the same kind in other groups
+    of the block may come before them.
     """
     trials = [trial for trial in trials if trial.kind != "diagnostic"]
     cells = _ray_first(trials)

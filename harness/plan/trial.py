@@ -29,13 +29,11 @@ class PurposeTraits(NamedTuple):
 
 
 PURPOSES: Mapping[Purpose, PurposeTraits] = {
-    "twin": PurposeTraits("t", 0, "A/A test of the base", "for the noise floor (A/A test of the base)"),
+    "twin": PurposeTraits("t", 0, "A/A test of the base", "for the A/A test of the base"),
     "explain": PurposeTraits("", 0, "cells that explain others", "for the losses of efficiency"),
     "profile": PurposeTraits("p", 3, "profiles of collectives", "for the collectives (profiles)", "profiled"),
     "equivalence": PurposeTraits("e", -1, "equivalence checks", "for the equivalence of strategies", "checked"),
-    "doctor": PurposeTraits(
-        "d", -2, "preflight", "for the doctor, each the first trial of its worker group", "examined"
-    ),
+    "doctor": PurposeTraits("d", -2, "preflight", "for the doctor, first in their worker groups", "examined"),
     "links": PurposeTraits("l", 2, "links and collectives", "for the bandwidth of links and collectives", "measured"),
 }
 """The purposes of diagnostic trials, in the order of tables."""

@@ -49,15 +49,14 @@ def preflight_words(results: Results) -> str:
         return ""
     line = summary_line(results.findings, examined)
     after = "after an error that stops every training, later trials are skipped; after others they are marked."
-    return f"{line} An examination is the first trial of its worker group; {after}"
+    return f"{line} Examinations come first in their worker group; {after}"
 
 
 def noise_words(results: Results) -> str:
-    ends = pd.concat([results.noise["low"], results.noise["high"]]).dropna()
-    floor = f" Differences under {100 * (ends - 1).abs().max():.0f} % may be noise." if len(ends) else ""
+    """Return what the A/A test is."""
     return (
-        "A/A test: the base was measured twice in every block, the second time in a worker group of its own. Their "
-        f"ratio should be 1; the noise floor of this run is how far its interval reaches from 1.{floor}"
+        "The base is measured twice in every block, the second time in other processes. The ratio of both should be 1. "
+        "Other ratios are to the geometric mean of both, or to the one that a block has."
     )
 
 

@@ -65,7 +65,7 @@ SCALING = (
         "measured despite an error that the doctor found.",
         level=3,
     ),
-    Section("Noise floor", "noise", lambda results: ratios.noise_table(results.noise), summary.noise_words, level=3),
+    Section("A/A test", "noise", lambda results: ratios.noise_table(results.noise), summary.noise_words, level=3),
     Section(
         "Comparison along each axis",
         "versus",

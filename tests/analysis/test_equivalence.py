@@ -31,11 +31,20 @@ def test_the_noise_floor_pairs_the_twin_with_its_base_by_block() -> None:
     assert ratios.noise(trials_of([lines[0], lines[3]]))["excludes_one"].isna().all()
 
 
-def test_a_twin_stays_out_of_the_headlines() -> None:
-    lines = [line("single"), twin(0, 500.0)]
+def test_a_base_that_was_measured_twice_counts_twice_in_ratios_and_once_in_the_cells() -> None:
+    lines = [
+        line("single"),
+        line("single", block=1),
+        twin(0, 400.0),
+        line("ddp", devices=2),
+        line("ddp", block=1, devices=2),
+    ]
     trials = trials_of(lines)
-    assert trial_tables.cells(trials, steps_of(lines))["throughput_per_s"].tolist() == pytest.approx([100.0])
-    assert ratios.scaling(trials).shape[0] == 1
+    cells = trial_tables.cells(trials, steps_of(lines)).set_index("cell_id")["throughput_per_s"]
+    assert cells["single"] == pytest.approx(100.0)
+    speedups = ratios.scaling(trials).set_index("cell_id")["speedup"]
+    assert speedups["ddp"] == pytest.approx((cells["ddp"] / 200 * cells["ddp"] / 100) ** 0.5)
+    assert speedups["single"] == 1
 
 
 def check(cell: str, base: str, outcome: str = "ok") -> dict[str, Any]:

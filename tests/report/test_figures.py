@@ -430,7 +430,7 @@ def test_the_noise_floor_is_a_band_in_both_figures_of_ratios() -> None:
             for band in axes.patches:
                 ends = across(band.get_path().get_extents(band.get_patch_transform()))
                 assert ends == pytest.approx((low, high)), name
-        assert "Grey band: noise floor (A/A test" in drawings[name].caption
+        assert "Grey band: the A/A test" in drawings[name].caption
     without = full_drawings()["ratios"]
     assert not any(axes.patches for axes in axes_of(without.figure)) and "band" not in without.caption
 

@@ -161,7 +161,9 @@ def test_the_report_of_an_incomplete_run_names_missing_trials(make_experiment: M
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, throughput={"blocks": 4}), laptop())
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
-    first, second = plan.trials[:2]
+    first = next(trial for trial in plan.trials if trial.cell.devices == 2)
+    others = [trial for trial in plan.trials if trial != first]
+    second = others[0]
     folder.append(first, TrialResult(first.id, "error", "ValueError on rank 0: bad", detail="Traceback"), NOWHERE)
     for ended, running, reason in (
         ({}, {}, "not started: the run was killed, or is still going on"),
@@ -170,7 +172,7 @@ def test_the_report_of_an_incomplete_run_names_missing_trials(make_experiment: M
     ):
         folder.set_invocation(0, {"started_at": 1.7e9, **ended, **running})  # type: ignore[typeddict-item]
         missing = load(folder.path).missing.set_index("trial_id")["reason"]
-        assert missing.index.tolist() == [trial.id for trial in plan.trials[1:]]
+        assert missing.index.tolist() == [trial.id for trial in others]
         assert set(missing.drop(second.id)) == {reason}
         assert missing[second.id].startswith("cut short" if running else "not started")
     folder.set_invocation(0, {"differs": ["torch 2.14.0 -> 2.15.0"]})
@@ -350,16 +352,14 @@ def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypa
     monkeypatch.setitem(TABLES, "noise", broken)  # type: ignore[arg-type]
     twins = lambda results: Drawing("Twins", f"Left out: {len(results.noise)} twins.", None)  # noqa: E731
     monkeypatch.setattr(html, "FIGURES", {"twins": twins, "throughput": dot})
-    with pytest.raises(
-        IncompleteReport, match=r"the table noise, the figure twins, .*the section Noise floor"
-    ) as raised:
+    with pytest.raises(IncompleteReport, match=r"the table noise, the figure twins, .*the section A/A test") as raised:
         write_report(run_folder.path)
     assert str(raised.value).count("KeyError") == 1  # one cause
     assert raised.value.results.noise.empty and "low" in raised.value.results.noise
     assert {path.stem for path in run_folder.tables.iterdir()} == written
     assert sorted(path.name for path in run_folder.figures.iterdir()) == ["throughput.png", "throughput.svg"]
     page = run_folder.report.read_text()
-    assert '<h3 id="noise">Noise floor</h3>\n<p class="bad">the section Noise floor failed' in page
+    assert '<h3 id="noise">A/A test</h3>\n<p class="bad">the section A/A test failed' in page
     assert "This report lacks parts" in page and "Throughput and scaling" in page
     verdict = page[page.index('id="verdict"') : page.index("<nav>")]
     assert "<dt>OPEN" in verdict and "How sure" not in verdict and "Table noise</b>: failed by" in verdict
@@ -410,14 +410,15 @@ def test_the_summary_shows_the_noise_floor_of_each_base_and_doubts() -> None:
     names: list[tuple[str, ...]] = [("wide spread",), (), ("wide spread", "slow rank 1")]
     trials = TRIALS.frame([{"throughput_per_s": 1.0, "outcome": "ok", "doubts": doubts} for doubts in names])
     assert belief_lines(tables(noise, trials)) == [
-        "One setting measured twice, the second over the first (A/A test of the base, 95 % interval): 0.900 to 1.100.",
+        "One setting measured twice, the second over the first (A/A test of the base, 95 % interval): 0.900 to 1.100. "
+        "Ratios are to the mean of both.",
         "Usual in this run: the times of single steps vary widely (wide spread, in 2 of 3 timed trials). "
         "A cell is marked (?) for other doubts, or for clearly more.",
         "Reasons to distrust a number (?), by timed trials: one device was slower than the others "
         "(slow rank 1, in 1 of 3).",
     ]
     one = NOISE.frame([{"ratio": 1.0}])
-    assert belief_lines(tables(one, trials[:0])) == ["Noise floor: unknown, as an interval needs 3 blocks."]
+    assert belief_lines(tables(one, trials[:0])) == ["A/A test: without an interval, which needs 3 blocks."]
     why = "unknown: the check ended as oom: out of memory"
     row = {"strategy": "ddp", "devices": 2, "emulated": False, "oversubscribed": False, "reason": why}
     unknown = {**tables(one, trials[:0]), "equivalence": EQUIVALENCE.frame([row, {**row, "computed_in": "bf16"}])}

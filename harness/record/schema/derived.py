@@ -165,7 +165,7 @@ SCALING = Table(
 
 NOISE = Table(
     "noise",
-    "the A/A test of one base: against its twin, the same cell in a separate worker group (noise floor)",
+    "the A/A test of one base: its twin, the same cell in other processes, against it",
     (
         _c("cell_id", "string", "base cell"),
         *CELL_COLUMNS,

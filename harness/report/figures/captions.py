@@ -79,7 +79,7 @@ def failures(failed: pd.DataFrame) -> str:
 
 def noise(noise: pd.DataFrame) -> str:
     if noise["low"].notna().any():
-        return " Grey band: noise floor (A/A test: the base against its twin in another worker group)."
+        return " Grey band: the A/A test, a base against its twin in other processes."
     return ""
 
 

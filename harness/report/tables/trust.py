@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from harness.analysis.common import Record
 from harness.analysis.doubts import kind_of, meaning, plain_doubt, timed, usual_doubts
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.plan.labels import joined
@@ -172,22 +173,27 @@ def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
     return f"{len(wide)} of {asked} intervals are wider than throughput.blocks asks: {first_of(wide, NAMED)}."
 
 
+def _aa_test(row: Record, blocks: int | None) -> str:
+    """Return 'resnet8: 0.98 to 1.03'; with the blocks that have the base twice, if not all of its ``blocks`` do."""
+    label = f"{row.setting}: " if words(row.setting) else ""
+    partly = f" (in {row.blocks} of {blocks} blocks)" if blocks and row.blocks and row.blocks < blocks else ""
+    return f"{label}{ratio(row.low)} to {ratio(row.high)}{partly}"
+
+
 def belief_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return the noise floor, the wide intervals and the doubts in a line each, for the end of a run."""
+    """Return the A/A test, the wide intervals and the doubts in a line each, for the end of a run."""
     lines = []
     noise = tables["noise"]
     known = noise[noise["low"].notna()]
     if not known.empty:
-        floors = "; ".join(
-            (f"{row.setting}: " if words(row.setting) else "") + f"{ratio(row.low)} to {ratio(row.high)}"
-            for row in rows_of(known)
-        )
+        blocks = tables["scaling"].set_index("cell_id")["blocks"]
+        tests = "; ".join(_aa_test(row, blocks.get(row.cell_id)) for row in rows_of(known))
         wrong = int(known["excludes_one"].fillna(False).sum())
         chance = f" {wrong} of {len(known)} exclude 1; 1 in 20 does by chance." if wrong else ""
         what = "One setting measured twice, the second over the first (A/A test of the base, 95 % interval)"
-        lines.append(f"{what}: {floors}.{chance}")
+        lines.append(f"{what}: {tests}.{chance} Ratios are to the mean of both.")
     elif len(noise):
-        lines.append(f"Noise floor: unknown, as an interval needs {LEAST_BLOCKS} blocks.")
+        lines.append(f"A/A test: without an interval, which needs {LEAST_BLOCKS} blocks.")
     if wide := imprecise(tables):
         lines.append(wide)
     trials = tables["trials"]
