@@ -23,9 +23,11 @@ from harness.config.doctor_checks import check_allowed
 from harness.config.problems import Conflict, describe_errors, raise_conflicts, validate
 from harness.config.published import Published
 from harness.config.sections import (
+    EFFORTS,
     Checkpoint,
     Convergence,
     Cost,
+    Effort,
     Grid,
     GrowingCluster,
     Limits,
@@ -72,6 +74,7 @@ class Experiment(Strict):
     schedule: Options = Field(default_factory=dict)
     training: TrainingOptions = TrainingOptions()
     loader: Loader = Loader()
+    effort: Effort = "normal"
     throughput: Throughput | None = Throughput()
     convergence: Convergence | None = None
     checkpoint: Checkpoint | None = None
@@ -86,6 +89,15 @@ class Experiment(Strict):
     preflight: bool = True
     allow: Annotated[tuple[Annotated[Text, BeforeValidator(check_allowed)], ...], BeforeValidator(as_axis)] = ()
     seed: Seed = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_effort(cls, given: object) -> object:
+        """Set what the effort means in the section throughput, unless the file gives it."""
+        if not isinstance(given, dict):
+            return given
+        chosen, timed = EFFORTS.get(str(given.get("effort")), {}), given.get("throughput", {})
+        return {**given, "throughput": {**chosen, **timed}} if isinstance(timed, dict) and chosen else given
 
     @model_validator(mode="after")
     def _check(self) -> Self:

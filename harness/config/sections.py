@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -205,6 +205,15 @@ class Throughput(Strict):
     def rule(self) -> BlockRule | None:
         """The rule for the number of blocks; None if the file gives the number."""
         return None if isinstance(self.blocks, int) else self.blocks
+
+
+Effort = Literal["quick", "normal", "careful"]
+EFFORTS: Mapping[str, Mapping[str, int | float]] = {
+    "quick": {"blocks": 5, "warmup_steps": 5, "windows": 2, "window_steps": 6, "window_seconds": 0.4},
+    "normal": {},
+    "careful": {"blocks": 10, "windows": 5, "window_seconds": 10.0},
+}
+"""The options of throughput trials that an effort sets, unless the file gives them: normal is their defaults."""
 
 
 class Target(Strict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -350,8 +350,18 @@ def single_rank_only(plan: Plan) -> Plan:
     ]
     without = {skip.trial for skip in skips}
     kept = keeping(plan, lambda trial: trial not in without and trial.purpose != "profile")
-    groups = tuple(replace(group, placement=place(group.trials[0].cell)) for group in kept.groups)
+    groups = tuple(part for group in kept.groups for part in _by_placement(group))
     return replace(kept, groups=groups, skips=(*plan.skips, *skips))
+
+
+def _by_placement(group: WorkerGroup) -> Iterator[WorkerGroup]:
+    """Yield a group for each placement of a group's trials."""
+    by_placement: dict[Placement, list[Trial]] = {}
+    for trial in group.trials:
+        by_placement.setdefault(place(trial.cell), []).append(trial)
+    for number, (placement, trials) in enumerate(by_placement.items()):
+        name = f"{group.id}.{number}" if number else group.id
+        yield replace(group, id=name, placement=placement, trials=tuple(trials))
 
 
 def keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:

@@ -91,7 +91,8 @@ def experiment_of(ranks: int) -> dict[str, object]:
 
 def without_bases(plan: Plan, ranks: int) -> Plan:
     """Return the plan with nothing but the trials on so many ranks."""
-    return replace(plan, groups=tuple(group for group in plan.groups if group.placement.workers == ranks))
+    groups = (group.keeping(lambda trial: trial.cell.devices == ranks) for group in plan.groups)
+    return replace(plan, groups=tuple(group for group in groups if group.trials))
 
 
 def measure(ranks: int, folder: Path) -> Row:

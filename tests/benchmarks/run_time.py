@@ -47,7 +47,7 @@ def experiment_of(batches: list[int], strategies: list[str], *, explained: bool)
     content["exclude"] = [{"strategy": ["dp", "fsdp"], "devices": 1}]
     # windows of a fixed number of steps, and warm-ups of one length
     fixed = {"blocks": 1, "warmup_rounds": 2, "window_steps": 8, "window_seconds": 0.0}
-    content["throughput"] |= {**fixed, "twin": explained, "explain": explained}
+    content["throughput"] = {**fixed, "twin": explained, "explain": explained}
     content["convergence"] |= {"seeds": [0], "only": {"model": "resnet8", "per_device_batch_size": batches[0]}}
     content |= {"equivalence": False, "preflight": False}
     return parse_experiment(content, source="run_time")
@@ -56,7 +56,7 @@ def experiment_of(batches: list[int], strategies: list[str], *, explained: bool)
 def apart(plan: Plan) -> Plan:
     """The same trials, each in a worker group of its own."""
     groups = tuple(
-        replace(group, id=f"{group.id}-{number}", trials=(trial,))
+        replace(group.keeping(lambda each, wanted=trial: each is wanted), id=f"{group.id}-{number}")
         for group in plan.groups
         for number, trial in enumerate(group.trials)
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.config import experiment as config
+from harness.config.sections import Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import ExperimentError
 
@@ -62,8 +63,9 @@ def test_all_problems_are_reported_at_once() -> None:
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; allowed: an integer",
         "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, cluster, convergence, cost, "
-        "device, equivalence, exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, preflight, "
-        "published, schedule, seed, strategy_options, throughput, training, variants, workload, workload_options)",
+        "device, effort, equivalence, exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, "
+        "preflight, published, schedule, seed, strategy_options, throughput, training, variants, workload, "
+        "workload_options)",
     ]
 
 
@@ -228,3 +230,25 @@ def test_checks_that_are_allowed_are_named_by_their_files() -> None:
     for given, allowed in (({}, ()), ({"allow": ["copies", "divergence"]}, ("copies", "divergence"))):
         assert config.parse_experiment(grid() | given, source="f").allow == allowed
     assert config.parse_experiment(having(allow="copies"), source="f").allow == ("copies",)
+
+
+def test_an_effort_sets_what_the_file_does_not_give() -> None:
+    grid = {"name": "x", "grid": {"per_device_batch_size": 8}}
+
+    def throughput(**more: Any) -> Throughput:
+        found = config.parse_experiment({**grid, **more}, source="x").throughput
+        assert found
+        return found
+
+    assert throughput() == throughput(effort="normal") == Throughput()
+    quick = throughput(effort="quick")
+    assert quick.blocks == 5 and quick.windows * quick.window_seconds < Throughput().window_seconds
+    assert throughput(effort="quick", throughput={"blocks": 9}) == quick.model_copy(update={"blocks": 9})
+    assert throughput(effort="careful").most_blocks > Throughput().most_blocks
+    without = {"effort": "quick", "throughput": None, "convergence": {"epochs": 1}}
+    assert config.parse_experiment({**grid, **without}, source="x").throughput is None
+    again = config.parse_experiment(
+        config.parse_experiment({**grid, "effort": "quick"}, source="x").model_dump(mode="json"), source="x"
+    )
+    assert again.throughput == quick
+    assert problems_of({**grid, "effort": ["quick"]}) and problems_of({**grid, "effort": "fast"})

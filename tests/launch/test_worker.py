@@ -21,6 +21,7 @@ from harness.launch.inline import InlineLauncher
 from harness.launch.protocol import Job, TrialStarted
 from harness.launch.worker import TrialFailed
 from harness.measure.scenarios import TrialContext
+from harness.plan.cell import place
 from harness.plan.planner import Plan, make_plan, single_rank_only
 from harness.plan.trial import TrialResult
 from harness.record.folder import RunFolder
@@ -113,7 +114,8 @@ RANK = Ranks(0, 1, 0, 0, "n", "127.0.0.1", TWO)
 def run_group(make_experiment: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Run the worker group of a plan whose cells have two devices; return what its rank sent."""
     plan = make_plan(make_experiment(GRID, diagnostics=True, throughput={"blocks": 1}), laptop())
-    (group,) = (group for group in plan.groups if group.placement.devices_per_worker == 2)
+    (shared,) = (group for group in plan.groups if group.placement.devices_per_worker == 2)
+    group = shared.keeping(lambda trial: trial.cell.devices == 2)
     for name in ("_prepare_process", "_preload", "_announce", "_release"):
         monkeypatch.setattr(worker, name, lambda *asked: None)
     monkeypatch.setattr(worker, "_rank_row", lambda *asked: {})
@@ -195,9 +197,7 @@ def test_cells_of_several_ranks_are_skipped_rows(make_experiment: Make) -> None:
     inline = single_rank_only(plan)
     assert {group.placement.workers for group in inline.groups} == {1}
     added = inline.skips[len(plan.skips) :]
-    assert {skip.trial.id for skip in added} == {
-        trial.id for group in plan.groups if group.placement.workers > 1 for trial in group.trials
-    }
+    assert {skip.trial.id for skip in added} == {trial.id for trial in plan.trials if place(trial.cell).workers > 1}
     assert {skip.skip_code for skip in added} == {"inline"}
     assert {skip.reason for skip in added} == {"--inline runs one rank in this process; this cell needs 2"}
     assert any(trial.cell.strategy == "dp" and trial.cell.devices == 2 for trial in inline.trials)

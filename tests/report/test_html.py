@@ -426,11 +426,13 @@ def test_the_summary_shows_the_noise_floor_of_each_base_and_doubts() -> None:
     assert said in belief_lines(unknown)
     off = NOISE.frame([{"ratio": 1.2, "low": 1.1, "high": 1.3, "excludes_one": True}])
     (reported,) = belief_lines(tables(off, trials[:0]))
-    assert reported.endswith("1 of 1 exclude 1; 1 in 20 does by chance.")
+    assert reported.endswith("1 of 1 exclude 1; 1 in 20 does by chance. Ratios are to the mean of both.")
     row = {"low": 0.9, "high": 1.1, "excludes_one": False}
     noise = NOISE.frame([{**row, "setting": f"batch {batch}/device"} for batch in (8, 16)])
     (reported,) = belief_lines(tables(noise, trials[:0]))
-    assert reported.endswith(": batch 8/device: 0.900 to 1.100; batch 16/device: 0.900 to 1.100.")
+    assert reported.endswith(
+        ": batch 8/device: 0.900 to 1.100; batch 16/device: 0.900 to 1.100. Ratios are to the mean of both."
+    )
 
 
 def test_the_size_of_a_run_cells_without_diagnostics_and_the_time_of_checks_are_reported(results: Results) -> None:

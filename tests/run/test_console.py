@@ -145,7 +145,7 @@ def test_headings_ratios_and_titles_are_not_folded_on_80_columns(make_experiment
 
 def test_the_start_of_a_worker_group_is_plain_text(make_experiment: Make) -> None:
     grid = {"strategy": ["dp", "ddp"], "devices": 2, "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), gpu_cluster(1, 2))
     output = shown(*map(GroupStarting, plan.groups))
     for expected in ("1 worker with 2 devices: 1 trial", "2 workers with 1 device each: 1 trial"):
         assert f"Starting {expected} of block 0" in output

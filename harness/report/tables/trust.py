@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from harness.analysis.common import Record
 from harness.analysis.doubts import kind_of, meaning, plain_doubt, timed, usual_doubts
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.plan.labels import joined
@@ -173,7 +172,7 @@ def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:
     return f"{len(wide)} of {asked} intervals are wider than throughput.blocks asks: {first_of(wide, NAMED)}."
 
 
-def _aa_test(row: Record, blocks: int | None) -> str:
+def _aa_test(row: Row, blocks: int | None) -> str:
     """Return 'resnet8: 0.98 to 1.03'; with the blocks that have the base twice, if not all of its ``blocks`` do."""
     label = f"{row.setting}: " if words(row.setting) else ""
     partly = f" (in {row.blocks} of {blocks} blocks)" if blocks and row.blocks and row.blocks < blocks else ""

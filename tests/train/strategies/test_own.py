@@ -11,7 +11,7 @@ import harness
 from harness.config.experiment import Experiment, parse_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS, NoOptions
 from harness.errors import Collected, ExperimentError, WorkloadError
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, place
 from harness.plan.planner import Plan, make_plan
 from harness.run.request import check_no_user_code
 from harness.run.variants import own_traits
@@ -50,7 +50,7 @@ def test_the_planner_gets_its_traits_as_values_which_are_no_part_of_a_cell_s_ide
     found = {(cell.devices, cell.strategy_options["bucket_cap_mb"]) for cell in cells}
     assert found == {(1, 1), (1, 25), (2, 1), (2, 25)}
     assert all(cell.traits.calls_wrapper and cell.traits.options is NoOptions for cell in cells)
-    assert {group.placement.workers for group in plan.groups for t in group.trials if t.cell in cells} == {1, 2}
+    assert {place(cell).workers for cell in cells} == {1, 2}
     other = make_plan(experiment, laptop(), {ZERO1: Zero1.traits.__class__(calls_wrapper=False)})
     assert {cell.id for cell in cells_of(plan, ZERO1)} == {cell.id for cell in cells_of(other, ZERO1)}
 
