@@ -76,6 +76,7 @@ Memory = Annotated[
     bool, typer.Option("--memory", help="In a plan: whether each cell fits into memory; runs the workload's code.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print every epoch, and in a terminal every trial.")]
 
 
 def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **options: Any) -> None:
@@ -92,7 +93,7 @@ def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **opti
         with away_from_current_folder(request.no_user_code):  # for the imports of the console too
             from harness.run.console import ConsoleSink, Lasting
 
-            with ConsoleSink(Lasting(), quiet=request.quiet, live=not request.inline) as sink:
+            with ConsoleSink(Lasting(), quiet=request.quiet, verbose=request.verbose, live=not request.inline) as sink:
                 if act == "doctor":
                     from harness.run.doctor import run_doctor as carry_out
                 elif act == "links":
@@ -121,6 +122,7 @@ def _request_of(
     preflight: Preflight = True,
     inline: Inline = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     memory: Memory = False,
 ) -> tuple[Any, Collected]:
     """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
@@ -145,6 +147,7 @@ def _request_of(
         preflight=preflight,
         inline=inline,
         quiet=quiet,
+        verbose=verbose,
         memory=memory,
     ), found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Mapping
 from functools import partial
 
@@ -57,7 +56,6 @@ from harness.run.plan_text import memory_lines, memory_table, plan_lines, plan_t
 from harness.run.time_left import TimeLeft
 from harness.system.sanitize import escape_control
 
-LAST_RESULTS = 6
 COLOURS = {"ok": "green", "skipped": "yellow"}
 SEVERITY_COLOURS = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -146,10 +144,13 @@ class Lasting(Console):
 
 
 class ConsoleSink:
-    """Formats events. Use as a context manager; ``quiet`` shows notes and the summary only."""
+    """Formats events. Use as a context manager.
 
-    def __init__(self, console: Console, *, quiet: bool = False, live: bool = True) -> None:
-        self._console, self._quiet = console, quiet
+    ``quiet``: shows notes and the summary only. ``verbose``: shows epochs, and in a terminal every trial.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False, verbose: bool = False, live: bool = True) -> None:
+        self._console, self._quiet, self._verbose = console, quiet, verbose and not quiet
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -163,7 +164,6 @@ class ConsoleSink:
         self._labels = Labels(())
         self._left: TimeLeft | None = None
         self._now, self._unsent = "", 0
-        self._last: deque[Text] = deque(maxlen=LAST_RESULTS)
         # once a second: the display must not take the cores that are being measured
         display = Live(get_renderable=self._display, console=console, transient=True, refresh_per_second=1)
         self._live = display if live and console.is_terminal and not quiet else None
@@ -234,24 +234,23 @@ class ConsoleSink:
                 self._show_result(event)
 
     def _show_result(self, event: TrialEnded) -> None:
-        """Show a trial's result and epochs, and the errors that the doctor found, while the run can be stopped."""
+        """Show a trial's result, and the errors that the doctor found, while the run can be stopped.
+
+        A terminal keeps failures and skipped trials; the live line counts the others.
+        """
         trial, line, again, epochs = event
         self._progress.advance(self._task, 0 if again else 1)
         result = f"{self._labels.of_trial(trial)}  {trial_result(line)}{' (will be retried)' * again}"
         style = COLOURS.get(line["outcome"], "red")
         text = Text.assemble((f"{line['outcome']:<8}", style), escape_control(f" {result}"))
-        self._last.append(text)
         for finding in line["facts"].get("findings", []):
             if finding["severity"] == "error":
                 self._show(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
-        if not self._live and not self._quiet:
+        if self._verbose or not (self._quiet or (self._live and line["outcome"] == "ok")):
             done, total = self._done()
             counted = Text(f"[{done}/{total}] ").append(text)
             self._console.print(counted.append(self._time_left()), soft_wrap=True)
-        epochs_shown = epoch_lines(epochs)
-        if epochs_shown and self._live:  # in a live display under its name
-            self._show(self._labels.of_trial(trial))
-        for epoch in epochs_shown:
+        for epoch in epoch_lines(epochs) if self._verbose else ():
             self._show(f"  {epoch}")
 
     def _time_left(self) -> str:
@@ -328,7 +327,7 @@ class ConsoleSink:
     def _display(self) -> Group:
         self._progress.update(self._task, left=self._left.text if self._left else "")
         unsent = [Text(f"not sent {plural(self._unsent, 'trial')}, in the local run folder alone")] * bool(self._unsent)
-        return Group(*self._last, *unsent, Text(f"now      {self._now}", style="bold"), self._progress)
+        return Group(*unsent, Text(f"now      {self._now}", style="bold"), self._progress)
 
     def _stop(self) -> None:
         if self._live:

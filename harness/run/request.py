@@ -55,6 +55,7 @@ class Request:
     inline: bool = False
     links: bool = False
     quiet: bool = False
+    verbose: bool = False
     memory: bool = False
 
     @property
@@ -216,7 +217,7 @@ def _command(request: Request, more: Mapping[str, str]) -> str:
             is_plain = parse_value(text, source="--only") == value  # a text that looks like another value is quoted
             axes.append(f"{axis}={text if is_plain else json.dumps(value)}")
     flags = ["--no-user-code"] * request.no_user_code + ["--no-preflight"] * (not request.preflight)
-    flags += ["--links"] * request.links + ["--quiet"] * request.quiet
+    flags += ["--links"] * request.links + ["--quiet"] * request.quiet + ["--verbose"] * request.verbose
     options = {"--address": None if in_job() else request.address, "--only": ",".join(axes), **more}
     given = [part for name, value in options.items() if value for part in (name, value)]
     submit = ["ray", "job", "submit", "--working-dir", ".", "--"] if in_job() else []

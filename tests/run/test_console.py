@@ -53,8 +53,8 @@ def shown(*events: Event, **options: Any) -> str:
     """What the sink writes of these events to a terminal 200 columns wide, or as the options say."""
     out = io.StringIO()
     given = {"width": 200, "color_system": None, "legacy_windows": False, **options}
-    quiet = given.pop("quiet", False)
-    with ConsoleSink(Console(file=out, **given), quiet=quiet) as sink:
+    sink_options = {name: given.pop(name, False) for name in ("quiet", "verbose")}
+    with ConsoleSink(Console(file=out, **given), **sink_options) as sink:
         for event in events:
             sink(event)
     return out.getvalue()
@@ -152,16 +152,21 @@ def test_the_start_of_a_worker_group_is_plain_text(make_experiment: Make) -> Non
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_training_is_shown_epoch_by_epoch(make_experiment: Make, tmp_path: Path, terminal: bool) -> None:
+def test_a_training_is_shown_epoch_by_epoch_if_asked(make_experiment: Make, tmp_path: Path, terminal: bool) -> None:
     grid = {"strategy": "single", "devices": 1, "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, convergence={"epochs": 2}), laptop())
     trial = next(one for one in plan.trials if one.kind == "convergence")
     epochs = {"epoch": [1, 2], "train_loss": [2.0, 1.5], "learning_rate": [0.1, 0.1]}
     recorded = {**line(kind="convergence"), "steps_s": 2.0}
     ended = TrialEnded(trial, recorded, False, epochs)  # type: ignore[arg-type]
-    output = shown(RunStarted(tmp_path, plan, plan.groups, 0), ended, force_terminal=terminal)
-    assert "  epoch 2: training loss 1.5000, learning rate 0.1" in output
-    assert "epoch" not in shown(ended, quiet=True)
+    started = RunStarted(tmp_path, plan, plan.groups, 0)
+    output = shown(started, ended, force_terminal=terminal, verbose=True)
+    assert "trained in 2.0 s" in output and "  epoch 2: training loss 1.5000, learning rate 0.1" in output
+    output = shown(started, ended, force_terminal=terminal)
+    assert ("trained in 2.0 s" in output) != terminal and "epoch 2" not in output
+    assert "epoch 2" not in shown(ended, quiet=True)
+    failed = ended._replace(line={**recorded, "outcome": "error", "reason": "ValueError on rank 0: bad"})
+    assert "ValueError on rank 0: bad" in shown(started, failed, force_terminal=terminal)
 
 
 def test_what_is_repeated_is_counted(make_experiment: Make, tmp_path: Path) -> None:
