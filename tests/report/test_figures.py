@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, PREDICTION, TRAINING_STEPS, VERDICT, WATERFALL
 from harness.report import figures
-from harness.report.figures import FIGURES, Drawing, steps, style
+from harness.report.figures import FIGURES, Drawing, scaling, steps, style
 from harness.report.figures.drawing import COLOURS, MARKERS, TYPE_SIZE, ByStrategy, Chart, merge_single_rows
 from harness.report.figures.scales import ARROWS
 from harness.report.figures.steps import step_phases
@@ -40,6 +40,14 @@ from tests.records import epochs_of, line, steps_of, with_set_ids
 
 HATCH = "$////$"
 NOT_EQUIVALENT = Verdict("not equivalent", "not equivalent to one device")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def curves() -> Iterator[None]:
+    """As on many numbers of devices, although these studies have two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "FEW_SIZES", 1)
+        yield
 
 
 class Computed(Results):
@@ -190,6 +198,27 @@ def test_throughput_is_logarithmic_with_an_ideal_line_from_the_base_and_hollow_m
     assert "Base: single on 1 device, 100 samples/s" in drawing.caption
     assert "DataParallel on CPU slots is emulated" in drawing.caption
     assert "not a claim about speed" in drawing.caption
+
+
+def test_on_two_numbers_of_devices_each_cell_has_a_line_with_its_blocks_and_its_efficiency(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scaling, "FEW_SIZES", 2)
+    drawing = Drawings(full_results(), laid_out=True)["throughput"]
+    axes = axes_of(drawing.figure)
+    assert [panel.get_title() or panel.get_title("right") for panel in axes] == ["batch 8/device", "batch 16/device"]
+    for panel in axes:
+        assert panel.get_xscale() == "linear" and panel.get_xlim()[0] == 0
+        assert [len(one.get_xdata()) for one in panel.get_lines() if one.get_marker() == "."] == [3, 3, 3]
+        ideals = [one.get_xdata() for one in panel.get_lines() if one.get_linestyle() == "--"]
+        assert np.ravel(ideals) == pytest.approx([200.0] * 4)
+    labels = [label.get_text() for label in axes[0].get_yticklabels()]  # the second panel has the same
+    assert sorted(labels) == ["ddp x2  81 %", "dp x2*  30 %", "single x1"]
+    assert "percentages: scaling efficiency" in drawing.caption
+    efficiency = Drawings(full_results())["efficiency"]
+    assert efficiency.figure is None and "the figure of throughput has it" in efficiency.caption
+    one = [line("single", block=block) for block in range(3)]
+    assert drawn("throughput", one).figure is None
 
 
 def test_the_caption_states_the_read_of_each_step_in_fp16_and_blocks_without_an_interval() -> None:

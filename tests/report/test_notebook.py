@@ -26,7 +26,7 @@ def test_every_figure_of_the_report_is_a_method() -> None:
 
 
 def test_a_figure_is_shown_with_its_caption_and_saved(tmp_path: Path) -> None:
-    plot = harness.load(EXAMPLE).plot.efficiency()
+    plot = harness.load(EXAMPLE).plot.ratios()
     assert plot.figure is not None and plot.caption in repr(plot)
     shown = plot._repr_html_()
     assert shown.startswith('<img src="data:image/png;base64,iVBOR') and "<p>" in shown

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from harness.analysis.common import is_no_claim
+from harness.analysis.common import is_no_claim, measured
 from harness.analysis.results import Results
 from harness.config.values import GIB
 from harness.plan.labels import TAGS, setting_of
@@ -22,6 +24,7 @@ from harness.report.figures.drawing import (
     Facet,
     add_legend,
     add_title,
+    axis_label,
     draw_lines,
     draw_point,
     facets_of,
@@ -56,6 +59,10 @@ LONGEST_LABEL = 60
 """The most characters of a label; a longer one would leave no place for the axes."""
 SINGLE = "Left out: each setting has a single point, which the table has."
 BATCH = "per_device_batch_size"
+FEW_SIZES = 2
+"""The most numbers of devices that make no curve."""
+DOTS: Mapping[str, Any] = {"linestyle": "", "marker": ".", "markersize": 5, "alpha": 0.45, "zorder": 2}
+"""The look of single blocks."""
 SPEED, MEMORY = "per_device_per_s", "peak_gib"
 LABELS = {SPEED: "throughput per device", MEMORY: "peak memory per rank"}
 MOST_COLUMNS = 3
@@ -63,12 +70,17 @@ MOST_COLUMNS = 3
 
 
 def throughput_by_devices(results: Results) -> Drawing:
-    """Draw throughput against devices, both logarithmic, with the ideal line from the stated base."""
+    """Draw throughput against devices, both logarithmic, with its blocks and the ideal line from the stated base.
+
+    One or two numbers of devices make no curve: each cell then has a line of its own, on a linear axis.
+    """
     title = "Throughput against devices"
     rows = results.scaling
     if rows.empty:
         return Drawing(title, "Left out: no cell was measured in the same block as its base.", None)
     every = facets_of(rows)
+    if rows["devices"].nunique() <= FEW_SIZES:
+        return _throughput_by_cell(results, every) if len(rows) > 1 else Drawing(title, SINGLE, None)
     facets = with_several_points(every)
     if not facets:
         return Drawing(title, SINGLE, None)
@@ -83,11 +95,12 @@ def throughput_by_devices(results: Results) -> Drawing:
     def text(row: Row) -> str:
         return f"{estimate(speed, row, 'throughput_per_s', 'throughput_')} {rate_unit(rows)}"
 
-    figure = _against_devices(facets, limits, axes_and_ideal, "throughput_per_s", "throughput_", text, rows)
+    dots = _blocks(results)
+    figure = _against_devices(facets, limits, axes_and_ideal, "throughput_per_s", "throughput_", text, rows, dots)
     caption = (
-        f"Geometric mean over {captions.count(rows)}; bars are 95 % t intervals{captions.no_interval(rows)}, an "
-        f"arrow at ends beyond the axis. Dashed: the base times devices. {captions.bases(rows)}"
-        f"{captions.unsteady(rows)}"
+        f"Geometric mean over {captions.count(rows)}, which are dots; bars are 95 % t intervals"
+        f"{captions.no_interval(rows)}, an arrow at ends beyond the axis. Dashed: the base times devices. "
+        f"{captions.bases(rows)}{captions.unsteady(rows)}"
         f"{captions.excluded(rows)}{captions.set_apart(rows)}{captions.in_table(every, facets)}"
         f"{captions.scales(limits)}{captions.cut(facets)}"
     )
@@ -102,8 +115,12 @@ def _against_devices(
     prefix: str,
     text: Callable[[Row], str],
     rows: pd.DataFrame,
+    dots: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> Chart:
-    """Draw the column ``name`` against devices; ``prefix``: that of its interval; ``text``: a value on hover."""
+    """Draw the column ``name`` against devices; ``prefix``: that of its interval; ``text``: a value on hover.
+
+    ``dots``: the values of each block by cell id.
+    """
     devices = pd.concat([part["devices"] for _, part in facets])
 
     def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
@@ -112,11 +129,66 @@ def _against_devices(
         for row in rows_of(part):
             interval = row[f"{prefix}low"], row[f"{prefix}high"]
             draw_interval(axes, "y", row.devices, interval, ends, COLOURS[row.strategy])
+            blocks = dots.get(row.cell_id, ())
+            axes.plot([row.devices] * len(blocks), blocks, color=COLOURS[row.strategy], **DOTS)
             draw_point(axes, row.devices, row[name], row, markersize=6)
             mark(axes, row.devices, row[name], f"{cell_label(row)}: {text(row)}")
         draw_lines(axes, part, "devices", name, JOINED, marked=False)
 
     return panels(facets, draw, limits, legend=strategy_legend(rows, ideal=True))
+
+
+def _blocks(results: Results) -> dict[str, list[float]]:
+    """Return the throughput of each block by cell id."""
+    cells = measured(results.trials).groupby("cell_id")["throughput_per_s"]
+    return {str(cell): speeds.tolist() for cell, speeds in cells}
+
+
+def _throughput_by_cell(results: Results, every: Sequence[Facet]) -> Drawing:
+    """Draw the throughput of each cell on a line of its own, with its efficiency, its blocks and the ideal."""
+    rows, dots = results.scaling, _blocks(results)
+    facets = [(name, part.assign(label=[_with_efficiency(row) for row in rows_of(part)])) for name, part in every]
+    limits = common_limits([_linear_limits(part, dots) for _, part in facets])
+
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        linear_values(axes, "x", ends, steps=4)
+        for y, row in enumerate(rows_of(part)):
+            blocks, interval = dots.get(row.cell_id, ()), (row.throughput_low, row.throughput_high)
+            axes.plot(blocks, [y + 0.22] * len(blocks), color=COLOURS[row.strategy], **DOTS)
+            draw_interval(axes, "x", y, interval, ends, COLOURS[row.strategy])
+            draw_point(axes, row.throughput_per_s, y, row)
+            value = f"{estimate(speed, row, 'throughput_per_s', 'throughput_')} {rate_unit(rows)}"
+            mark(axes, row.throughput_per_s, y, f"{cell_label(row)}: {value}")
+            if row.devices != row.base_devices:
+                axes.plot([_ideal(row)] * 2, [y - 0.35, y + 0.35], color="0.45", linestyle="--", linewidth=1)
+        axes.set_yticks(range(len(part)), part["label"].tolist())
+        axes.set_ylim(len(part) - 0.4, -0.6)
+        axes.set_xlabel(f"throughput ({rate_unit(rows)})")
+
+    caption = (
+        f"Geometric mean over {captions.count(rows)}, which are dots; bars are 95 % t intervals"
+        f"{captions.no_interval(rows)}, an arrow at ends beyond the axis. Dashed: the base times devices; percentages: "
+        f"scaling efficiency. {captions.bases(rows)}{captions.unsteady(rows)}{captions.excluded(rows)}"
+        f"{captions.set_apart(rows)}{captions.scales(limits)}{captions.cut(every)}"
+    )
+    figure = panels(facets, draw, limits, legend=strategy_legend(rows, ideal=True), bars=True)
+    return Drawing("Throughput of each cell", caption, figure)
+
+
+def _with_efficiency(row: Row) -> str:
+    scales = row.devices != row.base_devices and not is_missing(row.efficiency)
+    return f"{axis_label(row)}{f'  {percent(row.efficiency)}' if scales else ''}"
+
+
+def _ideal(row: Row) -> float:
+    return number(row.base_throughput_per_s) * number(row.devices) / number(row.base_devices)
+
+
+def _linear_limits(part: pd.DataFrame, dots: Mapping[str, Sequence[float]]) -> Limits:
+    """Return limits from 0 to the largest value, block or ideal, and to ends of intervals up to a factor of 2."""
+    largest = max(max([number(row.throughput_per_s), _ideal(row), *dots.get(row.cell_id, ())]) for row in rows_of(part))
+    reach = max((number(end) for end in part["throughput_high"] if not is_missing(end)), default=0.0)
+    return 0.0, 1.05 * max(largest, min(reach, 2 * largest))
 
 
 def _ideals(part: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -142,6 +214,8 @@ def efficiency_by_devices(results: Results) -> Drawing:
     rows = rows[~left_out]
     if rows.empty:
         return Drawing(title, "Left out: nothing was measured on another device count than its base.", None)
+    if results.scaling["devices"].nunique() <= FEW_SIZES:
+        return Drawing(title, "Left out: on one or two numbers of devices the figure of throughput has it.", None)
     every = facets_of(rows)
     facets = with_several_points(every)
     if not facets:

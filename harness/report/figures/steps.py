@@ -182,7 +182,7 @@ def efficiency_waterfall(results: Results) -> Drawing:
     caption = (
         "From 100 % down to the cell's efficiency: each bar is the share of the step that a part takes, "
         f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.no_interval(rows)}, "
-        f"{captions.count(rows)}, an arrow at ends beyond the axis. Side by side: the same step on all devices "
+        f"{captions.count(rows)}, an arrow at ends beyond the axis. Contention: the same step on all devices "
         f"at once, nothing exchanged. {_communication(rows)}{_graph_search(rows)}{captions.set_apart(rows)}"
         f"{_choice(len(cells))}{left_out}"
     )
