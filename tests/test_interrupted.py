@@ -105,9 +105,9 @@ def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_remove
     def reached(moment: str, command: Command) -> bool:
         if moment:
             return command.is_running(moment)
-        before, measured = set(files), bool(run.done)
-        files.update(command.files())
-        return measured and any(path.parent == shared_memory() for path in files - before)  # of a group that starts
+        held = command.files()
+        files.update(held)  # another moment may have others
+        return bool(run.done) and any(path.parent == shared_memory() for path in held)
 
     for moment in ("gcs_server", "RayTrainWorker", ""):
         command = run.call()

@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from harness.doctor.gate import SKIP_RULES
 from harness.launch.protocol import Job
-from harness.plan.cell import place
 from harness.plan.trial import Trial
 from harness.system.user_code import is_the_users
 from harness.train.ranks import Ranks
@@ -83,8 +82,7 @@ class Turns:
             world_size=size,
             timeout=timedelta(seconds=self._job.experiment.limits.collective_s),
         )
-        devices = self._ranks.devices[:1] * place(trial.cell).devices_per_worker
-        yield replace(self._ranks, rank=rank, world_size=size, local_rank=rank, devices=devices)
+        yield replace(self._ranks, rank=rank, world_size=size, local_rank=rank)
         dist.destroy_process_group()
 
     def _use_modules(self, size: int) -> None:

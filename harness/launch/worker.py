@@ -23,6 +23,7 @@ from harness.launch.turns import Turns
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
+from harness.plan.cell import place
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
 from harness.plan.run_environment import GroupRank, NodeEnvironment
 from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
@@ -79,6 +80,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
     for trial in job.group.trials:
 
         def work(those: Ranks, trial: Trial = trial) -> bool:
+            those = replace(those, devices=_devices_of(trial, ranks))
             try:
                 return _run(TrialContext(trial, job.experiment, those, advance, cache), job, send, link)
             except BaseException as error:
@@ -87,6 +89,12 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
 
         if not (turns.take(trial, work, cache) if turns else work(ranks)):
             return
+
+
+def _devices_of(trial: Trial, ranks: Ranks) -> tuple[torch.device, ...]:
+    """Return the devices of a rank: on CPU slots as many as the trial's placement has, else those of the group."""
+    on_cpu = ranks.devices[0].type == "cpu"
+    return ranks.devices[:1] * place(trial.cell).devices_per_worker if on_cpu else ranks.devices
 
 
 def _run(context: TrialContext, job: Job, send: Send, link: str | None) -> bool:

@@ -102,8 +102,8 @@ class WorkerGroup:
 
     @property
     def is_shared(self) -> bool:
-        """Whether a trial needs fewer ranks or devices; each trial then has a process group of its own."""
-        return any(place(trial.cell) != self.placement for trial in self.trials)
+        """Whether a trial runs on some of the ranks only; each trial then has a process group of its own."""
+        return any(place(trial.cell).workers != self.placement.workers for trial in self.trials)
 
     def ranks_of(self, trial: Trial) -> range:
         """Return the ranks that run a trial: by block other ones, and for the twin of a base others than the base's."""

@@ -82,7 +82,7 @@ def test_a_run_is_shown_by_what_it_is_and_what_its_results_have() -> None:
     results = harness.load(EXAMPLE)
     lines = repr(results).splitlines()
     assert lines[0] == f"Results of scaling: {EXAMPLE}"
-    assert "80 ok, 30 skipped" in lines[1] and "cells measured: 15" in lines[1] and "finished" in lines[1]
+    assert "114 ok, 50 skipped" in lines[1] and "cells measured: 15" in lines[1] and "finished" in lines[1]
     assert ".efficiency" in lines[2] and ".plot.throughput()" in lines[2]
     assert ".scaling" in lines[3] and max(map(len, lines[1:3])) <= 100
     assert len(results.cells.join(results.options, on="cell_id")) == len(results.cells)

@@ -74,7 +74,7 @@ def live() -> Lived:
         from harness.launch.ray.launcher import RayLauncher
 
         plan = make_plan(experiment, ready.inventory)
-        (group,) = [group for group in plan.groups if group.placement.workers == 2]
+        group = plan.groups[0].keeping(lambda trial: trial.cell.devices == 2)
         launcher = RayLauncher(ready, experiment, plan.machine)
         for message in launcher.launch(group, deadline=None):
             if not isinstance(message, GroupStarted | TrialResult):
