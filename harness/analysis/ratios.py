@@ -182,7 +182,7 @@ def _claim(pair: Paired, checked: Verdicts | None, *groups: Records) -> Values:
     return {**columns, "excluded": pair.apart} if pair.apart else columns
 
 
-def _with_twins(trials: pd.DataFrame) -> pd.DataFrame:
+def with_twins(trials: pd.DataFrame) -> pd.DataFrame:
     """Return the successful timed trials, where a base has the geometric mean of its throughput and its twin's.
 
     Its twin is the same cell in the same block and invocation, in other processes on devices of the same model. A base
@@ -190,7 +190,7 @@ def _with_twins(trials: pd.DataFrame) -> pd.DataFrame:
     """
     counted, keys = measured(trials), ["cell_id", "block", "invocation", "device_model"]
     twins = measured(trials, "twin")[[*keys, "throughput_per_s"]]
-    own = counted["throughput_per_s"].to_numpy(dtype=float)
+    own = counted["throughput_per_s"].to_numpy(dtype=float, na_value=np.nan)
     second = counted[keys].merge(twins, on=keys, how="left")["throughput_per_s"].to_numpy(dtype=float, na_value=np.nan)
     return counted.assign(throughput_per_s=np.where(np.isnan(second), own, np.sqrt(own * second)))
 
@@ -203,7 +203,7 @@ def scaling(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdic
     base has no row: ratios never mix bases. ``checked``: the verdicts of equivalence checks; the ratio of a cell that
     is not equivalent is no claim: ``excluded`` is set.
     """
-    cells, usual = by_cell(rows_of(_with_twins(trials))), usual_doubts(trials)
+    cells, usual = by_cell(rows_of(with_twins(trials))), usual_doubts(trials)
     bases = bases_of(cells)
     rows = []
     for cell_id, group in cells.items():
@@ -304,7 +304,7 @@ def versus(
     device_ids, each of which is compared with the first.
     """
     places = {name: place for place, name in enumerate(variants)}
-    groups = sorted(by_cell(rows_of(_with_twins(trials))).values(), key=lambda group: order(vars(group[0])))
+    groups = sorted(by_cell(rows_of(with_twins(trials))).values(), key=lambda group: order(vars(group[0])))
     groups.sort(key=lambda group: places.get(group[0].variant, len(places)))
     rows = []
     for along in axis_pairs(((vars(group[0]), group) for group in groups), placements):
@@ -340,7 +340,7 @@ def leaders(
     <NA> below three blocks in common. Left out: what makes no claim about speed (see ``no_claims``), cells that
     are not equivalent to one device (``checked``: the verdicts of equivalence checks), and the control under torchrun.
     """
-    counted = _with_twins(trials)
+    counted = with_twins(trials)
     control = (counted["launcher"] == "torchrun") & bool((counted["launcher"] == "ray").any())
     different = [check for check, verdict in (checked or {}).items() if verdict.equivalence == "not equivalent"]
     claims = counted[~no_claims(counted) & ~control & ~counted["check_id"].isin(different)]

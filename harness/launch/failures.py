@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from harness.launch.supervision import Watchdog
 from harness.plan.rows import Outcome
-from harness.plan.trial import TrialResult
+from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.user_code import STANDARD, is_the_users
 
 COLLATERAL = (
@@ -38,7 +38,7 @@ _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """torchrun's report of a rank that died."""
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
-WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py")
+WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py", "/harness/launch/turns.py")
 """Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
 OURS = "/harness/"
 IDLE = "_wait_for_turn"
@@ -94,6 +94,14 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
         row = replace(row, outcome="oom", reason=f"the host ran out of memory: {row.reason}")
     detail = f"{row.detail}\n\nlast output of rank {rank}:\n{printed}" if printed else row.detail
     return replace(row, facts=facts, detail=detail)
+
+
+def by_trials_ranks(row: TrialResult, group: WorkerGroup) -> TrialResult:
+    """Return the row as lost if memory ran out for a rank that waited: the trial is tried again, and its cell too."""
+    ranks = next(group.ranks_of(trial) for trial in group.trials if trial.id == row.trial_id)
+    if row.outcome != "oom" or row.error_rank is None or row.error_rank in ranks:
+        return row
+    return replace(row, outcome="lost", reason=f"{row.reason}, which waited for this trial")
 
 
 def despite(failure: TrialResult, measured: TrialResult | None) -> TrialResult:
@@ -276,4 +284,4 @@ def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:
             ours = (frame for frame in frames if OURS in frame.file)
             return rank, in_users_code(frames) or next(ours, frames[0])
     without_stack = [rank for rank, frames in threads.items() if not frames]
-    return (without_stack[0], None) if without_stack and len(without_stack) < len(threads) else None
+    return (without_stack[0], None) if without_stack and len(without_stack) < len(stacks) else None

@@ -6,6 +6,7 @@ Only groups without NCCL have such trials: to connect NCCL again after it was de
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMappi
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +27,7 @@ from harness.plan.trial import Trial
 from harness.system.user_code import is_the_users
 from harness.train.ranks import Ranks
 
+EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 NEVER = timedelta(days=1000)
 """The timeout of a rank that waits: the driver ends a group that hangs."""
 
@@ -38,6 +41,7 @@ class Turns:
     def __init__(self, job: Job, ranks: Ranks, file: Path) -> None:
         self._job, self._ranks = job, ranks
         name = ranks.broadcast(str(file))
+        ranks.barrier()  # no rank disconnects while another still receives
         dist.destroy_process_group()
         self._store = dist.FileStore(name, ranks.world_size)  # type: ignore[attr-defined]
         self._modules: dict[int, dict[str, ModuleType]] = {}
@@ -52,15 +56,17 @@ class Turns:
         if self._ranks.rank in members:
             with self._connected(trial, members) as ranks:
                 goes_on = work(ranks)
-            self._store.set(self._key(trial, self._ranks.rank), "")
-            if ranks.first:
-                self._store.wait([self._key(trial, rank) for rank in members], NEVER)  # none is still connected
-                end = pickle.dumps((goes_on, cache.get(SKIP_RULES, [])))
-                self._store.set(self._key(trial, "end"), end)  # type: ignore[arg-type]  # takes bytes too
+                self._store.set(self._key(trial, self._ranks.rank), "")
+                if ranks.first:
+                    self._store.wait([self._key(trial, rank) for rank in members], NEVER)
+                    end = pickle.dumps((goes_on, cache.get(SKIP_RULES, [])))
+                    self._store.set(self._key(trial, "end"), end)  # type: ignore[arg-type]  # takes bytes too
+                self._wait_for_turn(trial)  # no rank disconnects while another still receives
         goes_on, cache[SKIP_RULES] = pickle.loads(self._wait_for_turn(trial))
         return bool(goes_on)
 
     def _wait_for_turn(self, trial: Trial) -> bytes:
+        """Wait for the end of a trial; return whether the next one follows, and the rules of doctor trials, pickled."""
         self._store.wait([self._key(trial, "end")], NEVER)
         end: bytes = self._store.get(self._key(trial, "end"))
         return end
@@ -86,21 +92,40 @@ class Turns:
         dist.destroy_process_group()
 
     def _use_modules(self, size: int) -> None:
-        """Import the user's modules anew for another number of ranks, which they may have read while imported."""
+        """Import the user's modules anew for another number of ranks, which they may have read while imported.
+
+        Modules that cannot be imported twice, such as those that register an operator, stay as they are.
+        """
         if size == self._size:
             return
-        own = own_modules(self._job.experiment.own_modules)
-        self._modules[self._size] = {name: sys.modules.pop(name) for name in own}
+        names = self._job.experiment.own_modules
+        before = {name: sys.modules.pop(name) for name in own_modules(names)}
         sys.modules.update(self._modules.get(size, {}))
-        self._size = size
+        try:
+            for name in names:
+                importlib.import_module(name)
+        except (Exception, SystemExit):
+            for name in own_modules(names):
+                del sys.modules[name]
+            sys.modules.update(before)
+        self._modules[self._size], self._size = before, size
 
 
 def own_modules(names: Iterable[str]) -> list[str]:
-    """Return the imported modules of the folders of these modules, without libraries."""
-    files = {name: file for name, module in sys.modules.items() if (file := getattr(module, "__file__", None))}
-    roots = {
-        Path(files[name]).parents[name.count(".") + files[name].endswith("__init__.py")]
-        for name in names
-        if name in files
-    }
-    return [name for name, file in files.items() if is_the_users(file) and roots & {*Path(file).parents}]
+    """Return the imported modules and packages of the folders of these modules, without libraries and extensions."""
+    files = {name: file for name, module in sys.modules.items() if (file := _file_of(module))}
+    known = [(name, files[name]) for name in names if name in files]
+    roots = {Path(file).parents[name.count(".") + file.endswith("__init__.py")] for name, file in known}
+    return [
+        name
+        for name, file in files.items()
+        if is_the_users(file) and not file.endswith(EXTENSIONS) and roots & {*Path(file).parents}
+    ]
+
+
+def _file_of(module: ModuleType) -> str:
+    """Return the file of a module; of a package without __init__.py one that it could have; else an empty text."""
+    if file := getattr(module, "__file__", None):
+        return str(file)
+    paths = [*getattr(module, "__path__", ())]
+    return str(Path(paths[0]) / "__init__.py") if paths else ""

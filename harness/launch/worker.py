@@ -49,7 +49,7 @@ PERHAPS_OUT_OF_MEMORY = (
 FULL_BELOW = 0.03
 """Part of a GPU's memory: if less is free, it is full."""
 CHECKED = "version"
-"""The key of a process's cache for whether its version of the user's code was checked."""
+"""The key of a process's cache for the number of ranks for which its version of the user's code was checked last."""
 Send = Callable[[Sent], bool]
 """Sends to the driver and waits for its answer; False asks the group to stop before its next trial."""
 SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
@@ -103,9 +103,9 @@ def _run(context: TrialContext, job: Job, send: Send, link: str | None) -> bool:
     try:
         if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
             return False
-        if job.version and not context.cache.setdefault(CHECKED, False):
+        if job.version and context.cache.get(CHECKED) != ranks.world_size:  # for each size modules are imported anew
             job.version.check()
-            context.cache[CHECKED] = True
+            context.cache[CHECKED] = ranks.world_size
         result = _run_trial(context, send, link)
     except SkipTrial as skip:
         result = skipped(trial, skip.reason)

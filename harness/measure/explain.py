@@ -178,7 +178,8 @@ def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Ha
     All ranks count, since loss() may have collectives; the peak is that of a device while the others are idle.
     """
     device = stepper.ranks.devices[0]
-    model = ("flops", cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items())))
+    options, size = repr(sorted(cell.workload_options.items())), stepper.ranks.world_size
+    model = ("flops", cell.workload, cell.data, cell.model, options, size)  # of other sizes not all ranks have it
     if model not in cache:
         batch = first_samples(stepper.one_batch(), FLOPS_SAMPLES)
         cache[model] = count_flops(workload, batch, device, without_memory=cell.traits.shards_parameters)

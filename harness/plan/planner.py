@@ -235,17 +235,17 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     placements = {cell: place(cell) for cell in {trial.cell for trial in trials}}
     for block, in_block in groupby(trials, key=lambda t: t.block):
         order = random.Random(f"{seed}:{block}")
-        by_placement: dict[GroupKey, list[Trial]] = {}
+        by_key: dict[GroupKey, list[Trial]] = {}
         for trial in in_block:
             cell = trial.cell
             twin, variant = trial.purpose == "twin", cell.variant or ""  # one process imports one version of a module
             key = GroupKey(placements[cell], cell.oversubscribed, cell.launcher, cell.backend, twin, variant)
-            by_placement.setdefault(key, []).append(trial)
-        by_placement = _shared(by_placement)
-        keys = sorted(by_placement)
+            by_key.setdefault(key, []).append(trial)
+        by_key = _shared(by_key)
+        keys = sorted(by_key)
         order.shuffle(keys)
         for position, key in enumerate(keys):
-            members = by_placement[key]
+            members = by_key[key]
             order.shuffle(members)
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
@@ -350,16 +350,16 @@ def single_rank_only(plan: Plan) -> Plan:
     ]
     without = {skip.trial for skip in skips}
     kept = keeping(plan, lambda trial: trial not in without and trial.purpose != "profile")
-    groups = tuple(part for group in kept.groups for part in _by_placement(group))
+    groups = tuple(part for group in kept.groups for part in by_placement(group))
     return replace(kept, groups=groups, skips=(*plan.skips, *skips))
 
 
-def _by_placement(group: WorkerGroup) -> Iterator[WorkerGroup]:
-    """Yield a group for each placement of a group's trials."""
-    by_placement: dict[Placement, list[Trial]] = {}
+def by_placement(group: WorkerGroup) -> Iterator[WorkerGroup]:
+    """Yield a group for each placement of a group's trials, and for A/A twins."""
+    parts: dict[tuple[Placement, bool], list[Trial]] = {}
     for trial in group.trials:
-        by_placement.setdefault(place(trial.cell), []).append(trial)
-    for number, (placement, trials) in enumerate(by_placement.items()):
+        parts.setdefault((place(trial.cell), trial.purpose == "twin"), []).append(trial)
+    for number, ((placement, _), trials) in enumerate(parts.items()):
         name = f"{group.id}.{number}" if number else group.id
         yield replace(group, id=name, placement=placement, trials=tuple(trials))
 

@@ -14,7 +14,7 @@ from harness.launch.protocol import ByLauncher, ChoosesNodes, GroupStarted, Laun
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
-from harness.plan.planner import Plan
+from harness.plan.planner import Plan, by_placement
 from harness.plan.rows import Circumstances, Outcome
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
@@ -101,15 +101,19 @@ class Execution:
                 reason = SkipReason(skip.skip_code, skip.reason)
                 self._record(skip.trial, skipped(skip.trial, reason), None, position=None)
         for group in self.groups:
-            left = self._startable(group)
-            while left.trials:
+            parts = [group]
+            while parts:
+                left = self._startable(parts[0])
+                if not left.trials:
+                    parts.pop(0)
+                    continue
                 before = self._attempts.total
-                self._launch(left)
-                first, left = left.trials[0], self._startable(group)
-                if left.trials and self._attempts.total == before:
+                started = self._launch(left)
+                if self._attempts.total == before and self._startable(left).trials:
                     ended = "the worker group ended without a result and without an error"
-                    self._record(first, TrialResult(first.id, "error", ended), group, position=0)
-                    left = self._startable(group)
+                    self._record(left.trials[0], TrialResult(left.trials[0].id, "error", ended), left, position=0)
+                if not started:  # those that need fewer ranks may start
+                    parts[:1] = by_placement(left)
         self._repeat_on_one_type()
 
     def _repeat_on_one_type(self) -> None:
@@ -133,8 +137,8 @@ class Execution:
                 self._record(trial, result, group, position=None)
         return group.keeping(lambda trial: not self._attempts.is_settled(trial.id))
 
-    def _launch(self, group: WorkerGroup) -> None:
-        """Launch a group once; return when it ends, by itself or by its first failure."""
+    def _launch(self, group: WorkerGroup) -> bool:
+        """Launch a group once, until it ends by itself or by its first failure; return whether its ranks connected."""
         self._emit(GroupStarting(group))
         started = last_message = time.time()
         trials = {trial.id: (position, trial) for position, trial in enumerate(group.trials)}
@@ -158,6 +162,7 @@ class Execution:
         finally:  # after an interruption too: what it finished ran in this environment
             with deferred_interrupts():
                 self._remember_group(group, ready, started, start_s, last_message)
+        return ready is not None
 
     def _remember_group(
         self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None, last_message: float

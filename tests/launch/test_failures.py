@@ -16,6 +16,7 @@ import torch
 from harness.doctor.examine import DoctorReport, DoctorTrialFailed
 from harness.launch.failures import (
     blamed,
+    by_trials_ranks,
     despite,
     ended_by_themselves,
     explained,
@@ -36,9 +37,11 @@ from harness.launch.postmortem import (
 from harness.launch.startup import Registration
 from harness.launch.supervision import Watchdog
 from harness.launch.worker import failure, outcome_of
+from harness.plan.planner import make_plan
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult
 from harness.system.files import PACKAGE_FOLDER
+from tests.conftest import Make, laptop
 
 NO_CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 
@@ -212,6 +215,16 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
     assert row.reason.endswith("; waiting for other ranks: rank 0, 1 in run_group (worker.py:3)")
     (row,) = from_hang(["t"], {0: WAITS, 1: ""})
     assert row.error_rank == 1 and "rank 1:\nno stack received" in row.detail
+
+
+def test_memory_that_ran_out_for_a_waiting_rank_is_no_fault_of_the_trial(make_experiment: Make) -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    (group,) = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop()).groups
+    small = next(trial for trial in group.trials if trial.cell.strategy == "single")
+    large = next(trial for trial in group.trials if trial.cell.devices == 2)
+    (rank,) = group.ranks_of(small)
+    for trial, at, outcome in ((small, rank, "oom"), (small, 1 - rank, "lost"), (large, 1 - rank, "oom")):
+        assert by_trials_ranks(TrialResult(trial.id, "oom", "killed", error_rank=at), group).outcome == outcome
 
 
 def test_a_rank_that_waits_for_a_trial_of_other_ranks_is_not_what_they_wait_for() -> None:

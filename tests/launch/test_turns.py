@@ -51,6 +51,13 @@ class Own:
 """
 
 
+ONCE = """
+import builtins
+assert not hasattr(builtins, "own_was_imported")
+builtins.own_was_imported = True
+"""
+
+
 @dataclass
 class Process:
     """What a rank's process needs, and where its messages go."""
@@ -76,10 +83,16 @@ class Process:
 
 
 @pytest.mark.slow
-def test_trials_of_one_and_of_two_ranks_share_processes(make_experiment: Make, tmp_path: Path) -> None:
-    """Each with a process group of its size, with the variables of torchrun, and with the user's modules of its own."""
+@pytest.mark.parametrize("once", [False, True])
+def test_trials_of_one_and_of_two_ranks_share_processes(make_experiment: Make, tmp_path: Path, once: bool) -> None:
+    """Each with a process group of its size, with the variables of torchrun, and with the user's modules of its own.
+
+    ``once``: of a module that cannot be imported twice, all sizes have the first.
+    """
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "own_helper.py").write_text("import os\nRANKS = int(os.environ['WORLD_SIZE'])\n")
+    if once:
+        (tmp_path / "own.py").write_text(ONCE + OWN.replace(" == own_helper.RANKS", "").replace("RANKS == ", ""))
     experiment = make_experiment(
         {"strategy": ["single", "ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8},
         workload="own:Own",
@@ -122,5 +135,10 @@ def test_the_users_modules_are_those_beside_the_workload(tmp_path: Path, monkeyp
     for asked in (["own_work"], ["own_package"], ["own_package.part"]):
         assert sorted(own_modules(asked)) == names
     assert own_modules(["not_imported"]) == [] == own_modules([])
+    (tmp_path / "own_folder").mkdir()
+    (tmp_path / "own_folder" / "inside.py").write_text("")
+    __import__("own_folder.inside")  # a package without __init__.py keeps its modules as attributes
+    assert sorted(own_modules(["own_folder.inside"])) == ["own_folder", "own_folder.inside", *names]
+    names += ["own_folder", "own_folder.inside"]
     for name in names:
         del sys.modules[name]

@@ -14,6 +14,7 @@ import pytest
 
 from harness.errors import WriteError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
+from harness.plan.cell import place
 from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import Outcome
@@ -148,6 +149,22 @@ def test_a_group_without_messages_is_an_error(plan: Plan, tmp_path: Path) -> Non
     _, folder = execute(plan, tmp_path, Silent())
     found = outcomes(folder)
     assert all(found[trial.id] == ["error"] for trial in plan.trials)
+
+
+def test_what_needs_fewer_ranks_is_measured_if_the_whole_group_does_not_start(plan: Plan, tmp_path: Path) -> None:
+    class TooLarge(ScriptedLauncher):
+        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+            if group.placement.workers == 1:
+                yield from super().launch(group, deadline=deadline)
+            else:
+                yield from (TrialResult(trial.id, "lost", "did not start") for trial in group.trials)
+
+    assert all(group.is_shared for group in plan.groups)
+    _, folder = execute(plan, tmp_path, TooLarge(lambda trial, tries: "ok"))
+    found = outcomes(folder)
+    for trial in plan.trials:
+        is_large = place(trial.cell).workers > 1
+        assert found[trial.id] == (["lost", "lost"] if is_large else ["lost", "ok"])
 
 
 def test_each_trial_is_on_disk_when_its_end_is_reported_and_before_the_next_group(plan: Plan, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pandas as pd
 
-from harness.analysis.common import Record, by_cell, measured, rows_of
+from harness.analysis.common import Record, by_cell, rows_of
 from harness.analysis.doubts import widens
-from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, within
+from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, within
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
 from harness.analysis.verdict import Statement, Tables
 from harness.config.axes import SIZES
@@ -33,7 +33,7 @@ def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     bases = {row.cell_id: row.base_id for row in rows_of(tables["scaling"])}
     pairs = [(row.cell_id, row.other_id) for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES]
     pairs += [(row.cell_id, row.leader_id) for row in rows_of(tables["leaders"]) if row.tied is not False]
-    cells = by_cell(rows_of(measured(tables["trials"])[[*PAIR_COLUMNS]]))
+    cells = by_cell(rows_of(with_twins(tables["trials"])[[*PAIR_COLUMNS]]))
     alike: dict[tuple[str, tuple[str, ...]], list[Statement]] = {}
     for leader in leading:
         own, base_id = leader.cell_id, bases.get(leader.cell_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
@@ -21,6 +20,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
 from harness.launch.failures import (
     blamed,
+    by_trials_ranks,
     despite,
     ended_by_themselves,
     explained,
@@ -147,7 +147,8 @@ class RayLauncher:
         timer = StartupTimer(time.time(), "controller")
         end = yield from supervise(RayGroup(self.cluster, fit, watchdog), watchdog, timer, group.trials[-1].id)
         failed = _failed_trials(group, end, fit.error, watchdog)
-        yield from (despite(explained(row, watchdog), end.measured) for row in failed)
+        rows = (by_trials_ranks(explained(row, watchdog), group) for row in failed)
+        yield from (despite(row, end.measured) for row in rows)
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
         version = self.versions.get(group.variant)
@@ -212,8 +213,13 @@ class RayGroup:
     def release(self) -> None:
         if not self.fit.ended:  # given up: ranks that have not registered yet are refused when they do
             self.watchdog.kill()
-            with contextlib.suppress(ray.exceptions.RayError):  # the cluster is lost, or does not answer
+            try:
                 ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
+            except ray.exceptions.GetTimeoutError:  # Ray may be gone, and answers nobody
+                self.fit.join(GIVEN_UP_S)
+            except ray.exceptions.RayError:  # the mailbox alone is gone
+                self.fit.give_up()
+            else:
                 self.fit.give_up()
                 free_devices()
         elif self.fit.error:

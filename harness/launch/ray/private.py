@@ -126,7 +126,7 @@ def kill_controllers() -> None:
     if actors is None or kill is None:
         return
     for facts in actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id())).values():
-        if facts["ActorClassName"] == CONTROLLER and facts["State"] != "DEAD":
+        if facts.get("ActorClassName") == CONTROLLER and facts.get("State") != "DEAD":
             kill(ray.ActorID.from_hex(facts["ActorID"]), True)  # for good
 
 

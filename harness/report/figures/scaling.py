@@ -12,7 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from harness.analysis.common import is_no_claim, measured
+from harness.analysis.common import is_no_claim
+from harness.analysis.ratios import with_twins
 from harness.analysis.results import Results
 from harness.config.values import GIB
 from harness.plan.labels import TAGS, setting_of
@@ -139,8 +140,8 @@ def _against_devices(
 
 
 def _blocks(results: Results) -> dict[str, list[float]]:
-    """Return the throughput of each block by cell id."""
-    cells = measured(results.trials).groupby("cell_id")["throughput_per_s"]
+    """Return the throughput of each block by cell id, of a base the mean of both of its trials."""
+    cells = with_twins(results.trials).groupby("cell_id")["throughput_per_s"]
     return {str(cell): speeds.tolist() for cell, speeds in cells}
 
 
