@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bdb
+import os
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -65,6 +67,7 @@ class InlineLauncher:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(job.group.backend, store=store, rank=0, world_size=1)
         try:
-            run_group(job, Ranks(0, 1, 0, 0, "inline", "127.0.0.1", devices), send, lambda: None)
+            ranks = Ranks(0, 1, 0, 0, "inline", "127.0.0.1", devices)
+            run_group(job, ranks, send, lambda: None, Path(os.devnull))  # one rank waits for no other
         finally:
             dist.destroy_process_group()

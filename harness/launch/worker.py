@@ -67,7 +67,7 @@ class TrialFailed(Exception):
     """A trial failed on this rank and was reported. The group ends; fresh processes run the rest."""
 
 
-def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], store: Path | None = None) -> None:
+def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], store: Path) -> None:
     """Run the group's trials; raise TrialFailed at the first that fails on this rank.
 
     ``store``: a file that only this user can open, for a group whose trials have different numbers of ranks.
@@ -76,7 +76,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
     cache: dict[Hashable, Any] = {}
     _preload(job, ranks, cache)
     link = _announce(ranks, send)
-    turns = Turns(job, ranks, store) if store and job.group.is_shared else None
+    turns = Turns(job, ranks, store) if job.group.is_shared else None
     for trial in job.group.trials:
 
         def work(those: Ranks, trial: Trial = trial) -> bool:

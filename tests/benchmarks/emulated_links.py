@@ -141,8 +141,9 @@ def _rank(rank: int, job: Job, world: World, store: Path, queue: Any) -> None:
         return True
 
     try:
-        run_group(job, ranks, send, lambda: None)
-        ranks.barrier()
+        run_group(job, ranks, send, lambda: None, store.with_suffix(".trials"))
+        if dist.is_initialized():
+            ranks.barrier()
     except TrialFailed:
         pass
     queue.close()

@@ -125,7 +125,7 @@ def run_group(make_experiment: Make, monkeypatch: pytest.MonkeyPatch) -> Callabl
             monkeypatch.setitem(worker.SCENARIOS, name, scenario)  # type: ignore[arg-type]
         sent: list[Any] = []
         job = Job(plan.experiment, group, 1, None)
-        worker.run_group(job, RANK, lambda message: not sent.append(message), lambda: None)
+        worker.run_group(job, RANK, lambda message: not sent.append(message), lambda: None, Path(os.devnull))
         return sent
 
     return run
