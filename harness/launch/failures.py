@@ -38,11 +38,11 @@ _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """torchrun's report of a rank that died."""
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
-WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py", "/harness/launch/turns.py")
+WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py", "/harness/launch/subgroups.py")
 """Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
 OURS = "/harness/"
-IDLE = "_wait_for_turn"
-"""The function in the stack of a rank that waits for a trial of other ranks (launch/turns.py)."""
+IDLE = "_wait_for_end"
+"""The function in the stack of a rank that waits for a trial of other ranks (launch/subgroups.py)."""
 TRAINS = "run_group"
 """The function in the stack of every rank's training thread."""
 
@@ -96,7 +96,7 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
     return replace(row, facts=facts, detail=detail)
 
 
-def by_trials_ranks(row: TrialResult, group: WorkerGroup) -> TrialResult:
+def lost_if_waiting(row: TrialResult, group: WorkerGroup) -> TrialResult:
     """Return the row as lost if memory ran out for a rank that waited: the trial is tried again, and its cell too."""
     ranks = next(group.ranks_of(trial) for trial in group.trials if trial.id == row.trial_id)
     if row.outcome != "oom" or row.error_rank is None or row.error_rank in ranks:

@@ -19,7 +19,7 @@ import torch
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
-from harness.launch.turns import Turns
+from harness.launch.subgroups import Subgroups
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
@@ -76,7 +76,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
     cache: dict[Hashable, Any] = {}
     _preload(job, ranks, cache)
     link = _announce(ranks, send)
-    turns = Turns(job, ranks, store) if job.group.is_shared else None
+    subgroups = Subgroups(job, ranks, store) if job.group.is_shared else None
     for trial in job.group.trials:
 
         def work(those: Ranks, trial: Trial = trial) -> bool:
@@ -87,7 +87,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
                 send(failure(trial.id, ranks.rank, error))
                 raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None
 
-        if not (turns.take(trial, work, cache) if turns else work(ranks)):
+        if not (subgroups.run(trial, work, cache) if subgroups else work(ranks)):
             return
 
 

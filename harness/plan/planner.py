@@ -272,8 +272,8 @@ class GroupKey(NamedTuple):
 def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial]]:
     """Return the trials by worker group, where smaller placements join the group of a larger one that can run them.
 
-    On one node's CPU slots, under Ray: NCCL is not connected again (launch/turns.py), and torchrun starts processes for
-    each trial. A twin joins a group with ranks for its base beside it, so that an A/A test is across processes.
+    On one node's CPU slots, under Ray: NCCL is not connected again (launch/subgroups.py), and torchrun starts processes
+    for each trial. A twin joins a group with ranks for its base beside it, so that an A/A test is across processes.
     """
     shared: dict[GroupKey, list[Trial]] = {}
     for key in sorted(trials, key=lambda key: (key.twin, -key.placement.devices, -key.placement.workers)):

@@ -15,8 +15,8 @@ import torch
 
 from harness.doctor.examine import DoctorReport, DoctorTrialFailed
 from harness.launch.failures import (
+    IDLE,
     blamed,
-    by_trials_ranks,
     despite,
     ended_by_themselves,
     explained,
@@ -24,6 +24,7 @@ from harness.launch.failures import (
     from_launch,
     from_memory_monitor,
     last_line,
+    lost_if_waiting,
     primary,
 )
 from harness.launch.postmortem import (
@@ -35,6 +36,7 @@ from harness.launch.postmortem import (
     what_it_printed,
 )
 from harness.launch.startup import Registration
+from harness.launch.subgroups import Subgroups
 from harness.launch.supervision import Watchdog
 from harness.launch.worker import failure, outcome_of
 from harness.plan.planner import make_plan
@@ -224,11 +226,12 @@ def test_memory_that_ran_out_for_a_waiting_rank_is_no_fault_of_the_trial(make_ex
     large = next(trial for trial in group.trials if trial.cell.devices == 2)
     (rank,) = group.ranks_of(small)
     for trial, at, outcome in ((small, rank, "oom"), (small, 1 - rank, "lost"), (large, 1 - rank, "oom")):
-        assert by_trials_ranks(TrialResult(trial.id, "oom", "killed", error_rank=at), group).outcome == outcome
+        assert lost_if_waiting(TrialResult(trial.id, "oom", "killed", error_rank=at), group).outcome == outcome
 
 
 def test_a_rank_that_waits_for_a_trial_of_other_ranks_is_not_what_they_wait_for() -> None:
-    idle = WAITS.replace("/x/torch/autograd/graph.py", "/h/turns.py").replace("_engine_run_backward", "_wait_for_turn")
+    assert hasattr(Subgroups, IDLE)
+    idle = WAITS.replace("/x/torch/autograd/graph.py", "/h/subgroups.py").replace("_engine_run_backward", IDLE)
     (row,) = from_hang(["t"], {0: idle, 1: WAITS, 2: SLEEPS})
     assert row.error_rank == 2 and "rank 0:" in row.detail
     (row,) = from_hang(["t"], {0: idle, 1: WAITS})

@@ -20,13 +20,13 @@ from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
 from harness.launch.failures import (
     blamed,
-    by_trials_ranks,
     despite,
     ended_by_themselves,
     explained,
     from_hang,
     from_launch,
     from_memory_monitor,
+    lost_if_waiting,
     primary,
 )
 from harness.launch.protocol import Job, Message, process_variables
@@ -147,7 +147,7 @@ class RayLauncher:
         timer = StartupTimer(time.time(), "controller")
         end = yield from supervise(RayGroup(self.cluster, fit, watchdog), watchdog, timer, group.trials[-1].id)
         failed = _failed_trials(group, end, fit.error, watchdog)
-        rows = (by_trials_ranks(explained(row, watchdog), group) for row in failed)
+        rows = (lost_if_waiting(explained(row, watchdog), group) for row in failed)
         yield from (despite(row, end.measured) for row in rows)
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:

@@ -32,7 +32,7 @@ NEVER = timedelta(days=1000)
 """The timeout of a rank that waits: the driver ends a group that hangs."""
 
 
-class Turns:
+class Subgroups:
     """The trials of a worker group on this rank, by a store of the group: a file, which no other user can open.
 
     Destroys the process group of all ranks; each trial has its own.
@@ -47,7 +47,7 @@ class Turns:
         self._modules: dict[int, dict[str, ModuleType]] = {}
         self._size = ranks.world_size
 
-    def take(self, trial: Trial, work: Callable[[Ranks], bool], cache: MutableMapping[Hashable, Any]) -> bool:
+    def run(self, trial: Trial, work: Callable[[Ranks], bool], cache: MutableMapping[Hashable, Any]) -> bool:
         """Run a trial if this rank is one of its ranks, else wait for its end; return whether the next one follows.
 
         ``work``: returns that on each of the trial's ranks. The rules of a doctor trial are known to all ranks then.
@@ -59,13 +59,15 @@ class Turns:
                 self._store.set(self._key(trial, self._ranks.rank), "")
                 if ranks.first:
                     self._store.wait([self._key(trial, rank) for rank in members], NEVER)
-                    end = pickle.dumps((goes_on, cache.get(SKIP_RULES, [])))
-                    self._store.set(self._key(trial, "end"), end)  # type: ignore[arg-type]  # takes bytes too
-                self._wait_for_turn(trial)  # no rank disconnects while another still receives
-        goes_on, cache[SKIP_RULES] = pickle.loads(self._wait_for_turn(trial))
+                    state = pickle.dumps((goes_on, cache.get(SKIP_RULES, [])))
+                    self._store.set(self._key(trial, "end"), state)  # type: ignore[arg-type]  # takes bytes too
+                end = self._wait_for_end(trial)  # no rank disconnects while another still receives
+        else:
+            end = self._wait_for_end(trial)
+        goes_on, cache[SKIP_RULES] = pickle.loads(end)
         return bool(goes_on)
 
-    def _wait_for_turn(self, trial: Trial) -> bytes:
+    def _wait_for_end(self, trial: Trial) -> bytes:
         """Wait for the end of a trial; return whether the next one follows, and the rules of doctor trials, pickled."""
         self._store.wait([self._key(trial, "end")], NEVER)
         end: bytes = self._store.get(self._key(trial, "end"))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness.launch.protocol import Job, Sent
-from harness.launch.turns import own_modules
+from harness.launch.subgroups import own_modules
 from harness.launch.worker import run_group
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
