@@ -48,7 +48,7 @@ def test_a_ddp_training_with_a_killed_worker_resumes_to_the_same_numbers(
     assert "1 training resumed from a checkpoint" in folder.report.read_text()
     ddp = results.trials[results.trials["strategy"] == "ddp"]
     kills = ddp["options"].map(lambda options: options["workload.kills"]).astype(int)
-    assert ddp[kills == 0]["outcome"].tolist() == ["ok"]
+    assert ddp[kills == 0]["outcome"].tolist() == ["ok"], ddp[["trial_id", "reason"]].to_dict("records")
     killed = ddp[kills == 2]
     assert killed["outcome"].tolist() == ["lost", "lost", "ok"]
     assert killed["invocation"].tolist() == [0, 0, 1]
