@@ -1,10 +1,11 @@
-"""``harness init``: a commented experiment file for a question, made from templates/."""
+"""``harness init``: a commented experiment file for one or more questions, made from templates/."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -15,67 +16,149 @@ from harness.errors import ExperimentError, nearest
 from harness.system.files import PACKAGE_FOLDER
 
 TEMPLATES = PACKAGE_FOLDER / "cli" / "templates"
-PLACEHOLDER = "FILE"
-"""Stands for the experiment file's path in the comments of a template."""
+OWN = "own-workload"
+OWN_CLASS, OWN_MODULE = "my_workload:Regression", "my_workload.py"
+SMALL = {"image_classification": {"width": 8}, "language_model": {"context": 64, "text_bytes": 60_000}}
+"""The options that size a workload for a laptop."""
 
 
 class Question(NamedTuple):
-    """A question with the name of the file that answers it, and of a module that belongs beside the file."""
+    """A question, and about how long the run of its file takes on 2 CPU cores."""
 
     text: str
-    file: str
-    module: str | None = None
+    minutes: int
 
 
 QUESTIONS: Mapping[str, Question] = {
-    "scaling": Question("How does training scale with the number of devices?", "scaling.yaml"),
-    "strategies": Question("Which strategy is the fastest on the same devices?", "strategies.yaml"),
-    "batch": Question("Which batch size?", "batch.yaml"),
-    "loader": Question("Does training wait for its data?", "loader.yaml"),
-    "precision": Question("What does a lower precision gain?", "precision.yaml"),
-    "convergence": Question("How well does training learn?", "convergence.yaml"),
-    "own-workload": Question("How does a model of my own scale?", "my_workload.yaml", "my_workload.py"),
+    "scaling": Question("How does training scale with the number of devices, and what limits it?", 2),
+    "strategies": Question("Which strategy is the fastest on the same devices, and does each train the same?", 3),
+    "batch": Question("Which batch size: from where on does a larger one no longer increase the throughput?", 3),
+    "loader": Question("Does training wait for its data, and how many loader workers does it need?", 3),
+    "precision": Question("What does a lower precision gain in speed, and does the training still learn?", 4),
+    "convergence": Question("How well does training learn with a larger batch, or another strategy?", 2),
+    OWN: Question("How does a model of my own scale?", 2),
 }
 
-QuestionArgument = Annotated[
-    str | None, typer.Argument(metavar="|".join(QUESTIONS), help="The question. Without one: the list of them.")
+QuestionArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="|".join(QUESTIONS), help="The questions, one or more. Without one: the list of them."),
+]
+WorkloadOption = Annotated[
+    str, typer.Option(help="What to train: a name of `harness list workloads`, or module:ClassName of your own.")
+]
+DataOption = Annotated[
+    str | None, typer.Option(help="What to train on: a name of `harness list workloads`, or the path of a folder.")
 ]
 OutputFile = Annotated[
-    Path | None, typer.Option(help="The file to write; by default named after the question, in the current folder.")
+    Path | None, typer.Option(help="The file to write; by default named after the questions, in the current folder.")
 ]
 
 
 @command
-def init_command(question: QuestionArgument = None, output: OutputFile = None) -> int:
-    """Write a commented experiment file that answers a question and runs as it stands; replaces no file."""
-    if question is None:
-        show("harness init QUESTION writes a commented experiment file for one of these:")
+def init_command(
+    questions: QuestionArguments = None,
+    workload: WorkloadOption = "",
+    data: DataOption = None,
+    output: OutputFile = None,
+) -> int:
+    """Write a commented experiment file that answers questions and runs as it stands; replaces no file."""
+    if not questions:
+        show("harness init QUESTION [QUESTION ...] writes a commented experiment file for these:")
         for name, known in QUESTIONS.items():
             show(f"  {name:<14}{known.text}")
         return 0
-    if question not in QUESTIONS:
-        raise ExperimentError("harness init", [f"got {question!r}; {nearest(question, QUESTIONS)}"])
-    file = write_template(QUESTIONS[question], output)
+    for question in questions:
+        if question not in QUESTIONS:
+            raise ExperimentError("harness init", [f"got {question!r}; {nearest(question, QUESTIONS)}"])
+    asked = [name for name in QUESTIONS if name in questions]
+    file = output or Path("my_workload.yaml" if asked == [OWN] else f"{'-'.join(asked)}.yaml")
+    if not str(file).isprintable():
+        raise ExperimentError("--output", [f"got {str(file)!r}; allowed: a name of printable characters"])
+    contents = {file: experiment_text(asked, workload, data, file)}
+    if OWN in asked:
+        if file == file.parent / OWN_MODULE:
+            raise ExperimentError("--output", [f"got {file}, the name of the module beside it; give a .yaml file"])
+        contents[file.parent / OWN_MODULE] = (TEMPLATES / f"{OWN_MODULE}.txt").read_text(encoding="utf-8")
+    write_new(contents)
     path = shlex.quote(str(file))
     show(f"Wrote {file}. Next: harness plan {path}, then harness run {path}")
     return 0
 
 
-def write_template(question: Question, output: Path | None) -> Path:
-    """Write the question's file, and its module beside it; return the file. Raises ExperimentError, writing nothing."""
-    file = output or Path(question.file)
-    if not str(file).isprintable():
-        raise ExperimentError("--output", [f"got {str(file)!r}; allowed: a name of printable characters"])
-    if question.module and file == file.parent / question.module:
-        raise ExperimentError("--output", [f"got {file}, which is the name of the module beside it; give a .yaml file"])
-    text = (TEMPLATES / question.file).read_text(encoding="utf-8")
-    contents = {file: text.replace(f" {PLACEHOLDER} ", f" {shlex.quote(str(file))} ")}
-    if question.module:
-        module = (TEMPLATES / f"{question.module}.txt").read_text(encoding="utf-8")
-        contents[file.parent / question.module] = module
+def experiment_text(asked: Sequence[str], workload: str, data: str | None, file: Path) -> str:
+    """Return the experiment file of questions, in the order of QUESTIONS; raise ExperimentError for a bad option.
+
+    ``workload``: empty for image_classification, or for the class that comes with OWN.
+    """
+    import jinja2
+
+    from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+
+    if workload and OWN in asked:
+        raise ExperimentError("--workload", [f"got {workload!r} with {OWN}, which has {OWN_CLASS}; give one of both"])
+    trained = workload or (OWN_CLASS if OWN in asked else "image_classification")
+    builtin = BUILTIN_WORKLOADS.get(trained)
+    if builtin is None and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", trained):
+        named = nearest(trained[:80], BUILTIN_WORKLOADS)
+        raise ExperimentError("--workload", [f"got {trained[:80]!r}; {named}, or module:ClassName of your own"])
+    names = _data(trained, data) if builtin or data else []
+    small = dict(SMALL.get(trained, {}))
+    if "loader" in asked and builtin and "synthetic_device" in builtin.data_names:
+        names = list(dict.fromkeys([*names, "synthetic_device"]))
+        small |= {"image_size": 16} if trained == "image_classification" else {}  # the same images in both
+    environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    template = environment.from_string((TEMPLATES / "experiment.yaml").read_text(encoding="utf-8"))
+    return template.render(
+        asked=asked,
+        texts=[QUESTIONS[name].text for name in asked],
+        minutes=0 if len(asked) > 1 or workload or data else QUESTIONS[asked[0]].minutes,
+        file=shlex.quote(str(file)),
+        name="my_workload" if asked == [OWN] else "-".join(asked),
+        workload=trained,
+        own=builtin is None,
+        given=bool(workload),
+        images=trained == "image_classification",
+        folders=builtin is not None and builtin.folders,
+        data=_flow(names),
+        model=builtin.models[0] if builtin else "",
+        small=_flow(small) if small else "",
+        timed=asked != ["convergence"],
+        quick=len(asked) > 1 or asked[0] not in ("batch", "loader", "precision", "convergence"),
+    )
+
+
+def _data(workload: str, data: str | None) -> list[str]:
+    """Return the data of a built-in workload: its own, or what is given; raise ExperimentError if it cannot be that."""
+    from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+
+    builtin = BUILTIN_WORKLOADS.get(workload)
+    if builtin is None:
+        raise ExperimentError("--data", [f"got {data!r}; {workload} brings its own data: it is read in its datasets()"])
+    if data is None:
+        return [builtin.data]
+    if builtin.folders and data not in builtin.data_names and Path(data).is_dir():
+        data = data if "/" in data else f"./{data}"
+    elif problem := next(builtin.unknown([data], []), None):
+        raise ExperimentError("--data", [problem[1]])
+    elif "/" in data:
+        raise ExperimentError("--data", [f"got {data[:80]!r}: no such folder"])
+    return [data]
+
+
+def _flow(value: object) -> str:
+    """Return a value in the flow style of YAML, on one line."""
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
+    return text.strip()
+
+
+def write_new(contents: Mapping[Path, str]) -> None:
+    """Write files, all or none; raise ExperimentError if one exists or cannot be written."""
+    first = next(iter(contents))
     for path in contents:
         if os.path.lexists(path):
-            other = "another file" if path == file else "a file in another folder"
+            other = "another file" if path == first else "a file in another folder"
             raise ExperimentError(str(path), [f"is there already and is not replaced; give {other} with --output"])
     written: list[Path] = []
     try:
@@ -88,4 +171,3 @@ def write_template(question: Question, output: Path | None) -> Path:
             path.unlink(missing_ok=True)
         problem = f"cannot be written: {error.strerror}; give another file with --output"
         raise ExperimentError(str(path), [problem]) from None
-    return file

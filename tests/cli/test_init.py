@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from harness.cli.commands import app, lists_of_names
-from harness.cli.init import QUESTIONS, TEMPLATES
+from harness.cli.init import OWN, QUESTIONS, TEMPLATES
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.doctor_checks import LOOKS_AT
 from harness.config.experiment import load_experiment
@@ -31,7 +33,7 @@ def init(*arguments: object) -> Result:
 def test_each_file_is_valid_explained_and_plans_on_a_laptop_and_on_gpus(question: str, here: Path) -> None:
     result = init(question)
     assert result.exit_code == 0, result.output
-    file = here / QUESTIONS[question].file
+    file = here / ("my_workload.yaml" if question == OWN else f"{question}.yaml")
     assert f"harness run {file.name}" in result.output
     experiment = load_experiment(file)
     for inventory in (laptop(2), gpu_cluster(1, 8)):
@@ -54,9 +56,46 @@ def test_each_file_is_valid_explained_and_plans_on_a_laptop_and_on_gpus(question
 def test_the_module_of_an_own_workload_is_the_one_that_readme_shows() -> None:
     template = (TEMPLATES / "my_workload.py.txt").read_text()
     assert template == (ROOT / "experiments" / "my_workload.py").read_text()
-    named = {question.file for question in QUESTIONS.values()}
-    named |= {f"{question.module}.txt" for question in QUESTIONS.values() if question.module}
-    assert named == {path.name for path in TEMPLATES.iterdir()}, "every template belongs to a question"
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(QUESTIONS, 2)])
+def test_two_questions_make_one_file_that_varies_what_both_do(one: str, other: str, here: Path) -> None:
+    for name, questions in {"one": [one], "other": [other], "both": [other, one, one]}.items():
+        (here / name).mkdir()
+        assert init(*questions, "--output", f"{name}/x.yaml").exit_code == 0
+    both = varied(here / "both/x.yaml")
+    batches = {"per_device_batch_size", "global_batch_size"}  # the latter, if both ask
+    given_by_class = {"data"} if OWN in (one, other) else set()
+    asked = varied(here / "one/x.yaml") | varied(here / "other/x.yaml")
+    assert both >= asked - batches - given_by_class and len(both & batches) < 2
+    assert make_plan(load_experiment(here / "both/x.yaml"), laptop(2)).trials
+    assert init(other, one).exit_code == 0 and (here / f"{one}-{other}.yaml").exists()
+
+
+def varied(file: Path) -> set[str]:
+    """Return the axes with several values."""
+    return {name for name, values in yaml.safe_load(file.read_text())["grid"].items() if len(values) > 1}
+
+
+@pytest.mark.parametrize("workload", BUILTIN_WORKLOADS)
+def test_every_question_can_be_asked_of_every_workload_and_of_a_folder(workload: str, here: Path) -> None:
+    (here / "my data").mkdir()
+    questions = [name for name in QUESTIONS if name != OWN]
+    given = ["--data", "my data"] if BUILTIN_WORKLOADS[workload].folders else []
+    result = init(*questions, "--workload", workload, *given)
+    assert result.exit_code == 0, result.stderr
+    experiment = load_experiment(here / f"{'-'.join(questions)}.yaml")
+    assert experiment.workload == workload
+    data = yaml.safe_load((here / f"{'-'.join(questions)}.yaml").read_text())["grid"]["data"]
+    assert data[0] == ("./my data" if given else BUILTIN_WORKLOADS[workload].data)
+    assert make_plan(experiment, gpu_cluster(1, 8)).trials
+
+
+def test_a_class_of_one_s_own_has_no_axes_of_the_built_in_ones(here: Path) -> None:
+    assert init("loader", "precision", "--workload", "my_train.parts:Net").exit_code == 0
+    content = yaml.safe_load((here / "loader-precision.yaml").read_text())
+    assert content["workload"] == "my_train.parts:Net" and not {"data", "model"} & {*content["grid"]}
+    assert [path.name for path in here.iterdir()] == ["loader-precision.yaml"]
 
 
 def test_without_a_question_the_questions_are_shown(here: Path) -> None:
@@ -80,7 +119,14 @@ def test_no_file_is_replaced_and_nothing_is_half_written(taken: str, here: Path)
     ("arguments", "problem"),
     [
         (["Strategy"], "did you mean 'strategies'?"),
-        (["own-workload", "--output", "my_workload.py"], "which is the name of the module beside it"),
+        (["own-workload", "--output", "my_workload.py"], "the name of the module beside it"),
+        (["batch", "own-workload", "--workload", "mlp"], "which has my_workload:Regression; give one of both"),
+        (["batch", "--workload", "mpl"], "got 'mpl'; did you mean 'mlp'?"),
+        (["batch", "--workload", "a b:C"], "or module:ClassName of your own"),
+        (["batch", "--data", "digit"], "did you mean 'digits'?"),
+        (["batch", "--data", "./none"], "--data: 1 problem - got './none': no such folder"),
+        (["batch", "--data", ".", "--workload", "mlp"], "got '.'; allowed: digits, synthetic, synthetic_device"),
+        (["batch", "--data", ".", "--workload", "a:B"], "a:B brings its own data"),
         (["scaling", "--output", "a\nb.yaml"], "allowed: a name of printable characters"),
         (["scaling", "--output", 300 * "a"], "File name too long"),
         (["batch", "--output", "nowhere/b.yaml"], "b.yaml: 1 problem - cannot be written: No such file or directory"),
