@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.common import Row
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.evidence import stalls
@@ -50,7 +49,11 @@ from harness.record.frames import records
 from harness.record.mirror import on_this_machine
 from harness.record.schema import FINDINGS, empty_table
 
-NO_RATIO = "-"
+SUMMARY = (
+    *("devices", "global_batch_size", "blocks", "throughput_per_s", "throughput_low", "throughput_high"),
+    *("speedup", "low", "high", "p_value", "efficiency"),
+)
+"""The columns of ``scaling`` that a summary has."""
 
 
 def option_columns(trials: pd.DataFrame) -> pd.DataFrame:
@@ -87,43 +90,16 @@ def _column(values: Sequence[object]) -> pd.api.extensions.ExtensionArray:
     return pd.array(texts, dtype="string")
 
 
-def efficiency_table(scaling: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a cell, by its label: devices, speedup and efficiency as text with interval, number of blocks.
+def summary_table(scaling: pd.DataFrame) -> pd.DataFrame:
+    """Return the twelve numbers of each cell, by its label; ``scaling``: the table of that name.
 
-    Text, so that nothing is averaged: a mean over cells of unlike device counts, models or batches is the efficiency of
-    no training, and a mean of ratios is no ratio of means. Each number is a geometric mean over paired blocks already.
-    The table ``scaling`` has the numbers.
+    ``low`` and ``high``: the ends of the speedup's 95 % interval. A ratio that is excluded is <NA>, as it is in a cell
+    that does not train as its base does; ``device_s_per_million``: device time of a million samples or tokens, in s.
     """
-    rows = [
-        {
-            "devices": row["devices"],
-            "speedup": _ratio_text(row, "speedup", "", "{:.2f}", 1.0),
-            "efficiency": _ratio_text(row, "efficiency", "efficiency_", "{:.0f} %", 100.0),
-            "blocks": row["blocks"],
-        }
-        for row in records(scaling)
-    ]
-    types = {"devices": "Int64", "speedup": "string", "efficiency": "string", "blocks": "Int64"}
-    frame = pd.DataFrame(rows, columns=list(types), index=pd.Index(scaling["label"], name="cell"))
-    return frame.astype(types)
-
-
-def _ratio_text(row: Row, name: str, prefix: str, form: str, factor: float) -> str:
-    """Return '75 % (65 to 86 %)', the ends of the interval or, below three blocks, 'blocks 71 to 76 %'."""
-    if row["cell_id"] == row["base_id"]:
-        return "base"
-    if row[name] is None or pd.isna(row[name]):
-        return str(row["excluded"]) if not pd.isna(row["excluded"]) else NO_RATIO
-
-    def text(value: float) -> str:
-        return form.format(factor * float(value))
-
-    has_interval = not pd.isna(row[f"{prefix}low"])
-    ends = ("low", "high") if has_interval else ("least", "most")
-    low, high = (text(row[f"{prefix}{end}"]) for end in ends)
-    differs = "" if pd.isna(row["excluded"]) else ", not equivalent"
-    of = "" if has_interval else "no interval; blocks "
-    return f"{text(row[name])} ({of}{low.removesuffix(' %')} to {high}){differs}"
+    frame = scaling.set_index(pd.Index(scaling["label"], name="cell"))
+    numbers = frame[list(SUMMARY)]
+    numbers.loc[frame["excluded"].notna(), "speedup":] = pd.NA
+    return numbers.assign(device_s_per_million=1e6 * frame["devices"] / frame["throughput_per_s"])
 
 
 def describe(results: Results) -> str:
@@ -137,7 +113,7 @@ def describe(results: Results) -> str:
     return (
         f"Results of {results.experiment.name}: {results.folder.path}\n"
         f"  trials: {outcomes}; cells measured: {len(measured)}; last invocation: {ended}\n"
-        f"  .efficiency (text, by cell), .options (by cell_id), .plot.throughput() and others\n"
+        f"  .summary (12 numbers a cell), .best, .options (by cell_id), .plot.throughput() and others\n"
         f"  tables: {', '.join(f'.{name}' for name in results.tables)}"
     )
 
@@ -146,7 +122,7 @@ def describe(results: Results) -> str:
 class Results:
     """A run's tables, each computed on first access. ``harness.load`` makes one; results/README.md has the columns.
 
-    Every name in TABLES is an attribute: ``results.scaling``. For reading: ``efficiency`` and ``options``.
+    Every name in TABLES is an attribute: ``results.scaling``. For reading: ``summary``, ``best``, ``options``.
     """
 
     folder: RunFolder
@@ -170,9 +146,16 @@ class Results:
         return tuple(TABLES)
 
     @cached_property
-    def efficiency(self) -> pd.DataFrame:
-        """Speedup and efficiency of each cell as text, by its label: to read, not to average; see efficiency_table."""
-        return efficiency_table(self.scaling)
+    def summary(self) -> pd.DataFrame:
+        """Throughput, speedup, efficiency and cost of each cell, by its label; see summary_table."""
+        return summary_table(self.scaling)
+
+    @cached_property
+    def best(self) -> pd.DataFrame:
+        """The summary of each model's fastest cell on the most devices; ``p_value``: whether its gain is clear."""
+        verdict = self.verdict
+        fastest = verdict["cell_id"][verdict["topic"] == "fastest"]
+        return self.summary[self.scaling["cell_id"].isin(fastest).to_numpy()]
 
     @cached_property
     def options(self) -> pd.DataFrame:

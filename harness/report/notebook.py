@@ -14,7 +14,7 @@ from harness.record.folder import RunFolder
 from harness.record.mirror import on_this_machine
 
 if TYPE_CHECKING:
-    from harness.report.figures import Drawing
+    from harness.report.figures.drawing import Chart, Drawing
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,7 +23,7 @@ class RunResults(Results):
 
     @cached_property
     def plot(self) -> Plots:
-        """The figures of the report, drawn anew: ``results.plot.throughput()``."""
+        """The figures of the report, drawn anew: ``results.plot.throughput()`` is a figure of matplotlib."""
         return Plots(self)
 
 
@@ -33,7 +33,7 @@ class Plots:
     def __init__(self, results: Results) -> None:
         self._results = results
 
-    def __getattr__(self, name: str) -> Callable[[], Drawing]:
+    def __getattr__(self, name: str) -> Callable[[], Chart]:
         """Return the function that draws a figure; raises AttributeError, which lists their names."""
         if name.startswith("_"):
             raise AttributeError(name)
@@ -59,8 +59,14 @@ def load(run_folder: str | Path, local: str | Path = "results") -> RunResults:
     return RunResults(RunFolder.open(on_this_machine(run_folder, local)))
 
 
-def _draw(draw: Callable[[Results], Drawing], results: Results) -> Drawing:
+def _draw(draw: Callable[[Results], Drawing], results: Results) -> Chart:
+    """Return a figure of matplotlib with its caption; raise ValueError with the reason if it is left out."""
     from harness.report.figures import style
 
     with style():
-        return draw(results)
+        drawing = draw(results)
+    text = f"{drawing.title}. {drawing.caption}"
+    if drawing.figure is None:
+        raise ValueError(text)
+    drawing.figure.caption = text
+    return drawing.figure

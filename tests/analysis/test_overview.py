@@ -1,4 +1,4 @@
-"""A run at a glance: a table of efficiency that is read and not averaged, options as columns, the text of a run."""
+"""A run at a glance: its summary, options as columns, the text of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.analysis.results import TABLES, efficiency_table, option_columns
+from harness.analysis.results import TABLES, option_columns, summary_table
 from harness.record.schema import SCALING, TRIALS
 from tests.conftest import EXAMPLE
 
@@ -17,44 +17,23 @@ def scaling_row(label: str, **columns: Any) -> dict[str, Any]:
     return {"cell_id": label, "base_id": "base", "label": label, "devices": 2, "blocks": 3, **columns}
 
 
-def test_each_cell_is_a_row_of_text_with_its_interval_and_an_empty_table_stays_one() -> None:
-    ratio = {"speedup": 1.5, "efficiency": 0.75}
-    interval = {"low": 1.3, "high": 1.724, "efficiency_low": 0.65, "efficiency_high": 0.862}
-    spread = {"least": 1.4, "most": 1.6, "efficiency_least": 0.7, "efficiency_most": 0.8}
-    rows = [
-        scaling_row("base", devices=1, speedup=1.0, efficiency=1.0, low=0.9, high=1.1),
-        scaling_row("ddp x2", **ratio, **interval),
-        scaling_row("dp x2", blocks=2, **ratio, **spread),
-        scaling_row("fsdp x2", excluded="differs", **ratio, **interval),
-        scaling_row("ddp x4"),
-    ]
-    table = efficiency_table(SCALING.frame(rows))
-    assert table.index.tolist() == ["base", "ddp x2", "dp x2", "fsdp x2", "ddp x4"]
-    assert table["devices"].tolist() == [1, 2, 2, 2, 2] and table["blocks"].tolist() == [3, 3, 2, 3, 3]
-    assert table["efficiency"].tolist() == [
-        "base",
-        "75 % (65 to 86 %)",
-        "75 % (no interval; blocks 70 to 80 %)",
-        "75 % (65 to 86 %), not equivalent",
-        "-",
-    ]
-    assert table["speedup"].tolist() == [
-        "base",
-        "1.50 (1.30 to 1.72)",
-        "1.50 (no interval; blocks 1.40 to 1.60)",
-        "1.50 (1.30 to 1.72), not equivalent",
-        "-",
-    ]
-    assert list(efficiency_table(SCALING.frame([])).columns) == ["devices", "speedup", "efficiency", "blocks"]
+def test_each_cell_is_a_row_of_twelve_numbers_without_the_ratios_that_are_excluded() -> None:
+    ratio = {"speedup": 1.5, "low": 1.3, "high": 1.7, "p_value": 0.01, "efficiency": 0.75, "throughput_per_s": 4000.0}
+    rows = [scaling_row("ddp x2", **ratio), scaling_row("fsdp x2", excluded="differs", **ratio), scaling_row("ddp x4")]
+    table = summary_table(SCALING.frame(rows))
+    assert table.index.tolist() == ["ddp x2", "fsdp x2", "ddp x4"] and table.shape[1] == 12
+    assert all(pd.api.types.is_numeric_dtype(dtype) for dtype in table.dtypes)
+    assert table["device_s_per_million"].tolist() == [500.0, 500.0, pd.NA]
+    for name in ("speedup", "low", "high", "p_value", "efficiency"):
+        assert table[name].tolist() == [ratio[name], pd.NA, pd.NA], name
+    assert summary_table(SCALING.frame([])).shape == (0, 12)
 
 
-@pytest.mark.filterwarnings("ignore:.*require a `keepdims` parameter:FutureWarning")  # pandas 2.2, of itself
-def test_it_cannot_be_averaged() -> None:
-    table = harness.load(EXAMPLE).efficiency
-    for column in ("efficiency", "speedup"):
-        for mean in (table[column].mean, table[column].median, table.mean, table.groupby("devices")[column].mean):
-            with pytest.raises(TypeError):
-                mean()
+def test_the_best_cells_are_those_of_the_verdict() -> None:
+    results = harness.load(EXAMPLE)
+    assert len(results.summary) == len(results.scaling)
+    fastest = results.verdict[results.verdict["topic"] == "fastest"]
+    assert results.best["throughput_per_s"].tolist() == fastest["value"].tolist() and len(results.best) == 2
 
 
 def trial(cell: str, strategy: str = "ddp", kind: str = "throughput", **options: Any) -> dict[str, Any]:
@@ -83,7 +62,7 @@ def test_a_run_is_shown_by_what_it_is_and_what_its_results_have() -> None:
     lines = repr(results).splitlines()
     assert lines[0] == f"Results of scaling: {EXAMPLE}"
     assert "114 ok, 50 skipped" in lines[1] and "cells measured: 15" in lines[1] and "finished" in lines[1]
-    assert ".efficiency" in lines[2] and ".plot.throughput()" in lines[2]
+    assert ".summary" in lines[2] and ".plot.throughput()" in lines[2]
     assert ".scaling" in lines[3] and max(map(len, lines[1:3])) <= 100
     assert len(results.cells.join(results.options, on="cell_id")) == len(results.cells)
     # trials of cells that no machine can run are a number of cells, not rows

@@ -420,8 +420,7 @@ def test_no_process_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
     (tmp_path / "ray_workload.py").write_text((TESTS / "ray_workload.py").read_text())
     line = [sys.executable, "-m", "harness.run", str(file), "--output", str(tmp_path / "out")]
     driver = subprocess.Popen(line, cwd=TESTS.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    worker = wait_for_a_worker(driver.pid)
-    folder = Path(worker.cmdline()[-1]).parent
+    folder = folder_of_a_worker(driver.pid)
     while come_up and not (folder / "stack-0").exists():
         time.sleep(0.05)
     children = psutil.Process(driver.pid).children(recursive=True)
@@ -436,12 +435,14 @@ def test_no_process_survives_the_driver(tmp_path: Path, come_up: bool) -> None:
     shutil.rmtree(folder)  # what only its owner removes
 
 
-def wait_for_a_worker(driver: int) -> psutil.Process:
+def folder_of_a_worker(driver: int) -> Path:
+    """Wait for a worker; return its folder, by a command line read once: the process may be a fork that ends."""
     until = time.monotonic() + 120
     while time.monotonic() < until:
         for child in psutil.Process(driver).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if child.ppid() != driver and "harness.launch.torchrun.entry" in child.cmdline():
-                    return child
+                line = child.cmdline()
+                if child.ppid() != driver and "harness.launch.torchrun.entry" in line:
+                    return Path(line[-1]).parent
         time.sleep(0.1)
     raise AssertionError("no worker was started in time")

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ray.util import placement_group_table
 
 from harness.errors import ClusterLostError
 from harness.launch.protocol import GroupStarted, TrialStarted
@@ -164,3 +165,6 @@ def test_a_killed_mailbox_loses_the_trial_and_ends_its_ranks(
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < until:
         time.sleep(0.1)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert {each["state"] for each in placement_group_table().values()} == {"REMOVED"}, (
+        "no device is held: another run of this process starts at once"
+    )

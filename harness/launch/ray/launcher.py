@@ -218,15 +218,18 @@ class RayGroup:
             except ray.exceptions.GetTimeoutError:  # Ray may be gone, and answers nobody
                 self.fit.join(GIVEN_UP_S)
             except ray.exceptions.RayError:  # the mailbox alone is gone
-                self.fit.give_up()
+                self._give_up()
             else:
-                self.fit.give_up()
-                free_devices()
+                self._give_up()
         elif self.fit.error:
             self.watchdog.record_failure()
             self.watchdog.kill()  # what the ranks started and left behind
             free_devices()
         self.watchdog.clear()
+
+    def _give_up(self) -> None:
+        self.fit.give_up()
+        free_devices()
 
 
 def _answer(reference: ray.ObjectRef) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 import itertools
 import math
@@ -12,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import matplotlib
@@ -30,7 +27,6 @@ from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
 from harness.plan.labels import devices_text, joined
 from harness.report.figures.scales import Limits
 from harness.report.row import NOT_EQUIVALENT, Row, is_not_equivalent, own_options, rows_of, settings, shown_strategy
-from harness.system.files import replacing
 
 MOST_MARKS = 400
 """The most marks of a figure: each takes about 120 bytes of the page."""
@@ -64,7 +60,15 @@ class Area:
 
 
 class Chart(Figure):
-    """A figure with marks."""
+    """A figure with marks, and its caption in a notebook."""
+
+    caption = ""
+
+    def _repr_png_(self) -> bytes:
+        return image_of(self, "png")
+
+    def __repr__(self) -> str:
+        return self.caption or super().__repr__()
 
     @cached_property
     def marks(self) -> list[Mark]:
@@ -140,7 +144,7 @@ FILE_DPI, FILE_COLOURS = 144, 256
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its caption, which a notebook shows; without a figure the caption has the reason.
+    """A figure with its caption; without a figure the caption has the reason.
 
     ``more``: figures of the folder alone.
     """
@@ -149,23 +153,6 @@ class Drawing:
     caption: str
     figure: Chart | None
     more: Sequence[Chart] = ()
-
-    def save(self, path: str | Path) -> None:
-        """Write the figure, in the format of the file's suffix. Raises ValueError without a figure, and WriteError."""
-        if self.figure is None:
-            raise ValueError(f"{self.title}: {self.caption}")
-        with replacing(Path(path)) as partial_file:
-            partial_file.write_bytes(image_of(self.figure, Path(path).suffix.removeprefix(".") or "png"))
-
-    def __repr__(self) -> str:
-        return f"{self.title}. {self.caption}"
-
-    def _repr_html_(self) -> str:
-        text = f"<p>{html.escape(repr(self))}</p>"
-        if self.figure is None:
-            return text
-        image = base64.b64encode(image_of(self.figure, "png")).decode()
-        return f'<img src="data:image/png;base64,{image}" style="max-width:100%">{text}'
 
 
 def image_of(figure: Figure, kind: str, **options: Any) -> bytes:
