@@ -17,7 +17,7 @@ from harness.report.figures import FIGURES, style
 from harness.report.figures.drawing import FILE_KINDS, Area, Drawing, figure_files
 from harness.report.page import Failure, Parts, failed, render
 from harness.report.summary import NO_FACTS, facts
-from harness.report.table_sections import DETAILS, SCALING, make_pages
+from harness.report.table_sections import APPENDIX, DETAILS, SCALING, make_pages
 from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
 
@@ -26,6 +26,8 @@ CSS_DPI = 96
 
 LEADING = ("throughput", "waterfall")
 """The figures of the first screen: how the training scales, and why not better."""
+
+APPENDIX_FIGURES = ("phases", "training_steps", "device_memory", "links")
 
 
 class IncompleteReport(InternalError):
@@ -114,6 +116,11 @@ class Picture:
         return self.name in LEADING
 
     @property
+    def is_appended(self) -> bool:
+        """Whether it stands in the appendix, which is folded."""
+        return self.name in APPENDIX_FIGURES
+
+    @property
     def anchor(self) -> str:
         """The anchor on the page, to which statements of the verdict refer."""
         return f"figure-{self.name}"
@@ -169,8 +176,9 @@ def _internal_error(folder: RunFolder, error: Exception) -> InternalError:
 
 
 def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts: Parts) -> str:
-    above, below = make_pages(SCALING, results, parts), make_pages(DETAILS, results, parts)
-    drawn = next((picture.anchor for picture in pictures if picture.files and not picture.leads), None)
+    above, below, last = (make_pages(sections, results, parts) for sections in (SCALING, DETAILS, APPENDIX))
+    between = (picture for picture in pictures if picture.files and not (picture.leads or picture.is_appended))
+    drawn = next((picture.anchor for picture in between), None)
     content = {
         "name": results.experiment.name,
         **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),
@@ -180,11 +188,12 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
             *((page.anchor, page.title) for page in above),
             *([(drawn, "Figures")] if drawn else []),
             *((page.anchor, page.title) for page in below),
+            ("appendix", "Appendix"),
             ("configuration", "Configuration"),
             ("environment", "Environment"),
         ],
         "anchors": {
-            *(page.anchor for page in (*above, *below)),
+            *(page.anchor for page in (*above, *below, *last)),
             *(picture.anchor for picture in pictures if picture.is_shown),
         },
         "asked": parts.make("the configuration", lambda: summary.asked(results), lambda _: []),
@@ -192,5 +201,6 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
         "above": above,
         "figures": pictures,
         "below": below,
+        "appendix": last,
     }
     return render("template.html", **content, failures=parts.lines)

@@ -34,3 +34,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
+const unfold = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
+addEventListener("hashchange", unfold);
+unfold();

@@ -65,7 +65,6 @@ SCALING = (
         "measured despite an error that the doctor found.",
         level=3,
     ),
-    Section("A/A test", "noise", lambda results: ratios.noise_table(results.noise), summary.noise_words, level=3),
     Section(
         "Comparison along each axis",
         "versus",
@@ -89,24 +88,6 @@ SCALING = (
         lambda results: trust.findings_table(results.findings),
         summary.preflight_words,
         empty=summary.preflight_words,
-        level=3,
-    ),
-    Section(
-        "Equivalence of strategies",
-        "equivalence",
-        lambda results: trust.equivalence_table(results.equivalence),
-        "From the same initial parameters on the same global batches, with frozen batch statistics and no dropout, "
-        "against one device: the gradient of one step, its update at the recipe's learning rate, and the update of two "
-        "steps whose first has a thousandth of the parameters' norm; norm of the difference over the norm of one "
-        "device's. In 16 bits, of updates the part along one device's.",
-        level=3,
-    ),
-    Section("Doubts", "doubts", lambda results: trust.doubt_table(results.trials), level=3),
-    Section(
-        "Stalls",
-        "stalls",
-        lambda results: trust.stalls_table(results.stalls),
-        "Windows with a step of over 10 times the trial's median and over 2 s. The trials count with them.",
         level=3,
     ),
 )
@@ -143,18 +124,66 @@ DETAILS = (
         empty=lambda results: " ".join(prediction.refusals(results.prediction)),
     ),
     Section(
+        "Efficiency loss not explained",
+        "unexplained",
+        lambda results: cost.unexplained_table(results.trials, results.waterfall),
+        level=3,
+    ),
+    Section("A/A test", "noise", lambda results: ratios.noise_table(results.noise), summary.noise_words),
+    Section("Doubts", "doubts", lambda results: trust.doubt_table(results.trials), level=3),
+    Section(
+        "Stalls",
+        "stalls",
+        lambda results: trust.stalls_table(results.stalls),
+        "Windows with a step of over 10 times the trial's median and over 2 s. The trials count with them.",
+        level=3,
+    ),
+    Section(
+        "Compute",
+        "compute",
+        lambda results: cost.compute_table(results.cells),
+        "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes. Without "
+        "training.cudnn_benchmark and training.channels_last figures of convolutions are a lower bound of those that "
+        "a GPU reaches.",
+    ),
+    Section(
+        "GPUs",
+        "gpus",
+        lambda results: cost.gpu_table(results.gpus),
+        "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
+        "windows; a power limit (sw power cap, held by power) is a GPU's usual state under load. Energy is measured "
+        "over at least 10 s, if no other process uses the GPU.",
+    ),
+    Section(
+        "Trial outcomes",
+        "outcomes",
+        lambda results: scaling.outcome_table(results.outcomes),
+        lambda results: " ".join(impossible_lines(results.impossible)),
+        empty="No trial has ended.",
+    ),
+    Section("Failed trials", "failed", lambda results: scaling.failure_table(results.trials), level=3),
+    Section("Trials without a result", "missing", lambda results: scaling.missing_table(results.missing), level=3),
+)
+"""Below the figures."""
+
+APPENDIX = (
+    Section(
+        "Equivalence of strategies",
+        "equivalence",
+        lambda results: trust.equivalence_table(results.equivalence),
+        "From the same initial parameters on the same global batches, with frozen batch statistics and no dropout, "
+        "against one device: the gradient of one step, its update at the recipe's learning rate, and the update of two "
+        "steps whose first has a thousandth of the parameters' norm; norm of the difference over the norm of one "
+        "device's. In 16 bits, of updates the part along one device's.",
+        level=3,
+    ),
+    Section(
         "Efficiency loss by part, in numbers",
         "waterfall-table",
         lambda results: cost.waterfall_table(results.waterfall),
         "With two ranks, the faster one is the typical rank, so that the slower one's loss is counted in full. A "
         "collective whose profile is missing is in the unexplained part. Parts have t intervals over blocks, the ideal "
         "that of its efficiency.",
-        folded="All parts of all cells",
-    ),
-    Section(
-        "Efficiency loss not explained",
-        "unexplained",
-        lambda results: cost.unexplained_table(results.trials, results.waterfall),
         level=3,
     ),
     Section(
@@ -164,6 +193,7 @@ DETAILS = (
         "By difference: the time of a step on all devices less that of the slowest rank without gradient exchange. It "
         "includes costs outside DDP's timers: copies of gradients into buckets and, on a CPU, the cores that the "
         "exchange occupies. On GPUs both numbers should be close.",
+        level=3,
     ),
     Section(
         "Links and collectives",
@@ -171,6 +201,7 @@ DETAILS = (
         lambda results: links.collectives_table(results.collectives, results.links),
         lambda results: links.links_words(results.trials),
         empty=lambda results: links.links_failed(results.trials),
+        level=3,
     ),
     Section(
         "Links between devices",
@@ -188,18 +219,11 @@ DETAILS = (
         level=3,
     ),
     Section(
-        "Compute",
-        "compute",
-        lambda results: cost.compute_table(results.cells),
-        "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes. Without "
-        "training.cudnn_benchmark and training.channels_last figures of convolutions are a lower bound of those that "
-        "a GPU reaches.",
-    ),
-    Section(
         "Memory",
         "memory",
         lambda results: trust.memory_table(results.cells, results.ranks, results.trials),
         summary.memory_words,
+        level=3,
     ),
     Section(
         "Memory of each GPU",
@@ -210,28 +234,18 @@ DETAILS = (
         level=3,
     ),
     Section(
-        "GPUs",
-        "gpus",
-        lambda results: cost.gpu_table(results.gpus),
-        "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
-        "windows; a power limit (sw power cap, held by power) is a GPU's usual state under load. Energy is measured "
-        "over at least 10 s, if no other process uses the GPU.",
-    ),
-    Section(
         "Estimated and actual time",
         "preview",
         lambda results: preview.preview_table(results.preview),
         lambda results: preview.preview_words(results.folder),
+        level=3,
     ),
-    Section("Run time by part", "ledger", lambda results: trust.ledger_table(results.ledger), summary.checks_words),
     Section(
-        "Trial outcomes",
-        "outcomes",
-        lambda results: scaling.outcome_table(results.outcomes),
-        lambda results: " ".join(impossible_lines(results.impossible)),
-        empty="No trial has ended.",
+        "Run time by part",
+        "ledger",
+        lambda results: trust.ledger_table(results.ledger),
+        summary.checks_words,
+        level=3,
     ),
-    Section("Failed trials", "failed", lambda results: scaling.failure_table(results.trials), level=3),
-    Section("Trials without a result", "missing", lambda results: scaling.missing_table(results.missing), level=3),
 )
-"""Below the figures."""
+"""Folded, below all others."""

@@ -25,6 +25,7 @@ from harness.analysis.hardware import collectives, device_memory, links
 from harness.analysis.results import Results
 from harness.analysis.trials import convergence
 from harness.analysis.waterfall import waterfall
+from harness.config.experiment import parse_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, PREDICTION, TRAINING_STEPS, VERDICT, WATERFALL
@@ -36,6 +37,7 @@ from harness.report.figures.steps import step_phases
 from harness.report.tables.ratios import versus_table
 from harness.report.tables.scaling import convergence_table, scaling_by_setting, scaling_table
 from harness.report.tables.text import NO_BREAK
+from tests.conftest import Make
 from tests.records import epochs_of, line, steps_of, with_set_ids
 
 HATCH = "$////$"
@@ -87,6 +89,7 @@ def results_of(
     vars(made).update(
         makers=makers, trials=trials, step_times=steps, epochs=curves, training_steps=TRAINING_STEPS.frame([])
     )
+    vars(made)["experiment"] = parse_experiment({"name": "test", "grid": {"per_device_batch_size": 8}}, source="x.yaml")
     return made
 
 
@@ -277,23 +280,50 @@ def curves_of(lines: list[dict[str, Any]], *accuracies: list[float]) -> pd.DataF
     return pd.concat(epochs, ignore_index=True)
 
 
-def test_learning_curves_hold_one_line_a_seed_and_a_row_a_setting() -> None:
-    lines = [training(seed=seed) for seed in (0, 1)]
-    drawing = drawn("convergence", lines, curves_of(lines, [0.5, 0.8, 0.9]))
-    axes = axes_of(drawing.figure)
-    assert [len(a.get_lines()) for a in axes] == [2, 2, 2, 2]
-    assert axes[2].get_xlabel() == "training samples" and axes[0].get_xlabel() == ""
-    assert {label.get_text()[-2:] for label in axes[2].get_yticklabels()} == {" %"}
-    assert "2 seeds each" in drawing.caption
+def test_learning_curves_hold_the_median_and_range_of_a_cell_s_seeds_and_a_row_a_setting() -> None:
+    lines = [training(seed=seed) for seed in (0, 1, 2)]
+    epochs = curves_of(lines, [0.5, 0.8, 0.9], [0.3, 0.6, 0.8], [0.4, 0.8, 0.95])
+    drawing = drawn("convergence", lines, epochs)
+    metric, loss = axes_of(drawing.figure)
+    assert [[*one.get_ydata()] for one in metric.get_lines()] == [pytest.approx([0.4, 0.8, 0.9])]
+    (band,) = metric.collections
+    assert {*band.get_paths()[0].vertices[:, 1].round(3)} == {0.3, 0.5, 0.6, 0.8, 0.95}
+    assert len(loss.get_lines()) == len(loss.collections) == 1
+    assert (metric.get_xlabel(), loss.get_xlabel()) == ("training time (s)", "training samples")
+    assert {label.get_text()[-2:] for label in metric.get_yticklabels()} == {" %"}
+    assert drawing.caption.startswith("Median of 3 seeds, bands from the lowest to the highest: ddp on 2;")
+    assert "Dashed" not in drawing.caption
+    assert [one.text for one in drawing.figure.marks][:1] == ["ddp x2, epoch 1: 40.0 % (30.0 % to 50.0 %)"]
     losses = {0.1: [0.5, 0.8], 0.001: [0.1, 0.2, 0.3]}
     lines = [training(f"ddp{lr}", strategy="ddp", options={"optimizer.lr": lr}) for lr in losses]
-    panels = axes_of(drawn("convergence", lines, curves_of(lines, *losses.values())).figure)
-    assert [axes.get_title("left") for axes in panels[::4]] == ["lr=0.001", "lr=0.1"]
-    assert [axes.get_xlabel() for axes in panels] == [""] * 4 + ["training samples", "training time (s)"] * 2
-    assert [axes.get_ylabel() for axes in panels[:4]] == ["training loss", "", "validation accuracy", ""]
-    accuracy = [[*one.get_ydata()] for axes in panels[2::4] for one in axes.get_lines()]
+    drawing = drawn("convergence", lines, curves_of(lines, *losses.values()))
+    panels = axes_of(drawing.figure)
+    assert [axes.get_title("left") for axes in panels[::2]] == ["lr=0.001", "lr=0.1"]
+    assert [axes.get_xlabel() for axes in panels] == [""] * 2 + ["training time (s)", "training samples"]
+    assert [axes.get_ylabel() for axes in panels[:2]] == ["validation accuracy", "training loss"]
+    accuracy = [[*one.get_ydata()] for axes in panels[::2] for one in axes.get_lines()]
     assert accuracy == [pytest.approx(losses[0.001]), pytest.approx(losses[0.1])]
-    assert panels[2].get_ylim() == panels[6].get_ylim()
+    assert panels[0].get_ylim() == panels[2].get_ylim() and drawing.caption.startswith("1 seed: ")
+
+
+@pytest.mark.parametrize(
+    ("target", "drawn_at"),
+    [
+        ({"metric": "val_accuracy", "at_least": 0.7}, [0.7]),
+        ({"metric": "val_loss", "at_most": 0.7}, []),
+        (None, []),
+    ],
+)
+def test_the_target_is_a_dashed_line_in_the_panels_of_its_metric(
+    target: dict[str, Any] | None, drawn_at: list[float], make_experiment: Make
+) -> None:
+    lines = [training()]
+    experiment = make_experiment(convergence={"epochs": 2} | ({"target": target} if target else {}))
+    results = with_tables(results_of(lines, curves_of(lines, [0.5, 0.8])), experiment=experiment)
+    drawing = Drawings(results)["convergence"]
+    metric, loss = axes_of(drawing.figure)
+    assert [one.get_ydata()[0] for one in metric.get_lines() if one.get_linestyle() == "--"] == drawn_at
+    assert len(loss.get_lines()) == 1 and ("Dashed: the target." in drawing.caption) == bool(drawn_at)
 
 
 def drawn_by_step(lines: list[dict[str, Any]], losses: Iterable[list[float]]) -> Drawing:
@@ -425,7 +455,7 @@ def test_non_equivalent_trainings_are_named_in_the_caption() -> None:
     drawing, healthy = (Drawings(each)["convergence"] for each in (results, results_of(lines, epochs)))
     assert "Not equivalent to one device, and hatched: fsdp on 2." in drawing.caption
     hatched = [[str(one.get_marker()) for one in axes.get_lines()].count(HATCH) for axes in axes_of(drawing.figure)]
-    assert hatched == [2, 2, 2, 2]
+    assert hatched == [1, 1]
     assert "Not equivalent" not in healthy.caption
     assert not marked(healthy, HATCH)
     shown = [row.cells[0] for row in convergence_table(results.convergence).rows]

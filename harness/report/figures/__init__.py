@@ -17,15 +17,15 @@ __all__ = ["FIGURES", "Drawing", "style"]
 FIGURES: Mapping[str, Callable[[Results], Drawing]] = {
     "throughput": throughput_by_devices,
     "efficiency": efficiency_by_devices,
+    "waterfall": efficiency_waterfall,
     "ratios": paired_ratios,
     "batch_sizes": batch_sizes,
-    "phases": step_phases,
-    "waterfall": efficiency_waterfall,
     "prediction": predicted_steps,
+    "convergence": learning_curves,
     "step_times": step_times,
+    "phases": step_phases,
+    "training_steps": losses_by_step,
     "device_memory": memory_by_gpu,
     "links": bus_bandwidth,
-    "convergence": learning_curves,
-    "training_steps": losses_by_step,
 }
 """Every figure of figures/ and of the report: its name and the function that draws it, in the order of the page."""

@@ -139,7 +139,7 @@ TYPES = (
 
 
 FILE_KINDS = ("png", "svg")
-FILE_DPI, FILE_COLOURS = 144, 256
+FILE_DPI, FILE_COLOURS = 192, 256  # twice the pixels of a page, which has 96 an inch
 
 
 @dataclass(frozen=True)

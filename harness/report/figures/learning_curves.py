@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Collection
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from harness.analysis.results import Results
 from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.drawing import (
+    COLOURS,
     MOST_FACETS,
     MOST_MARKS,
     PANEL,
@@ -41,10 +42,10 @@ accuracy = decimal("{:.1f} %", 100)
 
 
 def _trainings(results: Results, values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the trainings, and their rows of ``values`` with strategy, devices, seed, tags and ``setting``."""
+    """Return the trainings, and their rows of ``values`` with cell, strategy, devices, tags and ``setting``."""
     done = results.trials["outcome"].isin(["ok", "diverged"])
     trials = results.trials[(results.trials["kind"] == "convergence") & done]
-    named = trials[[*TRIAL, "strategy", "devices", "seed", *TAGS]].assign(setting=settings(trials))
+    named = trials[[*TRIAL, "cell_id", "strategy", "devices", *TAGS]].assign(setting=settings(trials))
     return trials, values.merge(named, on=TRIAL, validate="many_to_one")
 
 
@@ -107,40 +108,44 @@ def _set_values(axes: Axes, values: pd.Series[float], *, percent: bool = False, 
 
 
 def learning_curves(results: Results) -> Drawing:
-    """Draw training loss, and accuracy or validation loss, against samples and training time, one line a seed.
+    """Draw accuracy or validation loss against training time, and training loss against samples, a row a setting.
 
-    One setting has a row of panels for each quantity; of several each has one row with all of its panels.
+    A line is the median of a cell's seeds, epoch by epoch, its band their range; dashed: the target.
     """
-    title = "Learning curves, against samples and training time"
-    trials, curves = _trainings(results, results.epochs)
-    if curves.empty:
+    title = "Learning curves, against training time and samples"
+    trials, epochs = _trainings(results, results.epochs)
+    if epochs.empty:
         return Drawing(title, "Left out: no training was recorded (the file has no convergence section).", None)
-    has_accuracy = curves["val_accuracy"].notna().any()
-    second = ("val_accuracy", "validation accuracy") if has_accuracy else ("val_loss", "validation loss")
+    metric = "val_accuracy" if epochs["val_accuracy"].notna().any() else "val_loss"
+    quantities = (
+        (metric, metric.replace("val_", "validation "), "train_s"),
+        ("train_loss", "training loss", "samples"),
+    )
+    curves = _over_seeds(epochs, [value for value, *_ in quantities])
     differing = results.convergence[results.convergence["excluded"].notna()]
-    ends = curves.merge(differing[TRIAL], on=TRIAL).sort_values("epoch").drop_duplicates(TRIAL, keep="last")
     names = _settings_in_order(trials, curves)
-    places = list(product((("train_loss", "training loss"), second), CLOCKS))
-    columns = len(CLOCKS) if len(names) == 1 else len(places)
-    figure, grid = make_grid(len(places) * len(names) // columns, columns, (WIDTH / max(columns, 3), PANEL[1]))
-    flat = [axes for line in grid for axes in line]
-    for at, name in enumerate(names):
-        part, last = (rows[rows["setting"] == name] for rows in (curves, ends))
-        for place, ((value, label), clock) in enumerate(places):
-            axes = flat[at * len(places) + place]
-            _set_values(axes, curves[value], percent=value == "val_accuracy", in_all=True)
-            _draw(axes, part, last, clock, value, few=len(curves) <= MOST_MARKS // len(places))
-            is_last = at == len(names) - 1 and (columns > len(CLOCKS) or value == second[0])
-            axes.set_xlabel(CLOCKS[clock] if is_last else "")
-            axes.set_ylabel(label if clock == "samples" else "")
+    figure, grid = make_grid(len(names), len(quantities), (WIDTH / 2, PANEL[1]))
+    target = _target(results, metric)
+    for line, name in zip(grid, names, strict=True):
+        part = curves[curves["setting"] == name]
+        for axes, (value, label, clock) in zip(line, quantities, strict=True):
+            ends: pd.Series[float] = pd.Series(curves[[f"{value}_low", f"{value}_high"]].to_numpy().ravel())
+            _set_values(axes, ends, percent=value == "val_accuracy", in_all=True)
+            linear_values(axes, "x")
+            if value == metric and target is not None:
+                axes.axhline(target, color="0.45", linestyle="--", linewidth=1, zorder=1)
+            _draw(axes, part, clock, value, {*differing["cell_id"]}, few=len(curves) <= MOST_MARKS // len(quantities))
+            axes.set_xlabel(CLOCKS[clock] if line is grid[-1] else "")
+            axes.set_ylabel(label)
         if len(names) > 1:
-            add_title(flat[at * len(places)], name, "left")
-    add_legend(figure, strategy_legend(curves))
+            add_title(line[0], name, "left")
+    add_legend(figure, strategy_legend(epochs))
     trained, others = (captions.cells(rows.sort_values(PLACE)) for rows in (trials, differing))
-    seeds = plural(trials["seed"].nunique(), "seed")
+    seeds = trials["seed"].nunique()
     batches = ", ".join(map(str, sorted(trials["global_batch_size"].dropna().astype(int).unique())))
+    over = f"Median of {plural(seeds, 'seed')}, bands from the lowest to the highest" if seeds > 1 else "1 seed"
     caption = (
-        f"One line a training: {trained}; {seeds} each, global batch {batches}. "
+        f"{over}: {trained}; global batch {batches}.{' Dashed: the target.' if target is not None else ''} "
         "Training time excludes evaluation; the first epoch includes the warm-up of its first steps."
         f"{f' Not equivalent to one device, and hatched: {others}.' if others else ''}"
         f"{captions.set_apart(trials)}{captions.unverified(results.convergence)}"
@@ -149,18 +154,44 @@ def learning_curves(results: Results) -> Drawing:
     return Drawing(title, caption, figure)
 
 
-def _draw(axes: Axes, part: pd.DataFrame, last: pd.DataFrame, clock: str, value: str, *, few: bool) -> None:
-    """Draw a quantity of one setting against a clock.
+def _target(results: Results, metric: str) -> float | None:
+    """Return the bound of the target, if it is on the metric that is drawn."""
+    settings = results.experiment.convergence
+    if settings is None or settings.target is None or settings.target.metric != metric:
+        return None
+    return settings.target.at_most if settings.target.at_least is None else settings.target.at_least
 
-    ``last``: the ends of trainings that are hatched. ``few``: whether every epoch shows its value on hover, or the last
-    one of each training.
+
+def _over_seeds(epochs: pd.DataFrame, values: list[str]) -> pd.DataFrame:
+    """Return one row a cell and epoch: the medians over its seeds, and the range of ``values``: _low and _high."""
+    by = epochs.groupby(["cell_id", "epoch"], sort=False)
+    ends = [by[values].agg(how).add_suffix(end) for how, end in (("min", "_low"), ("max", "_high"))]
+    numbers = pd.concat([by[[*CLOCKS, *values]].median(), *ends], axis="columns").astype(float)
+    named = epochs.drop_duplicates("cell_id")[["cell_id", "strategy", "devices", *TAGS, "setting"]]
+    return numbers.reset_index().merge(named, on="cell_id", validate="many_to_one").sort_values(["cell_id", "epoch"])
+
+
+def _draw(axes: Axes, part: pd.DataFrame, clock: str, value: str, differing: Collection[str], *, few: bool) -> None:
+    """Draw a quantity of one setting against a clock; the last point of the cells that differ is hatched.
+
+    ``few``: whether every epoch shows its value on hover, or the last one of each cell.
     """
-    linear_values(axes, "x")
-    draw_lines(axes, part.sort_values("epoch"), clock, value, TRIAL)
-    for end in rows_of(last.dropna(subset=[clock, value])):
-        hatch_point(axes, end[clock], end[value])
-    known = part.dropna(subset=[clock, value])
-    for row in rows_of(known if few else known.sort_values("epoch").drop_duplicates(TRIAL, keep="last")):
-        text = f"{row.strategy} x{row.devices}, seed {row.seed}, epoch {row.epoch}"
-        shown = accuracy(row[value]) if value == "val_accuracy" else f"{row[value]:.4g}"
-        mark(axes, row[clock], row[value], f"{text}: {shown}")
+    draw_lines(axes, part, clock, value, ["cell_id"])
+    for cell, curve in part.groupby("cell_id", sort=False):
+        colour = COLOURS[str(curve["strategy"].iloc[0])]
+        axes.fill_between(
+            curve[clock], curve[f"{value}_low"], curve[f"{value}_high"], color=colour, alpha=0.15, linewidth=0
+        )
+        known = curve.dropna(subset=[clock, value])
+        if cell in differing and len(known):
+            hatch_point(axes, known[clock].iloc[-1], known[value].iloc[-1])
+        form = accuracy if value == "val_accuracy" else "{:.4g}".format
+        for row in rows_of(known if few else known[-1:]):
+            low, high = form(row[f"{value}_low"]), form(row[f"{value}_high"])
+            span = f" ({low} to {high})" if low != high else ""
+            mark(
+                axes,
+                row[clock],
+                row[value],
+                f"{row.strategy} x{row.devices}, epoch {row.epoch}: {form(row[value])}{span}",
+            )
