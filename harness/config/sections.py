@@ -182,6 +182,7 @@ class Throughput(Strict):
     the waterfall are measured too, and, for at most ``links_seconds`` a placement (if unset 5 on GPUs, 1 on CPU slots;
     0: not at all), links and collectives.
     ``keep_steps``: of each step one row is recorded, of its slowest rank with the mean over ranks; or all ranks' rows.
+    ``wait_for_quiet``: the longest time to wait, before each block, until other programs leave the processors idle.
     """
 
     blocks: Blocks = 6
@@ -195,6 +196,7 @@ class Throughput(Strict):
     explain: bool = True
     links_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
     keep_steps: Literal["slowest", "all"] = "slowest"
+    wait_for_quiet: Seconds | None = None
 
     @property
     def most_blocks(self) -> int:

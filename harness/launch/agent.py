@@ -57,6 +57,11 @@ def usable_cores() -> int:
     return max(1, min(physical, allowed))
 
 
+def busy_cores() -> float:
+    """Return the number of logical cores that all processes of this machine kept busy over a second."""
+    return psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
+
+
 def _gpu_name() -> str:
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
@@ -105,6 +110,10 @@ class NodeAgent:
                 lines = sanitize.redact_text(done.stderr.decode(errors="replace")).strip().splitlines()
                 failing[module] = lines[-1][:300] if lines else f"exit code {done.returncode}"
         return failing
+
+    def busy(self, things: Sequence[object]) -> list[float]:
+        """Return how many cores of this node are busy, for each thing, as every question has one answer a thing."""
+        return [busy_cores()] * len(things)
 
     def progress(self, counters: Sequence[str]) -> list[int | None]:
         """Return the number of steps of the processes of these counters."""

@@ -75,6 +75,15 @@ class ChoosesNodes(Protocol):
         ...
 
 
+@runtime_checkable
+class SeesLoad(Protocol):
+    """A launcher that can tell how busy the processors are."""
+
+    def busy_cores(self) -> dict[str, float]:
+        """Return the cores that all processes of each node kept busy over a second, by the name of the host."""
+        ...
+
+
 @dataclass(frozen=True)
 class ByLauncher:
     """Hands each group to the launcher that its cells name."""
@@ -86,6 +95,10 @@ class ByLauncher:
 
     def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
         return any(each.keep_together(groups) for each in self.launchers.values() if isinstance(each, ChoosesNodes))
+
+    def busy_cores(self) -> dict[str, float]:
+        seeing = (each for each in self.launchers.values() if isinstance(each, SeesLoad))
+        return next(seeing).busy_cores()  # the first is that of Ray, which has every node
 
 
 def process_variables(group: WorkerGroup, threads_per_device: int) -> dict[str, str]:

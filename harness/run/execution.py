@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from harness.analysis.doubts import FOREIGN_CORES
 from harness.analysis.evidence import environment_id
 from harness.doctor.gate import memory_estimates
-from harness.launch.protocol import ByLauncher, ChoosesNodes, GroupStarted, Launcher, TrialStarted
+from harness.launch.protocol import ByLauncher, ChoosesNodes, GroupStarted, Launcher, SeesLoad, TrialStarted
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
@@ -18,6 +20,7 @@ from harness.plan.planner import Plan, by_placement
 from harness.plan.rows import Circumstances, Outcome
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
+from harness.report.tables.text import duration
 from harness.run.events import Emit, GroupReady, GroupStarting, Note, Repeating, TrialEnded, TrialStarting
 from harness.run.resume import attempts, on_other_hardware, out_of_memory, pending, spent_by
 from harness.run.skip_policy import SkipPolicy
@@ -72,6 +75,7 @@ class Execution:
     ) -> None:
         self._plan, self._folder, self._launcher, self._emit = plan, folder, launcher, emit
         self._code = code
+        self._quiet: set[int] = set()  # the blocks that were waited for
         self._environment: str | None = None  # of the worker group that runs
         lines = folder.lines()
         self._attempts = Attempts(attempts(lines), plan.experiment.limits.attempts)
@@ -107,6 +111,7 @@ class Execution:
                 if not left.trials:
                     parts.pop(0)
                     continue
+                self._wait_for_quiet(group.block)
                 before = self._attempts.total
                 started = self._launch(left)
                 if self._attempts.total == before and self._startable(left).trials:
@@ -115,6 +120,27 @@ class Execution:
                 if not started:  # those that need fewer ranks may start
                     parts[:1] = by_placement(left)
         self._repeat_on_one_type()
+
+    def _wait_for_quiet(self, block: int) -> None:
+        """Wait before a block until the processors of all nodes are idle, at most throughput.wait_for_quiet.
+
+        By the same limit as the doubt "foreign load": no rank runs now, so any load is another program's.
+        """
+        settings = self._plan.experiment.throughput
+        most = settings.wait_for_quiet if settings else None
+        if most is None or block in self._quiet or not isinstance(self._launcher, SeesLoad):
+            return
+        self._quiet.add(block)
+        until = min(time.time() + most, self._policy.deadline or math.inf)
+        said = False
+        while busy := {host: cores for host, cores in self._launcher.busy_cores().items() if cores > FOREIGN_CORES}:
+            text = "; ".join(f"{cores:.1f} cores on {host}" for host, cores in list(busy.items())[:3])
+            if time.time() >= until:
+                self._emit(Note(f"{text} busy after {duration(most)}: block {block} is measured beside that."))
+                return
+            if not said:
+                self._emit(Note(f"{text} busy before block {block}: waiting until idle, at most {duration(most)}."))
+            said = True
 
     def _repeat_on_one_type(self) -> None:
         """Repeat, block by block, what ran on other hardware than its base, if one type of nodes now holds both."""

@@ -18,7 +18,7 @@ from harness.plan.planner import Plan, why_trained
 from harness.plan.rows import Purpose
 from harness.plan.trial import PURPOSES, Trial
 from harness.report.row import plural
-from harness.report.tables.text import impossible_lines
+from harness.report.tables.text import duration, impossible_lines
 from harness.run.events import MemoryForecast
 from harness.system.sanitize import escape_control
 
@@ -103,7 +103,9 @@ def _numbers(plan: Plan) -> list[str]:
     together = (
         f"Together: {plural(len(plan.trials), 'trial')} in {groups}; random order from seed {plan.experiment.seed}."
     )
-    return [*lines, together]
+    most = plan.experiment.throughput.wait_for_quiet if plan.experiment.throughput else None
+    waits = [f"Before each block: a wait until other programs are idle, at most {duration(most)}."] if most else []
+    return [*lines, together, *waits]
 
 
 def memory_table(event: MemoryForecast, width: int) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -20,7 +21,7 @@ from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import Outcome
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
-from harness.run.events import Event, GroupStarting, Repeating, TrialEnded
+from harness.run.events import Event, GroupStarting, Note, Repeating, TrialEnded
 from harness.run.execution import Attempts, Execution
 from harness.run.resume import pending
 from tests.conftest import Make, gpu_cluster, laptop
@@ -345,6 +346,36 @@ def test_base_and_twin_stay_until_the_last_cell_that_needs_them(make_experiment:
     most = blocks["ddp", 2, ""]
     assert 3 < most < 9
     assert blocks["single", 1, ""] == blocks["single", 1, "twin"] == most
+
+
+class Busy(ScriptedLauncher):
+    """Finds so many cores busy, one value at each question."""
+
+    def __init__(self, cores: list[float]) -> None:
+        super().__init__(lambda trial, tries: "ok")
+        self.cores = cores
+
+    def busy_cores(self) -> dict[str, float]:
+        return {"laptop": self.cores.pop(0), "other": 0.1}
+
+
+def test_a_block_waits_until_the_processors_are_idle_but_not_for_ever(
+    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(1000.0, 10.0)
+    monkeypatch.setattr("harness.run.execution.time.time", lambda: next(clock))
+    throughput = {"blocks": 3, "wait_for_quiet": "45s"}
+    plan = make_plan(make_experiment(GRID, throughput=throughput), laptop())
+    busy = [0.1, 1.5, 1.2, 0.2, *[2.0] * 100]
+    events: list[Event] = []
+    launcher, _ = execute(plan, tmp_path, Busy(busy), events)
+    assert [event.text for event in events if isinstance(event, Note)] == [
+        "1.5 cores on laptop busy before block 1: waiting until idle, at most 45 s.",
+        "2.0 cores on laptop busy before block 2: waiting until idle, at most 45 s.",
+        "2.0 cores on laptop busy after 45 s: block 2 is measured beside that.",
+    ]
+    assert 90 < len(busy) < 99, "the last block stopped asking after 45 s"
+    assert len(launcher.launches) == len(plan.groups)
 
 
 class OnNodes(ScriptedLauncher):

@@ -128,6 +128,13 @@ class RayLauncher:
     def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
         return self.choice.keep_together(groups)
 
+    def busy_cores(self) -> dict[str, float]:
+        hosts = {
+            node.node_id: node.host for node in self.cluster.inventory.nodes if node.node_id in self.cluster.agents
+        }
+        answers = ask_agents(self.cluster, "busy", [(node, None) for node in hosts])
+        return {host: cores for host, cores in zip(hosts.values(), answers, strict=True) if cores is not None}
+
     def close(self) -> None:
         """Remove the files of Ray Train."""
         self._storage.close()

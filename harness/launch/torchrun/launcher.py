@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import psutil
 
 from harness.config.experiment import Experiment
 from harness.doctor.gate import SkipRule, skip_reason, skip_rules
-from harness.launch.agent import NodeAgent, interface_of, runs
+from harness.launch.agent import NodeAgent, busy_cores, interface_of, runs
 from harness.launch.failures import despite, explained, from_exit, from_hang, primary
 from harness.launch.protocol import GroupStarted, Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer
@@ -138,6 +139,9 @@ class TorchrunLauncher:
     import_path: str | None = None
     versions: Mapping[str, CodeVersion] = field(default_factory=dict)
     """The versions of the user's code, by variant."""
+
+    def busy_cores(self) -> dict[str, float]:
+        return {socket.gethostname(): busy_cores()}
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         """As Launcher describes; a GroupStarted for each trial, with the seconds of all starts until then."""
