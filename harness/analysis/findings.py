@@ -10,7 +10,7 @@ from harness.analysis.common import Lines, Row, workload_options
 from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
-from harness.plan.checks import judge_links, judge_network, judge_versions, uneven_batch
+from harness.plan.checks import judge_links, judge_machine, judge_network, judge_versions, uneven_batch
 from harness.plan.labels import Labels
 from harness.plan.rows import FindingRow, RecordedTrial
 from harness.plan.run_environment import RunEnvironment
@@ -107,7 +107,8 @@ def static_findings(plan: Row, environment: RunEnvironment, labels: Labels) -> p
     of_nodes = [  # of the nodes of a worker group; each finding counts once
         finding for group in groups for finding in [*judge_versions(group), *judge_links(group)]
     ]
-    of_nodes += judge_network(max(reversed(groups), key=len, default=[]))  # counters differ between groups
+    largest = max(reversed(groups), key=len, default=[])  # counters differ between groups
+    of_nodes += [*judge_network(largest), *judge_machine(largest)]
     return FINDINGS.frame([*rows, *(finding.row() for finding in dict.fromkeys(of_nodes))])
 
 

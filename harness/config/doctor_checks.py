@@ -156,6 +156,7 @@ DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
 WITHOUT_RANKS: Mapping[str, str] = {
     "links": "the links between the GPUs of each node, their NUMA nodes, and the IOMMU",
     "network": "the interface of each node's ranks and its speed, shared memory, limits, niceness",
+    "machine state": "frequency governor and boost, a container's CPU quota, the GPUs' persistence mode",
     "versions": "the same packages, driver and device libraries on every node",
 }
 """Checks of harness/plan/checks.py, which need no rank, with what each looks at."""

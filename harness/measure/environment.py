@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from harness.measure.telemetry import Handle, Nvml, first
-from harness.plan.run_environment import Adapter, DeviceFacts, Interface, NodeEnvironment, Topology
+from harness.plan.run_environment import Adapter, DeviceFacts, Interface, MachineState, NodeEnvironment, Topology
 from harness.system import sanitize
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -95,7 +95,12 @@ def _captured(nvml: Nvml) -> Topology:
         ],
         "numa": [numa_node_of_bus(bus) for bus in buses],
         "driver": first(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        "persistence": [first(partial(_persists, nvml, one)) for one in handles],
     }
+
+
+def _persists(nvml: Nvml, handle: Handle) -> bool:
+    return bool(nvml.nvmlDeviceGetPersistenceMode(handle))
 
 
 def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:
@@ -180,6 +185,27 @@ def adapters(root: Path = Path("/")) -> list[Adapter]:
     return [found[name] for name in sorted(found)]
 
 
+def machine_state(root: Path = Path("/")) -> MachineState:
+    """Return the settings of this machine on which the speed of its processors depends."""
+    processors = root / "sys/devices/system/cpu"
+
+    def read(path: Path) -> str | None:
+        with suppress(OSError):
+            return path.read_text().strip()
+        return None
+
+    governors = {read(path) for path in processors.glob("cpu[0-9]*/cpufreq/scaling_governor")}
+    boost, no_turbo = read(processors / "cpufreq/boost"), read(processors / "intel_pstate/no_turbo")
+    quota = dict(line.split() for line in (read(root / "sys/fs/cgroup/cpu.stat") or "").splitlines())
+    counts = [int(quota[name]) if name in quota else None for name in ("nr_periods", "nr_throttled")]
+    return {
+        "governors": sorted(name for name in governors if name),
+        "boost": boost == "1" if boost else no_turbo == "0" if no_turbo else None,
+        "periods": counts[0],
+        "throttled": counts[1],
+    }
+
+
 def shared_memory_bytes() -> int | None:
     """Return the size of the node's shared memory; None if it has none at the usual place."""
     return shutil.disk_usage(SHARED_MEMORY).total if os.path.isdir(SHARED_MEMORY) else None
@@ -220,6 +246,7 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "adapters": adapters(),
         "shared_memory_bytes": shared_memory_bytes(),
         "limits": limits(),
+        "state": machine_state(),
         "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }
 

@@ -213,6 +213,64 @@ def _different(what: str, values: Mapping[str, str], advice: str) -> Iterator[Fi
         yield Finding(NETWORK, "warning", seen, means, advice)
 
 
+MACHINE = "machine state"
+THROTTLED_LEAST = 0.01
+"""The least share of a container's periods, cut short by its quota, that is reported."""
+
+
+def judge_machine(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
+    """Report the settings of nodes that make speeds vary, each with the command that changes it."""
+    found = []
+    for node in nodes:
+        state = node.get("state")
+        others = [name for name in state["governors"] if name != "performance"] if state else []
+        if others:
+            found.append(
+                Finding(
+                    MACHINE,
+                    "note",
+                    f"{node['host']}: the processors' frequency governor is {', '.join(others)}",
+                    "clocks follow the load, and take time to rise",
+                    "sudo cpupower frequency-set --governor performance",
+                )
+            )
+        if state and state["boost"]:
+            intel = "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
+            found.append(
+                Finding(
+                    MACHINE,
+                    "note",
+                    f"{node['host']}: the processors boost their clocks",
+                    "one busy core is faster than all of them, which lowers the efficiency of several CPU slots",
+                    f"echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost (Intel: {intel})",
+                )
+            )
+        if state and (state["throttled"] or 0) > THROTTLED_LEAST * (state["periods"] or 0):
+            found.append(
+                Finding(
+                    MACHINE,
+                    "warning",
+                    f"{node['host']}: the container's CPU quota cut short {state['throttled']:,} of "
+                    f"{state['periods']:,} periods",
+                    "processes stand still within steps",
+                    "give the container a higher CPU limit, or none",
+                )
+            )
+        topology = node.get("topology")
+        modes = topology.get("persistence", []) if topology else []
+        if off := [str(gpu) for gpu, mode in enumerate(modes) if mode is False]:
+            found.append(
+                Finding(
+                    MACHINE,
+                    "note",
+                    f"{node['host']}: persistence mode is off on GPU {', '.join(off)}",
+                    "the driver is loaded anew for each worker group, and clocks that were set are lost",
+                    "sudo nvidia-smi -pm 1",
+                )
+            )
+    return found
+
+
 LINKS = "links"
 
 

@@ -22,7 +22,8 @@ class DeviceFacts(TypedDict):
 class Topology(TypedDict):
     """The GPUs of a node by UUID, and the matrix of links between them in the terms of ``nvidia-smi topo -m``.
 
-    ``apart``: the pairs of which the first cannot read the memory of the second; ``numa``: the NUMA node of each GPU.
+    ``apart``: the pairs of which the first cannot read the memory of the second; ``numa``: the NUMA node of each GPU;
+    ``persistence``: whether the driver stays loaded while no process uses the GPU.
     """
 
     gpus: list[str]
@@ -30,6 +31,7 @@ class Topology(TypedDict):
     apart: list[list[int]]
     numa: list[int | None]
     driver: str | None
+    persistence: NotRequired[list[bool | None]]
 
 
 class Interface(TypedDict):
@@ -46,6 +48,19 @@ class Adapter(TypedDict):
 
     name: str
     link_layer: str
+
+
+class MachineState(TypedDict):
+    """Settings of a node on which speed depends; None if unknown.
+
+    ``governors``: of the processors' clocks; ``boost``: whether few busy cores clock higher than all; ``periods``: of
+    the container's CPU quota, of which ``throttled`` were cut short.
+    """
+
+    governors: list[str]
+    boost: bool | None
+    periods: int | None
+    throttled: int | None
 
 
 class NodeFacts(TypedDict):
@@ -80,6 +95,7 @@ class NodeEnvironment(NodeFacts):
     adapters: NotRequired[list[Adapter]]
     shared_memory_bytes: NotRequired[int | None]
     limits: NotRequired[dict[str, int | None]]
+    state: NotRequired[MachineState]
 
 
 class GroupRank(RankPlace):

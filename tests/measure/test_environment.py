@@ -121,6 +121,7 @@ class LinkedNvml(FakeNvml):
         return int(bool(gpu.links[link])) if link < len(gpu.links) else answer(FakeError("Invalid Argument"))
 
     nvmlSystemGetDriverVersion = staticmethod(lambda: b"560.1")
+    nvmlDeviceGetPersistenceMode = staticmethod(lambda gpu: int(gpu.uuid != "GPU-b"))
     nvmlDeviceGetUUID = staticmethod(lambda gpu: gpu.uuid)
     nvmlDeviceGetPciInfo = staticmethod(lambda gpu: SimpleNamespace(busId=gpu.bus.encode()))
     nvmlDeviceGetNvLinkRemoteDeviceType = staticmethod(lambda gpu, link: 2 if gpu.links[link] == "switch" else 0)
@@ -147,6 +148,7 @@ def test_directly_linked_gpus_have_the_number_of_links_between_them() -> None:
         "apart": [],
         "numa": [None, None, None],
         "driver": "560.1",
+        "persistence": [True, False, True],
     }
 
 
