@@ -32,6 +32,7 @@ from harness.analysis.common import (
 from harness.analysis.doubts import CountedDoubt, tally, unusual, usual_doubts
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.stats import (
+    LOOKS_SIGNIFICANCE,
     SIGNIFICANCE,
     Estimate,
     geometric_mean,
@@ -41,7 +42,7 @@ from harness.analysis.stats import (
     ratio_p_value,
 )
 from harness.config.axes import SIZES
-from harness.config.sections import BlockRule
+from harness.config.sections import BlockRule, Rule
 from harness.plan.comparison import axis_pairs
 from harness.plan.labels import TAGS
 from harness.record.schema import DESCRIPTION, LEADERS, NOISE, PARITY, SCALING, VERSUS
@@ -62,7 +63,7 @@ class Paired:
 
     ``pilot``: which blocks were the pilot of the rule that set their number; None without a rule. ``invocations``: that
     of each block. ``apart``: the reason that there is no ratio, if every pair of trials ran on different hardware or in
-    different environments.
+    different environments. ``significance``: of the interval.
     """
 
     speeds: Sequence[float]
@@ -70,6 +71,7 @@ class Paired:
     pilot: Sequence[bool] | None
     invocations: Sequence[int] = ()
     apart: str | None = None
+    significance: float = SIGNIFICANCE
 
     def __bool__(self) -> bool:
         """Whether a block has both cells."""
@@ -83,7 +85,9 @@ class Paired:
     @cached_property
     def ratio(self) -> Estimate | None:
         """The mean ratio with its interval; None without a ratio. What both share in a block, a slow hour, cancels."""
-        return geometric_mean(self.ratios, pilot=self.in_pilot(self.ratios)) if self.ratios else None
+        if not self.ratios:
+            return None
+        return geometric_mean(self.ratios, pilot=self.in_pilot(self.ratios), significance=self.significance)
 
     @property
     def p_value(self) -> float | None:
@@ -110,7 +114,7 @@ class Paired:
         """Return the values of the pilot's blocks, of one value a block; None without a rule."""
         return [value for value, is_first in zip(values, self.pilot, strict=True) if is_first] if self.pilot else None
 
-    def columns(self, rule: BlockRule | None) -> Values:
+    def columns(self, rule: Rule | None) -> Values:
         """Return the columns of the ratio, missing without a ratio."""
         if self.ratio is None:
             return {"blocks": len(self.speeds)}
@@ -124,7 +128,7 @@ class Paired:
         }
 
 
-def paired(group: Records, other: Records, rule: BlockRule | None = None) -> Paired:
+def paired(group: Records, other: Records, rule: Rule | None = None) -> Paired:
     """Return the throughputs of two cells, given their trials, in the blocks that have both.
 
     Each block gives one pair: the last of trials of one invocation, or in a block that was cut in two of trials in
@@ -136,9 +140,10 @@ def paired(group: Records, other: Records, rule: BlockRule | None = None) -> Pai
     return Paired(
         [float(row.throughput_per_s) for row, _ in pairs or apart],
         [float(row.throughput_per_s) for _, row in pairs or apart],
-        [row.block < rule.at_least for row, _ in pairs or apart] if rule else None,
+        [row.block < rule.at_least for row, _ in pairs or apart] if isinstance(rule, BlockRule) else None,
         [int(row.invocation) for row, _ in pairs or apart],
         _why_apart(apart, group, other) if apart else None,
+        LOOKS_SIGNIFICANCE if rule == "decide" else SIGNIFICANCE,
     )
 
 
@@ -166,9 +171,9 @@ def _why_apart(pairs: Sequence[tuple[Record, Record]], group: Records, other: Re
     return f"{name}: {own}; what it is compared with ran {ran} {theirs}"
 
 
-def meets(estimate: Estimate, rule: BlockRule | None) -> bool | None:
-    """Return whether an interval is as narrow as the rule requires; None without a rule."""
-    return None if rule is None else within(estimate, rule.halfwidth)
+def meets(estimate: Estimate, rule: Rule | None) -> bool | None:
+    """Return whether an interval is as narrow as a BlockRule requires; None without one."""
+    return within(estimate, rule.halfwidth) if isinstance(rule, BlockRule) else None
 
 
 def within(estimate: Estimate | None, halfwidth: float) -> bool:
@@ -195,7 +200,7 @@ def with_twins(trials: pd.DataFrame) -> pd.DataFrame:
     return counted.assign(throughput_per_s=np.where(np.isnan(second), own, np.sqrt(own * second)))
 
 
-def scaling(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
+def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the speedup and efficiency of each measured cell against its base, paired by block.
 
     A base that a block has twice (A/A test) counts twice: its throughput is the geometric mean of both. The base is the
@@ -250,7 +255,7 @@ def _prefixed(name: str, ends: Mapping[str, float | None]) -> Values:
     return {f"{name}_{end}": value for end, value in ends.items()}
 
 
-def noise(trials: pd.DataFrame, rule: BlockRule | None = None) -> pd.DataFrame:
+def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     """Return the A/A test: the twin of each base, the same cell in other processes, against it."""
     twins, counted = by_cell(rows_of(measured(trials, "twin"))), measured(trials)
     bases = by_cell(rows_of(counted[counted["cell_id"].isin(twins)]))
@@ -263,9 +268,7 @@ def noise(trials: pd.DataFrame, rule: BlockRule | None = None) -> pd.DataFrame:
     return NOISE.frame(sorted(rows, key=order))
 
 
-def _row(
-    pair: Paired, names: tuple[str, str], rule: BlockRule | None, checked: Verdicts | None, *cells: Records
-) -> Values:
+def _row(pair: Paired, names: tuple[str, str], rule: Rule | None, checked: Verdicts | None, *cells: Records) -> Values:
     """Return the columns of the ratio of two cells, with the mean throughput of each in a column of ``names``."""
     speeds = zip(names, (pair.speeds, pair.others), strict=True)
     return {
@@ -276,7 +279,7 @@ def _row(
     }
 
 
-def parity(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
+def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None) -> pd.DataFrame:
     """Return the ratio of each cell under Ray to the same cell under torchrun, the control, paired by block."""
     counted = measured(trials)
     cells = by_cell(rows_of(counted)) if counted["launcher"].eq("torchrun").any() else {}
@@ -293,7 +296,7 @@ def parity(trials: pd.DataFrame, rule: BlockRule | None = None, checked: Verdict
 
 def versus(
     trials: pd.DataFrame,
-    rule: BlockRule | None = None,
+    rule: Rule | None = None,
     checked: Verdicts | None = None,
     variants: Sequence[str] = (),
     placements: Sequence[str] = (),
@@ -328,7 +331,7 @@ def versus(
 
 def leaders(
     trials: pd.DataFrame,
-    rule: BlockRule | None = None,
+    rule: Rule | None = None,
     checked: Verdicts | None = None,
     significance: float = SIGNIFICANCE,
 ) -> pd.DataFrame:
@@ -351,7 +354,7 @@ def leaders(
     return LEADERS.frame(sorted(rows, key=order))
 
 
-def _group(cells: Sequence[Records], rule: BlockRule | None, significance: float) -> list[Row]:
+def _group(cells: Sequence[Records], rule: Rule | None, significance: float) -> list[Row]:
     """Return the rows of one group."""
     speeds = [geometric_mean([float(row.throughput_per_s) for row in cell]) for cell in cells]
     leader = max(range(len(cells)), key=lambda at: speeds[at].value)

@@ -21,7 +21,7 @@ from harness.analysis.prediction import Asked, Links, families, predictions, rec
 from harness.analysis.preview import machine_devices, preview
 from harness.analysis.published import published
 from harness.analysis.ratios import leaders, noise, parity, scaling, versus
-from harness.analysis.stats import SIGNIFICANCE, look_significance
+from harness.analysis.stats import LOOKS_SIGNIFICANCE, SIGNIFICANCE, look_significance
 from harness.analysis.step_times import StepTimes, step_times
 from harness.analysis.trials import (
     cells,
@@ -38,7 +38,7 @@ from harness.analysis.verdict import READ, Tables
 from harness.analysis.verdict.rules import verdict
 from harness.analysis.waterfall import exchange_times, waterfall
 from harness.config.experiment import Experiment
-from harness.config.sections import BlockRule
+from harness.config.sections import BlockRule, Rule
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import HarnessError
 from harness.plan.rows import RecordedTrial
@@ -207,7 +207,7 @@ class Results:
         return verdicts(self.equivalence)
 
     @property
-    def rule(self) -> BlockRule | None:
+    def rule(self) -> Rule | None:
         """The rule that set the number of blocks; None if the file gives a number."""
         return self.experiment.throughput.rule if self.experiment.throughput else None
 
@@ -221,14 +221,16 @@ class Results:
     def significance(self) -> float:
         """The p-value up to which a difference is clear: that of the last look, as blocks can be added.
 
-        A rule plans the number of blocks from their spread alone, and is looked at once.
+        A BlockRule plans the number of blocks from their spread alone, and is looked at once.
         """
+        if self.rule == "decide":
+            return LOOKS_SIGNIFICANCE
         return SIGNIFICANCE if self.rule else look_significance(self.look)
 
     @property
     def pilot(self) -> int | None:
-        """The number of blocks that the rule decided from; None without a rule."""
-        return self.rule.at_least if self.rule else None
+        """The number of blocks that a BlockRule decided from; None without one."""
+        return self.rule.at_least if isinstance(self.rule, BlockRule) else None
 
 
 def attempt(results: Results, name: str) -> pd.DataFrame | None:

@@ -10,8 +10,15 @@ from statistics import NormalDist
 
 SIGNIFICANCE = 0.05
 LEVEL = 1 - SIGNIFICANCE
+LOOKS_SIGNIFICANCE = 0.02
+"""That of each of the three looks of ``blocks: decide``, which make 4.97 % together (simulated: benchmarks/coverage).
+
+So does an interval of this significance hold the truth at every look in at least 95 % of runs.
+"""
 LEAST_BLOCKS = 3
 """The fewest blocks of a t interval or test: of two, the half-width is 6 times their difference."""
+EQUAL_WITHIN = 0.05
+"""The relative half-width from which on an open comparison is decided: both are about equal."""
 ENDS = ("low", "high", "least", "most")
 """The ends of an interval, and of the values that it is of."""
 
@@ -41,7 +48,9 @@ class Estimate:
         return None if self.high is None else self.high / self.value - 1.0
 
 
-def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = None) -> Estimate:
+def geometric_mean(
+    values: Sequence[float], *, pilot: Sequence[float] | None = None, significance: float = SIGNIFICANCE
+) -> Estimate:
     """Return the geometric mean of positive values, with a t interval on their logarithms.
 
     For throughputs of blocks, or ratios paired by block. ``pilot``: the values that determined the number of
@@ -51,19 +60,21 @@ def geometric_mean(values: Sequence[float], *, pilot: Sequence[float] | None = N
     if not values or min(values) <= 0:
         raise ValueError(f"needs positive values, got {list(values)}")
     logs, first = ([math.log(value) for value in each] for each in (values, pilot or ()))
-    of_logs = mean_interval(logs, pilot=first)
+    of_logs = mean_interval(logs, pilot=first, significance=significance)
     low, high = (None if end is None else math.exp(end) for end in (of_logs.low, of_logs.high))
     return Estimate(math.exp(of_logs.value), low, high, len(values), min(values), max(values))
 
 
-def mean_interval(values: Sequence[float], *, pilot: Sequence[float] | None = None) -> Estimate:
+def mean_interval(
+    values: Sequence[float], *, pilot: Sequence[float] | None = None, significance: float = SIGNIFICANCE
+) -> Estimate:
     """Return the mean of values of any sign, with a t interval. ``pilot``: see geometric_mean."""
     n = len(values)
     mean = sum(values) / n
     first = pilot if pilot and len(pilot) > 1 else values
     if n < LEAST_BLOCKS:
         return Estimate(mean, None, None, n, min(values), max(values))
-    half = _t(len(first) - 1) * deviation(first) / math.sqrt(n)
+    half = _t(len(first) - 1, significance) * deviation(first) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n, min(values), max(values))
 
 
@@ -97,6 +108,15 @@ def deciding_blocks(ratios: Sequence[float], halfwidth: float, significance: flo
     while _t(blocks - 1, significance) * spread / math.sqrt(blocks) > wanted:
         blocks += 1
     return blocks
+
+
+def is_decided(ratios: Sequence[float], halfwidth: float = EQUAL_WITHIN) -> bool:
+    """Return whether a look of ``blocks: decide`` ends a comparison: by a clear difference, or a narrow interval."""
+    p_value = ratio_p_value(ratios)
+    if p_value is None:
+        return False
+    width = geometric_mean(ratios, significance=LOOKS_SIGNIFICANCE).halfwidth
+    return p_value <= LOOKS_SIGNIFICANCE or (width is not None and width <= halfwidth)
 
 
 def look_significance(look: int) -> float:

@@ -21,7 +21,7 @@ ABSENT = object()
 Place = tuple[int | str, ...]
 """The path of a value in the file: keys, and positions in lists."""
 
-CHOSEN, CHOICES = "blocks", ("number", "rule")
+CHOSEN, CHOICES = "blocks", ("number", "rule", "decide")
 """The key of a discriminated union, and the tags that follow it in pydantic's error paths but not in the file."""
 TYPES = {
     "bool_type": "true or false",

@@ -162,13 +162,27 @@ class BlockRule(Strict):
         return self
 
 
-def _is_rule(value: object) -> str:
-    return "rule" if isinstance(value, dict | BlockRule) else "number"
+LOOKS = (3, 5, 8)
+"""The numbers of blocks after which ``blocks: decide`` looks at the comparisons: those that are open go on."""
+Decide = Literal["decide"]
+Rule = BlockRule | Decide
+
+
+def _check_decide(value: object) -> object:
+    if value != "decide":
+        raise ValueError(f"got {str(value)[:80]!r}; allowed: a number, decide, or {{at_least, at_most, halfwidth}}")
+    return value
+
+
+def _kind_of_blocks(value: object) -> str:
+    return "rule" if isinstance(value, dict | BlockRule) else "decide" if isinstance(value, str) else "number"
 
 
 Blocks = Annotated[
-    Annotated[int, Field(ge=1, le=1000), Tag("number")] | Annotated[BlockRule, Tag("rule")],
-    Discriminator(_is_rule),
+    Annotated[int, Field(ge=1, le=1000), Tag("number")]
+    | Annotated[BlockRule, Tag("rule")]
+    | Annotated[Decide, BeforeValidator(_check_decide), Tag("decide")],
+    Discriminator(_kind_of_blocks),
 ]
 
 
@@ -201,10 +215,19 @@ class Throughput(Strict):
     @property
     def most_blocks(self) -> int:
         """The maximum number of blocks."""
-        return self.blocks if isinstance(self.blocks, int) else self.blocks.at_most
+        if isinstance(self.blocks, BlockRule):
+            return self.blocks.at_most
+        return LOOKS[-1] if self.blocks == "decide" else self.blocks
 
     @property
-    def rule(self) -> BlockRule | None:
+    def least_blocks(self) -> int:
+        """The number of blocks that every cell has."""
+        if isinstance(self.blocks, BlockRule):
+            return self.blocks.at_least
+        return LOOKS[0] if self.blocks == "decide" else self.blocks
+
+    @property
+    def rule(self) -> Rule | None:
         """The rule for the number of blocks; None if the file gives the number."""
         return None if isinstance(self.blocks, int) else self.blocks
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.analysis.results import Results
-from harness.analysis.stats import LEAST_BLOCKS
+from harness.analysis.stats import LEAST_BLOCKS, LOOKS_SIGNIFICANCE
 from harness.config.axes import AXES
-from harness.config.sections import Throughput
+from harness.config.sections import LOOKS, Throughput
 from harness.config.values import GIB
 from harness.plan.labels import joined
 from harness.plan.run_environment import NodeEnvironment, RunEnvironment
@@ -97,6 +97,8 @@ def _blocks(settings: Throughput, environment: RunEnvironment) -> str:
         planned = (invocation.get("blocks") for invocation in environment.get("invocations", []))
         first = next((n for n in planned if n), blocks)
         return plural(blocks, "block") + (f", {blocks - first} of them added later" if blocks > first else "")
+    if rule == "decide":
+        return f"{LOOKS[0]} blocks, or {' or '.join(map(str, LOOKS[1:]))} where a comparison was open"
     return f"{rule.at_least} to {rule.at_most} blocks, for intervals within {100 * rule.halfwidth:g} %"
 
 
@@ -115,8 +117,17 @@ def scaling_words(results: Results) -> str:
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
         f"logarithm over n blocks, each in fresh processes; below {LEAST_BLOCKS} blocks the range is given, with n. "
         "Italics: no claim about speed (emulated, oversubscribed, or measured despite an error that the doctor found). "
-        f"{usual_words(results.trials)}"
+        f"{_looks_words(results)}{usual_words(results.trials)}"
     ).rstrip()
+
+
+def _looks_words(results: Results) -> str:
+    if results.rule != "decide":
+        return ""
+    return (
+        f"Looks after {', '.join(map(str, LOOKS))} blocks end a cell: intervals are those of "
+        f"{100 * (1 - LOOKS_SIGNIFICANCE):g} % at a look, which hold in 95 % of runs over all looks. "
+    )
 
 
 def memory_words(results: Results) -> str:

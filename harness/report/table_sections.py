@@ -60,9 +60,9 @@ SCALING = (
         "Settings that train the same model on the same data, in the same precision, on the same devices and at the "
         "same global batch, each against the fastest, paired by block. p: two-sided t test of the log ratio, adjusted "
         "by Holm's method, which keeps the chance of any false claim in a group below the level; cannot be told apart: "
-        "p above the level, which is 5 %, or 2.5 % if blocks can be added, and 5 % / (j (j + 1)) at look j, when "
-        "blocks were added j - 1 times. Left out: settings that are emulated, oversubscribed, not equivalent, or "
-        "measured despite an error that the doctor found.",
+        "p above the level, which is 5 %, 2 % with blocks: decide, or 2.5 % if blocks can be added, and 5 % / "
+        "(j (j + 1)) at look j, when blocks were added j - 1 times. Left out: settings that are emulated, "
+        "oversubscribed, not equivalent, or measured despite an error that the doctor found.",
         level=3,
     ),
     Section(

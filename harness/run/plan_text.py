@@ -88,7 +88,8 @@ def _numbers(plan: Plan) -> list[str]:
     bases = [trial for trial in plan.trials if trial.added and trial.kind != "diagnostic"]
     purposes: Counter[Purpose] = Counter(trial.purpose for trial in plan.trials if trial.purpose)
     cells, added = ({trial.cell for trial in trials} for trials in (asked, bases))
-    blocks = plural(plan.blocks, "block")
+    ruled = plan.experiment.throughput and plan.experiment.throughput.rule
+    blocks = ("at most " if ruled else "") + plural(plan.blocks, "block")
     lines = [f"Asked: {plural(len(cells), 'cell')}, {plural(len(asked), 'trial')} in {blocks}."] if asked else []
     if added:
         lines.append(f"Added: {plural(len(added), 'cell')}, {plural(len(bases), 'trial')}: the base of ratios.")

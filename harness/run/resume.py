@@ -231,9 +231,8 @@ def more_blocks(experiment: Experiment, added: int) -> Experiment:
         raise ExperimentError("--add-blocks", [problem])
     if settings.rule:
         problem = (
-            f"throughput.blocks is a rule (at most {settings.rule.at_most}), which decides once, from the first "
-            "blocks: more of them after a look at the result would make its intervals too narrow. "
-            "Start a new run with a smaller halfwidth or a larger at_most"
+            f"throughput.blocks is a rule (at most {settings.most_blocks}): more of them after its looks at the result "
+            "would make its intervals too narrow. Start a new run with a number of blocks, or a wider rule"
         )
         raise ExperimentError("--add-blocks", [problem])
     try:

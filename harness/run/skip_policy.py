@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from harness.analysis.sample_size import needed_blocks
+from harness.analysis.sample_size import by_spread, look_at, needed_blocks
 from harness.config.doctor_checks import allowed_findings, how_to_allow
+from harness.config.sections import LOOKS
 from harness.doctor.gate import DIVERGENCE, SkipRule, diverges, failed_rules, skip_reason, skip_rules
 from harness.plan.cell import Cell
 from harness.plan.feasibility import end_of
@@ -23,7 +24,7 @@ class SkipPolicy:
     """Decides which trials are skipped: no time left, refused by the doctor, precise enough, too little memory.
 
     ``out_of_memory``: cells that ran out of memory in earlier invocations; ``lines``: their lines. ``read_lines``:
-    returns every recorded line; called once, when the number of blocks is decided. ``spent_device_s``: the
+    returns every recorded line; called when the number of blocks is decided. ``spent_device_s``: the
     device-seconds of the run so far.
     """
 
@@ -46,7 +47,7 @@ class SkipPolicy:
             if trial := known.get(line["trial_id"]):
                 result = TrialResult(trial.id, line["outcome"], str(line["reason"]), facts=line["facts"])
                 self._learn_divergence(trial, result)
-        self._needed: dict[str, int] | None = None
+        self._needed: dict[int, dict[str, int]] = {}  # by the look
         self.end = end_of(plan.experiment, plan.machine.devices, spent_device_s)
         """The limit that ends the run first."""
         self.deadline = time.time() + self.end.seconds if self.end else None
@@ -99,16 +100,23 @@ class SkipPolicy:
         return skip_reason(self._refusals, trial.cell)
 
     def _precise_enough(self, trial: Trial) -> SkipReason | None:
-        """Decide once, after the pilot's blocks: deciding again after each block would make intervals too narrow."""
+        """Decide after the pilot's blocks, or at each look: after every block intervals would become too narrow."""
         timed = self._plan.experiment.throughput
         rule = timed.rule if timed else None
-        if rule is None or trial.scenario not in ("throughput", "profile") or trial.block < rule.at_least:
+        if timed is None or rule is None or trial.scenario not in ("throughput", "profile"):
             return None
-        if self._needed is None:
-            self._needed = needed_blocks(self._plan.trials, self._read_lines(), rule, self._plan.experiment.placements)
-        needed = self._needed.get(trial.cell.id, rule.at_most)
+        looks = LOOKS[:-1] if rule == "decide" else (timed.least_blocks,)
+        needed = timed.most_blocks
+        for look in (look for look in looks if look <= trial.block):
+            if look not in self._needed:
+                criterion = look_at(look) if rule == "decide" else by_spread(rule)
+                placements = self._plan.experiment.placements
+                self._needed[look] = needed_blocks(self._plan.trials, self._read_lines(), criterion, placements)
+            needed = min(needed, self._needed[look].get(trial.cell.id, timed.most_blocks))
         if trial.block < needed:
             return None
+        if rule == "decide":
+            return SkipReason("precise", f"decided: after {needed} blocks no comparison of this cell was open")
         return SkipReason("precise", f"precise enough: {needed} blocks suffice for {100 * rule.halfwidth:g} %")
 
 

@@ -114,8 +114,7 @@ class TimeLeft:
         self._rest = sum(map(self._expected, pending))
         unknown = any(_keys(trial)[-1] not in self._durations for trial in pending)
         settings = self._plan.experiment.throughput
-        rule = settings.rule if settings else None
-        fewer = rule is not None and any(trial.block >= rule.at_least for trial in pending)
+        fewer = settings is not None and any(trial.block >= settings.least_blocks for trial in pending)
         self._bound = "about" if unknown == fewer else "at least" if unknown else "at most"
 
     def _expected(self, trial: Trial) -> float:

@@ -17,6 +17,7 @@ from harness.analysis.stats import (
     half_width,
     holm,
     holm_of_known,
+    is_decided,
     look_significance,
     mean_interval,
     p_value,
@@ -28,6 +29,7 @@ from tests.benchmarks.coverage import (
     BLOCKS,
     FOR_LOOKS,
     MUST_COVER,
+    by_looks,
     coverage,
     false_alarms,
     false_decisions,
@@ -105,6 +107,27 @@ def test_a_difference_is_clear_leaning_or_open_by_its_p_value() -> None:
 def test_looks_at_a_run_spend_no_more_than_one_test_does() -> None:
     assert [look_significance(look) for look in (1, 2)] == [pytest.approx(0.025), pytest.approx(0.05 / 6)]
     assert 0.0499 < sum(look_significance(look) for look in range(1, 1000)) < 0.05
+
+
+@pytest.mark.parametrize("noise", FOR_LOOKS)
+def test_looks_until_a_comparison_is_decided_keep_false_decisions_and_intervals_at_five_per_cent(
+    noise: str,
+) -> None:
+    apart, held, blocks = by_looks(FOR_LOOKS[noise], FOR_LOOKS[noise], draws=1000)
+    assert apart <= 0.05 + 2 * 0.007 and held >= 0.95 - 2 * 0.007 and 6 < blocks <= 8  # 0.007: error of 1,000 draws
+
+
+@pytest.mark.parametrize(
+    ("ratios", "decided"),
+    [
+        ([1.5, 1.52, 1.48], True),
+        ([1.0, 1.005, 0.995], True),  # about equal
+        ([1.1, 1.2, 1.0], False),
+        ([1.5, 1.5], False),  # too few
+    ],
+)
+def test_a_comparison_is_decided_if_it_is_clear_or_about_equal(ratios: list[float], decided: bool) -> None:
+    assert is_decided(ratios) == decided
 
 
 @pytest.mark.parametrize("noise", FOR_LOOKS)

@@ -28,9 +28,11 @@ from harness.analysis.ratios import within
 from harness.analysis.stats import (
     CLEAR,
     LEAST_BLOCKS,
+    LOOKS_SIGNIFICANCE,
     deciding_blocks,
     geometric_mean,
     holm,
+    is_decided,
     look_significance,
     pooled_deviation,
     ratio_p_value,
@@ -39,6 +41,7 @@ from harness.analysis.stats import (
 )
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.analysis.verdict.trust import HALFWIDTH as EQUAL_WITHIN
+from harness.config.sections import LOOKS
 
 TRUTH = 1.7
 DRAWS = 2000
@@ -198,6 +201,33 @@ def decides_falsely(noise: Noise, random: np.random.Generator) -> bool:
     return False
 
 
+def four_times(noise: Noise) -> Noise:
+    """Four times the noise, as of a logarithm."""
+    return lambda random, count: noise(random, count) ** 4
+
+
+def by_looks(
+    cell: Noise, base: Noise, *, drift: float = 0.0, draws: int = DRAWS, seed: int = 1
+) -> tuple[float, float, float]:
+    """Return, of studies of equal settings with ``blocks: decide``: the part that tells them apart, the part whose
+    interval holds the truth, and the mean number of blocks.
+
+    ``drift``: by which the cell, and not its base, becomes faster from the first block to the last.
+    """
+    random = np.random.default_rng([seed, 88])
+    trend = np.linspace(-drift / 2, drift / 2, LOOKS[-1])
+    apart, held, taken = 0, 0, 0
+    for _ in range(draws):
+        ratios = (cell(random, LOOKS[-1]) / base(random, LOOKS[-1]) * np.exp(trend)).tolist()
+        blocks = next((look for look in LOOKS[:-1] if is_decided(ratios[:look])), LOOKS[-1])
+        estimate = geometric_mean(ratios[:blocks], significance=LOOKS_SIGNIFICANCE)
+        assert estimate.low is not None and estimate.high is not None
+        apart += word(ratio_p_value(ratios[:blocks]), LOOKS_SIGNIFICANCE) == CLEAR
+        held += estimate.low <= 1.0 <= estimate.high
+        taken += blocks
+    return apart / draws, held / draws, taken / draws
+
+
 def leads_falsely(noise: Noise, random: np.random.Generator) -> bool:
     speeds = np.array([noise(random, GOOD_BLOCKS) for _ in range(EQUAL)])
     first = int(np.log(speeds).mean(axis=1).argmax())
@@ -231,7 +261,18 @@ def main() -> None:
     decided = Table("noise of a measurement", "added blocks, any look", "the fastest of 4", title=title)
     for name, noise in FOR_LOOKS.items():
         decided.add_row(name, *(f"{100 * rate:.1f} %" for rate in false_decisions(noise, draws=draws)))
-    Console().print(table, alarms, stated, decided)
+    headings = ("told apart", "interval holds 1", "blocks")
+    looked = Table("noise of cell, base", *headings, title=f"{draws} studies of equal settings with blocks: decide")
+    for name, noise in FOR_LOOKS.items():
+        kinds = {f"{name}, {name}": (noise, noise)}
+        if not name.startswith("one-sided"):  # four times of it is slower, too
+            kinds |= {f"4 x {name}, {name}": (four_times(noise), noise), f"{name}, 4 x": (noise, four_times(noise))}
+        for both, (cell, base) in kinds.items():
+            first, held, blocks = by_looks(cell, base, draws=draws)
+            looked.add_row(both, f"{100 * first:.1f} %", f"{100 * held:.1f} %", f"{blocks:.1f}")
+    first, held, blocks = by_looks(normal(0.03), normal(0.03), drift=0.05, draws=draws)
+    looked.add_row("normal 3 %, drift of 5 %", f"{100 * first:.1f} %", f"{100 * held:.1f} %", f"{blocks:.1f}")
+    Console().print(table, alarms, stated, decided, looked)
 
 
 if __name__ == "__main__":

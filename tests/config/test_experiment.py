@@ -140,7 +140,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (grid(**{"training.accumulation": [1, "2"]}), "grid, training.accumulation[1]: got '2'"),
     (having(checkpoint={"every": 1}), "checkpoint: needs a convergence section; only its trials have epochs"),
     (having(throughput={"blocks": 0}), "throughput.blocks: got 0"),
-    (having(throughput={"blocks": "many"}), "throughput.blocks: got 'many'"),
+    (
+        having(throughput={"blocks": "many"}),
+        "throughput.blocks: got 'many'; allowed: a number, decide, or {at_least, at_most, halfwidth}",
+    ),
     (having(throughput={"window_seconds": -1}), "throughput.window_seconds: got -1"),
     (having(throughput=None), "throughput and convergence are both off"),
     (having(convergence={}), "convergence.epochs: is missing"),
@@ -244,6 +247,7 @@ def test_an_effort_sets_what_the_file_does_not_give() -> None:
     quick = throughput(effort="quick")
     assert quick.blocks == 5 and quick.windows * quick.window_seconds < Throughput().window_seconds
     assert throughput(effort="quick", throughput={"blocks": 9}) == quick.model_copy(update={"blocks": 9})
+    assert throughput(effort="careful", throughput={"blocks": "decide"}).most_blocks == 8
     assert throughput(effort="careful").most_blocks > Throughput().most_blocks
     without = {"effort": "quick", "throughput": None, "convergence": {"epochs": 1}}
     assert config.parse_experiment({**grid, **without}, source="x").throughput is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -13,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.common import rows_of
+from harness.analysis.results import load
 from harness.errors import WriteError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.cell import place
@@ -317,9 +321,11 @@ class MeasuringLauncher(ScriptedLauncher):
 RULE = {"at_least": 3, "at_most": 9, "halfwidth": 0.1}
 
 
-def run_by_rule(make_experiment: Make, tmp_path: Path, speed: Callable[[Trial], float]) -> tuple[Plan, RunFolder]:
+def run_by_rule(
+    make_experiment: Make, tmp_path: Path, speed: Callable[[Trial], float], rule: object = RULE
+) -> tuple[Plan, RunFolder]:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, throughput={"blocks": RULE, "twin": True}), laptop())
+    plan = make_plan(make_experiment(grid, throughput={"blocks": rule, "twin": True}), laptop())
     return plan, execute(plan, tmp_path, MeasuringLauncher(speed))[1]
 
 
@@ -346,6 +352,37 @@ def test_base_and_twin_stay_until_the_last_cell_that_needs_them(make_experiment:
     most = blocks["ddp", 2, ""]
     assert 3 < most < 9
     assert blocks["single", 1, ""] == blocks["single", 1, "twin"] == most
+
+
+@pytest.mark.parametrize(
+    ("faster", "spread", "blocks"),
+    [
+        (2.0, 0.01, 3),  # clear at the first look
+        (1.2, 0.12, 5),  # at the second
+        (1.02, 0.10, 8),  # never
+    ],
+)
+def test_looks_end_a_run_once_no_comparison_is_open_also_when_it_is_resumed(
+    make_experiment: Make, tmp_path: Path, faster: float, spread: float, blocks: int
+) -> None:
+    def speed(trial: Trial) -> float:
+        if trial.cell.devices == 2:
+            return 100.0 * faster * (1 + spread * (trial.block % 2 - 0.5))
+        return 100.0 if trial.cell.strategy == "single" else 50.0
+
+    _, folder = run_by_rule(make_experiment, tmp_path, speed, "decide")
+    assert {row["block"] for row in folder.lines() if row["outcome"] == "ok"} == set(range(blocks))
+    reasons = {row["reason"] for row in folder.lines() if row["skip_code"] == "precise"}
+    assert (f"decided: after {blocks} blocks no comparison of this cell was open" in reasons) == (blocks < 8)
+    results = load(folder.path)
+    assert results.significance == 0.02
+    of_two = next(row for row in rows_of(results.scaling) if row.devices == 2)
+    assert (of_two.p_value <= 0.02) == (blocks < 8)
+    logs = [math.log(faster * (1 + spread * (block % 2 - 0.5))) for block in range(blocks)]
+    half = {3: 6.9646, 5: 3.7469, 8: 2.9980}[blocks] * statistics.stdev(logs) / math.sqrt(blocks)  # t of 98 %
+    assert math.log(of_two.high / of_two.speedup) == pytest.approx(half, rel=1e-3)
+    again, _ = execute(make_plan(results.experiment, laptop()), tmp_path, MeasuringLauncher(lambda trial: 1.0))
+    assert again.launches == []
 
 
 class Busy(ScriptedLauncher):

@@ -10,7 +10,7 @@ import pandas as pd
 from harness.analysis.common import Record, by_cell, rows_of
 from harness.analysis.doubts import widens
 from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, within
-from harness.analysis.stats import CLEAR, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
+from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
 from harness.analysis.verdict import Statement, Tables
 from harness.config.axes import SIZES
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -18,7 +18,7 @@ from harness.config.strategy_traits import BASE_STRATEGY
 NO_CHOICES = frozenset({*SIZES, "strategy"})
 """The axes that the other statements are about; every other axis, and every option, is a choice."""
 GOOD_BLOCKS = 5
-HALFWIDTH = 0.05
+HALFWIDTH = EQUAL_WITHIN
 """The half-width of an interval within which two settings are about equal: no further blocks are asked for."""
 
 

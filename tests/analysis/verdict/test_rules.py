@@ -383,6 +383,7 @@ def test_the_bucket_question_is_answered(tmp_path: Path, make_experiment: Make, 
         ([["run", "x.yaml"], ["run", "--resume", "x"]], 5, 0.025),  # the declared blocks, in two calls
         ([["run"], ["run", "--resume", "x", "--add-blocks", "2"], ["run", "--add-blocks=3"]], 5, 0.05 / 12),
         ([["run"]], {"at_least": 3, "at_most": 9, "halfwidth": 0.05}, 0.05),
+        ([["run"]], "decide", 0.02),
     ],
 )
 def test_each_time_that_blocks_are_added_is_a_look(
