@@ -156,8 +156,9 @@ def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextS
     why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
     if row.subject == "fixed":
         return NextStep(f"{why}:", _add_blocks(blocks, results), proposal.file if proposal else NOTHING_NEXT)
-    most = (results.experiment.throughput.most_blocks if results.experiment.throughput else 0) + blocks
-    number = most if results.rule == "decide" else {"at_most": most}
+    settings = results.experiment.throughput
+    most = (settings.most_blocks if settings else 0) + blocks
+    number = most if settings and settings.rule == "decide" else {"at_most": most}
     file = _changed(results, f"With {more}.", {"throughput": {"blocks": number}})
     return _run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
 

@@ -67,6 +67,8 @@ def test_what_another_step_precedes_and_a_rule_for_blocks_take_a_new_run() -> No
     why, command = said(*statements, experiment=rule)
     assert "a rule sets their number, so that it takes a new run" in why and command.endswith("/next.yaml")
     assert next_of(*statements, experiment=rule)["throughput"]["blocks"]["at_most"] == 10
+    next_file = next_of(*statements, experiment={"throughput": {"blocks": "decide"}})
+    assert next_file["throughput"]["blocks"] == 12  # a number: it takes no looks
 
 
 @pytest.mark.parametrize(("seconds", "longer"), [(0.2, 0.8), (0, 1.0)])
