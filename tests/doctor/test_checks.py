@@ -49,7 +49,12 @@ def test_a_row_is_of_the_file_that_judges_and_has_its_name_and_a_faulty_workload
 
 def test_the_names_and_the_order_of_the_checks() -> None:
     names = [*WITHOUT_RANKS, *(check.name for check in CHECKS)]
-    assert len(names) == len({*names}) and set(WITHOUT_RANKS) == {checks.LINKS, checks.NETWORK, checks.VERSIONS}
+    assert len(names) == len({*names}) and set(WITHOUT_RANKS) == {
+        checks.LINKS,
+        checks.NETWORK,
+        checks.MACHINE,
+        checks.VERSIONS,
+    }
     alone = [check.name for check in CHECKS if not check.after_steps]
     after = [check.name for check in CHECKS if check.after_steps]
     assert [check.name for check in CHECKS] == [*alone, *after]

@@ -236,3 +236,24 @@ def test_nodes_with_processors_in_their_order(system: Path) -> None:
 )
 def test_the_node_of_a_gpu(system: Path, bus: str, node: int | None) -> None:
     assert numa_node_of_bus(bus, system) == node
+
+
+def test_the_settings_are_those_of_the_system_s_files(tmp_path: Path) -> None:
+    nothing = {"governors": [], "boost": None, "periods": None, "throttled": None}
+    assert environment.machine_state(tmp_path) == nothing
+    files = {
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+        "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance\n",
+        "sys/devices/system/cpu/cpufreq/policy0": "",
+        "sys/devices/system/cpu/intel_pstate/no_turbo": "0\n",
+        "sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_periods 70\nnr_throttled 7\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    read = environment.machine_state(tmp_path)
+    assert read == {"governors": ["performance", "powersave"], "boost": True, "periods": 70, "throttled": 7}
+    (tmp_path / "sys/devices/system/cpu/intel_pstate/no_turbo").write_text("1\n")
+    assert environment.machine_state(tmp_path)["boost"] is False
+    (tmp_path / "sys/devices/system/cpu/cpufreq/boost").write_text("1\n")
+    assert environment.machine_state(tmp_path)["boost"] is True
