@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.analysis.common import Lines, Record, throughput
-from harness.analysis.ratios import paired
+import pandas as pd
+
+from harness.analysis.common import Lines, Records, by_cell, measured, rows_of, throughput
+from harness.analysis.ratios import paired, with_twins
 from harness.analysis.stats import is_decided, stein_blocks
 from harness.config.axes import SIZES
 from harness.config.sections import LOOKS, BlockRule
@@ -24,6 +25,11 @@ from harness.plan.comparison import (
 from harness.plan.trial import Trial
 
 TWIN = "twin"
+PAIRED = (
+    *("cell_id", "kind", "purpose", "outcome", "inline"),
+    *("block", "invocation", "environment", "device_model"),
+)
+"""The columns of a trial, beside its throughput, that its pairs are made from."""
 
 
 class Criterion(NamedTuple):
@@ -67,20 +73,19 @@ def needed_blocks(
     def needed_for(values: Sequence[float], of: Callable[[Sequence[float]], int]) -> int:
         return of(values) if len(values) >= 2 else criterion.most
 
-    pilot: dict[tuple[str, str], list[Record]] = {}  # by cell id and purpose ('' or 'twin')
-    for line in lines:
-        timed = line["kind"] == "throughput" or line["purpose"] == TWIN
-        in_pilot = timed and line["outcome"] == "ok" and line["block"] < criterion.pilot
-        if in_pilot and (speed := throughput(line["windows"])):
-            known = {"environment": None, "device_model": None, **line, "throughput_per_s": speed}
-            pilot.setdefault((line["cell_id"], line["purpose"]), []).append(Record(known))
-    timed_rows = {cell: rows for (cell, purpose), rows in pilot.items() if not purpose}
-    means = {cell: _with_twins(rows, pilot.get((cell, TWIN), [])) for cell, rows in timed_rows.items()}
+    timed = (line for line in lines if line["block"] is not None and line["block"] < criterion.pilot)
+    rows = [
+        {**dict.fromkeys(PAIRED), **{name: line[name] for name in PAIRED if name in line}, "throughput_per_s": speed}
+        for line in timed
+        if (speed := throughput(line["windows"]))
+    ]
+    frame = pd.DataFrame(rows, columns=[*PAIRED, "throughput_per_s"])
+    own, twins, means = (by_cell(rows_of(of)) for of in (measured(frame), measured(frame, TWIN), with_twins(frame)))
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
     needed: dict[str, int] = {}
     compared: set[str] = set()
     based = [(cell, base) for cell in cells if comparable(cell) and (base := base_cell(cell)) != cell]
-    for cell, other in [*based, *_other_pairs(cells, pilot, placements)]:
+    for cell, other in [*based, *_other_pairs(cells, own, placements)]:
         ratios = paired(means.get(cell.id, []), means.get(other.id, [])).ratios
         if ratios:
             compared |= {cell.id, other.id}
@@ -89,24 +94,12 @@ def needed_blocks(
             needed[cell.id] = criterion.most  # no more blocks of its base for it
             compared.add(cell.id)
     for cell in cells:
-        own = pilot.get((cell.id, ""), [])
-        if ratios := paired(pilot.get((cell.id, TWIN), []), own).ratios:
+        if ratios := paired(twins.get(cell.id, []), own.get(cell.id, [])).ratios:
             _raise(needed, _users(cell), needed_for(ratios, criterion.of_others))
         if cell.id not in compared:
-            speeds = {row.block: float(row.throughput_per_s) for row in own}
+            speeds = {row.block: float(row.throughput_per_s) for row in own.get(cell.id, [])}
             _raise(needed, {cell.id}, needed_for([*speeds.values()], criterion.of_others))
     return needed
-
-
-def _with_twins(rows: Sequence[Record], twins: Sequence[Record]) -> list[Record]:
-    """Return a base's rows with the mean of both measurements of a block, as ratios.with_twins has them."""
-
-    def place(row: Record) -> tuple[object, ...]:
-        return row.block, row.invocation, row.device_model
-
-    second = {place(row): float(row.throughput_per_s) for row in twins}
-    both = ((row, float(row.throughput_per_s), second.get(place(row))) for row in rows)
-    return [Record({**vars(row), "throughput_per_s": math.sqrt(own * (other or own))}) for row, own, other in both]
 
 
 def _raise(needed: dict[str, int], cell_ids: Iterable[str], blocks: int) -> None:
@@ -115,15 +108,15 @@ def _raise(needed: dict[str, int], cell_ids: Iterable[str], blocks: int) -> None
 
 
 def _other_pairs(
-    cells: set[Cell], pilot: Mapping[tuple[str, str], Sequence[Record]], placements: Sequence[str]
+    cells: set[Cell], own: Mapping[str, Records], placements: Sequence[str]
 ) -> Iterator[tuple[Cell, Cell]]:
     """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
-    measured = [cell for cell in cells if pilot.get((cell.id, ""))]
-    along = axis_pairs(((axes_of(cell), cell) for cell in measured), placements)
+    known = [cell for cell in cells if cell.id in own]
+    along = axis_pairs(((axes_of(cell), cell) for cell in known), placements)
     pairs = [(pair.one, pair.other) for pair in along if pair.axis not in SIZES]
-    pairs += [(cell, other) for cell in measured for other in other_launcher_cells(cell) if other in cells]
+    pairs += [(cell, other) for cell in known for other in other_launcher_cells(cell) if other in cells]
     for cell, other in pairs:
-        if paired(pilot[cell.id, ""], pilot.get((other.id, ""), [])).ratios:
+        if paired(own[cell.id], own.get(other.id, [])).ratios:
             yield cell, other
 
 
