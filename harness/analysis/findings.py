@@ -107,8 +107,8 @@ def static_findings(plan: Row, environment: RunEnvironment, labels: Labels) -> p
     of_nodes = [  # of the nodes of a worker group; each finding counts once
         finding for group in groups for finding in [*judge_versions(group), *judge_links(group)]
     ]
-    largest = max(reversed(groups), key=len, default=[])  # counters differ between groups
-    of_nodes += [*judge_network(largest), *judge_machine(largest)]
+    of_nodes += judge_network(max(reversed(groups), key=len, default=[]))  # counters differ between groups
+    of_nodes += judge_machine({node["node_id"]: node for group in groups for node in group}.values())
     return FINDINGS.frame([*rows, *(finding.row() for finding in dict.fromkeys(of_nodes))])
 
 

@@ -196,7 +196,9 @@ def machine_state(root: Path = Path("/")) -> MachineState:
 
     governors = {read(path) for path in processors.glob("cpu[0-9]*/cpufreq/scaling_governor")}
     boost, no_turbo = read(processors / "cpufreq/boost"), read(processors / "intel_pstate/no_turbo")
-    quota = dict(line.split() for line in (read(root / "sys/fs/cgroup/cpu.stat") or "").splitlines())
+    cgroups = root / "sys/fs/cgroup"
+    text = read(cgroups / "cpu.stat") or read(cgroups / "cpu/cpu.stat") or ""  # version 2, version 1
+    quota = dict(line.split() for line in text.splitlines())
     counts = [int(quota[name]) if name in quota else None for name in ("nr_periods", "nr_throttled")]
     return {
         "governors": sorted(name for name in governors if name),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 
@@ -218,57 +218,34 @@ THROTTLED_LEAST = 0.01
 """The least share of a container's periods, cut short by its quota, that is reported."""
 
 
-def judge_machine(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
+def judge_machine(nodes: Iterable[NodeEnvironment]) -> list[Finding]:
     """Report the settings of nodes that make speeds vary, each with the command that changes it."""
-    found = []
-    for node in nodes:
-        state = node.get("state")
-        others = [name for name in state["governors"] if name != "performance"] if state else []
-        if others:
-            found.append(
-                Finding(
-                    MACHINE,
-                    "note",
-                    f"{node['host']}: the processors' frequency governor is {', '.join(others)}",
-                    "clocks follow the load, and take time to rise",
-                    "sudo cpupower frequency-set --governor performance",
-                )
-            )
-        if state and state["boost"]:
-            intel = "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
-            found.append(
-                Finding(
-                    MACHINE,
-                    "note",
-                    f"{node['host']}: the processors boost their clocks",
-                    "one busy core is faster than all of them, which lowers the efficiency of several CPU slots",
-                    f"echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost (Intel: {intel})",
-                )
-            )
-        if state and (state["throttled"] or 0) > THROTTLED_LEAST * (state["periods"] or 0):
-            found.append(
-                Finding(
-                    MACHINE,
-                    "warning",
-                    f"{node['host']}: the container's CPU quota cut short {state['throttled']:,} of "
-                    f"{state['periods']:,} periods",
-                    "processes stand still within steps",
-                    "give the container a higher CPU limit, or none",
-                )
-            )
-        topology = node.get("topology")
-        modes = topology.get("persistence", []) if topology else []
-        if off := [str(gpu) for gpu, mode in enumerate(modes) if mode is False]:
-            found.append(
-                Finding(
-                    MACHINE,
-                    "note",
-                    f"{node['host']}: persistence mode is off on GPU {', '.join(off)}",
-                    "the driver is loaded anew for each worker group, and clocks that were set are lost",
-                    "sudo nvidia-smi -pm 1",
-                )
-            )
-    return found
+    return [
+        Finding(MACHINE, "note", f"{node['host']}: {seen}", means, advice)
+        for node in nodes
+        for seen, means, advice in _settings(node)
+    ]
+
+
+def _settings(node: NodeEnvironment) -> Iterator[tuple[str, str, str]]:
+    """Yield what is seen of each such setting, what it means, and what changes it."""
+    state, topology = node.get("state"), node.get("topology")
+    if state and (others := [name for name in state["governors"] if name != "performance"]):
+        seen = f"the processors' frequency governor is {', '.join(others)}"
+        means = "clocks follow the load, and take time to rise"
+        yield seen, means, "sudo cpupower frequency-set --governor performance"
+    if state and state["boost"] and not topology:
+        means = "one busy core is faster than all of them, which lowers the efficiency of several CPU slots"
+        boost, intel = "/sys/devices/system/cpu/cpufreq/boost", "/sys/devices/system/cpu/intel_pstate/no_turbo"
+        yield "the processors boost their clocks", means, f"echo 0 | sudo tee {boost}; Intel: echo 1 | sudo tee {intel}"
+    if state and (state["throttled"] or 0) > THROTTLED_LEAST * (state["periods"] or 0):
+        periods = f"{state['throttled']:,} of {state['periods']:,} periods"
+        seen = f"since it was started, the container's CPU quota has cut short {periods}"
+        yield seen, "processes may stand still within steps", "give the container a higher CPU limit, or none"
+    modes = topology.get("persistence", []) if topology else []
+    if off := [str(gpu) for gpu, mode in enumerate(modes) if mode is False]:
+        means = "the driver is loaded anew for each worker group, and clocks that were set are lost"
+        yield f"persistence mode is off on GPU {', '.join(off)}", means, "sudo nvidia-smi -pm 1"
 
 
 LINKS = "links"

@@ -111,7 +111,8 @@ class Execution:
                 if not left.trials:
                     parts.pop(0)
                     continue
-                self._wait_for_quiet(group.block)
+                if self._wait_for_quiet(group.block):
+                    continue  # no time may be left
                 before = self._attempts.total
                 started = self._launch(left)
                 if self._attempts.total == before and self._startable(left).trials:
@@ -121,26 +122,30 @@ class Execution:
                     parts[:1] = by_placement(left)
         self._repeat_on_one_type()
 
-    def _wait_for_quiet(self, block: int) -> None:
+    def _wait_for_quiet(self, block: int) -> bool:
         """Wait before a block until the processors of all nodes are idle, at most throughput.wait_for_quiet.
 
-        By the same limit as the doubt "foreign load": no rank runs now, so any load is another program's.
+        By the same limit as the doubt "foreign load": no rank runs now, so any load is another program's. Return
+        whether it waited.
         """
         settings = self._plan.experiment.throughput
         most = settings.wait_for_quiet if settings else None
         if most is None or block in self._quiet or not isinstance(self._launcher, SeesLoad):
-            return
+            return False
         self._quiet.add(block)
-        until = min(time.time() + most, self._policy.deadline or math.inf)
-        said = False
+        began, deadline, waited = time.time(), self._policy.deadline or math.inf, False
         while busy := {host: cores for host, cores in self._launcher.busy_cores().items() if cores > FOREIGN_CORES}:
             text = "; ".join(f"{cores:.1f} cores on {host}" for host, cores in list(busy.items())[:3])
-            if time.time() >= until:
+            now = time.time()
+            if now >= deadline:  # every trial of the block is skipped
+                break
+            if now >= began + most:
                 self._emit(Note(f"{text} busy after {duration(most)}: block {block} is measured beside that."))
-                return
-            if not said:
+                break
+            if not waited:
                 self._emit(Note(f"{text} busy before block {block}: waiting until idle, at most {duration(most)}."))
-            said = True
+            waited = True
+        return waited
 
     def _repeat_on_one_type(self) -> None:
         """Repeat, block by block, what ran on other hardware than its base, if one type of nodes now holds both."""

@@ -120,6 +120,8 @@ def test_a_dead_agent_is_replaced_if_its_node_is_alive(
         if isinstance(message, TrialStarted) and not heard:
             ray.kill(agent)
         heard += [message.outcome] if isinstance(message, TrialResult) else []
+    (cores,) = launcher.busy_cores().values()
+    assert 0.0 <= cores <= (os.cpu_count() or 1)
     launcher.close()
     assert heard == ["ok", "ok"]
     assert ask_agents(ray_cluster, "alive", [(node, os.getpid()), (node, 2**22 + 1)]) == [True, False]

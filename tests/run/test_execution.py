@@ -18,7 +18,7 @@ import pytest
 from harness.analysis.common import rows_of
 from harness.analysis.results import load
 from harness.errors import WriteError
-from harness.launch.protocol import GroupStarted, Message, TrialStarted
+from harness.launch.protocol import ByLauncher, GroupStarted, Message, TrialStarted
 from harness.plan.cell import place
 from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
@@ -413,6 +413,21 @@ def test_a_block_waits_until_the_processors_are_idle_but_not_for_ever(
     ]
     assert 90 < len(busy) < 99, "the last block stopped asking after 45 s"
     assert len(launcher.launches) == len(plan.groups)
+
+
+def test_a_wait_ends_with_the_time_of_the_run_and_says_nothing_of_its_bound(
+    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(1000.0, 10.0)
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    throughput = {"blocks": 1, "wait_for_quiet": "1h"}
+    plan = make_plan(make_experiment(GRID, throughput=throughput, limits={"wall": "200s"}), laptop())
+    events: list[Event] = []
+    busy = Busy([2.0] * 100)
+    _, folder = execute(plan, tmp_path, ByLauncher({"ray": busy}), events)
+    (text,) = [event.text for event in events if isinstance(event, Note)]
+    assert text == "2.0 cores on laptop busy before block 0: waiting until idle, at most 1 h 00 min."
+    assert busy.launches == [] and {row["outcome"] for row in folder.lines()} == {"skipped"}
 
 
 class OnNodes(ScriptedLauncher):

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -129,11 +130,10 @@ class RayLauncher:
         return self.choice.keep_together(groups)
 
     def busy_cores(self) -> dict[str, float]:
-        hosts = {
-            node.node_id: node.host for node in self.cluster.inventory.nodes if node.node_id in self.cluster.agents
-        }
-        answers = ask_agents(self.cluster, "busy", [(node, None) for node in hosts])
-        return {host: cores for host, cores in zip(hosts.values(), answers, strict=True) if cores is not None}
+        nodes = [node for node in self.cluster.inventory.nodes if node.node_id in self.cluster.agents]
+        answers = ask_agents(self.cluster, "busy", [(node.node_id, None) for node in nodes])
+        names = (f"{node.host} ({node.address})" if len(nodes) > 1 else node.host for node in nodes)
+        return {name: cores for name, cores in zip(names, answers, strict=True) if cores is not None}
 
     def close(self) -> None:
         """Remove the files of Ray Train."""
@@ -224,8 +224,9 @@ class RayGroup:
                 ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
             except ray.exceptions.GetTimeoutError:  # Ray may be gone, and answers nobody
                 self.fit.join(GIVEN_UP_S)
-            except ray.exceptions.RayError:  # the mailbox alone is gone
-                self._give_up()
+            except ray.exceptions.RayError:  # the mailbox alone is gone, or Ray, which frees its devices then
+                with suppress(Exception):  # the loss itself is what is reported
+                    self._give_up()
             else:
                 self._give_up()
         elif self.fit.error:
@@ -236,7 +237,8 @@ class RayGroup:
 
     def _give_up(self) -> None:
         self.fit.give_up()
-        free_devices()
+        if self.fit.ended:
+            free_devices()
 
 
 def _answer(reference: ray.ObjectRef) -> Any:
