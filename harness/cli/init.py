@@ -18,6 +18,8 @@ from harness.system.files import PACKAGE_FOLDER
 TEMPLATES = PACKAGE_FOLDER / "cli" / "templates"
 OWN = "own-workload"
 OWN_CLASS, OWN_MODULE = "my_workload:Regression", "my_workload.py"
+LONGER = ("batch", "loader", "precision", "convergence")
+"""The questions whose files, alone, have fewer than the blocks of effort: quick, so that they take minutes on GPUs."""
 SMALL = {"image_classification": {"width": 8}, "language_model": {"context": 64, "text_bytes": 60_000}}
 """The options that size a workload for a laptop."""
 
@@ -101,17 +103,19 @@ def experiment_text(asked: Sequence[str], workload: str, data: str | None, file:
     if builtin is None and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", trained):
         named = nearest(trained[:80], BUILTIN_WORKLOADS)
         raise ExperimentError("--workload", [f"got {trained[:80]!r}; {named}, or module:ClassName of your own"])
-    names = _data(trained, data) if builtin or data else []
+    names = _data(trained, data, file.parent) if builtin or data is not None else []
     small = dict(SMALL.get(trained, {}))
     if "loader" in asked and builtin and "synthetic_device" in builtin.data_names:
         names = list(dict.fromkeys([*names, "synthetic_device"]))
         small |= {"image_size": 16} if trained == "image_classification" else {}  # the same images in both
+    timed, quick = asked != ["convergence"], len(asked) > 1 or asked[0] not in LONGER
+    too_small = ["workload_options"] * bool(small) + [("effort" if quick else "throughput")] * timed
     environment = jinja2.Environment(trim_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     template = environment.from_string((TEMPLATES / "experiment.yaml").read_text(encoding="utf-8"))
     return template.render(
         asked=asked,
         texts=[QUESTIONS[name].text for name in asked],
-        minutes=0 if len(asked) > 1 or workload or data else QUESTIONS[asked[0]].minutes,
+        minutes=0 if len(asked) > 1 or workload or data is not None else QUESTIONS[asked[0]].minutes,
         file=shlex.quote(str(file)),
         name="my_workload" if asked == [OWN] else "-".join(asked),
         workload=trained,
@@ -122,13 +126,26 @@ def experiment_text(asked: Sequence[str], workload: str, data: str | None, file:
         data=_flow(names),
         model=builtin.models[0] if builtin else "",
         small=_flow(small) if small else "",
-        timed=asked != ["convergence"],
-        quick=len(asked) > 1 or asked[0] not in ("batch", "loader", "precision", "convergence"),
+        too_small=f"{', '.join(too_small)} and limits" if too_small else "limits",
+        on_gpus=_on_gpus(asked) if trained == "image_classification" and data is None else "",
+        timed=timed,
+        quick=quick,
     )
 
 
-def _data(workload: str, data: str | None) -> list[str]:
-    """Return the data of a built-in workload: its own, or what is given; raise ExperimentError if it cannot be that."""
+def _on_gpus(asked: Sequence[str]) -> str:
+    """Return the values of axes that suit GPUs, without those of a question; empty if it is about the data itself."""
+    if {"loader", "convergence", "precision"} & {*asked}:  # which learns, too
+        return ""
+    batch = ", per_device_batch_size [64]" if "batch" not in asked else ""
+    return f"data [synthetic_device], model [resnet50]{batch}, precision [bf16]"
+
+
+def _data(workload: str, data: str | None, folder: Path) -> list[str]:
+    """Return the data of a built-in workload: its own, or what is given; raise ExperimentError if it cannot be that.
+
+    The path of a folder is relative to ``folder``, that of the experiment file, unless it is given as absolute.
+    """
     from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 
     builtin = BUILTIN_WORKLOADS.get(workload)
@@ -136,11 +153,11 @@ def _data(workload: str, data: str | None) -> list[str]:
         raise ExperimentError("--data", [f"got {data!r}; {workload} brings its own data: it is read in its datasets()"])
     if data is None:
         return [builtin.data]
-    if builtin.folders and data not in builtin.data_names and Path(data).is_dir():
-        data = data if "/" in data else f"./{data}"
-    elif problem := next(builtin.unknown([data], []), None):
+    if builtin.folders and data not in builtin.data_names and os.path.isdir(data):
+        return [data if os.path.isabs(data) else os.path.join(".", os.path.relpath(data, folder))]
+    if problem := next(builtin.unknown([data], []), None):
         raise ExperimentError("--data", [problem[1]])
-    elif "/" in data:
+    if "/" in data:
         raise ExperimentError("--data", [f"got {data[:80]!r}: no such folder"])
     return [data]
 

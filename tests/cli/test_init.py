@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from harness.cli.commands import app, lists_of_names
 from harness.cli.init import OWN, QUESTIONS, TEMPLATES
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.doctor_checks import LOOKS_AT
-from harness.config.experiment import load_experiment
+from harness.config.experiment import load_experiment, parse_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.planner import make_plan
 from tests.conftest import ROOT, gpu_cluster, laptop
@@ -77,6 +78,33 @@ def varied(file: Path) -> set[str]:
     return {name for name, values in yaml.safe_load(file.read_text())["grid"].items() if len(values) > 1}
 
 
+@pytest.mark.parametrize("asked", [each for n in (1, 2) for each in combinations([*QUESTIONS][:-1], n)])
+def test_with_its_hint_for_gpus_a_file_is_valid_and_varies_what_it_did(asked: tuple[str, ...], here: Path) -> None:
+    init(*asked, "--output", "x.yaml")
+    text = (here / "x.yaml").read_text()
+    hint = " ".join(re.findall(r"On GPUs (?:.|\n# )*", text)[0].split())
+    content, before = yaml.safe_load(text), varied(here / "x.yaml")
+    for name in re.findall(r"\w+", re.findall(r"remove (.*?), whose", hint)[0].replace(" and ", " ")):
+        del content[name]
+    for axis, value in re.findall(r"(\w+) \[(\w+)\]", hint):
+        content["grid"][axis] = [yaml.safe_load(value)]
+    experiment = parse_experiment(content, source="x.yaml")
+    assert make_plan(experiment, gpu_cluster(1, 8)).trials
+    assert {name for name, values in content["grid"].items() if len(values) > 1} == before
+    if "convergence" in asked:
+        assert content["grid"]["data"] != ["synthetic_device"]
+
+
+def test_a_folder_of_data_is_found_from_the_file_s_own_folder(here: Path) -> None:
+    (here / "images").mkdir()
+    (here / "sub").mkdir()
+    for given in ("images", "./images", str(here / "images")):
+        assert init("batch", "--data", given, "--output", "sub/x.yaml").exit_code == 0
+        (written,) = yaml.safe_load((here / "sub/x.yaml").read_text())["grid"]["data"]
+        assert (here / "sub" / written).resolve() == here / "images" and "/" in written
+        (here / "sub/x.yaml").unlink()
+
+
 @pytest.mark.parametrize("workload", BUILTIN_WORKLOADS)
 def test_every_question_can_be_asked_of_every_workload_and_of_a_folder(workload: str, here: Path) -> None:
     (here / "my data").mkdir()
@@ -124,6 +152,8 @@ def test_no_file_is_replaced_and_nothing_is_half_written(taken: str, here: Path)
         (["batch", "--workload", "mpl"], "got 'mpl'; did you mean 'mlp'?"),
         (["batch", "--workload", "a b:C"], "or module:ClassName of your own"),
         (["batch", "--data", "digit"], "did you mean 'digits'?"),
+        (["batch", "--data", ""], "--data: 1 problem - got ''; allowed: cifar10"),
+        (["batch", "--data", 300 * "a"], "--data: 1 problem - got 'aaa"),
         (["batch", "--data", "./none"], "--data: 1 problem - got './none': no such folder"),
         (["batch", "--data", ".", "--workload", "mlp"], "got '.'; allowed: digits, synthetic, synthetic_device"),
         (["batch", "--data", ".", "--workload", "a:B"], "a:B brings its own data"),
