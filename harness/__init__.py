@@ -1,7 +1,7 @@
 """A Ray-orchestrated scaling benchmark for PyTorch training.
 
 results = harness.load("results/scaling/20261121-120000-ab12")    # or harness.run_experiment("scaling.yaml")
-results.summary               # 12 numbers a cell; results.best: each model's fastest cell
+results.summary               # 12 numbers a cell; results.best: the settings to use
 results.scaling               # a DataFrame; also .trials, .cells, .steps, .epochs, .convergence, .environment ...
 results.plot.throughput()     # a figure of the report
 history = harness.load_history("results")    # one DataFrame over all runs

@@ -93,8 +93,9 @@ def _column(values: Sequence[object]) -> pd.api.extensions.ExtensionArray:
 def summary_table(scaling: pd.DataFrame) -> pd.DataFrame:
     """Return the twelve numbers of each cell, by its label; ``scaling``: the table of that name.
 
-    ``low`` and ``high``: the ends of the speedup's 95 % interval. A ratio that is excluded is <NA>, as it is in a cell
-    that does not train as its base does; ``device_s_per_million``: device time of a million samples or tokens, in s.
+    ``low`` and ``high``: the ends of the speedup's interval. Ratios that are excluded are <NA>, as those of a cell that
+    does not train as its base does: ``scaling`` has the reason. ``device_s_per_million``: device time of a million
+    samples or tokens, in s.
     """
     frame = scaling.set_index(pd.Index(scaling["label"], name="cell"))
     numbers = frame[list(SUMMARY)]
@@ -152,7 +153,11 @@ class Results:
 
     @cached_property
     def best(self) -> pd.DataFrame:
-        """The summary of each model's fastest cell on the most devices; ``p_value``: whether its gain is clear."""
+        """The summary of the settings to use, as in the verdict: one for each model, data set and precision.
+
+        On the most devices; the smallest batch, if several are about as fast. Its ``p_value`` is that of its gain over
+        the base, and not over the settings beside it, which the table ``leaders`` has.
+        """
         verdict = self.verdict
         fastest = verdict["cell_id"][verdict["topic"] == "fastest"]
         return self.summary[self.scaling["cell_id"].isin(fastest).to_numpy()]

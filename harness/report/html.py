@@ -179,6 +179,8 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
     above, below, last = (make_pages(sections, results, parts) for sections in (SCALING, DETAILS, APPENDIX))
     between = (picture for picture in pictures if picture.files and not (picture.leads or picture.is_appended))
     drawn = next((picture.anchor for picture in between), None)
+    appended = [picture.title for picture in pictures if picture.is_shown and picture.is_appended]
+    appended += [page.title for page in last]
     content = {
         "name": results.experiment.name,
         **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),
@@ -188,7 +190,7 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
             *((page.anchor, page.title) for page in above),
             *([(drawn, "Figures")] if drawn else []),
             *((page.anchor, page.title) for page in below),
-            ("appendix", "Appendix"),
+            *([("appendix", "Appendix")] if appended else []),
             ("configuration", "Configuration"),
             ("environment", "Environment"),
         ],
@@ -202,5 +204,6 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
         "figures": pictures,
         "below": below,
         "appendix": last,
+        "appended": appended,
     }
     return render("template.html", **content, failures=parts.lines)

@@ -34,6 +34,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   });
 }
-const unfold = () => document.getElementById(location.hash.slice(1))?.closest("details")?.setAttribute("open", "");
-addEventListener("hashchange", unfold);
-unfold();
+
+// A printed page has what is folded; a link into a fold opens it without a script.
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((fold) => (fold.open = true)));

@@ -127,10 +127,9 @@ DETAILS = (
         "Efficiency loss not explained",
         "unexplained",
         lambda results: cost.unexplained_table(results.trials, results.waterfall),
-        level=3,
     ),
     Section("A/A test", "noise", lambda results: ratios.noise_table(results.noise), summary.noise_words),
-    Section("Doubts", "doubts", lambda results: trust.doubt_table(results.trials), level=3),
+    Section("Doubts", "doubts", lambda results: trust.doubt_table(results.trials)),
     Section(
         "Stalls",
         "stalls",

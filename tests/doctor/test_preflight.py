@@ -190,7 +190,7 @@ def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(measured: Measured
 
 def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
     def group(*nodes: tuple[str, str]) -> dict[str, Any]:
-        return {"nodes": [{"host": host, "packages": {"torch": version}} for host, version in nodes]}
+        return {"nodes": [{"host": host, "node_id": host, "packages": {"torch": version}} for host, version in nodes]}
 
     plan: dict[str, Any] = {"skipped": [], "impossible": []}
     moved = [group(("a", "2.14.0")), group(("b", "2.15.0"))]  # resumed elsewhere
@@ -198,6 +198,16 @@ def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
     mixed = group(("a", "2.14.0"), ("b", "2.15.0"))
     examined = static_findings(plan, {"groups": [mixed, mixed]}, Labels(()))
     assert examined["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
+
+
+def test_a_machine_s_state_is_a_finding_a_node_however_many_groups_recorded_it() -> None:
+    def group(host: str, throttled: int) -> dict[str, Any]:
+        state = {"governors": [], "boost": None, "periods": 100, "throttled": throttled}
+        return {"nodes": [{"host": host, "node_id": host, "state": state}]}
+
+    plan: dict[str, Any] = {"skipped": [], "impossible": []}
+    found = static_findings(plan, {"groups": [group("a", 50), group("b", 60), group("a", 70)]}, Labels(()))
+    assert [seen.split(":")[0] for seen in found["seen"]] == ["a", "b"] and "70 of 100" in found["seen"][0]
 
 
 def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment: Make) -> None:

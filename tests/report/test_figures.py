@@ -310,6 +310,7 @@ def test_learning_curves_hold_the_median_and_range_of_a_cell_s_seeds_and_a_row_a
     ("target", "drawn_at"),
     [
         ({"metric": "val_accuracy", "at_least": 0.7}, [0.7]),
+        ({"metric": "val_accuracy", "at_least": 0.95}, [0.95]),
         ({"metric": "val_loss", "at_most": 0.7}, []),
         (None, []),
     ],
@@ -323,7 +324,19 @@ def test_the_target_is_a_dashed_line_in_the_panels_of_its_metric(
     drawing = Drawings(results)["convergence"]
     metric, loss = axes_of(drawing.figure)
     assert [one.get_ydata()[0] for one in metric.get_lines() if one.get_linestyle() == "--"] == drawn_at
+    low, high = metric.get_ylim()
+    assert all(low < level < high for level in drawn_at), "also one that was not reached is on the axis"
     assert len(loss.get_lines()) == 1 and ("Dashed: the target." in drawing.caption) == bool(drawn_at)
+
+
+def test_a_median_ends_where_the_first_of_its_seeds_diverged() -> None:
+    lines = [training(seed=seed, outcome="diverged" if seed == 2 else "ok") for seed in (0, 1, 2)]
+    lines.append(training("fsdp2", seed=0))
+    epochs = curves_of(lines, [0.4, 0.8, 0.9], [0.5, 0.6, 0.8], [0.3], [0.5, 0.6, 0.7])
+    drawing = drawn("convergence", lines, epochs)
+    ddp, fsdp = (len(one.get_xdata()) for one in axes_of(drawing.figure)[0].get_lines())
+    assert (ddp, fsdp) == (1, 3)
+    assert drawing.caption.startswith("Median of 1 to 3 seeds") and "first of its seeds diverged." in drawing.caption
 
 
 def drawn_by_step(lines: list[dict[str, Any]], losses: Iterable[list[float]]) -> Drawing:

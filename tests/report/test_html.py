@@ -328,6 +328,21 @@ def test_an_error_in_a_figure_costs_that_figure(
     assert (run_folder.path / "trials.jsonl").read_bytes() == before
 
 
+def test_the_appendix_names_its_figures_and_is_there_without_tables(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(html, "FIGURES", {"throughput": dot, "links": dot})
+    monkeypatch.setattr(html, "APPENDIX", ())
+    write_report(run_folder.path)
+    page = run_folder.report.read_text()
+    _, folded = page.split('<h2 id="appendix">Appendix</h2>')
+    assert folded.lstrip().startswith("<details><summary>Throughput</summary>") and 'href="#appendix"' in page
+    assert folded.index('id="figure-links"') < folded.index("</details>")
+    monkeypatch.setattr(html, "FIGURES", {"throughput": dot})
+    write_report(run_folder.path)
+    assert not re.search('["#]appendix"', run_folder.report.read_text())
+
+
 def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: RunFolder) -> None:
     page = written.report.read_text()
     order = [

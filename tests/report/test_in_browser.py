@@ -78,13 +78,13 @@ def server() -> Iterator[Server]:
     heard.http.server_close()
 
 
-def opened(page: Path) -> str:
+def opened(page: Path, place: str = "") -> str:
     """The document as it stands after its scripts, if any, have run."""
     assert BROWSER
     profile = f"--user-data-dir={page.parent / 'profile'}"
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     quiet += ["--disable-component-update", "--disable-extensions", "--disable-sync"]
-    command = [BROWSER, *quiet, profile, "--virtual-time-budget=2000", "--dump-dom", page.absolute().as_uri()]
+    command = [BROWSER, *quiet, profile, "--virtual-time-budget=2000", "--dump-dom", page.absolute().as_uri() + place]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout
 
@@ -195,3 +195,27 @@ def test_a_table_sorts_by_its_numbers_and_a_script_that_the_policy_does_not_name
     page.write_text(clicking.replace("script-src ", f"script-src 'sha256-{allowed}' ", 1))
     # d has the largest number and b none, which stays last; the third press restores the order
     assert json.loads(title(opened(page))) == [True, ["abcd", "cadb ascending", "dacb descending", "abcd null"]]
+
+
+VISITS = """
+const [link, fold] = [document.querySelector('a[href="#inside"]'), document.querySelector("details")];
+const seen = () => [fold.open, Math.abs(document.getElementById("inside").getBoundingClientRect().top) < innerHeight];
+const states = [seen()];
+for (let press = 0; press < 2; press++) {
+  link.click();
+  states.push(seen());
+  fold.open = false;
+}
+dispatchEvent(new Event("beforeprint"));
+document.title = JSON.stringify([...states, fold.open]);
+"""
+
+
+def test_a_link_into_a_fold_opens_it_and_goes_there_and_a_printed_page_has_every_fold(tmp_path: Path) -> None:
+    fold = '<details><summary>s</summary><b id="inside">x</b></details>'
+    body = f'<a href="#inside">to</a><p style="height: 9000px"></p>{fold}'
+    page = tmp_path / "page.html"
+    page.write_text(f"<!doctype html><body>{body}<script>{SCRIPT}</script><script>{VISITS}</script>")
+    assert json.loads(title(opened(page))) == [[False, False], [True, True], [True, True], True]
+    page.write_text(f"<!doctype html><body>{body}<script>{SCRIPT}</script>")
+    assert "<details open" in opened(page, "#inside") and "<details open" not in opened(page)

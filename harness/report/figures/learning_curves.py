@@ -28,7 +28,7 @@ from harness.report.figures.drawing import (
     strategy_legend,
 )
 from harness.report.figures.scales import linear_values, log_limits, log_values
-from harness.report.row import plural, rows_of, settings
+from harness.report.row import rows_of, settings
 from harness.report.tables.text import decimal
 
 TRIAL, PLACE = ["trial_id", "attempt"], ["strategy", "devices"]
@@ -129,11 +129,12 @@ def learning_curves(results: Results) -> Drawing:
     for line, name in zip(grid, names, strict=True):
         part = curves[curves["setting"] == name]
         for axes, (value, label, clock) in zip(line, quantities, strict=True):
-            ends: pd.Series[float] = pd.Series(curves[[f"{value}_low", f"{value}_high"]].to_numpy().ravel())
-            _set_values(axes, ends, percent=value == "val_accuracy", in_all=True)
+            bound = [target] if value == metric and target is not None else []
+            ends = [*bound, *curves[f"{value}_low"], *curves[f"{value}_high"]]
+            _set_values(axes, pd.Series(ends, dtype=float), percent=value == "val_accuracy", in_all=True)
             linear_values(axes, "x")
-            if value == metric and target is not None:
-                axes.axhline(target, color="0.45", linestyle="--", linewidth=1, zorder=1)
+            for level in bound:
+                axes.axhline(level, color="0.45", linestyle="--", linewidth=1, zorder=1)
             _draw(axes, part, clock, value, {*differing["cell_id"]}, few=len(curves) <= MOST_MARKS // len(quantities))
             axes.set_xlabel(CLOCKS[clock] if line is grid[-1] else "")
             axes.set_ylabel(label)
@@ -141,12 +142,15 @@ def learning_curves(results: Results) -> Drawing:
             add_title(line[0], name, "left")
     add_legend(figure, strategy_legend(epochs))
     trained, others = (captions.cells(rows.sort_values(PLACE)) for rows in (trials, differing))
-    seeds = trials["seed"].nunique()
+    seeds = sorted({*trials.groupby("cell_id")["seed"].nunique()})
     batches = ", ".join(map(str, sorted(trials["global_batch_size"].dropna().astype(int).unique())))
-    over = f"Median of {plural(seeds, 'seed')}, bands from the lowest to the highest" if seeds > 1 else "1 seed"
+    number = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+    over = f"Median of {number} seeds, bands from the lowest to the highest" if seeds[-1] > 1 else "1 seed"
+    short = trials["outcome"].eq("diverged").any() and seeds[-1] > 1
     caption = (
         f"{over}: {trained}; global batch {batches}.{' Dashed: the target.' if target is not None else ''} "
         "Training time excludes evaluation; the first epoch includes the warm-up of its first steps."
+        f"{' A line ends where the first of its seeds diverged.' if short else ''}"
         f"{f' Not equivalent to one device, and hatched: {others}.' if others else ''}"
         f"{captions.set_apart(trials)}{captions.unverified(results.convergence)}"
         f"{captions.cut(names)}"
@@ -163,8 +167,13 @@ def _target(results: Results, metric: str) -> float | None:
 
 
 def _over_seeds(epochs: pd.DataFrame, values: list[str]) -> pd.DataFrame:
-    """Return one row a cell and epoch: the medians over its seeds, and the range of ``values``: _low and _high."""
-    by = epochs.groupby(["cell_id", "epoch"], sort=False)
+    """Return one row a cell and epoch that all of its seeds have: the medians, and the ranges of ``values``.
+
+    The ends of a range have the suffixes _low and _high.
+    """
+    trainings = epochs.groupby("cell_id")["trial_id"].transform("nunique")
+    whole = epochs[epochs.groupby(["cell_id", "epoch"])["trial_id"].transform("nunique") == trainings]
+    by = whole.groupby(["cell_id", "epoch"], sort=False)
     ends = [by[values].agg(how).add_suffix(end) for how, end in (("min", "_low"), ("max", "_high"))]
     numbers = pd.concat([by[[*CLOCKS, *values]].median(), *ends], axis="columns").astype(float)
     named = epochs.drop_duplicates("cell_id")[["cell_id", "strategy", "devices", *TAGS, "setting"]]
