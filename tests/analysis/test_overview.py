@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import harness
+from harness.analysis import ratios
 from harness.analysis.results import TABLES, option_columns, summary_table
 from harness.record.schema import SCALING, TRIALS
 from tests.conftest import EXAMPLE
@@ -34,6 +35,14 @@ def test_the_best_cells_are_those_of_the_verdict() -> None:
     assert len(results.summary) == len(results.scaling)
     fastest = results.verdict[results.verdict["topic"] == "fastest"]
     assert results.best["throughput_per_s"].tolist() == fastest["value"].tolist() and len(results.best) == 2
+
+
+def test_looks_widen_the_intervals_of_decisions_and_not_that_of_the_a_a_test() -> None:
+    trials = harness.load(EXAMPLE).trials
+    plain, looked = (ratios.scaling(trials, rule).dropna(subset=["p_value"]) for rule in (None, "decide"))
+    apart = plain["cell_id"] != plain["base_id"]
+    assert (looked["high"][apart] / plain["high"][apart]).min() > 1.01 and plain["speedup"].equals(looked["speedup"])
+    pd.testing.assert_frame_equal(ratios.noise(trials, "decide"), ratios.noise(trials))
 
 
 def trial(cell: str, strategy: str = "ddp", kind: str = "throughput", **options: Any) -> dict[str, Any]:
