@@ -80,13 +80,17 @@ class Command:
                     self._seen.add(process)
         return [process for process in self._seen if process.pid != self.process.pid and lives(process)]
 
-    def is_running(self, name: str) -> bool:
-        """Whether a process of this name came from the command."""
+    def named(self, name: str) -> list[psutil.Process]:
+        """The processes of this name that came from the command."""
+        found = []
         for process in self.others():
             with contextlib.suppress(psutil.Error):
-                if name in " ".join(process.cmdline()):
-                    return True
-        return False
+                found += [process] if name in " ".join(process.cmdline()) else []
+        return found
+
+    def is_running(self, name: str) -> bool:
+        """Whether a process of this name came from the command."""
+        return bool(self.named(name))
 
     def files(self) -> set[Path]:
         """Its scratch folders, and what its processes have open or mapped in shared memory: other runs have theirs."""

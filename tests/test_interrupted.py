@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import harness
@@ -162,11 +164,16 @@ def test_a_second_ctrl_c_exits_at_once(run: Run) -> None:
     run.set_window(30.0)
     command = run.call()
     command.wait_for(lambda: command.is_running("RayTrainWorker"))
+    (mailbox,) = command.named("ray::Mailbox")
+    mailbox.suspend()  # an end in order waits for its answer
     os.killpg(command.process.pid, signal.SIGINT)
     time.sleep(0.7)
+    assert command.process.poll() is None
     os.killpg(command.process.pid, signal.SIGINT)
     command.process.wait(10)
     assert command.process.returncode == 130
+    with contextlib.suppress(psutil.NoSuchProcess):
+        mailbox.resume()
     command.seconds_until_alone(within_s=GONE_S)
 
 
