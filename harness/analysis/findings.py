@@ -11,6 +11,7 @@ from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.checks import judge_links, judge_machine, judge_network, judge_versions, uneven_batch
+from harness.plan.known_errors import advice_on
 from harness.plan.labels import Labels
 from harness.plan.rows import FindingRow, RecordedTrial
 from harness.plan.run_environment import RunEnvironment
@@ -19,7 +20,6 @@ from harness.record.schema import DESCRIPTION, FINDINGS
 FAILED = {
     "check": "execution",
     "means": "failure of the doctor's trial itself; the cells that it represents are likely to fail too",
-    "advice": "run the workload as `single` on one device first",
 }
 HUNG = {
     "means": "a rank that waits for others, which never come: a collective that not every rank calls, or a step longer "
@@ -40,7 +40,7 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
         of_trial = list(line["facts"].get("findings", []))
         named = any(found["severity"] == "error" or found["check"] == FAILED["check"] for found in of_trial)
         if line["outcome"] not in ("ok", "skipped") and not named:
-            texts = HUNG if line["outcome"] == "timeout" else FAILED
+            texts = HUNG if line["outcome"] == "timeout" else {**FAILED, "advice": advice_on(line["reason"] or "")}
             log = f"; log: {line['log']}" if line["log"] else ""
             of_trial.append(
                 {

@@ -48,6 +48,7 @@ class DdpOptions(ProcessOptions):
     gradient_as_bucket_view: Axis[bool] = (False,)
     static_graph: Axis[bool] = (False,)
     find_unused_parameters: Axis[bool] = (False,)
+    broadcast_buffers: Axis[bool] = (True,)
     comm_hook: Axis[Literal["none", "bf16_compress", "fp16_compress"]] = ("none",)
 
 

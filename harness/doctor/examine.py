@@ -18,6 +18,7 @@ from harness.doctor.subject import Case, Check, FewBuilds, ProcessState, Subject
 from harness.measure.scenarios import TrialContext
 from harness.plan import memory_forecast as memory
 from harness.plan.checks import Finding
+from harness.plan.known_errors import advice_on
 from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
 from harness.system.user_code import is_the_users
@@ -198,7 +199,7 @@ def _judge_with_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None
         # memory that is not there: the trials of each batch find out for themselves
         if not (isinstance(error, SkipTrial | MemoryError) or "out of memory" in str(error).lower()):
             means = "an error of the workload: every trial of these cells would fail"
-            text, advice = f"{describe_error(error)}, in the first steps", "see the log of the trial"
+            text, advice = f"{describe_error(error)}, in the first steps", advice_on(str(error))
             found.findings.append(Finding(EXECUTION, "error", text, means, advice, stops=True))
         raise DoctorTrialFailed(error, found) from error
     try:
@@ -267,7 +268,7 @@ def _failed_alone(failed: dict[str, str], *, real_steps_fail: bool) -> list[Find
     """Return a finding for checks that raised: the workload does not run, or not on a few samples."""
     check, text = next(iter(failed.items()))
     if real_steps_fail:
-        means, advice = "an error of the workload on its own data", "run it as `single` on one device first"
+        means, advice = "an error of the workload on its own data", advice_on(text)
         return [Finding(EXECUTION, "error", f"{text}, in the check: {check}", means, advice, stops=True)]
     means = "steps run with the cell's own batch, but not with a few samples: these checks have no result"
     advice = "nothing to do if the workload needs more than a few samples in a batch"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from harness.launch.supervision import Watchdog
+from harness.plan.known_errors import with_remedy
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.user_code import STANDARD, is_the_users
@@ -210,7 +211,7 @@ def _classify(error: BaseException | None) -> TrialResult:
     if ended:
         return TrialResult("", "lost", died(rank, _how(cause)), error_type=kind, error_rank=rank, detail=detail)
     outcome: Outcome = "oom" if kind in OUT_OF_MEMORY else "error"
-    reason = f"{kind} on rank {rank}: {' '.join(str(cause).split())[:300]}"
+    reason = with_remedy(f"{kind} on rank {rank}: {' '.join(str(cause).split())[:300]}", str(cause))
     return TrialResult("", outcome, reason, error_type=kind, error_rank=rank, detail=detail)
 
 

@@ -24,6 +24,7 @@ from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
 from harness.plan.cell import place
+from harness.plan.known_errors import with_remedy
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
 from harness.plan.run_environment import GroupRank, NodeEnvironment
 from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
@@ -128,7 +129,7 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     return TrialResult(
         trial_id,
         outcome_of(error),
-        f"{type(error).__name__} on rank {rank}: {message}",
+        with_remedy(f"{type(error).__name__} on rank {rank}: {message}", _message(error)[:MOST_DETAIL]),
         error_type=type(error).__name__,
         error_rank=rank,
         detail=trace,
