@@ -21,6 +21,7 @@ DRIFT = 1.05
 CLOCK_CHANGE = 1.10
 FOREIGN_CORES = 0.25
 WAITS = 0.5
+UNLIKE_EPOCHS = 2.0
 TOO_EFFICIENT = 1.5
 """An efficiency beyond this is no result of caches, whose effect is smaller, or of noise."""
 
@@ -42,6 +43,13 @@ class Doubt(NamedTuple):
 def _settings(trial: Evidence) -> str:
     found = {setting for text in trial.values("settings") if text for setting in text.split(", ")}
     return f": {', '.join(sorted(found))}" if found else ""
+
+
+def _unlike_epochs(trial: Evidence) -> str:
+    factors = sorted(trial.in_epochs or (1.0, 1.0))
+    if factors[0] > 1 / UNLIKE_EPOCHS and factors[1] < UNLIKE_EPOCHS:
+        return ""
+    return f": a step of an epoch takes {' to '.join(dict.fromkeys(f'{each:.2g}' for each in factors))} times as long"
 
 
 def _foreign_load(trial: Evidence) -> bool:
@@ -70,6 +78,13 @@ DOUBTS: Mapping[str, Doubt] = {
         f"the step waits for data for more than {100 * WAITS:.0f} % of its time: a ratio is one of loaders, not of "
         "strategies",
         own=lambda trial: trial.wait_fraction is not None and trial.wait_fraction > WAITS,
+    ),
+    "other speed in epochs": Doubt(
+        "its epochs run at another speed than its timed steps",
+        f"from the second epoch on, a step of the same setting takes more than {UNLIKE_EPOCHS:g} times as long as in "
+        "the timed windows, or less than half: data that is cached, or a speed that changes during a training, so that "
+        "the ratio of timed steps is not that of trainings: decide by the time to a target, or fill the cache before",
+        own=_unlike_epochs,
     ),
     "inline": Doubt(
         "it ran in the command's own process",
@@ -185,7 +200,7 @@ COLUMNS = (
     *("environment", "devices", "inline", "throughput_per_s"),
 )
 """Columns of trials that the doubts are found from, besides their evidence."""
-LOUD = ("impossible efficiency", "waits for data")
+LOUD = ("impossible efficiency", "waits for data", "other speed in epochs")
 """Doubts that stand beside an efficiency in words, and mark each cell that has them, however many have."""
 
 
@@ -195,9 +210,10 @@ def doubts(
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
     environment: RunEnvironment,
+    epochs: pd.DataFrame,
 ) -> pd.Series[Any]:
     """Return the names of each row's doubts in ``trials``, as a tuple."""
-    evidence = gather_evidence(trials, times, windows, ranks, environment)
+    evidence = gather_evidence(trials, times, windows, ranks, environment, epochs)
     read = trials[[*COLUMNS]]
     rows = rows_of(read)
     ok = [row for row in rows if row.outcome == "ok" and not row.purpose]

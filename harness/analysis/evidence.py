@@ -9,6 +9,8 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -26,6 +28,7 @@ from harness.analysis.common import (
     trial_key,
 )
 from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
+from harness.config.axes import NAMED_AXES
 from harness.config.values import GIB
 from harness.plan.rows import HELD_BY_POWER, POWER_CAP
 from harness.plan.run_environment import NodeEnvironment, RunEnvironment
@@ -37,6 +40,9 @@ ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "ni
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that depend on the placement of a worker group: a difference between groups is no doubt."""
 
+Pair = tuple[float, float]
+TRAINED_ALIKE = (*(name for name in NAMED_AXES if name != "per_device_batch_size"), "options")
+"""Columns that are equal for a training and for the timed trials of the same steps."""
 RANK_COLUMNS = (
     *("trial_id", "attempt", "node_rank", "threads", "settings", "device_model", "host", "watched_s", "own_cpu_s"),
     *("node_cpu_s", "swapped_bytes", "throttled", "sm_clock_mhz", "foreign_gpu_processes"),
@@ -55,7 +61,7 @@ class Evidence:
     SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison. ``drift``: the highest
     rate of the timed windows over the lowest. ``skipped_updates``: timed steps whose update fp16's loss scale skipped.
     ``stalled``: whether a timed step of a rank stalled.
-    ``wait_fraction``: the share of the timed steps spent waiting for data.
+    ``wait_fraction``: the share of the timed steps spent waiting for data. ``in_epochs``: see ``steps_in_epochs``.
     """
 
     steady: bool | None
@@ -70,6 +76,7 @@ class Evidence:
     wait_fraction: float | None = None
     per_device_per_s: float | None = None
     invocation: int = 0
+    in_epochs: tuple[float, float] | None = None
 
     def values(self, name: str) -> set[Any]:
         """Return the known values of a column over the trial's ranks."""
@@ -86,10 +93,12 @@ def gather_evidence(
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
     environment: RunEnvironment,
+    epochs: pd.DataFrame,
 ) -> dict[TrialKey, Evidence]:
     """Return the evidence of each trial, by its id and attempt."""
     steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
     spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
+    in_epochs = steps_in_epochs(trials, windows, epochs)
     signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
     by_trial: dict[TrialKey, list[Row]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
@@ -108,6 +117,7 @@ def gather_evidence(
             wait_fraction=row.wait_fraction,
             per_device_per_s=None if row.throughput_per_s is None else row.throughput_per_s / row.devices,
             invocation=int(row.invocation),
+            in_epochs=in_epochs.get(trial_key(row)),
         )
         for row in rows_of(trials[[*TRIAL_COLUMNS]])
     }
@@ -135,6 +145,39 @@ def window_drift(windows: pd.DataFrame) -> dict[TrialKey, float]:
     by_trial = rates[rates > 0].groupby(KEYS)
     drift: dict[TrialKey, float] = (by_trial.max() / by_trial.min()).to_dict()  # type: ignore[assignment]
     return drift
+
+
+def steps_in_epochs(trials: pd.DataFrame, windows: pd.DataFrame, epochs: pd.DataFrame) -> dict[TrialKey, Pair]:
+    """Return a step's time in epochs over that in timed windows, of each timed trial whose setting was also trained.
+
+    Two numbers: from the second epoch on, the medians over the first and over the second half of the epochs of all
+    trainings of the setting. The time in windows is the median over its trials.
+    """
+    timed = windows[windows["window_kind"] == "timed"].groupby([*KEYS, "window"])[["duration_s", "steps"]].max()
+    in_window: dict[TrialKey, float] = {}
+    for key, sums in timed.groupby(KEYS).sum().iterrows():
+        in_window[key] = float(sums["duration_s"] / sums["steps"])  # type: ignore[index]
+    curves = grouped(rows_of(epochs.sort_values([*KEYS, "epoch"])), trial_key) if in_window else {}
+    ok = rows_of(trials.loc[trials["outcome"] == "ok", [*KEYS, "kind", *TRAINED_ALIKE]])
+    found: dict[TrialKey, Pair] = {}
+    for rows in grouped(ok, lambda row: tuple(str(getattr(row, name)) for name in TRAINED_ALIKE)).values():
+        measured = [trial_key(row) for row in rows if trial_key(row) in in_window]
+        trained = [curves[trial_key(row)] for row in rows if row.kind == "convergence" and trial_key(row) in curves]
+        halves = [_halves(curve, rows[0].global_batch_size) for curve in trained if len(curve) > 1]
+        if measured and halves:
+            usual = median(in_window[key] for key in measured)
+            early, late = (median(each) / usual for each in zip(*halves, strict=True))
+            found |= dict.fromkeys(measured, (early, late))
+    return found
+
+
+def _halves(curve: Records, batch: int) -> Pair:
+    """Return the median seconds of a step in the first and in the second half of the epochs from the second on."""
+    steps = [
+        float(now.train_s - before.train_s) * batch / (now.samples - before.samples) for before, now in pairwise(curve)
+    ]
+    half = (len(steps) + 1) // 2
+    return median(steps[:half]), median(steps[-half:])
 
 
 def foreign_cores(node: Sequence[Row]) -> float | None:

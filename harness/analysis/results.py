@@ -251,7 +251,8 @@ def attempt(results: Results, name: str) -> pd.DataFrame | None:
 
 def _trials(results: Results) -> pd.DataFrame:
     frame = trials(results.lines, results.step_times)
-    return frame.assign(doubts=doubts(frame, results.step_times, results.windows, results.ranks, results.environment))
+    tables = (results.step_times, results.windows, results.ranks, results.environment, results.epochs)
+    return frame.assign(doubts=doubts(frame, *tables))
 
 
 def _convergence(results: Results) -> pd.DataFrame:

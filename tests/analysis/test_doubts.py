@@ -29,18 +29,28 @@ from harness.analysis.doubts import (
 from harness.analysis.evidence import foreign_cores, slow_ranks, stalls
 from harness.analysis.step_times import StepTimes, step_times
 from harness.record.folder import RunFolder
-from harness.record.schema import STEPS, TRIALS, WINDOWS
+from harness.record.schema import EPOCHS, STEPS, TRIALS, WINDOWS
 from harness.report.tables.scaling import scaling_by_setting, scaling_table
 from harness.report.tables.trust import stalls_table
-from tests.records import line, steps_of, trials_of
+from tests.records import epochs_of, line, steps_of, trials_of
 
 
 def doubts_of(
-    lines: list[dict[str, Any]], environment: dict[str, Any] | None = None, times: StepTimes | None = None
+    lines: list[dict[str, Any]],
+    environment: dict[str, Any] | None = None,
+    times: StepTimes | None = None,
+    epochs: pd.DataFrame | None = None,
 ) -> list[tuple[str, ...]]:
     steps = times or steps_of(lines)
     trials, windows = trial_tables.trials(lines, steps), trial_tables.windows(lines)
-    return doubts(trials, steps, windows, trial_tables.ranks(lines), environment or {}).tolist()
+    tables = (
+        steps,
+        windows,
+        trial_tables.ranks(lines),
+        environment or {},
+        EPOCHS.frame([]) if epochs is None else epochs,
+    )
+    return doubts(trials, *tables).tolist()
 
 
 def with_ranks(one: dict[str, Any], *by_rank: dict[str, Any], **columns: Any) -> dict[str, Any]:
@@ -128,7 +138,9 @@ def test_a_step_that_waits_for_data_for_most_of_its_time_is_a_doubt_beside_its_e
 ) -> None:
     lines = [line(f"ddp{n}", block=block, rates=(90.0,) * n) for n in (1, 2) for block in range(3)]
     trials = trials_of(lines).assign(wait_fraction=pd.array([waits] * len(lines), dtype="Float64"))
-    found = doubts(trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {})
+    found = doubts(
+        trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {}, EPOCHS.frame([])
+    )
     assert set(found) == {doubt}
     scaling = ratios.scaling(trials.assign(doubts=found))
     (table,) = [content for _, content in scaling_by_setting(scaling.assign(label="x", setting=pd.NA))]
@@ -352,3 +364,40 @@ def test_a_cause_is_named_only_if_a_counter_shows_it() -> None:
     assert swapped["cause"].tolist() == ["its node swapped memory (rank 1); clocks throttled (rank 1)"]
     assert stalls_of(*recorded(STALL, swapped_bytes=0, throttled=""))["cause"].isna().all()
     assert stalls_of(*recorded(STALL, swapped_bytes=0, throttled="held by power"))["cause"].isna().all()
+
+
+def training_of(*epoch_s: float, **columns: Any) -> tuple[dict[str, Any], pd.DataFrame]:
+    """One training of a cell whose timed steps take 0.1 s, and its epochs of ten steps with these seconds."""
+    trained = line("trained", strategy="single", kind="convergence", **columns)
+    epochs = epochs_of(trained["trial_id"], [0.5] * len(epoch_s))
+    return trained, epochs.assign(train_s=pd.Series(np.cumsum(epoch_s)).astype("Float64"))
+
+
+@pytest.mark.parametrize(
+    ("epoch_s", "doubt"),
+    [
+        ((30.0, 1.1, 0.9, 1.0), ()),  # a slow first epoch is none: the warm-up leaves it out
+        ((1.0, 1.9, 1.9, 1.9), ()),
+        ((1.0,), ()),  # nothing is known after the first
+        ((1.0, 0.02, 0.02), ("other speed in epochs: a step of an epoch takes 0.02 times as long",)),
+        ((1.0, 1.0, 1.0, 3.0, 3.0), ("other speed in epochs: a step of an epoch takes 1 to 3 times as long",)),
+        ((1.0, 1.0, 1.0, 9.0, 1.0, 1.0), ()),  # one epoch alone
+    ],
+)
+def test_windows_are_compared_with_the_epochs_of_the_same_setting(
+    epoch_s: tuple[float, ...], doubt: tuple[str, ...]
+) -> None:
+    trained, epochs = training_of(*epoch_s, scaling="strong")
+    timed = [line(block=block) for block in (0, 1)]
+    found = doubts_of([*timed, trained], epochs=epochs)
+    assert [tuple(name for name in of_trial if "epochs" in name) for of_trial in found] == [doubt, doubt, ()]
+
+
+OTHERS = [{"model": "resnet14"}, {"global_batch_size": 20}, {"options": {"loader.workers": 2}}]
+
+
+@pytest.mark.parametrize("columns", OTHERS)
+def test_epochs_of_another_setting_say_nothing_about_windows(columns: dict[str, Any]) -> None:
+    trained, epochs = training_of(1.0, 50.0, 50.0, **columns)
+    assert not any("epochs" in name for names in doubts_of([line(), trained], epochs=epochs) for name in names)
+    assert not any("epochs" in name for names in doubts_of([trained], epochs=epochs) for name in names)

@@ -14,7 +14,7 @@ from harness.analysis.doubts import doubts
 from harness.analysis.step_times import step_times
 from harness.analysis.trials import convergence
 from harness.config.sections import Target
-from harness.record.schema import STEPS
+from harness.record.schema import EPOCHS, STEPS
 from harness.report.tables.scaling import scaling_table
 from tests.records import epochs_of, line, steps_of, trials_of
 
@@ -194,7 +194,9 @@ def test_on_cuda_a_wait_for_data_is_one_of_host_and_stream(idle_s: float, host_w
     lines = [on_cuda(idle_s, host_wait_s)]
     trials = trials_of(lines)
     assert trials["wait_fraction"].tolist() == [pytest.approx(fraction)]
-    found = doubts(trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {})
+    found = doubts(
+        trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {}, EPOCHS.frame([])
+    )
     assert found.tolist() == [("waits for data",) if fraction > 0.5 else ()]
 
 
