@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.data import DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from harness.doctor.facts import Steps
 from harness.doctor.subject import Case, Check, Subject
 from harness.plan import checks
-from harness.plan.cell import Cell
+from harness.plan.cell import Cell, int_option
 from harness.plan.checks import Finding
-from harness.train.loader import Generators, NoDigest, SeededDataset, epoch_shares, value_digest
+from harness.train.loader import Generators, Key, NoDigest, SeededDataset, end_with_trainer, epoch_shares, value_digest
 from harness.train.workloads import SizedDataset
 
 MOST = 200_000
@@ -26,6 +27,10 @@ PROBES = 64
 """Samples that are compared, spread over the data set."""
 DEPTH = 4
 """Levels of attributes that are searched for a sampler."""
+CACHED, LEAST_S = 3.0, 0.01
+"""Samples are cached if their first reading takes this many times as long as their second, and as many seconds more."""
+BY_WORKERS, MOST_S = 1000, 1.0
+"""Most samples that are read through loader workers too, and most seconds that they may take without."""
 PADDING = "padding"
 LEAST_REAL = 0.3
 """With a smaller share of real values, most of the step computes on padding."""
@@ -80,16 +85,28 @@ class Samples:
     """See ``drawn_samples``."""
     unknown: str = ""
     """Why samples have no digests."""
+    read_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds of the first and the second reading of these samples, if both show that they are cached."""
+    by_workers: tuple[int, int] = (0, 0)
+    """Samples that loader workers read differently, and how many were compared."""
 
 
 def observe(subject: Subject) -> Samples:
-    """Read the same samples twice, and search the data set for samplers."""
+    """Read the same samples twice, and through loader workers if the cell has any; search the data set for samplers."""
     train = subject.datasets[0]
     size = len(train)
     indices = sorted({step * size // PROBES for step in range(PROBES)})
     seeded, keys, unknown = SeededDataset(train, subject.seed), [(0, index) for index in indices], ""
+    seeded.__getitems__(keys[:1])  # opens files
+    (one, first_s), (two, again_s) = (_timed(seeded, keys) for _ in range(2))
+    cached = _is_cached(first_s, again_s) and _is_cached(*_again_elsewhere(seeded, indices))
+    differ = (0, 0)
     try:
-        first, again = ([value_digest(sample) for sample in seeded.__getitems__(keys)] for _ in range(2))
+        first, again = ([value_digest(sample) for sample in samples] for samples in (one, two))
+        workers = int_option(subject.cell.loader, "workers", 0)
+        if workers and first == again and subject.cell.data != "synthetic_device":
+            count = min(BY_WORKERS, size, max(PROBES, round(MOST_S * len(keys) / max(again_s, 1e-9))))
+            differ = _differ_by_workers(seeded, [(0, step * size // count) for step in range(count)], max(2, workers))
     except NoDigest as error:
         first, again, unknown = [], [], str(error)
     samplers = [
@@ -97,14 +114,61 @@ def observe(subject: Subject) -> Samples:
         for found in _samplers(train, DEPTH)
     ]
     samplers += _drawn_by_a_sampler(train)
-    return Samples(size, first, again, samplers, repeats_draws(train), drawn_samples(subject), unknown)
+    drawn, read_s = drawn_samples(subject), (first_s, again_s) if cached else (0.0, 0.0)
+    return Samples(size, first, again, samplers, repeats_draws(train), drawn, unknown, read_s, differ)
+
+
+def _timed(seeded: SeededDataset, keys: Sequence[Key]) -> tuple[list[object], float]:
+    """Return samples, and the seconds of their reading."""
+    start = time.perf_counter()
+    samples = seeded.__getitems__(keys)
+    return samples, time.perf_counter() - start
+
+
+def _is_cached(first_s: float, again_s: float) -> bool:
+    return first_s > max(CACHED * again_s, again_s + LEAST_S)
+
+
+def _again_elsewhere(seeded: SeededDataset, indices: Sequence[int]) -> tuple[float, float]:
+    """Return the seconds of two readings of the samples beside these: other load may have delayed the first ones."""
+    keys = [(0, index + 1) for index in indices if index + 1 not in indices][:-1]
+    (_, first_s), (_, again_s) = (_timed(seeded, keys) for _ in range(2)) if keys else ((None, 0.0),) * 2
+    return first_s, again_s
+
+
+class _Digests(Dataset[object]):
+    """The digests of samples, made where they are read."""
+
+    def __init__(self, seeded: SeededDataset) -> None:
+        self.seeded = seeded
+
+    def __getitems__(self, keys: list[Key]) -> list[str]:
+        return [value_digest(sample) for sample in self.seeded.__getitems__(keys)]
+
+
+def _differ_by_workers(seeded: SeededDataset, keys: Sequence[Key], workers: int) -> tuple[int, int]:
+    """Return how many samples loader workers read differently from the process itself, and how many were compared."""
+    digests = _Digests(seeded)
+    batches = [list(keys[start : start + 8]) for start in range(0, len(keys), 8)]  # turns change often
+    loader = DataLoader(
+        digests,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=list,
+        generator=torch.Generator(),  # else it draws from the default one
+        worker_init_fn=end_with_trainer,
+    )
+    by_workers = [digest for batch in loader for digest in batch]
+    own = digests.__getitems__(list(keys))
+    return sum(a != b for a, b in zip(own, by_workers, strict=True)), len(keys)
 
 
 def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
     # the first finding explains those that would follow
-    for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):
+    for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated, _by_workers):
         if found := list(look(seen)):
             break
+    found += _cached(seen)
     if seen[0].repeats_draws:
         found.append(
             Finding(
@@ -199,6 +263,37 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
         text = f"distinct samples at {probes} indices spread over the data set: {distinct}"
         means = "repeated samples in every epoch, while others may never be used"
         yield Finding(NAME, "warning", text, means, "use the index in __getitem__")
+
+
+def _by_workers(seen: Sequence[Samples]) -> Iterator[Finding]:
+    differ, compared = max(rank.by_workers for rank in seen)
+    if differ:
+        yield Finding(
+            NAME,
+            "error",
+            f"{differ} of {compared:,} compared samples differ between the process itself and its loader workers",
+            "what the data set opened or seeded before the workers were forked is shared by them, as an open file with "
+            "one position: samples mix with others, or are read wrongly",
+            "open files in __getitem__, at the first use in each process, and compute samples from their index alone; "
+            "or loader.workers: 0",
+        )
+
+
+def _cached(seen: Sequence[Samples]) -> list[Finding]:
+    rank = max(seen, key=lambda rank: rank.read_s[0])
+    first, again = (1000 * seconds for seconds in rank.read_s)
+    if not first:
+        return []
+    return [
+        Finding(
+            NAME,
+            "warning",
+            f"reading {PROBES} samples for the first time: {first:.3g} ms, again: {again:.3g} ms",
+            "cached samples, by the data set or the operating system: timed windows read most samples for the first "
+            "time, later epochs are faster, and their speedups are others",
+            "fill the cache in datasets(), or decide by the time to a target (convergence)",
+        )
+    ]
 
 
 def repeats_draws(train: SizedDataset) -> bool:

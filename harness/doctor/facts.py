@@ -259,10 +259,8 @@ class Steps:
     """Digest of every parameter after the steps; empty if the strategy shards parameters."""
     wrapped_by_itself: str = ""
     """A wrapper inside the workload's own model."""
-    draws: bool = False
-    """The steps drew random numbers on the CPU."""
-    random_state: str = ""
-    """Digest of the generator's state after the steps."""
+    random_states: dict[str, str] = field(default_factory=dict)
+    """Digests of the states after the steps of the generators that they drew from; see sketches.random_states."""
     step_s: float = 0.0
     """Time of the fastest step."""
     own_step_s: float = 0.0

@@ -19,6 +19,7 @@ from harness.plan.rows import Severity
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.training import Training, whole_tensor
+from harness.train.workloads import Workload, innermost
 
 LOSS_WEIGHT = "loss weight"
 NAME = "gradient scaling"
@@ -140,7 +141,7 @@ def observe(subject: Subject) -> Products:
     [(_, whole)] = subject.stream(1, whole=True)
 
     def attempt(frozen: Frozen) -> tuple[dict[str, Tensor], bool]:
-        return _gradients(subject.training(frozen), subject.stream(1)[0])
+        return _gradients(subject.training(frozen), subject.stream(1)[0], innermost(frozen))
 
     try:
         frozen, gradients, noisy = in_comparable_mode(subject.workload, whole, subject.ranks, attempt)
@@ -150,7 +151,8 @@ def observe(subject: Subject) -> Products:
         with group_of_one(subject.device):
             if not subject.ranks.first:
                 return Products()
-            expected, _ = _gradients(subject.single_device_training(frozen), subject.stream(1, whole=True)[0])
+            alone = subject.single_device_training(frozen)
+            expected, _ = _gradients(alone, subject.stream(1, whole=True)[0], innermost(frozen))
     except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
         return Products()
     except Exception as error:  # steps on all ranks have succeeded, so it may be the pass on one device itself
@@ -211,13 +213,13 @@ def relative(cross: float, one: float, own: float) -> float:
     return float(max(0.0, own - 2 * cross + one) ** 0.5 / one**0.5)
 
 
-def _gradients(training: Training, part: tuple[Share, object]) -> tuple[dict[str, Tensor], bool]:
+def _gradients(training: Training, part: tuple[Share, object], workload: Workload) -> tuple[dict[str, Tensor], bool]:
     """Return the full gradients by parameter, on the host in float64, and whether random numbers were drawn.
 
     Collective if the strategy shards parameters.
     """
     share, batch = part
-    with drawing() as drew:
+    with drawing(training.unwrapped, workload) as drew:
         training.step(batch, share)
     named: list[tuple[str, nn.Parameter]] = list(training.model.named_parameters())
     found = {}

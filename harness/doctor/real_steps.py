@@ -23,10 +23,12 @@ from harness.doctor.facts import (
     share_of_biases,
 )
 from harness.doctor.subject import SMALL, Subject
+from harness.measure.sketches import random_states
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
 from harness.train.loader import Share, value_digest
 from harness.train.training import BACKWARD, Mark, Phase, Training, local_part
+from harness.train.workloads import innermost
 
 STEPS = 4
 
@@ -143,7 +145,8 @@ def _observed(subject: Subject, training: Training) -> Steps:
 
     batches, state_before = subject.stream(STEPS), digests_of_state(inner)
     seen.padded = padded_of([batch for _, batch in batches], training.unit)
-    state = torch.get_rng_state()
+    own = innermost(subject.workload)
+    drawn_before = random_states(inner, own)
     with StepMemory() as memory:
         for number, (loss, weight, seconds) in enumerate(_taken(subject, training, batches, seen, mark)):
             seen.losses.append(float(loss))
@@ -154,8 +157,8 @@ def _observed(subject: Subject, training: Training) -> Steps:
                 memory.note_step()
             subject.advance()
         seen.kept_bytes = memory.kept_bytes()
-    after = torch.get_rng_state()
-    seen.draws, seen.random_state = not torch.equal(state, after), value_digest(after)
+    drawn = random_states(inner, own)
+    seen.random_states = {name: state for name, state in drawn.items() if drawn_before.get(name) != state}
     state_after = digests_of_state(inner)
     seen.state = {name: digest for name, digest in state_after.items() if state_before.get(name) != digest}
     seen.buffers = [name for name, _ in inner.named_buffers() if name in seen.state]

@@ -38,7 +38,7 @@ from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, Datasets, Workload, as_loss
+from harness.train.workloads import Collate, Datasets, Workload, Wrapper, as_loss, innermost
 
 T = TypeVar("T")
 HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker", "compile_worker")
@@ -149,7 +149,7 @@ def _disk() -> str:
     return "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
 
 
-class FewBuilds:
+class FewBuilds(Wrapper):
     """A workload that hands out copies of its first model if a build takes longer than SLOW_S.
 
     A copy lacks the hooks of parameters, so that real steps are taken with ``inner``, which builds anew. If a model
@@ -158,7 +158,8 @@ class FewBuilds:
     """
 
     def __init__(self, inner: Workload, kept: Kept | None = None) -> None:
-        self.inner, self.kept = inner, kept or Kept()
+        super().__init__(inner)
+        self.kept = kept or Kept()
         self.unit = inner.unit
 
     def __getattr__(self, name: str) -> Any:
@@ -287,8 +288,7 @@ class Subject:
 
     def training(self, workload: Workload | None = None) -> Training:
         """Make the training of the cell, as a trial does: without ``workload``, of a model that is built for it."""
-        own = self.workload.inner if isinstance(self.workload, FewBuilds) else self.workload
-        return Training(self.cell, workload or own, self.seed, self.ranks)
+        return Training(self.cell, workload or innermost(self.workload), self.seed, self.ranks)
 
     def single_device_training(self, workload: Workload | None = None) -> Training:
         """Make the training of one device, on this rank only; at the learning rate of the cell's global batch."""

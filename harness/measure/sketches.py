@@ -20,14 +20,14 @@ from torch.utils.data import default_collate
 
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Batches, Share, endless_shares, value_digest
+from harness.train.loader import Batches, Share, endless_shares, pickle_digest, value_digest
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
 from harness.train.precision import REDUCED
 from harness.train.ranks import Ranks
 from harness.train.training import BACKWARD, Phase, Training, whole_tensor
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, SizedDataset, Workload, as_loss, collate_of
+from harness.train.workloads import Collate, SizedDataset, Workload, Wrapper, as_loss, collate_of, innermost
 
 STEPS = 2
 """Steps of the scaled update: the second is the first that uses the optimizer's state."""
@@ -54,7 +54,7 @@ class Sketches:
     finite: bool
 
 
-class Frozen:
+class Frozen(Wrapper):
     """A workload whose model is in eval mode: with batch statistics or dropout, a split batch trains differently.
 
     ``train``: a model that has neither stays in train mode. Normalisation uses the statistics of one small batch, the
@@ -62,15 +62,18 @@ class Frozen:
     """
 
     def __init__(self, workload: Workload, batch: object, *, train: bool = False) -> None:
-        self._workload, self._train = workload, train
+        super().__init__(workload)
+        self._train = train
         self._batch = tree_map_only(Tensor, Tensor.cpu, batch)  # the model is on the host when it is built
         self.unit, self.evaluates = workload.unit, False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._workload, name)
+        if name == "inner":  # while an object is being copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def build_model(self) -> nn.Module:
-        model = build_model(self._workload)
+        model = build_model(self.inner)
         if self._train and not any(map(acts_by_mode, model.modules())):
             return model
         norms = [module for module in model.modules() if isinstance(module, NORMS)]
@@ -78,7 +81,7 @@ class Frozen:
             for module in norms:
                 module.momentum = None  # a plain mean over batches
             with torch.no_grad():
-                self._workload.loss(model, self._batch)
+                self.inner.loss(model, self._batch)
         model.eval()
         self.evaluates = True
         for part in model.modules():
@@ -91,7 +94,7 @@ class Frozen:
         """Return the workload's loss; raise SkipTrial if it fails in eval mode, in which some models have none."""
         model.training &= not self.evaluates  # the flag of a wrapper; that of the model inside it is set already
         try:
-            return as_loss(self._workload.loss(model, batch))
+            return as_loss(self.inner.loss(model, batch))
         except Exception as error:
             if not self.evaluates or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -240,7 +243,7 @@ def take_steps(
 
     drew = False
     for share, batch in parts:
-        with drawing() as drawn:
+        with drawing(training.unwrapped, innermost(workload)) as drawn:
             training.step(batch, share, mark)
         drew = drew or drawn()
         advance()
@@ -250,19 +253,39 @@ def take_steps(
 
 
 @contextmanager
-def drawing() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns, after the block, whether it drew from the generators of torch, NumPy or Python."""
-    before = _generators()
-    after: list[str] = []
+def drawing(*owners: object) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns, after the block, whether it drew from a generator; see ``random_states``."""
+    before = random_states(*owners)
+    after: list[dict[str, str]] = []
     try:
         yield lambda: after[0] != before
     finally:
-        after.append(_generators())
+        after.append(random_states(*owners))
 
 
-def _generators() -> str:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    return value_digest([torch.get_rng_state(), *cuda, np.random.get_state(), hash(random.getstate())])
+PROCESS_GENERATORS = ("torch's", "torch's on the device", "NumPy's", "Python's")
+"""The names of a process's own generators among the random states."""
+
+
+def random_states(*owners: object) -> dict[str, str]:
+    """Return digests of the states of the process's generators, and of those in attributes of the owners, by name.
+
+    The attributes of a module's parts are searched too, and lists and dictionaries in them: 'drop.generator'.
+    """
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    states = (torch.get_rng_state(), cuda, np.random.get_state(), hash(random.getstate()))
+    found = {name: value_digest(state) for name, state in zip(PROCESS_GENERATORS, states, strict=True)}
+    for owner in owners:
+        parts = owner.named_modules() if isinstance(owner, nn.Module) else [(type(owner).__name__, owner)]
+        for path, part in parts:
+            for name, value in getattr(part, "__dict__", {}).items():
+                inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+                for place, item in enumerate((value, *inner)):
+                    if isinstance(item, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
+                        state = item.get_state() if isinstance(item, torch.Generator) else pickle_digest(item)
+                        where = f"{path}.{name}" if path else name
+                        found[f"{where}[{place - 1}]" if place else where] = value_digest(state)
+    return found
 
 
 def fold(vectors: Sequence[Sequence[Tensor]]) -> list[list[float]]:

@@ -184,7 +184,7 @@ class Batches:
             # else each pass draws from the global generator, and a resumed training once more; by rank, as NumPy's
             # generators in the workers are seeded with it
             generator=torch.Generator().manual_seed(_mix(seed, 0, ranks.rank)),
-            worker_init_fn=_end_with_trainer if workers else None,
+            worker_init_fn=end_with_trainer if workers else None,
         )
 
     def of(self, shares: Iterable[Share]) -> Iterator[object]:
@@ -195,7 +195,7 @@ class Batches:
         yield from self._loader
 
 
-def _end_with_trainer(worker: int) -> None:
+def end_with_trainer(worker: int) -> None:
     """End this loader process with its trainer: torch's own check runs between samples, so a hanging one would stay."""
     die_with_parent()
 

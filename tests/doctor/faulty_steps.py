@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import subprocess
 import sys
 import threading
@@ -9,13 +11,14 @@ import time
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DistributedSampler, Subset, TensorDataset
 
-from tests.doctor.healthy import CLASSES, Healthy, Net, OwnSamples, blobs, sequences
+from tests.doctor.healthy import CLASSES, Healthy, Net, OwnSamples, Samples, blobs, sequences
 
 
 class ScaledByWorldSize(Healthy):
@@ -321,6 +324,54 @@ class MeanOverTokens(CountsPadding):
         return cross_entropy(model(batch).flatten(0, 1), wanted.flatten(), ignore_index=-1), torch.tensor(1.0)
 
 
+class CachesSamples(Healthy):
+    """Reads a sample slowly, once."""
+
+    def datasets(self) -> tuple[Any, Any]:
+        return Samples(functools.cache(self.read)), blobs()
+
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        time.sleep(0.002)
+        return data[index]
+
+
+class MasksOfOneSeed(Healthy):
+    """Every rank scales its input by what NumPy's generator says, which each seeds alike."""
+
+    def build_model(self) -> nn.Module:
+        np.random.seed(7)
+        return self.Net()
+
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * float(np.random.uniform(0.9, 1.1)) if self.training else x)
+
+
+class GeneratorInAModule(Healthy):
+    """Noise in training, from a generator that every rank seeds alike."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generators = {"noise": torch.Generator().manual_seed(1)}
+
+        def forward(self, x: Tensor) -> Tensor:
+            noise = torch.empty_like(x).normal_(generator=self.generators["noise"]) if self.training else 0.0
+            return super().forward(x + 0.1 * noise)
+
+
+class GeneratorInTheWorkload(Healthy):
+    """The same in loss(), of Python's own class."""
+
+    def __init__(self) -> None:
+        self.draws = random.Random(1)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return super().loss(model, (x * (self.draws.uniform(0.9, 1.1) if model.training else 1.0), y))
+
+
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "gradient scaling": [(ScaledByWorldSize, "ddp")],
     "loss weight": [*product((MeanOfWeightOne,), ("single", "dp", "ddp")), (MeanOverTokens, "single")],
@@ -341,12 +392,13 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "threads": [*product((StartsAThread, StartsAProcess, ChangesThreads), ("single",))],
     "data sharding": [
         *product((SamplerInASubset,), ("dp", "single")),
-        *product((NoSamples, OneNoiseForAll), ("single",)),
+        *product((NoSamples, OneNoiseForAll, CachesSamples), ("single",)),
     ],
     "validation set": [
         *product((ValidatesOnTraining, OverlappingSplit, OverlappingSlices), ("single",)),
         *product((CopiedRows, NothingToValidate), ("single",)),
     ],
+    "randomness": [*product((MasksOfOneSeed, GeneratorInAModule, GeneratorInTheWorkload), ("ddp",))],
     "padding": [(CountsPadding, "single")],
 }
 """The check that must name the fault -> workloads that have it, and under which strategy."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import time
 from itertools import product
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset, random_split
 
-from tests.doctor.faulty_steps import CountsPadding
+from tests.doctor.faulty_steps import CountsPadding, GeneratorInAModule
 from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, OwnSamples, blobs
 
 
@@ -149,10 +151,31 @@ class NoiseByIndex(OwnSamples):
         return x + random.gauss(0.0, 0.1), y
 
 
+class SlowlyOpened(OwnSamples):
+    """Only the first sample of a process takes long; the others take as long as they did."""
+
+    opened = False
+
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        time.sleep(0.0002 if SlowlyOpened.opened else 0.1)
+        SlowlyOpened.opened = True
+        return data[index]
+
+
+class NoiseOfEachRank(GeneratorInAModule):
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.generators["noise"].manual_seed(dist.get_rank())  # type: ignore[index, union-attr]
+        return model
+
+
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *product((CountsTokens, FrozenNorm), ("single", "ddp")),
     *product((BoundsItsWeights, PlainConstants, GradientPenalty, KeepsNumbers, NoiseByIndex), ("single",)),
     *product((ProperSplit, SplitSlices, FewValues), ("single",)),
     *product((FrozenBackbone, KeepsItsLastOutput), ("ddp",)),
     (EverySecondSample, "dp"),
+    *product((SlowlyOpened,), ("single",)),
+    (NoiseOfEachRank, "ddp"),
 ]

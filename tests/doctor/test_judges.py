@@ -121,10 +121,13 @@ def test_parameters_that_do_not_move_on_any_rank_differ_or_move_twice_are_named(
 
 
 def test_ranks_that_draw_the_same_numbers_or_have_different_initial_weights_are_named() -> None:
-    same = [steps(draws=True, random_state="a")] * 2
+    same = [steps(random_states={"torch's": "a"})] * 2
     only(state.judge_streams(same, case()), "warning")
-    assert state.judge_streams([same[0], steps(draws=True, random_state="b")], case()) == []
-    assert state.judge_streams([steps(draws=False, random_state="a")] * 2, case()) == []
+    assert state.judge_streams([same[0], steps(random_states={"torch's": "b"})], case()) == []
+    assert state.judge_streams([steps()] * 2, case()) == []
+    only(state.judge_streams([steps(random_states={"NumPy's": "a", "torch's": str(n)}) for n in (0, 1)], case()))
+    own = state.judge_streams([steps(random_states={"drop.noise": "a"})] * 2, case())
+    only(own, "note", seen="the generator drop.noise", advice="add the rank")
     found = state.judge_randomness([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))
     only(found, seen="1 of 2 parameters", means="fsdp shards")
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import time
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from contextlib import closing
+from dataclasses import replace
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -12,11 +18,12 @@ from torch.utils.data import Subset, TensorDataset
 
 from harness.doctor import data
 from harness.doctor import validation as validation_check
-from harness.doctor.subject import Subject
+from harness.doctor.subject import Case, Subject
 from harness.doctor.validation import NO_COPIES, Copies, copies_by_value
 from harness.train.ranks import Ranks
+from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy, Samples
-from tests.doctor.ranks import cell_for
+from tests.doctor.ranks import cell_for, subject_of
 
 ROWS = torch.arange(600.0).reshape(200, 3)
 
@@ -118,3 +125,93 @@ def test_samples_count_once(trains: tuple[Any, ...], number: int | None) -> None
         subject = Subject(cell_for("ddp", len(trains), 10), Healthy(), (train, DATA), 0, ranks)
         seen.append(data.Samples(len(train), [], [], [], drawn=data.drawn_samples(subject)))
     assert data.distinct(seen) == number
+
+
+class Rows(Sequence[Any]):
+    """Rows of a file that is opened once, whose position forked loader workers share."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        self.file.write(ROWS.numpy().tobytes())
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def opened(self) -> IO[bytes]:
+        return self.file
+
+    def close(self) -> None:
+        self.opened().close()
+        self.file.close()
+
+    def __getitem__(self, index: Any) -> object:
+        file = self.opened()
+        file.seek(12 * index)
+        time.sleep(0.0002)  # the time of a larger row
+        return np.frombuffer(file.read(12), dtype=np.float32).copy(), index % 3
+
+
+class RowsOfAProcess(Rows):
+    """Each process opens the file itself."""
+
+    opener = 0
+
+    def opened(self) -> IO[bytes]:
+        if self.opener != os.getpid():
+            self.opener = os.getpid()
+            self.own = open(f"/proc/self/fd/{self.file.fileno()}", "rb", buffering=0)  # noqa: SIM115
+        return self.own
+
+
+def read_by(data_set: Any, workers: int) -> data.Samples:
+    """What the check sees of a data set, of a cell with loader workers."""
+
+    class Own(Healthy):
+        def datasets(self) -> tuple[Any, Any]:
+            return data_set, data_set
+
+    return data.observe(subject_of(Own(), replace(cell_for("single", 1), loader={"workers": workers})))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data_set", "workers", "differ", "compared"),
+    [(Rows, 2, True, 200), (Rows, 0, False, 0), (RowsOfAProcess, 2, False, 200)],
+)
+def test_samples_are_compared_between_the_process_and_its_loader_workers(
+    data_set: type[Any], workers: int, differ: bool, compared: int
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        with closing(data_set()) as opened:
+            seen = read_by(opened, workers)
+    assert seen.by_workers[1] == compared
+    assert (seen.by_workers[0] > 5) == differ
+    found = data.judge([seen], Case(cell_for("single", 1)))
+    if differ:
+        only(found, "error", seen="of 200 compared samples differ", advice="loader.workers: 0")
+    else:
+        assert found == []
+
+
+@pytest.mark.parametrize(
+    ("read_s", "elsewhere", "cached"),
+    [
+        ((0.1, 0.001), (0.1, 0.001), True),
+        ((0.1, 0.001), (0.001, 0.001), False),  # other load delayed the first reading
+        ((0.1, 0.05), (0.1, 0.05), False),
+        ((0.004, 0.0001), (0.004, 0.0001), False),  # too short to tell
+    ],
+)
+def test_samples_are_cached_if_two_readings_of_two_sets_of_them_say_so(
+    read_s: tuple[float, float], elsewhere: tuple[float, float], cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter((*read_s, *elsewhere))
+    timed = data._timed
+    monkeypatch.setattr(data, "_timed", lambda *a: (timed(*a)[0], next(seconds)))
+    seen = read_by(rows(ROWS), 0)
+    found = data.judge([seen], Case(cell_for("single", 1)))
+    if cached:
+        only(found, "warning", seen="reading 64 samples for the first time: 100 ms, again: 1 ms")
+    else:
+        assert found == []

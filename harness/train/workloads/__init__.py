@@ -56,6 +56,18 @@ class Workload(Protocol):
         ...
 
 
+class Wrapper:
+    """A workload around another one, ``inner``, for checks."""
+
+    def __init__(self, inner: Workload) -> None:
+        self.inner = inner
+
+
+def innermost(workload: Workload) -> Workload:
+    """Return the user's own workload, without wrappers."""
+    return innermost(workload.inner) if isinstance(workload, Wrapper) else workload
+
+
 def collate_of(workload: Workload) -> Collate | None:
     """Return the workload's own ``collate``; None if torch's default is to be used."""
     collate: Collate | None = getattr(workload, "collate", None)
