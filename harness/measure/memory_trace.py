@@ -36,7 +36,7 @@ from harness.train.ranks import Ranks
 from harness.train.strategies.base import Single, WrapContext, default_units
 from harness.train.strategies.fsdp import Fsdp
 from harness.train.training import Training
-from harness.train.workloads import SizedDataset, Workload, collate_of
+from harness.train.workloads import SizedDataset, Workload, as_datasets, collate_of
 
 if TYPE_CHECKING:
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -187,7 +187,7 @@ def examine(cell: Cell) -> Examination:
     found: Examination = {"sizes": None, "process_bytes": 0, "peak": None, "alone": False, "reason": ""}
     try:
         workload = workloads.build(cell)
-        data, _ = workload.datasets()
+        data, _ = as_datasets(workload.datasets())
         load = largest_load(cell, workload, data)
     except (Exception, SystemExit) as error:
         return {**found, "reason": reason_of(error)}

@@ -24,7 +24,7 @@ from harness.system.process import die_with_parent
 from harness.train import workloads
 from harness.train.ranks import Ranks
 from harness.train.transfer import pins
-from harness.train.workloads import Collate, Datasets, SizedDataset, Workload
+from harness.train.workloads import Collate, Datasets, SizedDataset, Workload, as_datasets
 
 Key = tuple[int, int]
 """(epoch, index of the sample)."""
@@ -226,7 +226,7 @@ class SharedData:
     def of(cls, cell: Cell, workload: Workload) -> SharedData:
         """Build the data sets of a new workload."""
         before = {name: (value, pickle_digest(value)) for name, value in _attributes(workload).items()}
-        datasets = workload.datasets()
+        datasets = as_datasets(workload.datasets())
         after = _attributes(workload)
         same = {name for name, value in after.items() if name in before and before[name][0] is value}
         filled = {name for name in same if before[name][1] != pickle_digest(after[name])}

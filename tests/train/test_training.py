@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import IterableDataset
 
 from harness.errors import WorkloadError
 from harness.plan.cell import Cell
@@ -22,7 +23,7 @@ from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
 from harness.train.training import Training, on_device
-from harness.train.workloads import as_loss
+from harness.train.workloads import as_datasets, as_loss
 from harness.train.workloads.image_classification import ImageClassification
 from tests.equivalence import BATCH, SAMPLES, SEED, Regression
 
@@ -361,6 +362,35 @@ def test_a_sum_and_a_weight_are_returned_as_they_are() -> None:
     total = torch.tensor(2.0)
     for weight in (torch.tensor(4.0), 4, 4.0, torch.tensor([4])):
         assert as_loss((total, weight)) == (total, weight)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+class Counted(Stream):
+    """torch's loader takes its length; it has no samples by index."""
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ((Stream(), [1]), "the training set of datasets(), a Stream, has no __len__: streams are not measured"),
+        (([1], Counted()), "the validation set of datasets(), a Counted, is an IterableDataset"),
+        ((iter([1]), [1]), "has no __len__ and no __getitem__: streams are not measured"),
+        ([1], "datasets() must return (training, validation); got a list of 1 items"),
+        (None, "got None"),
+    ],
+)
+def test_datasets_that_cannot_be_read_by_index_are_refused_in_one_sentence(returned: object, text: str) -> None:
+    with pytest.raises(WorkloadError) as error:
+        as_datasets(returned)
+    assert text in str(error.value)
+    assert as_datasets([[1, 2], {0: 1}]) == ([1, 2], {0: 1})
 
 
 @pytest.mark.parametrize(

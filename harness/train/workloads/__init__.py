@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.errors import Collected, HarnessError, WorkloadError, nearest
@@ -135,6 +136,22 @@ def as_loss(returned: object) -> tuple[Tensor, Tensor]:
         "loss() must return (sum, weight): the sum of the losses of the batch, a tensor of one number, and the number "
         f"of its samples or tokens; got {got}"
     )
+
+
+def as_datasets(returned: object) -> Datasets:
+    """Return the data sets that datasets() returned; raise WorkloadError if they are no pair, or one is a stream."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise WorkloadError(f"datasets() must return (training, validation); got {describe(returned)}")
+    for name, dataset in zip(("training", "validation"), returned, strict=True):
+        missing = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
+        if missing or isinstance(dataset, IterableDataset):
+            what = f"has no {' and no '.join(missing)}" if missing else "is an IterableDataset"
+            raise WorkloadError(
+                f"the {name} set of datasets(), {describe(dataset)}, {what}: streams are not measured, as each rank "
+                "reads its share of a global batch by index; return a data set with __len__ and __getitem__"
+            )
+    training, validation = returned
+    return training, validation
 
 
 def describe(value: object) -> str:
