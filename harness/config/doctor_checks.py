@@ -65,6 +65,12 @@ DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
         "a validation set that is not empty, and no part of the training set",
     ),
     DoctorCheck(
+        "metrics",
+        "validation.METRICS_CHECK",
+        "metrics",
+        "metrics() that are means over samples, and evaluate() that returns finite numbers",
+    ),
+    DoctorCheck(
         "memory", "memory_needs.CHECK", "memory", "the estimated peak against the memory of a device and of a node"
     ),
     DoctorCheck(

@@ -82,7 +82,7 @@ def methods_of(workload: Workload) -> Mapping[str, Method]:
     If the model's class is a library's, as nn.Sequential is, ``build_model`` stands for it.
     """
     own, model = (workload.inner, workload.kept.kind) if isinstance(workload, FewBuilds) else (workload, None)
-    found = {name: _method(type(own), name) for name in ("build_model", "datasets", "loss")}
+    found = {name: _method(type(own), name) for name in ("build_model", "datasets", "loss", "metrics", "evaluate")}
     found["forward"] = (model and _method(model, "forward")) or found["build_model"]
     return {name: method for name, method in found.items() if method}
 

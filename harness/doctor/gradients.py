@@ -19,7 +19,7 @@ from harness.plan.rows import Severity
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.training import Training, whole_tensor
-from harness.train.workloads import Workload, innermost
+from harness.train.workloads import Workload, collate_of, innermost
 
 LOSS_WEIGHT = "loss weight"
 NAME = "gradient scaling"
@@ -134,7 +134,7 @@ def observe(subject: Subject) -> Products:
             global_batch_size=batch,
         ),
     )
-    if (collate := getattr(subject.workload, "collate", None)) and (
+    if (collate := collate_of(subject.workload)) and (
         reason := why_random(lambda watched: subject.stream(1, collate=watched), collate, subject.ranks)
     ):
         return Products(unknown=reason)

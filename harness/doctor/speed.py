@@ -17,6 +17,7 @@ from harness.plan.cell import int_option, place
 from harness.plan.checks import Finding, join_names
 from harness.train.loader import Batches, endless_shares
 from harness.train.ranks import crowded, pinned
+from harness.train.workloads import collate_of
 
 NAME = "loader throughput"
 SECONDS, LIMIT_S = 0.3, 10.0
@@ -51,7 +52,7 @@ def observe(subject: Subject) -> Rate | None:
     if cell.data == "synthetic_device":
         return None
     batch = min(cell.global_batch_size, MOST_SAMPLES * ranks.world_size)
-    collate = getattr(subject.workload, "collate", None)
+    collate = collate_of(subject.workload)
     loader = Batches(subject.datasets[0], seed=subject.seed, ranks=ranks, options=cell.loader, collate=collate)
     shares = endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size)
     workers = int_option(cell.loader, "workers", 0) * subject.replicas

@@ -38,7 +38,7 @@ from harness.train.model import init_weights_of, on_host
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, Datasets, Workload, Wrapper, as_loss, innermost
+from harness.train.workloads import Collate, Datasets, Workload, Wrapper, as_loss, collate_of, innermost
 
 T = TypeVar("T")
 HELPERS = ("resource_tracker", "forkserver", "semaphore_tracker", "compile_worker")
@@ -319,7 +319,7 @@ class Subject:
         return len(self.ranks.devices)
 
     def _batches(self, shares: Sequence[Share], collate: Collate | None = None) -> Iterator[object]:
-        collate = collate or getattr(self.workload, "collate", None)
+        collate = collate or collate_of(self.workload)
         options = {"pin_memory": False}
         loader = Batches(self.datasets[0], seed=self.seed, ranks=self.ranks, options=options, collate=collate)
         return loader.of(shares)

@@ -1,19 +1,23 @@
-"""The validation set: not empty, and no part of the training set, by object or by value."""
+"""The validation set: not empty, and no part of the training set, by object or by value; its metrics."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
+import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset, default_collate
 
-from harness.doctor.subject import Case, Check, Subject
-from harness.plan.checks import Finding
+from harness.doctor.real_steps import group_of_one
+from harness.doctor.subject import Case, Check, Subject, describe_error
+from harness.measure.convergence import WholeSet, call_evaluate
+from harness.plan.checks import Finding, join_names
 from harness.train.loader import NoDigest, SeededDataset, value_digest
-from harness.train.workloads import SizedDataset
+from harness.train.workloads import SizedDataset, collate_of, innermost
 
 MOST = 256
 """Validation samples that are compared, spread over the set."""
@@ -30,6 +34,8 @@ SHARE = 0.05
 OWN_COPIES = 0.05
 """If a larger part of the training samples equals another one, equal samples are in the nature of the data."""
 NAME = "validation set"
+Sums = Mapping[str, tuple[float, ...]]
+"""Sum and weight of each metric."""
 
 
 @dataclass(frozen=True)
@@ -163,3 +169,91 @@ def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
 
 
 CHECK = Check(observe, judge, about=("datasets",))
+
+METRICS = "metrics"
+ADDITIVE = 1e-3
+"""Largest relative difference of a metric of a batch from that of its halves together."""
+EVALUATED = 64
+"""Most validation samples, spread over the set, that metrics() and evaluate() get."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What metrics() and evaluate() return of a few samples by an untrained model.
+
+    ``apart``: metrics whose value of the batch is not that of its halves together, with both. ``raised``: the error of
+    evaluate(). ``values``: what it returned; None without one.
+    """
+
+    samples: int
+    apart: dict[str, tuple[float, float]] = field(default_factory=dict)
+    values: dict[str, float] | None = None
+    raised: str = ""
+
+
+def observe_metrics(subject: Subject) -> Metrics | None:
+    """Compute the metrics of a batch and of its halves, and call evaluate(); None without them, or without epochs."""
+    workload, validation = innermost(subject.workload), subject.datasets[1]
+    metrics = getattr(workload, "metrics", None)
+    if not (subject.epochs and len(validation) and (metrics or hasattr(workload, "evaluate"))):
+        return None
+    count = max(2, min(EVALUATED, subject.cell.global_batch_size // subject.cell.devices))  # as many as fit in training
+    collate = collate_of(workload, training=False) or default_collate
+    samples = [validation[step * len(validation) // count] for step in range(count)]
+    parts = [subject.to_device(collate(part)) for part in (samples, samples[::2], samples[1::2])]
+    found = Metrics(count)
+    with group_of_one(subject.device), torch.no_grad():
+        model = subject.bare_model().eval()
+        if metrics:
+            whole, *halves = (
+                {name: tuple(map(float, pair)) for name, pair in metrics(model, x).items()} for x in parts
+            )
+            found = replace(found, apart=dict(_apart(whole, halves)))
+        if hasattr(workload, "evaluate"):
+            try:
+                found = replace(found, values=call_evaluate(workload, model, WholeSet(lambda: iter(parts[1:]), 2)))
+            except Exception as error:
+                found = replace(found, raised=describe_error(error))
+    return found
+
+
+def _apart(whole: Sums, halves: Sequence[Sums]) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Yield each metric of a batch that is not that of its halves together, with both values."""
+    for name, (total, weight) in whole.items():
+        sums = [sum(part[name][i] for part in halves if name in part) for i in (0, 1)]
+        if weight and sums[1]:
+            one, other = total / weight, sums[0] / sums[1]
+            if abs(one - other) > ADDITIVE * max(abs(one), abs(other)):
+                yield name, (one, other)
+
+
+def judge_metrics(seen: Sequence[Metrics | None], case: Case) -> Iterator[Finding]:
+    first = seen[0]
+    if first is None:
+        return
+    advice = "compute it in evaluate(model, loader), which gets the whole validation set in the same batches everywhere"
+    if first.apart:
+        name, (one, other) = next(iter(first.apart.items()))
+        text = f"val_{name} of {first.samples} samples: {one:.4g} in one batch, {other:.4g} in two"
+        others = f"; also {join_names([f'val_{each}' for each in first.apart][1:])}" if len(first.apart) > 1 else ""
+        means = "no mean over samples: it depends on how the validation set is split, and so on the strategy"
+        yield Finding(METRICS, "warning", text + others, means, advice)
+    if first.raised:
+        text = f"evaluate() of {first.samples} samples spread over the validation set: {first.raised}"
+        means = "if it needs no more samples than these, each evaluation of an epoch fails"
+        yield Finding(METRICS, "warning", text, means, "return {name: number}")
+        return
+    names = [sorted(rank.values) for rank in seen if rank and rank.values is not None]
+    if any(each != names[0] for each in names):
+        text = f"names that evaluate() returns on ranks 0 to {len(seen) - 1}: {'; '.join(map(join_names, names))}"
+        means = "those of rank 0 are recorded: each rank evaluates the whole set"
+        yield Finding(METRICS, "warning", text, means, "return the same names on every rank")
+    if unknown := [name for name, value in (first.values or {}).items() if not math.isfinite(value)]:
+        text = f"what evaluate() returns of {first.samples} samples that is not finite: {join_names(unknown)}"
+        means = "no target of it is reached, and no curve of it drawn, if it stays so on the whole set"
+        yield Finding(METRICS, "note", text, means, "return a number also if a class is missing")
+
+
+METRICS_CHECK = Check(
+    observe_metrics, judge_metrics, needs_whole_model=True, about=("metrics", "evaluate"), clue=r"auroc|auc|f1|median"
+)

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import cast
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.config.sections import Convergence
+from harness.errors import WorkloadError
 from harness.measure.losses import Divergence, StepLosses, earliest, first_in
 from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, epoch_marks, measure_window, synchronize
@@ -29,7 +31,7 @@ from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedul
 from harness.train.ranks import Ranks
 from harness.train.training import Mark, Training
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, SizedDataset
+from harness.train.workloads import SizedDataset, Workload, collate_of, describe
 
 COLLECT_STEPS, COLLECT_ALL_STEPS = 50, 1000
 """Steps between two collections of garbage in an epoch: of the young generations, and of all."""
@@ -44,7 +46,7 @@ class EpochData:
     ranks: Ranks
     train: SizedDataset
     validation: SizedDataset
-    collate: Collate | None = None
+    workload: Workload | None = None
 
     def __post_init__(self) -> None:
         if self.cell.global_batch_size > self.samples:
@@ -74,7 +76,13 @@ class EpochData:
         # a forward pass as large as in training: with accumulation there may be no room for more
         batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
         plan = (len(dataset), batch, self.ranks.rank, self.ranks.world_size)
-        return zip(evaluation_shares(*plan), self._loader(dataset).of(evaluation_shares(*plan)), strict=True)
+        loader = self._loader(dataset, training=False)
+        return zip(evaluation_shares(*plan), loader.of(evaluation_shares(*plan)), strict=True)
+
+    def whole_batches(self, dataset: SizedDataset, batch: int) -> Iterator[object]:
+        """Return the batches of a whole data set, in its own order, on this rank's device."""
+        shares = evaluation_shares(len(dataset), batch, 0, 1)
+        return map(self.copier(), self._loader(dataset, training=False).of(shares))
 
     def copier(self) -> Callable[[object], object]:
         """Return a function that moves a batch to the rank's device."""
@@ -84,13 +92,13 @@ class EpochData:
     def _training_loader(self) -> Batches:
         return self._loader(self.train, self.cell.micro_batches)
 
-    def _loader(self, dataset: SizedDataset, micro_batches: int = 1) -> Batches:
+    def _loader(self, dataset: SizedDataset, micro_batches: int = 1, *, training: bool = True) -> Batches:
         return Batches(
             dataset,
             seed=self.seed,
             ranks=self.ranks,
             options=self.cell.loader,
-            collate=self.collate,
+            collate=collate_of(self.workload, training=training) if self.workload else None,
             micro_batches=micro_batches,
         )
 
@@ -124,6 +132,39 @@ class TrainingClock:
         self.spent[name] += time.perf_counter() - started
 
 
+EVALUATED_PARTS = 8
+"""A batch of the loader that evaluate() gets is a global batch divided by this."""
+
+
+@dataclass(frozen=True)
+class WholeSet:
+    """A loader of the whole validation set, in its own order, in batches of one size on the device."""
+
+    batches: Callable[[], Iterator[object]]
+    length: int
+    advance: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[object]:
+        for batch in self.batches():
+            yield batch
+            self.advance()
+
+
+def call_evaluate(workload: Any, model: nn.Module, loader: WholeSet) -> dict[str, float]:
+    """Return what the workload's evaluate() returns, in eval mode; raise WorkloadError if it is no {name: number}."""
+    model.eval()
+    with torch.no_grad():
+        values = workload.evaluate(model, loader)
+    model.train()
+    try:
+        return {str(name): float(value) for name, value in values.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        raise WorkloadError(f"evaluate() must return {{name: number}}; got {describe(values)}") from None
+
+
 class Evaluator:
     """Evaluates a training on its whole validation set, or on its training set."""
 
@@ -132,12 +173,26 @@ class Evaluator:
         self._copy = data.copier()
 
     def evaluate(self, advance: Callable[[], None]) -> dict[str, float]:
-        """Return the mean of the loss and of each metric, and what the workload derives from these means.
+        """Return the mean of the loss and of each metric, what the workload derives from them, and its evaluate()'s.
 
         Each sample counts exactly once. All ranks call this together.
         """
         means = self._means(self._data.batches_once(self._data.validation), advance)
-        return {f"val_{name}": value for name, value in {**self._training.derived(means), **means}.items()}
+        values = {**self._training.derived(means), **means, **self._of_the_whole_set(advance)}
+        return {f"val_{name}": value for name, value in values.items()}
+
+    def _of_the_whole_set(self, advance: Callable[[], None]) -> dict[str, float]:
+        """Return what the workload's evaluate() returns on rank 0; each rank calls it with the whole validation set."""
+        data, model = self._data, self._training.model
+        if not hasattr(data.workload, "evaluate"):
+            return {}
+        # the same for all strategies at one global batch, and no larger than a device's part on EVALUATED_PARTS devices
+        batch = max(1, data.cell.global_batch_size // data.cell.micro_batches // EVALUATED_PARTS)
+        loader = WholeSet(
+            lambda: data.whole_batches(data.validation, batch), -(-len(data.validation) // batch), advance
+        )
+        values = call_evaluate(data.workload, model, loader)
+        return self._ranks.broadcast(values)
 
     def evaluate_training(self, advance: Callable[[], None]) -> dict[str, float]:
         """Return the means over the training set, without the loss, which is a mean over the steps of the epoch."""

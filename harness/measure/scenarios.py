@@ -236,7 +236,7 @@ def convergence(context: TrialContext) -> TrialResult:
     if files and files.folder is not None:
         folder, trained = Path(files.folder) / trial.id, trained_facts(trial.cell, trial.seed)
         checkpoints = CheckpointManager(folder, files.every, setup.training, ranks, trained)
-    data = EpochData(trial.cell, trial.seed, ranks, *setup.datasets, workloads.collate_of(setup.workload))
+    data = EpochData(trial.cell, trial.seed, ranks, *setup.datasets, setup.workload)
     epochs = Epochs(setup.training, data, checkpoints)
     epochs.run(settings, context.advance)
     spent = epochs.clock.spent

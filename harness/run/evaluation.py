@@ -76,7 +76,7 @@ def _metrics(state: State, trained: Trained) -> dict[str, float]:
             training.unwrapped.load_state_dict(state.model)
         except RuntimeError as error:
             raise WorkloadError(f"the checkpoint does not fit the workload's model: {error}") from error
-        data = EpochData(cell, trained.seed, ranks, *workload.datasets(), workloads.collate_of(workload))
+        data = EpochData(cell, trained.seed, ranks, *workloads.as_datasets(workload.datasets()), workload)
         return Evaluator(training, data).evaluate(lambda: None)
     except torch.OutOfMemoryError as error:
         raise WorkloadError(

@@ -232,7 +232,9 @@ def check_target(experiment: Experiment) -> None:
     found = workloads.load_class(experiment.workload)
     names = getattr(found, "metric_names", None)
     known += [f"val_{name}" for name in names or ()]
-    unnamed = names is None and any(callable(getattr(found, method, None)) for method in ("metrics", "derived"))
+    unnamed = names is None and any(
+        callable(getattr(found, method, None)) for method in ("metrics", "derived", "evaluate")
+    )
     metric = settings.target.metric
     if metric not in known and not (unnamed and metric.startswith("val_")):
         hint = ", or val_<name> of your own metrics" if unnamed else ""

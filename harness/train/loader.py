@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.errors import WorkloadError
@@ -32,7 +32,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of one global batch.
+    """One rank's part of one global batch; ``batch``: a number of the global batch, the same on every rank.
 
     A rank with an empty part still takes a step, on one sample of weight 0, since the other ranks wait for it.
     """
@@ -40,11 +40,17 @@ class Share:
     keys: tuple[Key, ...]
     samples: int
     global_samples: int
+    batch: int = 0
 
     def split(self, parts: int) -> tuple[Share, ...]:
         """Return contiguous parts for micro-batches; an empty part still has one key, as an empty share has."""
         places = [part_of(self.samples, part, parts) for part in range(parts)]
-        return tuple(Share(self.keys[p.start : p.stop] or self.keys[:1], len(p), self.global_samples) for p in places)
+        return tuple(
+            replace(
+                self, keys=self.keys[p.start : p.stop] or self.keys[:1], samples=len(p), batch=_mix(self.batch, n, 0)
+            )
+            for n, p in enumerate(places)
+        )
 
 
 def part_of(size: int, part: int, parts: int) -> range:
@@ -66,7 +72,7 @@ def rank_share(codes: Tensor, samples: int, rank: int, world_size: int) -> Share
     places = part_of(size, rank, world_size)
     own = codes[places.start : places.stop].tolist()
     keys = tuple(divmod(code, samples) for code in own or codes[:1].tolist())
-    return Share(keys, len(own), size)
+    return Share(keys, len(own), size, int(codes[0]))
 
 
 def epoch_shares(samples: int, batch: int, seed: int, epoch: int, rank: int, world_size: int) -> Iterator[Share]:
@@ -126,6 +132,43 @@ class SeededDataset(Dataset[object]):
         return samples
 
 
+class _CollatedDataset(Dataset[object]):
+    """The batches of a data set, collated where their samples are read.
+
+    What a collate of the user's own draws, such as the weight of mixup, follows from the seed and the global batch:
+    ranks draw alike, and so do runs. The generators of torch, NumPy and Python are seeded for it, and restored. A
+    collate that drew nothing in COLLATE_TRIES batches is not seeded any more.
+    """
+
+    def __init__(self, dataset: SizedDataset, seed: int, collate: Collate | None) -> None:
+        self.samples, self.seed, self.collate = SeededDataset(dataset, seed), seed, collate
+        self._tries = COLLATE_TRIES if collate else 0
+
+    def __getitems__(self, batch: tuple[int, list[Key]]) -> object:
+        number, keys = batch
+        samples = self.samples.__getitems__(keys)
+        if not self._tries:
+            return (self.collate or default_collate)(samples)
+        assert self.collate
+        before, numpy_before = Generators(), np.random.get_state()
+        value = _mix(self.seed, number, 1)
+        Generators.seed(value)
+        np.random.seed(value % 2**32)
+        seeded, numpy_seeded = Generators(), value_digest(np.random.get_state())
+        try:
+            collated = self.collate(samples)
+            drew = not seeded.untouched() or value_digest(np.random.get_state()) != numpy_seeded
+            self._tries = COLLATE_TRIES if drew else self._tries - 1
+        finally:
+            before.put_back()
+            np.random.set_state(numpy_before)
+        return collated
+
+
+COLLATE_TRIES = 8
+"""Batches without a draw after which a collate counts as one that never draws."""
+
+
 class Generators:
     """The state of the generators that a data set may draw from, at construction."""
 
@@ -174,13 +217,13 @@ class Batches:
         workers = int_option(options, "workers", 0) * len(ranks.devices)
         self._micro_batches, self._keys = micro_batches, _Keys()
         self._loader: DataLoader[object] = DataLoader(
-            SeededDataset(dataset, seed),
+            _CollatedDataset(dataset, seed, collate),
             batch_sampler=self._keys,
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pins(ranks.devices[0], options),
             prefetch_factor=int_option(options, "prefetch_factor", 2) if workers else None,
-            collate_fn=collate,
+            collate_fn=_unchanged,
             # else each pass draws from the global generator, and a resumed training once more; by rank, as NumPy's
             # generators in the workers are seeded with it
             generator=torch.Generator().manual_seed(_mix(seed, 0, ranks.rank)),
@@ -195,19 +238,23 @@ class Batches:
         yield from self._loader
 
 
+def _unchanged(batch: object) -> object:
+    return batch
+
+
 def end_with_trainer(worker: int) -> None:
     """End this loader process with its trainer: torch's own check runs between samples, so a hanging one would stay."""
     die_with_parent()
 
 
-class _Keys(torch.utils.data.Sampler[list[Key]]):
-    """The keys of each batch, of the shares of the current pass."""
+class _Keys(torch.utils.data.Sampler[list[Any]]):
+    """The number and the keys of each batch, of the shares of the current pass."""
 
     def __init__(self) -> None:
         self.shares: Iterable[Share] = ()
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        return (list(share.keys) for share in self.shares)
+    def __iter__(self) -> Iterator[Any]:
+        return ((share.batch, list(share.keys)) for share in self.shares)
 
 
 @dataclass(frozen=True)

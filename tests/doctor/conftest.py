@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ def no_timed_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.doctor.speed.SLOW", math.inf)
 
 
-def only(found: Sequence[Finding], severity: str | None = None, **texts: str) -> Finding:
+def only(found: Iterable[Finding], severity: str | None = None, **texts: str) -> Finding:
     """The one finding, of this severity, whose fields contain these texts."""
     (finding,) = found
     assert severity in (None, finding.severity), finding

@@ -287,6 +287,45 @@ class NothingToValidate(Healthy):
         return data, Subset(data, [])
 
 
+class ValidatesApart(Healthy):
+    epochs = True
+
+    def datasets(self) -> tuple[Any, Any]:
+        data = blobs()
+        return Subset(data, range(192)), Subset(data, range(192, 256))
+
+
+class AreaByBatch(ValidatesApart):
+    """The area under the ROC curve of class 0, of each batch."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        x, y = batch
+        return {"accuracy": ((model(x).argmax(1) == y).sum(), len(y)), "auroc": (area(model(x)[:, 0], y == 0), 1)}
+
+
+def area(scores: Tensor, positive: Tensor) -> Tensor:
+    """The share of pairs of a positive and a negative sample in which the positive one has the higher score."""
+    return (scores[positive][:, None] > scores[~positive][None, :]).float().mean()
+
+
+class MedianByBatch(ValidatesApart):
+    """Another value that is no mean over samples, weighted by their number."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        x, y = batch
+        return {"margin": (model(x).max(1).values.median() * len(y), len(y))}
+
+
+class EvaluatesToATensor(ValidatesApart):
+    def evaluate(self, model: nn.Module, loader: Any) -> Any:
+        return torch.stack([model(x).mean() for x, _ in loader])
+
+
+class EvaluatesToNaN(ValidatesApart):
+    def evaluate(self, model: nn.Module, loader: Any) -> Any:
+        return {"ratio": float("nan"), "loss_of_all": sum(float(model(x).mean()) for x, _ in loader)}
+
+
 class CountsPadding(Healthy):
     """Token sequences whose padding is in the loss and in its weight."""
 
@@ -399,6 +438,7 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
         *product((CopiedRows, NothingToValidate), ("single",)),
     ],
     "randomness": [*product((MasksOfOneSeed, GeneratorInAModule, GeneratorInTheWorkload), ("ddp",))],
+    "metrics": [*product((AreaByBatch, MedianByBatch, EvaluatesToATensor, EvaluatesToNaN), ("single",))],
     "padding": [(CountsPadding, "single")],
 }
 """The check that must name the fault -> workloads that have it, and under which strategy."""

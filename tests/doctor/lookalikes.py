@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset, random_split
 
-from tests.doctor.faulty_steps import CountsPadding, GeneratorInAModule
+from tests.doctor.faulty_steps import CountsPadding, GeneratorInAModule, area
 from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, OwnSamples, blobs
 
 
@@ -170,10 +170,29 @@ class NoiseOfEachRank(GeneratorInAModule):
         return model
 
 
+class MetricsThatAdd(ProperSplit):
+    """Means over samples, over pixels or the like, a ratio of sums, and what is no mean in evaluate()."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        x, y = batch
+        found, wanted = model(x).argmax(1) == 0, y == 0
+        overlap = ((found & wanted).sum(), (found | wanted).sum())
+        return {
+            "accuracy": ((model(x).argmax(1) == y).sum(), len(y)),
+            "error": (x.square().sum(), x.numel()),
+            "iou": overlap,
+        }
+
+    def evaluate(self, model: nn.Module, loader: Any) -> dict[str, Any]:
+        scores, labels = zip(*((model(x)[:, 0], y) for x, y in loader), strict=True)
+        return {"auroc": area(torch.cat(scores), torch.cat(labels) == 0)}
+
+
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *product((CountsTokens, FrozenNorm), ("single", "ddp")),
     *product((BoundsItsWeights, PlainConstants, GradientPenalty, KeepsNumbers, NoiseByIndex), ("single",)),
     *product((ProperSplit, SplitSlices, FewValues), ("single",)),
+    *product((MetricsThatAdd,), ("single", "ddp")),
     *product((FrozenBackbone, KeepsItsLastOutput), ("ddp",)),
     (EverySecondSample, "dp"),
     *product((SlowlyOpened,), ("single",)),

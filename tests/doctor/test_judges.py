@@ -465,3 +465,9 @@ def test_links_of_a_node_and_the_nearest_numa_node_of_a_gpu() -> None:
 )
 def test_a_long_error_is_cut_between_words_and_says_so(message: str, text: str) -> None:
     assert describe_error(ValueError(message), 13) == f"ValueError: {text}"
+
+
+def test_names_that_evaluate_returns_must_be_those_of_every_rank() -> None:
+    seen = [validation.Metrics(64, values={name: 1.0}) for name in ("auroc", "auroc_of_rank_1")]
+    only(validation.judge_metrics(seen, case()), "warning", seen="ranks 0 to 1: auroc; auroc_of_rank_1")
+    assert [*validation.judge_metrics(seen[:1] * 2, case())] == [] == [*validation.judge_metrics([None] * 2, case())]

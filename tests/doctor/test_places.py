@@ -84,4 +84,4 @@ def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
 
 def test_places_are_those_of_findings() -> None:
     assert set(CLUES) <= set(ABOUT) <= set(LOOKS_AT)
-    assert {*chain(*ABOUT.values())} == {"build_model", "datasets", "loss", "forward"}
+    assert {*chain(*ABOUT.values())} == {"build_model", "datasets", "loss", "forward", "metrics", "evaluate"}

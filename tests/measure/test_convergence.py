@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Convergence
+from harness.errors import WorkloadError
 from harness.measure.convergence import COLLECT_STEPS, EpochData, Epochs
 from harness.measure.losses import MOST_RECORDED, StepLosses
 from harness.plan.cell import Cell
@@ -74,7 +75,7 @@ def epochs_of(
     # replicas run in threads, which draw from one generator in any order
     training = Training(cell, workload or Noisy(0.0 if cell.strategy == "dp" else 0.5), 3, ranks)
     keeper = CheckpointManager(folder, every, training, ranks) if folder else None
-    run = Epochs(training, EpochData(cell, 3, ranks, train or data(), data()), keeper)
+    run = Epochs(training, EpochData(cell, 3, ranks, train or data(), data(), workload), keeper)
     run.run(Convergence(epochs=epochs, **settings), lambda: None)
     return run
 
@@ -279,3 +280,45 @@ def test_no_batch_of_the_next_epoch_is_loaded_while_the_clock_stands(monkeypatch
             next(source)
         assert observed.taken[before:] == [epoch] * observed.steps  # the evaluation follows here
     assert PrefetchingLoader.made == 1, "the loader's worker processes live on"
+
+
+class Evaluated(Noisy):
+    """Pads validation otherwise than training, and computes what is no mean over samples."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.trained: list[bool] = []
+        self.seen: list[list[int]] = []
+
+    def collate(self, samples: list[Any], training: bool) -> Any:
+        self.trained.append(training)
+        return tuple(torch.stack(part) for part in zip(*samples, strict=True))
+
+    def evaluate(self, model: nn.Module, loader: Any) -> dict[str, Any]:
+        assert not model.training and not torch.is_grad_enabled()
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        self.seen.append([len(x) for x, _ in batches])
+        return {"median": torch.cat([model(x) for x, _ in batches]).median(), "samples": sum(self.seen[-1])}
+
+
+def test_evaluate_gets_the_whole_validation_set_in_one_split_and_its_values_are_metrics() -> None:
+    workload = Evaluated()
+    cell = replace(CELL, global_batch_size=16, per_device_batch_size=16)
+    run = epochs_of(cell, 2, workload=workload)
+    assert workload.seen == [[2] * 10, [2] * 10]  # a global batch of 16 over EVALUATED_PARTS
+    assert all(row["val_samples"] == SAMPLES and math.isfinite(row["val_median"]) for row in run.rows)
+    assert run.training.model.training
+    # of an epoch: two training batches; two of validation, and ten for evaluate
+    assert workload.trained == ([True] * 2 + [False] * 12) * 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [(None, "None"), ([1.0], "a list of 1 items"), ({"a": "b"}, "a dict"), (torch.ones(2), "a tensor")],
+)
+def test_what_evaluate_returns_must_map_names_to_numbers(returned: Any, got: str) -> None:
+    workload = Evaluated()
+    workload.evaluate = lambda model, loader: returned  # type: ignore[method-assign]
+    with pytest.raises(WorkloadError, match=f"evaluate.. must return .name: number.; got {got}"):
+        epochs_of(CELL, 1, workload=workload)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -254,3 +255,40 @@ def test_a_loader_that_hangs_does_not_outlive_its_trainer() -> None:
     while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, "the loader's process is still there"
         time.sleep(0.02)
+
+
+def mixes(draw: Any) -> Any:
+    """A collate that weights its samples by what ``draw`` returns."""
+    return lambda samples: (draw(), [index for index, *_ in samples])
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: float(torch.rand(()))])
+def test_what_a_collate_draws_follows_from_seed_and_global_batch(draw: Any) -> None:
+    def drawn(seed: int = 1, rank: int = 0, world_size: int = 1, parts: int = 1) -> list[float]:
+        shares = list(epoch_shares(12, 4, 0, 0, rank, world_size))
+        made = batches(Numbers(12), shares, seed=seed, collate=mixes(draw), micro_batches=parts)
+        return [weight for weight, _ in made]
+
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    before = draw()
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    one = drawn()
+    assert draw() == before, "the caller's generators go on as if nothing had been drawn"
+    assert len(set(one)) == 3 and drawn() == one and drawn(seed=2) != one
+    assert drawn(rank=0, world_size=2) == drawn(rank=1, world_size=2) == one
+    assert len(set(drawn(parts=2))) == 6, "each micro-batch draws anew"
+
+
+def test_a_collate_that_never_draws_is_soon_not_seeded_and_one_that_draws_seldom_is() -> None:
+    counts = iter(range(100))
+
+    def seldom(samples: list[Any]) -> float:
+        return random.random() if next(counts) % 5 == 0 else 0.0
+
+    shares = list(islice(endless_shares(12, 4, 0, 0, 1), 40))
+    data = loader._CollatedDataset(Numbers(12), 1, seldom)
+    values = [data.__getitems__((share.batch, list(share.keys))) for share in shares]
+    assert len({value for value in values if value}) == 8 and data._tries > 0
+    plain = loader._CollatedDataset(Numbers(12), 1, len)
+    assert {plain.__getitems__((share.batch, list(share.keys))) for share in shares} == {4}
+    assert not plain._tries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -33,9 +34,12 @@ Datasets = tuple[SizedDataset, SizedDataset]
 class Workload(Protocol):
     """A model and its data, independent of devices, ranks and time.
 
-    Optional: ``collate(samples)``; ``metrics(model, batch) -> {name: (sum, weight)}``;
+    Optional: ``collate(samples)``, or ``collate(samples, training)`` if validation is batched otherwise;
+    ``metrics(model, batch) -> {name: (sum, weight)}``;
+    ``evaluate(model, loader) -> {name: value}``, for metrics of the whole validation set that are no means over its
+    samples: ``loader`` has all of it, in batches of one size on the device, for every strategy and rank alike;
     ``derived(means) -> {name: value}``, computed from the means of the loss and of the metrics, such as a
-    perplexity; ``metric_names``, the names that both return, so that a target is checked before anything runs;
+    perplexity; ``metric_names``, the names that these return, so that a target is checked before anything runs;
     ``shard_units(model)``, the modules that fsdp shards one by one; ``init_weights(model)``, if ``build_model`` builds
     on the meta device: it sets every parameter and buffer in place, as torch.nn.init does, also where they are sharded.
     Without it each process of a node first holds the whole model in the node's memory.
@@ -69,10 +73,12 @@ def innermost(workload: Workload) -> Workload:
     return innermost(workload.inner) if isinstance(workload, Wrapper) else workload
 
 
-def collate_of(workload: Workload) -> Collate | None:
-    """Return the workload's own ``collate``; None if torch's default is to be used."""
-    collate: Collate | None = getattr(workload, "collate", None)
-    return collate
+def collate_of(workload: Workload, *, training: bool = True) -> Collate | None:
+    """Return the workload's own ``collate`` for training or validation; None if torch's default is to be used."""
+    collate: Callable[..., object] | None = getattr(workload, "collate", None)
+    if collate is None or len(inspect.signature(collate).parameters) < 2:
+        return collate
+    return partial(collate, training=training)
 
 
 def module_of(name: str) -> str:

@@ -23,7 +23,7 @@ def learn(workload: str, model: str, optimizer: dict[str, Any], epochs: int, **o
     cell = replace(base, optimizer=optimizer, workload_options=options)
     built = workloads.build(cell)
     training = Training(cell, built, 0, ONE)
-    data = EpochData(cell, 0, ONE, *built.datasets(), workloads.collate_of(built))
+    data = EpochData(cell, 0, ONE, *built.datasets(), built)
     run = Epochs(training, data)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small operators: two threads wait for each other more than they help
