@@ -36,10 +36,12 @@ def decision(statements: Sequence[Row], context: Context, next_step: Sentence) -
         if found:
             more = f"And {len(found) - MOST_SETTINGS} more, below."
             lines[label] = found[:MOST_SETTINGS] + [Sentence(found[0].topic, "", more)] * (len(found) > MOST_SETTINGS)
+    if "INCOMPLETE" in lines:  # the one line that can wait: at most eight are read
+        lines.pop("TARGET", None)
     return {**lines, "NEXT": [next_step]}
 
 
-def _incomplete(row: Row, context: Context) -> Iterator[Sentence]:
+def _statement(row: Row, context: Context) -> Iterator[Sentence]:
     yield PHRASES[row.topic](row, context)
 
 
@@ -116,10 +118,11 @@ def _open(row: Row, context: Context) -> Iterator[Sentence]:
 
 
 LINES: Mapping[str, tuple[tuple[str, ...], Callable[[Row, Context], Iterator[Sentence]]]] = {
-    "INCOMPLETE": (("incomplete", "failed"), _incomplete),
+    "INCOMPLETE": (("incomplete", "failed"), _statement),
     "USE": (("fastest",), _use),
     "NOT": (("fastest",), _not),
     "OPTIONS": (("choice",), _options),
+    "TARGET": (("training",), _statement),
     "WHY": (("loss",), _why),
     "SURE": (("trust", "equivalence"), _sure),
     "OPEN": (("fastest", "open"), _open),

@@ -8,7 +8,7 @@ from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import plain_doubt, widens
 from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
-from harness.analysis.verdict.rules import ENOUGH, FASTER, SLOWER, TOO_FEW
+from harness.analysis.verdict.rules import ENOUGH, FASTER, RANKED_SEEDS, SLOWER, TOO_FEW
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text
@@ -222,12 +222,25 @@ def _scaling(row: Row, context: Context) -> Sentence:
     )
 
 
+def _range_to_target(cell_id: str, context: Context) -> str:
+    """Return the least and the largest time of a cell's trainings to the target."""
+    times = [row.time_to_target_s for row in rows_of(context.table("convergence")) if row.cell_id == cell_id]
+    low, high = seconds(min(times)), seconds(max(times))
+    return low if low == high else f"{low} to {high}"
+
+
 def _training(row: Row, context: Context) -> Sentence:
     label, seeds, target = context.name(row.cell_id), row.n, row.subject
     if row.code == "missed":
         cell = context.cells[row.cell_id]
         batch = joined(f"Global batch {cell.global_batch_size}", setting_without_batch(cell))
         return Sentence("training", batch, f"no training reached {target} with every seed.")
+    if row.code == "few seeds":
+        ranges = [
+            f"{context.name(each)} {_range_to_target(each, context)}" for each in (row.cell_id, *texts(row.others))
+        ]
+        order = f" each; no order below {RANKED_SEEDS} seeds" if len(ranges) > 1 else ""
+        return Sentence("training", target, f"reached in {', '.join(ranges[:MOST])} ({plural(seeds, 'seed')}{order}).")
     span = f" ({seconds(row.low)} to {seconds(row.high)} over {seeds} seeds)" if seeds > 1 else ""
     text = f"shortest median time to {target}: {seconds(row.value)}{span}."
     if overlapping := texts(row.others):

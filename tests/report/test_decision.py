@@ -81,7 +81,7 @@ def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
         {"topic": "incomplete", "code": "missing", "n": 3},
         scaling=[RATIO],
     )
-    assert list(found) == [label for label in LINES if label != "NOT"]
+    assert list(found) == [label for label in LINES if label not in ("NOT", "TARGET")]
     assert found["OPTIONS"] == ["x: 1.20 times the throughput."]  # only what is clear
     assert found["WHY"] == ["50 % waiting for data, 20 % unexplained."]
     assert [text.partition(":")[0] for text in found["SURE"]] == ["Low", "fsdp on 8 devices · batch 32/device"]
@@ -98,3 +98,26 @@ def test_a_run_without_a_result_says_so_and_what_to_do() -> None:
     trials = [{**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}]
     (label,) = lines({"topic": "incomplete", **FAILED}, trials=trials)
     assert label == "INCOMPLETE"
+
+
+def trained(cell_id: str, *seconds: float) -> list[dict[str, Any]]:
+    return [{"cell_id": cell_id, "seed": n, "time_to_target_s": each} for n, each in enumerate(seconds)]
+
+
+def test_a_target_that_was_reached_has_a_line_without_a_winner_if_seeds_are_few() -> None:
+    few = {
+        "topic": "training",
+        "code": "few seeds",
+        "cell_id": "a",
+        "others": ("base",),
+        "subject": "acc >= 0.9",
+        "n": 3,
+    }
+    times = [*trained("a", 2.0, 4.0, 3.0), *trained("base", 5.0, 5.0, 5.0)]
+    said = f"acc >= 0.9: reached in {DDP} 2 s to 4 s, {SINGLE} 5 s (3 seeds each; no order below 5 seeds)."
+    assert lines(few, convergence=times) == {"TARGET": [said]}
+    alone = lines({**few, "others": (), "n": 1}, convergence=times[:1])
+    assert alone == {"TARGET": [f"acc >= 0.9: reached in {DDP} 2 s (1 seed)."]}
+    missed = {"topic": "training", "code": "missed", "cell_id": "a", "subject": "acc >= 0.9", "n": 1}
+    assert lines(missed) == {"TARGET": ["Global batch 256: no training reached acc >= 0.9 with every seed."]}
+    assert "TARGET" not in lines(missed, {"topic": "incomplete", "code": "missing", "n": 3})

@@ -26,6 +26,8 @@ CUT_SHORT = {"time_up"}
 """The reasons to skip that the same command can take up again on the same machine."""
 RANK = r" on rank \d+: "
 """What stands in a reason between the type of an error and its message."""
+RANKED_SEEDS = 5
+"""Trainings are ranked by their time to a target from this number of seeds on, as MLPerf Training asks for."""
 PLACES = ("nodes", "device_ids")
 
 
@@ -111,8 +113,9 @@ def _one_each(rows: Sequence[Record], leader: Record) -> list[Record]:
 def training(tables: Tables) -> list[Statement]:
     """State which training of each model reached the target first, by the median over its seeds.
 
-    ``others``: cells whose range over seeds overlaps; with few seeds no interval is claimed. Without a target nothing
-    is compared. Trainings of rehearsals and of cells that are not equivalent are left out.
+    ``others``: cells whose range over seeds overlaps; those of all cells if one has fewer than RANKED_SEEDS, with which
+    nothing is ranked. Without a target nothing is compared. Trainings of rehearsals and of cells that are not
+    equivalent are left out.
     """
     rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(vars(row))]
     found = []
@@ -124,11 +127,13 @@ def training(tables: Tables) -> list[Statement]:
         if times:
             first = min(times, key=lambda cell_id: median(times[cell_id]))
             own, row = times[first], seeds[first][0]
-            overlap = [cell_id for cell_id, values in times.items() if cell_id != first and min(values) <= max(own)]
+            few = any(len(values) < RANKED_SEEDS for values in times.values())
+            rest = [cell_id for cell_id, values in times.items() if cell_id != first]
+            overlap = [cell_id for cell_id in rest if few or min(times[cell_id]) <= max(own)]
             found.append(
                 Statement(
                     "training",
-                    "reached",
+                    "few seeds" if few else "reached",
                     "convergence",
                     first,
                     others=tuple(overlap),

@@ -140,12 +140,19 @@ def seed(cell_id: str, seconds: float | None, number: int = 0, **columns: Any) -
 
 
 def test_the_training_with_the_least_median_time_was_first_and_overlapping_times_are_named() -> None:
-    fast = [seed("fast", t) for t in (4, 5, 9)]
-    found = one(rules.training(tables(convergence=[*(seed("slow", t) for t in (10, 11, 12)), *fast])))
-    assert (found.code, found.cell_id, found.value, found.low, found.high, found.n) == ("reached", "fast", 5, 4, 9, 3)
+    fast = [seed("fast", t) for t in (4, 5, 5, 6, 9)]
+    found = one(rules.training(tables(convergence=[*(seed("slow", t) for t in (10, 11, 12, 12, 13)), *fast])))
+    assert (found.code, found.cell_id, found.value, found.low, found.high, found.n) == ("reached", "fast", 5, 4, 9, 5)
     assert found.others == ()
-    overlapping = [*(seed("slow", t) for t in (8, 11, 12)), *fast]
+    overlapping = [*(seed("slow", t) for t in (8, 11, 12, 12, 13)), *fast]
     assert one(rules.training(tables(convergence=overlapping))).others == ("slow",)
+
+
+def test_with_fewer_than_five_seeds_no_training_is_before_another() -> None:
+    for few, many in ((4, 5), (5, 4), (1, 1)):
+        rows = [*(seed("slow", t) for t in range(10, 10 + few)), *(seed("fast", t) for t in range(1, 1 + many))]
+        found = one(rules.training(tables(convergence=rows)))
+        assert (found.code, found.cell_id, found.others) == ("few seeds", "fast", ("slow",))
 
 
 def test_trainings_at_the_same_global_batch_are_compared_whatever_their_order_in_the_table() -> None:
