@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from harness.config.experiment import parse_experiment
+from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.launch.worker import run_scenario
@@ -47,6 +48,13 @@ def run(make_experiment: Make, how: str) -> TrialResult:
     return result
 
 
+OWN_BYTES = {
+    "contrastive": ("allgather", 4),
+    "logged": ("allreduce", 4),
+    "kept": ("allgather", 4),
+    "grouped": ("allreduce", 4),
+}
+"""Operation and bytes in a step of the collectives of each kind."""
 KINDS = ("contrastive", "logged", "kept", "grouped", "none")
 
 
@@ -73,6 +81,7 @@ def measure_each(rank: int, world_size: int, out: Path) -> None:
             "kinds": [window["window_kind"] for window in timed.windows],
             "in_turn_s": [window.get("in_turn_s") for window in timed.windows if window["window_kind"] == "alone"],
             "facts": {name: timed.facts.get(name) for name in ("flops_per_unit", "explain_error")},
+            "own": {"exchange_s": {}, "own_bytes": {}, **timed.facts},
             "severities": [one["severity"] for one in examined.facts["findings"]],
             "unknown": examined.facts["figures"].get("equivalence of gradients", ""),
         }
@@ -92,6 +101,14 @@ def test_a_loss_with_collectives_is_examined_measured_and_explained(measured: di
     assert {"timed", "alone", "together"} <= set(seen["kinds"]) and None not in seen["in_turn_s"]
     assert seen["facts"]["explain_error"] is None and seen["facts"]["flops_per_unit"] > 0
     assert "error" not in seen["severities"]
+    own = seen["own"]
+    assert (OWN_COLLECTIVES in own["exchange_s"]) == (kind != "none")
+    if kind == "none":
+        assert own["own_bytes"] == {}
+    else:
+        operation, size = OWN_BYTES[kind]
+        assert {name.partition("_")[0]: int(each) for name, each in own["own_bytes"].items()} == {operation: size}, own
+        assert own["exchange_s"][OWN_COLLECTIVES] > 0
     # only what keeps the number of its ranks, or a group of them, has no pass on one device
     why = {"kept": "RuntimeError: ", "grouped": "OtherRanksNeeded: "}.get(kind, "")
     assert seen["unknown"].startswith(why and f"unknown: on one device, with the whole batch: {why}"), seen

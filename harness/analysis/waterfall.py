@@ -27,7 +27,7 @@ from harness.analysis.common import (
 from harness.analysis.phases import Timing, timings
 from harness.analysis.ratios import same_hardware
 from harness.analysis.stats import ENDS, mean_interval
-from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS
+from harness.config.strategy_traits import BASE_STRATEGY, BROADCAST, BUILTIN_TRAITS, OWN_COLLECTIVES
 from harness.plan.comparison import backend_of
 from harness.record.schema import DESCRIPTION, WATERFALL
 
@@ -80,12 +80,16 @@ class Part(NamedTuple):
 
 
 COMMUNICATION = "communication"
+UNEQUAL_STEPS = "unequal steps"
 PARTS: Mapping[str, Part] = {
     "smaller batch": Part("the smaller batch of each device"),
     "wrapper": Part("wrapper overhead", row="wrapper overhead"),
     "threads": Part("the threads of dp", row="wrapper overhead"),
     "side by side": Part("contention between devices", row="contention"),
     "slowest rank": Part("waiting for the slowest rank"),
+    UNEQUAL_STEPS: Part("waiting for ranks that are slow in turn"),
+    OWN_COLLECTIVES: Part("collectives of the workload's own code", row=COMMUNICATION),
+    BROADCAST: Part("broadcast of buffers", row=COMMUNICATION),
     "exposed communication": Part(row=COMMUNICATION),
     **{part.name: Part(row=COMMUNICATION) for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
     "waiting for data": Part(),
@@ -118,16 +122,19 @@ class StepLoss:
                             |--------| wrapper
         |== usual rank, without exchange ==|
                                      |-----| side by side
+        |== slowest rank, without exchange =====|
+                                           |----| slowest rank
         |== slowest rank of each step, without exchange
-                                           |---| slowest rank
-        |== step with exchange =======================|
-                                               |------| exposed communication
-        |== measured step, with its wait ========================|
-                                                      |----| waiting for data
-                                                           |-----| rest
+                                                |---| unequal steps
+        |== step with exchange ============================|
+                                                    |------| broadcast of buffers, exposed communication
+        |== measured step, with its wait =============================|
+                                                           |----| waiting for data
+                                                                |-----| rest
 
     fsdp has the exposed time of its collectives, from a profile, in place of the communication; dp has them beside its
-    replicas' threads and what the replicas lose to each other (side by side). A part may be negative.
+    replicas' threads and what the replicas lose to each other (side by side). Collectives of the workload's own code
+    are in steps without exchange too: they are taken from what is lost side by side. A part may be negative.
     """
 
     ideal_s: float
@@ -215,33 +222,38 @@ def _step_loss(row: Record, base_id: str, known: Measured, profiles: Profiles) -
 
 def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
     """Return the parts that windows without exchange show; None if a strategy explained by them has none."""
-    traits = BUILTIN_TRAITS.get(row.strategy)
+    traits, own = BUILTIN_TRAITS.get(row.strategy), row.exchange_s or {}
+    others = {part: own[part] for part in (OWN_COLLECTIVES, BROADCAST) if part in own}
     if wrapped is not None and timing.together_s is not None:
         own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # if its explanation failed
         slowest_s = timing.slowest_s or own_s
-        exposed = {"exposed communication": timing.together_s - slowest_s}
-        return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s), **exposed}
+        exposed = {"exposed communication": timing.together_s - slowest_s - others.get(BROADCAST, 0.0)}
+        return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s, others), **others, **exposed}
     if traits and traits.explained_by == "removal":
         return None
-    own = row.exchange_s or {}
     parts = {part: own[part] for part in OF_REPLICAS if part in own}
     if wrapped is not None and traits and traits.wrapper_cost:
         # without exchange fsdp's step has no optimizer: whole steps show the wrapper, those others what ranks lose
         parts["wrapper"] = wrapped.net_s - alone.net_s
         if timing.alone_s and wrapped.alone_s:
-            parts |= _over_ranks(timing, next(iter(wrapped.alone_s.values())))
+            parts |= {**_over_ranks(timing, next(iter(wrapped.alone_s.values())), others), **others}
     return parts
 
 
-def _over_ranks(timing: Timing, own_s: float) -> dict[str, float]:
+def _over_ranks(timing: Timing, own_s: float, others: Mapping[str, float]) -> dict[str, float]:
     """Return the parts from a step on one device to that of the slowest of several ranks, all without exchange.
 
-    Of two ranks the faster is the usual one: with the median half of a slow rank's cost would fall on both. The slowest
-    one is that of each step: ranks that are slow in turn wait for each other too.
+    Of two ranks the faster is the usual one: with the median half of a slow rank's cost would fall on both. Ranks that
+    are slow in turn wait for each other too: for the slowest of each step beyond the slowest on the whole.
     """
     alone_s = list(timing.alone_s.values())
     usual = min(alone_s) if len(alone_s) == 2 else median(alone_s)
-    return {"side by side": usual - own_s, "slowest rank": (timing.slowest_s or usual) - usual}
+    slowest = max(alone_s)
+    return {
+        "side by side": usual - own_s - others.get(OWN_COLLECTIVES, 0.0),
+        "slowest rank": slowest - usual,
+        UNEQUAL_STEPS: (timing.slowest_s or slowest) - slowest,
+    }
 
 
 def _profiled_parts(strategy: str, profile: Record | None) -> dict[str, float] | None:

@@ -81,6 +81,8 @@ class ProfiledPart:
 
 ALL_REDUCE = "all-reduce"
 """The key of ddp's exchange in exchange_s, which DDP times itself."""
+BROADCAST, OWN_COLLECTIVES = "buffer broadcast", "own collectives"
+"""The keys of what ddp sends before a forward pass, and of the collectives that the workload's own code calls."""
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,22 @@ times: ddp's buckets by a hook in a new wrapper, fsdp's groups by hooks of their
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from statistics import median
 from typing import Literal
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from harness.config.strategy_traits import BROADCAST, OWN_COLLECTIVES
 from harness.measure.stepper import Stepper
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell
-from harness.plan.rows import Collective, ExchangeRow
+from harness.plan.rows import Collective, ExchangeRow, TrialFacts
 from harness.train.strategies.base import ExchangePoint
 from harness.train.training import BACKWARD, CLEARED, Phase
 
@@ -171,3 +176,82 @@ def _median(steps: Sequence[Sequence[ExchangeRow]]) -> tuple[ExchangeRow, ...]:
 
 def _signature(rows: Sequence[ExchangeRow]) -> list[tuple[str, int]]:
     return [(row["operation"], row["size_bytes"]) for row in rows]
+
+
+def other_exchanges(stepper: Stepper) -> TrialFacts:
+    """Return the seconds of a step that are neither gradients' nor parameters': ddp's buffers, own collectives.
+
+    And the bytes of these on this rank, by operation. Empty if there are none. The training is of no further use. All
+    ranks call it.
+    """
+    model, devices = stepper.training.model, stepper.ranks.devices
+    seconds: dict[str, float] = {}
+    if isinstance(model, DistributedDataParallel) and model.forward_sync_buffers and model.modules_buffers:
+        seconds[BROADCAST] = _usual(lambda: _timed(model._sync_buffers, stepper))
+    with stepper.training.without_exchange():
+        stepper.step()  # the first one without exchange still broadcasts buffers
+        first = _own_collectives(stepper)
+        if any(stepper.ranks.gather(bool(first.bytes))):
+            seconds[OWN_COLLECTIVES] = _usual(lambda: _own_collectives(stepper).seconds)
+    synchronize(devices)
+    found: TrialFacts = {"exchange_s": seconds} if seconds else {}
+    return {**found, "own_bytes": first.bytes} if first.bytes else found
+
+
+def _usual(measure: Callable[[], float]) -> float:
+    return median([measure() for _ in range(1 + RECORDED_STEPS)][1:])
+
+
+def _timed(call: Callable[[], object], stepper: Stepper) -> float:
+    """Return the seconds of a call that all ranks begin together."""
+    devices = stepper.ranks.devices
+    stepper.ranks.barrier()
+    synchronize(devices)
+    start = time.perf_counter()
+    call()
+    synchronize(devices)
+    return time.perf_counter() - start
+
+
+def _own_collectives(stepper: Stepper) -> OwnCollectives:
+    """Take a step without exchange; return the collectives that the workload's code calls in it."""
+    calls = OwnCollectives(stepper.ranks.devices)
+    stepper.ranks.barrier()
+    with calls:
+        stepper.step()
+    return calls
+
+
+class OwnCollectives(TorchDispatchMode):
+    """The collectives of a block: their seconds on this rank, with the wait for others, and bytes by operation.
+
+    Each is awaited where it is called, so that one that would overlap with computation counts whole.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seconds, self.bytes, self._devices = 0.0, dict[str, float](), devices
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        if getattr(func, "namespace", "") not in ("c10d", "_c10d_functional"):
+            return func(*args, **(kwargs or {}))
+        synchronize(self._devices)
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            with suppress(RuntimeError, TypeError, AttributeError):  # no object of C++, or another one than its work
+                dist.Work.unbox(leaf).wait()
+        synchronize(self._devices)
+        self.seconds += time.perf_counter() - start
+        name = str(func).split(".")[1].strip("_")
+        tensors = (leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+        size = max((tensor.numel() * tensor.itemsize for tensor in tensors), default=0)
+        if name != "wait_tensor":
+            self.bytes[name] = self.bytes.get(name, 0) + size
+        return result

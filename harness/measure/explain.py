@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from harness.measure.exchanges import record_exchanges
+from harness.measure.exchanges import other_exchanges, record_exchanges
 from harness.measure.flops import count_flops, first_samples, measured_peak
 from harness.measure.profiles import measure_alone, measure_communication
 from harness.measure.stepper import Stepper, TimedWindow
@@ -142,6 +142,10 @@ def explain(
     elif cell.traits.replicates and cell.devices > 1:
         facts = measure_replicas(stepper, speed.window_steps)
     facts = {**facts, **_arithmetic(cell, stepper, workload, cache)}
+    if windows and stepper.ranks.world_size > 1 and not cell.compile:
+        others = other_exchanges(stepper)
+        exchange_s = {**facts.get("exchange_s", {}), **others.get("exchange_s", {})}
+        facts = {**facts, **others, **({"exchange_s": exchange_s} if exchange_s else {})}
     # without those windows nothing is predicted
     recorded = record_exchanges(stepper, cell) if exchanges and windows else ()
     return Explanation(tuple(windows), facts, recorded)

@@ -315,9 +315,13 @@ class TrialFacts(TypedDict, total=False):
         Mapping[str, float],
         Meaning(
             "time per step by part of the exchange: collectives by a profile, overlapped or not; all-reduce by DDP's "
-            "timer, first bucket ready to last reduced; dp's threads, and side by side: contention of its replicas",
+            "timer, first bucket ready to last reduced; ddp's broadcast of buffers; collectives of the workload's own "
+            "code, with their wait for other ranks; dp's threads, and side by side: contention of its replicas",
             "s",
         ),
+    ]
+    own_bytes: Annotated[
+        Mapping[str, float], Meaning("collectives that the workload's own code calls in a step, by operation", "bytes")
     ]
     exposed_s: Annotated[
         Mapping[str, float], Meaning("part of exchange_s in which nothing is computed, by the same clocks", "s")

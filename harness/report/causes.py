@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS
 from harness.analysis.verdict.rules import DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
-from harness.analysis.waterfall import PARTS
+from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid
-from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, OWN_COLLECTIVES
 from harness.config.values import PlainValue
 from harness.config.yaml_source import dump
 from harness.report.row import Row, is_missing, number, plural, rows_of, texts
@@ -47,19 +47,22 @@ ADVICE: Mapping[str, tuple[Option, ...]] = {
     "reduce-scatter": (ACCUMULATION,),
     "shard copies": (Option("fsdp.reshard_after_forward", (True, False)),),
     "smaller batch": (COMPILE,),
+    BROADCAST: (Option("ddp.broadcast_buffers", (True, False)),),
     **dict.fromkeys(("threads", "replicate", "scatter", "gather", "reduce"), (Option("strategy", ("dp", "ddp")),)),
 }
 """By part of the waterfall, what may reduce it, the most likely first."""
 MACHINE = {
     "side by side": "Devices that work at once share memory bandwidth, caches or power; no option changes that.",
     "slowest rank": "One rank is slower than the others: tables/ranks.csv and harness doctor say which.",
+    UNEQUAL_STEPS: "The work of a step differs between ranks, or single steps are interrupted: batch samples of "
+    "similar length together.",
 }
 """By part, what follows from the machine rather than from an option."""
-SLOW_IN_TURN = "The ranks are slow in turn, as if the work of a batch varies, or something interrupts single steps."
-"""In place of the slowest rank, if no rank is slower than the others on the whole."""
+OWN = "The workload's own code exchanges {} in each step: exchange less, or less often."
+"""Against collectives of the workload's own code."""
 PINNED = "The ranks are pinned to the same processors: give each its own, or none."
 """In place of what devices share, if it is their processors."""
-NOTHING_TO_CHANGE = frozenset({*MACHINE, "rest"})
+NOTHING_TO_CHANGE = frozenset({*MACHINE, OWN_COLLECTIVES, "rest"})
 """The causes that no option changes: the advice is against the largest of the others."""
 
 
@@ -179,10 +182,13 @@ def _because(row: Row, context: Context) -> str:
 def target(causes: Sequence[Row]) -> Row | None:
     """Return the cause that advice is against: the largest that is certain, and that an option may change.
 
-    A wait for data is a measurement of its own, which counts without an interval too.
+    A wait for data is a measurement of its own, which counts without an interval too. None if the workload's own code
+    takes more: no option is worth a run before that.
     """
     for row in causes:
         certain = row.code == CLEAR or (row.subject == DATA and row.code == NO_INTERVAL)
+        if certain and row.subject == OWN_COLLECTIVES:
+            return None
         if certain and row.subject not in NOTHING_TO_CHANGE:
             return row
     return None
@@ -202,9 +208,13 @@ def _new_advice(causes: Sequence[Row], context: Context) -> str:
 def _advice(causes: Sequence[Row], context: Context) -> str:
     row = target(causes)
     if row is None:
-        part = next((one.subject for one in causes if one.code == CLEAR and one.subject in MACHINE), "")
-        if part == "slowest rank" and not context.has_doubt("slow rank", causes[0]["cell_id"]):
-            return SLOW_IN_TURN
+        part = next(
+            (one.subject for one in causes if one.code == CLEAR and one.subject in (*MACHINE, OWN_COLLECTIVES)), ""
+        )
+        if part == OWN_COLLECTIVES:
+            trials = context.table("trials")
+            known = trials.loc[trials["cell_id"] == causes[0]["cell_id"], "own_bytes"].dropna()
+            return OWN.format(", ".join(f"{name} of {int(size):,} bytes" for name, size in known.iloc[-1].items()))
         pinned = part == "side by side" and context.has_doubt("shared by ranks", causes[0]["cell_id"])
         return PINNED if pinned else MACHINE.get(part, "")
     lines = "; ".join(map(str, options_of(row, context)))

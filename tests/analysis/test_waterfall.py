@@ -72,14 +72,24 @@ def test_if_a_rule_set_the_blocks_the_intervals_of_parts_keep_the_pilots_spread(
 
 
 def test_ddps_parts_by_hand_and_they_add_up() -> None:
-    parts = "wrapper 5, side by side 5, slowest rank 10, exposed communication 30, waiting for data 10, rest 0"
-    assert in_ms(study()) == f"ideal 100, {parts}"
+    parts = "wrapper 5, side by side 5, slowest rank 10, unequal steps 0, exposed communication 30"
+    assert in_ms(study()) == f"ideal 100, {parts}, waiting for data 10, rest 0"
     rows = waterfall_of(study())
     assert rows["share"].sum() == pytest.approx(1.0)
     assert rows["share"].iloc[0] == pytest.approx(0.100 / 0.160)
     rows = waterfall_of(study(single_s=0.12))  # a part may be negative
     assert rows.set_index("part").loc["wrapper", "share"] == pytest.approx(-0.015 / 0.160)
     assert rows["share"].sum() == pytest.approx(1.0)
+
+
+def test_broadcasts_of_buffers_and_the_codes_own_collectives_have_their_names() -> None:
+    """The first are in a step with exchange alone, the others in every step on several ranks."""
+    both = {"buffer broadcast": 0.02, "own collectives": 0.004, "all-reduce": 0.03}
+    parts = "wrapper 5, side by side 1, slowest rank 10, unequal steps 0, own collectives 4, buffer broadcast 20"
+    ends = "exposed communication 10, waiting for data 10, rest 0"
+    assert in_ms(study(facts={"exchange_s": both})) == f"ideal 100, {parts}, {ends}"
+    only = "wrapper 5, side by side 5, slowest rank 10, unequal steps 0, buffer broadcast 20, exposed communication 10"
+    assert in_ms(study(facts={"exchange_s": {"buffer broadcast": 0.02}})).startswith(f"ideal 100, {only}")
 
 
 def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
@@ -176,7 +186,7 @@ def fsdp_study(block: int, exposed: dict[str, float] | None = None, *, profiled:
 
 def test_fsdps_parts_by_hand_each_measured_by_itself() -> None:
     lines = fsdp_study(0, {"all-gather": 0.02, "reduce-scatter": 0.01})
-    alone = "ideal 100, wrapper 4, side by side 5, slowest rank 4"
+    alone = "ideal 100, wrapper 4, side by side 5, slowest rank 4, unequal steps 0"
     assert in_ms(lines) == f"{alone}, all-gather 20, reduce-scatter 10, waiting for data 0, rest 17"
 
 
@@ -337,8 +347,8 @@ def test_ranks_that_are_slow_in_turn_wait_for_the_slowest_one_of_each_step() -> 
         if one["window_kind"] == "alone":
             one["in_turn_s"] = STEPS * 0.025
     more = seconds_of(lines) - seconds_of(study())
-    assert more["slowest rank"] == pytest.approx(0.025) and more["exposed communication"] == pytest.approx(-0.025)
-    assert more.drop(["slowest rank", "exposed communication"]).abs().max() < 1e-9
+    assert more["unequal steps"] == pytest.approx(0.025) and more["exposed communication"] == pytest.approx(-0.025)
+    assert more.drop(["unequal steps", "exposed communication"]).abs().max() < 1e-9
 
 
 def needs(seconds: float, part: str = "exposed communication") -> Needed:

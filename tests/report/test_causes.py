@@ -9,6 +9,7 @@ import yaml
 
 from harness.analysis.waterfall import PARTS
 from harness.config.experiment import Experiment, parse_experiment
+from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
@@ -94,10 +95,24 @@ def test_what_no_option_changes_says_so_or_gives_way_to_what_one_may() -> None:
     assert "Against exposed communication, try" in text_of(shared, cause("exposed communication", 0.1, 0.05))
 
 
+def test_the_workloads_own_collectives_are_named_with_their_bytes() -> None:
+    trials = [
+        {**TRIAL, "own_bytes": None},
+        {**TRIAL, "attempt": 2, "own_bytes": {"allgather": 16384.0, "allreduce": 4.0}},
+    ]
+    said = text_of(cause("own collectives", 0.3, 0.2), trials=trials)
+    assert said.endswith(
+        "exchanges allgather of 16,384 bytes, allreduce of 4 bytes in each step: exchange less, or less often."
+    )
+    buffers = cause("buffer broadcast", 0.1, 0.05)
+    assert "Against broadcast of buffers, try ddp.broadcast_buffers: [true, false]." in text_of(buffers)
+    both = text_of(cause("own collectives", 0.3, 0.2), buffers, trials=trials)
+    assert "less often" in both and "Against" not in both
+
+
 def test_ranks_that_are_slow_in_turn_are_no_slow_rank_and_those_on_the_same_processors_share_more_than_memory() -> None:
-    slowest = cause("slowest rank", 0.3, 0.2)
-    for doubts, words in (((), "slow in turn"), (("wide spread",), "slow in turn"), (("slow rank 1",), "One rank is")):
-        assert words in text_of(slowest, trials=[{**TRIAL, "doubts": doubts}])
+    assert "One rank is slower" in text_of(cause("slowest rank", 0.3, 0.2))
+    assert "similar length together" in text_of(cause("unequal steps", 0.3, 0.2))
     shared = cause("side by side", 0.3, 0.2)
     pinned = ("settings of the process: processors 0 shared by ranks",)
     for doubts, words in ((pinned, "pinned to the same processors"), ((), "share memory bandwidth")):
@@ -128,7 +143,7 @@ def test_the_same_advice_is_given_once() -> None:
 
 def test_every_part_of_a_step_has_words_and_an_answer() -> None:
     assert {name for name, part in PARTS.items() if part.words} | set(ADVICE) == set(PARTS)
-    assert set(PARTS) - {"rest"} == set(ADVICE) | set(MACHINE)
+    assert set(PARTS) - {"rest", OWN_COLLECTIVES} == set(ADVICE) | set(MACHINE)
 
 
 # -- proposals --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from harness.analysis.prediction.collective_times import SEED, Fits, Links, Ring
 from harness.analysis.prediction.observed import Family, Size
 from harness.analysis.prediction.step_model import DRAWS, LANES, Model, by_laws
 from harness.analysis.stats import mean_interval
-from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.config.strategy_traits import BUILTIN_TRAITS, OWN_COLLECTIVES
 from harness.errors import PredictionError
 from harness.plan.rows import Collective, LinkTier
 from harness.record.schema import DESCRIPTION, PREDICTION
@@ -44,6 +44,8 @@ def refusal_of_family(family: Family) -> str | None:
             "the run recorded no exchanges; measure with this version, throughput.explain: true, and without a hybrid "
             "mesh, static_graph, or torch.compile of fsdp"
         )
+    if any(OWN_COLLECTIVES in (seen.row.get("exchange_s") or {}) for seen in family.sizes.values()):
+        return "the workload's own code exchanges values in each step, which are in no model of exchanges"
     if not any(seen.own_s for size, seen in family.sizes.items() if size.devices > 1):
         return NO_OWN
     return None
