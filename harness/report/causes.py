@@ -62,6 +62,8 @@ OWN = "The workload's own code exchanges {} in each step: exchange less, or less
 """Against collectives of the workload's own code."""
 PINNED = "The ranks are pinned to the same processors: give each its own, or none."
 """In place of what devices share, if it is their processors."""
+LEAST_SHARE = 0.05
+"""The least share of a step that is worth a run against it."""
 NOTHING_TO_CHANGE = frozenset({*MACHINE, OWN_COLLECTIVES, "rest"})
 """The causes that no option changes: the advice is against the largest of the others."""
 
@@ -183,13 +185,13 @@ def target(causes: Sequence[Row]) -> Row | None:
     """Return the cause that advice is against: the largest that is certain, and that an option may change.
 
     A wait for data is a measurement of its own, which counts without an interval too. None if the workload's own code
-    takes more: no option is worth a run before that.
+    takes more, or all take less than LEAST_SHARE of the step: no option is worth a run.
     """
     for row in causes:
         certain = row.code == CLEAR or (row.subject == DATA and row.code == NO_INTERVAL)
         if certain and row.subject == OWN_COLLECTIVES:
             return None
-        if certain and row.subject not in NOTHING_TO_CHANGE:
+        if certain and row.subject not in NOTHING_TO_CHANGE and number(row.value) >= LEAST_SHARE:
             return row
     return None
 

@@ -15,6 +15,7 @@ from harness.plan.labels import joined, strategy_text
 from harness.report.causes import why_not_better
 from harness.report.row import (
     Row,
+    cell_label,
     is_missing,
     is_true,
     number,
@@ -222,11 +223,12 @@ def _scaling(row: Row, context: Context) -> Sentence:
     )
 
 
-def _range_to_target(cell_id: str, context: Context) -> str:
-    """Return the least and the largest time of a cell's trainings to the target."""
-    times = [row.time_to_target_s for row in rows_of(context.table("convergence")) if row.cell_id == cell_id]
-    low, high = seconds(min(times)), seconds(max(times))
-    return low if low == high else f"{low} to {high}"
+def _reached(cell_id: str, context: Context) -> str:
+    """Return the least and the largest time of a cell's trainings to the target: 'ddp x2 in 0.8 to 1.2 s'."""
+    rows = [row for row in rows_of(context.table("convergence")) if row.cell_id == cell_id]
+    times = [row.time_to_target_s for row in rows]
+    low, high = (decimal("{:.2g}")(each) for each in (min(times), max(times)))
+    return f"{cell_label(rows[0])} in {low if low == high else f'{low} to {high}'} s"
 
 
 def _training(row: Row, context: Context) -> Sentence:
@@ -236,11 +238,13 @@ def _training(row: Row, context: Context) -> Sentence:
         batch = joined(f"Global batch {cell.global_batch_size}", setting_without_batch(cell))
         return Sentence("training", batch, f"no training reached {target} with every seed.")
     if row.code == "few seeds":
-        ranges = [
-            f"{context.name(each)} {_range_to_target(each, context)}" for each in (row.cell_id, *texts(row.others))
-        ]
-        order = f" each; no order below {RANKED_SEEDS} seeds" if len(ranges) > 1 else ""
-        return Sentence("training", target, f"reached in {', '.join(ranges[:MOST])} ({plural(seeds, 'seed')}{order}).")
+        each = [_reached(one, context) for one in (row.cell_id, *texts(row.others))]
+        order = f" each; no order below {RANKED_SEEDS} seeds" if len(each) > 1 else ""
+        setting = joined(
+            setting_without_batch(cell := context.cells[row.cell_id]), f"global batch {cell.global_batch_size}"
+        )
+        ends = f"{setting}; {plural(seeds, 'seed')}{order}"
+        return Sentence("training", target, f"reached by {', '.join(each[:MOST])} ({ends}).")
     span = f" ({seconds(row.low)} to {seconds(row.high)} over {seeds} seeds)" if seeds > 1 else ""
     text = f"shortest median time to {target}: {seconds(row.value)}{span}."
     if overlapping := texts(row.others):

@@ -218,3 +218,9 @@ def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus
     cell = Row(LEADING, device_ids="0,4")
     grid = yaml.safe_load(next_experiment(experiment(), cell, BUCKETS))["grid"]
     assert grid["device_ids"] == [[0, 4]] and "devices" not in grid
+
+
+def test_no_run_is_proposed_against_less_than_a_twentieth_of_the_step() -> None:
+    for share, proposed in ((0.049, False), (0.05, True)):
+        text = text_of(cause("exposed communication", share, 0.01))
+        assert ("Against exposed communication, try" in text) == proposed

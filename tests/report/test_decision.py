@@ -101,7 +101,12 @@ def test_a_run_without_a_result_says_so_and_what_to_do() -> None:
 
 
 def trained(cell_id: str, *seconds: float) -> list[dict[str, Any]]:
-    return [{"cell_id": cell_id, "seed": n, "time_to_target_s": each} for n, each in enumerate(seconds)]
+    named = (
+        {**CELL, "cell_id": cell_id}
+        if cell_id == "a"
+        else {**CELL, "cell_id": cell_id, "strategy": "single", "devices": 1}
+    )
+    return [{**named, "seed": n, "time_to_target_s": each} for n, each in enumerate(seconds)]
 
 
 def test_a_target_that_was_reached_has_a_line_without_a_winner_if_seeds_are_few() -> None:
@@ -114,10 +119,13 @@ def test_a_target_that_was_reached_has_a_line_without_a_winner_if_seeds_are_few(
         "n": 3,
     }
     times = [*trained("a", 2.0, 4.0, 3.0), *trained("base", 5.0, 5.0, 5.0)]
-    said = f"acc >= 0.9: reached in {DDP} 2 s to 4 s, {SINGLE} 5 s (3 seeds each; no order below 5 seeds)."
+    said = (
+        "acc >= 0.9: reached by ddp x8 in 2 to 4 s, single x1 in 5 s (global batch 256; 3 seeds each; no order below 5 "
+    )
+    said += "seeds)."
     assert lines(few, convergence=times) == {"TARGET": [said]}
     alone = lines({**few, "others": (), "n": 1}, convergence=times[:1])
-    assert alone == {"TARGET": [f"acc >= 0.9: reached in {DDP} 2 s (1 seed)."]}
+    assert alone == {"TARGET": ["acc >= 0.9: reached by ddp x8 in 2 s (global batch 256; 1 seed)."]}
     missed = {"topic": "training", "code": "missed", "cell_id": "a", "subject": "acc >= 0.9", "n": 1}
     assert lines(missed) == {"TARGET": ["Global batch 256: no training reached acc >= 0.9 with every seed."]}
     assert "TARGET" not in lines(missed, {"topic": "incomplete", "code": "missing", "n": 3})
