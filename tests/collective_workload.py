@@ -19,7 +19,8 @@ def world_size() -> int:
 
 class Collectives(Regression):
     """``kind``: contrastive (a differentiable all-gather), logged (.item() of an all-reduce), kept (as many values as
-    the ranks that were there at the start), grouped (a group of its own), or none.
+    the ranks that were there at the start), grouped (a group of its own), ring (each rank receives from one and sends
+    to the other), or none.
     """
 
     def __init__(self, kind: str = "none") -> None:
@@ -45,6 +46,12 @@ class Collectives(Regression):
             assert mean.item() >= 0
         elif self.kind == "kept":
             dist.all_gather([torch.zeros(()) for _ in range(ranks)], mean)
+        elif self.kind == "ring":
+            rank = dist.get_rank()
+            waiting = dist.irecv(torch.zeros_like(mean), (rank - 1) % ranks)
+            dist.send(mean, (rank + 1) % ranks)
+            assert waiting is not None
+            waiting.wait()
         elif self.group is not None:
             dist.all_reduce(mean, group=self.group)
 

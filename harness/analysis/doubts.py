@@ -82,8 +82,9 @@ DOUBTS: Mapping[str, Doubt] = {
     "other speed in epochs": Doubt(
         "its epochs run at another speed than its timed steps",
         f"from the second epoch on, a step of the same setting takes more than {UNLIKE_EPOCHS:g} times as long as in "
-        "the timed windows, or less than half: data that is cached, or a speed that changes during a training, so that "
-        "the ratio of timed steps is not that of trainings: decide by the time to a target, or fill the cache before",
+        "the timed windows, or less than half: data that is cached, epochs so short that their start counts, or speed "
+        "that changes during a training. The ratio of timed steps is not that of trainings: decide by the time to a "
+        "target",
         own=_unlike_epochs,
     ),
     "inline": Doubt(

@@ -29,6 +29,13 @@ class DoctorCheck(NamedTuple):
 
 DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
     DoctorCheck(
+        "data",
+        "data.WORKERS_CHECK",
+        "loader workers",
+        "the same samples through loader workers as in the process itself",
+        "data sharding",
+    ),
+    DoctorCheck(
         "transfer",
         "placement.TRANSFER_CHECK",
         "batch transfer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from harness.doctor.subject import Case, Check, Subject
 from harness.plan import checks
 from harness.plan.cell import Cell, int_option
 from harness.plan.checks import Finding
+from harness.plan.known_errors import remedy
 from harness.train.loader import Generators, Key, NoDigest, SeededDataset, end_with_trainer, epoch_shares, value_digest
 from harness.train.workloads import SizedDataset
 
@@ -30,7 +31,9 @@ DEPTH = 4
 CACHED, LEAST_S = 3.0, 0.01
 """Samples are cached if their first reading takes this many times as long as their second, and as many seconds more."""
 BY_WORKERS, MOST_S = 1000, 1.0
-"""Most samples that are read through loader workers too, and most seconds that they may take without."""
+"""Most samples that are compared with those of loader workers, and the seconds after which no more are read."""
+AT_ONCE = 8
+"""Samples of a batch of these: workers take turns often."""
 PADDING = "padding"
 LEAST_REAL = 0.3
 """With a smaller share of real values, most of the step computes on padding."""
@@ -87,35 +90,34 @@ class Samples:
     """Why samples have no digests."""
     read_s: tuple[float, float] = (0.0, 0.0)
     """Seconds of the first and the second reading of these samples, if both show that they are cached."""
-    by_workers: tuple[int, int] = (0, 0)
-    """Samples that loader workers read differently, and how many were compared."""
 
 
 def observe(subject: Subject) -> Samples:
-    """Read the same samples twice, and through loader workers if the cell has any; search the data set for samplers."""
+    """Read the same samples twice, and search the data set for samplers."""
     train = subject.datasets[0]
     size = len(train)
     indices = sorted({step * size // PROBES for step in range(PROBES)})
     seeded, keys, unknown = SeededDataset(train, subject.seed), [(0, index) for index in indices], ""
     seeded.__getitems__(keys[:1])  # opens files
-    (one, first_s), (two, again_s) = (_timed(seeded, keys) for _ in range(2))
-    cached = _is_cached(first_s, again_s) and _is_cached(*_again_elsewhere(seeded, indices))
-    differ = (0, 0)
-    try:
-        first, again = ([value_digest(sample) for sample in samples] for samples in (one, two))
-        workers = int_option(subject.cell.loader, "workers", 0)
-        if workers and first == again and subject.cell.data != "synthetic_device":
-            count = min(BY_WORKERS, size, max(PROBES, round(MOST_S * len(keys) / max(again_s, 1e-9))))
-            differ = _differ_by_workers(seeded, [(0, step * size // count) for step in range(count)], max(2, workers))
-    except NoDigest as error:
-        first, again, unknown = [], [], str(error)
+    first, again, read_s = list[str](), list[str](), list[float]()
+    for digests in (first, again):  # digested before the second reading, which may change what the first has returned
+        samples, seconds = _timed(seeded, keys)
+        read_s.append(seconds)
+        try:
+            digests += map(value_digest, samples)
+        except NoDigest as error:
+            unknown = str(error)
+    if unknown:
+        first, again = [], []
+    cached = subject.cell.data != "synthetic_device" and _is_cached(*read_s)
+    cached = cached and _is_cached(*_again_elsewhere(seeded, indices))
     samplers = [
         Sampler(found.num_replicas, found.rank, len(found.dataset), len(found))  # type: ignore[arg-type]
         for found in _samplers(train, DEPTH)
     ]
     samplers += _drawn_by_a_sampler(train)
-    drawn, read_s = drawn_samples(subject), (first_s, again_s) if cached else (0.0, 0.0)
-    return Samples(size, first, again, samplers, repeats_draws(train), drawn, unknown, read_s, differ)
+    shown = (read_s[0], read_s[1]) if cached else (0.0, 0.0)
+    return Samples(size, first, again, samplers, repeats_draws(train), drawn_samples(subject), unknown, shown)
 
 
 def _timed(seeded: SeededDataset, keys: Sequence[Key]) -> tuple[list[object], float]:
@@ -136,36 +138,9 @@ def _again_elsewhere(seeded: SeededDataset, indices: Sequence[int]) -> tuple[flo
     return first_s, again_s
 
 
-class _Digests(Dataset[object]):
-    """The digests of samples, made where they are read."""
-
-    def __init__(self, seeded: SeededDataset) -> None:
-        self.seeded = seeded
-
-    def __getitems__(self, keys: list[Key]) -> list[str]:
-        return [value_digest(sample) for sample in self.seeded.__getitems__(keys)]
-
-
-def _differ_by_workers(seeded: SeededDataset, keys: Sequence[Key], workers: int) -> tuple[int, int]:
-    """Return how many samples loader workers read differently from the process itself, and how many were compared."""
-    digests = _Digests(seeded)
-    batches = [list(keys[start : start + 8]) for start in range(0, len(keys), 8)]  # turns change often
-    loader = DataLoader(
-        digests,
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=list,
-        generator=torch.Generator(),  # else it draws from the default one
-        worker_init_fn=end_with_trainer,
-    )
-    by_workers = [digest for batch in loader for digest in batch]
-    own = digests.__getitems__(list(keys))
-    return sum(a != b for a, b in zip(own, by_workers, strict=True)), len(keys)
-
-
 def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
     # the first finding explains those that would follow
-    for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated, _by_workers):
+    for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):
         if found := list(look(seen)):
             break
     found += _cached(seen)
@@ -265,20 +240,6 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
         yield Finding(NAME, "warning", text, means, "use the index in __getitem__")
 
 
-def _by_workers(seen: Sequence[Samples]) -> Iterator[Finding]:
-    differ, compared = max(rank.by_workers for rank in seen)
-    if differ:
-        yield Finding(
-            NAME,
-            "error",
-            f"{differ} of {compared:,} compared samples differ between the process itself and its loader workers",
-            "what the data set opened or seeded before the workers were forked is shared by them, as an open file with "
-            "one position: samples mix with others, or are read wrongly",
-            "open files in __getitem__, at the first use in each process, and compute samples from their index alone; "
-            "or loader.workers: 0",
-        )
-
-
 def _cached(seen: Sequence[Samples]) -> list[Finding]:
     rank = max(seen, key=lambda rank: rank.read_s[0])
     first, again = (1000 * seconds for seconds in rank.read_s)
@@ -287,11 +248,11 @@ def _cached(seen: Sequence[Samples]) -> list[Finding]:
     return [
         Finding(
             NAME,
-            "warning",
+            "note",
             f"reading {PROBES} samples for the first time: {first:.3g} ms, again: {again:.3g} ms",
-            "cached samples, by the data set or the operating system: timed windows read most samples for the first "
-            "time, later epochs are faster, and their speedups are others",
-            "fill the cache in datasets(), or decide by the time to a target (convergence)",
+            "cached samples, by the data set or the operating system: timed windows read most for the first time. If "
+            "all fit into memory, later epochs are faster, and their speedups are others",
+            "fill the cache before the measurement, or decide by the time to a target (convergence)",
         )
     ]
 
@@ -349,6 +310,100 @@ CHECK = Check(
     about=("datasets",),
     clue=r"DistributedSampler|get_rank|get_world_size|seed\(",
 )
+
+
+@dataclass(frozen=True)
+class ByWorkers:
+    """Samples that loader workers read differently from the process itself, of those compared; or why they failed."""
+
+    differ: int = 0
+    compared: int = 0
+    failed: str = ""
+
+
+class _Digests(Dataset[object]):
+    """The digests of samples, made where they are read, by one thread: more add numbers in another order."""
+
+    def __init__(self, seeded: SeededDataset) -> None:
+        self.seeded = seeded
+
+    def __getitems__(self, keys: list[Key]) -> list[str]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return [value_digest(sample) for sample in self.seeded.__getitems__(keys)]
+        finally:
+            torch.set_num_threads(threads)
+
+
+def observe_workers(subject: Subject) -> ByWorkers:
+    """Read samples through loader workers and then in this process, if the cell has workers.
+
+    First of all checks: what this process opens before is not open when a trial's workers are forked.
+    """
+    workers, train = int_option(subject.cell.loader, "workers", 0), subject.datasets[0]
+    if not workers or subject.cell.data == "synthetic_device":
+        return ByWorkers()
+    size, digests = len(train), _Digests(SeededDataset(train, subject.seed))
+    count = min(BY_WORKERS, size)
+    keys = [(0, step * size // count) for step in range(count)]
+    batches = [keys[start : start + AT_ONCE] for start in range(0, count, AT_ONCE)]
+    loader = DataLoader(
+        digests,
+        batch_sampler=batches,
+        num_workers=max(2, workers),
+        collate_fn=list,
+        generator=torch.Generator(),  # else it draws from the default one
+        worker_init_fn=end_with_trainer,
+    )
+    read: list[str] = []
+    differ = compared = 0
+    try:
+        for digested in _until(loader, MOST_S):
+            read += digested
+            subject.advance()
+        own = (digests.__getitems__(batch) for batch in batches)
+        for number, digested in enumerate(_until(own, MOST_S)):
+            by_workers = read[AT_ONCE * number : AT_ONCE * number + len(digested)]
+            differ += sum(a != b for a, b in zip(digested, by_workers, strict=False))
+            compared += len(by_workers)
+            subject.advance()
+    except NoDigest:  # the check of the samples says so
+        return ByWorkers()
+    except Exception as error:  # of a worker: its last line, after the traceback
+        return ByWorkers(failed=(str(error).strip().splitlines() or [type(error).__name__])[-1][:300])
+    return ByWorkers(differ, compared)
+
+
+def _until(batches: Iterable[list[str]], seconds: float) -> Iterator[list[str]]:
+    """Yield batches until the seconds since the first one are over."""
+    end = None
+    for batch in batches:
+        yield batch
+        end = end or time.perf_counter() + seconds
+        if time.perf_counter() > end:
+            return
+
+
+def judge_workers(seen: Sequence[ByWorkers], case: Case) -> Iterator[Finding]:
+    if failed := next((rank.failed for rank in seen if rank.failed), ""):
+        means = "trials of these cells read their data through workers, and fail if this is no accident"
+        yield Finding(NAME, "warning", f"loader workers: {failed}", means, remedy(failed) or "try loader.workers: 0")
+    worst = max(seen, key=lambda rank: rank.differ)
+    if worst.differ:
+        yield Finding(
+            NAME,
+            "error",
+            f"{worst.differ} of {worst.compared:,} compared samples differ between the process itself and its loader "
+            "workers",
+            "what the data set opened or seeded before the workers were forked is shared by them, as an open file with "
+            "one position: samples mix with others, or are read wrongly",
+            "open files in __getitem__, at the first use in each process, and compute samples from their index alone; "
+            "or loader.workers: 0",
+        )
+
+
+WORKERS_CHECK = Check(observe_workers, judge_workers, about=("datasets",), clue=r"open\(|File\(")
 
 
 def observe_batches(subject: Subject) -> tuple[int, int, bool]:

@@ -67,6 +67,8 @@ def group_of_one(device: torch.device) -> Iterator[None]:
 class _Only(TorchDispatchMode):
     """Raises OtherRanksNeeded at a collective over any other group."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._name = group.group_name

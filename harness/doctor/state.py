@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harness.doctor import parameters
 from harness.doctor.facts import OWN, Steps
 from harness.doctor.subject import SMALL, Case, Check, Subject
-from harness.measure.sketches import NORMS, PROCESS_GENERATORS
+from harness.measure.sketches import NORMS, PROCESS_GENERATORS, SEEDED_GENERATORS
 from harness.plan.checks import Finding, join_names
 from harness.train.loader import value_digest
 
@@ -189,25 +189,25 @@ def judge_randomness(seen: Sequence[Mapping[str, str]], case: Case) -> list[Find
 def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
     """Compare the states of each generator on the ranks that draw from it in their steps.
 
-    A generator of the workload's own may be equal on purpose, for draws that all ranks must share.
+    Others than torch's own may be equal on purpose, for draws that all ranks must share.
     """
     found = []
     for name in dict.fromkeys(name for rank in seen for name in rank.random_states):
         states = [rank.random_states[name] for rank in seen if name in rank.random_states]
         if len(states) == len(set(states)):
             continue
-        of_process = name in PROCESS_GENERATORS
-        generator = f"{name} generator" if of_process else f"the generator {name}"
+        seeded = name in SEEDED_GENERATORS
+        generator = f"{name} generator" if name in PROCESS_GENERATORS else f"the generator {name}"
         drew = f"states of {generator} after the steps on {len(states)} ranks that draw from it: {len(set(states))}"
         means, advice = (
             "equal dropout masks on several ranks: the draws of the ranks are not independent",
             "set no seed in forward, loss and build_model; the harness seeds torch's own on each rank differently",
         )
-        if not of_process:
+        if not seeded:
             means = "equal draws on several ranks: right if they select what all ranks must share, as layers to skip, "
             means += "and wrong for dropout and noise, whose masks repeat on each rank"
             advice = "for dropout and noise use torch's default generator, or add the rank to the generator's seed"
-        found.append(Finding(RANDOMNESS, "warning" if of_process else "note", f"{drew} distinct", means, advice))
+        found.append(Finding(RANDOMNESS, "warning" if seeded else "note", f"{drew} distinct", means, advice))
     return found
 
 

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from harness.doctor.real_steps import group_of_one
+from harness.doctor.real_steps import OtherRanksNeeded, group_of_one
 from harness.doctor.subject import Case, Check, Subject, describe_error
 from harness.measure.convergence import WholeSet, call_evaluate
+from harness.measure.sketches import drawing
 from harness.plan.checks import Finding, join_names
+from harness.plan.known_errors import remedy
 from harness.train.loader import NoDigest, SeededDataset, value_digest
 from harness.train.workloads import SizedDataset, collate_of, innermost
 
@@ -200,18 +202,22 @@ def observe_metrics(subject: Subject) -> Metrics | None:
     count = max(2, min(EVALUATED, subject.cell.global_batch_size // subject.cell.devices))  # as many as fit in training
     collate = collate_of(workload, training=False) or default_collate
     samples = [validation[step * len(validation) // count] for step in range(count)]
-    parts = [subject.to_device(collate(part)) for part in (samples, samples[::2], samples[1::2])]
+    with drawing() as collate_drew:
+        parts = [subject.to_device(collate(part)) for part in (samples, samples[::2], samples[1::2])]
     found = Metrics(count)
     with group_of_one(subject.device), torch.no_grad():
         model = subject.bare_model().eval()
         if metrics:
-            whole, *halves = (
-                {name: tuple(map(float, pair)) for name, pair in metrics(model, x).items()} for x in parts
-            )
-            found = replace(found, apart=dict(_apart(whole, halves)))
+            with drawing(model, workload) as drew:
+                computed = [metrics(model, part) for part in parts]
+            whole, *halves = ({name: tuple(map(float, pair)) for name, pair in each.items()} for each in computed)
+            if not (drew() or collate_drew()):  # of other draws the values are others
+                found = replace(found, apart=dict(_apart(whole, halves)))
         if hasattr(workload, "evaluate"):
             try:
                 found = replace(found, values=call_evaluate(workload, model, WholeSet(lambda: iter(parts[1:]), 2)))
+            except (OtherRanksNeeded, torch.OutOfMemoryError):  # not alone, or not beside what the doctor holds
+                pass
             except Exception as error:
                 found = replace(found, raised=describe_error(error))
     return found
@@ -241,7 +247,7 @@ def judge_metrics(seen: Sequence[Metrics | None], case: Case) -> Iterator[Findin
     if first.raised:
         text = f"evaluate() of {first.samples} samples spread over the validation set: {first.raised}"
         means = "if it needs no more samples than these, each evaluation of an epoch fails"
-        yield Finding(METRICS, "warning", text, means, "return {name: number}")
+        yield Finding(METRICS, "warning", text, means, remedy(first.raised) or "return {name: number} of any samples")
         return
     names = [sorted(rank.values) for rank in seen if rank and rank.values is not None]
     if any(each != names[0] for each in names):

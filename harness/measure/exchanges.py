@@ -24,6 +24,7 @@ from harness.measure.window import synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import Collective, ExchangeRow, TrialFacts
 from harness.train.strategies.base import ExchangePoint
+from harness.train.strategies.ddp import WITHOUT_BROADCASTS
 from harness.train.training import BACKWARD, CLEARED, Phase
 
 FIRST_STEPS, RECORDED_STEPS = 1, 4
@@ -186,12 +187,14 @@ def other_exchanges(stepper: Stepper) -> TrialFacts:
     """
     model, devices = stepper.training.model, stepper.ranks.devices
     seconds: dict[str, float] = {}
-    if isinstance(model, DistributedDataParallel) and model.forward_sync_buffers and model.modules_buffers:
+    syncs = getattr(model, WITHOUT_BROADCASTS, False)
+    if isinstance(model, DistributedDataParallel) and syncs and model.modules_buffers:
         seconds[BROADCAST] = _usual(lambda: _timed(model._sync_buffers, stepper))
     with stepper.training.without_exchange():
         stepper.step()  # the first one without exchange still broadcasts buffers
         first = _own_collectives(stepper)
-        if any(stepper.ranks.gather(bool(first.bytes))):
+        found_by = stepper.ranks.gather((bool(first.bytes), first.between_two))
+        if any(found for found, _ in found_by) and not any(between_two for _, between_two in found_by):
             seconds[OWN_COLLECTIVES] = _usual(lambda: _own_collectives(stepper).seconds)
     synchronize(devices)
     found: TrialFacts = {"exchange_s": seconds} if seconds else {}
@@ -222,15 +225,23 @@ def _own_collectives(stepper: Stepper) -> OwnCollectives:
     return calls
 
 
+NAMESPACES = ("c10d", "_c10d_functional")
+BETWEEN_TWO = ("send", "recv")
+
+
 class OwnCollectives(TorchDispatchMode):
     """The collectives of a block: their seconds on this rank, with the wait for others, and bytes by operation.
 
-    Each is awaited where it is called, so that one that would overlap with computation counts whole.
+    Each is awaited where it is called, so that one that would overlap with computation counts whole. Messages between
+    two ranks are not, for the other may send only after it has been sent to: their seconds are not known.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seconds, self.bytes, self._devices = 0.0, dict[str, float](), devices
+        self.between_two = False
 
     def __torch_dispatch__(
         self,
@@ -239,7 +250,9 @@ class OwnCollectives(TorchDispatchMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        if getattr(func, "namespace", "") not in ("c10d", "_c10d_functional"):
+        name = str(func).split(".")[1].strip("_") if getattr(func, "namespace", "") in NAMESPACES else ""
+        self._count(name, args)
+        if not name or name.startswith(BETWEEN_TWO):
             return func(*args, **(kwargs or {}))
         synchronize(self._devices)
         start = time.perf_counter()
@@ -249,9 +262,12 @@ class OwnCollectives(TorchDispatchMode):
                 dist.Work.unbox(leaf).wait()
         synchronize(self._devices)
         self.seconds += time.perf_counter() - start
-        name = str(func).split(".")[1].strip("_")
-        tensors = (leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
-        size = max((tensor.numel() * tensor.itemsize for tensor in tensors), default=0)
-        if name != "wait_tensor":
-            self.bytes[name] = self.bytes.get(name, 0) + size
         return result
+
+    def _count(self, name: str, args: Sequence[object]) -> None:
+        """Add the bytes that this rank gives: of the last argument with tensors, which outputs precede."""
+        self.between_two |= name.startswith(BETWEEN_TWO)
+        tensors = ([leaf for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)] for each in reversed(args))
+        given = next(filter(None, tensors), [])
+        if name and name != "wait_tensor":
+            self.bytes[name] = self.bytes.get(name, 0) + sum(tensor.numel() * tensor.itemsize for tensor in given)

@@ -263,7 +263,9 @@ def drawing(*owners: object) -> Iterator[Callable[[], bool]]:
         after.append(random_states(*owners))
 
 
-PROCESS_GENERATORS = ("torch's", "torch's on the device", "NumPy's", "Python's")
+SEEDED_GENERATORS = ("torch's", "torch's on the device")
+"""The generators among the random states that are seeded differently on each rank."""
+PROCESS_GENERATORS = (*SEEDED_GENERATORS, "NumPy's", "Python's")
 """The names of a process's own generators among the random states."""
 
 

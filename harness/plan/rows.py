@@ -321,7 +321,8 @@ class TrialFacts(TypedDict, total=False):
         ),
     ]
     own_bytes: Annotated[
-        Mapping[str, float], Meaning("collectives that the workload's own code calls in a step, by operation", "bytes")
+        Mapping[str, float],
+        Meaning("what a rank gives to collectives of the workload's own code in a step, by operation", "bytes"),
     ]
     exposed_s: Annotated[
         Mapping[str, float], Meaning("part of exchange_s in which nothing is computed, by the same clocks", "s")

@@ -238,13 +238,17 @@ def _training(row: Row, context: Context) -> Sentence:
         batch = joined(f"Global batch {cell.global_batch_size}", setting_without_batch(cell))
         return Sentence("training", batch, f"no training reached {target} with every seed.")
     if row.code == "few seeds":
+        convergence = context.table("convergence")
+        counts = [int((convergence["cell_id"] == one).sum()) for one in (row.cell_id, *texts(row.others))]
         each = [_reached(one, context) for one in (row.cell_id, *texts(row.others))]
+        named = ("at least " if len({*counts}) > 1 else "") + plural(seeds, "seed")
         order = f" each; no order below {RANKED_SEEDS} seeds" if len(each) > 1 else ""
+        more = f" and {len(each) - MOST} more" if len(each) > MOST else ""
         setting = joined(
             setting_without_batch(cell := context.cells[row.cell_id]), f"global batch {cell.global_batch_size}"
         )
-        ends = f"{setting}; {plural(seeds, 'seed')}{order}"
-        return Sentence("training", target, f"reached by {', '.join(each[:MOST])} ({ends}).")
+        said = f"reached by {', '.join(each[:MOST])}{more} ({setting}; {named}{order})."
+        return Sentence("training", target, said)
     span = f" ({seconds(row.low)} to {seconds(row.high)} over {seeds} seeds)" if seeds > 1 else ""
     text = f"shortest median time to {target}: {seconds(row.value)}{span}."
     if overlapping := texts(row.others):

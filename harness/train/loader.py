@@ -137,12 +137,12 @@ class _CollatedDataset(Dataset[object]):
 
     What a collate of the user's own draws, such as the weight of mixup, follows from the seed and the global batch:
     ranks draw alike, and so do runs. The generators of torch, NumPy and Python are seeded for it, and restored. A
-    collate that drew nothing in COLLATE_TRIES batches is not seeded any more.
+    collate that drew nothing in its first COLLATE_TRIES batches is not seeded any more.
     """
 
     def __init__(self, dataset: SizedDataset, seed: int, collate: Collate | None) -> None:
         self.samples, self.seed, self.collate = SeededDataset(dataset, seed), seed, collate
-        self._tries = COLLATE_TRIES if collate else 0
+        self._tries, self._draws = COLLATE_TRIES if collate else 0, False
 
     def __getitems__(self, batch: tuple[int, list[Key]]) -> object:
         number, keys = batch
@@ -154,18 +154,20 @@ class _CollatedDataset(Dataset[object]):
         value = _mix(self.seed, number, 1)
         Generators.seed(value)
         np.random.seed(value % 2**32)
-        seeded, numpy_seeded = Generators(), value_digest(np.random.get_state())
+        seeded = None if self._draws else (Generators(), value_digest(np.random.get_state()))
         try:
             collated = self.collate(samples)
-            drew = not seeded.untouched() or value_digest(np.random.get_state()) != numpy_seeded
-            self._tries = COLLATE_TRIES if drew else self._tries - 1
+            if seeded:
+                of_torch, of_numpy = seeded
+                self._draws = not of_torch.untouched() or value_digest(np.random.get_state()) != of_numpy
+                self._tries -= not self._draws
         finally:
             before.put_back()
             np.random.set_state(numpy_before)
         return collated
 
 
-COLLATE_TRIES = 8
+COLLATE_TRIES = 64
 """Batches without a draw after which a collate counts as one that never draws."""
 
 

@@ -188,11 +188,30 @@ class MetricsThatAdd(ProperSplit):
         return {"auroc": area(torch.cat(scores), torch.cat(labels) == 0)}
 
 
+class MetricsThatDraw(ProperSplit):
+    """Noise of a batch of its own, as in a denoising model: no two splits have the same."""
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        x, _ = batch
+        return {"denoising": ((model(x + torch.randn(len(x), 1)) - model(x)).square().sum(), len(x))}
+
+
+class MasksInCollate(ProperSplit):
+    def collate(self, samples: list[Any]) -> Any:
+        x, y = (torch.stack(part) for part in zip(*samples, strict=True))
+        return x * (torch.rand_like(x) > 0.2), y
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
+        x, _ = batch
+        return {"energy": (x.square().sum(), len(x))}
+
+
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *product((CountsTokens, FrozenNorm), ("single", "ddp")),
     *product((BoundsItsWeights, PlainConstants, GradientPenalty, KeepsNumbers, NoiseByIndex), ("single",)),
     *product((ProperSplit, SplitSlices, FewValues), ("single",)),
     *product((MetricsThatAdd,), ("single", "ddp")),
+    *product((MetricsThatDraw, MasksInCollate), ("single",)),
     *product((FrozenBackbone, KeepsItsLastOutput), ("ddp",)),
     (EverySecondSample, "dp"),
     *product((SlowlyOpened,), ("single",)),

@@ -125,7 +125,8 @@ def test_ranks_that_draw_the_same_numbers_or_have_different_initial_weights_are_
     only(state.judge_streams(same, case()), "warning")
     assert state.judge_streams([same[0], steps(random_states={"torch's": "b"})], case()) == []
     assert state.judge_streams([steps()] * 2, case()) == []
-    only(state.judge_streams([steps(random_states={"NumPy's": "a", "torch's": str(n)}) for n in (0, 1)], case()))
+    of_numpy = [steps(random_states={"NumPy's": "a", "torch's": str(n)}) for n in (0, 1)]
+    only(state.judge_streams(of_numpy, case()), "note", seen="NumPy's generator", means="right if they select")
     own = state.judge_streams([steps(random_states={"drop.noise": "a"})] * 2, case())
     only(own, "note", seen="the generator drop.noise", advice="add the rank")
     found = state.judge_randomness([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))

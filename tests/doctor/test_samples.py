@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 import warnings
@@ -151,32 +150,52 @@ class Rows(Sequence[Any]):
         return np.frombuffer(file.read(12), dtype=np.float32).copy(), index % 3
 
 
-class RowsOfAProcess(Rows):
-    """Each process opens the file itself."""
+class OpensLate(Rows):
+    """Opens the file at the first use, as h5py's and LMDB's users do: in a process that has not read before."""
 
-    opener = 0
+    own: IO[bytes] | None = None
 
     def opened(self) -> IO[bytes]:
-        if self.opener != os.getpid():
-            self.opener = os.getpid()
+        if self.own is None:
             self.own = open(f"/proc/self/fd/{self.file.fileno()}", "rb", buffering=0)  # noqa: SIM115
         return self.own
 
 
-def read_by(data_set: Any, workers: int) -> data.Samples:
-    """What the check sees of a data set, of a cell with loader workers."""
+class Normalised(Sequence[Any]):
+    """Sums of many numbers, whose last digit depends on the number of threads."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: Any) -> object:
+        image = torch.rand(3, 224, 224, generator=torch.Generator().manual_seed(index))
+        return (image - image.mean()) / image.std()
+
+    def close(self) -> None:
+        pass
+
+
+class FailsInWorkers(Normalised):
+    def __getitem__(self, index: Any) -> object:
+        if torch.utils.data.get_worker_info():
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+        return index
+
+
+def subject_with(data_set: Any, workers: int) -> Subject:
+    """A data set under a cell with loader workers."""
 
     class Own(Healthy):
         def datasets(self) -> tuple[Any, Any]:
             return data_set, data_set
 
-    return data.observe(subject_of(Own(), replace(cell_for("single", 1), loader={"workers": workers})))
+    return subject_of(Own(), replace(cell_for("single", 1), loader={"workers": workers}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("data_set", "workers", "differ", "compared"),
-    [(Rows, 2, True, 200), (Rows, 0, False, 0), (RowsOfAProcess, 2, False, 200)],
+    [(Rows, 2, True, 200), (Rows, 0, False, 0), (OpensLate, 2, False, 200), (Normalised, 2, False, 40)],
 )
 def test_samples_are_compared_between_the_process_and_its_loader_workers(
     data_set: type[Any], workers: int, differ: bool, compared: int
@@ -184,14 +203,37 @@ def test_samples_are_compared_between_the_process_and_its_loader_workers(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         with closing(data_set()) as opened:
-            seen = read_by(opened, workers)
-    assert seen.by_workers[1] == compared
-    assert (seen.by_workers[0] > 5) == differ
-    found = data.judge([seen], Case(cell_for("single", 1)))
+            seen = data.observe_workers(subject_with(opened, workers))
+    assert seen.compared == compared and (seen.differ > 5) == differ and not seen.failed, seen
+    found = list(data.judge_workers([data.ByWorkers(), seen], Case(cell_for("single", 1))))
     if differ:
         only(found, "error", seen="of 200 compared samples differ", advice="loader.workers: 0")
     else:
         assert found == []
+
+
+@pytest.mark.slow
+def test_loader_workers_that_fail_are_a_finding_and_no_error_of_the_samples() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        seen = data.observe_workers(subject_with(FailsInWorkers(), 1))
+    found = data.judge_workers([seen], Case(cell_for("single", 1)))
+    only(found, "warning", seen="re-initialize CUDA", advice="tensors of a data set on the CPU")
+
+
+def test_a_sample_that_is_changed_in_place_is_not_stable() -> None:
+    class Grows(Sequence[Any]):
+        values = torch.ones(100, 2)
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: Any) -> object:
+            self.values[index] *= 1.5
+            return self.values[index]
+
+    seen = data.observe(subject_with(Grows(), 0))
+    only(data.judge([seen], Case(cell_for("single", 1))), "error", seen="change when they are read again")
 
 
 @pytest.mark.parametrize(
@@ -209,9 +251,9 @@ def test_samples_are_cached_if_two_readings_of_two_sets_of_them_say_so(
     seconds = iter((*read_s, *elsewhere))
     timed = data._timed
     monkeypatch.setattr(data, "_timed", lambda *a: (timed(*a)[0], next(seconds)))
-    seen = read_by(rows(ROWS), 0)
+    seen = data.observe(subject_with(rows(ROWS), 0))
     found = data.judge([seen], Case(cell_for("single", 1)))
     if cached:
-        only(found, "warning", seen="reading 64 samples for the first time: 100 ms, again: 1 ms")
+        only(found, "note", seen="reading 64 samples for the first time: 100 ms, again: 1 ms")
     else:
         assert found == []

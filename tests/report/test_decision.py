@@ -124,6 +124,8 @@ def test_a_target_that_was_reached_has_a_line_without_a_winner_if_seeds_are_few(
     )
     said += "seeds)."
     assert lines(few, convergence=times) == {"TARGET": [said]}
+    uneven = lines(few, convergence=[*times, *trained("base", 5.0)])["TARGET"][0]
+    assert "at least 3 seeds each" in uneven
     alone = lines({**few, "others": (), "n": 1}, convergence=times[:1])
     assert alone == {"TARGET": ["acc >= 0.9: reached by ddp x8 in 2 s (global batch 256; 1 seed)."]}
     missed = {"topic": "training", "code": "missed", "cell_id": "a", "subject": "acc >= 0.9", "n": 1}

@@ -141,7 +141,7 @@ def training(tables: Tables) -> list[Statement]:
                     value=median(own),
                     low=min(own),
                     high=max(own),
-                    n=len(own),
+                    n=min(map(len, times.values())) if few else len(own),
                     subject=row.target,
                 )
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,6 +24,9 @@ HOOKS: Mapping[str, Hook | None] = {
     "fp16_compress": default_hooks.fp16_compress_hook,
 }
 """How gradients are exchanged: in float32, or rounded before and cast back after."""
+NEWER = "forward_sync_buffers"
+WITHOUT_BROADCASTS = NEWER if NEWER in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers"
+"""The argument that turns the broadcast of buffers off: torch 2.14 deprecates its name before."""
 
 
 class Ddp(Wrapping):
@@ -64,6 +68,8 @@ def _wrapped(model: nn.Module, context: WrapContext, hook: Hook | None) -> nn.Mo
     }
     if arguments.pop("sync_batch_norm", False):
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if not arguments.pop("broadcast_buffers", True):
+        arguments[WITHOUT_BROADCASTS] = False
     device = context.devices[0]
     model = model.to(device)
     wrapped = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **arguments)
