@@ -33,7 +33,7 @@ from harness.analysis.stats import LEVEL, holm_of_known, mean_interval
 from harness.config.axes import AXES
 from harness.errors import ComparisonError
 from harness.record.frames import records
-from harness.record.schema import COMPARED_CONVERGENCE, COMPARISON, GATE, RUNS, UNMATCHED
+from harness.record.schema import COMPARISON, GATE, RUNS
 
 METRICS = ("throughput", "speedup")
 _GRAMMAR = re.compile(r"\s*([a-z_]+)\s*([<>])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
@@ -129,6 +129,8 @@ TIMES = ("time_to_target_s",)
 class Comparison:
     """Runs compared with the first one; the tables are those of harness/record/schema/compared.py.
 
+    ``unmatched``: the cells that one of two runs lacks. ``convergence``: of each cell and metric that two runs trained,
+    the medians and the mean difference over the seeds of both, with its t interval from 3 seeds on; times have none.
     ``conditions``: those of ``--fail-if``, on which ``gate`` has the verdicts. ``history``: the runs that run noise was
     looked for in; None if it was stated.
     """
@@ -137,8 +139,8 @@ class Comparison:
     conditions: tuple[Condition, ...]
     runs: pd.DataFrame
     cells: pd.DataFrame
-    unmatched: pd.DataFrame
-    convergence: pd.DataFrame
+    unmatched: tuple[Lost, ...]
+    convergence: tuple[Row, ...]
     environment: tuple[Fact, ...]
     gate: pd.DataFrame
     history: History | None
@@ -164,8 +166,8 @@ def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Co
         tuple(conditions),
         RUNS.frame(map(_run, sides)),
         _cells(pairs),
-        _unmatched(lost),
-        COMPARED_CONVERGENCE.frame(row for other in others for row in _trainings(first, other, question)),
+        tuple(lost),
+        tuple(row for other in others for row in _trainings(first, other, question)),
         tuple(side_by_side(runs)),
         gate(pairs, lost, conditions),
         history,
@@ -252,20 +254,6 @@ def _row(pair: Pair) -> dict[str, float | str | tuple[object, ...] | None]:
     }
 
 
-def _unmatched(lost: Sequence[Lost]) -> pd.DataFrame:
-    rows = [
-        {
-            "run": each.run,
-            "measured_in": each.measured_in,
-            **{name: each.row.get(name) for name in ("cell_id", *AXES)},
-            "planned": each.planned,
-            "reason": each.reason,
-        }
-        for each in lost
-    ]
-    return UNMATCHED.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
-
-
 Training = tuple[str, int]
 """What trainings must share to be paired: the key of the cell, and the seed."""
 
@@ -298,12 +286,7 @@ def _training(letter: str, pairs: Sequence[tuple[Row, Row]], name: str, question
     recorded = [(float(one), float(other)) for one, other in known if one is not None and other is not None]
     values = [both for both in recorded if all(map(math.isfinite, both))]
     first, later = pairs[0]
-    row = {
-        "run": letter,
-        **{axis: later.get(axis) for axis in ("cell_id", *AXES)},
-        "metric": name,
-        "seeds": len(values),
-    }
+    row = {**_axes(letter, later), "metric": name, "seeds": len(values)}
     if not values:
         return row
     by = ", ".join(f"{axis} {axis_value(first, axis)} -> {axis_value(later, axis)}" for axis in question.by)

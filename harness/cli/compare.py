@@ -115,7 +115,7 @@ def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | 
         return
     for line in report.run_lines(comparison):
         show(line)
-    _print([*report.cell_tables(comparison), ("Convergence", report.convergence_table(comparison, narrow=True))])
+    _print(report.cell_tables(comparison))
     for line in report.sentences(comparison):
         Console().print(escape_control(line), highlight=False, markup=False)
     show(f"Page: {page}")

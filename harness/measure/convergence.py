@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -153,11 +153,12 @@ class WholeSet:
             self.advance()
 
 
-def call_evaluate(workload: Any, model: nn.Module, loader: WholeSet) -> dict[str, float]:
+def call_evaluate(workload: object, model: nn.Module, loader: WholeSet) -> dict[str, float]:
     """Return what the workload's evaluate() returns, in eval mode; raise WorkloadError if it is no {name: number}."""
+    evaluate: Callable[[nn.Module, WholeSet], Mapping[str, float]] = getattr(workload, "evaluate")  # noqa: B009
     model.eval()
     with torch.no_grad():
-        values = workload.evaluate(model, loader)
+        values = evaluate(model, loader)
     model.train()
     try:
         return {str(name): float(value) for name, value in values.items()}

@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.analysis.common import is_no_claim
 from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison, exit_code
+from harness.config.axes import AXES
 from harness.errors import ComparisonError, WriteError, cause_of
 from harness.plan.labels import Labels, joined
 from harness.report.page import Part, render
@@ -52,10 +53,6 @@ GATE_METHOD = (
     "A cell fails, or passes, if its threshold is rejected at 5 % after Holm's adjustment over all rows; else it is "
     "undecided. Emulated, oversubscribed and faulty cells have no row: their speed is no claim."
 )
-CONVERGENCE_METHOD = (
-    "Medians over the seeds that both runs trained, and the mean difference with its t interval over seeds. Times have "
-    "no interval: seeds are no replicates of a run's speed."
-)
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -69,7 +66,7 @@ def sentences(comparison: Comparison) -> list[str]:
     if facts:
         differ = f"{plural(len(facts), 'fact')} of code or environment: {first_of(named, NAMED)}"
         found.append(f"The runs differ in {differ}.")
-    return with_holm_explained([*found, *_unmatched(comparison)])
+    return with_holm_explained([*found, *_trainings(comparison), *_unmatched(comparison)])
 
 
 def _changes(comparison: Comparison) -> Iterator[str]:
@@ -141,14 +138,32 @@ def _gate(comparison: Comparison) -> Iterator[str]:
 
 def _unmatched(comparison: Comparison) -> Iterator[str]:
     labels = labels_of(comparison)
-    for (run, letter), group in comparison.unmatched.groupby(["run", "measured_in"], sort=False):
-        named = [f"{labels.of(row)} ({row.reason})" for row in rows_of(group)]
+    places = dict.fromkeys((each.run, each.measured_in) for each in comparison.unmatched)
+    for run, letter in places:
+        some = [each for each in comparison.unmatched if (each.run, each.measured_in) == (run, letter)]
+        named = [f"{labels.of(each.row)} ({each.reason})" for each in some]
         yield f"Measured in {letter}, not in {run if letter != run else 'A'}: {first_of(named, NAMED)}."
+
+
+def _trainings(comparison: Comparison) -> Iterator[str]:
+    """Yield a sentence a later run and metric: the mean differences over seeds with their intervals."""
+    labels = labels_of(comparison)
+    rows = [Row(row) for row in comparison.convergence if row["metric"] != "train_loss"]
+    for run, metric in dict.fromkeys((row.run, row.metric) for row in rows):
+        title, factor, _, unit = METRICS.get(metric, (metric, 1.0, "", ""))
+        named = [
+            f"{labels.of(row)} {with_ends(decimal('{:+.3g}', factor), row.difference, row.low, row.high)}{unit}"
+            f" over {plural(row.seeds, 'seed')}{f' ({row.reason})' if row.reason else ''}"
+            for row in rows
+            if (row.run, row.metric) == (run, metric)
+        ]
+        yield f"Convergence, {run} less A, {title}: {first_of(named, NAMED)}."
 
 
 def labels_of(comparison: Comparison) -> Labels:
     """Return the labels of the compared cells, which name what differs among them."""
-    return Labels([*rows_of(comparison.cells), *rows_of(comparison.unmatched), *rows_of(comparison.convergence)])
+    lost = (each.row for each in comparison.unmatched)
+    return Labels([*rows_of(comparison.cells), *lost, *comparison.convergence])
 
 
 def runs_table(comparison: Comparison) -> TextTable:
@@ -264,45 +279,6 @@ def gate_table(comparison: Comparison) -> TextTable:
     return make_table(columns, rows_of(comparison.gate), lambda row: "base" if row.verdict == FAILS else "")
 
 
-def unmatched_table(comparison: Comparison) -> TextTable:
-    """Return the cells that only one of both runs has measured."""
-    columns = (
-        ("compared with A", "run", words),
-        ("measured in", "measured_in", words),
-        ("cell", labels_of(comparison).of, words),
-        ("reason", "reason", words),
-    )
-    return make_table(columns, rows_of(comparison.unmatched))
-
-
-def convergence_table(comparison: Comparison, *, narrow: bool = False) -> TextTable:
-    """Return each metric of the trainings in both runs; ``narrow``, for a terminal: without training loss, reasons."""
-    rows = [row for row in rows_of(comparison.convergence) if not (narrow and row.metric == "train_loss")]
-
-    def form_of(row: Row) -> tuple[str, float, str, str]:
-        return METRICS.get(row.metric, (row.metric, 1.0, "{:.4g}", ""))
-
-    def value(row: Row, name: str) -> str:
-        _, factor, form, unit = form_of(row)
-        return decimal(form + unit, factor)(row[name])
-
-    def difference(row: Row) -> str:
-        _, factor, _, unit = form_of(row)
-        return with_ends(decimal("{:+.3g}", factor), row.difference, row.low, row.high) + unit
-
-    columns = (
-        *_letters(comparison),
-        ("cell", labels_of(comparison).of, words),
-        ("metric", lambda row: form_of(row)[0], words),
-        ("A", lambda row: value(row, "first"), flush_right),
-        ("later", lambda row: value(row, "later"), flush_right),
-        ("later - A (95 %)", difference, flush_right),
-        ("n", "seeds", flush_right),
-        *(() if narrow else (("reason", "reason", words),)),
-    )
-    return make_table(columns, rows)
-
-
 def environment_table(comparison: Comparison, *, differing: bool = False) -> TextTable:
     """Return the environments side by side; ``differing``: only the facts that differ."""
     letters = [str(run) for run in comparison.runs["run"]]
@@ -346,8 +322,6 @@ def _parts(comparison: Comparison) -> Iterator[Part]:
     yield Part("Runs", "runs", runs_table(comparison), "A is the first run, with which the others are compared.")
     yield Part("Throughput, cell by cell", "throughput-cell-by-cell", cell_table(comparison), METHOD)
     yield Part("Conditions of --fail-if", "conditions-of-fail-if", gate_table(comparison), GATE_METHOD)
-    yield Part("Cells without a counterpart", "cells-without-a-counterpart", unmatched_table(comparison))
-    yield Part("Convergence", "convergence", convergence_table(comparison), CONVERGENCE_METHOD)
     differing, every = (environment_table(comparison, differing=only) for only in (True, False))
     yield Part("Environments: what differs", "environments-what-differs", differing)
     side_by_side = "Environments side by side"
@@ -385,7 +359,13 @@ def as_json(comparison: Comparison) -> str:
         "fail_if": [str(condition) for condition in comparison.conditions],
         "exit_code": exit_code(comparison.gate) if comparison.conditions else 0,
         "summary": [sentence.replace(NO_BREAK, " ") for sentence in sentences(comparison)],
-        **{name: rows_of(getattr(comparison, name)) for name in ("runs", "cells", "gate", "unmatched", "convergence")},
+        **{name: rows_of(getattr(comparison, name)) for name in ("runs", "cells", "gate")},
+        "unmatched": [
+            {"run": each.run, "measured_in": each.measured_in, "planned": each.planned, "reason": each.reason}
+            | {name: each.row.get(name) for name in ("cell_id", *AXES)}
+            for each in comparison.unmatched
+        ],
+        "convergence": comparison.convergence,
         "environment": [
             {
                 "name": fact.name,

@@ -98,8 +98,8 @@ def _why(row: Row, context: Context) -> Iterator[Sentence]:
 
 
 def _sure(row: Row, context: Context) -> Iterator[Sentence]:
-    """Yield how far the numbers can be trusted, and what does not train as one device does."""
-    if row.topic == "trust" or row.code != "equivalent":
+    """Yield how far the numbers can be trusted, and what does not train as one device does; nothing without numbers."""
+    if row.topic == "trust" or (row.code != "equivalent" and context.has_measured):
         yield PHRASES[row.topic](row, context)
 
 

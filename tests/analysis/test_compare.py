@@ -21,6 +21,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ComparisonError
 from harness.plan.cell import Cell
 from harness.report.compare import as_json, sentences
+from harness.report.tables.text import NO_BREAK
 from tests.conftest import Make
 from tests.run_folders import NODE, make_run
 
@@ -265,13 +266,14 @@ def test_a_cell_that_a_run_lost_is_undecided_and_one_that_it_never_planned_is_on
 
     (lost,) = made(results_folder, experiment, failing, at=300)
     comparison = compared(runs["first"], lost, conditions=("throughput < 0.5",))
-    assert comparison.unmatched[["measured_in", "planned"]].values.tolist() == [["A", True]]
-    assert comparison.unmatched["reason"].tolist() == ["B: error: ValueError on rank 0: bad"]
+    (lost_cell,) = comparison.unmatched
+    assert (lost_cell.measured_in, lost_cell.planned) == ("A", True)
+    assert lost_cell.reason == "B: error: ValueError on rank 0: bad"
     assert exit_code(comparison.gate) == 4
     smaller = make_experiment({**GRID, "devices": [1]}, throughput={"blocks": 2})
     (narrow,) = made(results_folder, smaller, rate(), at=301)
     comparison = compared(runs["first"], narrow, conditions=("throughput < 0.5",))
-    assert comparison.unmatched["reason"].tolist() == ["no cell of B"]
+    assert [each.reason for each in comparison.unmatched] == ["no cell of B"]
     assert exit_code(comparison.gate) == 0
 
 
@@ -288,7 +290,7 @@ def test_rehearsals_are_shown_and_never_decided(make_experiment: Make, tmp_path:
 def test_cells_are_matched_but_for_the_axes_of_by(make_experiment: Make, tmp_path: Path) -> None:
     paths = [path for size in (25, 1) for path in made(tmp_path, with_buckets(make_experiment, size), rate(), at=-size)]
     comparison = compared(*paths, by=("ddp.bucket_cap_mb",))
-    assert len(comparison.cells) == 3 and comparison.unmatched.empty
+    assert len(comparison.cells) == 3 and not comparison.unmatched
     row = by_cell(comparison)["ddp", 2]
     assert row["by"] == "ddp.bucket_cap_mb 25 -> 1" and row["cell_id"] != row["first_cell_id"]
     assert row["speedup_ratio"] == pytest.approx(1.0)
@@ -338,7 +340,7 @@ def test_a_metric_that_is_not_finite_in_a_seed_is_left_out_and_said(
 ) -> None:
     trained = make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": [0, 1, 2]})
     comparison = compared(*made(tmp_path, trained, rate(), rate(), accuracy=metrics.__getitem__))
-    row = comparison.convergence[comparison.convergence["metric"] == "val_accuracy"].to_dict("records")[0]
+    row = next(row for row in comparison.convergence if row["metric"] == "val_accuracy")
     assert (row["seeds"], row["first"], row["reason"]) == (2, 0.75, "no finite value in 1 of 3 seeds")
     json.loads(as_json(comparison))
 
@@ -403,7 +405,11 @@ def test_convergence_is_compared_seed_by_seed(make_experiment: Make, tmp_path: P
     (first,) = made(tmp_path, trained, rate())
     (later,) = made(tmp_path, trained, rate(), at=1, accuracy=lambda seed: 0.9 - 0.02 * seed)
     comparison = compared(first, later)
-    rows = comparison.convergence[comparison.convergence["metric"] == "val_accuracy"].to_dict("records")
+    rows = [row for row in comparison.convergence if row["metric"] == "val_accuracy"]
+    said = next(text for text in sentences(comparison) if "less A, accuracy" in text)
+    assert said.startswith(
+        "Convergence, B less A, accuracy: single x1 "
+    ) and "-2 (-6.97 to +2.97) % over 3 seeds" in said.replace(NO_BREAK, " ")
     assert {row["seeds"] for row in rows} == {3} and comparison.cells.empty
     half = 4.302653 * 0.02 / math.sqrt(3)
     assert rows[0]["difference"] == pytest.approx(-0.02)

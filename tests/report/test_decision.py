@@ -96,7 +96,8 @@ def test_nothing_significant_and_no_more_than_a_few_parts_a_line() -> None:
 
 def test_a_run_without_a_result_says_so_and_what_to_do() -> None:
     trials = [{**CELL, "trial_id": "a", "cell_id": "a", "outcome": "oom"}]
-    (label,) = lines({"topic": "incomplete", **FAILED}, trials=trials)
+    unknown = {"topic": "equivalence", "code": "unknown", "cell_id": "a", "subject": "unknown: it was not run"}
+    (label,) = lines({"topic": "incomplete", **FAILED}, unknown, trials=trials)
     assert label == "INCOMPLETE"
 
 

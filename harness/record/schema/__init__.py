@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.record.schema.compared import COMPARED_CONVERGENCE, COMPARISON, GATE, HISTORY, RUNS, UNMATCHED
+from harness.record.schema.compared import COMPARISON, GATE, HISTORY, RUNS
 from harness.record.schema.conclusions import LEADERS, PUBLISHED, VERDICT
 from harness.record.schema.derived import (
     CELLS,
@@ -47,7 +47,6 @@ __all__ = [
     "CHECKS",
     "COLLECTIVES",
     "COMPARED",
-    "COMPARED_CONVERGENCE",
     "COMPARISON",
     "CONVERGENCE",
     "DERIVED",
@@ -82,7 +81,6 @@ __all__ = [
     "TRAINING_STEPS",
     "TRIALS",
     "TRIAL_COLUMNS",
-    "UNMATCHED",
     "VERDICT",
     "VERSUS",
     "WATERFALL",
@@ -123,7 +121,7 @@ DERIVED = (
     EXCHANGES,
     FINDINGS,
 )
-COMPARED = (RUNS, COMPARISON, GATE, UNMATCHED, COMPARED_CONVERGENCE, HISTORY)
+COMPARED = (RUNS, COMPARISON, GATE, HISTORY)
 DESCRIPTION = tuple(column.name for column in CELL_COLUMNS)
 """The names of the columns that describe a cell: its labels and axes."""
 

@@ -64,38 +64,6 @@ COMPARISON = Table(
     ),
 )
 
-UNMATCHED = Table(
-    "unmatched",
-    "one cell that was measured in the first run or in a later one, not in both",
-    (
-        _RUN,
-        _c("measured_in", "string", "letter of the run that measured it"),
-        CELL_ID,
-        *AXIS_COLUMNS,
-        _c("planned", "boolean", "true if the other run has planned it, or may have"),
-        _c("reason", "string", "reason that the other run has no measurement of it"),
-    ),
-)
-
-COMPARED_CONVERGENCE = Table(
-    "compared_convergence",
-    "one metric of the trainings of one cell, in a later run and in the first, paired by seed",
-    (
-        _RUN,
-        CELL_ID,
-        *AXIS_COLUMNS,
-        _c("by", "string", "values of the axes of --by, in the first run and in the later one"),
-        _c("metric", "string", "column of the table convergence"),
-        _c("seeds", "Int64", "number of seeds that both runs trained"),
-        _c("first", "Float64", "value in the first run, median over these seeds"),
-        _c("later", "Float64", "value in the later run, median over these seeds"),
-        _c("difference", "Float64", "later minus first, mean over the seeds"),
-        _c("low", "Float64", "lower end of its 95 % t interval over seeds; `<NA>` for times, and below 3 seeds"),
-        _c("high", "Float64", "upper end of its 95 % t interval over seeds; `<NA>` for times, and below 3 seeds"),
-        REASON,
-    ),
-)
-
 GATE = Table(
     "gate",
     "one condition of --fail-if on one cell",
