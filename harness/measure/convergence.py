@@ -27,7 +27,7 @@ from harness.plan.rows import Json, WindowRow
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Batches, Share, epoch_shares, evaluation_shares
-from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule
+from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule, own_or_named
 from harness.train.ranks import Ranks
 from harness.train.training import Mark, Training
 from harness.train.transfer import copier
@@ -283,7 +283,8 @@ class Epochs:
     def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
         """Train and evaluate epoch by epoch; stop early if the training diverges."""
         options = self.data.cell.schedule
-        schedule = make_schedule(self.training.optimizer, options)
+        optimizer, workload = self.training.optimizer, self.data.workload
+        schedule = own_or_named(workload, "schedule", optimizer, options, lambda: make_schedule(optimizer, options))
         self._each_step = schedule if by_step(options) else None
         self._train_metrics = settings.train_metrics
         self.steps = StepLosses(settings.epochs * self.data.steps)
@@ -358,6 +359,7 @@ class Epochs:
             return
         self.rows, self.resumed_epoch = kept["rows"], kept["sampler"]["epoch"]
         self.clock.train_s = self.rows[-1]["train_s"]
+        self.training.steps_taken = self.resumed_epoch * self.data.steps
         self.steps.columns = kept["steps"]
         if schedule:
             fast_forward(schedule, kept["schedule"]["steps"])

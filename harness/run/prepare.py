@@ -171,8 +171,14 @@ def check_workloads(plan: Plan) -> None:
 
 
 def check_optimizers(plan: Plan) -> None:
-    """Raise WorkloadError if some optimizer or schedule fails in a step on one weight."""
+    """Raise WorkloadError if some optimizer or schedule that the file names fails in a step on one weight."""
     found, cells = Collected(), dict[tuple[str, str], Cell]()
+    names = {trial.cell.workload for trial in plan.trials}
+    own = {
+        method
+        for method in ("optimizer", "schedule")
+        if any(callable(getattr(workloads.load_class(name), method, None)) for name in names)
+    }
     advice = {section: _if_names_vary(plan, section) for section in ("optimizer", "schedule")}
     for cell in (trial.cell for trial in plan.trials):
         cells.setdefault((repr(sorted(cell.optimizer.items())), repr(sorted(cell.schedule.items()))), cell)
@@ -180,7 +186,7 @@ def check_optimizers(plan: Plan) -> None:
         model = nn.Linear(1, 1)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters())  # of a schedule whose optimizer is wrong
         with found.also(), _advised(advice["optimizer"]):
-            optimizer = make_optimizer(model, cell.optimizer)
+            optimizer = optimizer if "optimizer" in own else make_optimizer(model, cell.optimizer)
             model(torch.ones(1, 1)).sum().backward()
             try:
                 optimizer.step()
@@ -188,7 +194,7 @@ def check_optimizers(plan: Plan) -> None:
                 raise rejected("optimizer", cell.optimizer, error) from None
         with found.also(), _advised(advice["schedule"]), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # an optimizer that failed has taken no step
-            schedule = make_schedule(optimizer, cell.schedule)
+            schedule = None if "schedule" in own else make_schedule(optimizer, cell.schedule)
             try:
                 if schedule:
                     schedule.step()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from types import ModuleType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,41 @@ def make_optimizer(model: nn.Module, options: Options) -> torch.optim.Optimizer:
     return _construct(found, model.parameters(), options, "optimizer")
 
 
+def own_or_named(
+    workload: object, method: Literal["optimizer", "schedule"], first: object, options: Options, named: Callable[[], T]
+) -> T:
+    """Return what the workload's own method makes of a model or optimizer and the file's options, else ``named()``.
+
+    Raise WorkloadError if that is no optimizer, or no schedule and not None.
+    """
+    own: Callable[..., T] | None = getattr(workload, method, None)
+    if not callable(own):
+        return named()
+    made = own(first, dict(options))
+    kind = torch.optim.Optimizer if method == "optimizer" else torch.optim.lr_scheduler.LRScheduler
+    if not isinstance(made, kind) and not (method == "schedule" and made is None):
+        raise WorkloadError(f"{method}() must return a torch {kind.__name__}; got a {type(made).__name__}")
+    return made
+
+
 def make_schedule(optimizer: torch.optim.Optimizer, options: Options) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Return a schedule of torch.optim.lr_scheduler by name; None without options. Raise WorkloadError."""
+    """Return a schedule of torch.optim.lr_scheduler by name; None without options. Raise WorkloadError.
+
+    ``warmup_steps``: before it, that many steps in which the rate rises linearly, from rate / steps.
+    """
     if not options:
         return None
     by_step(options)
-    options = {name: value for name, value in options.items() if name != "interval"}
-    base = torch.optim.lr_scheduler.LRScheduler
-    found = find_class(torch.optim.lr_scheduler, base, options.get("name"), "schedule.name")
-    return _construct(found, optimizer, options, "schedule")
+    warmup = options.get("warmup_steps", 0)
+    options = {name: value for name, value in options.items() if name not in ("interval", "warmup_steps")}
+    schedules = torch.optim.lr_scheduler
+    found = find_class(schedules, schedules.LRScheduler, options.get("name"), "schedule.name")
+    if not warmup:
+        return _construct(found, optimizer, options, "schedule")
+    assert isinstance(warmup, int)  # by_step() has checked it
+    rising = schedules.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
+    after = _construct(found, optimizer, options, "schedule")
+    return schedules.SequentialLR(optimizer, [rising, after], milestones=[warmup])
 
 
 def by_step(options: Options) -> bool:
@@ -43,6 +69,11 @@ def by_step(options: Options) -> bool:
     interval = options.get("interval", "epoch")
     if interval not in ("epoch", "step"):
         raise WorkloadError(f"schedule.interval: got {interval!r}; allowed: epoch, step")
+    warmup = options.get("warmup_steps", 0)
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+        raise WorkloadError(f"schedule.warmup_steps: got {warmup!r}; allowed: a number of steps, 0 or more")
+    if warmup and interval != "step":
+        raise WorkloadError(f"schedule.warmup_steps: needs schedule.interval: step; got {interval}")
     return interval == "step"
 
 

@@ -20,7 +20,7 @@ from harness.plan.rows import Json, TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Share
 from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
-from harness.train.optimizers import make_clip, scale_rate
+from harness.train.optimizers import make_clip, own_or_named, scale_rate
 from harness.train.precision import FEW_STEPS_SCALE, LossScale, Precision, ProcessSettings, without_autocast
 from harness.train.ranks import Ranks
 from harness.train.strategies import make_strategy
@@ -108,7 +108,7 @@ class Training:
             model = self.precision.around(model)
         self.model = self.strategy.wrap(model, context)
         self._compile()
-        self.optimizer = self.strategy.make_optimizer(self.model, cell.optimizer)
+        self.optimizer = self._make_optimizer(workload)
         self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
         self._clip = make_clip(cell.training)
         self.settings = ProcessSettings(self.model, self.precision, self.strategy.dtypes(context), cell.compile)
@@ -119,9 +119,26 @@ class Training:
         # whether the weight of the global batch is known before backward
         known = self._counts_samples or (ranks.world_size == self._micro_batches == 1 and not self._scaler)
         self._scales_later = not known
+        self._after_step: Callable[[nn.Module, int], object] | None = getattr(workload, "after_step", None)
+        self.steps_taken = 0
+        """Steps before the next one; a training that resumes counts those before its checkpoint."""
         self._tokens_per_sample: Tensor | None = None
         self._alone = False
         torch.manual_seed(seed * 1_000_003 + ranks.rank)  # each rank has its own random stream, for dropout
+
+    def _make_optimizer(self, workload: Workload) -> torch.optim.Optimizer:
+        """Return the workload's own optimizer, of the model without its wrapper, else the one that the file names.
+
+        A strategy that shards the optimizer's state makes it itself.
+        """
+        options = self._cell.optimizer
+
+        def named() -> torch.optim.Optimizer:
+            return self.strategy.make_optimizer(self.model, options)
+
+        if type(self.strategy).make_optimizer is not Strategy.make_optimizer:
+            return named()
+        return own_or_named(workload, "optimizer", self.unwrapped, options, named)
 
     def _compile(self) -> None:
         if self._cell.compile:
@@ -174,6 +191,9 @@ class Training:
             if self._clip:
                 self._clip(self.model.parameters())
             self.optimizer.step()
+        if self._after_step:
+            self._after_step(self.unwrapped, self.steps_taken)
+        self.steps_taken += 1
         mark(OPTIMIZER)
         return loss, weight
 

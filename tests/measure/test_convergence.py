@@ -322,3 +322,27 @@ def test_what_evaluate_returns_must_map_names_to_numbers(returned: Any, got: str
     workload.evaluate = lambda model, loader: returned  # type: ignore[method-assign]
     with pytest.raises(WorkloadError, match=f"evaluate.. must return .name: number.; got {got}"):
         epochs_of(CELL, 1, workload=workload)
+
+
+class Scheduled(Noisy):
+    """A schedule of its own, by step, and the steps after which it was called."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.after: list[int] = []
+
+    def schedule(self, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> Any:
+        assert options == {"interval": "step"}
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        self.after.append(step)
+
+
+def test_a_workloads_own_schedule_and_its_steps_go_on_in_a_resumed_training(tmp_path: Path) -> None:
+    cell, first, second = replace(CELL, schedule={"interval": "step"}), Scheduled(), Scheduled()
+    run = epochs_of(cell, 2, tmp_path, workload=first)
+    assert [row["learning_rate"] for row in run.rows] == pytest.approx([0.1 / 3, 0.1 / 6])
+    rest = epochs_of(cell, 3, tmp_path, workload=second)
+    assert rest.resumed_epoch == 2 and rest.rows[-1]["learning_rate"] == pytest.approx(0.1 / 9)
+    assert (first.after, second.after) == ([0, 1, 2, 3, 4, 5], [6, 7, 8])

@@ -103,6 +103,7 @@ def test_clipping_by_norm_and_by_value() -> None:
         {"name": "CosineAnnealingLR", "T_max": 5},
         {"name": "OneCycleLR", "max_lr": 1.0, "total_steps": 10},
         {"name": "ExponentialLR", "gamma": 0.9},
+        {"name": "CosineAnnealingLR", "T_max": 5, "interval": "step", "warmup_steps": 4},
     ],
 )
 def test_a_schedule_goes_on_from_where_it_was(options: dict[str, Any]) -> None:
@@ -144,3 +145,30 @@ def test_a_schedule_advances_at_each_step_beside_a_warm_up() -> None:
 
 def test_a_schedule_advances_once_an_epoch_unless_the_file_says_otherwise() -> None:
     assert [by_step(options) for options in ({}, {"interval": "epoch"}, {"interval": "step"})] == [False, False, True]
+
+
+def test_a_warm_up_in_steps_rises_to_the_rate_from_which_the_schedule_starts() -> None:
+    optimizer = make_optimizer(MODEL, {"name": "SGD", "lr": 0.8})
+    options = {"name": "ExponentialLR", "gamma": 0.5, "interval": "step", "warmup_steps": 4}
+    schedule = make_schedule(optimizer, options)
+    assert schedule is not None
+    seen = []
+    for _ in range(7):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.4, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"warmup_steps": 4}, "needs schedule.interval: step; got epoch"),
+        ({"warmup_steps": -1, "interval": "step"}, "got -1; allowed: a number of steps"),
+        ({"warmup_steps": 1.5, "interval": "step"}, "got 1.5; allowed: a number of steps"),
+    ],
+)
+def test_a_warm_up_in_steps_needs_a_number_and_a_schedule_by_step(options: dict[str, Any], text: str) -> None:
+    optimizer = make_optimizer(MODEL, SGD)
+    with pytest.raises(WorkloadError, match=text):
+        make_schedule(optimizer, {"name": "StepLR", "step_size": 1, **options})

@@ -422,3 +422,45 @@ def test_every_ranks_value_is_gathered_none_too(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
     assert ONE.gather(value) == [value]
     assert replace(ONE, world_size=2).gather(value) == [value, "other"]
+
+
+class Groups(Regression):
+    """Parameter groups, and weights that are kept in bounds, as its code says."""
+
+    def __init__(self, made: Any = None) -> None:
+        super().__init__("samples")
+        self.made, self.after = made, list[tuple[type, int]]()
+
+    def optimizer(self, model: nn.Module, options: dict[str, Any]) -> Any:
+        if self.made is not None:
+            return self.made
+        decayed = [p for name, p in model.named_parameters() if name.endswith("weight")]
+        rest = [p for name, p in model.named_parameters() if not name.endswith("weight")]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=options["lr"])
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        self.after.append((type(model), step))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.2, 0.2)
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp"])
+def test_a_workloads_own_optimizer_and_what_it_does_after_a_step_are_those_of_every_strategy(strategy: str) -> None:
+    workload = Groups()
+    scaled = {"lr_scaling": "linear", "lr_base_batch_size": BATCH // 2}
+    cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, training=scaled)
+    training = training_of(cell, workload)
+    assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.1, 0.0]
+    assert [group["lr"] for group in training.optimizer.param_groups] == pytest.approx([0.1 * BATCH / (BATCH // 2)] * 2)
+    done = list(steps(training))
+    kind = type(Regression("samples").build_model())
+    assert workload.after == [(kind, number) for number in range(len(done))]  # without a wrapper
+    assert flat(training).abs().max() <= 0.2
+
+
+@pytest.mark.parametrize("made", [object(), [1]])
+def test_what_is_no_optimizer_is_refused(made: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"optimizer\(\) must return a torch Optimizer; got a "):
+        training_of(CELL, Groups(made))

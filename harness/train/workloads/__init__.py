@@ -40,6 +40,9 @@ class Workload(Protocol):
     samples: ``loader`` has all of it, in batches of one size on the device, for every strategy and rank alike;
     ``derived(means) -> {name: value}``, computed from the means of the loss and of the metrics, such as a
     perplexity; ``metric_names``, the names that these return, so that a target is checked before anything runs;
+    ``optimizer(model, options)``, built after wrapping, and ``schedule(optimizer, options)``, in place of the classes
+    that the file names (whose name memory is estimated from); ``after_step(model, step)``, inside the step's time, such
+    as an average of weights, whose state is in checkpoints only if the model's buffers hold it;
     ``shard_units(model)``, the modules that fsdp shards one by one; ``init_weights(model)``, if ``build_model`` builds
     on the meta device: it sets every parameter and buffer in place, as torch.nn.init does, also where they are sharded.
     Without it each process of a node first holds the whole model in the node's memory.
