@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,12 +173,11 @@ def check_workloads(plan: Plan) -> None:
 def check_optimizers(plan: Plan) -> None:
     """Raise WorkloadError if some optimizer or schedule that the file names fails in a step on one weight."""
     found, cells = Collected(), dict[tuple[str, str], Cell]()
-    names = {trial.cell.workload for trial in plan.trials}
-    own = {
-        method
-        for method in ("optimizer", "schedule")
-        if any(callable(getattr(workloads.load_class(name), method, None)) for name in names)
-    }
+    own = set[str]()  # what the workloads make themselves; those that vary are imported in other processes alone
+    for name in () if plan.variants else {trial.cell.workload for trial in plan.trials}:
+        with suppress(WorkloadError):  # which check_workloads() reports
+            found_class = workloads.load_class(name)
+            own |= {method for method in ("optimizer", "schedule") if callable(getattr(found_class, method, None))}
     advice = {section: _if_names_vary(plan, section) for section in ("optimizer", "schedule")}
     for cell in (trial.cell for trial in plan.trials):
         cells.setdefault((repr(sorted(cell.optimizer.items())), repr(sorted(cell.schedule.items()))), cell)

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 
 from harness.errors import WorkloadError
+from harness.plan.planner import make_plan
+from harness.run.prepare import check_optimizers
 from harness.train.optimizers import WarmUp, by_step, fast_forward, make_clip, make_optimizer, make_schedule, scale_rate
+from tests.conftest import Make, laptop
+from tests.equivalence import Regression
 
 MODEL = nn.Linear(1, 1)
 SGD = {"name": "SGD", "lr": 0.1}
@@ -172,3 +176,24 @@ def test_a_warm_up_in_steps_needs_a_number_and_a_schedule_by_step(options: dict[
     optimizer = make_optimizer(MODEL, SGD)
     with pytest.raises(WorkloadError, match=text):
         make_schedule(optimizer, {"name": "StepLR", "step_size": 1, **options})
+
+
+class MakesItsOwn(Regression):
+    def optimizer(self, model: nn.Module, options: dict[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=options["peak"])
+
+    def schedule(self, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
+        return None
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_options_are_the_workloads_own_if_it_makes_the_optimizer(make_experiment: Make, own: bool) -> None:
+    workload = f"{__name__}:MakesItsOwn" if own else "tests.equivalence:Regression"
+    sections = {"optimizer": {"name": "Mine", "peak": 0.1}, "schedule": {"name": "Mine", "half": 3}}
+    grid = {"strategy": "single", "devices": 1, "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, workload=workload, **sections), laptop())
+    if own:
+        check_optimizers(plan)
+    else:
+        with pytest.raises(WorkloadError, match=r"optimizer\.name: got 'Mine'"):
+            check_optimizers(plan)
