@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.doctor.facts import (
     StepMemory,
@@ -23,6 +22,7 @@ from harness.doctor.facts import (
     share_of_biases,
 )
 from harness.doctor.subject import SMALL, Subject
+from harness.measure.exchanges import CollectiveMode
 from harness.measure.sketches import random_states
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
@@ -64,28 +64,18 @@ def group_of_one(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group(own)
 
 
-class _Only(TorchDispatchMode):
+class _Only(CollectiveMode):
     """Raises OtherRanksNeeded at a collective over any other group."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._name = group.group_name
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        namespace = getattr(func, "namespace", "")
-        if namespace in ("c10d", "_c10d_functional"):
-            names = {_group_name(argument) for argument in (*args, *(kwargs or {}).values())}
-            if others := sorted(name for name in names if name and name != self._name):
-                raise OtherRanksNeeded(f"{func} in a pass on one device is over a group of several ranks ({others[0]})")
-        return func(*args, **(kwargs or {}))
+    def collective(self, name: str, arguments: Sequence[object], run: Callable[[], object]) -> object:
+        """Run a collective over the group alone."""
+        if others := sorted(each for each in map(_group_name, arguments) if each and each != self._name):
+            raise OtherRanksNeeded(f"{name} in a pass on one device is over a group of several ranks ({others[0]})")
+        return run()
 
 
 def _group_name(argument: Any) -> str:

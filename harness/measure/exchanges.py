@@ -7,8 +7,10 @@ times: ddp's buckets by a hook in a new wrapper, fsdp's groups by hooks of their
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -225,23 +227,10 @@ def _own_collectives(stepper: Stepper) -> OwnCollectives:
     return calls
 
 
-NAMESPACES = ("c10d", "_c10d_functional")
-BETWEEN_TWO = ("send", "recv")
-
-
-class OwnCollectives(TorchDispatchMode):
-    """The collectives of a block: their seconds on this rank, with the wait for others, and bytes by operation.
-
-    Each is awaited where it is called, so that one that would overlap with computation counts whole. Messages between
-    two ranks are not, for the other may send only after it has been sent to: their seconds are not known.
-    """
+class CollectiveMode(TorchDispatchMode):
+    """Passes each collective of a block, of any thread's backward pass too, to ``collective``."""
 
     supports_higher_order_operators = True
-
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seconds, self.bytes, self._devices = 0.0, dict[str, float](), devices
-        self.between_two = False
 
     def __torch_dispatch__(
         self,
@@ -250,24 +239,46 @@ class OwnCollectives(TorchDispatchMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        name = str(func).split(".")[1].strip("_") if getattr(func, "namespace", "") in NAMESPACES else ""
-        self._count(name, args)
-        if not name or name.startswith(BETWEEN_TWO):
-            return func(*args, **(kwargs or {}))
+        run = partial(func, *args, **(kwargs or {}))
+        if getattr(func, "namespace", "") not in ("c10d", "_c10d_functional"):
+            return run()
+        return self.collective(str(func).split(".")[1].strip("_"), (*args, *(kwargs or {}).values()), run)
+
+    @abstractmethod
+    def collective(self, name: str, arguments: Sequence[object], run: Callable[[], object]) -> object:
+        """Return the result of a collective, which ``run`` calls; ``name``: that of its operator, 'allreduce'."""
+
+
+BETWEEN_TWO = ("send", "recv")
+
+
+class OwnCollectives(CollectiveMode):
+    """The collectives of a block: their seconds on this rank, with the wait for others, and bytes by operation.
+
+    Each is awaited where it is called, so that one that would overlap with computation counts whole. Messages between
+    two ranks are not, for the other may send only after it has been sent to: their seconds are not known.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seconds, self.bytes, self._devices = 0.0, dict[str, float](), devices
+        self.between_two = False
+
+    def collective(self, name: str, arguments: Sequence[object], run: Callable[[], object]) -> object:
+        """Count a collective: the bytes that this rank gives are the last argument with tensors, after the outputs."""
+        tensors = ([leaf for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)] for each in arguments[::-1])
+        given = next(filter(None, tensors), [])
+        if name != "wait_tensor":
+            self.bytes[name] = self.bytes.get(name, 0) + sum(tensor.numel() * tensor.itemsize for tensor in given)
+        if name.startswith(BETWEEN_TWO):
+            self.between_two = True
+            return run()
         synchronize(self._devices)
         start = time.perf_counter()
-        result = func(*args, **(kwargs or {}))
+        result = run()
         for leaf in tree_leaves(result):
             with suppress(RuntimeError, TypeError, AttributeError):  # no object of C++, or another one than its work
                 dist.Work.unbox(leaf).wait()
         synchronize(self._devices)
         self.seconds += time.perf_counter() - start
         return result
-
-    def _count(self, name: str, args: Sequence[object]) -> None:
-        """Add the bytes that this rank gives: of the last argument with tensors, which outputs precede."""
-        self.between_two |= name.startswith(BETWEEN_TWO)
-        tensors = ([leaf for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)] for each in reversed(args))
-        given = next(filter(None, tensors), [])
-        if name and name != "wait_tensor":
-            self.bytes[name] = self.bytes.get(name, 0) + sum(tensor.numel() * tensor.itemsize for tensor in given)
