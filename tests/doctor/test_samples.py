@@ -202,8 +202,12 @@ def test_samples_are_compared_between_the_process_and_its_loader_workers(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)  # as a rank may have, and no loader worker has
         with closing(data_set()) as opened:
             seen = data.observe_workers(subject_with(opened, workers))
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(before)
     assert seen.compared == compared and (seen.differ > 5) == differ and not seen.failed, seen
     found = list(data.judge_workers([data.ByWorkers(), seen], Case(cell_for("single", 1))))
     if differ:
@@ -254,6 +258,10 @@ def test_samples_are_cached_if_two_readings_of_two_sets_of_them_say_so(
     monkeypatch.setattr(data, "_timed", lambda *a: (timed(*a)[0], next(seconds)))
     seen = data.observe(subject_with(rows(ROWS), 0))
     found = data.judge([seen], Case(cell_for("single", 1)))
+    seconds = iter((*read_s, *elsewhere))
+    subject = subject_with(rows(ROWS), 0)
+    on_device = replace(subject, cell=replace(subject.cell, data="synthetic_device"))
+    assert data.observe(on_device).read_s == (0.0, 0.0), "its steps are timed without a loader"
     if cached:
         only(found, "note", seen="reading 64 samples for the first time: 100 ms, again: 1 ms")
     else:

@@ -22,6 +22,7 @@ from harness.train.loader import Batches, Share, epoch_shares
 from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
+from harness.train.strategies.base import Single
 from harness.train.training import Training, on_device
 from harness.train.workloads import as_datasets, as_loss
 from harness.train.workloads.image_classification import ImageClassification
@@ -464,3 +465,15 @@ def test_a_workloads_own_optimizer_and_what_it_does_after_a_step_are_those_of_ev
 def test_what_is_no_optimizer_is_refused(made: Any) -> None:
     with pytest.raises(WorkloadError, match=r"optimizer\(\) must return a torch Optimizer; got a "):
         training_of(CELL, Groups(made))
+
+
+class ShardsItsState(Single):
+    """As a strategy that makes its optimizer itself, over ranks."""
+
+    def make_optimizer(self, model: nn.Module, options: dict[str, Any]) -> torch.optim.Optimizer:  # type: ignore[override]
+        return torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+def test_the_optimizer_of_a_strategy_that_makes_its_own_is_not_the_workloads() -> None:
+    training = Training(CELL, Groups(), SEED, ONE, using=ShardsItsState())
+    assert isinstance(training.optimizer, torch.optim.SGD) and len(training.optimizer.param_groups) == 1
