@@ -15,7 +15,7 @@ import pytest
 
 os.environ.pop("RAY_ADDRESS", None)
 
-from harness.config import experiment as config
+from harness.config import load as config
 from harness.config.experiment import Experiment
 from harness.plan.grid import OwnCode
 from harness.plan.inventory import Inventory, Node

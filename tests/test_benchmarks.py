@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.launch.protocol import TrialStarted
 from harness.plan.planner import make_plan
 from harness.system import files

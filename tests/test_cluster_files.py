@@ -23,7 +23,7 @@ from packaging.version import Version
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from harness.cli.commands import app
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.system.process import INTERRUPTED, UNSETTLED
 from tests.conftest import ROOT
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.commands import app
-from harness.config.experiment import load_experiment
+from harness.config.load import load_experiment
 from harness.errors import ExperimentError
 from harness.run.request import check_no_user_code
 from tests.conftest import FEW_STEPS

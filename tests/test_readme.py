@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from harness.analysis.results import load
 from harness.cli.commands import app
-from harness.config import experiment as config
+from harness.config import load as config
 from harness.config.sections import Checkpoint, Convergence, Grid, Limits, Loader, Throughput, TrainingOptions
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.yaml_source import parse_mapping

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import harness
-from harness.config import experiment as config
+from harness.config import load as config
 from harness.launch.inline import InlineLauncher
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher

@@ -1,10 +1,8 @@
-"""The experiment file as a strict, frozen value. Loading it probes, imports and downloads nothing."""
+"""The experiment file as a strict, frozen value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -16,11 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from harness.config import yaml_source
 from harness.config.axes import Filter, LauncherName
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
 from harness.config.doctor_checks import check_allowed
-from harness.config.problems import Conflict, describe_errors, raise_conflicts, validate
+from harness.config.problems import Conflict, describe_errors, raise_conflicts
 from harness.config.published import Published
 from harness.config.sections import (
     EFFORTS,
@@ -50,7 +47,6 @@ from harness.config.values import (
     as_tuple,
     builtin_or_own,
 )
-from harness.errors import ExperimentError
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 MOST_PUBLISHED = 1000
@@ -60,7 +56,7 @@ SGD: Mapping[str, PlainValue] = {"name": "SGD", "lr": 0.1, "momentum": 0.9}
 
 
 class Experiment(Strict):
-    """A validated experiment file, defaults included; made by ``load_experiment``."""
+    """A validated experiment file, defaults included; made by ``harness.config.load``."""
 
     name: Name
     workload: Annotated[str, BeforeValidator(builtin_or_own(BUILTIN_WORKLOADS))] = "image_classification"
@@ -242,37 +238,3 @@ class Experiment(Strict):
             for section, options in sections.items()
             for option, value in options.items()
         }
-
-
-def load_experiment(path: Path) -> Experiment:
-    """Return the experiment in a file; raise ExperimentError, which lists every problem with its place."""
-    content, duplicates = yaml_source.read_with_duplicates(path)
-    return parse_experiment(content, source=str(path), home=path.resolve().parent, problems=duplicates)
-
-
-def load_resolved(path: Path, *, times: int) -> Experiment:
-    """Return the experiment in a run folder, whose files may be larger by this factor; raise ExperimentError."""
-    text = yaml_source.read_text(path, times * yaml_source.MAX_BYTES)
-    try:
-        return _resolved(text, times)
-    except ExperimentError as error:
-        raise ExperimentError(str(path), error.problems) from None
-
-
-@lru_cache(maxsize=8)
-def _resolved(text: str, times: int) -> Experiment:
-    """Return the experiment in a text. Runs that are compared often have the same one, which takes 30 ms to read."""
-    return parse_experiment(yaml_source.parse_mapping(text, source="", times=times), source="")
-
-
-def parse_experiment(
-    content: Mapping[str, object], *, source: str, home: Path | None = None, problems: Sequence[str] = ()
-) -> Experiment:
-    """Return the experiment in a mapping; raise ExperimentError, whose message names ``source``.
-
-    Relative paths are resolved against ``home``; without ``home`` they stay relative. ``problems``: those found before.
-    """
-    experiment, more = validate(Experiment, content, {"home": home})
-    if experiment is None or problems:
-        raise ExperimentError(source, [*problems, *more])
-    return experiment

@@ -13,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from harness.config.experiment import Experiment, load_resolved, parse_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import load_resolved, parse_experiment
 from harness.config.yaml_source import MAX_BYTES, dump, read_mapping
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.planner import Plan

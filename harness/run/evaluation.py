@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from harness.config.experiment import load_experiment
+from harness.config.load import load_experiment
 from harness.errors import RunFolderError, WorkloadError, cause_of
 from harness.measure.convergence import EpochData, Evaluator
 from harness.run.prepare import import_path

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from harness.config.experiment import Experiment, load_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import load_experiment
 from harness.config.values import GIB
 from harness.errors import ExperimentError, RunFolderError, cause_of
 from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
-from harness.config.experiment import Experiment, load_experiment, parse_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import load_experiment, parse_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import parse_mapping, parse_value

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
 from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
 from harness.plan.cell import MEASURES, Cell

@@ -97,7 +97,7 @@ def without_bases(plan: Plan, ranks: int) -> Plan:
 
 def measure(ranks: int, folder: Path) -> Row:
     """Run the trials on so many ranks; return the counts, each a rank, a trial or both."""
-    from harness.config.experiment import parse_experiment
+    from harness.config.load import parse_experiment
     from harness.launch.ray import cluster
     from harness.launch.ray.launcher import RayGroup, RayLauncher
     from harness.plan.inventory import Inventory

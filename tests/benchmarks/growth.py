@@ -63,7 +63,7 @@ def experiment_of(cells: int, blocks: int, plain: bool) -> dict[str, Any]:
 def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
     """Seconds of each stage at a size, and the peak of memory in GiB."""
     from harness.analysis.results import TABLES, load
-    from harness.config.experiment import parse_experiment
+    from harness.config.load import parse_experiment
     from harness.plan.inventory import Inventory
     from harness.plan.planner import make_plan
     from harness.record.folder import RunFolder

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.analysis.stats import geometric_mean
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan

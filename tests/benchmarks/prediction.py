@@ -29,7 +29,8 @@ from harness.analysis.prediction import Asked
 from harness.analysis.prediction.observed import families
 from harness.analysis.prediction.step_model import slowest_ranks, without_stalls
 from harness.analysis.results import Results, load, predict
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.record.frames import records

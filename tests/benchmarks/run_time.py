@@ -22,7 +22,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
 from harness.config.yaml_source import read_mapping
 from harness.launch.protocol import Launcher
 from harness.launch.ray import cluster

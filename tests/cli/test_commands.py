@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from harness.cli.arguments import exit_code_of
 from harness.cli.commands import app, main
-from harness.config.experiment import load_experiment
+from harness.config.load import load_experiment
 from harness.errors import ExperimentError
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder

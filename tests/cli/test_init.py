@@ -14,7 +14,7 @@ from harness.cli.commands import app, lists_of_names
 from harness.cli.init import OWN, QUESTIONS, TEMPLATES
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.doctor_checks import LOOKS_AT
-from harness.config.experiment import load_experiment, parse_experiment
+from harness.config.load import load_experiment, parse_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.planner import make_plan
 from tests.conftest import ROOT, gpu_cluster, laptop

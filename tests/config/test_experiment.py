@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.config import experiment as config
+from harness.config import load as config
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import ExperimentError

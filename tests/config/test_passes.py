@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.config import experiment as config
+from harness.config import load as config
 from harness.errors import ExperimentError
 
 

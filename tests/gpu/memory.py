@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.launch.inline import InlineLauncher
 from harness.launch.worker import outcome_of
 from harness.measure.peak_memory import of_model

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.plan.cell import Cell
 from harness.plan.grid import expand

@@ -14,7 +14,7 @@ import torch
 from harness.analysis.ratios import scaling
 from harness.analysis.trials import trials as trials_of
 from harness.cli.arguments import parse_only
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables
 from harness.launch.rank import devices_of, gpus_by_number

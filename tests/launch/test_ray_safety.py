@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.launch.protocol import GroupStarted
 from harness.launch.ray import cluster
 from harness.plan.planner import make_plan

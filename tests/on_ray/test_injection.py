@@ -13,7 +13,8 @@ import pytest
 import harness
 from harness.analysis.doubts import FOREIGN_CORES, kind_of
 from harness.analysis.results import Results
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder

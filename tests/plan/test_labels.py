@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from harness.config import yaml_source
 from harness.config.axes import CELL_AXES, TrialAxes
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.errors import ExperimentError
 from harness.plan.cell import SHARED_SECTIONS, Cell
 from harness.plan.comparison import axes_of

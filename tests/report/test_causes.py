@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from harness.analysis.waterfall import PARTS
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
 from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.plan.cell import Cell
 from harness.plan.grid import expand

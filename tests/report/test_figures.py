@@ -25,7 +25,7 @@ from harness.analysis.hardware import collectives, device_memory, links
 from harness.analysis.results import Results
 from harness.analysis.trials import convergence
 from harness.analysis.waterfall import waterfall
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, PREDICTION, TRAINING_STEPS, VERDICT, WATERFALL

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from tests.report.test_causes import cause
 from tests.report.test_verdict import CELL, FASTEST, TRUST, verdict_of
 

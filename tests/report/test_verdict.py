@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis.doubts import DOUBTS, CountedDoubt
 from harness.analysis.verdict import READ
-from harness.config.experiment import parse_experiment
+from harness.config.load import parse_experiment
 from harness.plan.labels import TAGS
 from harness.record.schema import DERIVED, TRIALS, VERDICT
 from harness.report.sentence import MOST, TOPICS, Sentence

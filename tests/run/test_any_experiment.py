@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from harness.cli.arguments import BAD_INPUT
 from harness.config import yaml_source
-from harness.config.experiment import load_experiment, parse_experiment
+from harness.config.load import load_experiment, parse_experiment
 from harness.errors import ExperimentError, HarnessError
 from harness.plan.feasibility import reason_to_skip
 from harness.plan.inventory import Inventory
@@ -169,7 +169,7 @@ LIMITED = """
 import contextlib, io, resource, sys, time
 from pathlib import Path
 from harness.cli.arguments import exit_code_of
-from harness.config.experiment import load_experiment
+from harness.config.load import load_experiment
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]), int(sys.argv[1])))

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import harness
 from harness.analysis.results import load
-from harness.config.experiment import load_experiment
+from harness.config.load import load_experiment
 from harness.errors import ClusterError, ExperimentError, RunFolderError
 from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.diagnostics import seconds_of_links

@@ -15,7 +15,7 @@ import yaml
 
 import harness
 from harness.cli.arguments import parse_only
-from harness.config import experiment as config
+from harness.config import load as config
 from harness.config.experiment import Experiment
 from harness.errors import ExperimentError, RunFolderError, StoreError
 from harness.launch.ray.session import JOB_VARIABLE

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.config.experiment import load_experiment
+from harness.config.load import load_experiment
 from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell
 from harness.plan.comparison import axes_of

@@ -18,8 +18,9 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from harness.config import experiment as config
-from harness.config.experiment import Experiment, load_experiment, parse_experiment
+from harness.config import load as config
+from harness.config.experiment import Experiment
+from harness.config.load import load_experiment, parse_experiment
 from harness.errors import ExperimentError, RunFolderError
 from harness.measure.environment import git_commit
 from harness.plan.cell import MEASURES

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.config.experiment import load_experiment
+from harness.config.load import load_experiment
 from harness.errors import ExperimentError, WorkloadError
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder

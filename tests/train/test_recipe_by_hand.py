@@ -12,7 +12,7 @@ from torch import nn
 from torchvision import transforms
 from torchvision.datasets import CIFAR10
 
-from harness.config.experiment import load_experiment
+from harness.config.load import load_experiment
 from harness.config.sections import Convergence
 from harness.measure.convergence import EpochData, Epochs
 from harness.plan.planner import make_plan

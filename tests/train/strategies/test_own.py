@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 import harness
-from harness.config.experiment import Experiment, parse_experiment
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
 from harness.config.strategy_traits import BUILTIN_TRAITS, NoOptions
 from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.plan.cell import Cell, place
