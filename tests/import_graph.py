@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "harness"
 FILES = sorted(PACKAGE.rglob("*.py"))
-FOUNDATION = ("errors", "system", "config", "plan")
+FOUNDATION = ("errors", "probe", "system", "config", "plan")
 LEFT = ("train", "measure", "doctor", "launch")
 RIGHT = ("record", "analysis", "report")
 TOP = ("run", "cli")

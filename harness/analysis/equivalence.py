@@ -38,8 +38,8 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
 
     Both took the same steps from the same start on the same global batches, and are folded alike.
     """
-    checked = trials[trials["purpose"] == "equivalence"].drop_duplicates("trial_id", keep="last")
-    records = rows_of(checked)
+    last = trials.drop_duplicates("trial_id", keep="last")
+    records = rows_of(last[last["purpose"] == "equivalence"])
     ok = {trial_key(row): str(row.cell_id) for row in records if row.outcome == "ok"}
     found = _recorded(checks, ok)
     failed = {row.cell_id: (row.outcome, row.reason) for row in records}
@@ -50,7 +50,20 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
         named = columns_of(row, "cell_id", "base_id", *DESCRIPTION)
         for computed_in in dict.fromkeys(("fp32", row.precision)):
             rows.append({**named, "computed_in": computed_in, **_verdict(row, computed_in, found, failed)})
+    apart = {row.cell_id: row for row in _of_scripts(last) if row.connected_ranks < row.devices}
+    rows += [{**columns_of(row, "cell_id", "base_id", *DESCRIPTION), **_apart(row)} for row in apart.values()]
     return EQUIVALENCE.frame(sorted(rows, key=order))
+
+
+def _of_scripts(trials: pd.DataFrame) -> list[Record]:
+    """Return the trials of scripts on several ranks."""
+    rows = rows_of(trials[trials["connected_ranks"].notna()])
+    return [row for row in rows if row.check_id == row.cell_id]
+
+
+def _apart(row: Record) -> Values:
+    reason = f"not one training: its process group has {row.connected_ranks} of {row.devices} ranks"
+    return {"computed_in": row.precision, "equivalent": False, "reason": reason}
 
 
 def _recorded(checks: pd.DataFrame, ok: Mapping[TrialKey, str]) -> Recorded:
@@ -64,8 +77,9 @@ def _recorded(checks: pd.DataFrame, ok: Mapping[TrialKey, str]) -> Recorded:
     return found
 
 
-Equivalence = Literal["equivalent", "unknown", "not equivalent"]
-SEVERITY: tuple[Equivalence, ...] = ("equivalent", "unknown", "not equivalent")
+Equivalence = Literal["equivalent", "connected", "unknown", "not equivalent"]
+"""connected: of a script, whose ranks are in one process group; what they train is not compared."""
+SEVERITY: tuple[Equivalence, ...] = ("equivalent", "connected", "unknown", "not equivalent")
 
 
 class Verdict(NamedTuple):
@@ -80,11 +94,15 @@ Verdicts = Mapping[str, Verdict]
 NOT_RUN = Verdict("unknown", "unknown: the check has no result")
 
 
-def verdicts(equivalence: pd.DataFrame) -> dict[str, Verdict]:
-    """Return the verdict of each check over all that it compared: the worst, with its reason."""
-    found: dict[str, Verdict] = {}
+def verdicts(equivalence: pd.DataFrame, trials: pd.DataFrame) -> dict[str, Verdict]:
+    """Return the verdict of each check over all that it compared: the worst, with its reason.
+
+    Of a script's cell, whose check is itself: whether its ranks are connected.
+    """
+    found = {str(row.cell_id): Verdict("connected") for row in _of_scripts(trials)}  # the worst follows
     for row in rows_of(equivalence):
-        name = SEVERITY[1] if row.equivalent is None else SEVERITY[0] if row.equivalent else SEVERITY[2]
+        name: Equivalence = "equivalent" if row.equivalent else "not equivalent"
+        name = "unknown" if row.equivalent is None else name
         own = Verdict(name, row.reason)
         found[str(row.cell_id)] = _worst([found.get(str(row.cell_id), own), own])
     return found

@@ -29,11 +29,12 @@ HUNG = {
 
 
 def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the findings of the latest attempt of each doctor trial.
+    """Return the findings of the latest attempt of each doctor trial, and of each trial of a script that has some.
 
     A trial that failed has the finding FAILED, unless it reported an error before, or the failure of a check.
     """
-    latest = {line["trial_id"]: line for line in lines if line["purpose"] == "doctor"}
+    examined = (line for line in lines if line["purpose"] == "doctor" or line["facts"].get("findings"))
+    latest = {line["trial_id"]: line for line in examined}
     cells = trials.drop_duplicates("trial_id", keep="last").set_index("trial_id")
     rows = []
     for trial_id, line in latest.items():

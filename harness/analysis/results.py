@@ -209,7 +209,7 @@ class Results:
     @cached_property
     def verdicts(self) -> Verdicts:
         """Whether cells train as one device does, by the id of their equivalence check."""
-        return verdicts(self.equivalence)
+        return verdicts(self.equivalence, self.trials)
 
     @property
     def rule(self) -> Rule | None:

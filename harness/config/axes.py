@@ -19,6 +19,9 @@ from harness.errors import closest, nearest
 OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", *BUILTIN_TRAITS)
 """The sections of the file whose options are axes too."""
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
+OwnPrecision = Literal["precision of the script"]
+OWN_PRECISION: OwnPrecision = "precision of the script"
+"""The precision of a script's cells if the file names none."""
 LauncherName = Literal["ray", "torchrun"]
 
 
@@ -85,7 +88,7 @@ class TrialAxes(TypedDict):
         int, Axis("batch size summed over all devices", "samples", size=True, follows=("per_device_batch_size",))
     ]
     precision: Annotated[
-        PrecisionName,
+        PrecisionName | OwnPrecision,
         Axis("fp32 (TF32 off), tf32, bf16 or fp16 (with a loss scale)", default="fp32", plain=True, work=True),
     ]
     compile: Annotated[

@@ -9,6 +9,7 @@ from pathlib import Path
 from harness.config import yaml_source
 from harness.config.experiment import Experiment
 from harness.config.problems import validate
+from harness.config.script import ScriptExperiment
 from harness.errors import ExperimentError
 
 
@@ -40,7 +41,8 @@ def parse_experiment(
 
     Relative paths are resolved against ``home``; without ``home`` they stay relative. ``problems``: those found before.
     """
-    experiment, more = validate(Experiment, content, {"home": home})
+    kind = ScriptExperiment if "script" in content else Experiment
+    experiment, more = validate(kind, content, {"home": home})
     if experiment is None or problems:
         raise ExperimentError(source, [*problems, *more])
     return experiment

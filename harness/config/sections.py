@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from harness.config.axes import PLAIN_AXES, Filter, is_option_axis
+from harness.config.axes import PLAIN_AXES, Filter, PrecisionName, is_option_axis
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS, Strict
 from harness.config.values import (
@@ -65,6 +65,7 @@ class Grid(_PlainGrid):
     model: Axis[Text] | None = None
     strategy: Axis[StrategyName] = (BASE_STRATEGY,)
     devices: Axis[Count] = (1,)
+    precision: Axis[PrecisionName] = ("fp32",)
     device_ids: DeviceIdAxis | None = None
     nodes: Axis[Count] | None = None
     per_device_batch_size: Axis[Batch] | None = None

@@ -89,6 +89,7 @@ BROADCAST, OWN_COLLECTIVES = "buffer broadcast", "own collectives"
 class StrategyTraits:
     """Properties of a strategy for planning, measurement, analysis and figures.
 
+    ``own_program``: a script of the user is the whole program, and its base is the script on one device.
     ``one_process``: one process drives all devices of a cell; otherwise each device has a process of its own.
     ``most_devices``: None if there is no limit. ``calls_wrapper``: the loss must call the wrapped model, whose forward
     synchronises the devices. ``replicates``: forward copies the model to the devices and splits the batch with
@@ -101,6 +102,7 @@ class StrategyTraits:
     ``summary``: a clause for ``harness list``.
     """
 
+    own_program: bool = False
     one_process: bool = False
     most_devices: int | None = None
     calls_wrapper: bool = False

@@ -15,6 +15,7 @@ from harness.launch.protocol import Job
 from harness.launch.startup import Received, Registration
 from harness.launch.supervision import StepCounter
 from harness.launch.worker import run_group
+from harness.measure.script.process import COUNTER_VARIABLE, STACK_VARIABLE
 from harness.plan.trial import WorkerGroup
 from harness.train.ranks import Ranks
 
@@ -25,6 +26,7 @@ def run_rank(job: Job, process: Registration, send: SendFromRank, connect: Calla
     """Register this process, connect it to the other ranks, run the group's trials; return False if refused."""
     with Path(process.stack).open("w") as stack, StepCounter(Path(process.counter)) as counter:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        os.environ.update({COUNTER_VARIABLE: process.counter, STACK_VARIABLE: process.stack})
         try:
             if not send(process):
                 return False  # the run was given up while this process started

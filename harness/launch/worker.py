@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from harness.config.script import ScriptExperiment
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
@@ -23,6 +24,8 @@ from harness.launch.subgroups import Subgroups
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
+from harness.measure.script.process import ScriptFailed
+from harness.measure.script.trial import script
 from harness.plan.cell import place
 from harness.plan.known_errors import with_remedy
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
@@ -125,12 +128,15 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     facts = TrialFacts()
     if isinstance(error, DoctorTrialFailed):  # what the examination had found before, and the error of the user's code
         facts, error = error.facts, error.origin
+    kind = type(error).__name__
+    if isinstance(error, ScriptFailed):  # the trace and the type of what the script raised, in its own process
+        trace, kind = sanitize.redact_text(error.detail)[-MOST_DETAIL:], error.kind
     message = sanitize.redact_text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
     return TrialResult(
         trial_id,
         outcome_of(error),
-        with_remedy(f"{type(error).__name__} on rank {rank}: {message}", _message(error)[:MOST_DETAIL]),
-        error_type=type(error).__name__,
+        with_remedy(f"{kind} on rank {rank}: {message}", _message(error)[:MOST_DETAIL]),
+        error_type=kind,
         error_rank=rank,
         detail=trace,
         facts=facts,
@@ -180,8 +186,8 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Hashable, Any]) -> None:
 
     An error here occurs again in the trial, which records it.
     """
-    if job.group.trials[0].scenario == "links":  # which needs neither workload nor data
-        return
+    if isinstance(job.experiment, ScriptExperiment) or job.group.trials[0].scenario == "links":
+        return  # which need neither workload nor data
     with contextlib.suppress(Exception, SystemExit):
         TrialContext(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler
@@ -250,6 +256,8 @@ def run_scenario(context: TrialContext) -> TrialResult:
     trial = context.trial
     if trial.trains and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell)):
         raise SkipTrial(reason)
+    if isinstance(context.experiment, ScriptExperiment):
+        return script(context)
     return SCENARIOS[trial.scenario](context)
 
 

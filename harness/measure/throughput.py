@@ -20,6 +20,7 @@ from harness.measure.telemetry import open_telemetry, summarise
 from harness.measure.window import phases_are_cheap
 from harness.plan.planner import least_warmup_s
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE, RankFacts, TrialFacts
+from harness.train.ranks import Ranks
 
 TREND_NOISE = 3.2
 """Bound of 95 % of trends by noise alone, in notches: 1.96 sqrt(12 / n) sigma, with sigma = IQR / 1.349."""
@@ -110,60 +111,98 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     ``shared``: whether ranks share GPUs. Raises WorkloadError.
     """
     ranks = stepper.ranks
-    rounds, steady = _warm_up(stepper, settings)
+    rounds, warm_up = _warm_up(stepper, settings)
     rounds += rounds_until_unskipped(stepper, settings.warmup_steps, sum(each.window.steps for each in rounds))
-    pace_s = _pace(rounds[-1].window.step_s)
+    pace_s = warm_up.pace_s
     detailed = phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
     scale = stepper.training.loss_scale()
-    monitor = LoadMonitor(stepper, shared)
+    monitor = LoadMonitor(ranks, shared)
     timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]
-    used = monitor.columns(timed)
+    used = monitor.columns(sum(window.weight for window in timed))
     facts = scale_columns(scale, stepper.training.loss_scale(), steps * settings.windows)
     finite = stepper.training.finite(timed[-1].window.losses)
     flags = ranks.sum([float(finite)])
     marked = () if detailed else (stepper.window("phases", max(LEAST_MARKED, -(-steps // PHASE_PART))),)
-    return ThroughputMeasurement((*rounds, *timed, *marked), steps, flags[0] == ranks.world_size, steady, used, facts)
+    return ThroughputMeasurement(
+        (*rounds, *timed, *marked), steps, flags[0] == ranks.world_size, warm_up.steady, used, facts
+    )
 
 
 class LoadMonitor:
-    """Load of a rank's node and GPUs from its construction to ``columns``; never read inside a window."""
+    """Load of a rank's node and GPUs from ``begin`` to ``columns``; never read inside a window.
 
-    def __init__(self, stepper: Stepper, shared: bool) -> None:
-        ranks = stepper.ranks
+    ``own_pids``: the rank's processes, beside its loader workers.
+    """
+
+    def __init__(self, ranks: Ranks, shared: bool, own_pids: Sequence[int] = ()) -> None:
         self._shared = shared
-        self._telemetry = open_telemetry(ranks.devices, own_pids=tuple(ranks.gather(os.getpid())))
+        pids = [pid for of_rank in ranks.gather([os.getpid(), *own_pids]) for pid in of_rank]
+        self._telemetry = open_telemetry(ranks.devices, own_pids=pids)
+        self.begin()
+
+    def begin(self) -> None:
+        """Observe from now on."""
         self._load = read()
         self._gpus = self._telemetry.read() if self._telemetry else ()
 
-    def columns(self, timed: Sequence[TimedWindow]) -> RankFacts:
-        """Return the rank's columns over these windows."""
+    def columns(self, samples: float) -> RankFacts:
+        """Return the rank's columns; ``samples``: those that it has trained on since ``begin``."""
         gpus = self._telemetry.read() if self._telemetry else ()
         used = load_between(self._load, read())
         if self._telemetry:
-            samples = sum(window.weight for window in timed)
             used |= summarise(self._gpus, gpus, seconds=used["watched_s"], shared=self._shared, samples=samples)
             self._telemetry.close()
         return used
 
 
-def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow], bool]:
-    """Take rounds of warm-up steps until rank 0 finds them steady; return them, and whether it did in time.
+class WarmUp:
+    """The rounds of a warm-up, which is over once they are steady, or at their limit.
 
-    The second round lasts the least seconds, which do not count the first: that may be compilation.
+    The second round lasts the least seconds, which do not count the first: that may be compilation. ``steps``: of the
+    next round.
     """
+
+    def __init__(self, settings: Throughput, device: str) -> None:
+        self._settings, self._left_s = settings, least_warmup_s(settings, device)
+        self._rounds: list[Sequence[float]] = []
+        self._used = 0
+        self.steps = settings.warmup_steps
+        self.steady = self.over = False
+
+    @property
+    def pace_s(self) -> float:
+        """Seconds of a step in the last round."""
+        return pace(self._rounds[-1])
+
+    def add(self, step_s: Sequence[float], duration_s: float) -> None:
+        """Add a round of steps."""
+        self._rounds.append(step_s)
+        self._left_s -= duration_s if len(self._rounds) > 1 else 0.0
+        self.steady = is_steady(self._rounds)
+        self.over = self._left_s <= 0 and (self.steady or len(self._rounds) >= self._settings.warmup_rounds)
+        self.steps = max(self._settings.warmup_steps, _steps_in(self._left_s, self.pace_s))
+
+    def is_over(self, step_s: Sequence[float]) -> bool:
+        """Add the rounds that these steps complete, all steps so far; return whether the warm-up is over."""
+        while not self.over and len(step_s) - self._used >= self.steps:
+            part = step_s[self._used : self._used + self.steps]
+            self._used += self.steps
+            self.add(part, sum(part))
+        return self.over
+
+
+def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow], WarmUp]:
+    """Take rounds of warm-up steps until rank 0 finds them steady; return them."""
     ranks, rounds = stepper.ranks, list[TimedWindow]()
-    steps, left_s = settings.warmup_steps, least_warmup_s(settings, ranks.devices[0].type)
-    while True:
-        rounds.append(stepper.window("warmup", steps))
+    warm_up = WarmUp(settings, ranks.devices[0].type)
+    while not warm_up.over:
+        rounds.append(stepper.window("warmup", warm_up.steps))
         window = rounds[-1].window
-        left_s -= window.duration_s if len(rounds) > 1 else 0.0
-        steady = ranks.first and is_steady([each.window.step_s for each in rounds])
-        ready = left_s <= 0 and (steady or len(rounds) >= settings.warmup_rounds)
-        steps = max(settings.warmup_steps, _steps_in(left_s, _pace(window.step_s)))
-        ready, steady, steps = ranks.broadcast((ready, steady, steps))
-        if ready:
-            return rounds, steady
+        warm_up.add(window.step_s, window.duration_s)
+        decided = ranks.broadcast((warm_up.over, warm_up.steady, warm_up.steps))
+        warm_up.over, warm_up.steady, warm_up.steps = decided
+    return rounds, warm_up
 
 
 def window_length(settings: Throughput, pace_s: float) -> int:
@@ -176,7 +215,7 @@ def _steps_in(seconds: float, pace_s: float) -> int:
     return math.ceil(max(0.0, seconds) / pace_s) if pace_s > 0 else 0
 
 
-def _pace(step_s: Sequence[float]) -> float:
+def pace(step_s: Sequence[float]) -> float:
     """Return the seconds of a step: the mean of the second half of the last warm-up round.
 
     Not the median: several loader workers deliver in bursts, between which most steps wait for nothing.

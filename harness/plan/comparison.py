@@ -67,6 +67,7 @@ def wrapped_single_device_cell(cell: Cell) -> Cell:
 
 
 def _on_one_device(cell: Cell, batch: int | None, *, bare: bool) -> Cell:
+    bare = bare and not cell.traits.own_program
     return replace(
         cell,
         strategy=BASE_STRATEGY if bare else cell.strategy,

@@ -76,6 +76,12 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     return known + _in_first_block("equivalence", {**checks, **references}, trials, seed)
 
 
+def checked_by_itself(trial: Trial) -> Trial:
+    """Return a script's trial of several ranks, which records whether they are connected, as its own check."""
+    own = trial.cell.traits.own_program and trial.cell.devices > 1
+    return replace(trial, check_id=trial.cell.id) if own else trial
+
+
 def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """Return the examinations: each strategy with each model on its most devices, and each number of devices once.
 

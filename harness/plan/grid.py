@@ -13,6 +13,7 @@ from harness.config.axes import PLAIN_AXES
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
 from harness.config.published import Published
+from harness.config.script import SCRIPT_TRAITS, ScriptExperiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue, as_axis, leaves
@@ -192,6 +193,7 @@ def _cells(
         point = dict(zip(fixed, values, strict=True))
         own = variants[point["variant"]] if point["variant"] else None
         traits = (own.traits if own else own_traits).get(point["strategy"])
+        traits = SCRIPT_TRAITS if isinstance(experiment, ScriptExperiment) else traits
         for chosen in sections:
             yield _cell(point, chosen, experiment, machine, traits, own.version.code if own else None)
 

@@ -18,6 +18,7 @@ from harness.errors import ExperimentError
 from harness.plan.cell import Cell, Placement, place, why_none
 from harness.plan.comparison import axes_of, base_cell, base_cells, comparable, explaining_cells
 from harness.plan.diagnostics import (
+    checked_by_itself,
     doctor_trials,
     explaining,
     links_trials,
@@ -224,7 +225,7 @@ def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, device: s
         trials += explaining(cells, settings.most_blocks, seed)
         trials += profiles(cells, settings.most_blocks, seed)
         trials += links_trials(trials, seed) if seconds_of_links(settings, device) else []
-    trials = with_checks(trials, seed) if experiment.equivalence else trials
+    trials = with_checks(trials, seed) if experiment.equivalence else list(map(checked_by_itself, trials))
     return trials + doctor_trials(trials, seed) if experiment.preflight else trials
 
 

@@ -356,6 +356,12 @@ class TrialFacts(TypedDict, total=False):
         str, Meaning("reason if the waterfall is incomplete: a failure after the timed windows, or a limit")
     ]
     links_error: Annotated[str, Meaning("reason if the measurement of links or collectives is incomplete")]
+    optimizers: Annotated[str, Meaning("of a script: its optimizers, by their first step; one is counted")]
+    connected_ranks: Annotated[
+        int, Meaning("of a script: size of its process group, least of all ranks; 0 without one")
+    ]
+    ended_early: Annotated[bool, Meaning("true if a script ended by itself before its last window")]
+    evaluation_batches: Annotated[int, Meaning("of a script: batches without gradients in its windows, on rank 0")]
     findings: list[FindingRow]
     figures: dict[str, str]
     memory: MemoryFacts

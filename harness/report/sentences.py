@@ -40,6 +40,7 @@ REASONS: Mapping[str, str] = {
     "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
     "blocks": f"few blocks, {GOOD_BLOCKS} are better",
     "equivalence": "it is not known whether it trains as one device does",
+    "script": "what the ranks of a script train is not compared with one device",
 }
 QUIET = "one setting measured twice does not differ from itself (A/A test), no doubts"
 seconds = decimal("{:.3g} s")

@@ -16,6 +16,7 @@ from torch import nn
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
+from harness.config.script import ScriptExperiment
 from harness.errors import ClusterError, Collected, ExperimentError, RunFolderError, WorkloadError, nearest
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
@@ -120,9 +121,10 @@ def make_checked_plan(
         plan = make_plan(experiment, inventory, traits, variants)
         with found.also():
             plan = _requested(request, plan)
-        with found.also():
-            check_optimizers(plan)
-        with_own_code(check_code, plan)
+        if not isinstance(experiment, ScriptExperiment):
+            with found.also():
+                check_optimizers(plan)
+            with_own_code(check_code, plan)
     found.raise_all()
     return plan
 

@@ -15,6 +15,8 @@ from harness.config.sections import BlockRule
 from harness.record.schema import CHECKS, EQUIVALENCE
 from tests.records import line, steps_of, trials_of
 
+NO_TRIALS = trials_of([])
+
 
 def twin(block: int, rate: float) -> dict[str, Any]:
     one = line("single", block=block, rates=(rate,), purpose="twin", kind="diagnostic")
@@ -69,10 +71,10 @@ def test_updates_that_differ_by_rounding_agree_and_others_are_named_with_their_d
     found = equivalence(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [3.0, 4.001]}))
     assert found["difference"].tolist() == pytest.approx([0.001 / 5])
     assert found["equivalent"].tolist() == [True]
-    assert verdicts(found) == {"ddp2": Verdict("equivalent")}
+    assert verdicts(found, NO_TRIALS) == {"ddp2": Verdict("equivalent")}
     found = equivalence(trials_of(LINES), checks_of({"single": [3.0, 4.0], "ddp2": [6.0, 8.0]}))
     reason = "not equivalent to one device: its update differs by 100 %"
-    assert verdicts(found) == {"ddp2": Verdict("not equivalent", reason)}
+    assert verdicts(found, NO_TRIALS) == {"ddp2": Verdict("not equivalent", reason)}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_an_unchecked_pair_has_a_reason_and_keeps_its_ratio(lines: Any, updates:
     found = equivalence(trials_of(lines), checks_of(updates))
     assert found["equivalent"].isna().all()
     assert found["reason"].iloc[0].startswith(f"unknown: {reason}")
-    assert "not equivalent" not in {verdict.equivalence for verdict in verdicts(found).values()}
+    assert "not equivalent" not in {verdict.equivalence for verdict in verdicts(found, NO_TRIALS).values()}
 
 
 def test_a_pair_that_disagrees_keeps_its_ratio_with_the_reason_that_it_is_no_claim_unless_on_other_hardware() -> None:
@@ -180,9 +182,9 @@ def test_a_pair_without_a_verdict_has_a_ratio_that_says_so_and_one_in_two_precis
     assert planned["equivalence"].fillna("-").tolist() == ["-", "unknown", "unknown"]
     assert ratios.scaling(trials_of(lines))["equivalence"].isna().all()
     rows = [{"cell_id": "c", "equivalent": value, "reason": reason} for value, reason in ((True, None), (None, "why"))]
-    assert verdicts(EQUIVALENCE.frame(rows)) == {"c": Verdict("unknown", "why")}
+    assert verdicts(EQUIVALENCE.frame(rows), NO_TRIALS) == {"c": Verdict("unknown", "why")}
     worst = EQUIVALENCE.frame([*rows, {"cell_id": "c", "equivalent": False, "reason": "differs"}])
-    assert verdicts(worst) == {"c": Verdict("not equivalent", "differs")}
+    assert verdicts(worst, NO_TRIALS) == {"c": Verdict("not equivalent", "differs")}
 
 
 def test_the_pilot_is_its_blocks_not_the_first_that_are_there() -> None:

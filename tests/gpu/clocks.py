@@ -49,7 +49,7 @@ def energy(device: torch.device) -> Verdict:
     stepper = stepper_of(cell_of(device, {**SMALL, "model": "resnet18", "per_device_batch_size": 256}), device)
     steps = steps_for(stepper, 1.0)
     with PowerReader(device) as reader:
-        monitor = LoadMonitor(stepper, shared=False)
+        monitor = LoadMonitor(stepper.ranks, shared=False)
         began = time.perf_counter()
         timed = []
         while time.perf_counter() - began < ENERGY_LEAST_S + 1.5:

@@ -14,7 +14,7 @@ import torch
 
 from harness.config.sections import Throughput
 from harness.measure.stepper import TimedWindow, of_slowest, step_columns, step_quantiles
-from harness.measure.throughput import _pace, window_length
+from harness.measure.throughput import pace, window_length
 from harness.measure.window import (
     DEVICE,
     HOST,
@@ -166,7 +166,7 @@ def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
 
     batches = source()
     warm_up = window_of(step, 20, batches, clock)
-    steps = window_length(Throughput(window_steps=10, window_seconds=5.0), _pace(warm_up.step_s))
+    steps = window_length(Throughput(window_steps=10, window_seconds=5.0), pace(warm_up.step_s))
     assert window_of(step, steps, batches, clock).duration_s == pytest.approx(5.0, rel=0.3)
 
 
@@ -185,7 +185,7 @@ def test_a_window_lasts_its_least_steps_and_seconds(
     steps: int, seconds: float, warmup: list[float], expected: int
 ) -> None:
     settings = Throughput(window_steps=steps, window_seconds=seconds)
-    assert window_length(settings, _pace(warmup)) == expected
+    assert window_length(settings, pace(warmup)) == expected
 
 
 FURTHER = (Phase.NEXT, Phase.FETCHED, Phase.COPIED, Phase.FORWARD)

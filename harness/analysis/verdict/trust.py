@@ -13,7 +13,6 @@ from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, wi
 from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
 from harness.analysis.verdict import Statement, Tables
 from harness.config.axes import SIZES
-from harness.config.strategy_traits import BASE_STRATEGY
 
 NO_CHOICES = frozenset({*SIZES, "strategy"})
 """The axes that the other statements are about; every other axis, and every option, is a choice."""
@@ -63,13 +62,14 @@ def _trust(tables: Tables, leader: Record, base_id: str | None, pairs: Sequence[
     counted = [doubt for row in doubted for doubt in row.doubts]
     low = [f"doubt: {doubt.name}" for doubt in counted if doubt.repeats and not widens(doubt.name)]
     own = [row for row in rows_of(tables["scaling"]) if row.cell_id == leader.cell_id]
-    if leader.strategy != BASE_STRATEGY and any(row.equivalence in (None, "unknown") for row in own):
+    if leader.cell_id != base_id and any(row.equivalence in (None, "unknown") for row in own):
         low.append("equivalence")
     low += ["differs"] if any(p_value <= SIGNIFICANCE for p_value in tests) else []
     if pairs and (found := pairs[0].disagreement):  # of the ratio to the base
         low.append(f"invocations: {found[0]:.2f}, then {found[1]:.2f}")
     low += ["blocks"] if blocks < LEAST_BLOCKS else []
-    not_high = ([] if tests else ["no A/A test"]) + (["blocks"] if blocks < GOOD_BLOCKS else [])
+    not_high = ["script"] if any(row.equivalence == "connected" for row in own) else []
+    not_high += ([] if tests else ["no A/A test"]) + (["blocks"] if blocks < GOOD_BLOCKS else [])
     return Statement(
         "trust",
         "low" if low else "medium" if not_high else "high",

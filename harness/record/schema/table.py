@@ -129,7 +129,7 @@ def columns_of(row: type) -> tuple[Column, ...]:
 def _dtype(kind: object) -> DType:
     """Return the column type of an annotation such as ``float | None`` or a Literal of texts; raises KeyError."""
     if get_origin(kind) in (UnionType, Union):
-        kind = next(each for each in get_args(kind) if each is not NoneType)
+        kind = next(each for each in get_args(kind) if each is not NoneType)  # unions are of one column type
     if get_origin(kind) is collections.abc.Mapping:
         return "mapping"
     return "string" if get_origin(kind) is Literal else _KINDS[kind]

@@ -1,0 +1,199 @@
+"""An experiment on a training script as it is: its arguments, whose names are the axes, and what counts as a step."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from harness.config.axes import OWN_PRECISION, PLAIN_AXES, OwnPrecision, PrecisionName
+from harness.config.experiment import Experiment
+from harness.config.problems import Conflict, raise_conflicts
+from harness.config.sections import Grid
+from harness.config.strategy_traits import StrategyTraits, Strict
+from harness.config.values import Axis, FilePath, PlainValue, Text, as_axis, as_tuple
+from harness.errors import nearest
+
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+GIVEN = ("devices", "nodes", "device", "per_device_batch_size", "global_batch_size", "strategy", "model", "data")
+GIVEN_PLACEHOLDERS = (*GIVEN, *PLAIN_AXES, "seed", "folder")
+"""The placeholders that every script has; ``folder``: the trial's folder, in which the script runs."""
+OPERATORS: Mapping[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+SCRIPT_TRAITS = StrategyTraits(own_program=True, marker="o", summary="the script decides")
+"""The traits of whatever strategy a script uses: one process a device."""
+UNUSED_SECTIONS = {
+    "workload": "the script has its own model and data",
+    "optimizer": "the script has its own",
+    "schedule": "the script has its own",
+    "training": "the script has its own loop",
+    "loader": "the script has its own",
+    "strategy_options": "the script has its own strategy",
+    "convergence": "not measured for scripts",
+    "checkpoint": "needs a convergence section",
+    "variants": "not possible for scripts; name the script's versions by an argument",
+}
+"""The sections of a file that a script has no use for, each with the reason."""
+
+
+class Step(Strict):
+    """What a step of the script counts as.
+
+    ``samples``: of one rank and optimizer step, a number or arithmetic over placeholders; without it those that the
+    DataLoader delivers while gradients are enabled. ``optimizer``: whose steps count, by the order of their first
+    steps. ``pause``: "validation" leaves out the time from a batch without gradients to the next one with gradients.
+    """
+
+    samples: int | float | Text | None = None
+    unit: Literal["samples", "tokens"] = "samples"
+    optimizer: Annotated[int, Field(ge=0, le=100)] = 0
+    pause: Literal["none", "validation"] = "none"
+
+
+class ScriptGrid(Grid):
+    """The axes of a script's cells: names that its arguments use, beside those that every grid has."""
+
+    strategy: Axis[Text] = ("script",)
+    precision: Axis[PrecisionName | OwnPrecision] = (OWN_PRECISION,)  # type: ignore[assignment]  # one more name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_axes(cls, value: object) -> object:
+        """Move keys that are no axis of every grid to the options ``workload.<key>``."""
+        if not isinstance(value, dict):
+            return value
+        own = {key for key in value if str(key).isidentifier() and key not in cls.model_fields}
+        return {f"workload.{key}" if key in own else key: option for key, option in value.items()}
+
+    @property
+    def own_names(self) -> list[str]:
+        """The names of the axes that only the script has."""
+        return [key.removeprefix("workload.") for key in self.options]
+
+
+def split(value: object) -> object:
+    """Return the arguments in a text, split as a shell does, and those in a list as texts."""
+    if isinstance(value, str):
+        return tuple(shlex.split(value))
+    if isinstance(value, list | tuple):
+        return tuple(str(each) if isinstance(each, int | float) else each for each in value)
+    return value
+
+
+class ScriptExperiment(Experiment):
+    """A validated experiment file with ``script: FILE``.
+
+    ``arguments``: text that is split as a shell splits it, or a list; each ``{name}`` is replaced by the cell's value,
+    and an argument that becomes empty is left out. ``keep``: the files that the script writes stay in the run folder.
+    """
+
+    workload: str = ""
+    script: FilePath
+    arguments: Annotated[tuple[str, ...], BeforeValidator(split)] = ()
+    step: Step = Step()
+    keep: bool | FilePath = False
+    grid: ScriptGrid | None = None
+    cells: Annotated[tuple[ScriptGrid, ...], BeforeValidator(as_tuple)] = ()
+    equivalence: bool = False
+    preflight: bool = False
+
+    @model_validator(mode="after")
+    def _check_script(self) -> Self:
+        raise_conflicts(*self._script_conflicts())
+        timed = self.throughput and self.throughput.model_copy(update={"explain": False})
+        return self.model_copy(update={"throughput": timed, "workload": Path(self.script).name})
+
+    def _script_conflicts(self) -> Iterator[Conflict]:
+        own = Path(self.script).name
+        for name, why in UNUSED_SECTIONS.items():
+            default = type(self).model_fields[name].get_default(call_default_factory=True)
+            broken = getattr(self, name) not in (default, own)
+            yield Conflict(broken, f"{name}: has no meaning beside script: {why}; leave it out", (name,))
+        yield Conflict(self.equivalence, "equivalence: cannot be checked of a script; leave it out", ("equivalence",))
+        used = {found for text in (*self.arguments, str(self.step.samples)) for found in PLACEHOLDER.findall(text)}
+        constants = set(self.workload_options)
+        for place, grid in self._placed_grids():
+            known = {*GIVEN_PLACEHOLDERS, *constants, *grid.own_names}
+            for name in sorted(used - known):
+                hint = nearest(name, sorted(known))
+                yield Conflict(True, f"arguments: {{{name}}} is no axis of {place}; {hint}", ("arguments", place))
+            for name in sorted({*constants, *grid.own_names} - used):
+                hint = nearest(name, sorted({*ScriptGrid.model_fields} - {"options"} | used))
+                text = f"{place}.{name}: unknown axis, and arguments do not use it as {{{name}}}; {hint}"
+                yield Conflict(True, text, (place, "arguments"))
+        if self.step.samples is not None:
+            values: dict[str, PlainValue] = dict.fromkeys(used, 1)
+            try:
+                evaluate(str(self.step.samples), values)
+            except ValueError as error:
+                yield Conflict(True, f"step.samples: {error}", ("step",))
+
+    def _placed_grids(self) -> list[tuple[str, ScriptGrid]]:
+        numbered = [(f"cells[{number}]", grid) for number, grid in enumerate(self.cells)]
+        return [*([("grid", self.grid)] if self.grid else []), *numbered]
+
+    def command(self, values: Mapping[str, PlainValue]) -> list[str]:
+        """Return the arguments of a cell; ``values``: of its axes by name, those of the script's own among them."""
+        filled = (PLACEHOLDER.sub(lambda m: _text(values[m[1]]), text) for text in self.arguments)
+        return [text for text in filled if text]
+
+    def stated_samples(self, values: Mapping[str, PlainValue]) -> float | None:
+        """Return the samples or tokens of one rank and step that the file states; None if it states none."""
+        return None if self.step.samples is None else evaluate(str(self.step.samples), values)
+
+    @property
+    def own_workload(self) -> bool:
+        return False
+
+    @property
+    def own_modules(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def own_strategies(self) -> tuple[str, ...]:
+        return ()
+
+    def option_axes(self) -> dict[str, tuple[PlainValue, ...]]:
+        return {f"workload.{name}": as_axis(value) for name, value in self.workload_options.items()}
+
+
+def _text(value: PlainValue) -> str:
+    """Return a value as an argument: None is empty, true and false are Python's, a list is joined by commas."""
+    if value is None:
+        return ""
+    return ",".join(map(_text, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def evaluate(expression: str, values: Mapping[str, PlainValue]) -> float:
+    """Return the value of arithmetic over placeholders, such as ``{per_device_batch_size} * 40``; raise ValueError."""
+    allowed = "allowed: numbers, placeholders such as {per_device_batch_size}, + - * / // and brackets"
+    text = PLACEHOLDER.sub(lambda match: f"({_text(values.get(match[1]))})", expression)
+
+    def value_of(node: ast.AST) -> float:
+        if isinstance(node, ast.Expression):
+            return value_of(node.body)
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](value_of(node.left), value_of(node.right))
+        raise ValueError
+
+    try:
+        found = value_of(ast.parse(text, mode="eval"))
+    except (ValueError, SyntaxError, ArithmeticError, RecursionError):
+        raise ValueError(f"got {expression[:80]!r}; {allowed}") from None
+    if not (math.isfinite(found) and found > 0):
+        raise ValueError(f"got {expression[:80]!r}, which is {found:g}; it must be above 0")
+    return found

@@ -1,0 +1,107 @@
+"""The process of one rank of a script: ``-m harness.measure.script.child CONNECTION START``, a fresh interpreter.
+
+It installs the hooks and runs the script as ``python SCRIPT ARGUMENTS`` does: in the main thread, as ``__main__``, with
+its own sys.argv and its folder first on the import path.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import runpy
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+MOST_TRACE = 50_000
+"""Characters of a traceback that are sent, from its end."""
+SPAWNED = (
+    "the script starts its ranks itself, by torch.multiprocessing.{name}, but here each rank is a process already, as "
+    "under torchrun: take that call out and call its function with int(os.environ['LOCAL_RANK'])"
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a rank's process needs to know.
+
+    ``counter``, ``stack``: the files of the watchdog: of the steps, mapped into memory, and of the stack on SIGUSR1.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    optimizer: int
+    pauses: bool
+    counter: str | None
+    stack: str | None
+
+
+class SpawnsRanks(Exception):
+    """The script starts processes for its ranks."""
+
+
+def run_script(parent: Connection, start: Start) -> int:
+    """Run the script with hooks in this process; return the exit code that it asks for."""
+    if start.stack:
+        stack = os.open(start.stack, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    import torch.multiprocessing  # after the fault handler: it takes seconds
+
+    from harness.measure.script.counting import Begun, EndOfTrial, StepRecorder
+
+    recorder = StepRecorder(parent, _advance(start.counter), optimizer=start.optimizer, pauses=start.pauses)
+    recorder.install()
+    for name in ("spawn", "start_processes"):
+        setattr(torch.multiprocessing, name, _refused(name))
+    parent.send(Begun())
+    sys.argv = [start.script, *start.arguments]
+    sys.path[0] = str(Path(start.script).parent)
+    try:
+        runpy.run_path(start.script, run_name="__main__")
+    except EndOfTrial:
+        return 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if code:
+            recorder.fail("SystemExit", f"the script ended with exit code {end.code}", "")
+        else:
+            recorder.finish()
+        return code
+    except BaseException as error:
+        trace = traceback.format_exc()[-MOST_TRACE:]
+        traceback.print_exc()
+        recorder.fail(type(error).__name__, str(error), trace)
+        return 1
+    recorder.finish()
+    return 0
+
+
+def _refused(name: str) -> Callable[..., None]:
+    def spawn(*_: object, **__: object) -> None:
+        raise SpawnsRanks(SPAWNED.format(name=name))
+
+    return spawn
+
+
+def _advance(counter: str | None) -> Callable[[], None]:
+    """Return what counts a step in the watchdog's file."""
+    if counter is None:
+        return lambda: None
+    with Path(counter).open("r+b") as file:
+        count = memoryview(mmap.mmap(file.fileno(), struct.calcsize("=q"))).cast("q")
+
+    def advance() -> None:
+        count[0] += 1
+
+    return advance
+
+
+if __name__ == "__main__":
+    connection = Connection(int(sys.argv[1]))
+    sys.exit(run_script(connection, connection.recv()))

@@ -1,0 +1,350 @@
+"""The steps of a training script, counted inside its process, and its end at the step that its parent names.
+
+An optimizer's step is seen by torch's hook for all optimizers, samples and waits by the DataLoader's iterator. Devices
+are synchronised only at the edges of the windows.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import dataloader
+
+from harness import probe
+
+TICK_S = 0.2
+"""How often the steps of the warm-up are sent."""
+MOST_EVENTS = 20_000
+"""The most CUDA events of a window; the steps of a longer one are timed by the host's clock."""
+clock = time.perf_counter
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The timed windows: the step after which the first begins, the steps of each, and their number."""
+
+    start: int
+    steps: int
+    windows: int
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        return tuple(self.start + number * self.steps for number in range(self.windows + 1))
+
+
+@dataclass
+class Steps:
+    """The counted steps: when each ended by the host's clock, its wait for data, its samples, and its pauses.
+
+    ``edges``: the step and the time of each edge of a window, after the device has finished. ``device_s``: seconds of
+    each step from the first edge on by the GPU's stream; empty on a CPU.
+    """
+
+    ended: list[float] = field(default_factory=list)
+    wait_s: list[float] = field(default_factory=list)
+    samples: list[float] = field(default_factory=list)
+    pause_s: list[float] = field(default_factory=list)
+    edges: list[tuple[int, float]] = field(default_factory=list)
+    device_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the script's process at its end.
+
+    ``optimizers``: the class of each, by its first step. ``batches``: those that a DataLoader delivered with gradients,
+    and without gradients since the first edge. ``connected``: the size of its process group, 0 without one.
+    """
+
+    optimizers: Sequence[str]
+    training_batches: int
+    evaluation_batches: int
+    connected: int
+    backend: str
+    on_cuda: bool
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    resident_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The script's process has installed its hooks."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The ends of further steps, by the host's clock, without their pauses."""
+
+    seconds: Sequence[float]
+    count: int
+
+
+@dataclass(frozen=True)
+class WindowsBegun:
+    """The first window begins."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last window has ended, or the script itself; ``late``: the step at which the first edge was noticed."""
+
+    steps: Steps
+    facts: Facts
+    by_itself: bool
+    late: int | None = None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The script raised an exception, or ended with an exit code other than 0."""
+
+    kind: str
+    message: str
+    trace: str
+    steps: int
+
+
+class EndOfTrial(SystemExit):
+    """Ends the script after its last counted step."""
+
+
+class StepRecorder:
+    """Counts the steps of this process, sends them to the parent and ends the script after the last window.
+
+    ``optimizer``: the number of the optimizer whose steps count. ``pauses``: whether evaluation is no training time.
+    ``advance``: counts a step for the watchdog.
+    """
+
+    def __init__(self, parent: Connection, advance: Callable[[], None], *, optimizer: int, pauses: bool) -> None:
+        self._parent, self._advance, self._optimizer, self._pauses = parent, advance, optimizer, pauses
+        self._lock = threading.Lock()
+        self._steps = Steps()
+        self._edges: deque[int] = deque()
+        self._next_edge = sys.maxsize
+        self._events: list[torch.cuda.Event] = []
+        self._wait_s = self._samples = self._pause_s = 0.0
+        self._paused_at: float | None = None
+        self._by_probe = self._done = False
+        self._late: int | None = None
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._names: list[str] = []
+        self._counted: Any = None
+        self._batches = [0, 0]
+        self._thread = threading.get_ident()
+
+    def install(self) -> None:
+        """Install the hooks, and send the steps of the warm-up from a thread until the schedule arrives."""
+        register_optimizer_step_post_hook(self._after_optimizer)
+        probe.record_by(self)
+        self._time_loaders()
+        threading.Thread(target=self._follow, daemon=True, name="harness").start()
+
+    def _send(self, message: object) -> None:
+        with self._lock:
+            self._parent.send(message)
+
+    def _follow(self) -> None:
+        """Send steps until the schedule arrives; return if the parent is gone."""
+        sent = 0
+        with suppress(OSError, EOFError):
+            while not self._parent.poll(TICK_S):
+                count = len(self._steps.ended)
+                if count > sent:
+                    first = max(sent, 1)
+                    ended, paused = self._steps.ended, self._steps.pause_s
+                    seconds = [ended[i] - ended[i - 1] - paused[i] for i in range(first, count)]
+                    self._send(Progress(seconds, count))
+                    sent = count
+            schedule: Schedule = self._parent.recv()
+            self._edges = deque(schedule.edges)
+            self._next_edge = schedule.start
+
+    # -- what a step is
+
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._by_probe:
+            return
+        if self._counted is None or self._counted() is not optimizer:
+            if not any(known() is optimizer for known in self._optimizers):
+                self._optimizers.append(weakref.ref(optimizer))
+                self._names.append(type(optimizer).__name__)
+                if len(self._optimizers) == self._optimizer + 1:
+                    self._counted = self._optimizers[-1]
+            if self._counted is None or self._counted() is not optimizer:
+                return
+        self._take()
+
+    def step(self) -> None:
+        """Count a step that the script marks; from then on the optimizers' do not count."""
+        self._by_probe = True
+        self._take()
+
+    def count(self, samples: float) -> None:
+        self._samples += samples
+
+    def pause(self) -> None:
+        self._paused_at = self._paused_at or clock()
+
+    def go_on(self) -> None:
+        if self._paused_at is not None:
+            self._pause_s += clock() - self._paused_at
+            self._paused_at = None
+
+    def _take(self) -> None:
+        steps = self._steps
+        if self._done:
+            raise EndOfTrial(0)
+        if self._paused_at is not None:
+            self.go_on()
+        steps.ended.append(clock())
+        steps.wait_s.append(self._wait_s)
+        steps.samples.append(self._samples)
+        steps.pause_s.append(self._pause_s)
+        self._wait_s = self._samples = self._pause_s = 0.0
+        self._advance()
+        if self._events and len(steps.ended) < self._next_edge:
+            self._events[len(steps.ended) - steps.edges[-1][0]].record()
+        elif len(steps.ended) >= self._next_edge:
+            self._at_edge(len(steps.ended))
+
+    def _at_edge(self, count: int) -> None:
+        """End a window and begin the next one, or send all steps and end the script."""
+        steps, edge = self._steps, self._edges.popleft()
+        if count != edge:
+            self._late = count
+        if self._events:
+            self._events[count - steps.edges[-1][0]].record()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._read_events(count - steps.edges[-1][0] if steps.edges else 0)
+        if not steps.edges:
+            self._batches[1] = 0
+            self._send(WindowsBegun())
+        steps.edges.append((count, clock()))
+        if self._edges and self._late is None:
+            self._next_edge = self._edges[0]
+            length = self._next_edge - count
+            if torch.cuda.is_initialized() and length < MOST_EVENTS:
+                self._events = [torch.cuda.Event(enable_timing=True) for _ in range(length + 1)]
+                for event in self._events:
+                    event.record()  # torch creates an event when it is first recorded: not in the window
+            return
+        self._done = True
+        self._send(Finished(steps, self.facts(), by_itself=False, late=self._late))
+        self._parent.recv()  # no rank ends while another still needs it
+        raise EndOfTrial(0)
+
+    def _read_events(self, count: int) -> None:
+        pairs = zip(self._events[:count], self._events[1 : count + 1], strict=True)
+        self._steps.device_s += [first.elapsed_time(second) / 1000.0 for first, second in pairs]
+        self._events = []
+
+    def finish(self) -> None:
+        """Send all steps after the script has ended by itself."""
+        if not self._done:
+            self._send(Finished(self._steps, self.facts(), by_itself=True))
+
+    def fail(self, kind: str, message: str, trace: str) -> None:
+        """Send the error that ended the script, unless that was its end after the last window."""
+        if not self._done:
+            self._send(Raised(kind, message, trace, len(self._steps.ended)))
+
+    def facts(self) -> Facts:
+        """Return what is known of the process now."""
+        group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        on_cuda = torch.cuda.is_initialized()
+        return Facts(
+            optimizers=self._names,
+            training_batches=self._batches[0],
+            evaluation_batches=self._batches[1],
+            connected=torch.distributed.get_world_size() if group else 0,
+            backend=str(torch.distributed.get_backend()) if group else "",
+            on_cuda=on_cuda,
+            peak_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
+            reserved_bytes=torch.cuda.max_memory_reserved() if on_cuda else None,
+            resident_bytes=_resident_peak(),
+        )
+
+    # -- what a loader delivers
+
+    def _time_loaders(self) -> None:
+        """Time the iterators of torch's DataLoader and count the indices that each batch was made of."""
+        base: Any = dataloader._BaseDataLoaderIter
+        fetch, next_index, reset, begin = base.__next__, base._next_index, base._reset, dataloader.DataLoader.__iter__
+        sizes: weakref.WeakKeyDictionary[Any, deque[int]] = weakref.WeakKeyDictionary()
+
+        def timed_index(iterator: Any) -> Any:
+            index = next_index(iterator)
+            if isinstance(index, list | tuple):  # of a batch; loaders with workers draw it before they deliver it
+                sizes.setdefault(iterator, deque()).append(len(index))
+            return index
+
+        def reset_sizes(iterator: Any, *given: Any, **named: Any) -> Any:
+            sizes.pop(iterator, None)
+            return reset(iterator, *given, **named)
+
+        def timed_fetch(iterator: Any) -> Any:
+            start = self._fetching()
+            batch = fetch(iterator)
+            drawn = sizes.get(iterator)
+            self._fetched(start, drawn.popleft() if drawn else size_of(batch))
+            return batch
+
+        def timed_begin(loader: Any) -> Any:
+            start = self._fetching()
+            iterator = begin(loader)
+            self._waited(start)
+            return iterator
+
+        base.__next__, base._next_index, base._reset = timed_fetch, timed_index, reset_sizes
+        dataloader.DataLoader.__iter__ = timed_begin  # type: ignore[method-assign]
+
+    def _fetching(self) -> float:
+        """Return the time; begin or end a pause for evaluation."""
+        start = clock()
+        if self._pauses and threading.get_ident() == self._thread:
+            if not torch.is_grad_enabled():
+                self._paused_at = self._paused_at or start
+            elif self._paused_at is not None:
+                self.go_on()
+        return start
+
+    def _waited(self, start: float) -> None:
+        if torch.is_grad_enabled() and threading.get_ident() == self._thread:
+            self._wait_s += clock() - start
+
+    def _fetched(self, start: float, samples: int) -> None:
+        trains = torch.is_grad_enabled()
+        self._batches[0 if trains else 1] += 1
+        if trains:
+            self._samples += samples
+        self._waited(start)
+
+
+def size_of(batch: object) -> int:
+    """Return the length of the first tensor of a batch, or 0 if it has none."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return next((size for each in inner if (size := size_of(each))), 0)
+
+
+def _resident_peak() -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,260 @@
+"""The trial of a script on one rank: follow its warm-up, name its windows, and make rows of its steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from harness.config.script import ScriptExperiment
+from harness.config.sections import Throughput
+from harness.config.values import PlainValue
+from harness.measure.scenarios import TrialContext
+from harness.measure.script.child import Start
+from harness.measure.script.counting import (
+    TICK_S,
+    Finished,
+    Progress,
+    Raised,
+    Schedule,
+    Steps,
+    WindowsBegun,
+)
+from harness.measure.script.findings import judge
+from harness.measure.script.process import (
+    COUNTER_VARIABLE,
+    END_S,
+    STACK_VARIABLE,
+    ScriptFailed,
+    ScriptProcess,
+    environment_of,
+    meeting_place,
+    trial_folder,
+)
+from harness.measure.stepper import TimedWindow, joined, of_slowest, step_columns, step_quantiles, window_rows
+from harness.measure.throughput import LoadMonitor, WarmUp, window_length
+from harness.measure.window import Window
+from harness.plan.cell import Cell
+from harness.plan.rows import RankFacts, TrialFacts, WindowKind
+from harness.plan.trial import TrialResult
+from harness.train.ranks import Ranks
+
+MARGIN_S = 4 * TICK_S
+"""How long before the first window its step is named, at the pace of the warm-up, so that every rank knows it."""
+EXAMINED = {
+    "warmup_steps": 5,
+    "warmup_rounds": 2,
+    "warmup_seconds": 0.0,
+    "windows": 1,
+    "window_steps": 5,
+    "window_seconds": 0.0,
+}
+"""The steps of an examination."""
+LEAST_TIMED = 2
+"""The least number of steps that make a window of a script that ends early."""
+WAIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What the ranks of a script did: this rank's end, and whether the warm-up was steady."""
+
+    end: Finished
+    load: RankFacts
+    steady: bool
+
+
+def script(context: TrialContext) -> TrialResult:
+    """Run a script on this rank until its last window; raise ScriptFailed if it fails or takes too few steps."""
+    experiment, settings, trial, ranks = context.experiment, context.experiment.throughput, context.trial, context.ranks
+    assert isinstance(experiment, ScriptExperiment) and settings
+    if trial.purpose == "doctor":
+        settings = settings.model_copy(update=EXAMINED)
+    address, port = meeting_place(ranks, trial.cell)
+    kept = Path(experiment.keep) / trial.id if isinstance(experiment.keep, str) else None
+    with trial_folder(ranks, experiment.script, kept) as folder:
+        values = values_of(trial.cell, trial.seed, folder)
+        start = Start(
+            script=experiment.script,
+            arguments=tuple(experiment.command(values)),
+            optimizer=experiment.step.optimizer,
+            pauses=experiment.step.pause == "validation",
+            counter=os.environ.get(COUNTER_VARIABLE),
+            stack=os.environ.get(STACK_VARIABLE),
+        )
+        process = ScriptProcess(start, environment_of(ranks, trial.cell, address, port), folder)
+        patience_s = 0.0
+        try:
+            with context.part("script"):
+                followed = _follow(process, ranks, settings, shared=trial.cell.oversubscribed)
+            patience_s = END_S
+        finally:
+            with context.part("end of the script"):
+                process.end(patience_s)
+        output = process.output()
+    stated = experiment.stated_samples(values)
+    return _result(context, settings, followed, stated, experiment.step.unit, output)
+
+
+def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
+    """Return the values of a script's placeholders."""
+    names = ("devices", "nodes", "device", "per_device_batch_size", "global_batch_size", "strategy", "model", "data")
+    values = {name: cell.axis(name) for name in (*names, "precision", "compile", "launcher")}
+    return {**values, **cell.workload_options, "seed": seed, "folder": str(folder)}
+
+
+def _follow(process: ScriptProcess, ranks: Ranks, settings: Throughput, *, shared: bool) -> Followed:
+    """Follow the warm-up, name the windows on all ranks alike, and wait for their end."""
+    warm_up = WarmUp(settings, ranks.devices[0].type)
+    seconds: list[float] = []
+    count, end = 0, None
+    while True:
+        for message in process.messages(TICK_S):
+            if isinstance(message, Progress):
+                seconds += message.seconds
+                count = message.count
+            end = _end_of(message) or end
+        _check(process, end, count)
+        counts = ranks.gather((count, end is not None))
+        schedule = None
+        if ranks.first and not any(ended for _, ended in counts) and warm_up.is_over(seconds):
+            steps = window_length(settings, warm_up.pace_s)
+            margin = max(2, int(np.ceil(MARGIN_S / warm_up.pace_s))) if warm_up.pace_s else 2
+            schedule = Schedule(max(count for count, _ in counts) + margin, steps, settings.windows)
+        schedule, steady = ranks.broadcast((schedule, warm_up.steady))
+        if schedule or all(ended for _, ended in counts):
+            break
+    if schedule:
+        process.send(schedule)
+    monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
+    while end is None:
+        for message in process.messages(WAIT_S):
+            if isinstance(message, WindowsBegun):
+                monitor.begin()
+            end = _end_of(message) or end
+        _check(process, end, count)
+    load = monitor.columns(samples=sum(end.steps.samples))
+    ranks.barrier()  # no rank's script ends while another still needs it
+    process.send("end")
+    return Followed(end, load, steady)
+
+
+def _end_of(message: object) -> Finished | None:
+    """Return the message if it is the end of the script; raise ScriptFailed if it is a failure."""
+    if isinstance(message, Raised):
+        before = "" if message.steps else ", before its first optimizer step"
+        raise ScriptFailed(message.kind, f"{message.message}{before}", message.trace)
+    return message if isinstance(message, Finished) else None
+
+
+def _check(process: ScriptProcess, end: Finished | None, count: int) -> None:
+    """Raise ScriptFailed if the process has ended without a word."""
+    code = process.exit_code
+    if end is None and code is not None:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        raise ScriptFailed("ScriptEnded", f"the script's process ended ({how}) after {count} steps", "")
+
+
+def _result(
+    context: TrialContext, settings: Throughput, followed: Followed, stated: float | None, unit: str, output: str
+) -> TrialResult:
+    """Make the rows of all ranks."""
+    ranks, end, trial = context.ranks, followed.end, context.trial
+    if end.late is not None:
+        said = f"rank {ranks.rank} was already at step {end.late} when its windows began: ranks take different steps"
+        raise ScriptFailed("RanksDiffer", said, "")
+    weight = stated
+    if stated is None and not all(ranks.gather(bool(sum(end.steps.samples)))):
+        weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
+    windows = windows_of(end, settings, weight)
+    facts, steps = end.facts, end.steps
+    context.rank_facts |= {
+        **followed.load,
+        **step_quantiles(windows),
+        "peak_memory_bytes": facts.peak_bytes if facts.on_cuda else facts.resident_bytes,
+        "peak_reserved_bytes": facts.reserved_bytes,
+        "resident_bytes": facts.resident_bytes,
+        "settings": "",
+    }
+    for part, kind in {"warmup": "warmup", "windows": "timed"}.items():
+        context.parts[part] = sum(each.window.duration_s for each in windows if each.kind == kind)
+    context.parts["script"] -= context.parts["warmup"] + context.parts["windows"]
+    columns = step_columns(ranks.rank, windows)
+    gathered = ranks.gather((window_rows(ranks.rank, windows), columns, facts.connected, len(steps.ended)))
+    by_rank = [steps for _, steps, _, _ in gathered]
+    every = settings.keep_steps == "all"
+    rows = joined(by_rank) if every else of_slowest(by_rank)
+    ends = ranks.gather(replace(end, steps=steps if ranks.first else Steps()))
+    findings = judge(ends, trial.cell, stated) if trial.purpose == "doctor" or not trial.block else ()
+    found: TrialFacts = {
+        "findings": [finding.row() for finding in findings],
+        "steady": followed.steady and not end.by_itself,
+        "optimizers": ", ".join(facts.optimizers),
+        "ended_early": end.by_itself,
+        "evaluation_batches": facts.evaluation_batches,
+        "connected_ranks": min(connected for _, _, connected, _ in gathered),
+    }
+    return TrialResult(
+        trial.id,
+        "ok",
+        unit=unit,
+        steps_s=context.parts["warmup"] + context.parts["windows"],
+        windows=tuple(row for own, _, _, _ in gathered for row in own),
+        steps={name: values for name, values in rows.items() if name != "loss"},
+        facts=found,
+        detail=output,
+    )
+
+
+def windows_of(end: Finished, settings: Throughput, stated: float | None) -> list[TimedWindow]:
+    """Return the warm-up and the timed windows of a script's steps.
+
+    ``stated``: samples of a step; None: those that were counted. Of a script that ended early the complete windows
+    count; without one all steps after the warm-up, or after half of them. Raises ScriptFailed if they are too few.
+    """
+    steps = end.steps
+    ended = np.asarray(steps.ended)
+    edges = list(steps.edges)
+    if len(edges) < 2:
+        first = min(settings.warmup_steps, len(ended) // 2)
+        if first < 1 or len(ended) - first < LEAST_TIMED:
+            least = 1 + LEAST_TIMED
+            said = (
+                f"the script ended by itself after {len(ended)} steps; at least {least} are needed: give it more to do"
+            )
+            raise ScriptFailed("ScriptEnded", said, "")
+        edges = [(first, float(ended[first - 1])), (len(ended), float(ended[-1]))]
+    pause = np.asarray(steps.pause_s)
+    samples = np.asarray(steps.samples) if stated is None else np.full(len(ended), stated)
+    waits = np.asarray(steps.wait_s)
+
+    def window(
+        kind: WindowKind, first: int, last: int, began: float, over: float, seconds: Sequence[float]
+    ) -> TimedWindow:
+        """Return the window of the steps after number ``first``, up to number ``last``."""
+        of = slice(first, last)
+        duration = over - began - float(pause[of].sum())
+        nothing = [0.0] * (last - first)
+        return TimedWindow(
+            kind,
+            Window(duration, list(seconds), waits[of].tolist(), nothing, nothing, {}, {}),
+            float(samples[of].sum()),
+        )
+
+    def by_host(first: int, last: int, began: float) -> list[float]:
+        between = np.diff(np.concatenate([[began], ended[first:last]]))
+        return list(map(float, between - pause[first:last]))
+
+    start = edges[0][0]
+    warm_up = window("warmup", 1, start, float(ended[0]), float(ended[start - 1]), by_host(1, start, float(ended[0])))
+    found = [warm_up] if start > 1 else []
+    for (first, began), (last, over) in pairwise(edges):
+        offset = first - start
+        by_device = steps.device_s[offset : offset + last - first]
+        seconds = by_device if len(by_device) == last - first else by_host(first, last, began)
+        found.append(window("timed", first, last, began, over, seconds))
+    return found

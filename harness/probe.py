@@ -1,0 +1,61 @@
+"""Optional marks in a training script that the harness runs; in any other process they do nothing.
+
+for batch in probe.steps(loader):            # for loops without an optimizer of torch, or with several
+    ...
+    probe.count(len(batch["y"]))             # samples or tokens of this rank
+with probe.pause():                          # no part of the time of training
+    evaluate(model)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+__all__ = ["count", "pause", "steps"]
+
+
+class Recorder(Protocol):
+    """What records the steps of this process."""
+
+    def step(self) -> None: ...
+    def count(self, samples: float) -> None: ...
+    def pause(self) -> None: ...
+    def go_on(self) -> None: ...
+
+
+_recorder: Recorder | None = None
+
+
+def record_by(recorder: Recorder | None) -> None:
+    """Pass the marks of this process to a recorder; None: to nobody."""
+    global _recorder
+    _recorder = recorder
+
+
+def steps(batches: Iterable[T]) -> Iterator[T]:
+    """Yield the batches of a training loop, each of whose iterations is a step."""
+    for batch in batches:
+        yield batch
+        if _recorder:
+            _recorder.step()
+
+
+def count(samples: float) -> None:
+    """Count samples or tokens that this rank has trained on in the current step."""
+    if _recorder:
+        _recorder.count(samples)
+
+
+@contextmanager
+def pause() -> Iterator[None]:
+    """Leave the time of a block out of the time of training."""
+    if _recorder:
+        _recorder.pause()
+    try:
+        yield
+    finally:
+        if _recorder:
+            _recorder.go_on()
