@@ -219,6 +219,11 @@ class Experiment(Strict):
         return tuple(dict.fromkeys(name.partition(":")[0] for name in names))
 
     @property
+    def programs(self) -> tuple[str, ...]:
+        """The files of the user that are executed as they are."""
+        return ()
+
+    @property
     def explains(self) -> bool:
         """Whether the parts of the waterfall are measured beside each cell."""
         return self.throughput is not None and self.throughput.explain

@@ -103,7 +103,7 @@ class ScriptExperiment(Experiment):
     script: FilePath
     arguments: Annotated[tuple[str, ...], BeforeValidator(split)] = ()
     step: Step = Step()
-    keep: bool | FilePath = False
+    keep: bool | str = False
     grid: ScriptGrid | None = None
     cells: Annotated[tuple[ScriptGrid, ...], BeforeValidator(as_tuple)] = ()
     equivalence: bool = False
@@ -152,6 +152,10 @@ class ScriptExperiment(Experiment):
     def stated_samples(self, values: Mapping[str, PlainValue]) -> float | None:
         """Return the samples or tokens of one rank and step that the file states; None if it states none."""
         return None if self.step.samples is None else evaluate(str(self.step.samples), values)
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        return (self.script,)
 
     @property
     def own_workload(self) -> bool:

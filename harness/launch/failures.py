@@ -44,8 +44,8 @@ WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py",
 OURS = "/harness/"
 IDLE = "_wait_for_end"
 """The function in the stack of a rank that waits for a trial of other ranks (launch/subgroups.py)."""
-TRAINS = "run_group"
-"""The function in the stack of every rank's training thread."""
+TRAINS = ("run_script", "run_group")
+"""The function in the stack of the training thread: of a script's process, which the rank's waits for, or of a rank."""
 
 
 class Frame(NamedTuple):
@@ -250,10 +250,11 @@ def in_users_code(frames: Sequence[Frame]) -> Frame | None:
 
 def training_thread(stack: str) -> list[Frame]:
     """Return the frames of the training thread, innermost first; empty if it is not among the threads."""
-    for thread in _THREAD.split("\n" + stack):
-        frames = _frames(thread)
-        if any(frame.name == TRAINS for frame in frames):
-            return frames
+    threads = [_frames(thread) for thread in _THREAD.split("\n" + stack)]
+    for name in TRAINS:
+        for frames in threads:
+            if any(frame.name == name for frame in frames):
+                return frames
     return []
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from harness.analysis.preview import machine_devices, preview
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
+from harness.config.script import ScriptExperiment
 from harness.errors import ClusterLostError, RunFolderError, WriteError
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
@@ -228,19 +229,24 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
 
 
 def _keeping_checkpoints(plan: Plan, folder: RunFolder, ray_cluster: Cluster | None) -> Plan:
-    """Return the plan with this run's checkpoint folder, which every node must see; raises RunFolderError."""
-    settings = plan.experiment.checkpoint
-    if settings is None:
+    """Return the plan with this run's folder of checkpoints or of a script's files, which every node must see.
+
+    Raises RunFolderError.
+    """
+    experiment = plan.experiment
+    settings, keeps = experiment.checkpoint, isinstance(experiment, ScriptExperiment) and bool(experiment.keep)
+    if settings is None and not keeps:
         return plan
-    here = folder.checkpoints(settings.folder).absolute()
+    name = "keep" if settings is None else "checkpoint.folder"
+    here = (folder.path / "files" if settings is None else folder.checkpoints(settings.folder)).absolute()
     try:
         here.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"checkpoint.folder: {here} cannot be made: {error.strerror}; give another") from None
+        raise RunFolderError(f"{name}: {here} cannot be made: {error.strerror}; give another") from None
     unseen = ray_cluster.missing_paths([str(here)]) if ray_cluster else {}
     if unseen:
-        raise RunFolderError(
-            f"checkpoint.folder: {here} is not there on {', '.join(unseen)}; give a folder that all nodes see"
-        )
-    kept = settings.model_copy(update={"folder": str(here)})
-    return replace(plan, experiment=plan.experiment.model_copy(update={"checkpoint": kept}))
+        raise RunFolderError(f"{name}: {here} is not there on {', '.join(unseen)}; give a folder that all nodes see")
+    kept: dict[str, object] = {"keep": str(here)}
+    if settings:
+        kept = {"checkpoint": settings.model_copy(update={"folder": str(here)})}
+    return replace(plan, experiment=experiment.model_copy(update=kept))

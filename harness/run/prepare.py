@@ -282,14 +282,14 @@ def data_paths(cells: Iterable[Cell]) -> list[str]:
 
 def check_paths(plan: Plan, ray_cluster: Cluster | None) -> None:
     """Raise WorkloadError if a node lacks the experiment's data; downloads them to this one if the file says so."""
-    paths = data_paths(trial.cell for trial in plan.trials)
+    paths = [*data_paths(trial.cell for trial in plan.trials), *plan.experiment.programs]
     here = [path for path in paths if not os.path.exists(path)]
     missing = ray_cluster.missing_paths(paths, _used(plan)) if ray_cluster else {"this machine": here} if here else {}
     if missing:
         where = "; ".join(f"{', '.join(lacking)} on {node}" for node, lacking in missing.items())
         cifar10 = any(path.endswith(CIFAR10_FOLDER) for lacking in missing.values() for path in lacking)
         hint = f". {CIFAR10_HINT}" if cifar10 else ""
-        raise WorkloadError(f"data is missing: {where}. The same path must exist on every node{hint}")
+        raise WorkloadError(f"files are missing: {where}. The same path must exist on every node{hint}")
     if ray_cluster is None and any(trial.cell.workload_options.get("download") for trial in plan.trials):
         with_own_code(download_data, plan)
 

@@ -47,12 +47,14 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
         memory = f", {node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes else ""
         nodes.append(f"{node.host} ({node.cores} cores{gpus}{memory})")
     own_code = home and plan.experiment.own_code and not plan.variants
+    folders = [home] if home and own_code else [Path(program).parent for program in plan.experiment.programs if home]
+    files = [file for folder in folders for file in islice(python_files(folder), MOST_FILES)]
     versions = {name: own.version for name, own in plan.variants.items()}
     return {
         "blocks": timed.most_blocks if timed else None,
         "git_commit": git_commit(home) if home else None,
         "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(PACKAGE_FOLDER))}",
-        "workload_code": _digest(islice(python_files(home), MOST_FILES)) if home and own_code else None,
+        "workload_code": _digest(files) if folders else None,
         "variants": {name: {"code": own.code, "git_commit": git_commit(own.place)} for name, own in versions.items()},
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
@@ -111,7 +113,8 @@ def module_files(experiment: Experiment, home: Path, path: list[str]) -> dict[st
     if experiment.variants:
         folders = experiment.variants.items()
         return {f"{m} of {name}": module_file(m, [at]) for name, at in folders for m in modules}
-    return {module: module_file(module, [str(home), *path]) for module in modules}
+    named: dict[str, Path | None] = {Path(program).name: Path(program) for program in experiment.programs}
+    return named | {module: module_file(module, [str(home), *path]) for module in modules}
 
 
 def file_to_resume(run_folder: Path, invocations: Sequence[Mapping[str, object]], path: list[str]) -> Path:

@@ -131,6 +131,8 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
         if request.no_user_code:
             check_no_user_code(experiment, request.file)
         check_variants(experiment, request.file)
+        if missing := [name for name in experiment.programs if not os.path.isfile(name)]:
+            raise ExperimentError(source, [f"script: got {name!r}; there is no such file" for name in missing])
         if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
             problem = "are not sent to --output URI; give a folder that all nodes see and that outlives them"
             raise ExperimentError(source, [f"checkpoint.folder: checkpoints {problem}"])
@@ -246,6 +248,7 @@ def check_no_user_code(experiment: Experiment, file: Path) -> None:
     if experiment.own_strategies:
         allowed = f"--no-user-code allows built-in strategies only: {', '.join(BUILTIN_TRAITS)}"
         problems.append(f"grid.strategy: got {', '.join(map(repr, experiment.own_strategies))}; {allowed}")
+    problems += [f"script: got {file!r}; with --no-user-code no script is run" for file in experiment.programs]
     if experiment.variants:
         problems.append("variants: with --no-user-code nothing that the file names is imported; leave them out")
     if experiment.checkpoint and experiment.checkpoint.folder:

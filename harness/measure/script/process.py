@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 import harness
 from harness.measure.script.child import Start
@@ -170,6 +171,8 @@ def environment_of(ranks: Ranks, cell: Cell, address: str, port: int) -> dict[st
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "PYTHONUNBUFFERED": 1,
+        "OMP_NUM_THREADS": torch.get_num_threads(),
+        "MKL_NUM_THREADS": torch.get_num_threads(),
     }
     hidden = ("TORCHELASTIC_USE_AGENT_STORE", "PYTHONSAFEPATH", COUNTER_VARIABLE, STACK_VARIABLE)
     root = str(Path(harness.__file__).parents[1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -56,7 +58,8 @@ EXAMINED = {
 """The steps of an examination."""
 LEAST_TIMED = 2
 """The least number of steps that make a window of a script that ends early."""
-WAIT_S = 1.0
+WAIT_S, LAST_OUTPUT_S = 1.0, 2.0
+"""Timeouts of a look at a script's messages, and of its end after it has failed."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,10 @@ def script(context: TrialContext) -> TrialResult:
             with context.part("script"):
                 followed = _follow(process, ranks, settings, shared=trial.cell.oversubscribed)
             patience_s = END_S
+        except ScriptFailed as error:
+            process.end(LAST_OUTPUT_S)
+            error.detail += f"\n\nlast output of the script:\n{process.output()}"
+            raise
         finally:
             with context.part("end of the script"):
                 process.end(patience_s)
@@ -110,26 +117,7 @@ def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
 def _follow(process: ScriptProcess, ranks: Ranks, settings: Throughput, *, shared: bool) -> Followed:
     """Follow the warm-up, name the windows on all ranks alike, and wait for their end."""
     warm_up = WarmUp(settings, ranks.devices[0].type)
-    seconds: list[float] = []
-    count, end = 0, None
-    while True:
-        for message in process.messages(TICK_S):
-            if isinstance(message, Progress):
-                seconds += message.seconds
-                count = message.count
-            end = _end_of(message) or end
-        _check(process, end, count)
-        counts = ranks.gather((count, end is not None))
-        schedule = None
-        if ranks.first and not any(ended for _, ended in counts) and warm_up.is_over(seconds):
-            steps = window_length(settings, warm_up.pace_s)
-            margin = max(2, int(np.ceil(MARGIN_S / warm_up.pace_s))) if warm_up.pace_s else 2
-            schedule = Schedule(max(count for count, _ in counts) + margin, steps, settings.windows)
-        schedule, steady = ranks.broadcast((schedule, warm_up.steady))
-        if schedule or all(ended for _, ended in counts):
-            break
-    if schedule:
-        process.send(schedule)
+    count, end = _to_windows(process, ranks, warm_up, settings)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
     while end is None:
         for message in process.messages(WAIT_S):
@@ -140,7 +128,42 @@ def _follow(process: ScriptProcess, ranks: Ranks, settings: Throughput, *, share
     load = monitor.columns(samples=sum(end.steps.samples))
     ranks.barrier()  # no rank's script ends while another still needs it
     process.send("end")
-    return Followed(end, load, steady)
+    return Followed(end, load, ranks.broadcast(warm_up.steady))
+
+
+def _to_windows(
+    process: ScriptProcess, ranks: Ranks, warm_up: WarmUp, settings: Throughput
+) -> tuple[int, Finished | None]:
+    """Follow the warm-up until the windows are named, or all ranks have ended; return this rank's steps, and end."""
+    seconds: list[float] = []
+    count, end = 0, None
+    first_end: float | None = None
+    while True:
+        for message in process.messages(TICK_S):
+            if isinstance(message, Progress):
+                seconds += message.seconds
+                count = message.count
+            end = _end_of(message) or end
+        _check(process, end, count)
+        counts = ranks.gather(len(end.steps.ended) if end else count)
+        ended = ranks.gather(end is not None)
+        schedule = None
+        if ranks.first and not any(ended) and warm_up.is_over(seconds):
+            margin = max(2, math.ceil(MARGIN_S / warm_up.pace_s)) if warm_up.pace_s else 2
+            schedule = Schedule(max(counts) + margin, window_length(settings, warm_up.pace_s), settings.windows)
+        schedule = ranks.broadcast(schedule)
+        if schedule:
+            process.send(schedule)
+        if schedule or all(ended):
+            return count, end
+        first_end = first_end or (time.monotonic() if any(ended) else None)
+        if first_end and time.monotonic() - first_end > END_S:
+            _different(counts)
+
+
+def _different(counts: Sequence[int]) -> None:
+    each = ", ".join(map(str, counts))
+    raise ScriptFailed("RanksDiffer", f"the ranks took different numbers of steps until one ended: {each}", "")
 
 
 def _end_of(message: object) -> Finished | None:
@@ -167,6 +190,8 @@ def _result(
     if end.late is not None:
         said = f"rank {ranks.rank} was already at step {end.late} when its windows began: ranks take different steps"
         raise ScriptFailed("RanksDiffer", said, "")
+    if len({*(counts := ranks.gather(len(end.steps.ended)))}) > 1:
+        _different(counts)
     weight = stated
     if stated is None and not all(ranks.gather(bool(sum(end.steps.samples)))):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
@@ -184,8 +209,8 @@ def _result(
         context.parts[part] = sum(each.window.duration_s for each in windows if each.kind == kind)
     context.parts["script"] -= context.parts["warmup"] + context.parts["windows"]
     columns = step_columns(ranks.rank, windows)
-    gathered = ranks.gather((window_rows(ranks.rank, windows), columns, facts.connected, len(steps.ended)))
-    by_rank = [steps for _, steps, _, _ in gathered]
+    gathered = ranks.gather((window_rows(ranks.rank, windows), columns, facts.connected))
+    by_rank = [steps for _, steps, _ in gathered]
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
     ends = ranks.gather(replace(end, steps=steps if ranks.first else Steps()))
@@ -196,14 +221,14 @@ def _result(
         "optimizers": ", ".join(facts.optimizers),
         "ended_early": end.by_itself,
         "evaluation_batches": facts.evaluation_batches,
-        "connected_ranks": min(connected for _, _, connected, _ in gathered),
+        "connected_ranks": min(connected for _, _, connected in gathered),
     }
     return TrialResult(
         trial.id,
         "ok",
         unit=unit,
         steps_s=context.parts["warmup"] + context.parts["windows"],
-        windows=tuple(row for own, _, _, _ in gathered for row in own),
+        windows=tuple(row for own, _, _ in gathered for row in own),
         steps={name: values for name, values in rows.items() if name != "loss"},
         facts=found,
         detail=output,
@@ -222,11 +247,8 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
     if len(edges) < 2:
         first = min(settings.warmup_steps, len(ended) // 2)
         if first < 1 or len(ended) - first < LEAST_TIMED:
-            least = 1 + LEAST_TIMED
-            said = (
-                f"the script ended by itself after {len(ended)} steps; at least {least} are needed: give it more to do"
-            )
-            raise ScriptFailed("ScriptEnded", said, "")
+            said = f"the script ended by itself after {len(ended)} steps of an optimizer; at least {1 + LEAST_TIMED}"
+            raise ScriptFailed("ScriptEnded", f"{said} are needed", "")
         edges = [(first, float(ended[first - 1])), (len(ended), float(ended[-1]))]
     pause = np.asarray(steps.pause_s)
     samples = np.asarray(steps.samples) if stated is None else np.full(len(ended), stated)
