@@ -129,8 +129,8 @@ def failure(trial_id: str, rank: int, error: BaseException) -> TrialResult:
     if isinstance(error, DoctorTrialFailed):  # what the examination had found before, and the error of the user's code
         facts, error = error.facts, error.origin
     kind = type(error).__name__
-    if isinstance(error, ScriptFailed):  # the trace and the type of what the script raised, in its own process
-        trace, kind = sanitize.redact_text(error.detail)[-MOST_DETAIL:], error.kind
+    if isinstance(error, ScriptFailed):  # in its own process, whose output has the traceback
+        trace, kind = error.output, error.kind
     message = sanitize.redact_text(" ".join(_message(error)[:MOST_DETAIL].split()))[:500]
     return TrialResult(
         trial_id,

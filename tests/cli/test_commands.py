@@ -91,7 +91,7 @@ BAD_FILES = {
     "user module that fails": (SMALL + "workload: faulty:Own\n", "faulty failed with RuntimeError: half written"),
     "user module that exits": (SMALL + "workload: exits_0:Own\n", "failed with SystemExit: 0"),
     "user module that exits with 3": (SMALL + "workload: exits_3:Own\n", "failed with SystemExit: 3"),
-    "missing data": (grid("data: ./none, model: resnet8, "), "data is missing"),
+    "missing data": (grid("data: ./none, model: resnet8, "), "files are missing"),
     "missing cifar10": (CIFAR + "workload_options: {data_folder: ./nowhere}\n", "cifar-10-batches-py on this machine"),
     "unknown target": (
         SMALL + "convergence: {epochs: 1, target: {metric: accuracy, at_least: 0.9}}\n",
@@ -101,7 +101,7 @@ BAD_FILES = {
         grid(more=LANGUAGE + "convergence: {epochs: 1, target: {metric: val_accuracy, at_least: 0.9}}\n"),
         "convergence.target.metric: got 'val_accuracy'; allowed: train_loss, val_loss, val_perplexity",
     ),
-    "missing texts": (grid("data: ./none, ", LANGUAGE), "data is missing"),
+    "missing texts": (grid("data: ./none, ", LANGUAGE), "files are missing"),
     "unknown size": (grid("model: larg, ", "workload: mlp\n"), "grid.model: got 'larg'; did you mean 'large'?"),
     "an optimizer that refuses": (SMALL + "optimizer: {name: SparseAdam}\n", "optimizer: SparseAdam does not take"),
     "a schedule that divides by zero": (SMALL + "schedule: {name: StepLR, step_size: 0}\n", "StepLR does not take"),

@@ -37,7 +37,8 @@ class Stepper:
 
 def warmed_up(stepper: Any, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:
     """The steps of each round, and whether they became steady."""
-    _, steady = _warm_up(stepper, settings)
+    _, found = _warm_up(stepper, settings)
+    steady = found.steady
     return stepper.steps, steady
 
 

@@ -183,7 +183,7 @@ def test_missing_data_names_every_node_and_path(plan: Plan) -> None:
     nodes: Any = TwoNodes({"a (10.0.0.1)": ["/x", "/y"], "b (10.0.0.2)": ["/x"]})
     with pytest.raises(WorkloadError) as caught:
         check_paths(plan, nodes)
-    assert str(caught.value).startswith("data is missing: /x, /y on a (10.0.0.1); /x on b (10.0.0.2).")
+    assert str(caught.value).startswith("files are missing: /x, /y on a (10.0.0.1); /x on b (10.0.0.2).")
     assert "cifar" not in str(caught.value)
 
 

@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import TracebackType
 
-MOST_TRACE = 50_000
-"""Characters of a traceback that are sent, from its end."""
 SPAWNED = (
     "the script starts its ranks itself, by torch.multiprocessing.{name}, but here each rank is a process already, as "
     "under torchrun: take that call out and call its function with int(os.environ['LOCAL_RANK'])"
@@ -69,17 +68,24 @@ def run_script(parent: Connection, start: Start) -> int:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if code:
-            recorder.fail("SystemExit", f"the script ended with exit code {end.code}", "")
+            recorder.fail("SystemExit", f"the script ended with exit code {end.code}")
         else:
             recorder.finish()
         return code
     except BaseException as error:
-        trace = traceback.format_exc()[-MOST_TRACE:]
-        traceback.print_exc()
-        recorder.fail(type(error).__name__, str(error), trace)
+        traceback.print_exception(error.with_traceback(_of_script(error, start.script)))
+        recorder.fail(type(error).__name__, str(error))
         return 1
     recorder.finish()
     return 0
+
+
+def _of_script(error: BaseException, script: str) -> TracebackType | None:
+    """Return the traceback of an error from the script on; all of it if it has not begun, as at a syntax error."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    return trace
 
 
 def _refused(name: str) -> Callable[..., None]:

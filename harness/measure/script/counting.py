@@ -113,7 +113,6 @@ class Raised:
 
     kind: str
     message: str
-    trace: str
     steps: int
 
 
@@ -257,10 +256,10 @@ class StepRecorder:
         if not self._done:
             self._send(Finished(self._steps, self.facts(), by_itself=True))
 
-    def fail(self, kind: str, message: str, trace: str) -> None:
+    def fail(self, kind: str, message: str) -> None:
         """Send the error that ended the script, unless that was its end after the last window."""
         if not self._done:
-            self._send(Raised(kind, message, trace, len(self._steps.ended)))
+            self._send(Raised(kind, message, len(self._steps.ended)))
 
     def facts(self) -> Facts:
         """Return what is known of the process now."""

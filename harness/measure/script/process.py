@@ -30,7 +30,8 @@ COUNTER_VARIABLE, STACK_VARIABLE = "HARNESS_STEPS_FILE", "HARNESS_STACK_FILE"
 """Where a rank's process leaves the files of its watchdog for the process of its script."""
 KEPT_BYTES = 100_000
 """The end of the script's output that is kept."""
-READ_BYTES = 65_536
+READ_BYTES, READ_S = 65_536, 1.0
+"""Of one look at the output, and the longest time to read the rest of it after the end."""
 END_S = 10.0
 """The longest time of a script between its last step and its end; then it is killed."""
 LINKED = 2_000
@@ -39,10 +40,13 @@ SKIPPED = ("__pycache__", "node_modules")
 
 
 class ScriptFailed(Exception):
-    """The script raised an exception, or ended before its steps could be measured. ``kind``: its exception's type."""
+    """The script raised an exception, or ended before its steps could be measured.
 
-    def __init__(self, kind: str, message: str, detail: str) -> None:
-        self.kind, self.detail = kind, detail
+    ``kind``: the type of its exception. ``output``: the end of what it printed.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind, self.output = kind, ""
         super().__init__(message)
 
 
@@ -91,7 +95,7 @@ class ScriptProcess:
                     return
 
     def output(self) -> str:
-        self._reader.join(1.0 if self.exit_code is not None else 0.0)
+        self._reader.join(READ_S if self.exit_code is not None else 0.0)
         return sanitize.redact_text(b"".join(self._kept).decode(errors="replace")[-KEPT_BYTES:])
 
     def _read(self) -> None:
@@ -115,6 +119,9 @@ class ScriptProcess:
         self._process.kill()
         self._process.wait()
         self._connection.close()
+        self._reader.join(READ_S)
+        if self._process.stdout and not self._reader.is_alive():  # else a process that it has left behind writes on
+            self._process.stdout.close()
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def script(context: TrialContext) -> TrialResult:
             patience_s = END_S
         except ScriptFailed as error:
             process.end(LAST_OUTPUT_S)
-            error.detail += f"\n\nlast output of the script:\n{process.output()}"
+            error.output = process.output()
             raise
         finally:
             with context.part("end of the script"):
@@ -163,14 +163,14 @@ def _to_windows(
 
 def _different(counts: Sequence[int]) -> None:
     each = ", ".join(map(str, counts))
-    raise ScriptFailed("RanksDiffer", f"the ranks took different numbers of steps until one ended: {each}", "")
+    raise ScriptFailed("RanksDiffer", f"the ranks took different numbers of steps until one ended: {each}")
 
 
 def _end_of(message: object) -> Finished | None:
     """Return the message if it is the end of the script; raise ScriptFailed if it is a failure."""
     if isinstance(message, Raised):
         before = "" if message.steps else ", before its first optimizer step"
-        raise ScriptFailed(message.kind, f"{message.message}{before}", message.trace)
+        raise ScriptFailed(message.kind, f"{message.message}{before}")
     return message if isinstance(message, Finished) else None
 
 
@@ -179,7 +179,7 @@ def _check(process: ScriptProcess, end: Finished | None, count: int) -> None:
     code = process.exit_code
     if end is None and code is not None:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise ScriptFailed("ScriptEnded", f"the script's process ended ({how}) after {count} steps", "")
+        raise ScriptFailed("ScriptEnded", f"the script's process ended ({how}) after {count} steps")
 
 
 def _result(
@@ -189,7 +189,7 @@ def _result(
     ranks, end, trial = context.ranks, followed.end, context.trial
     if end.late is not None:
         said = f"rank {ranks.rank} was already at step {end.late} when its windows began: ranks take different steps"
-        raise ScriptFailed("RanksDiffer", said, "")
+        raise ScriptFailed("RanksDiffer", said)
     if len({*(counts := ranks.gather(len(end.steps.ended)))}) > 1:
         _different(counts)
     weight = stated
@@ -248,7 +248,7 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
         first = min(settings.warmup_steps, len(ended) // 2)
         if first < 1 or len(ended) - first < LEAST_TIMED:
             said = f"the script ended by itself after {len(ended)} steps of an optimizer; at least {1 + LEAST_TIMED}"
-            raise ScriptFailed("ScriptEnded", f"{said} are needed", "")
+            raise ScriptFailed("ScriptEnded", f"{said} are needed")
         edges = [(first, float(ended[first - 1])), (len(ended), float(ended[-1]))]
     pause = np.asarray(steps.pause_s)
     samples = np.asarray(steps.samples) if stated is None else np.full(len(ended), stated)

@@ -1,0 +1,106 @@
+"""Experiments with ``script:``: axes that its arguments name, what counts as a step, and what each mistake gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.config.axes import OWN_PRECISION
+from harness.config.load import parse_experiment
+from harness.config.script import ScriptExperiment, evaluate
+from harness.errors import ExperimentError
+from harness.plan.grid import expand
+from harness.plan.inventory import resolve
+from harness.plan.planner import make_plan
+from tests.conftest import laptop
+
+GRID = {"devices": [1, 2], "per_device_batch_size": [16, 32], "lr": [0.1, 0.2]}
+
+
+def having(**sections: Any) -> dict[str, Any]:
+    arguments = "--lr {lr} --batch {per_device_batch_size} --name 'a b' {flag}"
+    grid = {**GRID, "flag": ["", "--amp"]}
+    return {"name": "x", "script": "train.py", "arguments": arguments, "grid": grid} | sections
+
+
+def script(**sections: Any) -> ScriptExperiment:
+    experiment = parse_experiment(having(**sections), source="f")
+    assert isinstance(experiment, ScriptExperiment)
+    return experiment
+
+
+def problems_of(**sections: Any) -> list[str]:
+    with pytest.raises(ExperimentError) as caught:
+        parse_experiment(having(**sections), source="f")
+    return list(caught.value.problems)
+
+
+def test_every_name_that_arguments_use_is_an_axis() -> None:
+    experiment = script()
+    cells = expand(experiment, resolve(laptop(2), request="cpu", device_counts=(1, 2))).asked
+    assert len(cells) == len({cell.id for cell in cells}) == 16
+    assert {cell.options["workload.lr"] for cell in cells} == {0.1, 0.2}
+    assert {(cell.workload, cell.strategy, cell.precision) for cell in cells} == {("train.py", "script", OWN_PRECISION)}
+    assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
+
+
+def test_an_argument_has_the_cell_s_value_and_is_left_out_if_it_is_empty() -> None:
+    values = {"lr": 0.1, "per_device_batch_size": 16, "flag": ""}
+    assert script().command(values) == ["--lr", "0.1", "--batch", "16", "--name", "a b"]
+    assert script().command({**values, "flag": "--amp"})[-1] == "--amp"
+    listed = script(arguments=["{lr}", "{per_device_batch_size}", "{flag}", "x y", 3])
+    assert listed.command({**values, "lr": True, "flag": None}) == ["True", "16", "x y", "3"]
+    assert script(arguments="{lr} {flag} '{\"a\": 1}' {folder}").command({**values, "folder": "/f"})[1:] == [
+        '{"a": 1}',
+        "/f",
+    ]
+
+
+def test_the_base_is_the_script_itself_on_one_device_and_no_other_trials_than_its_own_are_planned() -> None:
+    plan = make_plan(script(throughput={"blocks": 3}), laptop(2))
+    assert {trial.purpose for trial in plan.trials} == {"", "twin"}
+    twins = {trial.cell for trial in plan.trials if trial.purpose == "twin"}
+    assert {(cell.devices, cell.strategy) for cell in twins} == {(1, "script")} and len(twins) == 8
+    own = {trial.check_id == trial.cell.id for trial in plan.trials if trial.cell.devices == 2}
+    assert own == {True} and {trial.check_id for trial in plan.trials if trial.cell.devices == 1} == {None}
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"arguments": "--lr {lrr} {flag} {lr}"}, "arguments: {lrr} is no axis of grid; did you mean 'lr'?"),
+        ({"arguments": "--lr {lr}"}, "grid.flag: unknown axis, and arguments do not use it as {flag}"),
+        ({"arguments": "'"}, "arguments: No closing quotation"),
+        ({"arguments": 3}, "arguments: got 3; allowed: a list"),
+        ({"step": {"samples": "{lr} ** 2"}}, "step.samples: got '{lr} ** 2'; allowed: numbers, placeholders"),
+        ({"step": {"samples": -1}}, "step.samples: got '-1'; allowed: numbers"),
+        ({"step": {"samples": "{other}"}}, "arguments: {other} is no axis of grid"),
+        ({"step": {"pause": "always"}}, "step.pause: got 'always'"),
+        ({"optimizer": {"name": "Adam"}}, "optimizer: has no meaning beside script: the script has its own"),
+        ({"convergence": {"epochs": 1}}, "convergence: has no meaning beside script"),
+        ({"workload": "mlp"}, "workload: has no meaning beside script"),
+        ({"equivalence": True}, "equivalence: cannot be checked of a script"),
+        ({"script": 3}, "script: got 3"),
+        ({"grid": {**GRID, "flag": "", "global_batch_size": 3}}, "grid: give exactly one of per_device_batch_size"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(sections: dict[str, Any], problem: str) -> None:
+    found = problems_of(**sections)
+    assert any(each.startswith(problem) for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("{n} * 40", 640.0), ("({n} + 2) // 4", 4.0), ("{n} / 32", 0.5), ("12", 12.0), ("{n} - 1", 15.0)],
+)
+def test_arithmetic_of_samples(expression: str, value: float) -> None:
+    assert evaluate(expression, {"n": 16}) == value
+
+
+@pytest.mark.parametrize(
+    "expression", ["{n} ** 9", "__import__('os')", "{n}()", "1 / 0", "", "n", "1e999", "-{n}", "0"]
+)
+def test_other_expressions_are_refused(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"^got "):
+        evaluate(expression, {"n": 16})

@@ -1,0 +1,170 @@
+"""What is made of a script's counted steps: its windows, its findings; and the folder and environment that it gets."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.sections import Throughput
+from harness.measure.script.counting import Facts, Finished, Schedule, Steps, size_of
+from harness.measure.script.findings import judge
+from harness.measure.script.process import ScriptFailed, environment_of, link_tree
+from harness.measure.script.trial import values_of, windows_of
+from harness.plan.cell import Cell
+from harness.train.ranks import Ranks
+
+FACTS = Facts(["SGD"], 10, 0, 2, "gloo", False, None, None, 1)
+RANKS = Ranks(1, 2, 1, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+SETTINGS = Throughput(warmup_steps=4)
+CELL = Cell("train.py", None, None, "script", "cpu", 2, 1, "weak", 32, 64)
+
+
+def finished(ended: list[float], edges: list[tuple[int, float]], **steps: Any) -> Finished:
+    count = len(ended)
+    given = {"wait_s": [0.1] * count, "samples": [32.0] * count, "pause_s": [0.0] * count, **steps}
+    return Finished(Steps(ended, edges=edges, **given), FACTS, by_itself=not edges)
+
+
+def test_windows_are_between_their_edges_and_the_warm_up_begins_after_the_first_step() -> None:
+    end = finished([1.0, 2.0, 3.0, 4.5, 6.0, 7.0, 8.0], [(3, 3.1), (5, 6.2), (7, 8.1)])
+    found = windows_of(end, SETTINGS, None)
+    assert [(each.kind, each.window.steps, each.weight) for each in found] == [
+        ("warmup", 2, 64.0),
+        ("timed", 2, 64.0),
+        ("timed", 2, 64.0),
+    ]
+    durations = [each.window.duration_s for each in found]
+    assert durations == pytest.approx([2.0, 3.1, 1.9])
+    assert list(found[1].window.step_s) == pytest.approx([1.4, 1.5])  # from the edge, when the device is done
+    assert list(found[1].window.wait_s) == [0.1, 0.1]
+
+
+def test_stated_samples_take_the_place_of_counted_ones_and_pauses_are_no_time_of_a_window() -> None:
+    end = finished([1.0, 2.0, 3.0, 7.0, 8.0], [(2, 2.0), (5, 8.0)], pause_s=[0.0, 0.0, 0.0, 3.0, 0.0])
+    _, timed = windows_of(end, SETTINGS, 5.0)
+    assert timed.weight == 15.0 and timed.window.duration_s == pytest.approx(3.0)
+    assert list(timed.window.step_s) == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_steps_are_timed_by_the_gpu_where_it_has() -> None:
+    end = finished([1.0, 2.0, 3.0, 4.0], [(2, 2.0), (4, 4.0)], device_s=[0.9, 1.1])
+    assert list(windows_of(end, SETTINGS, None)[-1].window.step_s) == [0.9, 1.1]
+
+
+@pytest.mark.parametrize(("count", "warm_up", "timed"), [(12, 3, 8), (5, 1, 3), (3, 0, 2)])
+def test_of_a_script_that_ends_early_what_is_there_counts(count: int, warm_up: int, timed: int) -> None:
+    found = windows_of(finished([float(i) for i in range(count)], []), SETTINGS, None)
+    steps = {each.kind: each.window.steps for each in found}
+    assert (steps.get("warmup", 0), steps["timed"]) == (warm_up, timed)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_too_few_steps_are_a_failure(count: int) -> None:
+    with pytest.raises(ScriptFailed, match=f"after {count} steps of an optimizer; at least 3 are needed"):
+        windows_of(finished([float(i) for i in range(count)], []), SETTINGS, None)
+
+
+def test_the_edges_of_a_schedule_are_its_windows() -> None:
+    assert Schedule(start=10, steps=4, windows=2).edges == (10, 14, 18)
+
+
+HEALTHY = finished([1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)])
+
+
+def having(**facts: Any) -> Finished:
+    return replace(HEALTHY, facts=replace(FACTS, **facts))
+
+
+@pytest.mark.parametrize(
+    ("end", "stated", "seen"),
+    [
+        (HEALTHY, None, []),
+        (having(connected=0), None, ["2 ranks with no process group"]),
+        (having(connected=1), None, ["2 ranks with a process group of 1 ranks"]),
+        (having(evaluation_batches=3), None, ["3 batches without gradients in the timed windows"]),
+        (having(optimizers=["Adam", "SGD"]), None, ["optimizers in the order of their first steps: Adam, SGD"]),
+        (replace(HEALTHY, by_itself=True), None, ["the script ended by itself after 3 steps"]),
+        (
+            finished([1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)], samples=[0.0] * 3),
+            None,
+            ["3 steps, and no batch from a torch DataLoader"],
+        ),
+        (finished([1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)], samples=[0.0] * 3), 4.0, []),
+        (
+            finished([1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)], samples=[0.0, 64.0, 64.0]),
+            None,
+            ["samples of a step on a rank: 64 by the DataLoader, 32 by the file"],
+        ),
+    ],
+)
+def test_findings_follow_from_what_was_counted(end: Finished, stated: float | None, seen: list[str]) -> None:
+    assert [finding.seen for finding in judge([end, end], CELL, stated)] == seen
+
+
+def test_independent_copies_are_an_error_and_one_device_is_none() -> None:
+    (found,) = judge([having(connected=0)] * 2, CELL, None)
+    assert (found.severity, found.stops) == ("error", False)
+    assert not [*judge([having(connected=0)], replace(CELL, devices=1, global_batch_size=32), None)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.zeros(3, 2), 3),
+        ([torch.zeros(4), torch.zeros(4, 9)], 4),
+        ({"name": "x", "ids": torch.zeros(5, 2)}, 5),
+        (("text", [1, 2]), 0),
+        (torch.tensor(1.0), 1),
+    ],
+)
+def test_the_size_of_a_batch_is_that_of_its_first_tensor(batch: object, size: int) -> None:
+    assert size_of(batch) == size
+
+
+def test_the_folder_has_the_script_s_files_and_keeps_new_ones(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in ("train.py", "data/train.bin", ".git/config", "__pycache__/a.pyc", "venv/pyvenv.cfg"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    target.mkdir()
+    link_tree(source, target)
+    assert (target / "data/train.bin").read_text() == "data/train.bin"
+    assert not (target / ".git").exists() and not (target / "__pycache__").exists()
+    assert (target / "venv").is_symlink() and not (target / "data").is_symlink()
+    before = sorted(source.rglob("*"))
+    (target / "checkpoint.pt").write_text("x")
+    (target / "data/cache").mkdir()
+    assert sorted(source.rglob("*")) == before
+
+
+def test_a_rank_has_torchrun_s_variables_and_not_those_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MINE", "1")
+    found = environment_of(RANKS, CELL, "10.0.0.1", 1234)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MINE")
+    assert [found[name] for name in names] == ["1", "1", "2", "2", "0", "10.0.0.1", "1234", "1"]
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in found
+    assert any((Path(folder) / "harness/probe.py").exists() for folder in found["PYTHONPATH"].split(os.pathsep))
+
+
+def test_placeholders_are_the_cell_s_axes_its_own_names_the_seed_and_the_folder(tmp_path: Path) -> None:
+    cell = replace(CELL, workload_options={"lr": 0.1})
+    values = values_of(cell, 3, tmp_path)
+    assert [values[name] for name in ("lr", "devices", "global_batch_size", "seed", "folder")] == [
+        0.1,
+        2,
+        64,
+        3,
+        str(tmp_path),
+    ]
+
+
+def test_edges_of_windows_follow_each_other() -> None:
+    found = Schedule(start=5, steps=3, windows=4).edges
+    assert {second - first for first, second in pairwise(found)} == {3}

@@ -1,0 +1,205 @@
+"""Training scripts as they are, in processes of their own: measured on one rank and on two, and failing in each way."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.config.load import parse_experiment
+from harness.launch.inline import InlineLauncher
+from harness.launch.ray import cluster
+from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.plan.inventory import Inventory
+from harness.plan.planner import make_plan
+from harness.plan.trial import TrialResult
+from tests.conftest import laptop
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.slow
+QUICK = {"blocks": 1, "twin": False, "warmup_steps": 3, "warmup_rounds": 2, "windows": 2, "window_steps": 4}
+QUICK |= {"window_seconds": 0.0}
+STEP = """
+import os, sys, time, torch
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+def step():
+    weight.sum().backward()
+    optimizer.step()
+    time.sleep(0.005)
+"""
+
+
+def results(
+    folder: Path, text: str, inventory: Inventory | None = None, devices: int = 1, **sections: Any
+) -> list[TrialResult]:
+    """Run a script of this text on ranks of this machine; return the results of its trials."""
+    (folder / "train.py").write_text(STEP + textwrap.dedent(text))
+    content = {
+        "name": "s",
+        "script": str(folder / "train.py"),
+        "grid": {"devices": devices, "per_device_batch_size": 8},
+        "throughput": QUICK,
+        **sections,
+    }
+    experiment = parse_experiment(content, source="s.yaml")
+    plan = make_plan(experiment, inventory or laptop(2))
+    (group,) = (group for group in plan.groups if any(trial.cell.devices == devices for trial in group.trials))
+    group = group.keeping(lambda trial: trial.cell.devices == devices)
+    launcher = InlineLauncher(experiment) if devices == 1 else TorchrunLauncher(experiment, 1, None)
+    messages = launcher.launch(group, deadline=None)
+    return [message for message in messages if isinstance(message, TrialResult)]
+
+
+def no_process_is_left() -> bool:
+    return not any("child" in " ".join(process.cmdline()) for process in psutil.Process().children(recursive=True))
+
+
+FAILING = {
+    "raises": ("raise RuntimeError('no data at /nowhere')", "RuntimeError on rank 0: no data at /nowhere, before"),
+    "out of memory": ("step(); raise MemoryError('out of memory')", "MemoryError on rank 0: out of memory"),
+    "exit code": ("print('usage'); sys.exit(3)", "SystemExit on rank 0: the script ended with exit code 3, before"),
+    "os._exit": ("step(); os._exit(7)", r"ScriptEnded on rank 0: the script's process ended \(exit code 7\)"),
+    "killed": ("os.kill(os.getpid(), 9)", r"ScriptEnded on rank 0: the script's process ended \(signal 9\)"),
+    "no step": (
+        "print('evaluated')",
+        "ScriptEnded on rank 0: the script ended by itself after 0 steps of an",
+    ),
+    "spawn": (
+        "import torch.multiprocessing as mp; mp.spawn(print, nprocs=2)",
+        "SpawnsRanks on rank 0: the script starts its ranks itself, by torch.multiprocessing.spawn",
+    ),
+    "cuda": ("weight.cuda()", "(RuntimeError|AssertionError) on rank 0: "),
+    "syntax": ("def", "SyntaxError on rank 0: "),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_a_script_that_fails_is_a_row_with_its_own_error(tmp_path: Path, kind: str) -> None:
+    text, reason = FAILING[kind]
+    (result,) = results(tmp_path, text)
+    assert result.outcome == ("oom" if kind == "out of memory" else "error")
+    assert re.match(reason, result.reason), result.reason
+    assert no_process_is_left() and [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    if kind == "exit code":
+        assert "usage" in result.detail
+
+
+def test_a_script_is_ended_after_its_last_window_whatever_it_catches(tmp_path: Path) -> None:
+    (result,) = results(
+        tmp_path,
+        """
+        print("x" * 3_000_000)
+        open("made-here.txt", "w").write("x")
+        if __name__ == "__main__" and sys.argv[1:] == ["8", "a b"]:
+            while True:
+                try:
+                    step()
+                except BaseException:
+                    pass
+        """,
+        arguments="{per_device_batch_size} 'a b'",
+    )
+    assert result.outcome == "ok", result.reason
+    kinds = [window["window_kind"] for window in result.windows]
+    assert kinds == ["warmup", "timed", "timed"] and {window["steps"] for window in result.windows[1:]} == {4}
+    assert result.unit == "batches" and result.facts["optimizers"] == "SGD" and not result.facts["ended_early"]
+    assert 0.005 < result.windows[1]["duration_s"] / 4 < 0.5
+    assert len(result.detail) <= 100_000
+    assert no_process_is_left() and [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_script_that_ends_early_counts_with_the_steps_that_it_took(tmp_path: Path) -> None:
+    (result,) = results(tmp_path, "for _ in range(6): step()")
+    assert result.outcome == "ok" and result.facts["ended_early"] and not result.facts["steady"]
+    assert [window["steps"] for window in result.windows] == [2, 3]
+
+
+LOADED = """
+from harness import probe
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.zeros(40, 2))
+for epoch in range(1000):
+    for (x,) in DataLoader(data, 16, num_workers={workers}, drop_last=True):
+        if epoch == 0:
+            step()
+            print("took", time.perf_counter())
+        else:
+            step()
+    with torch.no_grad():
+        for (x,) in DataLoader(data, 8):
+            time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_those_of_the_loader_with_gradients_and_evaluation_can_be_left_out(
+    tmp_path: Path, workers: int
+) -> None:
+    text = LOADED.format(workers=workers)
+    (whole,) = results(tmp_path, text)
+    (paused,) = results(tmp_path, text, step={"pause": "validation"})
+    for result in (whole, paused):
+        assert result.outcome == "ok", result.reason
+        assert [window["weight"] for window in result.windows if window["window_kind"] == "timed"] == [64.0, 64.0]
+        assert result.unit == "samples" and result.facts["evaluation_batches"] > 0
+    # 4 steps are 2 epochs: 10 batches of 20 ms without gradients
+    of_window = [result.windows[1]["duration_s"] for result in (whole, paused)]
+    assert of_window[0] > 0.2 > of_window[1]
+
+
+def test_the_probe_s_steps_and_samples_take_the_place_of_the_optimizer_s(tmp_path: Path) -> None:
+    (result,) = results(
+        tmp_path,
+        """
+        from harness import probe
+        for batch in probe.steps(range(1000)):
+            step(); step()
+            probe.count(5)
+            with probe.pause():
+                time.sleep(0.1)
+        """,
+    )
+    assert result.outcome == "ok", result.reason
+    assert [window["weight"] for window in result.windows[1:]] == [20.0, 20.0]
+    assert result.windows[1]["duration_s"] < 0.35
+
+
+def test_two_ranks_end_at_the_same_step_and_agree_with_the_script_s_own_clock(tmp_path: Path) -> None:
+    if cluster.local_inventory().nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    text = (ROOT / "experiments" / "my_script.py").read_text()
+    clocked = text.replace(
+        "            optimizer.step()\n", "            optimizer.step()\n            print(clock())\n"
+    )
+    clocked = clocked.replace("import argparse\n", "import argparse\nfrom time import perf_counter as clock\n")
+    (result,) = results(
+        tmp_path,
+        clocked,
+        cluster.local_inventory(),
+        devices=2,
+        launcher="torchrun",
+        arguments="--batch-size {per_device_batch_size}",
+    )
+    assert result.outcome == "ok", result.reason
+    assert result.facts["connected_ranks"] == 2 and not result.facts["findings"]
+    assert len(result.ranks) == 2 and len({window["steps"] for window in result.windows if window["window"] == 1}) == 1
+    printed = [float(line) for line in result.detail.split() if re.fullmatch(r"\d+\.\d+", line)]
+    timed = [window for window in result.windows if window["window_kind"] == "timed" and window["rank"] == 0]
+    own = (
+        printed[-1] - printed[-1 - sum(window["steps"] for window in timed)]
+    )  # the step at which it ends prints nothing
+    assert sum(window["duration_s"] for window in timed) == pytest.approx(own, rel=0.5)
+
+
+def test_ranks_that_take_different_steps_are_one_error(tmp_path: Path) -> None:
+    if cluster.local_inventory().nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    text = "for _ in range(20 if os.environ['RANK'] == '0' else 40): step()"
+    found = results(tmp_path, text, cluster.local_inventory(), devices=2, launcher="torchrun")
+    assert {result.outcome for result in found} == {"error"}
+    assert re.search("the ranks took different numbers of steps until one ended: 20, 40", found[0].reason)
