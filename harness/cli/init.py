@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from harness.cli.arguments import command, show
+from harness.cli.init_script import script_text
 from harness.errors import ExperimentError, nearest
 from harness.system.files import PACKAGE_FOLDER
 
@@ -51,6 +52,9 @@ WorkloadOption = Annotated[
 DataOption = Annotated[
     str | None, typer.Option(help="What to train on: a name of `harness list workloads`, or the path of a folder.")
 ]
+ScriptOption = Annotated[
+    Path | None, typer.Option(help="A training script, as it is: how does it scale? In place of questions.")
+]
 OutputFile = Annotated[
     Path | None, typer.Option(help="The file to write; by default named after the questions, in the current folder.")
 ]
@@ -61,13 +65,22 @@ def init_command(
     questions: QuestionArguments = None,
     workload: WorkloadOption = "",
     data: DataOption = None,
+    script: ScriptOption = None,
     output: OutputFile = None,
 ) -> int:
     """Write a commented experiment file that answers questions and runs as it stands; replaces no file."""
+    if script:
+        if questions or workload or data:
+            raise ExperimentError("--script", ["it takes no questions, --workload or --data; leave them out"])
+        file = output or Path(f"{script.stem}.yaml")
+        write_new({file: script_text(script, file)})
+        show(f"Wrote {file}. Next: harness plan {shlex.quote(str(file))}, then harness run {shlex.quote(str(file))}")
+        return 0
     if not questions:
         show("harness init QUESTION [QUESTION ...] writes a commented experiment file for these:")
         for name, known in QUESTIONS.items():
             show(f"  {name:<14}{known.text}")
+        show("harness init --script FILE writes one for a training script, as it is.")
         return 0
     for question in questions:
         if question not in QUESTIONS:
