@@ -11,8 +11,8 @@ from typing import NamedTuple
 from harness.config.values import check_name
 from harness.errors import ExperimentError
 
-BATCH = re.compile(r"(^|_)(batch|bs|bsz)(_|$)|batch_?size", re.IGNORECASE)
-EPOCHS = re.compile(r"epochs|n_?iter|max_iters|max_steps|num_steps|iterations", re.IGNORECASE)
+BATCH = re.compile(r"(^|[-_])(batch|bs|bsz)([-_]|$)|batch[-_]?size", re.IGNORECASE)
+EPOCHS = re.compile(r"epochs|n[-_]?iter|max[-_](iters|steps)|num[-_]steps|iterations", re.IGNORECASE)
 MANY = 100_000
 """A number of epochs or steps that no trial reaches: it is ended after its last window."""
 UNKNOWN_BATCH = 32
