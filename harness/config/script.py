@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import math
 import operator
 import re
@@ -148,6 +149,11 @@ class ScriptExperiment(Experiment):
         """Return the arguments of a cell; ``values``: of its axes by name, those of the script's own among them."""
         filled = (PLACEHOLDER.sub(lambda m: _text(values[m[1]]), text) for text in self.arguments)
         return [text for text in filled if text]
+
+    @property
+    def command_code(self) -> str:
+        """A hash of what makes the same values another command, or another step."""
+        return hashlib.sha256(repr((self.arguments, self.step)).encode()).hexdigest()[:12]
 
     def stated_samples(self, values: Mapping[str, PlainValue]) -> float | None:
         """Return the samples or tokens of one rank and step that the file states; None if it states none."""

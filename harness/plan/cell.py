@@ -36,7 +36,8 @@ class Cell:
 
     ``per_device_batch_size`` is None if the global batch does not divide by the devices (strong scaling); such a cell
     is skipped with a reason, never changed. ``device_ids``: numbers of the node's GPUs; empty if any will do.
-    ``variant``: the version of the user's code, by name, and ``code`` the hash of its files; None without variants.
+    ``variant``: the version of the user's code, by name, and ``code`` the hash of its files; None without variants. Of
+    a script ``code`` is that of its arguments before values are put in, and of what a step is.
     ``uneven``: a cell whose global batch does not divide trains all the same, with unequal shares; None for others.
     ``own_traits``: the traits of a strategy of the user's own, which the table of traits lacks; no part of the
     identity, since the strategy's name is.

@@ -193,9 +193,11 @@ def _cells(
         point = dict(zip(fixed, values, strict=True))
         own = variants[point["variant"]] if point["variant"] else None
         traits = (own.traits if own else own_traits).get(point["strategy"])
-        traits = SCRIPT_TRAITS if isinstance(experiment, ScriptExperiment) else traits
+        code = own.version.code if own else None
+        if isinstance(experiment, ScriptExperiment):
+            traits, code = SCRIPT_TRAITS, experiment.command_code
         for chosen in sections:
-            yield _cell(point, chosen, experiment, machine, traits, own.version.code if own else None)
+            yield _cell(point, chosen, experiment, machine, traits, code)
 
 
 def _cell(

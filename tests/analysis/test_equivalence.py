@@ -203,3 +203,31 @@ def test_estimates_of_peak_memory_by_cell_are_the_largest_of_its_kind() -> None:
     for one, estimates in zip(lines, ({"a": 1, "b": 2}, {"a": 3}, None), strict=True):
         one["facts"] = {"estimates": estimates} if estimates else {}
     assert trial_tables.peak_estimates(lines) == {"a": 3, "b": 2}
+
+
+def script(devices: int, connected: int) -> dict[str, Any]:
+    """A trial of a script, which is its own check if it has several ranks."""
+    one = line(
+        f"script{devices}", base="script1", strategy="script", rates=(100.0,) * devices, facts={"ended_early": False}
+    )
+    facts = {**one["facts"], **({} if connected is None else {"connected_ranks": connected})}
+    return {**one, "facts": facts, "check_id": one["cell_id"] if devices > 1 else None}
+
+
+@pytest.mark.parametrize(
+    ("connected", "equivalence_of", "reason"),
+    [
+        (2, "connected", None),
+        (0, "not equivalent", "not one training: its process group has 0 of 2 ranks"),
+        (1, "not equivalent", "not one training: its process group has 1 of 2 ranks"),
+    ],
+)
+def test_ranks_of_a_script_that_are_not_connected_have_no_speedup(
+    connected: int, equivalence_of: str, reason: str | None
+) -> None:
+    trials = trials_of([script(1, 0), script(2, connected)])
+    found = verdicts(equivalence(trials, CHECKS.frame([])), trials)
+    assert found == {"script2": Verdict(equivalence_of, reason)}  # type: ignore[arg-type]
+    scaling = ratios.scaling(trials, checked=found).set_index("cell_id")
+    assert scaling.loc["script2", "equivalence"] == equivalence_of
+    assert (scaling.loc["script2", "excluded"] == reason) if reason else pd.isna(scaling.loc["script2", "excluded"])

@@ -1,0 +1,75 @@
+"""Training scripts under Ray: two sizes in one worker group, and one that hangs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.analysis.results import Results
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
+from harness.launch.ray import cluster
+from tests.conftest import ROOT
+from tests.on_ray.conftest import Executed
+
+pytestmark = pytest.mark.slow
+QUICK = {"blocks": 1, "twin": False, "warmup_steps": 3, "warmup_rounds": 2, "windows": 1, "window_steps": 4}
+HANGS = """
+import torch
+weight = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+def stuck():
+    while True:
+        pass
+for _ in range(4):
+    weight.sum().backward()
+    optimizer.step()
+stuck()
+"""
+
+
+def run(execute: Callable[[Experiment], Executed], script: Path, **sections: object) -> Results:
+    content = {
+        "name": "script",
+        "script": str(script),
+        "grid": {"devices": [1, 2], "per_device_batch_size": 64},
+        "throughput": {**QUICK, "window_seconds": 0.0},
+        **sections,
+    }
+    results, _ = execute(parse_experiment(content, source="script.yaml"))
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(script.parent) in " ".join(p.info["cmdline"] or ())]
+    return results
+
+
+def test_a_script_for_torchrun_is_measured_on_one_rank_and_on_two_and_named_as_connected(
+    execute: Callable[[Experiment], Executed],
+) -> None:
+    if cluster.local_inventory().nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    script = ROOT / "experiments" / "my_script.py"
+    results = run(execute, script, arguments="--batch-size {per_device_batch_size}")
+    trials = results.trials.set_index("devices")
+    assert trials["outcome"].tolist() == ["ok", "ok"], trials["reason"].tolist()
+    assert trials["group_id"].nunique() == 1
+    assert trials.loc[2, "connected_ranks"] == 2 and results.findings.empty
+    scaling = results.scaling.set_index("devices")
+    assert scaling.loc[2, "equivalence"] == "connected" and scaling.loc[2, "base_id"] == scaling.loc[1, "cell_id"]
+    assert scaling["throughput_per_s"].notna().all() and scaling["excluded"].isna().all()
+
+
+def test_a_script_that_hangs_is_named_by_its_own_line_and_leaves_nothing(
+    execute: Callable[[Experiment], Executed], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(HANGS)
+    results = run(
+        execute, tmp_path / "train.py", grid={"devices": 1, "per_device_batch_size": 64}, limits={"trial": 8.0}
+    )
+    (reason,) = results.trials["reason"]
+    assert results.trials["outcome"].tolist() == ["timeout"] and re.search(
+        r"rank 0 in stuck \(train.py:[67]\)$", reason
+    ), reason
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
