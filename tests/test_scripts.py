@@ -85,8 +85,8 @@ def test_a_script_that_fails_is_a_row_with_its_own_error(tmp_path: Path, kind: s
     assert result.outcome == ("oom" if kind == "out of memory" else "error")
     assert re.match(reason, result.reason), result.reason
     assert no_process_is_left() and [path.name for path in tmp_path.iterdir()] == ["train.py"]
-    if kind == "exit code":
-        assert "usage" in result.detail
+    said = {"exit code": "usage", "no step": "evaluated", "raises": f'File "{tmp_path}/train.py", line'}
+    assert said.get(kind, "") in result.detail
 
 
 def test_a_script_is_ended_after_its_last_window_whatever_it_catches(tmp_path: Path) -> None:
@@ -111,6 +111,38 @@ def test_a_script_is_ended_after_its_last_window_whatever_it_catches(tmp_path: P
     assert 0.005 < result.windows[1]["duration_s"] / 4 < 0.5
     assert len(result.detail) <= 100_000
     assert no_process_is_left() and [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_what_a_script_writes_stays_in_the_trial_s_folder(tmp_path: Path) -> None:
+    before = {"log.txt": "theirs", "best.pt": "theirs", "runs/old.json": "theirs"}
+    for name, text in before.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (result,) = results(
+        tmp_path,
+        """
+        from pathlib import Path
+        here = Path(__file__).parent
+        assert Path("log.txt").read_text() == (here / "log.txt").read_text() == "theirs"
+        with open("log.txt", "a") as log:
+            log.write("more")
+        (here / "runs/old.json").write_text("x")
+        (here / "runs/new.json").write_text("x")
+        torch.save({"x": weight}, "best.pt")
+        assert Path("log.txt").read_text() == "theirsmore" and torch.load("best.pt")
+        while True: step()
+        """,
+    )
+    assert result.outcome == "ok", result.detail
+    left = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
+    assert {name: path.read_text() for name, path in left.items() if name != "train.py"} == before
+
+
+@pytest.mark.parametrize(("one_rank", "outcome"), [("torchrun", "error"), ("python", "ok")])
+def test_one_rank_can_be_started_without_torchrun_s_variables(tmp_path: Path, one_rank: str, outcome: str) -> None:
+    text = "assert 'RANK' not in os.environ\nwhile True: step()"
+    (result,) = results(tmp_path, text, one_rank=one_rank)
+    assert result.outcome == outcome
 
 
 def test_a_script_that_ends_early_counts_with_the_steps_that_it_took(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _of_scripts(trials: pd.DataFrame) -> list[Record]:
 
 
 def _apart(row: Record) -> Values:
-    reason = f"not one training: its process group has {row.connected_ranks} of {row.devices} ranks"
+    reason = f"independent copies: {row.connected_ranks} of its {row.devices} ranks train together"
     return {"computed_in": row.precision, "equivalent": False, "reason": reason}
 
 

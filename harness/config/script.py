@@ -97,13 +97,15 @@ class ScriptExperiment(Experiment):
     """A validated experiment file with ``script: FILE``.
 
     ``arguments``: text that is split as a shell splits it, or a list; each ``{name}`` is replaced by the cell's value,
-    and an argument that becomes empty is left out. ``keep``: the files that the script writes stay in the run folder.
+    and an argument that becomes empty is left out. ``one_rank``: whether one device has torchrun's variables (RANK and
+    so on) too, or is ``python FILE``. ``keep``: the files that the script writes stay in the run folder.
     """
 
     workload: str = ""
     script: FilePath
     arguments: Annotated[tuple[str, ...], BeforeValidator(split)] = ()
     step: Step = Step()
+    one_rank: Literal["torchrun", "python"] = "torchrun"
     keep: bool | str = False
     grid: ScriptGrid | None = None
     cells: Annotated[tuple[ScriptGrid, ...], BeforeValidator(as_tuple)] = ()

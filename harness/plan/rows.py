@@ -358,7 +358,7 @@ class TrialFacts(TypedDict, total=False):
     links_error: Annotated[str, Meaning("reason if the measurement of links or collectives is incomplete")]
     optimizers: Annotated[str, Meaning("of a script: its optimizers, by their first step; one is counted")]
     connected_ranks: Annotated[
-        int, Meaning("of a script: size of its process group, least of all ranks; 0 without one")
+        int, Meaning("of a script: ranks in one process group with equal parameters, if these can be compared")
     ]
     ended_early: Annotated[bool, Meaning("true if a script ended by itself before its last window")]
     evaluation_batches: Annotated[int, Meaning("of a script: batches without gradients in its windows, on rank 0")]

@@ -10,15 +10,19 @@ import faulthandler
 import mmap
 import os
 import runpy
+import shutil
 import signal
 import struct
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 SPAWNED = (
     "the script starts its ranks itself, by torch.multiprocessing.{name}, but here each rank is a process already, as "
@@ -30,10 +34,12 @@ SPAWNED = (
 class Start:
     """What a rank's process needs to know.
 
-    ``counter``, ``stack``: the files of the watchdog: of the steps, mapped into memory, and of the stack on SIGUSR1.
+    ``script``: in the trial's folder, with links to the files of ``source``, the user's folder. ``counter``, ``stack``:
+    the files of the watchdog: of the steps, mapped into memory, and of the stack on SIGUSR1.
     """
 
     script: str
+    source: str
     arguments: tuple[str, ...]
     optimizer: int
     pauses: bool
@@ -58,9 +64,12 @@ def run_script(parent: Connection, start: Start) -> int:
     recorder.install()
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, _refused(name))
+    folder = Path(start.script).parent
+    sys.addaudithook(partial(_before_open, str(folder)))
+    torch.save = _saving(torch.save, str(folder))
     parent.send(Begun())
     sys.argv = [start.script, *start.arguments]
-    sys.path[0] = str(Path(start.script).parent)
+    sys.path[0] = str(folder)
     try:
         runpy.run_path(start.script, run_name="__main__")
     except EndOfTrial:
@@ -78,6 +87,37 @@ def run_script(parent: Connection, start: Start) -> int:
         return 1
     recorder.finish()
     return 0
+
+
+WRITES = os.O_WRONLY | os.O_RDWR
+
+
+def _before_open(folder: str, event: str, arguments: tuple[Any, ...]) -> None:
+    """Before the script opens a linked file of the user's to write to it, put a copy in the link's place."""
+    if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES:
+        own_copy(folder, arguments[0], whole=not arguments[2] & os.O_TRUNC)
+
+
+def _saving(save: Callable[..., None], folder: str) -> Callable[..., None]:
+    """Return torch.save, which opens files in C++, with the same care."""
+
+    def saving(obj: object, f: Any, *given: Any, **named: Any) -> None:
+        own_copy(folder, f, whole=False)
+        save(obj, f, *given, **named)
+
+    return saving
+
+
+def own_copy(folder: str, path: object, *, whole: bool) -> None:
+    """Replace a link in the folder by a copy of its file, or by nothing if the file is about to be replaced."""
+    if isinstance(path, str | os.PathLike) and os.path.islink(path):
+        link = os.path.abspath(path)
+        if link.startswith(folder + os.sep) and os.path.isfile(link):
+            source = os.path.realpath(link)
+            with suppress(FileNotFoundError):  # another rank was first
+                os.unlink(link)
+                if whole:
+                    shutil.copyfile(source, link)
 
 
 def _of_script(error: BaseException, script: str) -> TracebackType | None:

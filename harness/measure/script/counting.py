@@ -66,13 +66,14 @@ class Facts:
 
     ``optimizers``: the class of each, by its first step. ``batches``: those that a DataLoader delivered with gradients,
     and without gradients since the first edge. ``connected``: the size of its process group, 0 without one.
+    ``parameters``: shape and sum of those of the counted optimizer; empty if they may be shards.
     """
 
     optimizers: Sequence[str]
     training_batches: int
     evaluation_batches: int
     connected: int
-    backend: str
+    parameters: Sequence[tuple[tuple[int, ...], str]]
     on_cuda: bool
     peak_bytes: int | None
     reserved_bytes: int | None
@@ -270,7 +271,7 @@ class StepRecorder:
             training_batches=self._batches[0],
             evaluation_batches=self._batches[1],
             connected=torch.distributed.get_world_size() if group else 0,
-            backend=str(torch.distributed.get_backend()) if group else "",
+            parameters=digests(self._counted() if self._counted else None),
             on_cuda=on_cuda,
             peak_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
             reserved_bytes=torch.cuda.max_memory_reserved() if on_cuda else None,
@@ -331,6 +332,23 @@ class StepRecorder:
         if trains:
             self._samples += samples
         self._waited(start)
+
+
+MOST_PARAMETERS = 50
+
+
+def digests(optimizer: torch.optim.Optimizer | None) -> list[tuple[tuple[int, ...], str]]:
+    """Return shape and sum of an optimizer's first parameters; nothing if they may be shards.
+
+    Those of fully_shard are of a class of their own, those of FullyShardedDataParallel have one dimension.
+    """
+    groups = optimizer.param_groups if optimizer else []
+    found = [parameter for group in groups for parameter in group["params"]][:MOST_PARAMETERS]
+    whole = all(type(each) in (torch.nn.Parameter, torch.Tensor) for each in found)
+    if not whole or all(each.dim() <= 1 for each in found):
+        return []
+    with torch.no_grad():
+        return [(tuple(each.shape), repr(each.double().sum().item())) for each in found]
 
 
 def size_of(batch: object) -> int:

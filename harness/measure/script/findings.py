@@ -2,46 +2,75 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from harness.measure.script.counting import Finished
+from harness.measure.script.counting import Facts, Finished
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 
 CHECK = "script"
 SAME_SIZE = 0.02
-"""Largest relative difference of counted and stated samples of a step: the last batch of an epoch may be smaller."""
+"""Largest relative difference of counted and stated samples of a step."""
 
 
-def judge(ends: Sequence[Finished], cell: Cell, stated: float | None) -> Iterator[Finding]:
-    """Yield findings on the ends of all ranks; ``stated``: samples of a step and rank by the file, None if counted."""
-    facts, first = [end.facts for end in ends], ends[0]
-    connected = min(each.connected for each in facts)
-    if cell.devices > 1 and connected < cell.devices:
+@dataclass(frozen=True)
+class Seen:
+    """What a rank saw of its script. ``samples``: the median of timed steps, as an epoch's last batch is smaller."""
+
+    facts: Facts
+    steps: int
+    samples: float
+    by_itself: bool
+
+    @classmethod
+    def of(cls, end: Finished) -> Seen:
+        timed = end.steps.samples[end.steps.edges[0][0] if end.steps.edges else 1 :]
+        return cls(end.facts, len(end.steps.ended), float(statistics.median(timed or [0.0])), end.by_itself)
+
+
+def together(facts: Sequence[Facts]) -> int:
+    """Return how many ranks train one model: the least size of a process group; 1 if all parameters differ."""
+    first, *others = (each.parameters for each in facts)
+    alike = all([shape for shape, _ in first] == [shape for shape, _ in other] for other in others)
+    equal = any(own == value for other in others for own, value in zip(first, other, strict=False))
+    apart = bool(first) and bool(others) and alike and not equal
+    return min(1 if apart else each.connected for each in facts)
+
+
+def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[Finding]:
+    """Yield findings on a script; ``stated``: samples of a step and rank by the file, None if counted."""
+    facts, first = [each.facts for each in ranks], ranks[0]
+    connected, trained = min(each.connected for each in facts), together(facts)
+    if cell.devices > 1 and trained < cell.devices:
         group = "no process group" if not connected else f"a process group of {connected} ranks"
+        seen = f"{len(ranks)} ranks with {group}"
+        if connected == cell.devices:
+            seen = f"{len(ranks)} ranks whose parameters all differ after {first.steps} steps"
         yield Finding(
             CHECK,
             "error",
-            f"{len(ends)} ranks with {group}",
+            seen,
             "the ranks train independent copies of the model: their speeds add up, and are no speedup",
             "call torch.distributed.init_process_group() and wrap the model, as for torchrun; or set devices: [1]",
         )
-    timed = first.steps.samples[first.steps.edges[0][0] if first.steps.edges else 1 :]
-    counted = sum(timed) / len(timed) if timed else 0.0
+    counts = [each.samples for each in ranks]
     expected = cell.global_batch_size / cell.devices
-    if stated is None and not counted:
+    wrong = next((count for count in counts if abs(count - expected) > SAME_SIZE * expected), None)
+    if stated is None and not all(counts):
         yield Finding(
             CHECK,
             "warning",
-            f"{len(first.steps.ended)} steps, and no batch from a torch DataLoader",
+            f"{first.steps} steps, and no batch from a torch DataLoader",
             "throughput is in batches of the file, not in samples",
             "state the samples of a rank and step, as step: {samples: '{per_device_batch_size} * 4'}",
         )
-    elif stated is None and abs(counted - expected) > SAME_SIZE * expected:
+    elif stated is None and wrong is not None:
         yield Finding(
             CHECK,
             "warning",
-            f"samples of a step on a rank: {counted:.4g} by the DataLoader, {expected:.4g} by the file",
+            f"samples of a step on a rank: {wrong:.4g} by the DataLoader, {expected:.4g} by the file",
             "labels name another batch size than the script trains with, if it does not accumulate gradients",
             "pass {per_device_batch_size} in arguments, divide by the number of ranks if the script's is the global "
             "batch, or set the grid's batch size to that of the script",
@@ -66,7 +95,7 @@ def judge(ends: Sequence[Finished], cell: Cell, stated: float | None) -> Iterato
         yield Finding(
             CHECK,
             "warning",
-            f"the script ended by itself after {len(first.steps.ended)} steps",
+            f"the script ended by itself after {first.steps} steps",
             "its steps count, but there are fewer than the file asks for, and they may not be steady",
             "let it train longer, for example by its number of epochs: it is ended after the last window",
         )

@@ -36,6 +36,8 @@ END_S = 10.0
 """The longest time of a script between its last step and its end; then it is killed."""
 LINKED = 2_000
 """The most entries of a folder that are linked one by one; one with more is linked whole."""
+ABOVE = 2
+"""The folders above the script's whose other entries are linked too."""
 SKIPPED = ("__pycache__", "node_modules")
 
 
@@ -55,6 +57,7 @@ class ScriptProcess:
 
     def __init__(self, start: Start, environment: Mapping[str, str], folder: Path) -> None:
         self._connection, childs = Pipe()
+        self._names = {str(folder): str(start.source)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{__package__}.child", str(childs.fileno())],
             env=dict(environment),
@@ -96,7 +99,10 @@ class ScriptProcess:
 
     def output(self) -> str:
         self._reader.join(READ_S if self.exit_code is not None else 0.0)
-        return sanitize.redact_text(b"".join(self._kept).decode(errors="replace")[-KEPT_BYTES:])
+        text = b"".join(self._kept).decode(errors="replace")[-KEPT_BYTES:]
+        for linked, own in self._names.items():
+            text = text.replace(linked, own)
+        return sanitize.redact_text(text)
 
     def _read(self) -> None:
         assert self._process.stdout
@@ -128,19 +134,36 @@ class ScriptProcess:
 def trial_folder(ranks: Ranks, script: str, kept: Path | None) -> Iterator[Path]:
     """Make the folder in which the ranks of a node run, with links to the script's folder; remove it at the end.
 
-    ``kept``: the folder itself, which then stays.
+    ``kept``: a folder to make it in, which then stays.
     """
     scratch = Scratch() if ranks.local_rank == 0 and kept is None else None
-    own = str(kept or (scratch.path if scratch else ""))
-    if ranks.local_rank == 0:
-        Path(own).mkdir(parents=True, exist_ok=True)
-        link_tree(Path(script).parent, Path(own))
+    root = kept or (scratch.path if scratch else None)
+    own = str(lay_out(Path(script).parent, root)) if root and ranks.local_rank == 0 else ""
     made = {node: folder for node, local, folder in ranks.gather((ranks.node_rank, ranks.local_rank, own)) if not local}
     try:
         yield Path(made[ranks.node_rank])
     finally:
         if scratch:
             scratch.close()
+
+
+def lay_out(source: Path, root: Path) -> Path:
+    """Return a folder below ``root`` with links to the files of ``source``, so that new files stay there.
+
+    The folders above it have links to what is beside theirs, so that ``../data`` is there too.
+    """
+    levels = [source, *source.parents[:ABOVE]]
+    target = root.joinpath(*(level.name for level in reversed(levels) if level.name))
+    target.mkdir(parents=True, exist_ok=True)
+    for level, inner in zip(levels[1:], levels, strict=False):
+        here = target.parents[levels.index(level) - 1]
+        with suppress(OSError):
+            beside = [name for name in os.listdir(level) if name != inner.name]
+            for name in beside if len(beside) <= LINKED else ():
+                with suppress(FileExistsError):
+                    (here / name).symlink_to(level / name)
+    link_tree(source, target)
+    return target
 
 
 def link_tree(source: Path, target: Path) -> None:
@@ -161,10 +184,13 @@ def link_tree(source: Path, target: Path) -> None:
             there.symlink_to(here)
 
 
-def environment_of(ranks: Ranks, cell: Cell, address: str, port: int) -> dict[str, str]:
-    """Return the environment of a rank as torchrun sets it, beside that of this process."""
+def environment_of(ranks: Ranks, cell: Cell, address: str, port: int, *, plain: bool = False) -> dict[str, str]:
+    """Return the environment of a rank as torchrun sets it, beside that of this process.
+
+    ``plain``: without the variables of ranks, as ``python SCRIPT`` has it.
+    """
     per_node = ranks.world_size // cell.nodes
-    variables = {
+    ranked = {
         "RANK": ranks.rank,
         "LOCAL_RANK": ranks.local_rank,
         "WORLD_SIZE": ranks.world_size,
@@ -177,11 +203,14 @@ def environment_of(ranks: Ranks, cell: Cell, address: str, port: int) -> dict[st
         "TORCHELASTIC_RUN_ID": "harness",
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
+    }
+    variables = {
+        **({} if plain else ranked),
         "PYTHONUNBUFFERED": 1,
         "OMP_NUM_THREADS": torch.get_num_threads(),
         "MKL_NUM_THREADS": torch.get_num_threads(),
     }
-    hidden = ("TORCHELASTIC_USE_AGENT_STORE", "PYTHONSAFEPATH", COUNTER_VARIABLE, STACK_VARIABLE)
+    hidden = {"TORCHELASTIC_USE_AGENT_STORE", "PYTHONSAFEPATH", COUNTER_VARIABLE, STACK_VARIABLE, *ranked}
     root = str(Path(harness.__file__).parents[1])
     path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), root]
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}

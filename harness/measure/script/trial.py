@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,10 +23,9 @@ from harness.measure.script.counting import (
     Progress,
     Raised,
     Schedule,
-    Steps,
     WindowsBegun,
 )
-from harness.measure.script.findings import judge
+from harness.measure.script.findings import Seen, judge, together
 from harness.measure.script.process import (
     COUNTER_VARIABLE,
     END_S,
@@ -81,30 +80,31 @@ def script(context: TrialContext) -> TrialResult:
     kept = Path(experiment.keep) / trial.id if isinstance(experiment.keep, str) else None
     with trial_folder(ranks, experiment.script, kept) as folder:
         values = values_of(trial.cell, trial.seed, folder)
+        source = Path(experiment.script)
         start = Start(
-            script=experiment.script,
+            script=str(folder / source.name),
+            source=str(source.parent),
             arguments=tuple(experiment.command(values)),
             optimizer=experiment.step.optimizer,
             pauses=experiment.step.pause == "validation",
             counter=os.environ.get(COUNTER_VARIABLE),
             stack=os.environ.get(STACK_VARIABLE),
         )
-        process = ScriptProcess(start, environment_of(ranks, trial.cell, address, port), folder)
-        patience_s = 0.0
+        plain = experiment.one_rank == "python" and ranks.world_size == 1
+        process = ScriptProcess(start, environment_of(ranks, trial.cell, address, port, plain=plain), folder)
         try:
             with context.part("script"):
                 followed = _follow(process, ranks, settings, shared=trial.cell.oversubscribed)
-            patience_s = END_S
+            with context.part("end of the script"):
+                process.end(END_S)
+            stated = experiment.stated_samples(values)
+            return _result(context, settings, followed, stated, experiment.step.unit, process.output())
         except ScriptFailed as error:
             process.end(LAST_OUTPUT_S)
             error.output = process.output()
             raise
         finally:
-            with context.part("end of the script"):
-                process.end(patience_s)
-        output = process.output()
-    stated = experiment.stated_samples(values)
-    return _result(context, settings, followed, stated, experiment.step.unit, output)
+            process.end(0.0)
 
 
 def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
@@ -196,7 +196,7 @@ def _result(
     if stated is None and not all(ranks.gather(bool(sum(end.steps.samples)))):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
     windows = windows_of(end, settings, weight)
-    facts, steps = end.facts, end.steps
+    facts = end.facts
     context.rank_facts |= {
         **followed.load,
         **step_quantiles(windows),
@@ -209,26 +209,26 @@ def _result(
         context.parts[part] = sum(each.window.duration_s for each in windows if each.kind == kind)
     context.parts["script"] -= context.parts["warmup"] + context.parts["windows"]
     columns = step_columns(ranks.rank, windows)
-    gathered = ranks.gather((window_rows(ranks.rank, windows), columns, facts.connected))
-    by_rank = [steps for _, steps, _ in gathered]
+    gathered = ranks.gather((window_rows(ranks.rank, windows), columns))
+    by_rank = [steps for _, steps in gathered]
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
-    ends = ranks.gather(replace(end, steps=steps if ranks.first else Steps()))
-    findings = judge(ends, trial.cell, stated) if trial.purpose == "doctor" or not trial.block else ()
+    seen = ranks.gather(Seen.of(end))
+    findings = judge(seen, trial.cell, stated) if trial.purpose == "doctor" or not trial.block else ()
     found: TrialFacts = {
         "findings": [finding.row() for finding in findings],
         "steady": followed.steady and not end.by_itself,
         "optimizers": ", ".join(facts.optimizers),
         "ended_early": end.by_itself,
         "evaluation_batches": facts.evaluation_batches,
-        "connected_ranks": min(connected for _, _, connected in gathered),
+        "connected_ranks": together([each.facts for each in seen]),
     }
     return TrialResult(
         trial.id,
         "ok",
         unit=unit,
         steps_s=context.parts["warmup"] + context.parts["windows"],
-        windows=tuple(row for own, _, _ in gathered for row in own),
+        windows=tuple(row for own, _ in gathered for row in own),
         steps={name: values for name, values in rows.items() if name != "loss"},
         facts=found,
         detail=output,

@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from harness.config.sections import Throughput
-from harness.measure.script.counting import Facts, Finished, Schedule, Steps, size_of
-from harness.measure.script.findings import judge
-from harness.measure.script.process import ScriptFailed, environment_of, link_tree
+from harness.measure.script.child import own_copy
+from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests, size_of
+from harness.measure.script.findings import Seen, judge, together
+from harness.measure.script.process import ScriptFailed, environment_of, lay_out
 from harness.measure.script.trial import values_of, windows_of
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
 
-FACTS = Facts(["SGD"], 10, 0, 2, "gloo", False, None, None, 1)
+SHARED = [((2, 3), "1.0"), ((3,), "0.5")]
+FACTS = Facts(["SGD"], 10, 0, 2, SHARED, False, None, None, 1)
 RANKS = Ranks(1, 2, 1, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 SETTINGS = Throughput(warmup_steps=4)
 CELL = Cell("train.py", None, None, "script", "cpu", 2, 1, "weak", 32, 64)
@@ -104,13 +106,13 @@ def having(**facts: Any) -> Finished:
     ],
 )
 def test_findings_follow_from_what_was_counted(end: Finished, stated: float | None, seen: list[str]) -> None:
-    assert [finding.seen for finding in judge([end, end], CELL, stated)] == seen
+    assert [finding.seen for finding in judge([Seen.of(end)] * 2, CELL, stated)] == seen
 
 
 def test_independent_copies_are_an_error_and_one_device_is_none() -> None:
-    (found,) = judge([having(connected=0)] * 2, CELL, None)
+    (found,) = judge([Seen.of(having(connected=0))] * 2, CELL, None)
     assert (found.severity, found.stops) == ("error", False)
-    assert not [*judge([having(connected=0)], replace(CELL, devices=1, global_batch_size=32), None)]
+    assert not [*judge([Seen.of(having(connected=0))], replace(CELL, devices=1, global_batch_size=32), None)]
 
 
 @pytest.mark.parametrize(
@@ -127,20 +129,73 @@ def test_the_size_of_a_batch_is_that_of_its_first_tensor(batch: object, size: in
     assert size_of(batch) == size
 
 
+OTHER = [((2, 3), "1.5"), ((3,), "0.6")]
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "count"),
+    [
+        (SHARED, SHARED, 2),
+        (SHARED, OTHER, 1),
+        (SHARED, [OTHER[0], SHARED[1]], 2),  # as in a model whose layers are split over ranks
+        (SHARED, [((4, 3), "1.5"), ((3,), "0.6")], 2),
+        ([], [], 2),
+    ],
+)
+def test_ranks_train_together_unless_all_of_their_parameters_differ(own: Any, others: Any, count: int) -> None:
+    assert together([replace(FACTS, parameters=own), replace(FACTS, parameters=others)]) == count
+
+
+def test_copies_in_one_process_group_are_an_error_too() -> None:
+    found = judge([Seen.of(HEALTHY), Seen.of(having(parameters=OTHER))], CELL, None)
+    assert [(each.severity, each.seen) for each in found] == [
+        ("error", "2 ranks whose parameters all differ after 3 steps")
+    ]
+
+
+def test_an_epoch_s_last_batch_and_the_other_ranks_are_no_reason_to_call_the_batch_wrong() -> None:
+    end = finished([1.0, 2.0, 3.0, 4.0], [(1, 1.0), (4, 4.0)], samples=[32.0, 32.0, 8.0, 32.0])
+    assert not [*judge([Seen.of(end)] * 2, CELL, None)]
+    other = finished([1.0, 2.0, 3.0, 4.0], [(1, 1.0), (4, 4.0)], samples=[64.0] * 4)
+    (found,) = judge([Seen.of(end), Seen.of(other)], CELL, None)
+    assert found.seen == "samples of a step on a rank: 64 by the DataLoader, 32 by the file"
+
+
+def test_parameters_that_may_be_shards_are_not_compared() -> None:
+    whole, flat = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(6))
+    assert digests(torch.optim.SGD([whole, flat])) == [((2, 3), "6.0"), ((6,), "6.0")]
+    assert digests(torch.optim.SGD([flat])) == digests(None) == []
+
+
 def test_the_folder_has_the_script_s_files_and_keeps_new_ones(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    for name in ("train.py", "data/train.bin", ".git/config", "__pycache__/a.pyc", "venv/pyvenv.cfg"):
+    source = tmp_path / "source"
+    for name in ("train.py", "data/train.bin", ".git/config", "__pycache__/a.pyc", "venv/pyvenv.cfg", "../beside/x"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(name)
-    target.mkdir()
-    link_tree(source, target)
+    target = lay_out(source, tmp_path / "scratch")
     assert (target / "data/train.bin").read_text() == "data/train.bin"
+    assert (target / "../beside/x").read_text() == "../beside/x"
     assert not (target / ".git").exists() and not (target / "__pycache__").exists()
     assert (target / "venv").is_symlink() and not (target / "data").is_symlink()
     before = sorted(source.rglob("*"))
     (target / "checkpoint.pt").write_text("x")
     (target / "data/cache").mkdir()
     assert sorted(source.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("whole", "content"), [(True, "theirs, ours"), (False, ", ours")])
+def test_a_linked_file_becomes_a_copy_before_it_is_written_to(tmp_path: Path, whole: bool, content: str) -> None:
+    (tmp_path / "source").mkdir()
+    theirs = tmp_path / "source" / "log.txt"
+    theirs.write_text("theirs")
+    target = lay_out(tmp_path / "source", tmp_path / "scratch")
+    own_copy(str(target), target / "log.txt", whole=whole)
+    with (target / "log.txt").open("a") as log:
+        log.write(", ours")
+    assert theirs.read_text() == "theirs" and (target / "log.txt").read_text() == content
+    own_copy(str(target), theirs, whole=False)  # one outside of the trial's folder is the script's own affair
+    own_copy(str(target), 3, whole=False)
+    assert theirs.exists()
 
 
 def test_a_rank_has_torchrun_s_variables_and_not_those_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +205,8 @@ def test_a_rank_has_torchrun_s_variables_and_not_those_of_its_parent(monkeypatch
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MINE")
     assert [found[name] for name in names] == ["1", "1", "2", "2", "0", "10.0.0.1", "1234", "1"]
     assert "TORCHELASTIC_USE_AGENT_STORE" not in found
+    monkeypatch.setenv("RANK", "3")
+    assert "RANK" not in environment_of(RANKS, CELL, "10.0.0.1", 1234, plain=True)
     assert any((Path(folder) / "harness/probe.py").exists() for folder in found["PYTHONPATH"].split(os.pathsep))
 
 
