@@ -43,6 +43,8 @@ def join_names(names: list[str], most: int = 4) -> str:
 
 
 BATCHES = "batch divisibility"
+SCRIPT = "script"
+"""The check of a script, which its own trials make."""
 
 
 def judge_batches(samples: int, batch: int, cell: Cell, *, epochs: bool) -> list[Finding]:

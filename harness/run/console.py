@@ -245,7 +245,8 @@ class ConsoleSink:
         text = Text.assemble((f"{line['outcome']:<8}", style), escape_control(f" {result}"))
         for finding in line["facts"].get("findings", []):
             if finding["severity"] == "error":
-                self._show(f"preflight, {finding['check']}: {finding['seen']}. {finding['advice']}.")
+                part = "preflight, " if trial.purpose == "doctor" else ""
+                self._show(f"{part}{finding['check']}: {finding['seen']}. {finding['advice']}.")
         if self._verbose or not (self._quiet or (self._live and line["outcome"] == "ok")):
             done, total = self._done()
             counted = Text(f"[{done}/{total}] ").append(text)

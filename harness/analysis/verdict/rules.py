@@ -15,6 +15,7 @@ from harness.analysis.common import Record, columns_of, grouped, is_no_claim, ro
 from harness.analysis.stats import CLEAR, holm_of_known, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
+from harness.plan.checks import SCRIPT
 from harness.plan.feasibility import IMPOSSIBLE
 from harness.record.schema import VERDICT
 
@@ -184,7 +185,8 @@ def failures(tables: Tables) -> Iterator[Statement]:
         yield Statement(
             "failed", "trials", "failed", cells[0], cells[1:], n=len(rows), subject=subject, reasons=reasons
         )
-    errors = tables["findings"][tables["findings"]["severity"] == "error"]
+    found = tables["findings"]
+    errors = found[(found["severity"] == "error") & (found["check"] != SCRIPT)]  # that of a script is in equivalence()
     for check, rows in errors.groupby("check", sort=False):
         seen = tuple(dict.fromkeys(rows["seen"].astype(str)))
         known = rows["cell_id"].dropna().astype(str).tolist()

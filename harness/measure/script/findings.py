@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from harness.measure.script.counting import Facts, Finished
 from harness.plan.cell import Cell
-from harness.plan.checks import Finding
+from harness.plan.checks import SCRIPT, Finding
 
-CHECK = "script"
 SAME_SIZE = 0.02
 """Largest relative difference of counted and stated samples of a step."""
 
@@ -49,7 +48,7 @@ def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[F
         if connected == cell.devices:
             seen = f"{len(ranks)} ranks whose parameters all differ after {first.steps} steps"
         yield Finding(
-            CHECK,
+            SCRIPT,
             "error",
             seen,
             "the ranks train independent copies of the model: their speeds add up, and are no speedup",
@@ -60,7 +59,7 @@ def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[F
     wrong = next((count for count in counts if abs(count - expected) > SAME_SIZE * expected), None)
     if stated is None and not all(counts):
         yield Finding(
-            CHECK,
+            SCRIPT,
             "warning",
             f"{first.steps} steps, and no batch from a torch DataLoader",
             "throughput is in batches of the file, not in samples",
@@ -68,7 +67,7 @@ def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[F
         )
     elif stated is None and wrong is not None:
         yield Finding(
-            CHECK,
+            SCRIPT,
             "warning",
             f"samples of a step on a rank: {wrong:.4g} by the DataLoader, {expected:.4g} by the file",
             "labels name another batch size than the script trains with, if it does not accumulate gradients",
@@ -77,7 +76,7 @@ def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[F
         )
     if facts[0].evaluation_batches:
         yield Finding(
-            CHECK,
+            SCRIPT,
             "note",
             f"{facts[0].evaluation_batches} batches without gradients in the timed windows",
             "evaluation counts as time of training",
@@ -85,7 +84,7 @@ def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[F
         )
     if len(facts[0].optimizers) > 1:
         yield Finding(
-            CHECK,
+            SCRIPT,
             "note",
             f"optimizers in the order of their first steps: {', '.join(facts[0].optimizers)}",
             "the steps of one of them are counted",
@@ -93,7 +92,7 @@ def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[F
         )
     if first.by_itself:
         yield Finding(
-            CHECK,
+            SCRIPT,
             "warning",
             f"the script ended by itself after {first.steps} steps",
             "its steps count, but there are fewer than the file asks for, and they may not be steady",
