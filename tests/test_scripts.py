@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -128,6 +129,7 @@ def test_what_a_script_writes_stays_in_the_trial_s_folder(tmp_path: Path) -> Non
             log.write("more")
         (here / "runs/old.json").write_text("x")
         (here / "runs/new.json").write_text("x")
+        (Path(__file__).resolve().parent / "found.txt").write_text("x")
         torch.save({"x": weight}, "best.pt")
         assert Path("log.txt").read_text() == "theirsmore" and torch.load("best.pt")
         while True: step()
@@ -226,6 +228,24 @@ def test_two_ranks_end_at_the_same_step_and_agree_with_the_script_s_own_clock(tm
         printed[-1] - printed[-1 - sum(window["steps"] for window in timed)]
     )  # the step at which it ends prints nothing
     assert sum(window["duration_s"] for window in timed) == pytest.approx(own, rel=0.5)
+
+
+def test_a_script_that_ends_in_order_was_connected_and_what_it_started_ends_with_it(tmp_path: Path) -> None:
+    if cluster.local_inventory().nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    text = f"""
+        import subprocess, torch.distributed as dist
+        dist.init_process_group("gloo")
+        subprocess.Popen(["sleep", "77.{os.getpid()}"])
+        for _ in range(8): step()
+        if dist.get_rank() == 0: time.sleep(1)
+        dist.destroy_process_group()
+    """
+    (result,) = results(tmp_path, text, cluster.local_inventory(), devices=2, launcher="torchrun")
+    assert result.outcome == "ok" and result.facts["connected_ranks"] == 2, result.reason
+    assert result.facts["ended_early"]
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert f"sleep 77.{os.getpid()}" not in commands
 
 
 def test_ranks_that_take_different_steps_are_one_error(tmp_path: Path) -> None:

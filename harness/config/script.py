@@ -45,6 +45,7 @@ UNUSED_SECTIONS = {
     "convergence": "not measured for scripts",
     "checkpoint": "needs a convergence section",
     "variants": "not possible for scripts; name the script's versions by an argument",
+    "oversubscribe": "each rank of a script has a device of its own",
 }
 """The sections of a file that a script has no use for, each with the reason."""
 
@@ -128,6 +129,7 @@ class ScriptExperiment(Experiment):
         used = {found for text in (*self.arguments, str(self.step.samples)) for found in PLACEHOLDER.findall(text)}
         constants = set(self.workload_options)
         for place, grid in self._placed_grids():
+            yield from self._reserved(place, grid, used)
             known = {*GIVEN_PLACEHOLDERS, *constants, *grid.own_names}
             for name in sorted(used - known):
                 hint = nearest(name, sorted(known))
@@ -136,10 +138,25 @@ class ScriptExperiment(Experiment):
                 hint = nearest(name, sorted({*ScriptGrid.model_fields} - {"options"} | used))
                 text = f"{place}.{name}: unknown axis, and arguments do not use it as {{{name}}}; {hint}"
                 yield Conflict(True, text, (place, "arguments"))
-        if self.step.samples is not None:
-            values: dict[str, PlainValue] = dict.fromkeys(used, 1)
+            yield from self._samples(grid)
+
+    def _reserved(self, place: str, grid: ScriptGrid, used: set[str]) -> Iterator[Conflict]:
+        """Check the names that have a meaning already, and those of axes that the grid leaves out."""
+        for name in sorted({*grid.own_names, *self.workload_options} & {*GIVEN_PLACEHOLDERS}):
+            yield Conflict(True, f"{place}.{name}: is set by harness; name the axis otherwise", (place,))
+        for name in sorted(used & {"precision", "model", "data", "strategy"} - grid.model_fields_set):
+            yield Conflict(True, f"arguments: {{{name}}} is used, and {place} has no {name}", ("arguments", place))
+
+    def _samples(self, grid: ScriptGrid) -> Iterator[Conflict]:
+        """Check the arithmetic of step.samples for the first and the last value of each axis."""
+        given: dict[str, PlainValue] = {name: getattr(grid, name, None) for name in GIVEN}
+        options = {name.removeprefix("workload."): value for name, value in grid.options.items()}
+        axes = {name: as_axis(value) for name, value in {**given, **self.workload_options, **options}.items()}
+        for end in (0, -1) if self.step.samples is not None else ():
+            values = {name: value[end] for name, value in axes.items()}
+            batch = values["per_device_batch_size"] or values["global_batch_size"]
             try:
-                evaluate(str(self.step.samples), values)
+                evaluate(str(self.step.samples), {**values, "per_device_batch_size": batch, "global_batch_size": batch})
             except ValueError as error:
                 yield Conflict(True, f"step.samples: {error}", ("step",))
 
@@ -155,7 +172,7 @@ class ScriptExperiment(Experiment):
     @property
     def command_code(self) -> str:
         """A hash of what makes the same values another command, or another step."""
-        return hashlib.sha256(repr((self.arguments, self.step)).encode()).hexdigest()[:12]
+        return hashlib.sha256(repr((self.name, self.arguments, self.step, self.one_rank)).encode()).hexdigest()[:12]
 
     def stated_samples(self, values: Mapping[str, PlainValue]) -> float | None:
         """Return the samples or tokens of one rank and step that the file states; None if it states none."""

@@ -33,6 +33,8 @@ ENDED_FOR_MEMORY = ("low on memory", "NODE_OUT_OF_MEMORY", "memory pressure")
 """Messages of Ray when its memory monitor killed a worker."""
 LOADER_KILLED = "killed by signal: Killed"
 """Message of a rank whose loader worker was killed by SIGKILL."""
+SCRIPT_KILLED = "the script's process ended (signal 9)"
+"""Message of a rank whose script was killed by SIGKILL."""
 FATAL = "Fatal Python error"
 """Start of the output of Python's fault handler, which does not run on SIGKILL."""
 _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
@@ -90,7 +92,9 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
     printed = watchdog.printed(rank)
     if row.outcome == "lost" and (last := last_line(printed)):
         row = replace(row, reason=f"{row.reason}; last line of the user's code: {last}")
-    was_killed = (row.outcome == "lost" and not _ended_otherwise(row.reason, printed)) or LOADER_KILLED in row.reason
+    was_killed = (row.outcome == "lost" and not _ended_otherwise(row.reason, printed)) or any(
+        sign in row.reason for sign in (LOADER_KILLED, SCRIPT_KILLED)
+    )
     if was_killed and watchdog.killed_for_memory(rank):
         row = replace(row, outcome="oom", reason=f"the host ran out of memory: {row.reason}")
     detail = f"{row.detail}\n\nlast output of rank {rank}:\n{printed}" if printed else row.detail

@@ -46,7 +46,10 @@ def read() -> Load:
     for process in (me, *me.children(recursive=True)):  # loader workers work for us
         with suppress(psutil.Error):
             times = process.cpu_times()
-            own_cpu_s += times.user + times.system
+            # with those of its children that have ended, as loader workers do at the end of an epoch
+            own_cpu_s += sum(
+                getattr(times, name, 0.0) for name in ("user", "system", "children_user", "children_system")
+            )
     node, swap = psutil.cpu_times(), psutil.swap_memory()
     node_cpu_s = sum(getattr(node, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
     return Load(now, own_cpu_s, float(node_cpu_s), int(swap.sin + swap.sout))

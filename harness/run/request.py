@@ -136,6 +136,8 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
         if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
             problem = "are not sent to --output URI; give a folder that all nodes see and that outlives them"
             raise ExperimentError(source, [f"checkpoint.folder: checkpoints {problem}"])
+        if request.store and getattr(experiment, "keep", False):
+            raise ExperimentError(source, ["keep: a script's files are not sent to --output URI; leave keep out"])
     for mistake in mistakes(request):
         found.add(mistake)
     found.raise_all()

@@ -80,6 +80,11 @@ def test_the_base_is_the_script_itself_on_one_device_and_no_other_trials_than_it
         ({"optimizer": {"name": "Adam"}}, "optimizer: has no meaning beside script: the script has its own"),
         ({"convergence": {"epochs": 1}}, "convergence: has no meaning beside script"),
         ({"workload": "mlp"}, "workload: has no meaning beside script"),
+        ({"grid": {**GRID, "flag": "", "seed": [1, 2]}}, "grid.seed: is set by harness; name the axis otherwise"),
+        ({"arguments": "{lr} {flag} {precision}"}, "arguments: {precision} is used, and grid has no precision"),
+        ({"arguments": "{lr} {flag} {model}"}, "arguments: {model} is used, and grid has no model"),
+        ({"step": {"samples": "{flag} * 2"}}, "step.samples: got '{flag} * 2'"),
+        ({"oversubscribe": True}, "oversubscribe: has no meaning beside script"),
         ({"equivalence": True}, "equivalence: cannot be checked of a script"),
         ({"script": 3}, "script: got 3"),
         ({"grid": {**GRID, "flag": "", "global_batch_size": 3}}, "grid: give exactly one of per_device_batch_size"),
@@ -88,6 +93,19 @@ def test_the_base_is_the_script_itself_on_one_device_and_no_other_trials_than_it
 def test_a_mistake_is_named_with_its_place(sections: dict[str, Any], problem: str) -> None:
     found = problems_of(**sections)
     assert any(each.startswith(problem) for each in found), found
+
+
+def test_the_arguments_before_values_are_put_in_and_the_step_are_part_of_a_cell() -> None:
+    plain, *others = (
+        script(),
+        script(arguments="--rate {lr} --batch {per_device_batch_size} {flag}"),
+        script(step={"samples": 3}),
+        script(one_rank="python"),
+        script(name="other"),
+    )
+    machine = resolve(laptop(2), request="cpu", device_counts=(1, 2))
+    ids = [{cell.id for cell in expand(each, machine).asked} for each in (plain, *others)]
+    assert all(not ids[0] & each for each in ids[1:])
 
 
 @pytest.mark.parametrize(

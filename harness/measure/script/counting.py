@@ -28,6 +28,7 @@ TICK_S = 0.2
 """How often the steps of the warm-up are sent."""
 MOST_EVENTS = 20_000
 """The most CUDA events of a window; the steps of a longer one are timed by the host's clock."""
+ZERO = "ZeroRedundancyOptimizer"
 clock = time.perf_counter
 
 
@@ -139,8 +140,10 @@ class StepRecorder:
         self._paused_at: float | None = None
         self._by_probe = self._done = False
         self._late: int | None = None
-        self._optimizers: list[weakref.ref[Any]] = []
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._names: list[str] = []
+        self._connected = 0
+        self._event_device: torch.device | None = None
         self._counted: Any = None
         self._batches = [0, 0]
         self._thread = threading.get_ident()
@@ -178,13 +181,13 @@ class StepRecorder:
         if self._by_probe:
             return
         if self._counted is None or self._counted() is not optimizer:
-            if not any(known() is optimizer for known in self._optimizers):
-                self._optimizers.append(weakref.ref(optimizer))
+            replaced = self._counted is not None and self._counted() is None  # as by that of the next training
+            if optimizer not in self._optimizers:
+                self._optimizers.add(optimizer)
                 self._names.append(type(optimizer).__name__)
-                if len(self._optimizers) == self._optimizer + 1:
-                    self._counted = self._optimizers[-1]
-            if self._counted is None or self._counted() is not optimizer:
+            if not replaced and len(self._names) != self._optimizer + 1:
                 return
+            self._counted = weakref.ref(optimizer)
         self._take()
 
     def step(self) -> None:
@@ -196,10 +199,13 @@ class StepRecorder:
         self._samples += samples
 
     def pause(self) -> None:
-        self._paused_at = self._paused_at or clock()
+        if self._paused_at is None:
+            self._synchronize()
+            self._paused_at = clock()
 
     def go_on(self) -> None:
         if self._paused_at is not None:
+            self._synchronize()
             self._pause_s += clock() - self._paused_at
             self._paused_at = None
 
@@ -209,14 +215,17 @@ class StepRecorder:
             raise EndOfTrial(0)
         if self._paused_at is not None:
             self.go_on()
-        steps.ended.append(clock())
+        now = clock()
         steps.wait_s.append(self._wait_s)
         steps.samples.append(self._samples)
         steps.pause_s.append(self._pause_s)
+        steps.ended.append(now)  # last: the other thread reads as many of each as there are ends
         self._wait_s = self._samples = self._pause_s = 0.0
         self._advance()
+        if len(steps.ended) == 1:
+            self._note_group()
         if self._events and len(steps.ended) < self._next_edge:
-            self._events[len(steps.ended) - steps.edges[-1][0]].record()
+            self._record(len(steps.ended) - steps.edges[-1][0])
         elif len(steps.ended) >= self._next_edge:
             self._at_edge(len(steps.ended))
 
@@ -226,26 +235,52 @@ class StepRecorder:
         if count != edge:
             self._late = count
         if self._events:
-            self._events[count - steps.edges[-1][0]].record()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+            self._record(count - steps.edges[-1][0])
+        self._synchronize()
+        self._note_group()
         self._read_events(count - steps.edges[-1][0] if steps.edges else 0)
         if not steps.edges:
             self._batches[1] = 0
             self._send(WindowsBegun())
-        steps.edges.append((count, clock()))
-        if self._edges and self._late is None:
+        goes_on = bool(self._edges) and self._late is None
+        if goes_on:
             self._next_edge = self._edges[0]
-            length = self._next_edge - count
-            if torch.cuda.is_initialized() and length < MOST_EVENTS:
-                self._events = [torch.cuda.Event(enable_timing=True) for _ in range(length + 1)]
-                for event in self._events:
-                    event.record()  # torch creates an event when it is first recorded: not in the window
+            if self._devices() and self._next_edge - count < MOST_EVENTS:
+                self._event_device = self._devices()[0]
+                self._events = [torch.cuda.Event(enable_timing=True) for _ in range(self._next_edge - count + 1)]
+                for number in range(len(self._events)):
+                    self._record(number)  # torch creates an event when it is first recorded: not in the window
+                self._synchronize()
+        steps.edges.append((count, clock()))
+        if goes_on:
+            if self._events:
+                self._record(0)
             return
         self._done = True
         self._send(Finished(steps, self.facts(), by_itself=False, late=self._late))
         self._parent.recv()  # no rank ends while another still needs it
         raise EndOfTrial(0)
+
+    def _devices(self) -> list[torch.device]:
+        """Return the GPUs of the counted optimizer's parameters, or the current one; none if CUDA is not used."""
+        if not torch.cuda.is_initialized():
+            return []
+        optimizer = self._counted() if self._counted else None
+        groups = optimizer.param_groups if optimizer else []
+        found = dict.fromkeys(each.device for group in groups for each in group["params"] if each.is_cuda)
+        return [*found] or [torch.device("cuda", torch.cuda.current_device())]
+
+    def _synchronize(self) -> None:
+        for device in self._devices():
+            torch.cuda.synchronize(device)
+
+    def _record(self, number: int) -> None:
+        self._events[number].record(torch.cuda.current_stream(self._event_device))
+
+    def _note_group(self) -> None:
+        """Remember the size of the process group: the script destroys it at its end."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._connected = max(self._connected, torch.distributed.get_world_size())
 
     def _read_events(self, count: int) -> None:
         pairs = zip(self._events[:count], self._events[1 : count + 1], strict=True)
@@ -264,18 +299,22 @@ class StepRecorder:
 
     def facts(self) -> Facts:
         """Return what is known of the process now."""
-        group = torch.distributed.is_available() and torch.distributed.is_initialized()
-        on_cuda = torch.cuda.is_initialized()
+        self._note_group()
+        devices = self._devices()
+        peaks = [torch.cuda.max_memory_allocated(device) for device in devices]  # before sums of parameters
+        reserved = [torch.cuda.max_memory_reserved(device) for device in devices]
+        resident = _resident_peak()
         return Facts(
             optimizers=self._names,
             training_batches=self._batches[0],
             evaluation_batches=self._batches[1],
-            connected=torch.distributed.get_world_size() if group else 0,
-            parameters=digests(self._counted() if self._counted else None),
-            on_cuda=on_cuda,
-            peak_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
-            reserved_bytes=torch.cuda.max_memory_reserved() if on_cuda else None,
-            resident_bytes=_resident_peak(),
+            connected=self._connected,
+            # the first to step of a ZeroRedundancyOptimizer is one of its own, with the rank's share of the parameters
+            parameters=[] if ZERO in self._names else digests(self._counted() if self._counted else None),
+            on_cuda=bool(devices),
+            peak_bytes=max(peaks, default=None),
+            reserved_bytes=max(reserved, default=None),
+            resident_bytes=resident,
         )
 
     # -- what a loader delivers
@@ -300,7 +339,9 @@ class StepRecorder:
             start = self._fetching()
             batch = fetch(iterator)
             drawn = sizes.get(iterator)
-            self._fetched(start, drawn.popleft() if drawn else size_of(batch))
+            stream = iterator._dataset_kind == dataloader._DatasetKind.Iterable  # whose indices are no samples
+            size = drawn.popleft() if drawn else 0
+            self._fetched(start, size if size and not stream else size_of(batch) or size)
             return batch
 
         def timed_begin(loader: Any) -> Any:
@@ -317,7 +358,7 @@ class StepRecorder:
         start = clock()
         if self._pauses and threading.get_ident() == self._thread:
             if not torch.is_grad_enabled():
-                self._paused_at = self._paused_at or start
+                self.pause()
             elif self._paused_at is not None:
                 self.go_on()
         return start
@@ -335,6 +376,7 @@ class StepRecorder:
 
 
 MOST_PARAMETERS = 50
+"""The most parameters that are compared over ranks."""
 
 
 def digests(optimizer: torch.optim.Optimizer | None) -> list[tuple[tuple[int, ...], str]]:
@@ -347,8 +389,9 @@ def digests(optimizer: torch.optim.Optimizer | None) -> list[tuple[tuple[int, ..
     whole = all(type(each) in (torch.nn.Parameter, torch.Tensor) for each in found)
     if not whole or all(each.dim() <= 1 for each in found):
         return []
-    with torch.no_grad():
-        return [(tuple(each.shape), repr(each.double().sum().item())) for each in found]
+    with torch.no_grad(), suppress(RuntimeError):  # of memory: the steps are measured
+        return [(tuple(each.shape), repr(each.sum(dtype=torch.float64).item())) for each in found]
+    return []
 
 
 def size_of(batch: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from harness.train.ranks import Ranks
 
 COUNTER_VARIABLE, STACK_VARIABLE = "HARNESS_STEPS_FILE", "HARNESS_STACK_FILE"
 """Where a rank's process leaves the files of its watchdog for the process of its script."""
+HIDDEN = ("TORCHELASTIC_USE_AGENT_STORE", "PYTHONSAFEPATH", "ACCELERATE_TORCH_DEVICE", COUNTER_VARIABLE, STACK_VARIABLE)
+"""Variables of this process that are not for the script."""
 KEPT_BYTES = 100_000
 """The end of the script's output that is kept."""
 READ_BYTES, READ_S = 65_536, 1.0
@@ -38,6 +42,7 @@ LINKED = 2_000
 """The most entries of a folder that are linked one by one; one with more is linked whole."""
 ABOVE = 2
 """The folders above the script's whose other entries are linked too."""
+MOST_LINKS = 5_000
 SKIPPED = ("__pycache__", "node_modules")
 
 
@@ -71,6 +76,7 @@ class ScriptProcess:
         childs.close()
         self._connection.send(start)
         self._kept: deque[bytes] = deque()
+        self._started: set[psutil.Process] = set()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -113,16 +119,21 @@ class ScriptProcess:
             while kept - len(self._kept[0]) > KEPT_BYTES:
                 kept -= len(self._kept.popleft())
 
+    def remember_children(self) -> None:
+        """Remember what the process has started by now, which may outlive it."""
+        with suppress(psutil.Error):
+            self._started |= {*psutil.Process(self.pid).children(recursive=True)}
+
     def end(self, patience_s: float) -> None:
-        """Wait for the end of the process; then kill it with its children."""
+        """Wait for the end of the process; then kill it, and what it has started."""
+        self.remember_children()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
-        with suppress(psutil.Error):
-            children = psutil.Process(self.pid).children(recursive=True)
-            for process in children if self.exit_code is None else ():
-                with suppress(psutil.Error):
-                    process.kill()
+        self.remember_children()
         self._process.kill()
+        for process in self._started:
+            with suppress(psutil.Error):  # of another process with the same number nothing is killed
+                process.kill()
         self._process.wait()
         self._connection.close()
         self._reader.join(READ_S)
@@ -136,15 +147,19 @@ def trial_folder(ranks: Ranks, script: str, kept: Path | None) -> Iterator[Path]
 
     ``kept``: a folder to make it in, which then stays.
     """
-    scratch = Scratch() if ranks.local_rank == 0 and kept is None else None
-    root = kept or (scratch.path if scratch else None)
-    own = str(lay_out(Path(script).parent, root)) if root and ranks.local_rank == 0 else ""
-    made = {node: folder for node, local, folder in ranks.gather((ranks.node_rank, ranks.local_rank, own)) if not local}
-    try:
-        yield Path(made[ranks.node_rank])
-    finally:
-        if scratch:
-            scratch.close()
+    with ExitStack() as stack:
+        own = ""
+        if ranks.local_rank == 0:
+            root = unused(kept) if kept else stack.enter_context(Scratch())
+            own = str(lay_out(Path(script).parent, root))
+        gathered = ranks.gather((ranks.node_rank, own))
+        yield Path(next(folder for node, folder in gathered if node == ranks.node_rank and folder))
+
+
+def unused(folder: Path) -> Path:
+    """Return the folder, or if it is there one with a number: that of another attempt."""
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(each for each in chain([folder], numbered) if not each.exists())
 
 
 def lay_out(source: Path, root: Path) -> Path:
@@ -166,28 +181,35 @@ def lay_out(source: Path, root: Path) -> Path:
     return target
 
 
-def link_tree(source: Path, target: Path) -> None:
-    """Make the folders below ``source`` in ``target``, with a link to each file, so that new files stay in ``target``.
+def link_tree(source: Path, target: Path, left: int = MOST_LINKS) -> int:
+    """Make the folders below ``source`` in ``target``, with a link to each file; return how many more may be linked.
 
-    Hidden files are left out. A folder with many entries, or one that cannot be read, is linked whole.
+    Python files are copied, so that what they find beside their own file is in ``target`` too. Hidden files are left
+    out, and what holds ``target``. Folders with many entries, and all of them once many are linked, are linked whole.
     """
-    names = [name for name in os.listdir(source) if not name.startswith(".") and name not in SKIPPED]
-    for name in names:
+    for name in sorted(os.listdir(source)):
         here, there = source / name, target / name
+        if name.startswith(".") or name in SKIPPED or target.is_relative_to(here):
+            continue
+        left -= 1
         with suppress(OSError):
-            environment = (here / "pyvenv.cfg").exists()
-            if here.is_dir() and not here.is_symlink() and not environment and len(os.listdir(here)) <= LINKED:
+            whole = here.is_symlink() or (here / "pyvenv.cfg").exists() or left < 0
+            if here.is_dir() and not whole and len(os.listdir(here)) <= LINKED:
                 there.mkdir(exist_ok=True)
-                link_tree(here, there)
-                continue
-        with suppress(FileExistsError):
-            there.symlink_to(here)
+                left = link_tree(here, there, left)
+            elif name.endswith(".py") and here.is_file():
+                shutil.copyfile(here, there)
+            else:
+                there.symlink_to(here)
+    return left
 
 
-def environment_of(ranks: Ranks, cell: Cell, address: str, port: int, *, plain: bool = False) -> dict[str, str]:
+def environment_of(
+    ranks: Ranks, cell: Cell, master: tuple[str, int], gpus: str | None = None, *, plain: bool = False
+) -> dict[str, str]:
     """Return the environment of a rank as torchrun sets it, beside that of this process.
 
-    ``plain``: without the variables of ranks, as ``python SCRIPT`` has it.
+    ``plain``: without the variables of ranks, as ``python SCRIPT`` has it. ``gpus``: CUDA_VISIBLE_DEVICES.
     """
     per_node = ranks.world_size // cell.nodes
     ranked = {
@@ -198,19 +220,20 @@ def environment_of(ranks: Ranks, cell: Cell, address: str, port: int, *, plain: 
         "GROUP_RANK": ranks.node_rank,
         "NODE_RANK": ranks.node_rank,
         "GROUP_WORLD_SIZE": cell.nodes,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": master[1],
         "TORCHELASTIC_RUN_ID": "harness",
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
     }
     variables = {
         **({} if plain else ranked),
+        **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}),
         "PYTHONUNBUFFERED": 1,
         "OMP_NUM_THREADS": torch.get_num_threads(),
         "MKL_NUM_THREADS": torch.get_num_threads(),
     }
-    hidden = {"TORCHELASTIC_USE_AGENT_STORE", "PYTHONSAFEPATH", COUNTER_VARIABLE, STACK_VARIABLE, *ranked}
+    hidden = {*HIDDEN, *ranked}
     root = str(Path(harness.__file__).parents[1])
     path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), root]
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -218,13 +241,23 @@ def environment_of(ranks: Ranks, cell: Cell, address: str, port: int, *, plain: 
     return {**inherited, **texts, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
 
 
-def meeting_place(ranks: Ranks, cell: Cell) -> tuple[str, int]:
-    """Return the address and a free port of rank 0, at which the script's ranks may meet."""
+def visible_gpus(ranks: Ranks) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES of the scripts on this node: the GPUs of its ranks, by local rank; None on a CPU."""
+    of_ranks = ranks.gather((ranks.node_rank, ranks.local_rank, [device.index for device in ranks.devices]))
+    if ranks.devices[0].type != "cuda":
+        return None
+    here = [index for node, _, devices in sorted(of_ranks) if node == ranks.node_rank for index in devices]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ",".join(named.split(",")[index] if named else str(index) for index in here)
+
+
+def master_address(ranks: Ranks, cell: Cell) -> tuple[str, int]:
+    """Return the address and a free port of rank 0, for the process group of the script."""
     address = "127.0.0.1" if cell.nodes == 1 else ranks.address
     port = 0
     if ranks.first:
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            port = probe.getsockname()[1]
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
+            free.bind((address, 0))
+            port = free.getsockname()[1]
     found: tuple[str, int] = ranks.broadcast((address, port))
     return found

@@ -33,8 +33,9 @@ from harness.measure.script.process import (
     ScriptFailed,
     ScriptProcess,
     environment_of,
-    meeting_place,
+    master_address,
     trial_folder,
+    visible_gpus,
 )
 from harness.measure.stepper import TimedWindow, joined, of_slowest, step_columns, step_quantiles, window_rows
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
@@ -55,6 +56,7 @@ EXAMINED = {
     "window_seconds": 0.0,
 }
 """The steps of an examination."""
+RECENT, MOST_MARGIN = 50, 10_000
 LEAST_TIMED = 2
 """The least number of steps that make a window of a script that ends early."""
 WAIT_S, LAST_OUTPUT_S = 1.0, 2.0
@@ -76,11 +78,11 @@ def script(context: TrialContext) -> TrialResult:
     assert isinstance(experiment, ScriptExperiment) and settings
     if trial.purpose == "doctor":
         settings = settings.model_copy(update=EXAMINED)
-    address, port = meeting_place(ranks, trial.cell)
+    master, gpus = master_address(ranks, trial.cell), visible_gpus(ranks)
     kept = Path(experiment.keep) / trial.id if isinstance(experiment.keep, str) else None
     with trial_folder(ranks, experiment.script, kept) as folder:
         values = values_of(trial.cell, trial.seed, folder)
-        source = Path(experiment.script)
+        stated, source = experiment.stated_samples(values), Path(experiment.script)
         start = Start(
             script=str(folder / source.name),
             source=str(source.parent),
@@ -91,13 +93,12 @@ def script(context: TrialContext) -> TrialResult:
             stack=os.environ.get(STACK_VARIABLE),
         )
         plain = experiment.one_rank == "python" and ranks.world_size == 1
-        process = ScriptProcess(start, environment_of(ranks, trial.cell, address, port, plain=plain), folder)
+        process = ScriptProcess(start, environment_of(ranks, trial.cell, master, gpus, plain=plain), folder)
         try:
             with context.part("script"):
                 followed = _follow(process, ranks, settings, shared=trial.cell.oversubscribed)
             with context.part("end of the script"):
                 process.end(END_S)
-            stated = experiment.stated_samples(values)
             return _result(context, settings, followed, stated, experiment.step.unit, process.output())
         except ScriptFailed as error:
             process.end(LAST_OUTPUT_S)
@@ -119,16 +120,24 @@ def _follow(process: ScriptProcess, ranks: Ranks, settings: Throughput, *, share
     warm_up = WarmUp(settings, ranks.devices[0].type)
     count, end = _to_windows(process, ranks, warm_up, settings)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
+    begun = False
     while end is None:
         for message in process.messages(WAIT_S):
             if isinstance(message, WindowsBegun):
+                begun = True
                 monitor.begin()
             end = _end_of(message) or end
         _check(process, end, count)
+    if end.late is not None:
+        said = (
+            f"rank {ranks.rank} was at step {end.late} before it knew that its windows begin: its steps are irregular"
+        )
+        raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
+    process.remember_children()
     ranks.barrier()  # no rank's script ends while another still needs it
     process.send("end")
-    return Followed(end, load, ranks.broadcast(warm_up.steady))
+    return Followed(end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady))
 
 
 def _to_windows(
@@ -149,14 +158,18 @@ def _to_windows(
         ended = ranks.gather(end is not None)
         schedule = None
         if ranks.first and not any(ended) and warm_up.is_over(seconds):
-            margin = max(2, math.ceil(MARGIN_S / warm_up.pace_s)) if warm_up.pace_s else 2
-            schedule = Schedule(max(counts) + margin, window_length(settings, warm_up.pace_s), settings.windows)
+            shortest = float(np.percentile(seconds[-RECENT:], 10))  # between evaluations steps may be much shorter
+            margin = max(2, math.ceil(MARGIN_S / shortest)) if shortest > 0 else MOST_MARGIN
+            schedule = Schedule(
+                max(counts) + min(margin, MOST_MARGIN), window_length(settings, warm_up.pace_s), settings.windows
+            )
         schedule = ranks.broadcast(schedule)
         if schedule:
             process.send(schedule)
         if schedule or all(ended):
             return count, end
-        first_end = first_end or (time.monotonic() if any(ended) else None)
+        different = any(ended) and len({*counts}) > 1
+        first_end = (first_end or time.monotonic()) if different else None
         if first_end and time.monotonic() - first_end > END_S:
             _different(counts)
 
@@ -175,7 +188,7 @@ def _end_of(message: object) -> Finished | None:
 
 
 def _check(process: ScriptProcess, end: Finished | None, count: int) -> None:
-    """Raise ScriptFailed if the process has ended without a word."""
+    """Raise ScriptFailed if the process has ended and sent nothing."""
     code = process.exit_code
     if end is None and code is not None:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -187,13 +200,10 @@ def _result(
 ) -> TrialResult:
     """Make the rows of all ranks."""
     ranks, end, trial = context.ranks, followed.end, context.trial
-    if end.late is not None:
-        said = f"rank {ranks.rank} was already at step {end.late} when its windows began: ranks take different steps"
-        raise ScriptFailed("RanksDiffer", said)
     if len({*(counts := ranks.gather(len(end.steps.ended)))}) > 1:
         _different(counts)
-    weight = stated
-    if stated is None and not all(ranks.gather(bool(sum(end.steps.samples)))):
+    seen, weight = ranks.gather(Seen.of(end)), stated
+    if stated is None and not all(each.samples for each in seen):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
     windows = windows_of(end, settings, weight)
     facts = end.facts
@@ -213,7 +223,6 @@ def _result(
     by_rank = [steps for _, steps in gathered]
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
-    seen = ranks.gather(Seen.of(end))
     findings = judge(seen, trial.cell, stated) if trial.purpose == "doctor" or not trial.block else ()
     found: TrialFacts = {
         "findings": [finding.row() for finding in findings],
@@ -277,6 +286,9 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
     for (first, began), (last, over) in pairwise(edges):
         offset = first - start
         by_device = steps.device_s[offset : offset + last - first]
-        seconds = by_device if len(by_device) == last - first else by_host(first, last, began)
+        seconds = by_host(first, last, began)
+        if len(by_device) == last - first:  # a pause is in the stream's time too
+            pairs = zip(by_device, seconds, pause[first:last], strict=True)
+            seconds = [host if paused else device for device, host, paused in pairs]
         found.append(window("timed", first, last, began, over, seconds))
     return found

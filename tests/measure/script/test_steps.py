@@ -15,7 +15,7 @@ from harness.config.sections import Throughput
 from harness.measure.script.child import own_copy
 from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests, size_of
 from harness.measure.script.findings import Seen, judge, together
-from harness.measure.script.process import ScriptFailed, environment_of, lay_out
+from harness.measure.script.process import ScriptFailed, environment_of, lay_out, link_tree, unused, visible_gpus
 from harness.measure.script.trial import values_of, windows_of
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
@@ -183,6 +183,40 @@ def test_the_folder_has_the_script_s_files_and_keeps_new_ones(tmp_path: Path) ->
     assert sorted(source.rglob("*")) == before
 
 
+def test_a_folder_below_the_script_s_own_is_not_linked_into_itself_and_links_are_few(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x")
+    for number in range(3):
+        (tmp_path / "many" / str(number)).mkdir(parents=True)
+        (tmp_path / "many" / str(number) / "x").write_text("x")
+    sizes = []
+    for _ in range(3):
+        target = lay_out(tmp_path, unused(tmp_path / "results" / "files" / "trial"))
+        sizes.append(len([*target.rglob("*")]))
+        assert not (target / "train.py").is_symlink() and not (target / "results").exists()
+    assert len({*sizes}) == 1 and sorted(path.name for path in (tmp_path / "results/files").iterdir()) == [
+        "trial",
+        "trial-2",
+        "trial-3",
+    ]
+    few = tmp_path / "few"
+    few.mkdir()
+    assert link_tree(tmp_path, few, left=2) < 0 and (few / "train.py").exists()
+
+
+@pytest.mark.parametrize(("named", "seen"), [(None, "2,3"), ("7,5,3,1", "3,1")])
+def test_a_script_sees_the_gpus_of_its_node_s_ranks_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, seen: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    own = (torch.device("cuda", 2),)
+    others = [(0, 1, [3]), (0, 0, [2]), (1, 0, [0])]
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: others)
+    assert visible_gpus(replace(RANKS, rank=0, local_rank=0, devices=own)) == seen
+    assert visible_gpus(RANKS) is None
+
+
 @pytest.mark.parametrize(("whole", "content"), [(True, "theirs, ours"), (False, ", ours")])
 def test_a_linked_file_becomes_a_copy_before_it_is_written_to(tmp_path: Path, whole: bool, content: str) -> None:
     (tmp_path / "source").mkdir()
@@ -201,12 +235,12 @@ def test_a_linked_file_becomes_a_copy_before_it_is_written_to(tmp_path: Path, wh
 def test_a_rank_has_torchrun_s_variables_and_not_those_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MINE", "1")
-    found = environment_of(RANKS, CELL, "10.0.0.1", 1234)
+    found = environment_of(RANKS, CELL, ("10.0.0.1", 1234))
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MINE")
     assert [found[name] for name in names] == ["1", "1", "2", "2", "0", "10.0.0.1", "1234", "1"]
     assert "TORCHELASTIC_USE_AGENT_STORE" not in found
     monkeypatch.setenv("RANK", "3")
-    assert "RANK" not in environment_of(RANKS, CELL, "10.0.0.1", 1234, plain=True)
+    assert "RANK" not in environment_of(RANKS, CELL, ("10.0.0.1", 1234), plain=True)
     assert any((Path(folder) / "harness/probe.py").exists() for folder in found["PYTHONPATH"].split(os.pathsep))
 
 
