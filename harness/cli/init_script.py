@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.config.values import check_name
 from harness.errors import ExperimentError
 
 BATCH = re.compile(r"(^|[-_])(batch|bs|bsz)([-_]|$)|batch[-_]?size", re.IGNORECASE)
@@ -80,5 +79,5 @@ def script_text(script: Path, file: Path) -> str:
 
 
 def _name(script: Path) -> str:
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:60] or "script"
-    return str(check_name(name))
+    """Return a name for the experiment, of the characters that names may have."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:60] or "script"

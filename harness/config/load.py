@@ -41,7 +41,7 @@ def parse_experiment(
 
     Relative paths are resolved against ``home``; without ``home`` they stay relative. ``problems``: those found before.
     """
-    kind = ScriptExperiment if "script" in content else Experiment
+    kind = ScriptExperiment if {"script", "loop"} & {*content} else Experiment
     experiment, more = validate(kind, content, {"home": home})
     if experiment is None or problems:
         raise ExperimentError(source, [*problems, *more])

@@ -1,4 +1,4 @@
-"""An experiment on a training script as it is: its arguments, whose names are the axes, and what counts as a step."""
+"""An experiment on training code as it is, a script or a Ray Train function: its arguments, its axes, its steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from harness.config.axes import OWN_PRECISION, PLAIN_AXES, OwnPrecision, PrecisionName
 from harness.config.experiment import Experiment
 from harness.config.problems import Conflict, raise_conflicts
-from harness.config.sections import Grid
+from harness.config.sections import Grid, Throughput
 from harness.config.strategy_traits import StrategyTraits, Strict
-from harness.config.values import Axis, FilePath, PlainValue, Text, as_axis, as_tuple
+from harness.config.values import USER_CLASS, Axis, FilePath, Options, PlainValue, Text, as_axis, as_tuple, leaves
 from harness.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
@@ -33,8 +33,20 @@ OPERATORS: Mapping[type, Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-SCRIPT_TRAITS = StrategyTraits(own_program=True, marker="o", summary="the script decides")
-"""The traits of whatever strategy a script uses: one process a device."""
+SCRIPT_TRAITS = StrategyTraits(own_program=True, own_ranks=True, marker="o", summary="the script decides")
+LOOP_TRAITS = StrategyTraits(own_program=True, marker="o", summary="the loop decides")
+"""The traits of whatever strategy a script uses, or a Ray Train function: one process a device."""
+OF_SCRIPTS, OF_LOOPS = ("arguments", "one_rank", "keep"), ("config",)
+"""The keys that only the one or the other has."""
+EXAMINED = {
+    "warmup_steps": 5,
+    "warmup_rounds": 2,
+    "warmup_seconds": 0.0,
+    "windows": 1,
+    "window_steps": 5,
+    "window_seconds": 0.0,
+}
+"""The steps of an examination."""
 UNUSED_SECTIONS = {
     "workload": "the script has its own model and data",
     "optimizer": "the script has its own",
@@ -85,6 +97,12 @@ class ScriptGrid(Grid):
         return [key.removeprefix("workload.") for key in self.options]
 
 
+def check_function(value: object) -> object:
+    if isinstance(value, str) and not USER_CLASS.fullmatch(value):
+        raise ValueError(f"got {value[:80]!r}; allowed: package.module:function, beside the experiment file")
+    return value
+
+
 def split(value: object) -> object:
     """Return the arguments in a text, split as a shell does, and those in a list as texts."""
     if isinstance(value, str):
@@ -95,15 +113,18 @@ def split(value: object) -> object:
 
 
 class ScriptExperiment(Experiment):
-    """A validated experiment file with ``script: FILE``.
+    """A validated experiment file with ``script: FILE``, or ``loop: package.module:function`` of Ray Train.
 
     ``arguments``: text that is split as a shell splits it, or a list; each ``{name}`` is replaced by the cell's value,
     and an argument that becomes empty is left out. ``one_rank``: whether one device has torchrun's variables (RANK and
-    so on) too, or is ``python FILE``. ``keep``: the files that the script writes stay in the run folder.
+    so on) too, or is ``python FILE``. ``keep``: the files that the script writes stay in the run folder. ``config``:
+    the loop's argument; a text that is one ``{name}`` is the cell's value itself.
     """
 
     workload: str = ""
-    script: FilePath
+    script: FilePath | None = None
+    loop: Annotated[Text, BeforeValidator(check_function)] | None = None
+    config: Options = Field(default_factory=dict)
     arguments: Annotated[tuple[str, ...], BeforeValidator(split)] = ()
     step: Step = Step()
     one_rank: Literal["torchrun", "python"] = "torchrun"
@@ -117,16 +138,25 @@ class ScriptExperiment(Experiment):
     def _check_script(self) -> Self:
         raise_conflicts(*self._script_conflicts())
         timed = self.throughput and self.throughput.model_copy(update={"explain": False})
-        return self.model_copy(update={"throughput": timed, "workload": Path(self.script).name})
+        return self.model_copy(update={"throughput": timed, "workload": self.program})
 
     def _script_conflicts(self) -> Iterator[Conflict]:
-        own = Path(self.script).name
-        for name, why in UNUSED_SECTIONS.items():
+        kind = "script" if self.script else "loop"
+        yield Conflict(bool(self.script and self.loop), "give script or loop, not both", ("script", "loop"))
+        others = dict.fromkeys(
+            OF_LOOPS if self.script else OF_SCRIPTS, f"it belongs to {'loop' if self.script else 'script'}"
+        )
+        for name, why in {**UNUSED_SECTIONS, **others}.items():
             default = type(self).model_fields[name].get_default(call_default_factory=True)
-            broken = getattr(self, name) not in (default, own)
-            yield Conflict(broken, f"{name}: has no meaning beside script: {why}; leave it out", (name,))
-        yield Conflict(self.equivalence, "equivalence: cannot be checked of a script; leave it out", ("equivalence",))
-        used = {found for text in (*self.arguments, str(self.step.samples)) for found in PLACEHOLDER.findall(text)}
+            broken = getattr(self, name) not in (default, self.program)
+            yield Conflict(broken, f"{name}: has no meaning beside {kind}: {why}; leave it out", (name,))
+        torchrun = bool(self.loop) and self.launcher != ("ray",)
+        yield Conflict(torchrun, "launcher: a loop runs under Ray Train; allowed: ray", ("launcher",))
+        yield Conflict(
+            self.throughput is None, "throughput: a script is timed; leave `throughput: null` out", ("throughput",)
+        )
+        yield Conflict(self.equivalence, f"equivalence: cannot be checked of a {kind}; leave it out", ("equivalence",))
+        used = {found for text in self._templates() for found in PLACEHOLDER.findall(text)}
         constants = set(self.workload_options)
         for place, grid in self._placed_grids():
             yield from self._reserved(place, grid, used)
@@ -164,6 +194,33 @@ class ScriptExperiment(Experiment):
         numbered = [(f"cells[{number}]", grid) for number, grid in enumerate(self.cells)]
         return [*([("grid", self.grid)] if self.grid else []), *numbered]
 
+    def _templates(self) -> list[str]:
+        """Return the texts that may name values of a cell."""
+        return [*self.arguments, *(str(leaf) for leaf in leaves([*self.config.values()])), str(self.step.samples)]
+
+    def throughput_of(self, purpose: str) -> Throughput:
+        """Return the options of a trial's steps: few for an examination."""
+        assert self.throughput
+        return self.throughput.model_copy(update=EXAMINED) if purpose == "doctor" else self.throughput
+
+    @property
+    def program(self) -> str:
+        """The name of the script's file, or of the loop."""
+        return Path(self.script).name if self.script else str(self.loop)
+
+    def config_of(self, values: Mapping[str, PlainValue]) -> dict[str, PlainValue]:
+        """Return the loop's argument for a cell."""
+
+        def filled(value: PlainValue) -> PlainValue:
+            if isinstance(value, list | tuple):
+                return [filled(each) for each in value]
+            if not isinstance(value, str):
+                return value
+            whole = PLACEHOLDER.fullmatch(value)
+            return values[whole[1]] if whole else PLACEHOLDER.sub(lambda m: _text(values[m[1]]), value)
+
+        return {name: filled(value) for name, value in self.config.items()}
+
     def command(self, values: Mapping[str, PlainValue]) -> list[str]:
         """Return the arguments of a cell; ``values``: of its axes by name, those of the script's own among them."""
         filled = (PLACEHOLDER.sub(lambda m: _text(values[m[1]]), text) for text in self.arguments)
@@ -172,7 +229,9 @@ class ScriptExperiment(Experiment):
     @property
     def command_code(self) -> str:
         """A hash of what makes the same values another command, or another step."""
-        return hashlib.sha256(repr((self.name, self.arguments, self.step, self.one_rank)).encode()).hexdigest()[:12]
+        return hashlib.sha256(
+            repr((self.name, self.arguments, self.config, self.step, self.one_rank)).encode()
+        ).hexdigest()[:12]
 
     def stated_samples(self, values: Mapping[str, PlainValue]) -> float | None:
         """Return the samples or tokens of one rank and step that the file states; None if it states none."""
@@ -180,7 +239,7 @@ class ScriptExperiment(Experiment):
 
     @property
     def programs(self) -> tuple[str, ...]:
-        return (self.script,)
+        return (self.script,) if self.script else ()
 
     @property
     def own_workload(self) -> bool:
@@ -188,7 +247,7 @@ class ScriptExperiment(Experiment):
 
     @property
     def own_modules(self) -> tuple[str, ...]:
-        return ()
+        return (self.loop.partition(":")[0],) if self.loop else ()
 
     @property
     def own_strategies(self) -> tuple[str, ...]:

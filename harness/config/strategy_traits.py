@@ -90,6 +90,7 @@ class StrategyTraits:
     """Properties of a strategy for planning, measurement, analysis and figures.
 
     ``own_program``: a script of the user is the whole program, and its base is the script on one device.
+    ``own_ranks``: it connects its ranks itself, in processes beside those of a worker group.
     ``one_process``: one process drives all devices of a cell; otherwise each device has a process of its own.
     ``most_devices``: None if there is no limit. ``calls_wrapper``: the loss must call the wrapped model, whose forward
     synchronises the devices. ``replicates``: forward copies the model to the devices and splits the batch with
@@ -103,6 +104,7 @@ class StrategyTraits:
     """
 
     own_program: bool = False
+    own_ranks: bool = False
     one_process: bool = False
     most_devices: int | None = None
     calls_wrapper: bool = False

@@ -24,6 +24,7 @@ from harness.launch.subgroups import Subgroups
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
+from harness.measure.script.loop import loop
 from harness.measure.script.process import ScriptFailed
 from harness.measure.script.trial import script
 from harness.plan.cell import place
@@ -257,7 +258,7 @@ def run_scenario(context: TrialContext) -> TrialResult:
     if trial.trains and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell)):
         raise SkipTrial(reason)
     if isinstance(context.experiment, ScriptExperiment):
-        return script(context)
+        return script(context) if context.experiment.script else loop(context)
     return SCENARIOS[trial.scenario](context)
 
 

@@ -103,7 +103,7 @@ class Cell:
     @property
     def backend(self) -> str:
         """The backend of its processes' collectives as the file asks for it: auto, nccl or gloo."""
-        own = "gloo" if self.traits.own_program else "auto"  # a script connects its ranks itself: here are no tensors
+        own = "gloo" if self.traits.own_ranks else "auto"  # a script connects its ranks itself: here are no tensors
         return str(self.strategy_options.get("backend", own))
 
     @property

@@ -287,7 +287,9 @@ def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial
             and host.placement.nodes == placement.nodes == 1
             and (not key.twin or (host.placement.workers >= 2 * placement.workers and not host.twin))
         ]
-        joins = hosts and members[0].cell.device == "cpu" and key.launcher == "ray"
+        traits = members[0].cell.traits
+        own_loop = traits.own_program and not traits.own_ranks  # it reads the size of the worker group
+        joins = hosts and members[0].cell.device == "cpu" and key.launcher == "ray" and not own_loop
         shared.setdefault(hosts[0] if joins else key, []).extend(members)
     return shared
 

@@ -46,6 +46,7 @@ from harness.run.variants import (
     shipped_folders,
     with_own_code,
 )
+from harness.system.user_code import load_user_function
 from harness.train import workloads
 from harness.train.optimizers import make_optimizer, make_schedule, rejected
 from harness.train.workloads.datasets import CIFAR10_FOLDER, CIFAR10_HINT
@@ -121,7 +122,10 @@ def make_checked_plan(
         plan = make_plan(experiment, inventory, traits, variants)
         with found.also():
             plan = _requested(request, plan)
-        if not isinstance(experiment, ScriptExperiment):
+        if isinstance(experiment, ScriptExperiment):
+            if experiment.loop:
+                load_user_function(f"loop {experiment.loop!r}", experiment.loop)
+        else:
             with found.also():
                 check_optimizers(plan)
             with_own_code(check_code, plan)
@@ -301,8 +305,9 @@ def failing_imports(plan: Plan, ray_cluster: Cluster | None, home: Path) -> dict
     """
     if ray_cluster is None:
         return {}
-    modules = {workloads.module_of(trial.cell.workload) for trial in plan.trials}
-    modules |= {name.partition(":")[0] for name in plan.experiment.own_strategies}
+    own = plan.experiment.own_modules
+    of_script = isinstance(plan.experiment, ScriptExperiment)
+    modules = {*own, *(workloads.module_of(trial.cell.workload) for trial in plan.trials if not of_script)}
     needed, used = ["harness.launch.worker", *sorted(modules)], _used(plan)
     if not plan.variants:
         return ray_cluster.failing_imports(needed, used, folder=own_folder_on_nodes(plan.experiment, home))

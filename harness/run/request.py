@@ -251,6 +251,8 @@ def check_no_user_code(experiment: Experiment, file: Path) -> None:
         allowed = f"--no-user-code allows built-in strategies only: {', '.join(BUILTIN_TRAITS)}"
         problems.append(f"grid.strategy: got {', '.join(map(repr, experiment.own_strategies))}; {allowed}")
     problems += [f"script: got {file!r}; with --no-user-code no script is run" for file in experiment.programs]
+    if experiment.own_modules and not (experiment.own_workload or experiment.own_strategies):
+        problems.append(f"loop: got {', '.join(experiment.own_modules)}; with --no-user-code no loop is run")
     if experiment.variants:
         problems.append("variants: with --no-user-code nothing that the file names is imported; leave them out")
     if experiment.checkpoint and experiment.checkpoint.folder:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 
 from harness.errors import HarnessError, WorkloadError, nearest
 from harness.system.files import PACKAGE_FOLDER, code_hash
@@ -95,12 +96,34 @@ def module_file(name: str, path: list[str]) -> Path | None:
 
 
 def load_user_class(what: str, name: str, *, builtin: bool = False) -> type:
-    """Import a module and return its class; raise WorkloadError, whose message begins with ``what``.
+    """Import a module and return its class; raise WorkloadError, whose message begins with ``what``."""
+    module, class_name = _imported(what, name, builtin=builtin)
+    found = vars(module).get(class_name)
+    if not inspect.isclass(found):
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("__")]
+        known = nearest(class_name, classes) if classes else "it has no class at all"
+        raise WorkloadError(f"{what}: {module.__name__} has no class {class_name!r}; {known}")
+    return found
+
+
+def load_user_function(what: str, name: str) -> Callable[..., object]:
+    """Import a module and return its function; raise WorkloadError, whose message begins with ``what``."""
+    module, function_name = _imported(what, name)
+    found = vars(module).get(function_name)
+    if not inspect.isroutine(found):
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        known = nearest(function_name, functions) if functions else "it has no function at all"
+        raise WorkloadError(f"{what}: {module.__name__} has no function {function_name!r}; {known}")
+    return found
+
+
+def _imported(what: str, name: str, *, builtin: bool = False) -> tuple[ModuleType, str]:
+    """Return a module that is imported, and the name in it; raise WorkloadError.
 
     Unless the class is ``builtin``, the message of a failed import names the folder that comes first on the import
     path: the experiment file's or, with variants, that of the version.
     """
-    module_name, _, class_name = name.partition(":")
+    module_name, _, inner = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except (HarnessError, KeyboardInterrupt):
@@ -110,9 +133,4 @@ def load_user_class(what: str, name: str, *, builtin: bool = False) -> type:
         raise WorkloadError(
             f"{what}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
         ) from error
-    found = vars(module).get(class_name)
-    if not inspect.isclass(found):
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("__")]
-        known = nearest(class_name, classes) if classes else "it has no class at all"
-        raise WorkloadError(f"{what}: {module_name} has no class {class_name!r}; {known}")
-    return found
+    return module, inner

@@ -28,6 +28,8 @@ class Ranks:
     node_id: str
     address: str
     devices: tuple[torch.device, ...]
+    group: dist.ProcessGroup | None = None
+    """The process group of its collectives; None: the default one."""
 
     @property
     def first(self) -> bool:
@@ -42,7 +44,7 @@ class Ranks:
         if self.world_size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(box, src=0, group=self.group, device=torch.device("cpu"))
         return box[0]
 
     def gather(self, value: T) -> list[T]:
@@ -51,14 +53,14 @@ class Ranks:
             return [value]
         size = self.world_size
         values: list[T] = [value] * size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise sum over the ranks."""
         total = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.group)
         return [float(value) for value in total.tolist()]
 
 

@@ -122,3 +122,46 @@ def test_arithmetic_of_samples(expression: str, value: float) -> None:
 def test_other_expressions_are_refused(expression: str) -> None:
     with pytest.raises(ValueError, match=r"^got "):
         evaluate(expression, {"n": 16})
+
+
+LOOP = {"name": "x", "loop": "mine:train", "grid": {"devices": [1, 2], "per_device_batch_size": [16], "lr": [0.1]}}
+
+
+def loop(**sections: Any) -> ScriptExperiment:
+    experiment = parse_experiment({**LOOP, "config": {"lr": "{lr}"}, **sections}, source="f")
+    assert isinstance(experiment, ScriptExperiment)
+    return experiment
+
+
+def test_a_loop_s_argument_has_the_values_themselves() -> None:
+    config = {"lr": "{lr}", "path": "/d/{lr}", "sizes": ["{per_device_batch_size}", 3], "name": "x"}
+    values = {"lr": 0.1, "per_device_batch_size": 16}
+    assert loop(config=config).config_of(values) == {"lr": 0.1, "path": "/d/0.1", "sizes": [16, 3], "name": "x"}
+
+
+def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> None:
+    experiment = loop(throughput={"blocks": 1, "twin": False})
+    assert experiment.own_code and experiment.own_modules == ("mine",) and experiment.programs == ()
+    assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
+    plan = make_plan(experiment, laptop(2))
+    assert [len(group.trials) for group in plan.groups] == [1, 1]
+    assert {trial.cell.workload for trial in plan.trials} == {"mine:train"}
+    shared = make_plan(script(throughput={"blocks": 1, "twin": False}), laptop(2))
+    assert [len(group.trials) for group in shared.groups] == [16]
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"loop": "mine.py"}, "loop: got 'mine.py'; allowed: package.module:function"),
+        ({"script": "train.py"}, "give script or loop, not both"),
+        ({"arguments": "--lr {lr}"}, "arguments: has no meaning beside loop: it belongs to script"),
+        ({"launcher": ["ray", "torchrun"]}, "launcher: a loop runs under Ray Train; allowed: ray"),
+        ({"config": {"a": 1}}, "grid.lr: unknown axis"),
+        ({"config": {"lr": "{rate}"}}, "arguments: {rate} is no axis of grid"),
+    ],
+)
+def test_a_mistake_about_a_loop_is_named(sections: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        parse_experiment({**LOOP, "config": {"lr": "{lr}"}, **sections}, source="f")
+    assert any(each.startswith(problem) for each in caught.value.problems), caught.value.problems

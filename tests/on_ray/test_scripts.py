@@ -73,3 +73,41 @@ def test_a_script_that_hangs_is_named_by_its_own_line_and_leaves_nothing(
         r"rank 0 in stuck \(train.py:[67]\)$", reason
     ), reason
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def loop(execute: Callable[[Experiment], Executed], name: str, **sections: object) -> Results:
+    content = {
+        "name": "loop",
+        "loop": name,
+        "grid": {"devices": [1, 2], "per_device_batch_size": 64},
+        "throughput": {**QUICK, "window_seconds": 0.0},
+        **sections,
+    }
+    results, _ = execute(parse_experiment(content, source="loop.yaml"))
+    return results
+
+
+def test_a_ray_train_function_is_measured_in_a_worker_group_of_its_own_for_each_size(
+    execute: Callable[[Experiment], Executed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cluster.local_inventory().nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    config = {"batch_size": "{per_device_batch_size}", "width": 64, "lr": 0.01, "epochs": 100_000}
+    results = loop(execute, "tests.ray_loops:trains", config=config)
+    trials = results.trials.set_index("devices")
+    assert trials["outcome"].tolist() == ["ok", "ok"], trials["reason"].tolist()
+    assert trials["group_id"].nunique() == 2 and set(trials["unit"]) == {"samples"}
+    assert results.scaling.set_index("devices").loc[2, "equivalence"] == "connected" and results.findings.empty
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raises", "ValueError on rank 0: no such column"),
+        ("no_step", "ScriptEnded on rank 0: the script ended by itself"),
+    ],
+)
+def test_a_loop_that_fails_is_a_row(execute: Callable[[Experiment], Executed], name: str, reason: str) -> None:
+    results = loop(execute, f"tests.ray_loops:{name}", grid={"devices": 1, "per_device_batch_size": 8})
+    assert results.trials["outcome"].tolist() == ["error"]
+    assert results.trials["reason"].iloc[0].startswith(reason)

@@ -9,7 +9,6 @@ import torch
 from ray.train import get_context
 from ray.train.torch import get_devices
 
-from harness.config.script import ScriptExperiment
 from harness.launch.protocol import Job
 from harness.launch.rank import devices_of, run_rank
 from harness.launch.ray.controller import register
@@ -36,7 +35,7 @@ def _ranks(job: Job, process: Registration) -> Ranks:
     context = get_context()
     on_gpus = job.group.device == "cuda"
     devices = devices_of(job.group, context.get_local_rank(), get_devices() if on_gpus else ())
-    if on_gpus and not isinstance(job.experiment, ScriptExperiment):  # whose own processes use the GPU
+    if on_gpus and not job.experiment.programs:  # whose own processes use the GPU
         torch.cuda.set_device(devices[0])
     return Ranks(
         rank=process.rank,

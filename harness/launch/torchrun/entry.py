@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.config.script import ScriptExperiment
 from harness.launch.protocol import Job
 from harness.launch.rank import devices_of, run_rank
 from harness.launch.startup import register_process
@@ -48,7 +47,7 @@ def _join(job: Job, folder: Path) -> Ranks:
     rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     devices = devices_of(job.group, local_rank, gpus, local_rank * job.group.placement.devices_per_worker)
-    if devices[0].type == "cuda" and not isinstance(job.experiment, ScriptExperiment):
+    if devices[0].type == "cuda" and not job.experiment.programs:
         torch.cuda.set_device(devices[0])
     dist.init_process_group(
         job.group.backend,

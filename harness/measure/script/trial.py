@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,20 +48,23 @@ from harness.train.ranks import Ranks
 
 MARGIN_S = 4 * TICK_S
 """How long before the first window its step is named, at the pace of the warm-up, so that every rank knows it."""
-EXAMINED = {
-    "warmup_steps": 5,
-    "warmup_rounds": 2,
-    "warmup_seconds": 0.0,
-    "windows": 1,
-    "window_steps": 5,
-    "window_seconds": 0.0,
-}
-"""The steps of an examination."""
 RECENT, MOST_MARGIN = 50, 10_000
 LEAST_TIMED = 2
 """The least number of steps that make a window of a script that ends early."""
 WAIT_S, LAST_OUTPUT_S = 1.0, 2.0
 """Timeouts of a look at a script's messages, and of its end after it has failed."""
+
+
+class Process(Protocol):
+    """What runs the training of this rank, and can be asked to end it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    def send(self, message: object) -> None: ...
+    def messages(self, timeout_s: float) -> Iterator[Any]: ...
+    def remember_children(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,9 @@ class Followed:
 
 def script(context: TrialContext) -> TrialResult:
     """Run a script on this rank until its last window; raise ScriptFailed if it fails or takes too few steps."""
-    experiment, settings, trial, ranks = context.experiment, context.experiment.throughput, context.trial, context.ranks
-    assert isinstance(experiment, ScriptExperiment) and settings
-    if trial.purpose == "doctor":
-        settings = settings.model_copy(update=EXAMINED)
+    experiment, trial, ranks = context.experiment, context.trial, context.ranks
+    assert isinstance(experiment, ScriptExperiment) and experiment.script
+    settings = experiment.throughput_of(trial.purpose)
     master, gpus = master_address(ranks, trial.cell), visible_gpus(ranks)
     kept = Path(experiment.keep) / trial.id if isinstance(experiment.keep, str) else None
     with trial_folder(ranks, experiment.script, kept) as folder:
@@ -96,10 +99,10 @@ def script(context: TrialContext) -> TrialResult:
         process = ScriptProcess(start, environment_of(ranks, trial.cell, master, gpus, plain=plain), folder)
         try:
             with context.part("script"):
-                followed = _follow(process, ranks, settings, shared=trial.cell.oversubscribed)
+                followed = follow(process, ranks, settings, shared=trial.cell.oversubscribed)
             with context.part("end of the script"):
                 process.end(END_S)
-            return _result(context, settings, followed, stated, experiment.step.unit, process.output())
+            return result(context, experiment, followed, stated, process.output())
         except ScriptFailed as error:
             process.end(LAST_OUTPUT_S)
             error.output = process.output()
@@ -115,7 +118,7 @@ def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
     return {**values, **cell.workload_options, "seed": seed, "folder": str(folder)}
 
 
-def _follow(process: ScriptProcess, ranks: Ranks, settings: Throughput, *, shared: bool) -> Followed:
+def follow(process: Process, ranks: Ranks, settings: Throughput, *, shared: bool) -> Followed:
     """Follow the warm-up, name the windows on all ranks alike, and wait for their end."""
     warm_up = WarmUp(settings, ranks.devices[0].type)
     count, end = _to_windows(process, ranks, warm_up, settings)
@@ -140,9 +143,7 @@ def _follow(process: ScriptProcess, ranks: Ranks, settings: Throughput, *, share
     return Followed(end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady))
 
 
-def _to_windows(
-    process: ScriptProcess, ranks: Ranks, warm_up: WarmUp, settings: Throughput
-) -> tuple[int, Finished | None]:
+def _to_windows(process: Process, ranks: Ranks, warm_up: WarmUp, settings: Throughput) -> tuple[int, Finished | None]:
     """Follow the warm-up until the windows are named, or all ranks have ended; return this rank's steps, and end."""
     seconds: list[float] = []
     count, end = 0, None
@@ -187,7 +188,7 @@ def _end_of(message: object) -> Finished | None:
     return message if isinstance(message, Finished) else None
 
 
-def _check(process: ScriptProcess, end: Finished | None, count: int) -> None:
+def _check(process: Process, end: Finished | None, count: int) -> None:
     """Raise ScriptFailed if the process has ended and sent nothing."""
     code = process.exit_code
     if end is None and code is not None:
@@ -195,11 +196,12 @@ def _check(process: ScriptProcess, end: Finished | None, count: int) -> None:
         raise ScriptFailed("ScriptEnded", f"the script's process ended ({how}) after {count} steps")
 
 
-def _result(
-    context: TrialContext, settings: Throughput, followed: Followed, stated: float | None, unit: str, output: str
+def result(
+    context: TrialContext, experiment: ScriptExperiment, followed: Followed, stated: float | None, output: str
 ) -> TrialResult:
-    """Make the rows of all ranks."""
+    """Return the rows of all ranks; ``stated``: samples of a step, None if they were counted."""
     ranks, end, trial = context.ranks, followed.end, context.trial
+    settings, unit = experiment.throughput_of(trial.purpose), str(experiment.step.unit)
     if len({*(counts := ranks.gather(len(end.steps.ended)))}) > 1:
         _different(counts)
     seen, weight = ranks.gather(Seen.of(end)), stated

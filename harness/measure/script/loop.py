@@ -1,0 +1,126 @@
+"""A Ray Train function as it is, in the thread of its rank: its steps are counted, followed and ended as a script's."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from harness.config.script import ScriptExperiment
+from harness.measure.scenarios import TrialContext
+from harness.measure.script.counting import EndOfTrial, StepRecorder
+from harness.measure.script.process import ScriptFailed
+from harness.measure.script.trial import Followed, follow, result, values_of
+from harness.plan.trial import TrialResult
+from harness.system.user_code import load_user_function
+from harness.train.ranks import Ranks
+
+FOLLOWED_S = 30.0
+"""The longest time until the thread that follows a loop has seen its end."""
+
+
+class InThread:
+    """The other end of the recorder's connection, as that of a script's process."""
+
+    exit_code = None
+    pid = 0
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(self, message: object) -> None:
+        self._connection.send(message)
+
+    def messages(self, timeout_s: float) -> Iterator[Any]:
+        """Yield what the loop's thread sends within a time."""
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
+            if self._connection.poll(left_s):
+                yield self._connection.recv()
+
+    def remember_children(self) -> None:
+        """Do nothing: what a loop starts ends with its worker."""
+
+
+def loop(context: TrialContext) -> TrialResult:
+    """Run a Ray Train function on this rank until its last window; raise ScriptFailed if it takes too few steps.
+
+    The processes end with the trial: the function may leave anything behind.
+    """
+    experiment, trial, ranks = context.experiment, context.trial, context.ranks
+    assert isinstance(experiment, ScriptExperiment) and experiment.loop and experiment.throughput
+    context.device_failed = True
+    function = load_user_function(f"loop {experiment.loop!r}", experiment.loop)
+    values = values_of(trial.cell, trial.seed, Path())
+    stated = experiment.stated_samples(values)
+    ours, theirs = Pipe()
+    step = experiment.step
+    recorder = StepRecorder(theirs, context.advance, optimizer=step.optimizer, pauses=step.pause == "validation")
+    recorder.install()
+    with _own_group(ranks) as control, context.part("script"):
+        following = Following(
+            lambda: follow(InThread(ours), control, experiment.throughput_of(trial.purpose), shared=False)
+        )
+        _run(function, experiment.config_of(values), recorder)
+        followed = following.end()
+    return result(context, experiment, followed, stated, "")
+
+
+class Following:
+    """Follows the loop in a thread beside it."""
+
+    def __init__(self, work: Callable[[], Followed]) -> None:
+        self._work = work
+        self._found: Followed | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        try:
+            self._found = self._work()
+        except BaseException as error:
+            self._error = error
+
+    def end(self) -> Followed:
+        """Return what was followed to its end; raise what the thread raised."""
+        self._thread.join(FOLLOWED_S)
+        if self._error:
+            raise self._error
+        if not self._found:
+            raise ScriptFailed("RanksDiffer", "the loop has ended on this rank, and not on the others")
+        return self._found
+
+
+def _run(function: Callable[..., object], config: dict[str, Any], recorder: StepRecorder) -> None:
+    """Call the function; its own errors are raised, its end after the last window is not."""
+    try:
+        function(config)
+    except EndOfTrial:
+        return
+    except SystemExit as end:
+        recorder.fail("SystemExit", f"the loop ended with exit code {end.code}")
+        return
+    except Exception:
+        traceback.print_exc()
+        raise
+    recorder.finish()
+
+
+@contextmanager
+def _own_group(ranks: Ranks) -> Iterator[Ranks]:
+    """Give the thread that follows a process group of its own, beside which the loop uses the default one."""
+    group: Any = dist.new_group(backend="gloo") if ranks.world_size > 1 else None
+    yield replace(ranks, group=group)
+    if group is not None:
+        with suppress(ValueError, RuntimeError):  # the loop has destroyed all groups
+            dist.destroy_process_group(group)
