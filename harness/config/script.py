@@ -138,7 +138,16 @@ class ScriptExperiment(Experiment):
     def _check_script(self) -> Self:
         raise_conflicts(*self._script_conflicts())
         timed = self.throughput and self.throughput.model_copy(update={"explain": False})
-        return self.model_copy(update={"throughput": timed, "workload": self.program})
+        named = self._named_strategies() if self.loop else {}
+        return self.model_copy(update={"throughput": timed, "workload": self.program, **named})
+
+    def _named_strategies(self) -> dict[str, object]:
+        """Return the grids of a loop, whose strategy is called so unless they name another."""
+
+        def named(grid: ScriptGrid) -> ScriptGrid:
+            return grid if "strategy" in grid.model_fields_set else grid.model_copy(update={"strategy": ("loop",)})
+
+        return {"grid": self.grid and named(self.grid), "cells": tuple(map(named, self.cells))}
 
     def _script_conflicts(self) -> Iterator[Conflict]:
         kind = "script" if self.script else "loop"

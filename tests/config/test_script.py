@@ -145,7 +145,7 @@ def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> No
     assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
     plan = make_plan(experiment, laptop(2))
     assert [len(group.trials) for group in plan.groups] == [1, 1]
-    assert {trial.cell.workload for trial in plan.trials} == {"mine:train"}
+    assert {(trial.cell.workload, trial.cell.strategy) for trial in plan.trials} == {("mine:train", "loop")}
     shared = make_plan(script(throughput={"blocks": 1, "twin": False}), laptop(2))
     assert [len(group.trials) for group in shared.groups] == [16]
 
