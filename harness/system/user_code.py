@@ -102,7 +102,7 @@ def load_user_class(what: str, name: str, *, builtin: bool = False) -> type:
     if not inspect.isclass(found):
         classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("__")]
         known = nearest(class_name, classes) if classes else "it has no class at all"
-        raise WorkloadError(f"{what}: {module.__name__} has no class {class_name!r}; {known}")
+        raise WorkloadError(f"{what}: {name.partition(':')[0]} has no class {class_name!r}; {known}")
     return found
 
 
@@ -113,7 +113,7 @@ def load_user_function(what: str, name: str) -> Callable[..., object]:
     if not inspect.isroutine(found):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         known = nearest(function_name, functions) if functions else "it has no function at all"
-        raise WorkloadError(f"{what}: {module.__name__} has no function {function_name!r}; {known}")
+        raise WorkloadError(f"{what}: {name.partition(':')[0]} has no function {function_name!r}; {known}")
     return found
 
 

@@ -417,7 +417,7 @@ def test_anything_else_is_named(returned: object, got: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 0, "text"])
 def test_every_ranks_value_is_gathered_none_too(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
-    def all_gather_object(values: list[object], own: object) -> None:
+    def all_gather_object(values: list[object], own: object, group: object) -> None:
         values[:] = [own, "other"]
 
     monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
