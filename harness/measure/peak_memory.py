@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from harness.plan.rows import ModelBytes, RankFacts
+from harness.system.process import resident_peak
 from harness.train.strategies.base import default_units
 from harness.train.training import Training, local_part
 from harness.train.workloads import Workload
 
 _CLEAR = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
 
 
 def reset_peak(devices: Sequence[torch.device]) -> bool:
@@ -46,9 +46,9 @@ def peak(devices: Sequence[torch.device]) -> RankFacts:
             "peak_reserved_bytes": max(reserved),
             "allocated_by_device": ", ".join(map(str, allocated)),
             "reserved_by_device": ", ".join(map(str, reserved)),
-            "resident_bytes": _resident_peak(),
+            "resident_bytes": resident_peak(),
         }
-    resident = _resident_peak()
+    resident = resident_peak()
     return {"peak_memory_bytes": resident, "peak_reserved_bytes": None, "resident_bytes": resident}
 
 
@@ -88,14 +88,6 @@ def of_model(model: nn.Module, workload: Workload) -> ModelBytes:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in map(local_part, tensors))
-
-
-def _resident_peak() -> int | None:
-    try:
-        line = next(row for row in _STATUS.read_text().splitlines() if row.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        return None
-    return int(line.split()[1]) * 1024
 
 
 def give_back() -> None:

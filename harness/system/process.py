@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 INTERRUPTED, UNSETTLED = 130, 5
@@ -25,6 +26,14 @@ MESSAGE = b"\nInterrupted, stopping workers (press Ctrl-C again to quit immediat
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 """Looked up at import: between fork and exec a process must not load a library."""
+
+
+def resident_peak() -> int | None:
+    """Return the peak resident memory of this process in bytes (Linux); None if the system does not say."""
+    with suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+    return None
 
 
 def die_with_parent() -> None:

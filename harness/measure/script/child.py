@@ -1,4 +1,4 @@
-"""The process of one rank of a script: ``-m harness.measure.script.child CONNECTION START``, a fresh interpreter.
+"""The process of one rank of a script: ``-m harness.measure.script.child CONNECTION``, a fresh interpreter.
 
 It installs the hooks and runs the script as ``python SCRIPT ARGUMENTS`` does: in the main thread, as ``__main__``, with
 its own sys.argv and its folder first on the import path.
@@ -58,7 +58,7 @@ def run_script(parent: Connection, start: Start) -> int:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     import torch.multiprocessing  # after the fault handler: it takes seconds
 
-    from harness.measure.script.counting import Begun, EndOfTrial, StepRecorder
+    from harness.measure.script.counting import EndOfTrial, StepRecorder
 
     recorder = StepRecorder(parent, _advance(start.counter), optimizer=start.optimizer, pauses=start.pauses)
     recorder.install()
@@ -67,7 +67,6 @@ def run_script(parent: Connection, start: Start) -> int:
     folder = Path(start.script).parent
     sys.addaudithook(partial(_before_open, str(folder)))
     torch.save = _saving(torch.save, str(folder))
-    parent.send(Begun())
     sys.argv = [start.script, *start.arguments]
     sys.path[0] = str(folder)
     try:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from harness import probe
+from harness.system.process import resident_peak
 
 TICK_S = 0.2
 """How often the steps of the warm-up are sent."""
@@ -65,13 +65,12 @@ class Steps:
 class Facts:
     """What is known of the script's process at its end.
 
-    ``optimizers``: the class of each, by its first step. ``batches``: those that a DataLoader delivered with gradients,
-    and without gradients since the first edge. ``connected``: the size of its process group, 0 without one.
+    ``optimizers``: the class of each, by its first step. ``evaluation_batches``: those that a DataLoader delivered
+    without gradients since the first edge. ``connected``: the size of its process group, 0 without one.
     ``parameters``: shape and sum of those of the counted optimizer; empty if they may be shards.
     """
 
     optimizers: Sequence[str]
-    training_batches: int
     evaluation_batches: int
     connected: int
     parameters: Sequence[tuple[tuple[int, ...], str]]
@@ -79,11 +78,6 @@ class Facts:
     peak_bytes: int | None
     reserved_bytes: int | None
     resident_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Begun:
-    """The script's process has installed its hooks."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,7 @@ class StepRecorder:
         self._connected = 0
         self._event_device: torch.device | None = None
         self._counted: Any = None
-        self._batches = [0, 0]
+        self._evaluation_batches = 0
         self._thread = threading.get_ident()
 
     def install(self) -> None:
@@ -182,10 +176,11 @@ class StepRecorder:
             return
         if self._counted is None or self._counted() is not optimizer:
             replaced = self._counted is not None and self._counted() is None  # as by that of the next training
-            if optimizer not in self._optimizers:
+            first = optimizer not in self._optimizers
+            if first:
                 self._optimizers.add(optimizer)
                 self._names.append(type(optimizer).__name__)
-            if not replaced and len(self._names) != self._optimizer + 1:
+            if not replaced and not (first and len(self._names) == self._optimizer + 1):
                 return
             self._counted = weakref.ref(optimizer)
         self._take()
@@ -240,7 +235,7 @@ class StepRecorder:
         self._note_group()
         self._read_events(count - steps.edges[-1][0] if steps.edges else 0)
         if not steps.edges:
-            self._batches[1] = 0
+            self._evaluation_batches = 0
             self._send(WindowsBegun())
         goes_on = bool(self._edges) and self._late is None
         if goes_on:
@@ -303,11 +298,10 @@ class StepRecorder:
         devices = self._devices()
         peaks = [torch.cuda.max_memory_allocated(device) for device in devices]  # before sums of parameters
         reserved = [torch.cuda.max_memory_reserved(device) for device in devices]
-        resident = _resident_peak()
+        resident = resident_peak()
         return Facts(
             optimizers=self._names,
-            training_batches=self._batches[0],
-            evaluation_batches=self._batches[1],
+            evaluation_batches=self._evaluation_batches,
             connected=self._connected,
             # the first to step of a ZeroRedundancyOptimizer is one of its own, with the rank's share of the parameters
             parameters=[] if ZERO in self._names else digests(self._counted() if self._counted else None),
@@ -369,9 +363,10 @@ class StepRecorder:
 
     def _fetched(self, start: float, samples: int) -> None:
         trains = torch.is_grad_enabled()
-        self._batches[0 if trains else 1] += 1
         if trains:
             self._samples += samples
+        else:
+            self._evaluation_batches += 1
         self._waited(start)
 
 
@@ -400,11 +395,3 @@ def size_of(batch: object) -> int:
         return batch.shape[0] if batch.dim() else 1
     inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
     return next((size for each in inner if (size := size_of(each))), 0)
-
-
-def _resident_peak() -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)

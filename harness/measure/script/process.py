@@ -167,16 +167,15 @@ def lay_out(source: Path, root: Path) -> Path:
 
     The folders above it have links to what is beside theirs, so that ``../data`` is there too.
     """
-    levels = [source, *source.parents[:ABOVE]]
-    target = root.joinpath(*(level.name for level in reversed(levels) if level.name))
+    levels = [level for level in (source, *source.parents[:ABOVE]) if level.name]
+    target = root.joinpath(*(level.name for level in reversed(levels)))
     target.mkdir(parents=True, exist_ok=True)
-    for level, inner in zip(levels[1:], levels, strict=False):
-        here = target.parents[levels.index(level) - 1]
+    for level, here in zip(levels[:ABOVE], target.parents, strict=False):
         with suppress(OSError):
-            beside = [name for name in os.listdir(level) if name != inner.name]
-            for name in beside if len(beside) <= LINKED else ():
+            beside = [path for path in level.parent.iterdir() if path.name != level.name]
+            for path in beside if len(beside) <= LINKED else ():
                 with suppress(FileExistsError):
-                    (here / name).symlink_to(level / name)
+                    (here / path.name).symlink_to(path)
     link_tree(source, target)
     return target
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from harness.config.script import ScriptExperiment
+from harness.config.axes import PLAIN_AXES
+from harness.config.script import GIVEN, ScriptExperiment
 from harness.config.sections import Throughput
 from harness.config.values import PlainValue
 from harness.measure.scenarios import TrialContext
@@ -113,8 +114,7 @@ def script(context: TrialContext) -> TrialResult:
 
 def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
     """Return the values of a script's placeholders."""
-    names = ("devices", "nodes", "device", "per_device_batch_size", "global_batch_size", "strategy", "model", "data")
-    values = {name: cell.axis(name) for name in (*names, "precision", "compile", "launcher")}
+    values = {name: cell.axis(name) for name in (*GIVEN, *PLAIN_AXES)}
     return {**values, **cell.workload_options, "seed": seed, "folder": str(folder)}
 
 
