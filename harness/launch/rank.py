@@ -15,7 +15,7 @@ from harness.launch.protocol import Job
 from harness.launch.startup import Received, Registration
 from harness.launch.supervision import StepCounter
 from harness.launch.worker import run_group
-from harness.measure.script.process import COUNTER_VARIABLE, STACK_VARIABLE
+from harness.measure.script.parent import COUNTER_VARIABLE, STACK_VARIABLE
 from harness.plan.trial import WorkerGroup
 from harness.train.ranks import Ranks
 

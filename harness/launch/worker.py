@@ -24,9 +24,9 @@ from harness.launch.subgroups import Subgroups
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
+from harness.measure.script.following import script
 from harness.measure.script.loop import loop
-from harness.measure.script.process import ScriptFailed
-from harness.measure.script.trial import script
+from harness.measure.script.parent import ScriptFailed
 from harness.plan.cell import place
 from harness.plan.known_errors import with_remedy
 from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts

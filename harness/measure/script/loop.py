@@ -18,8 +18,8 @@ import torch.distributed as dist
 from harness.config.script import ScriptExperiment
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.counting import EndOfTrial, StepRecorder
-from harness.measure.script.process import ScriptFailed
-from harness.measure.script.trial import Followed, follow, result, values_of
+from harness.measure.script.following import Followed, follow, result, values_of
+from harness.measure.script.parent import ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.user_code import load_user_function
 from harness.train.ranks import Ranks

@@ -73,7 +73,7 @@ class Event:
 
     def record(self, stream: object) -> None:
         self.at = len(self.calls)
-        self.calls.append("record")
+        self.calls.append(f"record {stream}")
 
     def elapsed_time(self, other: Event) -> float:
         return 1000.0 * (other.at - self.at)
@@ -102,8 +102,9 @@ def test_on_a_gpu_events_are_made_before_a_window_and_devices_are_synchronised_a
             calls.append("step")
             recorder.step()
     sync = "synchronize cuda:1"
-    first = ["step", "clock", sync, *["record"] * 3, sync, "clock", "record"]
-    assert calls == [*first, "step", "clock", "record", "step", "clock", "record", sync, "clock"]
+    record = "record cuda:1"
+    first = ["step", "clock", sync, *[record] * 3, sync, "clock", record]
+    assert calls == [*first, "step", "clock", record, "step", "clock", record, sync, "clock"]
     end = finished(parent)
     assert len(end.steps.device_s) == 2 and min(end.steps.device_s) > 0
     assert (end.facts.on_cuda, end.facts.peak_bytes, end.facts.reserved_bytes) == (True, 5, 7)

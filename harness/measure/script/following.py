@@ -27,8 +27,8 @@ from harness.measure.script.counting import (
     Schedule,
     WindowsBegun,
 )
-from harness.measure.script.findings import Seen, judge, together
-from harness.measure.script.process import (
+from harness.measure.script.judging import Seen, judge, together
+from harness.measure.script.parent import (
     COUNTER_VARIABLE,
     END_S,
     STACK_VARIABLE,
