@@ -10,14 +10,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.analysis.common import KEYS, Record, TrialKey, Values, columns_of, order, rows_of, trial_key
+from harness.plan.comparison import MAX_DIFFERENCE
 from harness.record.schema import DESCRIPTION, EQUIVALENCE
 
-MAX_DIFFERENCE = 0.01
-"""The largest relative difference of gradients and updates that rounding is given; a wrong share or factor gives 0.1
-and more."""
-
 REDUCED_DIFFERENCE = 0.05
-"""The same for steps in bf16 or fp16, and for gradients that are exchanged in 16 bits.
+"""MAX_DIFFERENCE for steps in bf16 or fp16, and for gradients that are exchanged in 16 bits.
 
 Of updates it bounds the part along one device's update: Adam turns a gradient near 0 into a step of full length, whose
 sign the rounding of 16 bits decides. A wrong factor changes that part, a wrong share the gradient too.

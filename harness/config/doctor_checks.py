@@ -133,7 +133,7 @@ DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
     DoctorCheck(
         "memory_growth", "memory_needs.MEMORY_GROWTH_CHECK", "memory growth", "what the steps keep, step by step"
     ),
-    DoctorCheck("slow_rank", "speed.SLOW_RANK_CHECK", "slow rank", "the same step on each rank, without the others"),
+    DoctorCheck("slow_rank", "speed.SLOW_RANK_CHECK", "slow rank", "the same work on each rank, without the others"),
     DoctorCheck(
         "randomness", "state.STREAMS", "random streams", "different dropout masks on different ranks", "randomness"
     ),

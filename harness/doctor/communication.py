@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -20,10 +18,12 @@ from torch import Tensor
 
 from harness.config.values import MIB
 from harness.doctor.subject import Case, Check, Subject
+from harness.measure.links import Meter, backend_of, collectives
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell, int_option
 from harness.plan.checks import Finding, join_names
 from harness.system.process import die_with_parent
+from harness.train.ranks import Ranks
 
 COPIES = "GPU copies"
 SIZES = (1_000, 1_000_000, 16_000_000)
@@ -36,11 +36,6 @@ Pair = tuple[str, str, str]
 """Source, target, way."""
 Move = Callable[[Tensor, torch.device], Tensor]
 COLLECTIVES = "collectives"
-REPEATS, ROUNDS = 5, 8
-SLOW = 2.5
-"""A rank is slow if the same small work takes this many times as long as on the fastest rank."""
-SIDE, SIDE_ON_GPU = 128, 2048
-"""Side of the matrices that measure a rank's own speed; on a GPU large enough to hide the launch."""
 
 
 @dataclass(frozen=True)
@@ -151,70 +146,57 @@ COPIES_CHECK = Check(observe_copies, judge_copies, stops=True)
 
 @dataclass(frozen=True)
 class Exchange:
-    """The collectives as one rank measured them. Times are medians in seconds."""
+    """The collectives as one rank measured them: the operations with wrong results, and the seconds of an all-reduce.
+
+    ``bucket``: size of the second all-reduce in bytes; the first is of one number a rank.
+    """
 
     wrong: list[str]
-    """The operations with wrong results."""
     latency_s: float
     bucket: int
-    """Bytes."""
     bucket_s: float
-    own_s: float
-    """Time of a small matrix product on the rank's own device."""
-    host: str
 
 
-def observe(
-    subject: Subject,
-    reduce: Callable[[Tensor], object] = dist.all_reduce,
-    copy: Callable[[Tensor, int], object] = dist.broadcast,
-) -> Exchange | None:
-    """Check the results of all-reduce and broadcast, and time all-reduce of one number and of one bucket.
-
-    Returns None if there is only one rank.
-    """
+def observe(subject: Subject) -> Exchange | None:
+    """Check all-reduce and broadcast of a number and of a bucket, and time the all-reduces; None with one rank."""
     ranks = subject.ranks
     if ranks.world_size == 1:
         return None
-    bucket = bucket_bytes(subject.cell, subject.steps[0].parameter_bytes)
-    wrong, times = [], {}
-    for size in (4, bucket):
-        own = torch.full((size // 4,), float(ranks.rank + 1), device=subject.device)
-        summed = own.clone()
-        reduce(summed)
-        if not bool((summed == ranks.world_size * (ranks.world_size + 1) / 2).all()):
-            wrong.append(f"all-reduce of {size:,} bytes")
-        copied = own.clone()
-        copy(copied, 0)
-        if not bool((copied == 1.0).all()):
-            wrong.append(f"broadcast of {size:,} bytes")
-        times[size] = _median(lambda own=own: reduce(own), ranks.barrier, subject)  # type: ignore[misc]
-    own_s = _own_speed(subject.device)
-    return Exchange(wrong, times[4], bucket, times[bucket], own_s, socket.gethostname())
+    all_reduce = collectives(ranks, backend_of(subject.device.type), ())[0][0]
+    sizes = [all_reduce.size(wanted) for wanted in (1, bucket_bytes(subject.cell, subject.steps[0].parameter_bytes))]
+    wrong = [text for size in sizes for text in wrong_results(ranks, size)]
+    meter = Meter(ranks, subject.advance)
+    latency_s, bucket_s = (median(meter.seconds(all_reduce, size, 1)) for size in sizes)
+    return Exchange(wrong, latency_s, sizes[1], bucket_s)
+
+
+def wrong_results(
+    ranks: Ranks,
+    size: int,
+    reduce: Callable[[Tensor], object] = dist.all_reduce,
+    copy: Callable[[Tensor, int], object] = dist.broadcast,
+) -> list[str]:
+    """Return the operations whose result at this size in bytes is wrong on this rank."""
+    own = torch.full((size // 4,), float(ranks.rank + 1), device=ranks.devices[0])
+    summed, copied = own.clone(), own.clone()
+    reduce(summed)
+    copy(copied, 0)
+    right = {
+        "all-reduce": bool((summed == ranks.world_size * (ranks.world_size + 1) / 2).all()),
+        "broadcast": bool((copied == 1.0).all()),
+    }
+    return [f"{name} of {size:,} bytes" for name, is_right in right.items() if not is_right]
 
 
 def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
-    results = [result for result in seen if result]  # all None with a single rank
-    if not results:
+    wrong = {rank: result.wrong for rank, result in enumerate(seen) if result and result.wrong}
+    if not wrong:
         return []
-    found = []
-    wrong = {rank: result.wrong for rank, result in enumerate(results) if result.wrong}
-    if wrong:
-        what, ranks = ", ".join(next(iter(wrong.values()))), ", ".join(map(str, wrong))
-        text = f"wrong results of {what} on rank {ranks} of {len(results)}"
-        means = "wrong averages of gradients over the ranks: every result of such a training is wrong"
-        advice = "check the version of the backend and the network; on GPUs, run nccl-tests"
-        found.append(Finding(COLLECTIVES, "error", text, means, advice))
-    fastest = min(result.own_s for result in results)
-    slow = [rank for rank, result in enumerate(results) if result.own_s > SLOW * fastest]
-    if slow:
-        times = ", ".join(f"{1000 * result.own_s:.1f}" for result in results)
-        hosts = ", ".join(f"rank {rank} on {results[rank].host}" for rank in slow)
-        text = f"time of the same matrix product on ranks 0 to {len(results) - 1}: {times} ms; slow: {hosts}"
-        means = "a slow rank: every step takes as long as on the slowest rank"
-        advice = "check that host for other load, lowered clocks or another device model"
-        found.append(Finding(COLLECTIVES, "warning", text, means, advice))
-    return found
+    what, ranks = ", ".join(next(iter(wrong.values()))), ", ".join(map(str, wrong))
+    text = f"wrong results of {what} on rank {ranks} of {len(seen)}"
+    means = "wrong averages of gradients over the ranks: every result of such a training is wrong"
+    advice = "check the version of the backend and the network; on GPUs, run nccl-tests"
+    return [Finding(COLLECTIVES, "error", text, means, advice)]
 
 
 def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:
@@ -239,34 +221,6 @@ def bucket_bytes(cell: Cell, parameter_bytes: int) -> int:
     """Return the size of a ddp message: a bucket, or the whole gradient if that is smaller."""
     cap = int_option(cell.strategy_options, "bucket_cap_mb", 25) * MIB
     return max(8, min(cap, parameter_bytes) // 4 * 4)
-
-
-def _median(work: Callable[[], object], barrier: Callable[[], None], subject: Subject) -> float:
-    times = []
-    for _ in range(REPEATS):
-        barrier()
-        synchronize(subject.ranks.devices)
-        start = time.perf_counter()
-        work()
-        synchronize(subject.ranks.devices)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def _own_speed(device: torch.device) -> float:
-    """Return seconds of a small matrix product on the device: the minimum of many, which hides passing load."""
-    side = SIDE_ON_GPU if device.type == "cuda" else SIDE
-    a = torch.ones(side, side, device=device)
-    best = float("inf")
-    for _ in range(ROUNDS):
-        time.sleep(0.005)  # yield the core, so that the next measurement starts with a new time slice
-        for _ in range(20):
-            synchronize((device,))
-            start = time.perf_counter()
-            a @ a
-            synchronize((device,))
-            best = min(best, time.perf_counter() - start)
-    return best
 
 
 CHECK = Check(observe, judge, needs_peers=True, figures=figures)

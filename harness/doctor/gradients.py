@@ -15,6 +15,7 @@ from harness.doctor.real_steps import group_of_one, mean_losses
 from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
 from harness.measure.sketches import Frozen, drawing, in_comparable_mode, why_random
 from harness.plan.checks import Finding, join_names
+from harness.plan.comparison import MAX_DIFFERENCE
 from harness.plan.rows import Severity
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
@@ -23,8 +24,6 @@ from harness.train.workloads import Workload, collate_of, innermost
 
 LOSS_WEIGHT = "loss weight"
 NAME = "gradient scaling"
-ALIKE = 0.005
-"""Largest relative difference (norm over norm) of gradients that differ only in the order of sums."""
 SHARE = 0.02
 """Relative tolerance of a factor against the number of devices."""
 ENOUGH = 64
@@ -172,7 +171,7 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
     if not products:
         return []
     cross, one, own = (sum(values[i] for values in products.values()) for i in range(3))
-    if one == 0.0 or relative(cross, one, own) <= (NOISY if seen[0].noisy else ALIKE):
+    if one == 0.0 or relative(cross, one, own) <= (NOISY if seen[0].noisy else MAX_DIFFERENCE):
         return []
     factor = cross / one
     rest = own - factor * cross
@@ -192,7 +191,7 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
             )
         ]
     differ = sorted(products, key=lambda name: relative(*products[name]), reverse=True)
-    names = [name for name in differ if relative(*products[name]) > ALIKE]
+    names = [name for name in differ if relative(*products[name]) > MAX_DIFFERENCE]
     return [
         Finding(
             NAME,

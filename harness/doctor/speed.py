@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 
 from harness.doctor.real_steps import observe_own_part
 from harness.doctor.subject import Case, Check, ProcessState, Subject, any_error, processors
+from harness.measure.window import synchronize
 from harness.plan.cell import int_option, place
 from harness.plan.checks import Finding, join_names
 from harness.train.loader import Batches, endless_shares
@@ -32,6 +34,8 @@ SLOW, LEAST_S = 2.5, 0.005
 """A rank is slow if its step takes this many times as long as the fastest rank's, and as many seconds more."""
 ROUNDS, PAUSE_S = 8, 0.05
 """Most repetitions of the steps while a rank is slow, and the time before the first; each is twice as long."""
+SIDE, SIDE_ON_GPU, PRODUCTS = 128, 2048, 100
+"""Side of the matrices, on a GPU large enough to hide the launch, and the number of products."""
 
 
 @dataclass(frozen=True)
@@ -136,33 +140,57 @@ def _redundant(findings: Sequence[Finding]) -> bool:
 CHECK = Check(observe, judge, needs_steps=True, redundant=_redundant, figures=figures, about=("datasets",))
 
 
-def observe_slow_rank(subject: Subject) -> float:
-    """Return the seconds of this rank's fastest step alone.
+@dataclass(frozen=True)
+class Alone:
+    """The seconds of one rank's fastest step, or of its products, without the other ranks, and its host."""
+
+    seconds: float
+    host: str
+
+
+def observe_slow_rank(subject: Subject) -> Alone:
+    """Time this rank's fastest step alone, or a product of matrices if the model does not fit on one device.
 
     If a rank is slow, the steps are repeated, all ranks with the first rank's part of the batch: parts may differ in
     their cost, and other load may pass.
     """
-    seconds = [steps.own_step_s for steps in subject.steps]
-    own, same = math.inf, replace(subject, ranks=replace(subject.ranks, rank=0))
+    ranks, fits = subject.ranks, all(steps.own_step_s for steps in subject.steps)
+    same = replace(subject, ranks=replace(ranks, rank=0))
+    own = subject.steps[ranks.rank].own_step_s if fits or ranks.world_size == 1 else _products_s(subject.device)
     for number in range(ROUNDS):
-        if not _slow(seconds):
+        if not _slow(ranks.gather(own)):
             break
         time.sleep(PAUSE_S * 2**number)
-        own = min(own, observe_own_part(same.fresh()).step_s)
-        seconds = subject.ranks.gather(own)
-    return seconds[subject.ranks.rank]
+        again = observe_own_part(same.fresh()).step_s if fits else _products_s(subject.device)
+        own = again if number == 0 else min(own, again)  # the first time was of another part
+    return Alone(own, socket.gethostname())
 
 
-def judge_slow_rank(seen: Sequence[float], case: Case) -> list[Finding]:
-    """Compare the fastest step of each rank alone."""
-    slow = _slow(seen)
+def _products_s(device: torch.device) -> float:
+    """Return the seconds of PRODUCTS matrix products, from the fastest one."""
+    matrix, fastest = torch.ones((SIDE_ON_GPU if device.type == "cuda" else SIDE,) * 2, device=device), math.inf
+    for _ in range(PRODUCTS):
+        synchronize((device,))
+        start = time.perf_counter()
+        matrix @ matrix
+        synchronize((device,))
+        fastest = min(fastest, time.perf_counter() - start)
+    return PRODUCTS * fastest
+
+
+def judge_slow_rank(seen: Sequence[Alone], case: Case) -> list[Finding]:
+    """Compare the times of the ranks alone."""
+    slow = _slow([rank.seconds for rank in seen])
     if not slow:
         return []
-    times = ", ".join(f"{1000 * seconds:.1f}" for seconds in seen)
-    same = f"time of the same step on ranks 0 to {len(seen) - 1}, each without the others"
-    text = f"{same}: {times} ms; slow: rank {', '.join(map(str, slow))}"
+    times = ", ".join(f"{1000 * rank.seconds:.1f}" for rank in seen)
+    same = f"time of the same work on ranks 0 to {len(seen) - 1}, each without the others"
+    hosts = ", ".join(f"rank {rank} on {seen[rank].host}" for rank in slow)
+    text = f"{same}: {times} ms; slow: {hosts}"
     means = "a step of several ranks takes as long as on the slowest: the others wait"
-    advice = "look for work that one rank alone does (logging, metrics, files), and for other load on its host"
+    advice = (
+        "look for work of one rank alone (logging, metrics, files), and on its host for other load and lower clocks"
+    )
     return [Finding(SLOW_RANK, "warning", text, means, advice)]
 
 

@@ -31,6 +31,9 @@ from harness.plan.cell import Cell, format_gpu_ids, share_of
 from harness.plan.rows import PartnerIds, SetIds
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
+MAX_DIFFERENCE = 0.01
+"""The largest relative difference (norm over norm) of gradients and updates, against those of one device, that rounding
+is given; a wrong share or factor gives 0.1 and more."""
 
 
 def axes_of(cell: Cell) -> TrialAxes:

@@ -349,13 +349,13 @@ class OneSlowRank(Healthy):
 
     def build_model(self) -> nn.Module:
         if dist.is_initialized() and dist.get_rank() == 1 and not getattr(torch, "_slowed", False):
-            matmul = Tensor.__matmul__
+            linear = nn.functional.linear
 
-            def slow(self: Tensor, other: Tensor) -> Tensor:
-                time.sleep(0.002)
-                return matmul(self, other)
+            def slow(*args: Any) -> Tensor:
+                time.sleep(0.02)
+                return linear(*args)
 
-            Tensor.__matmul__ = slow  # type: ignore[method-assign, assignment]
+            nn.functional.linear = slow  # type: ignore[assignment]
             torch._slowed = True  # type: ignore[attr-defined]
         return Net()
 
@@ -387,6 +387,7 @@ class NeedsMany(Healthy):
 
 
 PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
+    "slow rank": [(OneSlowRank, "ddp")],
     "device placement": [(MaskNotRegistered, "ddp"), (NoiseOnTheHost, "ddp"), (CudaByName, "single")],
     "batch transfer": [(BatchesOfItsOwn, "ddp")],
     "wrapper use": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
@@ -405,7 +406,6 @@ PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "memory": [(KeepsTooMuch, "ddp")],
     "threads": [(SetsThreads, "single")],
     "randomness": [(SeedsInForward, "ddp"), (SeedsFromTheProcess, "fsdp")],
-    "collectives": [(OneSlowRank, "ddp")],
     "divergence": [(Explodes, "ddp"), (Explodes, "single")],
     "execution": [(Raises, "ddp")],
 }

@@ -34,7 +34,6 @@ SIZES = {
 BUILTIN = [(name, model) for name, models in SIZES.items() for model in models]
 """The built-in workloads at two sizes."""
 TIMED = {("slow rank", "warning"), ("loader throughput", "warning"), ("loader throughput", "note")}
-TIMED |= {("collectives", "warning")}  # their errors are wrong results
 """Check and severity of the findings that compare times."""
 SHORT = {"padded_sequences": {"longest": 64, "text_bytes": 20_000}}
 """Options of workloads whose default data takes most of the time of all others together."""

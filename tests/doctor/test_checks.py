@@ -35,7 +35,7 @@ def test_every_module_that_observes_or_judges_has_a_check_and_it_is_in_the_list(
     assert not lacking, f"harness/config/doctor_checks.py: DOCTOR_CHECKS lacks {lacking}"
 
 
-OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies"}
+OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies", "collectives"}
 """Checks that no workload can fail: test_judges.py has their cases."""
 
 

@@ -329,10 +329,31 @@ def test_memory_grows_if_every_step_keeps_more() -> None:
         assert memory_needs.judge_memory_growth([steps(kept_bytes=kept)], case()) == []
 
 
+def alone(*seconds: float) -> list[speed.Alone]:
+    return [speed.Alone(own, f"host{rank}") for rank, own in enumerate(seconds)]
+
+
 def test_a_rank_whose_own_step_is_slow_is_named() -> None:
-    only(speed.judge_slow_rank([0.01, 0.06], case()), seen="10.0, 60.0 ms; slow: rank 1")
+    only(speed.judge_slow_rank(alone(0.01, 0.06), case()), seen="10.0, 60.0 ms; slow: rank 1 on host1")
     for times in ([0.001, 0.004], [0.1, 0.2], [0.0, 0.0]):  # too short to know, as parts of a batch differ, not known
-        assert speed.judge_slow_rank(times, case()) == []
+        assert speed.judge_slow_rank(alone(*times), case()) == []
+
+
+def test_ranks_of_a_model_that_does_not_fit_on_one_device_are_compared_by_matrix_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Two(Ranks):
+        def gather(self, value: Any) -> Any:
+            return [0.01, value]
+
+    monkeypatch.setattr(speed, "PAUSE_S", 0.0)
+    monkeypatch.setattr(speed, "_products_s", lambda device: next(times))
+    subject = Subject(cell(), None, (), 0, Two(1, 2, 1, 0, "n", "127.0.0.1", (CPU,)), steps=[steps(), steps()])
+    for given, found in (([0.06] * 20, 0.06), ([0.06, 0.05, 0.01], 0.01)):  # slow throughout; other load that passes
+        times = iter(given)
+        assert speed.observe_slow_rank(subject).seconds == found
+    monkeypatch.undo()
+    assert 0 < speed._products_s(CPU) < 60
 
 
 @pytest.mark.parametrize(
@@ -395,31 +416,24 @@ def test_failing_copies_between_a_pair_block_the_cell() -> None:
 
 
 def group(**more: Any) -> communication.Exchange:
-    return replace(communication.Exchange([], 1e-4, bucket=2**20, bucket_s=1e-3, own_s=0.001, host="a"), **more)
+    return replace(communication.Exchange([], 1e-4, bucket=2**20, bucket_s=1e-3), **more)
 
 
-def test_wrong_sums_and_slow_ranks_are_named() -> None:
+def test_wrong_sums_are_named() -> None:
     assert communication.judge([group()] * 3, case(devices=3, batch=63)) == []
     wrong = communication.judge([group(), group(wrong=["all-reduce of 4 bytes"])], case())
     only(wrong, "error", seen="wrong results of all-reduce of 4 bytes on rank 1")
-    slow = communication.judge([group(), group(), group(own_s=0.01, host="b")], case(devices=3, batch=63))
-    only(slow, seen="slow: rank 2 on b")
     figures = communication.figures([group()] * 4, case(devices=4))  # 2 x 3/4 of 2**20 bytes a millisecond
     assert figures["all-reduce of 1.0 MiB"] == "1.00 ms, bus bandwidth 1.57 GB/s"
     assert "all-reduce of 2,564 bytes" in communication.figures([group(bucket=2564)] * 2, case())
 
 
 def test_wrong_collective_results_are_detected_in_buckets_no_larger_than_the_gradient() -> None:
-    class Two(Ranks):
-        def barrier(self) -> None:
-            pass
-
-    ranks = Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
-    subject = Subject(cell(), None, (), 0, ranks, steps=[steps(parameter_bytes=4000)])
-    right = communication.observe(subject, lambda t: t.fill_(3.0), lambda t, source: t.fill_(1.0))
-    assert right and right.wrong == [] and right.bucket == 4000
-    wrong = communication.observe(subject, lambda t: t.fill_(2.0), lambda t, source: t.fill_(7.0))
-    assert wrong and [text.split(" of ")[0] for text in wrong.wrong] == ["all-reduce", "broadcast"] * 2
+    ranks = Ranks(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
+    assert communication.wrong_results(ranks, 8, lambda t: t.fill_(3.0), lambda t, source: t.fill_(1.0)) == []
+    wrong = communication.wrong_results(ranks, 8, lambda t: t.fill_(2.0), lambda t, source: t.fill_(7.0))
+    assert wrong == ["all-reduce of 8 bytes", "broadcast of 8 bytes"]
+    assert communication.bucket_bytes(cell(), 4000) == 4000
     assert communication.bucket_bytes(cell(), 10 * 2**20) == 10 * 2**20
     assert communication.bucket_bytes(cell(strategy_options={"bucket_cap_mb": 1}), 10 * 2**20) == 2**20
 

@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from harness.analysis.equivalence import MAX_DIFFERENCE
+from harness.plan.comparison import MAX_DIFFERENCE
 from harness.train.ranks import Ranks
 from tests.gpu.precision import difference, update_on
 from tests.gpu.setting import cell_of, group_of_one, need_cuda, one_rank, stepper_of

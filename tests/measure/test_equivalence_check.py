@@ -13,11 +13,12 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
 
-from harness.analysis.equivalence import MAX_DIFFERENCE, REDUCED_DIFFERENCE, along, relative
+from harness.analysis.equivalence import REDUCED_DIFFERENCE, along, relative
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.measure import sketches
 from harness.measure.sketches import BUCKETS, RELATIVE_STEP, Frozen, fold, measure_by_precision, measure_sketches
 from harness.plan.cell import Cell
+from harness.plan.comparison import MAX_DIFFERENCE
 from harness.plan.trial import SkipTrial
 from harness.train.ranks import Ranks
 from harness.train.workloads.image_classification import ImageClassification
