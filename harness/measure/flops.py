@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +179,7 @@ def _without_scores(formula: Formula, *, query: int) -> Formula:
     query head (scores again, gradients of query and key), two that of a value head.
     """
 
-    def counted(*args: Any, **kwargs: object) -> int:
+    def counted(*args: Tensor, **kwargs: object) -> int:
         query_size: int = args[query].shape[-1]
         value_size: int = args[query + 2].shape[-1]
         kept, all_five = 2 * query_size + 2 * value_size, 3 * query_size + 2 * value_size

@@ -6,7 +6,7 @@ import re
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -60,7 +60,8 @@ class CollectiveTime(NamedTuple):
 
 def events_of(profiler: torch.profiler.profile) -> list[Event]:
     """Return a profile's events, without building events()' tree of all calls: 0.5 s for three steps."""
-    results: Any = profiler.profiler and profiler.profiler.kineto_results
+    assert profiler.profiler and profiler.profiler.kineto_results
+    results = profiler.profiler.kineto_results
     found = []
     for event in results.events():
         on_gpu = event.device_type() == DeviceType.CUDA

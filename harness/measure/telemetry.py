@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 import torch
 
 from harness.plan.rows import HELD_BY_POWER, POWER_CAP, RankFacts
 
-Nvml = Any
-"""The module ``pynvml``, which has no types; every function may raise its NVMLError."""
+Nvml = ModuleType
+"""The module ``pynvml``; every function may raise its NVMLError."""
 Handle = object
 """NVML's handle of a device."""
 

@@ -23,7 +23,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from typing import Generic, NamedTuple, TypeVar, cast, get_args
 
 from harness.config.axes import AXES, BATCHES, CELL_AXES, LauncherName, PrecisionName, TrialAxes
 from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
@@ -38,9 +38,8 @@ is given; a wrong share or factor gives 0.1 and more."""
 
 def axes_of(cell: Cell) -> TrialAxes:
     """Return a cell's value on each axis of the tables."""
-    values: Any = {name: getattr(cell, name) for name in CELL_AXES}
-    axes: TrialAxes = values | {"device_ids": format_gpu_ids(cell.device_ids) or None}
-    return axes
+    values = {name: getattr(cell, name) for name in CELL_AXES} | {"device_ids": format_gpu_ids(cell.device_ids) or None}
+    return cast("TrialAxes", values)
 
 
 def comparable(cell: Cell) -> bool:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, TypedDict
+from typing import TypedDict, cast
 
 import torch
 import torch.distributed as dist
@@ -227,12 +227,12 @@ class Training:
             scale_gradients(self.model, divisor / tokens.value())
         return loss.detach(), weight
 
-    def _accumulate(self, batches: Any, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batches: object, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
         """Add the gradients of micro-batches, one after the other; return the sum of their losses and their weight."""
         shares = share.split(self._cell.micro_batches)
         losses: list[Tensor] = []
         weights: list[Tensor] = []
-        for number, (batch, part) in enumerate(zip(batches, shares, strict=True)):
+        for number, (batch, part) in enumerate(zip(cast("Sequence[object]", batches), shares, strict=True)):
             last = number == len(shares) - 1
             with self.strategy.gradient_sync(self.model, enabled=last and not self._alone):
                 loss, weight = self._backward(batch, part, mark, weights, last=last)

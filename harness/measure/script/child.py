@@ -91,7 +91,7 @@ def run_script(parent: Connection, start: Start) -> int:
 WRITES = os.O_WRONLY | os.O_RDWR
 
 
-def _before_open(folder: str, event: str, arguments: tuple[Any, ...]) -> None:
+def _before_open(folder: str, event: str, arguments: tuple[object, ...]) -> None:
     """Before the script opens a linked file of the user's to write to it, put a copy in the link's place."""
     if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES:
         own_copy(folder, arguments[0], whole=not arguments[2] & os.O_TRUNC)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -62,8 +60,6 @@ SINGLE = "Left out: each setting has a single point, which the table has."
 BATCH = "per_device_batch_size"
 FEW_SIZES = 2
 """The most numbers of devices that make no curve."""
-DOTS: Mapping[str, Any] = {"linestyle": "", "marker": ".", "markersize": 5, "alpha": 0.45, "zorder": 2}
-"""The look of single blocks."""
 SPEED, MEMORY = "per_device_per_s", "peak_gib"
 LABELS = {SPEED: "throughput per device", MEMORY: "peak memory per rank"}
 MOST_COLUMNS = 3
@@ -131,7 +127,7 @@ def _against_devices(
             interval = row[f"{prefix}low"], row[f"{prefix}high"]
             draw_interval(axes, "y", row.devices, interval, ends, COLOURS[row.strategy])
             blocks = dots.get(row.cell_id, ())
-            axes.plot([row.devices] * len(blocks), blocks, color=COLOURS[row.strategy], **DOTS)
+            _draw_blocks(axes, [row.devices] * len(blocks), blocks, row)
             draw_point(axes, row.devices, row[name], row, markersize=6)
             mark(axes, row.devices, row[name], f"{cell_label(row)}: {text(row)}")
         draw_lines(axes, part, "devices", name, JOINED, marked=False)
@@ -145,6 +141,10 @@ def _blocks(results: Results) -> dict[str, list[float]]:
     return {str(cell): speeds.tolist() for cell, speeds in cells}
 
 
+def _draw_blocks(axes: Axes, x: Sequence[float], y: Sequence[float], row: Row) -> None:
+    axes.plot(x, y, color=COLOURS[row.strategy], linestyle="", marker=".", markersize=5, alpha=0.45, zorder=2)
+
+
 def _throughput_by_cell(results: Results, every: Sequence[Facet]) -> Drawing:
     """Draw the throughput of each cell on a line of its own, with its efficiency, its blocks and the ideal."""
     rows, dots = results.scaling, _blocks(results)
@@ -155,7 +155,7 @@ def _throughput_by_cell(results: Results, every: Sequence[Facet]) -> Drawing:
         linear_values(axes, "x", ends, steps=4)
         for y, row in enumerate(rows_of(part)):
             blocks, interval = dots.get(row.cell_id, ()), (row.throughput_low, row.throughput_high)
-            axes.plot(blocks, [y + 0.22] * len(blocks), color=COLOURS[row.strategy], **DOTS)
+            _draw_blocks(axes, blocks, [y + 0.22] * len(blocks), row)
             draw_interval(axes, "x", y, interval, ends, COLOURS[row.strategy])
             draw_point(axes, row.throughput_per_s, y, row)
             value = f"{estimate(speed, row, 'throughput_per_s', 'throughput_')} {rate_unit(rows)}"
@@ -192,14 +192,13 @@ def _linear_limits(part: pd.DataFrame, dots: Mapping[str, Sequence[float]]) -> L
     return 0.0, 1.05 * max(largest, min(reach, 2 * largest))
 
 
-def _ideals(part: pd.DataFrame) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the devices and throughputs of the ideal line of each base."""
-    lines = []
-    for _, group in part.groupby("base_id"):
-        devices, speed = float(group["base_devices"].iloc[0]), float(group["base_throughput_per_s"].iloc[0])
-        ends = np.array([devices, max(float(group["devices"].max()), devices)])
-        lines.append((ends, speed * ends / devices))
-    return lines
+def _ideals(part: pd.DataFrame) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """Return the devices and throughputs of the ideal line of each base, from the base to the most devices."""
+    most = rows_of(part.sort_values("devices").drop_duplicates("base_id", keep="last"))
+    return [
+        ((row.base_devices, max(row.devices, row.base_devices)), (number(row.base_throughput_per_s), _ideal(row)))
+        for row in most
+    ]
 
 
 def _throughput_limits(part: pd.DataFrame) -> Limits:
