@@ -27,11 +27,11 @@ from harness.analysis.common import (
 from harness.analysis.phases import Timing, timings
 from harness.analysis.ratios import same_hardware
 from harness.analysis.stats import ENDS, mean_interval
-from harness.config.strategy_traits import BASE_STRATEGY, BROADCAST, BUILTIN_TRAITS, OWN_COLLECTIVES
+from harness.config.strategy_traits import BASE_STRATEGY, BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
 from harness.plan.comparison import backend_of
 from harness.record.schema import DESCRIPTION, WATERFALL
 
-PART_OF = {"all_reduce": "exposed communication", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
+PART_OF = {"all_reduce": COLLECTIVES.name, "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
 """The part of a waterfall that waits for each collective."""
 
 
@@ -90,7 +90,7 @@ PARTS: Mapping[str, Part] = {
     UNEQUAL_STEPS: Part("waiting for ranks that are slow in turn"),
     OWN_COLLECTIVES: Part("collectives of the workload's own code", row=COMMUNICATION),
     BROADCAST: Part("broadcast of buffers", row=COMMUNICATION),
-    "exposed communication": Part(row=COMMUNICATION),
+    COLLECTIVES.name: Part(row=COMMUNICATION),
     **{part.name: Part(row=COMMUNICATION) for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
     "waiting for data": Part(),
     "rest": Part("unexplained", row="unexplained"),
@@ -227,10 +227,14 @@ def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing 
     if wrapped is not None and timing.together_s is not None:
         own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # if its explanation failed
         slowest_s = timing.slowest_s or own_s
-        exposed = {"exposed communication": timing.together_s - slowest_s - others.get(BROADCAST, 0.0)}
+        exposed = {COLLECTIVES.name: timing.together_s - slowest_s - others.get(BROADCAST, 0.0)}
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s, others), **others, **exposed}
     if traits and traits.explained_by == "removal":
         return None
+    if COLLECTIVES.name in (row.exposed_s or {}) and timing.alone_s and alone.alone_s:  # of a program of the user's
+        parts = _over_ranks(timing, next(iter(alone.alone_s.values())), {})
+        del parts[UNEQUAL_STEPS]  # steps are not known one by one
+        return {**parts, COLLECTIVES.name: row.exposed_s[COLLECTIVES.name]}
     parts = {part: own[part] for part in OF_REPLICAS if part in own}
     if wrapped is not None and traits and traits.wrapper_cost:
         # without exchange fsdp's step has no optimizer: whole steps show the wrapper, those others what ranks lose

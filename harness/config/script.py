@@ -137,9 +137,8 @@ class ScriptExperiment(Experiment):
     @model_validator(mode="after")
     def _check_script(self) -> Self:
         raise_conflicts(*self._script_conflicts())
-        timed = self.throughput and self.throughput.model_copy(update={"explain": False})
         named = self._named_strategies() if self.loop else {}
-        return self.model_copy(update={"throughput": timed, "workload": self.program, **named})
+        return self.model_copy(update={"workload": self.program, **named})
 
     def _named_strategies(self) -> dict[str, object]:
         """Return the grids of a loop, whose strategy is called so unless they name another."""
@@ -211,6 +210,11 @@ class ScriptExperiment(Experiment):
         """Return the options of a trial's steps: few for an examination."""
         assert self.throughput
         return self.throughput.model_copy(update=EXAMINED) if purpose == "doctor" else self.throughput
+
+    def profiles(self, purpose: str) -> bool:
+        """Return whether steps after the windows of a trial are profiled: not of a twin, which repeats another one."""
+        assert self.throughput
+        return self.throughput.explain and purpose not in ("doctor", "twin")
 
     @property
     def program(self) -> str:

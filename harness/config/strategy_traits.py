@@ -84,6 +84,16 @@ ALL_REDUCE = "all-reduce"
 BROADCAST, OWN_COLLECTIVES = "buffer broadcast", "own collectives"
 """The keys of what ddp sends before a forward pass, and of the collectives that the workload's own code calls."""
 
+COLLECTIVES = ProfiledPart(
+    "exposed communication",
+    (
+        "ncclDevKernel",
+        *("gloo:all_reduce", "gloo:all_gather", "gloo:reduce_scatter", "gloo:broadcast", "gloo:reduce", "gloo:gather"),
+        *("gloo:scatter", "gloo:all_to_all", "gloo:send", "gloo:recv", "gloo:barrier"),
+    ),
+)
+"""All collectives of a program whose own they are."""
+
 
 @dataclass(frozen=True)
 class StrategyTraits:

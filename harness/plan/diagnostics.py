@@ -143,6 +143,7 @@ def links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     chosen: dict[tuple[Placement, bool], Cell] = {}
     for cell in _ray_first(trials):
         without_links = cell.devices == 1 or cell.oversubscribed or (cell.device == "cpu" and cell.traits.one_process)
+        without_links = without_links or cell.traits.own_program  # on whose GPUs nothing else runs
         if not without_links:
             chosen.setdefault((place(cell), cell.device == "cpu" or cell.backend == "gloo"), cell)
     return _in_first_block("links", chosen.values(), trials, seed)

@@ -43,6 +43,7 @@ class Start:
     arguments: tuple[str, ...]
     optimizer: int
     pauses: bool
+    profiles: bool
     counter: str | None
     stack: str | None
 
@@ -60,7 +61,9 @@ def run_script(parent: Connection, start: Start) -> int:
 
     from harness.measure.script.counting import EndOfTrial, StepRecorder
 
-    recorder = StepRecorder(parent, _advance(start.counter), optimizer=start.optimizer, pauses=start.pauses)
+    recorder = StepRecorder(
+        parent, _advance(start.counter), optimizer=start.optimizer, pauses=start.pauses, profiles=start.profiles
+    )
     recorder.install()
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, _refused(name))

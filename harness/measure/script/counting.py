@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import dataloader
 
 from harness import probe
+from harness.measure.script.profiling import ProfiledSteps, StepProfiler
 from harness.system.process import resident_peak
 
 TICK_S = 0.2
@@ -104,6 +105,13 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """The steps after the windows were profiled; None if they were not, as the script ended before."""
+
+    steps: ProfiledSteps | None
+
+
+@dataclass(frozen=True)
 class Raised:
     """The script raised an exception, or ended with an exit code other than 0."""
 
@@ -120,11 +128,15 @@ class StepRecorder:
     """Counts the steps of this process, sends them to the parent and ends the script after the last window.
 
     ``optimizer``: the number of the optimizer whose steps count. ``pauses``: whether evaluation is no training time.
-    ``advance``: counts a step for the watchdog.
+    ``profiles``: whether steps after the windows are profiled. ``advance``: counts a step for the watchdog.
     """
 
-    def __init__(self, parent: Connection, advance: Callable[[], None], *, optimizer: int, pauses: bool) -> None:
+    def __init__(
+        self, parent: Connection, advance: Callable[[], None], *, optimizer: int, pauses: bool, profiles: bool
+    ) -> None:
         self._parent, self._advance, self._optimizer, self._pauses = parent, advance, optimizer, pauses
+        self._profiles = profiles
+        self._profiler: StepProfiler | None = None
         self._lock = threading.Lock()
         self._steps = Steps()
         self._edges: deque[int] = deque()
@@ -132,7 +144,7 @@ class StepRecorder:
         self._events: list[torch.cuda.Event] = []
         self._wait_s = self._samples = self._pause_s = 0.0
         self._paused_at: float | None = None
-        self._by_probe = self._done = False
+        self._by_probe = self._done = self._sent = False
         self._late: int | None = None
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._names: list[str] = []
@@ -219,13 +231,17 @@ class StepRecorder:
         self._advance()
         if len(steps.ended) == 1:
             self._note_group()
-        if self._events and len(steps.ended) < self._next_edge:
+        if self._profiler:
+            if self._profiler.step(steps.wait_s[-1], steps.pause_s[-1]):
+                self._send(Profiled(self._profiler.end()))
+                self._end()
+        elif self._events and len(steps.ended) < self._next_edge:
             self._record(len(steps.ended) - steps.edges[-1][0])
         elif len(steps.ended) >= self._next_edge:
             self._at_edge(len(steps.ended))
 
     def _at_edge(self, count: int) -> None:
-        """End a window and begin the next one, or send all steps and end the script."""
+        """End a window and begin the next one, or send all steps and begin the profile, or end the script."""
         steps, edge = self._steps, self._edges.popleft()
         if count != edge:
             self._late = count
@@ -251,9 +267,16 @@ class StepRecorder:
             if self._events:
                 self._record(0)
             return
-        self._done = True
+        self._sent = True
         self._send(Finished(steps, self.facts(), by_itself=False, late=self._late))
-        self._parent.recv()  # no rank ends while another still needs it
+        if not self._profiles or self._late is not None:
+            self._end()
+        self._profiler = StepProfiler(self._devices())
+
+    def _end(self) -> NoReturn:
+        """End the script once no other rank needs it."""
+        self._done = True
+        self._parent.recv()
         raise EndOfTrial(0)
 
     def _devices(self) -> list[torch.device]:
@@ -284,13 +307,21 @@ class StepRecorder:
 
     def finish(self) -> None:
         """Send all steps after the script has ended by itself."""
-        if not self._done:
+        if self._sent:
+            self._not_profiled()
+        else:
             self._send(Finished(self._steps, self.facts(), by_itself=True))
 
     def fail(self, kind: str, message: str) -> None:
-        """Send the error that ended the script, unless that was its end after the last window."""
-        if not self._done:
+        """Send the error that ended the script, unless that was after the last window."""
+        if self._sent:
+            self._not_profiled()
+        else:
             self._send(Raised(kind, message, len(self._steps.ended)))
+
+    def _not_profiled(self) -> None:
+        if not self._done:
+            self._send(Profiled(None))
 
     def facts(self) -> Facts:
         """Return what is known of the process now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,15 +16,19 @@ import numpy as np
 from harness.config.axes import PLAIN_AXES
 from harness.config.script import GIVEN, ScriptExperiment
 from harness.config.sections import Throughput
+from harness.config.strategy_traits import COLLECTIVES
 from harness.config.values import PlainValue
+from harness.measure.profiles import PROFILED_STEPS
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.child import Start
 from harness.measure.script.counting import (
     TICK_S,
     Finished,
+    Profiled,
     Progress,
     Raised,
     Schedule,
+    Steps,
     WindowsBegun,
 )
 from harness.measure.script.judging import Seen, judge, together
@@ -39,6 +43,7 @@ from harness.measure.script.parent import (
     trial_folder,
     visible_gpus,
 )
+from harness.measure.script.profiling import ProfiledSteps
 from harness.measure.stepper import TimedWindow, joined, of_slowest, step_columns, step_quantiles, window_rows
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
 from harness.measure.window import Window
@@ -52,6 +57,8 @@ MARGIN_S = 4 * TICK_S
 RECENT, MOST_MARGIN = 50, 10_000
 LEAST_TIMED = 2
 """The least number of steps that make a window of a script that ends early."""
+PROFILE_S, PROFILE_STEPS = 60.0, 10 * (1 + PROFILED_STEPS)
+"""The longest wait for the profile of a few steps, and beyond it their time at the pace of the warm-up, ten times."""
 WAIT_S, LAST_OUTPUT_S = 1.0, 2.0
 """Timeouts of a look at a script's messages, and of its end after it has failed."""
 
@@ -70,11 +77,12 @@ class Process(Protocol):
 
 @dataclass(frozen=True)
 class Followed:
-    """What the ranks of a script did: this rank's end, and whether the warm-up was steady."""
+    """What the ranks of a script did: this rank's end and profile, and whether the warm-up was steady."""
 
     end: Finished
     load: RankFacts
     steady: bool
+    profile: ProfiledSteps | None
 
 
 def script(context: TrialContext) -> TrialResult:
@@ -93,6 +101,7 @@ def script(context: TrialContext) -> TrialResult:
             arguments=tuple(experiment.command(values)),
             optimizer=experiment.step.optimizer,
             pauses=experiment.step.pause == "validation",
+            profiles=experiment.profiles(trial.purpose),
             counter=os.environ.get(COUNTER_VARIABLE),
             stack=os.environ.get(STACK_VARIABLE),
         )
@@ -100,7 +109,7 @@ def script(context: TrialContext) -> TrialResult:
         process = ScriptProcess(start, environment_of(ranks, trial.cell, master, gpus, plain=plain), folder)
         try:
             with context.part("script"):
-                followed = follow(process, ranks, settings, shared=trial.cell.oversubscribed)
+                followed = follow(process, ranks, settings, profiles=start.profiles, shared=trial.cell.oversubscribed)
             with context.part("end of the script"):
                 process.end(END_S)
             return result(context, experiment, followed, stated, process.output())
@@ -118,8 +127,8 @@ def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
     return {**values, **cell.workload_options, "seed": seed, "folder": str(folder)}
 
 
-def follow(process: Process, ranks: Ranks, settings: Throughput, *, shared: bool) -> Followed:
-    """Follow the warm-up, name the windows on all ranks alike, and wait for their end."""
+def follow(process: Process, ranks: Ranks, settings: Throughput, *, profiles: bool, shared: bool) -> Followed:
+    """Follow the warm-up, name the windows on all ranks alike, and wait for their end, and that of the profile."""
     warm_up = WarmUp(settings, ranks.devices[0].type)
     count, end = _to_windows(process, ranks, warm_up, settings)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
@@ -130,6 +139,8 @@ def follow(process: Process, ranks: Ranks, settings: Throughput, *, shared: bool
                 begun = True
                 monitor.begin()
             end = _end_of(message) or end
+            if end is not None:  # the load is that of the windows
+                break
         _check(process, end, count)
     if end.late is not None:
         said = (
@@ -137,10 +148,23 @@ def follow(process: Process, ranks: Ranks, settings: Throughput, *, shared: bool
         )
         raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
+    profiled = _profiled(process, end.steps) if profiles and not end.by_itself else None
     process.remember_children()
     ranks.barrier()  # no rank's script ends while another still needs it
     process.send("end")
-    return Followed(end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady))
+    steady = ranks.broadcast(warm_up.steady)
+    return Followed(end, load if begun else RankFacts(), steady, profiled.steps if profiled else None)
+
+
+def _profiled(process: Process, steps: Steps) -> Profiled | None:
+    """Wait for the profile of the steps after the windows, which are measured already: a script may fail in it."""
+    (first, began), (last, over) = steps.edges[0], steps.edges[-1]
+    until = time.monotonic() + PROFILE_S + PROFILE_STEPS * (over - began) / (last - first)
+    while time.monotonic() < until and process.exit_code is None:
+        for message in process.messages(WAIT_S):
+            if isinstance(message, Profiled):
+                return message
+    return None
 
 
 def _to_windows(process: Process, ranks: Ranks, warm_up: WarmUp, settings: Throughput) -> tuple[int, Finished | None]:
@@ -208,6 +232,9 @@ def result(
     if stated is None and not all(each.samples for each in seen):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
     windows = windows_of(end, settings, weight)
+    profiles = ranks.gather(followed.profile)
+    if own := followed.profile if None not in profiles else None:
+        windows += profiled_windows(own)
     facts = end.facts
     context.rank_facts |= {
         **followed.load,
@@ -223,9 +250,10 @@ def result(
     columns = step_columns(ranks.rank, windows)
     gathered = ranks.gather((window_rows(ranks.rank, windows), columns))
     by_rank = [steps for _, steps in gathered]
+    known = [each for each in profiles if each] if own else []
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
-    findings = judge(seen, trial.cell, stated) if trial.purpose == "doctor" or not trial.block else ()
+    findings = judge(seen, trial.cell, stated, known) if trial.purpose == "doctor" or not trial.block else ()
     found: TrialFacts = {
         "findings": [finding.row() for finding in findings],
         "steady": followed.steady and not end.by_itself,
@@ -233,6 +261,7 @@ def result(
         "ended_early": end.by_itself,
         "evaluation_batches": facts.evaluation_batches,
         "connected_ranks": together([each.facts for each in seen]),
+        **exchange_of(known),
     }
     return TrialResult(
         trial.id,
@@ -244,6 +273,39 @@ def result(
         facts=found,
         detail=output,
     )
+
+
+def profiled_windows(profile: ProfiledSteps) -> list[TimedWindow]:
+    """Return the profiled steps without their exchange and, on a GPU, whose timed windows mark no wait, whole."""
+
+    def window(kind: WindowKind, step_s: float) -> TimedWindow:
+        steps, idle_s = PROFILED_STEPS, profile.idle_s
+        duration_s, nothing = steps * step_s, [0.0] * steps
+        by_host = with_rest({"wait": steps * profile.wait_s}, duration_s)
+        phases = by_host if idle_s is None else with_rest({"idle": steps * idle_s}, duration_s)
+        seconds = [step_s] * steps
+        of_host = {} if idle_s is None else by_host
+        return TimedWindow(kind, Window(duration_s, seconds, nothing, nothing, nothing, phases, of_host), 0.0)
+
+    of_gpu = [] if profile.idle_s is None else [window("phases", profile.step_s)]
+    return [window("alone", profile.step_s - profile.exposed_s), *of_gpu]
+
+
+def with_rest(phases: Mapping[str, float], duration_s: float) -> dict[str, float]:
+    """Return the seconds of phases with those of the rest of a window."""
+    return {**phases, "rest": duration_s - sum(phases.values())}
+
+
+def exchange_of(profiles: Sequence[ProfiledSteps]) -> TrialFacts:
+    """Return the seconds a step in which collectives ran, and were exposed, of the rank that waits least for them.
+
+    The others wait for that rank, which is no cost of exchange.
+    """
+    least = min(profiles, key=lambda profile: profile.exposed_s, default=None)
+    if least is None or not least.exchange_s:
+        return {}
+    name = COLLECTIVES.name
+    return {"exchange_s": {name: least.exchange_s}, "exposed_s": {name: least.exposed_s}}
 
 
 def windows_of(end: Finished, settings: Throughput, stated: float | None) -> list[TimedWindow]:
@@ -272,9 +334,11 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
         of = slice(first, last)
         duration = over - began - float(pause[of].sum())
         nothing = [0.0] * (last - first)
+        # a GPU may compute while the host waits
+        phases = {} if end.facts.on_cuda else with_rest({"wait": float(waits[of].sum())}, duration)
         return TimedWindow(
             kind,
-            Window(duration, list(seconds), waits[of].tolist(), nothing, nothing, {}, {}),
+            Window(duration, list(seconds), waits[of].tolist(), nothing, nothing, phases, {}),
             float(samples[of].sum()),
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.measure.script.counting import Facts, Finished
+from harness.measure.script.profiling import ProfiledSteps
 from harness.plan.cell import Cell
 from harness.plan.checks import SCRIPT, Finding
 
@@ -38,7 +39,13 @@ def together(facts: Sequence[Facts]) -> int:
     return min(1 if apart else each.connected for each in facts)
 
 
-def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[Finding]:
+IDLE = 0.2
+"""The least part of a step without a kernel that is a finding."""
+
+
+def judge(
+    ranks: Sequence[Seen], cell: Cell, stated: float | None, profiles: Sequence[ProfiledSteps] = ()
+) -> Iterator[Finding]:
     """Yield findings on a script; ``stated``: samples of a step and rank by the file, None if counted."""
     facts, first = [each.facts for each in ranks], ranks[0]
     connected, trained = min(each.connected for each in facts), together(facts)
@@ -89,6 +96,15 @@ def judge(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[F
             f"optimizers in the order of their first steps: {', '.join(facts[0].optimizers)}",
             "the steps of one of them are counted",
             "nothing to do if that is a step; else step: {optimizer: 1}, or probe.steps() in the script",
+        )
+    idle = [(each.idle_s - each.wait_s) / each.step_s for each in profiles if each.idle_s is not None and each.step_s]
+    if idle and min(idle) >= IDLE:
+        yield Finding(
+            SCRIPT,
+            "note",
+            f"part of a step in which the GPU runs no kernel and no data is awaited: {100 * min(idle):.0f} %",
+            "bound by the host: it cannot launch kernels as fast as the GPU runs them",
+            "compile the model, use CUDA graphs or a larger batch, and avoid .item() and prints in the step",
         )
     if first.by_itself:
         yield Finding(

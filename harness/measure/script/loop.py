@@ -64,11 +64,16 @@ def loop(context: TrialContext) -> TrialResult:
     stated = experiment.stated_samples(values)
     ours, theirs = Pipe()
     step = experiment.step
-    recorder = StepRecorder(theirs, context.advance, optimizer=step.optimizer, pauses=step.pause == "validation")
+    profiles = experiment.profiles(trial.purpose)
+    recorder = StepRecorder(
+        theirs, context.advance, optimizer=step.optimizer, pauses=step.pause == "validation", profiles=profiles
+    )
     recorder.install()
     with _own_group(ranks) as control, context.part("script"):
         following = Following(
-            lambda: follow(InThread(ours), control, experiment.throughput_of(trial.purpose), shared=False)
+            lambda: follow(
+                InThread(ours), control, experiment.throughput_of(trial.purpose), profiles=profiles, shared=False
+            )
         )
         _run(function, experiment.config_of(values), recorder)
         followed = following.end()

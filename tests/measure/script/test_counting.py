@@ -20,7 +20,7 @@ def optimizer() -> torch.optim.Optimizer:
 def recorded(schedule: Schedule, *, counts: int = 0) -> tuple[StepRecorder, Any]:
     """A recorder that knows its schedule and has been told to end, and the parent's connection."""
     ours, theirs = Pipe()
-    recorder = StepRecorder(theirs, lambda: None, optimizer=counts, pauses=False)
+    recorder = StepRecorder(theirs, lambda: None, optimizer=counts, pauses=False, profiles=False)
     ours.send(schedule)
     recorder._follow()
     ours.send("end")

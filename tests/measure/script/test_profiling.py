@@ -1,0 +1,102 @@
+"""The profile of the steps after a script's windows: what is exposed, and what the analysis gets of it."""
+
+from __future__ import annotations
+
+from multiprocessing import Pipe
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.strategy_traits import COLLECTIVES
+from harness.measure.profiles import PROFILED_STEPS, Event
+from harness.measure.script.counting import EndOfTrial, Finished, Profiled, Schedule, StepRecorder
+from harness.measure.script.following import exchange_of, profiled_windows
+from harness.measure.script.profiling import MARK, STEPS, ProfiledSteps, StepProfiler, seconds_of
+from harness.measure.stepper import window_rows
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+S = 10**9
+
+
+def event(name: str, start: float, end: float, **more: Any) -> Event:
+    return Event(name, (round(start * S), round(end * S)), **more)
+
+
+def marks(*times: float) -> list[Event]:
+    return [event(MARK, time, time, thread=1) for time in times]
+
+
+def test_on_a_cpu_a_collective_is_exposed_while_no_operator_runs() -> None:
+    events = [
+        event("gloo:all_reduce", 0.0, 0.9, thread=2),  # of the step before the first mark
+        *marks(1, 3, 5),
+        event("aten::mm", 1.0, 2.0, thread=1),
+        event("gloo:all_reduce", 1.5, 2.75, thread=2),
+        event("gloo:broadcast", 3.0, 3.25, thread=2),
+        event("aten::mm", 3.25, 4.0, thread=1),
+    ]
+    found = seconds_of(events, CPU, wait_s=0.5, pause_s=1.0)
+    assert found == ProfiledSteps(step_s=1.5, wait_s=0.25, exchange_s=0.75, exposed_s=0.5, idle_s=None)
+
+
+def test_on_a_gpu_kernels_of_nccl_are_exposed_and_without_any_kernel_it_is_idle() -> None:
+    events = [
+        *marks(0, 2, 4),
+        event("gemm", 0.0, 1.0, gpu=0),
+        event("ncclDevKernel_AllReduce_Sum_f32", 0.5, 2.0, gpu=0),
+        event("nccl:all_reduce", 0.5, 4.0, gpu=0, annotation=True),
+        event("gemm", 2.0, 2.5, gpu=0),
+        event("gemm", 2.5, 4.0, gpu=1),  # of another process' GPU
+    ]
+    found = seconds_of(events, GPU, wait_s=0.0)
+    assert found == ProfiledSteps(step_s=2.0, wait_s=0.0, exchange_s=0.75, exposed_s=0.5, idle_s=0.75)
+
+
+def test_without_two_marks_nothing_is_known() -> None:
+    assert seconds_of(marks(1), CPU, wait_s=0.0) is None
+
+
+def test_steps_of_one_process_have_no_exchange() -> None:
+    profiler = StepProfiler([])
+    for number in range(STEPS):
+        torch.ones(64, 64) @ torch.ones(64, 64)
+        assert profiler.step(0.0, 0.0) == (number == STEPS - 1)
+    found = profiler.end()
+    assert found and found.step_s > 0 and found.exchange_s == found.exposed_s == 0 and found.idle_s is None
+
+
+@pytest.mark.parametrize("steps", [1, 3, STEPS])
+def test_the_steps_after_the_windows_are_profiled_and_those_of_a_script_that_ends_before_are_not(steps: int) -> None:
+    ours, theirs = Pipe()
+    recorder = StepRecorder(theirs, lambda: None, optimizer=0, pauses=False, profiles=True)
+    ours.send(Schedule(start=1, steps=2, windows=1))
+    recorder._follow()
+    ours.send("end")
+    ended = False
+    for _ in range(3 + steps):
+        try:
+            recorder.step()
+        except EndOfTrial:
+            ended = True
+    recorder.finish()
+    _, end, *others = [ours.recv() for _ in range(3)]
+    assert isinstance(end, Finished) and len(end.steps.ended) == 3 and not end.by_itself
+    (profiled,) = others
+    assert isinstance(profiled, Profiled) and (profiled.steps is not None) == ended == (steps == STEPS)
+    assert not ours.poll()
+
+
+def test_the_window_without_exchange_lacks_what_is_exposed_and_marks_the_wait_for_data() -> None:
+    (own,) = window_rows(0, profiled_windows(ProfiledSteps(1.0, 0.25, 0.5, 0.25, None)))
+    assert own["window_kind"] == "alone" and own["duration_s"] == 0.75 * PROFILED_STEPS
+    assert own["wait_s"] == 0.25 * PROFILED_STEPS and own["rest_s"] == 0.5 * PROFILED_STEPS
+    alone, whole = window_rows(0, profiled_windows(ProfiledSteps(1.0, 0.25, 0.5, 0.25, 0.125)))
+    assert (alone["window_kind"], whole["window_kind"]) == ("alone", "phases")
+    assert whole["idle_s"] == 0.125 * PROFILED_STEPS and whole["host_wait_s"] == 0.25 * PROFILED_STEPS
+
+
+def test_the_exchange_is_that_of_the_rank_that_waits_least() -> None:
+    ranks = [ProfiledSteps(1.0, 0.0, 0.75, exposed, None) for exposed in (0.5, 0.25)]
+    assert exchange_of(ranks) == {"exchange_s": {COLLECTIVES.name: 0.75}, "exposed_s": {COLLECTIVES.name: 0.25}}
+    assert exchange_of([]) == exchange_of([ProfiledSteps(1.0, 0.0, 0.0, 0.0, None)]) == {}
