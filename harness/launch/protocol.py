@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -67,15 +67,6 @@ class Launcher(Protocol):
 
 
 @runtime_checkable
-class ChoosesNodes(Protocol):
-    """A launcher whose worker groups can run on several types of nodes."""
-
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        """From now on prefer the type of nodes that holds most of these groups; return whether it holds them all."""
-        ...
-
-
-@runtime_checkable
 class SeesLoad(Protocol):
     """A launcher that can tell how busy the processors are."""
 
@@ -92,9 +83,6 @@ class ByLauncher:
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         return self.launchers[group.launcher].launch(group, deadline=deadline)
-
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        return any(each.keep_together(groups) for each in self.launchers.values() if isinstance(each, ChoosesNodes))
 
     def busy_cores(self) -> dict[str, float]:
         seeing = (each for each in self.launchers.values() if isinstance(each, SeesLoad))

@@ -141,17 +141,6 @@ def test_a_wait_for_nodes_ends_at_its_limit_or_with_the_run_and_is_not_repeated(
     assert [line.partition("; ")[2] for line in said] == [f"waiting at most {waited_s:.0f} s for others"] * can_grow
 
 
-def test_groups_are_kept_together_on_the_type_that_holds_them_all() -> None:
-    """The plan's placements prefer one type of nodes, a block that ran on both types needs the other."""
-    nodes = choice(Cluster(*A, *H), ONE, FOUR, Placement(3, 12, 1), EIGHT)
-    assert names(nodes.nodes_for(group(ONE))) == ["a0"] and names(nodes.nodes_for(group(EIGHT))) == ["h0"]
-    assert nodes.keep_together([group(ONE), group(EIGHT)])
-    assert names(nodes.nodes_for(group(ONE))) == ["h0"]
-    assert not nodes.keep_together([group(EIGHT), group(Placement(3, 12, 1))])
-    assert not nodes.keep_together([group(Placement(5, 20, 1))])  # on both types
-    assert not nodes.keep_together([group(Placement(6, 24, 1))])  # on none
-
-
 def test_types_in_order() -> None:
     nodes = [(A[0], 4), (H[0], 8), (A[1], 4)]
     assert types_in_order(nodes, [ONE]) == ["A100, None", "H100, None"]

@@ -126,9 +126,6 @@ class RayLauncher:
         wait_s = settings.wait_for if settings else 0.0
         return NodeChoice(self.cluster, self.machine, self.placements, wait_s, self.say)
 
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        return self.choice.keep_together(groups)
-
     def busy_cores(self) -> dict[str, float]:
         nodes = [node for node in self.cluster.inventory.nodes if node.node_id in self.cluster.agents]
         answers = ask_agents(self.cluster, "busy", [(node.node_id, None) for node in nodes])

@@ -125,13 +125,6 @@ class NodeChoice:
                 return found
             self.sleep(POLL_S)
 
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        """Order the types of nodes by what holds most of these groups; return whether one type now holds them all."""
-        self.placements = [group.placement for group in groups]
-        chosen = [(group, self._choose(group)) for group in groups]
-        enough = all(len(nodes) == group.placement.nodes for group, nodes in chosen)
-        return enough and len({node.hardware for _, nodes in chosen for node in nodes}) == 1
-
     def _choose(self, group: WorkerGroup) -> list[Node]:
         placement, alive = group.placement, self._alive()
         needed = 1 if group.oversubscribe else devices_needed(placement)
