@@ -49,6 +49,8 @@ from harness.system.files import (
     writing,
 )
 
+FOLDERS = ("raw", "tables", "figures", "logs")
+"""The folders inside a run folder."""
 CANNOT_RUN = ("skipped", "impossible")
 """The lists of plan.json whose rows hold the axes of cells."""
 RESOLVED = 20
@@ -102,7 +104,7 @@ class RunFolder:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = output / experiment.name / f"{stamp}-{secrets.token_hex(2)}"
         try:
-            for name in ("raw", "tables", "figures", "logs"):
+            for name in FOLDERS:
                 (path / name).mkdir(parents=True)
             replace_text(path / "experiment.yaml", sanitize.source(source, yaml.safe_load(source)))
             replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
