@@ -21,7 +21,7 @@ from harness.errors import ClusterError
 from harness.launch.ray import nodes as ray_nodes
 from harness.launch.ray import private
 from harness.launch.ray.launcher import own_resources, resources_of_named_gpus, shared_resources
-from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, NodeRequest, RayCoordinator
+from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, NodeRequest
 from harness.launch.ray.nodes import POLL_S, NodeChoice, types_in_order
 from harness.plan.cell import Placement
 from harness.plan.inventory import Inventory, Machine, Node
@@ -182,7 +182,7 @@ FREE_S = 300
 
 
 class Autoscaler:
-    """Ray's coordinator in this process. ``asked``: what it sent to the autoscaler, each time."""
+    """Ray's coordinator, as an actor in this process. ``asked``: what it sent to the autoscaler, each time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -192,14 +192,8 @@ class Autoscaler:
             send_resources_request=lambda bundles, label_selectors=None: self.asked.append(bundles),
             get_cluster_nodes=list,
         )
-
-    def request(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
-        self._actor.request_resources(name, [dict(bundle) for bundle in bundles], expire_after_s)
-
-    renew = request
-
-    def cancel(self, name: str) -> None:
-        self._actor.cancel_request(name)
+        self.request_resources = SimpleNamespace(remote=self._actor.request_resources)
+        self.cancel_request = SimpleNamespace(remote=self._actor.cancel_request)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds // TICK_S)):
@@ -216,13 +210,16 @@ class Trainer:
 
 
 @pytest.fixture
-def autoscaler() -> Autoscaler:
-    return Autoscaler()
+def autoscaler(monkeypatch: pytest.MonkeyPatch) -> Autoscaler:
+    actor = Autoscaler()
+    monkeypatch.setattr(private, "autoscaling_coordinator", lambda: actor)
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+    return actor
 
 
 @pytest.fixture
 def request_of(autoscaler: Autoscaler) -> Iterator[NodeRequest]:
-    request = NodeRequest(autoscaler, renew_s=3600)
+    request = NodeRequest(renew_s=3600)
     yield request
     request.close()
 
@@ -231,7 +228,7 @@ def test_requests_of_others_are_kept_beside_it(autoscaler: Autoscaler, request_o
     for _ in range(3):
         request_of.ask([BUNDLE] * 4)
     assert autoscaler.asked == [[BUNDLE] * 4], "the same bundles are requested once"
-    autoscaler.request("other", [BUNDLE], 180)
+    autoscaler.request_resources.remote(requester_id="other", resources=[BUNDLE], expire_after_s=180)
     assert autoscaler.asked[-1] == [BUNDLE] * 5
     request_of.ask([BUNDLE] * 2)
     assert autoscaler.asked[-1] == [BUNDLE] * 3
@@ -271,20 +268,25 @@ def test_a_request_that_is_not_renewed_expires(autoscaler: Autoscaler, request_o
 
 
 def test_a_thread_renews_it_until_it_is_closed(autoscaler: Autoscaler) -> None:
-    renewed: list[Bundles] = []
-    autoscaler.renew = lambda name, bundles, expire_after_s: renewed.append(bundles)  # type: ignore[method-assign]
-    request = NodeRequest(autoscaler, renew_s=0.01)
+    send, sent = autoscaler.request_resources.remote, list[Bundles]()
+
+    def counted(*, resources: Any, **more: Any) -> None:
+        sent.append(resources)
+        send(resources=resources, **more)
+
+    autoscaler.request_resources.remote = counted
+    request = NodeRequest(renew_s=0.01)
     time.sleep(0.05)
-    assert not renewed  # nothing is requested yet
+    assert not sent  # nothing is requested yet
     request.ask([BUNDLE])
     until = time.monotonic() + 30
-    while not renewed and time.monotonic() < until:
+    while len(sent) < 2 and time.monotonic() < until:
         time.sleep(0.01)
     request.close()
-    count = len(renewed)
-    assert renewed[0] == [BUNDLE] and autoscaler.asked[-1] == []
+    count = len(sent)
+    assert sent[:2] == [[BUNDLE]] * 2 and autoscaler.asked[-1] == []
     time.sleep(0.05)
-    assert len(renewed) == count
+    assert len(sent) == count
 
 
 def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +312,7 @@ def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.Monkey
     monkeypatch.setattr(private, "find", lambda module, name: None)  # a Ray without its private names
     assert private.autoscaler_state() == private.AutoscalerState() and private.draining_nodes() == set()
     with pytest.raises(ClusterError, match="has no coordinator of requests"):
-        RayCoordinator()
+        NodeRequest()
     monkeypatch.setattr(private, "find", lambda module, name: Client if name == "GcsClient" else known(module, name))
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
     assert private.autoscaler_state() == (7, 6, [])
