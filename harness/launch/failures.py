@@ -182,7 +182,7 @@ def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialR
     """Return the row of a lost trial, as oom if the error of fit() reports that Ray killed a rank for memory."""
     causes = {
         rank: cause
-        for rank, cause in _ended(error).items()
+        for rank, cause in found_dead(error).items()
         if type(cause).__name__ in OUT_OF_MEMORY or any(sign in str(cause) for sign in ENDED_FOR_MEMORY)
     }
     if row.outcome != "lost" or not causes:
@@ -193,16 +193,11 @@ def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialR
     return replace(row, outcome="oom", reason=reason, error_rank=rank, detail=detail)
 
 
-def ended_by_themselves(error: BaseException | None) -> list[int]:
-    """Return the ranks whose processes Ray found dead, if it killed none itself before."""
-    return sorted(_ended(error))
-
-
 def _classify(error: BaseException | None) -> TrialResult:
     """Return the error of fit() as a row that still lacks its trial."""
     detail = f"{type(error).__name__}: {error}"
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
-    ended = _ended(error)
+    ended = found_dead(error)
     named = {**failures, **ended}
     detail += "".join(f"\n\nrank {rank}: {type(cause).__name__}: {cause}" for rank, cause in named.items())
     if not named:
@@ -229,7 +224,7 @@ def _how(cause: BaseException) -> str:
     return type(cause).__name__
 
 
-def _ended(error: BaseException | None) -> dict[int, BaseException]:
+def found_dead(error: BaseException | None) -> dict[int, BaseException]:
     """Return why Ray found workers unhealthy, by rank; workers that raised are not among them."""
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
     causes = {rank: getattr(failure, "health_check_failure", None) for rank, failure in failures.items()}

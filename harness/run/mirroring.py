@@ -61,8 +61,7 @@ def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Sendin
     try:
         yield sending
     finally:
-        resumable = not (request.inline or request.links)
-        sending.finish(resume_command(request, folder.path) if resumable else "")
+        sending.finish(resume_command(request, folder.path) if request.resumable else "")
 
 
 def _claim(writer: Writer, emit: Emit) -> None:

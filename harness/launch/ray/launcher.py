@@ -22,8 +22,8 @@ from harness.errors import ClusterLostError
 from harness.launch.failures import (
     blamed,
     despite,
-    ended_by_themselves,
     explained,
+    found_dead,
     from_hang,
     from_launch,
     from_memory_monitor,
@@ -257,7 +257,7 @@ def _failed_trials(
     if end.verdict.ending is Ending.HUNG:
         yield from from_hang(left, end.verdict.stacks)
     elif end.failures:
-        dead_ranks = watchdog.dead_ranks or ([] if end.verdict.was_cut_short else ended_by_themselves(error))
+        dead_ranks = watchdog.dead_ranks or ([] if end.verdict.was_cut_short else sorted(found_dead(error)))
         yield from_memory_monitor(primary(end.failures, dead_ranks), error)
     elif error is not None:
         yield from from_launch(left, error)
