@@ -247,20 +247,19 @@ def in_users_code(frames: Sequence[Frame]) -> Frame | None:
     return next((f for f in frames if is_the_users(f.file) and not any(part in f.file for part in WAITING)), None)
 
 
-def training_thread(stack: str) -> list[Frame]:
-    """Return the frames of the training thread, innermost first; empty if it is not among the threads."""
-    threads = [_frames(thread) for thread in _THREAD.split("\n" + stack)]
-    for name in TRAINS:
-        for frames in threads:
-            if any(frame.name == name for frame in frames):
-                return frames
-    return []
-
-
 def training_threads(stacks: Mapping[int, str]) -> dict[int, list[Frame]]:
-    """Return the frames of each rank's training thread, without the ranks that the trial does not use."""
-    threads = {rank: training_thread(stack) for rank, stack in sorted(stacks.items())}
-    return {rank: frames for rank, frames in threads.items() if not any(frame.name == IDLE for frame in frames)}
+    """Return the frames of each rank's training thread, innermost first, without the ranks that the trial does not use.
+
+    They are empty if a stack has no such thread.
+    """
+    found = {}
+    for rank, stack in sorted(stacks.items()):
+        threads = [_frames(thread) for thread in _THREAD.split("\n" + stack)]
+        named = (frames for name in TRAINS for frames in threads if any(frame.name == name for frame in frames))
+        frames = next(named, [])
+        if not any(frame.name == IDLE for frame in frames):
+            found[rank] = frames
+    return found
 
 
 def waiting_places(stacks: Mapping[int, str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.analysis.doubts import FOREIGN_CORES
 from harness.analysis.evidence import environment_id
 from harness.doctor.gate import memory_estimates
-from harness.launch.protocol import ByLauncher, GroupStarted, Launcher, SeesLoad, TrialStarted
+from harness.launch.protocol import ByLauncher, GroupStarted, Launcher, TrialStarted
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
@@ -129,7 +129,7 @@ class Execution:
         """
         settings = self._plan.experiment.throughput
         most = settings.wait_for_quiet if settings else None
-        if most is None or block in self._quiet or not isinstance(self._launcher, SeesLoad):
+        if most is None or block in self._quiet:
             return False
         self._quiet.add(block)
         began, deadline, waited = time.time(), self._policy.deadline or math.inf, False

@@ -20,7 +20,7 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from harness.errors import ClusterError
 from harness.launch.ray import nodes as ray_nodes
 from harness.launch.ray import private
-from harness.launch.ray.launcher import own_resources, resources_of_named_gpus, shared_resources
+from harness.launch.ray.launcher import worker_resources
 from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, NodeRequest
 from harness.launch.ray.nodes import POLL_S, NodeChoice, types_in_order
 from harness.plan.cell import Placement
@@ -43,7 +43,6 @@ class Cluster:
 
     def __init__(self, *nodes: Node) -> None:
         self.inventory = Inventory(nodes, attached=True)
-        self.embedded = False
         self.request: object | None = None
         self.gone: set[str] = set()
         self.come: list[list[Node]] = []
@@ -150,11 +149,18 @@ def test_types_in_order() -> None:
     assert types_in_order(nodes, [named]) == ["H100, None", "A100, None"]
 
 
+def reserved(placement: Placement, cores: int, gpus: int, **group: Any) -> dict[str, float]:
+    """What Ray reserves for a worker on nodes of these, of which a device has 4 cores, or a CPU slot one."""
+    machine = Machine("cuda", 1, (8,), compiler=True, cpus_per_device=4.0 if gpus else 1.0)
+    given = WorkerGroup("g", 0, placement, "cuda" if gpus else "cpu", trials=(), **group)
+    return worker_resources(given, machine, [Node("n0", "", "", cores, gpus)] * placement.nodes)
+
+
 def test_a_worker_has_all_of_its_devices_and_named_gpus_take_the_whole_node() -> None:
-    assert own_resources(Placement(1, 1, 2), 4, on_gpus=True) == {"CPU": 8, "GPU": 2.0}
-    assert own_resources(Placement(1, 2, 1), 1, on_gpus=False) == {"CPU": 1}
-    assert resources_of_named_gpus(Placement(1, 2, 1, (1, 2)), 4, gpus=8) == {"CPU": 4, "GPU": 4.0}
-    assert resources_of_named_gpus(Placement(1, 1, 2, (1, 2)), 4, gpus=8) == {"CPU": 8, "GPU": 8.0}
+    assert reserved(Placement(1, 1, 2), 32, 8, oversubscribe=False) == {"CPU": 8, "GPU": 2.0}
+    assert reserved(Placement(1, 2, 1), 32, 0, oversubscribe=False) == {"CPU": 1}
+    assert reserved(Placement(1, 2, 1, (1, 2)), 32, 8, oversubscribe=False) == {"CPU": 4, "GPU": 4.0}
+    assert reserved(Placement(1, 1, 2, (1, 2)), 32, 8, oversubscribe=False) == {"CPU": 8, "GPU": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +178,7 @@ def test_a_worker_has_all_of_its_devices_and_named_gpus_take_the_whole_node() ->
 def test_workers_that_share_devices_share_the_node(
     placement: Placement, cores: int, gpus: int, resources: dict[str, float]
 ) -> None:
-    assert shared_resources(placement, cores, gpus) == resources
+    assert reserved(placement, cores, gpus, oversubscribe=True) == resources
 
 
 BUNDLE = {"CPU": 1.0}

@@ -141,7 +141,7 @@ class NodeChoice:
         nodes = [*zip(self.cluster.inventory.nodes, per_node, strict=True), *self._others]
         if len(nodes) == 1 and not self.cluster.request:
             return nodes
-        draining = set() if self.cluster.embedded else private.draining_nodes()
+        draining = private.draining_nodes()
         asked = [(node, devices) for node, devices in nodes if node.node_id not in draining]
         answers = ask_agents(self.cluster, "alive", [(node.node_id, 1) for node, _ in asked])
         return [pair for pair, answer in zip(asked, answers, strict=True) if answer is not None]
