@@ -155,11 +155,10 @@ def from_hang(trial_ids: Sequence[str], stacks: Mapping[int, str]) -> Iterator[T
         yield TrialResult(trial_id, "timeout", reason, error_rank=rank, detail=detail)
 
 
-def from_launch(trial_ids: Sequence[str], error: BaseException | None) -> Iterator[TrialResult]:
+def from_launch(trial_ids: Sequence[str], error: BaseException) -> Iterator[TrialResult]:
     """Yield a row for each trial to mark when fit() raised without a report from its ranks."""
-    template = from_memory_monitor(_classify(error), error)
-    for trial_id in trial_ids:
-        yield replace(template, trial_id=trial_id)
+    row = from_memory_monitor(_classify(error), error)
+    yield from (replace(row, trial_id=trial_id) for trial_id in trial_ids)
 
 
 def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) -> TrialResult:
@@ -193,7 +192,7 @@ def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialR
     return replace(row, outcome="oom", reason=reason, error_rank=rank, detail=detail)
 
 
-def _classify(error: BaseException | None) -> TrialResult:
+def _classify(error: BaseException) -> TrialResult:
     """Return the error of fit() as a row that still lacks its trial."""
     detail = f"{type(error).__name__}: {error}"
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}

@@ -243,11 +243,15 @@ def launcher_for(
 
     if not ray_cluster.embedded:
         own, versions = own_folder_on_nodes(plan.experiment, home), on_nodes(plan.variants)
-    placements = [group.placement for group in plan.groups]
-
-    def say(text: str) -> None:
-        emit(Note(text))
-
-    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions, placements, holds, say)
+    launcher = RayLauncher(
+        ray_cluster,
+        plan.experiment,
+        plan.machine,
+        own,
+        versions,
+        placements=[group.placement for group in plan.groups],
+        holds=holds,
+        say=lambda text: emit(Note(text)),
+    )
     ray = stack.enter_context(closing(launcher))
     return ByLauncher({"ray": ray, "torchrun": torchrun})
