@@ -76,27 +76,20 @@ class Side:
 
 def make_side(letter: str, results: Results, question: Question) -> Side:
     """Return a run with its cells and trainings; raises ComparisonError if --by cannot tell two of them apart."""
-    measured = run_cells(results)
-    cells = _by_key(results, question, (cell.first for cell in measured.values()))
-    trainings = _by_key(results, question, records(results.convergence), seeds=True)
-    return Side(
-        letter,
-        results,
-        started_at(results),
-        {key: measured[row["cell_id"]] for (key, _), row in cells.items()},
-        trainings,
-    )
+    cells = run_cells(results)
+    firsts = _by_key(results, question, (cell.first for cell in cells.values()))
+    measured = {key: cells[row["cell_id"]] for (key, _), row in firsts.items()}
+    trainings = _by_key(results, question, records(results.convergence))
+    return Side(letter, results, started_at(results), measured, trainings)
 
 
-def _by_key(
-    results: Results, question: Question, rows: Iterable[Row], *, seeds: bool = False
-) -> dict[tuple[str, int], Row]:
-    """Return the rows of the cells that are asked for by key and, with ``seeds``, seed, which is else 0."""
+def _by_key(results: Results, question: Question, rows: Iterable[Row]) -> dict[tuple[str, int], Row]:
+    """Return the rows of the cells that are asked for, by key and seed."""
     found: dict[tuple[str, int], Row] = {}
     for row in rows:
         if not matches(row, question.only):
             continue
-        key = (question.key(row), int(row["seed"]) if seeds else 0)
+        key = (question.key(row), int(row["seed"]))
         if key in found:
             names = ", ".join(differing_axes(found[key], row))
             raise ComparisonError(

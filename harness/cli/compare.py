@@ -142,9 +142,10 @@ def history_command(
     wanted = parse_cells(cell)
     from harness.report.history import write_history
 
-    report = write_history(folder, wanted, output)
-    _print(report.tables)
-    for line in (report.caption, *(f"Left out: {reason}" for reason in report.unread.values())):
+    path = output or folder / "history.png"
+    tables, said = write_history(folder, wanted, path)
+    _print(tables)
+    for line in said:
         Console().print(escape_control(line), highlight=False, markup=False)
-    show(f"Figure: {report.path}")
+    show(f"Figure: {path}")
     return 0

@@ -221,7 +221,7 @@ def cell_table(comparison: Comparison) -> TextTable:
     columns = (
         *_letters(comparison),
         ("cell", comparison.labels.of, words),
-        *((("compared by", "by", words),) if comparison.question.by else ()),
+        ("compared by", "by", words),
         (f"A ({unit})", "first_throughput_per_s", speed),
         (f"later ({unit})", "throughput_per_s", speed),
         ("ratio (95 %)", ratio_text, flush_right),
