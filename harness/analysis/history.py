@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -79,37 +79,44 @@ def _rows(results: Results) -> Iterator[Row]:
 
 LEAST_RUNS = 3
 """The fewest earlier runs that the noise is estimated from."""
-NOT_RECORDED = "the environment of a run was not recorded"
-OTHER_MACHINE = "the runs are of different machines or threads, whose run noise may differ"
 EarlierRuns = Mapping[float, Mapping[str, RunCell]]
 """The cells of runs by id, by the run's start as Unix time: a copy of a run is not another one."""
+STATED_FOR_THROUGHPUT = "--run-noise is of throughput; the noise of speedups needs earlier runs"
 Deviation = tuple[float, int | None]
 """A standard deviation of a logarithm, with its degrees of freedom; None if it was stated."""
 
 
 @dataclass(frozen=True)
-class RunNoise:
-    """The standard deviation of a logarithm between runs; of several, a claim needs to hold by each.
+class RunRatio:
+    """The geometric means over blocks of a cell in the first and in a later run, with the noise between runs.
 
-    ``runs``: the number of earlier runs that it is estimated from; None if it was stated.
+    ``deviations``: those of the logarithm between runs; of several, a claim needs to hold by each. Without any, the
+    noise is unknown for ``reason``. ``runs``: the number of earlier runs that they are estimated from.
     """
 
-    deviations: Sequence[Deviation]
+    first: float
+    later: float
+    deviations: Sequence[Deviation] = ()
     runs: int | None = None
+    reason: str = ""
 
     @property
-    def largest(self) -> float:
-        return max(sd for sd, _ in self.deviations)
+    def ratio(self) -> float:
+        return self.later / self.first
 
-    def interval(self, ratio: float) -> tuple[float, float]:
-        """Return the 95 % confidence interval of the ratio of two runs: t(k - 1) s sqrt(2) on the logarithm."""
+    @property
+    def interval(self) -> tuple[float, float] | tuple[None, None]:
+        """The 95 % confidence interval of the ratio: t(k - 1) s sqrt(2) on the logarithm; None if s is unknown."""
+        if not self.deviations:
+            return None, None
         half = max(half_width(sd * math.sqrt(2), freedom) for sd, freedom in self.deviations)
-        return ratio * math.exp(-half), ratio * math.exp(half)
+        return self.ratio * math.exp(-half), self.ratio * math.exp(half)
 
-    def p_value(self, ratio: float, threshold: float = 1.0) -> float:
-        """Return the two-sided p-value of the ratio of two runs being ``threshold``."""
-        difference = math.log(ratio / threshold)
-        return max(p_value(difference, sd * math.sqrt(2), freedom) for sd, freedom in self.deviations)
+    def p_value(self, threshold: float = 1.0) -> float | None:
+        """Return the two-sided p-value of the ratio being ``threshold``; None if the noise is unknown."""
+        difference = math.log(self.ratio / threshold)
+        found = (p_value(difference, sd * math.sqrt(2), freedom) for sd, freedom in self.deviations)
+        return max(found, default=None)
 
 
 def read_history(folder: Path, cells: Iterable[str]) -> EarlierRuns:
@@ -127,19 +134,28 @@ def read_history(folder: Path, cells: Iterable[str]) -> EarlierRuns:
     return runs
 
 
-def noise_between(first: RunCell, later: RunCell, earlier: EarlierRuns, metric: Metric) -> tuple[RunNoise | None, str]:
-    """Return the run noise of a cell from earlier runs, or None and the reason.
+def run_ratio(
+    first: RunCell, later: RunCell, metric: Metric, earlier: EarlierRuns, stated: float | None = None
+) -> RunRatio:
+    """Return the ratio of a cell in two runs, with the noise from earlier runs or a stated one of throughput.
 
     s is the standard deviation of the logarithm over k >= 3 runs of the cell before both, in the same environment, each
     over as many blocks as the shorter of both compared runs has. If both runs differ in versions or, compared ``by`` an
     axis, in the cell, s is pooled over the earlier runs of each: it is taken to be the same for both. Cells of the same
-    earlier runs share the state of those: together they have no more degrees of freedom than the runs.
+    earlier runs share the state of those: together they have no more degrees of freedom than the runs. Beside a stated
+    s stands that between the blocks of both runs.
     """
+    one, other = first.by_block[metric], later.by_block[metric]
+    ratio = RunRatio(geometric_mean(one).value, geometric_mean(other).value)
+    if stated is not None and metric == "throughput":
+        return replace(ratio, deviations=[(stated, None), *noise_within(one, other)])
+    if stated is not None:
+        return replace(ratio, reason=STATED_FOR_THROUGHPUT)
     if first.conditions is None or later.conditions is None:
-        return None, NOT_RECORDED
+        return replace(ratio, reason="the environment of a run was not recorded")
     if first.conditions.machine != later.conditions.machine:
-        return None, OTHER_MACHINE
-    blocks = min(len(first.by_block[metric]), len(later.by_block[metric]))
+        return replace(ratio, reason="the runs are of different machines or threads, whose run noise may differ")
+    blocks = min(len(one), len(other))
     samples: list[dict[float, float]] = []
     for kind in dict.fromkeys(_kind(cell, metric) for cell in (first, later)):
         cells = [(start, of_run[kind[0]]) for start, of_run in earlier.items() if kind[0] in of_run]
@@ -149,10 +165,10 @@ def noise_between(first: RunCell, later: RunCell, earlier: EarlierRuns, metric: 
     if not enough:
         most = max(map(len, samples))
         runs = f"{most or 'no'} earlier run{'s' * (most != 1)}"
-        return None, f"{runs} of this cell in this environment; {LEAST_RUNS} are needed"
+        return replace(ratio, reason=f"{runs} of this cell in this environment; {LEAST_RUNS} are needed")
     sd, freedom = pooled_deviation([[*sample.values()] for sample in enough])
     count = len(set().union(*enough))
-    return RunNoise([(sd, min(freedom, count - 1))], count), ""
+    return replace(ratio, deviations=[(sd, min(freedom, count - 1))], runs=count)
 
 
 def _kind(cell: RunCell, metric: Metric) -> tuple[str, Conditions | None, str | None]:

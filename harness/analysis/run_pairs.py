@@ -9,11 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.common import Row, Values, axis_value, content_key, differing_axes, matches
-from harness.analysis.history import EarlierRuns, RunNoise, noise_between, noise_within
+from harness.analysis.common import Row, axis_value, content_key, differing_axes, matches
+from harness.analysis.history import EarlierRuns, RunRatio, run_ratio
 from harness.analysis.results import Results
 from harness.analysis.run_cells import Metric, RunCell, run_cells, started_at
-from harness.analysis.stats import geometric_mean
 from harness.config.axes import AXES, NAMED_AXES
 from harness.config.values import PlainValue
 from harness.errors import ComparisonError
@@ -21,7 +20,6 @@ from harness.record.frames import records
 
 MOST_ALIKE = 40
 """The most cells of a run among which the most alike ones are looked for."""
-STATED_FOR_THROUGHPUT = "--run-noise is of throughput; the noise of speedups needs earlier runs"
 COLUMNS: Mapping[Metric, tuple[str, ...]] = {
     "throughput": (
         *("first_throughput_per_s", "throughput_per_s"),
@@ -32,7 +30,7 @@ COLUMNS: Mapping[Metric, tuple[str, ...]] = {
         *("speedup_ratio", "speedup_low", "speedup_high", "speedup_noise", "speedup_runs"),
     ),
 }
-"""The columns of the table comparison on each metric, in the order of ``RunRatio.columns``."""
+"""The columns of the table comparison on each metric, in the order in which a pair has them."""
 
 
 @dataclass(frozen=True)
@@ -101,30 +99,6 @@ def _by_key(results: Results, question: Question, rows: Iterable[Row]) -> dict[t
 
 
 @dataclass(frozen=True)
-class RunRatio:
-    """A later run's value and the first run's, with the run noise or the reason for its absence."""
-
-    first: float
-    later: float
-    noise: RunNoise | None
-    reason: str = ""
-
-    @property
-    def ratio(self) -> float:
-        return self.later / self.first
-
-    def p_value(self, threshold: float = 1.0) -> float | None:
-        """Return the p-value of the ratio being the threshold; None without run noise."""
-        return self.noise.p_value(self.ratio, threshold) if self.noise else None
-
-    def columns(self, metric: Metric, *, claimed: bool) -> Values:
-        """Return the values, their ratio, if it is ``claimed`` its 95 % interval, and the run noise, by column."""
-        low, high = self.noise.interval(self.ratio) if self.noise and claimed else (None, None)
-        noise = (self.noise.largest, self.noise.runs) if self.noise else (None, None)
-        return dict(zip(COLUMNS[metric], (self.first, self.later, self.ratio, low, high, *noise), strict=True))
-
-
-@dataclass(frozen=True)
 class Pair:
     """A cell in the first run and in a later one: its row of the table comparison, and what a gate needs besides.
 
@@ -154,25 +128,15 @@ def match(first: Side, later: Side, question: Question, history: EarlierRuns) ->
 
 def make_pair(letter: str, first: RunCell, later: RunCell, question: Question, earlier: EarlierRuns) -> Pair:
     """Return the pair of a cell in the first run and in the later one of this letter."""
-
-    def ratio(metric: Metric) -> RunRatio:
-        one, other = first.by_block[metric], later.by_block[metric]
-        noise, reason = None, STATED_FOR_THROUGHPUT
-        if question.run_noise is None:
-            noise, reason = noise_between(first, later, earlier, metric)
-        elif metric == "throughput":
-            noise, reason = RunNoise([(question.run_noise, None), *noise_within(one, other)]), ""
-        return RunRatio(geometric_mean(one).value, geometric_mean(other).value, noise, reason)
-
     sides = (("A", first), (letter, later))
     rehearsals = [f"{cell.rehearsal} in {name}" for name, cell in sides if cell.rehearsal]
     if first.rehearsal and first.rehearsal == later.rehearsal:
         rehearsals = [first.rehearsal]
     excluded = [f"{name}: {cell.excluded}" for name, cell in sides if cell.excluded]
     no_claim = "; ".join([*rehearsals, *excluded])
-    ratios: dict[Metric, RunRatio] = {"throughput": ratio("throughput")}
+    ratios: dict[Metric, RunRatio] = {"throughput": run_ratio(first, later, "throughput", earlier, question.run_noise)}
     if not excluded and first.base and later.base and question.key(first.base) == question.key(later.base):
-        ratios["speedup"] = ratio("speedup")
+        ratios["speedup"] = run_ratio(first, later, "speedup", earlier, question.run_noise)
     row: dict[str, Any] = {
         "run": letter,
         "cell_id": later.first["cell_id"],
@@ -184,8 +148,11 @@ def make_pair(letter: str, first: RunCell, later: RunCell, question: Question, e
         "reason": no_claim or ratios["throughput"].reason or None,
         "doubts": (*first.doubts("A"), *later.doubts(letter)),
     }
-    for metric, one in ratios.items():
-        row |= one.columns(metric, claimed=not no_claim)
+    for metric, ratio in ratios.items():
+        ends = (None, None) if no_claim else ratio.interval
+        deviation = max((sd for sd, _ in ratio.deviations), default=None)
+        values = (ratio.first, ratio.later, ratio.ratio, *ends, deviation, ratio.runs)
+        row |= dict(zip(COLUMNS[metric], values, strict=True))
     gated: tuple[Metric, ...] = ("throughput",) if first.is_base and later.is_base else ("throughput", "speedup")
     return Pair(row, ratios, no_claim, () if rehearsals or len(excluded) == 2 else gated)
 

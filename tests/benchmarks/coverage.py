@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.analysis.history import RunNoise, noise_within
+from harness.analysis.history import RunRatio, noise_within
 from harness.analysis.ratios import within
 from harness.analysis.stats import (
     CLEAR,
@@ -122,7 +122,7 @@ def claims(earlier: int, cells: int, random: np.random.Generator) -> tuple[bool,
     for cell in range(cells):
         sd, freedom = pooled_deviation([logs[:earlier, cell].tolist()])
         ratio = math.exp(logs[-1, cell] - logs[-2, cell])
-        p_values.append(RunNoise([(sd, freedom)], earlier).p_value(ratio))
+        p_values.append(RunRatio(1.0, ratio, [(sd, freedom)], earlier).p_value() or 0.0)
     by_blocks = [ratio_p_value(np.exp(blocks[-1, cell] - blocks[-2, cell]).tolist()) or 0.0 for cell in range(cells)]
     return min(holm(p_values)) <= ALPHA, min(p_values) <= ALPHA, min(holm(by_blocks)) <= ALPHA
 
@@ -159,7 +159,7 @@ def stated_claims(
             first, later = np.exp(logs[:, cell]).tolist()
             ratio = math.exp(logs[1, cell].mean() - logs[0, cell].mean())
             for each, of_blocks in zip(p_values, (noise_within(first, later), []), strict=True):
-                each.append(RunNoise([(STATED, None), *of_blocks]).p_value(ratio))
+                each.append(RunRatio(1.0, ratio, [(STATED, None), *of_blocks]).p_value() or 0.0)
         adjusted = [holm(each) for each in p_values]
         found.append([(each[0] if planted else min(each)) <= ALPHA for each in adjusted])
     as_compare_does, by_stated = np.array(found).mean(axis=0).tolist()
