@@ -195,16 +195,13 @@ def cell_tables(comparison: Comparison) -> list[tuple[str, TextTable]]:
 
     Settings of one cell each are no parts: the label of the cell names the setting.
     """
-    labels, rows = comparison.labels, rows_of(comparison.cells)
-    settings = [labels.parts(row)[1] for row in rows]
-    if len({*settings}) * (len(comparison.runs) - 1) >= len(rows):
-        settings = [""] * len(rows)
+    rows = [(row, *comparison.labels.parts(row)) for row in rows_of(comparison.cells)]
+    are_parts = len({setting for _, _, setting, _ in rows}) * (len(comparison.runs) - 1) < len(rows)
     parts: dict[str, list[Row]] = {}
-    for row, setting in zip(rows, settings, strict=True):
-        title = joined(f"{row.run} / A", setting, words(row.by), f"A in {rate_unit(comparison.cells)}")
-        label = labels.of(row)
-        short = label.replace(f" · {setting}", "", 1) if setting else label  # the setting stands above
-        parts.setdefault(title, []).append(Row(row, label=short))
+    for row, placed, setting, own in rows:
+        above, beside = (setting, "") if are_parts else ("", setting)
+        title = joined(f"{row.run} / A", above, words(row.by), f"A in {rate_unit(comparison.cells)}")
+        parts.setdefault(title, []).append(Row(row, label=joined(placed, beside, own)))
     columns = (
         ("cell", "label", words),
         ("A", "first_throughput_per_s", speed),
@@ -272,10 +269,9 @@ def gate_table(comparison: Comparison) -> TextTable:
     return make_table(columns, rows_of(comparison.gate), lambda row: "base" if row.verdict == FAILS else "")
 
 
-def environment_table(comparison: Comparison, *, differing: bool = False) -> TextTable:
+def environment_table(comparison: Comparison, *, differing: bool) -> TextTable:
     """Return the environments side by side; ``differing``: only the facts that differ."""
-    letters = [str(run) for run in comparison.runs["run"]]
-    columns = (("", "name", words), *((letter, letter, words) for letter in letters))
+    columns = [("", "name", words), *((letter, letter, words) for letter in comparison.runs["run"])]
     rows = [{**fact, **fact["values"]} for fact in comparison.environment if fact["differs"] or not differing]
     return make_table(columns, rows, lambda row: "base" if row.differs else "")
 
@@ -299,15 +295,11 @@ def as_html(comparison: Comparison) -> str:
     names = list(dict.fromkeys(comparison.runs["experiment"].tolist()))
     found, parts = sentences(comparison), [part for part in _parts(comparison) if part.table.rows]
     said = with_holm_explained([*found, *(part.words for part in parts)])[len(found) :]
-    return render(
-        "compare.html",
-        title=f"Comparison of {len(comparison.runs)} runs: {', '.join(names)}",
-        sentences=found,
-        parts=[
-            replace(part, table=part.table.without_constants(), words=text)
-            for part, text in zip(parts, said, strict=True)
-        ],
-    )
+    shown = [
+        replace(part, table=part.table.without_constants(), words=text) for part, text in zip(parts, said, strict=True)
+    ]
+    title = f"Comparison of {len(comparison.runs)} runs: {', '.join(names)}"
+    return render("compare.html", title=title, sentences=found, parts=shown)
 
 
 def _parts(comparison: Comparison) -> Iterator[Part]:
@@ -316,8 +308,8 @@ def _parts(comparison: Comparison) -> Iterator[Part]:
     yield Part("Conditions of --fail-if", "conditions-of-fail-if", gate_table(comparison), GATE_METHOD)
     differing, every = (environment_table(comparison, differing=only) for only in (True, False))
     yield Part("Environments: what differs", "environments-what-differs", differing)
-    side_by_side = "Environments side by side"
-    yield Part(side_by_side, "environments-side-by-side", every, level=3, folded="Every recorded fact")
+    side, anchor = "Environments side by side", "environments-side-by-side"
+    yield Part(side, anchor, every, level=3, folded="Every recorded fact")
 
 
 def as_markdown(comparison: Comparison) -> str:
