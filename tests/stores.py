@@ -7,12 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import StoreError
+from harness.record.mirror import newest_writer, read_claims, read_lines_of
 from harness.record.store import Store, open_store
 
 
 def folder_store(folder: Path) -> Store:
     """A folder of this machine as a store."""
     return open_store(f"file://{folder}")
+
+
+def lines_in(store: Store, run: str) -> list[str]:
+    """The lines of a run in a store that count."""
+    return [line.text for line in read_lines_of(store, run, newest_writer(store, run, read_claims(store, run)))]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 
 import harness
 from harness.errors import StoreError
-from harness.record.mirror import read_claims, read_lines_of, runs_below
+from harness.record.mirror import runs_below
 from harness.record.store import Store, open_store
 from harness.run.request import AUTO, Request
 from harness.system.uri import below
@@ -22,6 +22,7 @@ from tests.forks import start
 from tests.object_store import CREDENTIALS, Fault, Proxy, s3_server
 from tests.processes import RUN, ended
 from tests.scripted import TEXT, command
+from tests.stores import lines_in
 
 pytestmark = pytest.mark.slow
 
@@ -64,9 +65,8 @@ def killed(request: Request, log: Path, kill: Kill | None) -> None:
     command(request, log, 0.0)
 
 
-def lines_in(store: Store) -> list[str]:
-    runs = runs_below(store, "scripted")
-    return [line.text for run in runs for line in read_lines_of(store, run, read_claims(store, run))]
+def all_lines(store: Store) -> list[str]:
+    return [line for run in runs_below(store, "scripted") for line in lines_in(store, run)]
 
 
 def test_kills_at_each_point_lose_and_double_nothing_on_another_machine(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_kills_at_each_point_lose_and_double_nothing_on_another_machine(tmp_path
         child = start(killed, request, log, kill)
         child.join()
         assert child.exitcode == (-9 if kill else 0), kill
-        now = lines_in(open_store(uri))
+        now = all_lines(open_store(uri))
         assert now[: len(seen)] == seen, "a trial that was in the store is gone"
         assert len(now) > len(seen) or kill != KILLS[-1], "its line was there when it was killed"
         seen = now
@@ -130,7 +130,7 @@ def test_a_store_that_answers_503_cuts_or_stops_costs_no_trial(s3: Proxy, tmp_pa
     store = open_store(s3.uri())
     (run,) = runs_below(store, "scripted")
     local = (tmp_path / "here" / run / "trials.jsonl").read_text().splitlines()
-    assert lines_in(store) == local and len(local) == 6 * BLOCKS
+    assert all_lines(store) == local and len(local) == 6 * BLOCKS
     results = harness.load(below(s3.uri(), run), tmp_path / "elsewhere")
     assert results.missing.empty and len(results.lines) == 6 * BLOCKS
     check_addresses(s3)

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import get_args
 
 import pandas as pd
 
-from harness.analysis.common import Row, Values, axis_value, is_no_claim, matches, order
-from harness.analysis.history import History, read_history
+from harness.analysis.common import Row, is_no_claim, order
+from harness.analysis.history import read_history
 from harness.analysis.results import Results
-from harness.analysis.run_cells import Fact, git_commit, is_finished, side_by_side, started_at
-from harness.analysis.run_pairs import (
-    Lost,
-    Pair,
-    Question,
-    Side,
-    ambiguous,
-    key_of,
-    lost_cells,
-    make_side,
-    match,
-    no_shared_cell,
-)
-from harness.analysis.stats import LEVEL, holm_of_known, mean_interval
+from harness.analysis.run_cells import Metric, run_columns, side_by_side, started_at
+from harness.analysis.run_pairs import Pair, Question, Side, make_side, match, no_shared_cell, unmatched_cells
+from harness.analysis.stats import SIGNIFICANCE, holm_of_known, mean_interval
 from harness.config.axes import AXES
 from harness.errors import ComparisonError
+from harness.plan.labels import Labels
 from harness.record.frames import records
 from harness.record.schema import COMPARISON, GATE, RUNS
 
-METRICS = ("throughput", "speedup")
+METRICS: Mapping[str, Metric] = {name: name for name in get_args(Metric)}
 _GRAMMAR = re.compile(r"\s*([a-z_]+)\s*([<>])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)\s*")
 
 
@@ -43,7 +34,7 @@ _GRAMMAR = re.compile(r"\s*([a-z_]+)\s*([<>])\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s
 class Condition:
     """A condition under which a cell fails: the ratio of ``metric`` is below, or above, the threshold."""
 
-    metric: Literal["throughput", "speedup"]
+    metric: Metric
     below: bool
     threshold: float
 
@@ -63,60 +54,46 @@ def parse_condition(text: str) -> Condition:
             f"got {text!r}; allowed: METRIC < NUMBER or METRIC > NUMBER, such as 'throughput < 0.95'; METRIC is "
             f"{' or '.join(METRICS)}, as a ratio of the later run to the first; NUMBER is positive"
         )
-    metric: Literal["throughput", "speedup"] = "throughput" if match[1] == "throughput" else "speedup"
-    return Condition(metric, match[2] == "<", float(match[3]) / (100 if match[4] else 1))
+    return Condition(METRICS[match[1]], match[2] == "<", float(match[3]) / (100 if match[4] else 1))
 
 
-ALPHA = 1 - LEVEL
 FAILS, PASSES, UNDECIDED = "fails", "passes", "undecided"
 NONE_FAILS, A_CELL_FAILS, NOT_DECIDED = 0, 3, 4
 """Exit codes."""
 
 
-def gate(pairs: Sequence[Pair], lost: Sequence[Lost], conditions: Sequence[Condition]) -> pd.DataFrame:
+def gate(pairs: Sequence[Pair], unmatched: Sequence[Row], conditions: Sequence[Condition]) -> pd.DataFrame:
     """Return the verdict of each condition on each cell that both runs measured, and on those that one of them lost.
 
     A verdict needs a Holm-adjusted p-value of at most 0.05 for the ratio being the threshold: the cell fails if the
     ratio is on the failing side, and passes on the other. A planned cell without a measurement is undecided.
     Rehearsals (see ``is_no_claim``) have no row, since their speed is no claim, nor has the base's speedup.
     """
-    found = [
-        _verdict(pair, condition)
-        for pair, condition in product(pairs, conditions)
-        if not (pair.rehearsal or (condition.metric == "speedup" and pair.is_base))
-    ]
-    rows = [row for row, _ in found]
-    for row, adjusted in zip(rows, holm_of_known([p_value for _, p_value in found]), strict=True):
+    rows, p_values = [], []
+    for pair, condition in product(pairs, conditions):
+        if condition.metric not in pair.gated:
+            continue
+        ratio = pair.ratios.get(condition.metric)
+        p_value = ratio.p_value(condition.threshold) if ratio and not pair.no_claim else None
+        row = {**pair.row, "condition": str(condition), "ratio": ratio.ratio if ratio else None, "verdict": UNDECIDED}
+        row["reason"] = pair.no_claim or (ratio.reason if ratio else f"no {condition.metric} in both runs")
+        if ratio and p_value is not None:
+            row |= {"verdict": FAILS if condition.holds(ratio.ratio) else PASSES, "reason": None}
+        rows.append(row)
+        p_values.append(p_value)
+    for row, adjusted in zip(rows, holm_of_known(p_values), strict=True):
         row["p_adjusted"] = adjusted
-        if adjusted is not None and adjusted > ALPHA:
+        if adjusted is not None and adjusted > SIGNIFICANCE:
             row |= {"verdict": UNDECIDED, "reason": "the interval, Holm-adjusted, holds the threshold"}
-    planned = [each for each in lost if each.planned and not is_no_claim(each.row)]
-    rows += [
-        {**_axes(each.run, each.row), "condition": str(condition), "verdict": UNDECIDED, "reason": each.reason}
-        for each, condition in product(planned, conditions)
-    ]
-    return GATE.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
+    lost = [row for row in unmatched if row["planned"] and not is_no_claim(row)]
+    rows += [{**row, "condition": str(condition), "verdict": UNDECIDED} for row, condition in product(lost, conditions)]
+    return GATE.frame(sorted(rows, key=lambda row: (row["run"], order(row))))[GATE.names]
 
 
 def exit_code(verdicts: pd.DataFrame) -> int:
     """Return 3 if a cell fails, else 4 if one is undecided or there is none, else 0."""
     found = set(verdicts["verdict"])
     return A_CELL_FAILS if FAILS in found else NONE_FAILS if found == {PASSES} else NOT_DECIDED
-
-
-def _verdict(pair: Pair, condition: Condition) -> tuple[Values, float | None]:
-    """Return the row of a condition on a cell as if its p-value were small, and the p-value, not adjusted, if any."""
-    ratio = pair.throughput if condition.metric == "throughput" else pair.speedup
-    row = {**_axes(pair.run, pair.later.first), "condition": str(condition), "ratio": ratio.ratio if ratio else None}
-    if pair.no_claim or ratio is None or ratio.noise is None:
-        reason = pair.no_claim or (ratio.reason if ratio else f"no {condition.metric} in both runs")
-        return {**row, "verdict": UNDECIDED, "reason": reason}, None
-    verdict = FAILS if condition.holds(ratio.ratio) else PASSES
-    return {**row, "verdict": verdict}, ratio.noise.p_value(ratio.ratio, condition.threshold)
-
-
-def _axes(run: str, row: Row) -> Values:
-    return {"run": run, **{name: row.get(name) for name in ("cell_id", *AXES)}}
 
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -129,21 +106,31 @@ TIMES = ("time_to_target_s",)
 class Comparison:
     """Runs compared with the first one; the tables are those of harness/record/schema/compared.py.
 
-    ``unmatched``: the cells that one of two runs lacks. ``convergence``: of each cell and metric that two runs trained,
-    the medians and the mean difference over the seeds of both, with its t interval from 3 seeds on; times have none.
-    ``conditions``: those of ``--fail-if``, on which ``gate`` has the verdicts. ``history``: the runs that run noise was
-    looked for in; None if it was stated.
+    ``conditions``: those of ``--fail-if``, on which ``gate`` has the verdicts. ``unmatched``: the cells that one of two
+    runs lacks, see ``unmatched_cells``. ``convergence``: of each cell and metric that two runs trained, the medians and
+    the mean difference over the seeds of both, with its t interval from 3 seeds on; times have none. ``environment``:
+    see ``side_by_side``. ``history``: the folder that run noise was looked for in; None if it was stated.
     """
 
     question: Question
     conditions: tuple[Condition, ...]
     runs: pd.DataFrame
     cells: pd.DataFrame
-    unmatched: tuple[Lost, ...]
+    unmatched: tuple[Row, ...]
     convergence: tuple[Row, ...]
-    environment: tuple[Fact, ...]
+    environment: tuple[Row, ...]
     gate: pd.DataFrame
-    history: History | None
+    history: Path | None
+
+    @cached_property
+    def labels(self) -> Labels:
+        """The labels of all its cells, which name what differs among them."""
+        return Labels([*records(self.cells), *self.unmatched, *self.convergence])
+
+    @property
+    def exit_code(self) -> int:
+        """3 if a cell fails, else 4 if one is undecided or has no verdict, else 0; 0 without a condition."""
+        return exit_code(self.gate) if self.conditions else NONE_FAILS
 
 
 def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Condition] = ()) -> Comparison:
@@ -152,25 +139,26 @@ def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Co
     sides = [make_side(letter, results, question) for letter, results in zip(LETTERS, runs, strict=False)]
     first, *others = sides
     for other in others:
-        same_trainings = _by_training(first, question).keys() & _by_training(other, question).keys()
-        if not (first.cells.keys() & other.cells.keys() or same_trainings):
+        if not (first.cells.keys() & other.cells.keys() or first.trainings.keys() & other.trainings.keys()):
             raise no_shared_cell(first, other)
-    history = None
+    folder, earlier = None, {}
     if question.run_noise is None:
+        folder = question.history or results_folder(first.results)
         measured = {str(cell.first["cell_id"]) for side in sides for cell in side.cells.values()}
-        history = read_history(question.history or results_folder(first.results), measured)
-    pairs = [pair for other in others for pair in match(first, other, question, history, sides)]
-    lost = [each for other in others for each in lost_cells(first, other, question)]
+        compared = {side.started_at for side in sides}
+        earlier = {start: cells for start, cells in read_history(folder, measured).items() if start not in compared}
+    pairs = [pair for other in others for pair in match(first, other, question, earlier)]
+    unmatched = [row for other in others for row in unmatched_cells(first, other, question)]
     return Comparison(
         question,
         tuple(conditions),
-        RUNS.frame(map(_run, sides)),
+        RUNS.frame(_run(side) for side in sides),
         _cells(pairs),
-        tuple(lost),
+        tuple(unmatched),
         tuple(row for other in others for row in _trainings(first, other, question)),
-        tuple(side_by_side(runs)),
-        gate(pairs, lost, conditions),
-        history,
+        tuple(side_by_side({side.letter: side.results for side in sides})),
+        gate(pairs, unmatched, conditions),
+        folder,
     )
 
 
@@ -201,106 +189,54 @@ def results_folder(results: Results) -> Path:
 def _run(side: Side) -> Row:
     results = side.results
     last = results.trials.drop_duplicates("trial_id", keep="last")
-    return {
-        "run": side.letter,
-        "folder": str(results.folder.path),
-        "experiment": results.experiment.name,
-        "started_at": side.started_at,
-        "git_commit": git_commit(results),
-        "finished": is_finished(results),
-        "missing": len(results.missing),
-        "failed": int((~last["outcome"].isin(["ok", "skipped"])).sum()),
-    }
+    failed = int((~last["outcome"].isin(["ok", "skipped"])).sum())
+    return {"run": side.letter, **run_columns(results), "missing": len(results.missing), "failed": failed}
 
 
 def _cells(pairs: Sequence[Pair]) -> pd.DataFrame:
     """Return the table of pairs, with p-values adjusted over all of them."""
-    rows = [_row(pair) for pair in pairs]
-    tested = [None if pair.no_claim else pair.throughput.p_value for pair in pairs]
-    for row, pair, adjusted in zip(rows, pairs, holm_of_known(tested), strict=True):
+    rows = [{**pair.row} for pair in pairs]
+    tested = [None if pair.no_claim else pair.ratios["throughput"].p_value() for pair in pairs]
+    for row, adjusted in zip(rows, holm_of_known(tested), strict=True):
         if adjusted is not None:
-            changed = SLOWER if pair.throughput.ratio < 1 else FASTER
-            row |= {"p_adjusted": adjusted, "change": changed if adjusted <= ALPHA else WITHIN_NOISE}
+            changed = SLOWER if row["ratio"] < 1 else FASTER
+            row |= {"p_adjusted": adjusted, "change": changed if adjusted <= SIGNIFICANCE else WITHIN_NOISE}
     return COMPARISON.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
-
-
-def _row(pair: Pair) -> dict[str, float | str | tuple[object, ...] | None]:
-    first, later, ratio = pair.first, pair.later, pair.throughput
-    low, high = (None, None) if pair.no_claim else ratio.ends
-    speedups: Values = {}
-    if pair.speedup:
-        speedups = {"first_speedup": pair.speedup.first, "speedup": pair.speedup.later}
-        speedups |= {"speedup_ratio": pair.speedup.ratio, "speedup_noise": pair.speedup.noise_sd}
-        speedups |= {"speedup_runs": pair.speedup.noise_runs}
-        speedups |= {} if pair.no_claim else dict(zip(("speedup_low", "speedup_high"), pair.speedup.ends, strict=True))
-    return {
-        "run": pair.run,
-        "cell_id": later.first["cell_id"],
-        "first_cell_id": first.first["cell_id"],
-        **{name: later.first.get(name) for name in (*AXES, "unit")},
-        "by": pair.by or None,
-        "first_throughput_per_s": ratio.first,
-        "throughput_per_s": ratio.later,
-        "first_blocks": len(first.throughputs),
-        "blocks": len(later.throughputs),
-        "ratio": ratio.ratio,
-        "low": low,
-        "high": high,
-        "run_noise": ratio.noise_sd,
-        "earlier_runs": ratio.noise_runs,
-        "reason": pair.no_claim or ratio.reason or None,
-        **speedups,
-        "doubts": (*first.doubts("A"), *later.doubts(pair.run)),
-    }
-
-
-Training = tuple[str, int]
-"""What trainings must share to be paired: the key of the cell, and the seed."""
-
-
-def _by_training(side: Side, question: Question) -> dict[Training, Row]:
-    found: dict[Training, Row] = {}
-    for row in records(side.results.convergence):
-        if matches(row, question.only):
-            training = (key_of(row, question), int(row["seed"]))
-            if training in found:
-                raise ambiguous(side.results, question, found[training], row)
-            found[training] = row
-    return found
 
 
 def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
     """Return the rows of the trainings that both runs have, one a cell and metric."""
-    mine, others = _by_training(first, question), _by_training(later, question)
     cells: dict[str, list[tuple[Row, Row]]] = {}
-    for training in mine:
-        if training in others:
-            cells.setdefault(training[0], []).append((mine[training], others[training]))
+    for (key, seed), row in first.trainings.items():
+        if (key, seed) in later.trainings:
+            cells.setdefault(key, []).append((row, later.trainings[key, seed]))
     names = ["train_loss", *(name for name in first.results.convergence if str(name).startswith("val_")), *TIMES]
-    rows = [_training(later.letter, pairs, str(name), question) for pairs in cells.values() for name in names]
-    return [row for row in rows if row["seeds"]]
+    found = [_training(later.letter, pairs, str(name), question) for pairs in cells.values() for name in names]
+    return [row for row in found if row]
 
 
 def _training(letter: str, pairs: Sequence[tuple[Row, Row]], name: str, question: Question) -> Row:
+    """Return the row of a cell and metric; an empty one if no seed has a finite value in both runs."""
     known = [(one[name], other.get(name)) for one, other in pairs]
     recorded = [(float(one), float(other)) for one, other in known if one is not None and other is not None]
     values = [both for both in recorded if all(map(math.isfinite, both))]
-    first, later = pairs[0]
-    row = {**_axes(letter, later), "metric": name, "seeds": len(values)}
     if not values:
-        return row
-    by = ", ".join(f"{axis} {axis_value(first, axis)} -> {axis_value(later, axis)}" for axis in question.by)
+        return {}
+    first, later = pairs[0]
     difference = mean_interval([other - one for one, other in values])
-    ends = (None, None) if name in TIMES else (difference.low, difference.high)
-    reasons = dict.fromkeys(each["excluded"] for pair in pairs for each in pair if each["excluded"])
+    reasons = dict.fromkeys(str(row["excluded"]) for pair in pairs for row in pair if row["excluded"])
     if len(values) < len(pairs):
         reasons[f"no finite value in {len(pairs) - len(values)} of {len(pairs)} seeds"] = None
     return {
-        **row,
-        "by": by or None,
+        "run": letter,
+        **{axis: later.get(axis) for axis in ("cell_id", *AXES)},
+        "metric": name,
+        "seeds": len(values),
+        "by": question.changed(first, later),
         "first": median(one for one, _ in values),
         "later": median(other for _, other in values),
         "difference": difference.value,
-        **dict(zip(("low", "high"), ends, strict=True)),
-        "reason": "; ".join(map(str, reasons)) or None,
+        "low": None if name in TIMES else difference.low,
+        "high": None if name in TIMES else difference.high,
+        "reason": "; ".join(reasons) or None,
     }

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Record, Records, columns_of, last_of_blocks, matches, rows_of
+from harness.analysis.common import Records, columns_of, last_of_blocks, matches, rows_of
 from harness.config.published import METRICS, RATE, UNITS, Level, Published
 from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, PUBLISHED
 from harness.record.schema.table import floats
 
-Found = Callable[[Records, int | None], Sequence[float]]
-"""(trials of a cell, epoch or step) -> the value of each seed or block."""
 FIGURES = ("published_low", "published_high", "measured", "measured_low", "measured_high")
 
 
@@ -27,8 +25,8 @@ def published(
     environment: RunEnvironment,
 ) -> pd.DataFrame:
     """Return one row a published figure, with what was measured of its cell: the mean over seeds or blocks."""
-    hardware = hardware_of(environment)
-    rows = [row for entry in entries for row in _rows(entry, trials, epochs, steps, hardware)]
+    tables: Mapping[Level, pd.DataFrame] = {"cells": trials, "epochs": epochs, "steps": steps}
+    rows = [row for entry in entries for row in _rows(entry, tables, hardware_of(environment))]
     kept = {name: floats(row[name] for row in rows) for name in FIGURES}  # a loss may be no number
     return PUBLISHED.frame(rows).assign(**kept)
 
@@ -40,34 +38,22 @@ def hardware_of(environment: RunEnvironment) -> list[str]:
     return list(dict.fromkeys(gpus or [node["cpu"] for node in nodes]))
 
 
-def _rows(
-    entry: Published,
-    trials: pd.DataFrame,
-    epochs: pd.DataFrame,
-    steps: pd.DataFrame,
-    hardware: Sequence[str],
-) -> Iterator[dict[str, Any]]:
-    of_cell = _trials_of(entry, trials)
-    values: Mapping[Level, Found] = {
-        "epochs": lambda rows, at: _by_epoch(entry.metric, rows, epochs, at),
-        "steps": lambda rows, at: _by_step(entry.metric, rows, steps, at),
-        "cells": lambda rows, at: _by_block(entry.metric, rows, trials),
-    }
-    place, kind = METRICS[entry.metric]
-    counted = f"{of_cell[0].unit}/s" if of_cell and kind == RATE else None
-    comparable = bool(of_cell) and (counted is None or entry.unit in (None, counted))
+def _rows(entry: Published, tables: Mapping[Level, pd.DataFrame], hardware: Sequence[str]) -> Iterator[dict[str, Any]]:
+    cell = _trials_of(entry, tables["cells"])
+    level, kind, _ = METRICS[entry.metric]
+    counted = f"{cell[0].unit}/s" if cell and kind == RATE else None
+    comparable = bool(cell) and (counted is None or entry.unit in (None, counted))
     for at, low, high in entry.figures:
-        measured = values[entry.level](of_cell, at) if comparable else []
         yield {
-            **(columns_of(of_cell[0], "cell_id", "unit", *DESCRIPTION) if of_cell else {}),
+            **(columns_of(cell[0], "cell_id", "unit", *DESCRIPTION) if cell else {}),
             "cell": ", ".join(f"{name} {value}" for name, value in entry.cell.items()),
             "metric": entry.metric,
-            "epoch": at if place == "epochs" else None,
-            "step": at if place == "steps" else None,
+            "epoch": at if level == "epochs" else None,
+            "step": at if level == "steps" else None,
             "metric_unit": entry.unit or counted if kind == RATE else next(iter(UNITS[kind]), ""),
             "published_low": low,
             "published_high": high,
-            **_measured(measured, low, high),
+            **_measured(_values(entry, cell, tables, at) if comparable else [], low, high),
             "source": entry.source,
             "url": entry.url,
             "hardware": entry.hardware,
@@ -107,39 +93,25 @@ def _trials_of(entry: Published, trials: pd.DataFrame) -> Records:
     return [row for row in rows if row.cell_id == rows[0].cell_id]
 
 
-def _by_epoch(metric: str, rows: Records, epochs: pd.DataFrame, at: int | None) -> list[float]:
-    """Return the value of each seed after an epoch; after the last one of those that did not diverge on the way."""
-    if metric not in epochs:
-        return []
-    values = []
-    whole = rows if at else [row for row in rows if row.outcome == "ok"]
-    for row in whole:
-        curve = _of_trial(epochs, row)
-        place = curve["epoch"] == (curve["epoch"].max() if at is None else at)
-        values += [float(value) for value in curve[place][metric].dropna()]
+def _values(entry: Published, cell: Records, tables: Mapping[Level, pd.DataFrame], at: int | None) -> list[float]:
+    """Return the value of each block or, after an epoch or a step, of each trial; ``at``: None for the last epoch.
+
+    Steps are counted from the first of a trial: the slowest rank's time, the mean of the ranks' losses.
+    """
+    table, metric = tables[entry.level], entry.metric
+    if entry.level == "cells":
+        blocks = last_of_blocks(table[table["cell_id"] == cell[0].cell_id])
+        return [float(value) for value in blocks[metric].dropna()]
+    values: list[float] = []
+    for row in cell:
+        own = table[(table["trial_id"] == row.trial_id) & (table["attempt"] == row.attempt)]
+        if entry.level == "steps":
+            by_step = own.groupby(["window", "step"], sort=True)
+            each = by_step["step_s"].max() if metric == "step_s" else by_step["loss"].mean()
+            series = [float(value) for value in each.astype("Float64").to_numpy(float, na_value=float("nan"))][:at]
+            if len(series) == at:
+                values.append(fmean(series) if metric == "running_loss" else series[-1])
+        elif metric in own and (at or row.outcome == "ok"):  # a training that diverged has no last epoch
+            after = own["epoch"] == (own["epoch"].max() if at is None else at)
+            values += [float(value) for value in own[after][metric].dropna()]
     return values
-
-
-def _of_trial(frame: pd.DataFrame, row: Record) -> pd.DataFrame:
-    own: pd.DataFrame = frame[(frame["trial_id"] == row.trial_id) & (frame["attempt"] == row.attempt)]
-    return own
-
-
-def _by_step(metric: str, rows: Records, steps: pd.DataFrame, at: int | None) -> list[float]:
-    """Return the value at a step of each trial, counted from its first: the slowest rank's time, the ranks' loss."""
-    assert at is not None  # the file gives the step
-    values = []
-    for row in rows:
-        own = _of_trial(steps, row)
-        by_step = own.groupby(["window", "step"], sort=True)
-        each = by_step["step_s"].max() if metric == "step_s" else by_step["loss"].mean()
-        series = [float(value) for value in each.astype("Float64").to_numpy(float, na_value=float("nan"))]
-        if len(series) >= at:
-            values.append(fmean(series[:at]) if metric == "running_loss" else series[at - 1])
-    return values
-
-
-def _by_block(metric: str, rows: Records, trials: pd.DataFrame) -> list[float]:
-    """Return the value of each block's trial that counts; of the step time its median."""
-    own = last_of_blocks(trials[trials["cell_id"] == rows[0].cell_id])
-    return [float(value) for value in own[metric].dropna()]

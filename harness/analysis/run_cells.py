@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-import pandas as pd
-
-from harness.analysis.common import Record, Records, Row, bases_of, by_cell, measured, rows_of
+from harness.analysis.common import Record, Records, Row, bases_of, by_cell, claim_tags, measured, rows_of
 from harness.analysis.doubts import tally
-from harness.analysis.equivalence import NOT_RUN, Verdict, Verdicts
+from harness.analysis.equivalence import NOT_RUN, Verdict
 from harness.analysis.evidence import PLACEMENT_VARIABLES, group_environments
 from harness.analysis.ratios import paired
 from harness.analysis.results import Results
 from harness.analysis.trials import trial_row
 from harness.config.values import GIB
-from harness.plan.labels import TAGS
 from harness.plan.run_environment import NodeEnvironment
 
 MACHINE = ("cpu", "cores", "memory_gib", "threads", "niceness")
@@ -26,10 +24,10 @@ COMMIT = 12
 """The number of digits that name a commit."""
 SEVERAL = " + "
 """Joins the values of a fact that changed within a run."""
+Metric = Literal["throughput", "speedup"]
 
 
-@dataclass(frozen=True)
-class Conditions:
+class Conditions(NamedTuple):
     """The circumstances in which a run measured a cell, as text for comparison.
 
     ``machine``: hardware, threads and niceness; ``rest``: versions, variables, and how trials are timed.
@@ -39,22 +37,84 @@ class Conditions:
     rest: str
 
 
-def conditions_of(results: Results, group: Records) -> Conditions | None:
-    """Return the conditions of a cell's trials, given their rows; None if they are unknown for one of them."""
-    found = group_environments(results.environment)
-    groups = [found.get((row.group_id, row.invocation)) for row in group]
-    if not groups or any(each is None for each in groups):
+@dataclass(frozen=True)
+class RunCell:
+    """A cell as one run measured it.
+
+    ``first``: a row of its trials, for its axes. ``by_block``: the values of each metric in the order of blocks;
+    speedups are over the base, paired by block, without any for the base itself and without ``base``. ``is_base``:
+    whether it is the base, or stands in for one that failed. ``conditions``: None if they are unknown for a trial.
+    ``verdict``: whether it is equivalent to one device; None if that is not checked.
+    """
+
+    first: Row
+    rows: Records = field(repr=False)
+    by_block: Mapping[Metric, tuple[float, ...]]
+    base: Row | None
+    is_base: bool
+    conditions: Conditions | None
+    verdict: Verdict | None
+
+    @property
+    def excluded(self) -> str | None:
+        """The reason if it is not equivalent to one device."""
+        return self.verdict.reason if self.verdict and self.verdict.equivalence == "not equivalent" else None
+
+    def doubts(self, letter: str) -> tuple[object, ...]:
+        """Return the doubts of its trials and of its equivalence, with the letter of the run."""
+        unknown = self.verdict.reason if self.verdict and self.verdict.equivalence == "unknown" else None
+        return (*tally(self.rows, letter), *((f"{letter}: equivalence {unknown}",) if unknown else ()))
+
+    @property
+    def rehearsal(self) -> str | None:
+        """The reason if its speed is no claim: emulated, oversubscribed or faulty."""
+        return next(iter(claim_tags(self.first)), None)
+
+
+def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
+    """Return the measured cells of a run by id, in their order of appearance.
+
+    ``quick``: from trials.jsonl alone, in a tenth of the time, without doubts and exclusions.
+    """
+    if quick:
+        last = {
+            (line["cell_id"], line["block"], line["invocation"]): Record({"environment": None, **trial_row(line)})
+            for line in results.lines
+            if line["kind"] == "throughput" and line["outcome"] == "ok" and not line["facts"].get("inline")
+        }
+    cells = by_cell(last.values() if quick else rows_of(measured(results.trials)))
+    verdicts = {} if quick else results.verdicts
+    bases, found = bases_of(cells), {}
+    for cell_id, group in cells.items():
+        last_of_block = {row.block: float(row.throughput_per_s) for row in group}
+        base, is_base = cells[bases[cell_id]], cell_id == bases[cell_id]
+        speedups = () if is_base else tuple(paired(group, base).ratios)
+        found[cell_id] = RunCell(
+            first=vars(group[0]),
+            rows=group,
+            by_block={"throughput": tuple(last_of_block.values()), "speedup": speedups},
+            base=vars(base[0]) if speedups else None,
+            is_base=is_base,
+            conditions=_conditions(results, group),
+            verdict=verdicts.get(str(group[0].check_id), NOT_RUN) if group[0].check_id else None,
+        )
+    return found
+
+
+def _conditions(results: Results, group: Records) -> Conditions | None:
+    known = group_environments(results.environment)
+    groups = [known.get((row.group_id, row.invocation)) for row in group]
+    if None in groups:
         return None
+
+    def texts(*, of_machine: bool) -> list[str]:
+        nodes = (node for each in groups for node in each or ())
+        chosen = ({key: node[key] for key in node if (key in MACHINE) == of_machine} for node in nodes)
+        return sorted({json.dumps(each, sort_keys=True) for each in chosen})
+
     models = sorted({str(row.device_model) for row in group})
-    machines = sorted({_text(node, MACHINE) for nodes in groups for node in nodes or ()})
-    rest = sorted(
-        {_text(node, [key for key in node if key not in MACHINE]) for nodes in groups for node in nodes or ()}
-    )
-    return Conditions(json.dumps([machines, models]), json.dumps([rest, _timing(results)]))
-
-
-def _text(node: Mapping[str, object], keys: Iterable[str]) -> str:
-    return json.dumps({key: node[key] for key in keys}, sort_keys=True)
+    machine = json.dumps([texts(of_machine=True), models])
+    return Conditions(machine, json.dumps([texts(of_machine=False), _timing(results)]))
 
 
 def _timing(results: Results) -> dict[str, object]:
@@ -62,30 +122,24 @@ def _timing(results: Results) -> dict[str, object]:
     return {} if timed is None else timed.model_dump(mode="json", exclude=set(BLOCK_OPTIONS))
 
 
-@dataclass(frozen=True)
-class Fact:
-    """One fact of several runs, in their order; None if a run did not record it."""
+def side_by_side(runs: Mapping[str, Results]) -> list[Row]:
+    """Return every fact that a run recorded on its code, versions, hardware and settings, with the value of each run.
 
-    name: str
-    values: tuple[str | None, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether two runs recorded different values."""
-        return len({value for value in self.values if value is not None}) > 1
-
-
-def side_by_side(runs: Sequence[Results]) -> list[Fact]:
-    """Return every fact that a run recorded on its code, versions, hardware and settings, with that of each run."""
-    found = [facts_of(results) for results in runs]
-    names = dict.fromkeys(name for facts in found for name in facts)
-    return [Fact(name, tuple(facts.get(name) for facts in found)) for name in names]
+    ``values``: by letter of the run, None if it did not record the fact. ``differs``: whether two runs recorded
+    different values.
+    """
+    facts = {letter: facts_of(results) for letter, results in runs.items()}
+    rows: list[Row] = []
+    for name in dict.fromkeys(name for each in facts.values() for name in each):
+        values = {letter: each.get(name) for letter, each in facts.items()}
+        rows.append({"name": name, "differs": len({*values.values()} - {None}) > 1, "values": values})
+    return rows
 
 
 def facts_of(results: Results) -> dict[str, str]:
     """Return the recorded facts of a run by name; several values if they changed within it."""
     environment = results.environment
-    values: dict[str, dict[str, None]] = {}
+    values: dict[str, set[str]] = {}
     named = {"git_commit": "git commit", "harness": "harness", "workload_code": "workload's code"}
     pairs = [
         (name, str(value)[:COMMIT] if key == "git_commit" else str(value))
@@ -99,15 +153,8 @@ def facts_of(results: Results) -> dict[str, str]:
     timing = _timing(results).items()
     pairs += [(f"throughput.{name}", "default" if value is None else str(value)) for name, value in timing]
     for name, value in pairs:
-        values.setdefault(name, {})[value] = None
+        values.setdefault(name, set()).add(value)
     return {name: SEVERAL.join(sorted(each)) for name, each in values.items()}
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the facts that differ, such as 'torch 2.14.0 -> 2.15.0'; facts that one of both lacks are equal."""
-    return tuple(
-        f"{name} {before[name]} -> {now[name]}" for name in now if name in before and before[name] != now[name]
-    )
 
 
 def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:
@@ -125,79 +172,6 @@ def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:
     yield from ((name, value) for name, value in node["variables"].items() if name not in PLACEMENT_VARIABLES)
 
 
-@dataclass(frozen=True)
-class RunCell:
-    """A cell as one run measured it.
-
-    ``first``: a row of its trials, for its axes. ``throughputs``: one a block, in order. ``speedups``: over the base,
-    paired by block; empty for the base itself, and without ``base``. ``is_base``: whether it is the base, or stands
-    in for one that failed. ``verdict``: whether it is equivalent to one device; None if that is not checked.
-    """
-
-    first: Row
-    rows: Records = field(repr=False)
-    throughputs: tuple[float, ...]
-    base: Row | None
-    is_base: bool
-    speedups: tuple[float, ...]
-    conditions: Conditions | None
-    verdict: Verdict | None
-
-    @property
-    def excluded(self) -> str | None:
-        """The reason if it is not equivalent to one device."""
-        return self.verdict.reason if self.verdict and self.verdict.equivalence == "not equivalent" else None
-
-    def doubts(self, letter: str) -> tuple[object, ...]:
-        """Return the doubts of its trials and of its equivalence, with the letter of the run."""
-        unknown = self.verdict.reason if self.verdict and self.verdict.equivalence == "unknown" else None
-        return (*tally(self.rows, letter), *((f"{letter}: equivalence {unknown}",) if unknown else ()))
-
-    @property
-    def rehearsal(self) -> str | None:
-        """The reason if its speed is no claim: emulated, oversubscribed or faulty."""
-        return next((tag for tag in TAGS if not pd.isna(self.first.get(tag)) and self.first[tag]), None)
-
-
-def run_cells(results: Results) -> dict[str, RunCell]:
-    """Return the measured cells of a run by id, in their order of appearance."""
-    return _cells(results, by_cell(rows_of(measured(results.trials))), results.verdicts)
-
-
-def quick_run_cells(results: Results) -> dict[str, RunCell]:
-    """Return the same from trials.jsonl alone, in a tenth of the time: without doubts and exclusions."""
-    last = {
-        (line["cell_id"], line["block"], line["invocation"]): Record({"environment": None, **trial_row(line)})
-        for line in results.lines
-        if line["kind"] == "throughput" and line["outcome"] == "ok" and not line["facts"].get("inline")
-    }
-    return _cells(results, by_cell(last.values()), {})
-
-
-def _cells(results: Results, cells: Mapping[str, Records], verdicts: Verdicts) -> dict[str, RunCell]:
-    bases = bases_of(cells)
-    return {
-        cell_id: _cell(results, group, cells[bases[cell_id]], verdicts.get(str(group[0].check_id), NOT_RUN))
-        for cell_id, group in cells.items()
-    }
-
-
-def _cell(results: Results, group: Records, base: Records, verdict: Verdict) -> RunCell:
-    last = {row.block: float(row.throughput_per_s) for row in group}
-    is_base = group[0].cell_id == base[0].cell_id
-    ratios = [] if is_base else paired(group, base).ratios
-    return RunCell(
-        first=vars(group[0]),
-        rows=group,
-        throughputs=tuple(last.values()),
-        base=vars(base[0]) if ratios else None,
-        is_base=bool(is_base),
-        speedups=tuple(ratios),
-        conditions=conditions_of(results, group),
-        verdict=verdict if group[0].check_id else None,
-    )
-
-
 def started_at(results: Results) -> float | None:
     """Return the start of a run as Unix time; None if it is not recorded."""
     invocations = results.environment.get("invocations", [])
@@ -205,14 +179,18 @@ def started_at(results: Results) -> float | None:
     return min([*recorded, *(line["started_at"] for line in results.lines if line["started_at"])], default=None)
 
 
-def git_commit(results: Results) -> str | None:
-    """Return the commit of the experiment file's folder at the first invocation that recorded one."""
-    invocations = results.environment.get("invocations", [])
-    return next((commit for invocation in invocations if (commit := invocation.get("git_commit"))), None)
+def run_columns(results: Results) -> Row:
+    """Return the columns that name a run: folder, experiment, start, commit, and whether it is finished.
 
-
-def is_finished(results: Results) -> bool:
-    """Return whether every planned trial has a result and the last invocation finished."""
+    The commit is that of the first invocation that recorded one. A run is finished if every planned trial has a result
+    and the last invocation ended so.
+    """
     invocations = results.environment.get("invocations", [])
     ended = invocations[-1].get("ended", "finished") if invocations else "finished"
-    return results.missing.empty and ended == "finished"
+    return {
+        "folder": str(results.folder.path),
+        "experiment": results.experiment.name,
+        "started_at": started_at(results),
+        "git_commit": next((commit for invocation in invocations if (commit := invocation.get("git_commit"))), None),
+        "finished": results.missing.empty and ended == "finished",
+    }

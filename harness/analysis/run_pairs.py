@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.common import Row, axis_value, content_key, differing_axes, matches
-from harness.analysis.history import (
-    EarlierRun,
-    History,
-    Measure,
-    RunNoise,
-    noise_between,
-    noise_within,
-    speedups,
-    throughputs,
-)
+from harness.analysis.history import EarlierRuns, RunRatio, run_ratio
 from harness.analysis.results import Results
-from harness.analysis.run_cells import RunCell, run_cells, started_at
-from harness.analysis.stats import geometric_mean
-from harness.config.axes import NAMED_AXES
+from harness.analysis.run_cells import Metric, RunCell, run_cells, started_at
+from harness.config.axes import AXES, NAMED_AXES
 from harness.config.values import PlainValue
 from harness.errors import ComparisonError
 from harness.record.frames import records
 
 MOST_ALIKE = 40
 """The most cells of a run among which the most alike ones are looked for."""
-STATED_FOR_THROUGHPUT = "--run-noise is of throughput; the noise of speedups needs earlier runs"
+COLUMNS: Mapping[Metric, tuple[str, ...]] = {
+    "throughput": (
+        *("first_throughput_per_s", "throughput_per_s"),
+        *("ratio", "low", "high", "run_noise", "earlier_runs"),
+    ),
+    "speedup": (
+        *("first_speedup", "speedup"),
+        *("speedup_ratio", "speedup_low", "speedup_high", "speedup_noise", "speedup_runs"),
+    ),
+}
+"""The columns of the table comparison on each metric, in the order in which a pair has them."""
 
 
 @dataclass(frozen=True)
@@ -46,173 +47,131 @@ class Question:
     run_noise: float | None = None
     history: Path | None = None
 
+    def key(self, row: Row) -> str:
+        """Return what cells of different runs must share to be matched."""
+        return content_key(row, self.by) if self.by else str(row["cell_id"])
+
+    def changed(self, first: Row, later: Row) -> str | None:
+        """Return the values of the axes of ``by`` in both runs: 'ddp.bucket_cap_mb 25 -> 1'; None without axes."""
+        values = {axis: [axis_value(row, axis) for row in (first, later)] for axis in self.by}
+        named = {axis: ["none" if value is None else str(value) for value in both] for axis, both in values.items()}
+        return ", ".join(f"{axis} {' -> '.join(both)}" for axis, both in named.items()) or None
+
 
 @dataclass(frozen=True)
 class Side:
-    """One of the compared runs: its letter, its measured cells by what they must share to be matched."""
+    """One of the compared runs, its start as Unix time, and what it measured by what both runs must share.
+
+    ``cells``: by key. ``trainings``: the rows of the table convergence, by key of the cell and seed.
+    """
 
     letter: str
     results: Results
+    started_at: float | None
     cells: Mapping[str, RunCell]
-
-    @property
-    def started_at(self) -> float | None:
-        return started_at(self.results)
+    trainings: Mapping[tuple[str, int], Row]
 
 
-@dataclass(frozen=True)
-class RunRatio:
-    """The ratio of a later run's value to the first run's, with the run noise or the reason for its absence."""
+def make_side(letter: str, results: Results, question: Question) -> Side:
+    """Return a run with its cells and trainings; raises ComparisonError if --by cannot tell two of them apart."""
+    cells = run_cells(results)
+    firsts = _by_key(results, question, (cell.first for cell in cells.values()))
+    measured = {key: cells[row["cell_id"]] for (key, _), row in firsts.items()}
+    trainings = _by_key(results, question, records(results.convergence))
+    return Side(letter, results, started_at(results), measured, trainings)
 
-    first: float
-    later: float
-    noise: RunNoise | None
-    reason: str
 
-    @property
-    def ratio(self) -> float:
-        return self.later / self.first
-
-    @property
-    def ends(self) -> tuple[float, float] | tuple[None, None]:
-        """The ends of the 95 % confidence interval; None without run noise."""
-        return self.noise.interval(self.ratio) if self.noise else (None, None)
-
-    @property
-    def p_value(self) -> float | None:
-        """The p-value of no change; None without run noise."""
-        return self.noise.p_value(self.ratio) if self.noise else None
-
-    @property
-    def noise_sd(self) -> float | None:
-        return max(each.sd for each in self.noise.both) if self.noise else None
-
-    @property
-    def noise_runs(self) -> int | None:
-        return self.noise.runs if self.noise else None
+def _by_key(results: Results, question: Question, rows: Iterable[Row]) -> dict[tuple[str, int], Row]:
+    """Return the rows of the cells that are asked for, by key and seed."""
+    found: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        if not matches(row, question.only):
+            continue
+        key = (question.key(row), int(row["seed"]))
+        if key in found:
+            names = ", ".join(differing_axes(found[key], row))
+            raise ComparisonError(
+                f"{results.folder.path}: --by {','.join(question.by)}: this run has cells that differ in nothing else "
+                f"({names}), so that it is not clear which to compare; choose one of each with --only"
+            )
+        found[key] = row
+    return found
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A cell of the first run and its counterpart in a later run, whose letter is ``run``.
+    """A cell in the first run and in a later one: its row of the table comparison, and what a gate needs besides.
 
-    ``speedup``: None for the base, and if a run has none, or another base. ``no_claim``: the reason that nothing is
-    decided on the cell.
+    ``ratios``: by metric; without a speedup for the base, if a run has none or another base, and for a cell that is not
+    equivalent in a run. ``no_claim``: the reason that nothing is decided on the cell. ``gated``: the metrics on which a
+    condition has a verdict, of a base throughput alone. None of a rehearsal, whose speed is no claim: emulated,
+    oversubscribed or faulty in a run, or not equivalent in both.
     """
 
-    run: str
-    first: RunCell
-    later: RunCell
-    by: str
-    throughput: RunRatio
-    speedup: RunRatio | None
-    no_claim: str
-
-    @property
-    def rehearsal(self) -> bool:
-        """Whether the cell's speed is no claim: emulated, oversubscribed or faulty in a run, not equivalent in both."""
-        return bool(self.first.rehearsal or self.later.rehearsal or (self.first.excluded and self.later.excluded))
-
-    @property
-    def is_base(self) -> bool:
-        """Whether the cell is the base of its run, or stands in for it: its speedup is 1."""
-        return self.first.is_base and self.later.is_base
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A cell that one of two runs measured, and the reason that the other did not; ``planned``: it has, or may have."""
-
-    run: str
-    measured_in: str
     row: Row
-    planned: bool
-    reason: str
+    ratios: Mapping[Metric, RunRatio]
+    no_claim: str
+    gated: tuple[Metric, ...]
 
 
-def make_side(letter: str, results: Results, question: Question) -> Side:
-    """Return a run with its cells; raises ComparisonError if two of them differ in nothing but the axes of --by."""
-    cells: dict[str, RunCell] = {}
-    for cell in run_cells(results).values():
-        if not matches(cell.first, question.only):
-            continue
-        key = key_of(cell.first, question)
-        if key in cells:
-            raise ambiguous(results, question, cells[key].first, cell.first)
-        cells[key] = cell
-    return Side(letter, results, cells)
+def match(first: Side, later: Side, question: Question, history: EarlierRuns) -> list[Pair]:
+    """Return the pairs of cells of both runs, in the order of the first.
 
-
-def ambiguous(results: Results, question: Question, row: Row, other: Row) -> ComparisonError:
-    """Return the error of two cells of a run that differ in nothing but the axes of --by."""
-    names = ", ".join(differing_axes(row, other))
-    return ComparisonError(
-        f"{results.folder.path}: --by {','.join(question.by)}: this run has cells that differ in nothing else "
-        f"({names}), so that it is not clear which to compare; choose one of each with --only"
-    )
-
-
-def match(first: Side, later: Side, question: Question, history: History | None, without: Sequence[Side]) -> list[Pair]:
-    """Return the pairs of cells of both runs, in the order of the first; ``without``: runs that are no earlier runs."""
-    earlier: list[EarlierRun] = []
-    if history and first.started_at is not None and later.started_at is not None:
-        # earlier than both: what was measured between them may hold the change that is looked for
-        compared = [side.started_at for side in without]
-        earlier = history.before(min(first.started_at, later.started_at), compared)
+    Only runs before both give the noise: what was measured between them may hold the change that is looked for.
+    """
+    known = first.started_at is not None and later.started_at is not None
+    before = min(first.started_at or 0.0, later.started_at or 0.0) if known else 0.0
+    earlier = {start: cells for start, cells in sorted(history.items()) if start < before}
     shared = [(cell, later.cells[key]) for key, cell in first.cells.items() if key in later.cells]
-    return [_pair(later.letter, cell, other, question, earlier) for cell, other in shared]
+    return [make_pair(later.letter, cell, other, question, earlier) for cell, other in shared]
 
 
-def _pair(letter: str, first: RunCell, later: RunCell, question: Question, earlier: Sequence[EarlierRun]) -> Pair:
-    stated = None
-    if question.run_noise is not None:
-        stated = RunNoise(question.run_noise, within=noise_within(first.throughputs, later.throughputs))
-    throughput = _ratio(first, later, earlier, throughputs, stated)
-    speedup = None
-    if first.base and later.base and key_of(first.base, question) == key_of(later.base, question):
-        speedup = _ratio(first, later, earlier, speedups, None)
-        if stated and not speedup.noise:
-            speedup = RunRatio(speedup.first, speedup.later, None, STATED_FOR_THROUGHPUT)
+def make_pair(letter: str, first: RunCell, later: RunCell, question: Question, earlier: EarlierRuns) -> Pair:
+    """Return the pair of a cell in the first run and in the later one of this letter."""
     sides = (("A", first), (letter, later))
     rehearsals = [f"{cell.rehearsal} in {name}" for name, cell in sides if cell.rehearsal]
-    if first.rehearsal == later.rehearsal and first.rehearsal:
+    if first.rehearsal and first.rehearsal == later.rehearsal:
         rehearsals = [first.rehearsal]
     excluded = [f"{name}: {cell.excluded}" for name, cell in sides if cell.excluded]
-    return Pair(
-        letter,
-        first,
-        later,
-        ", ".join(f"{name} {_named(first, name)} -> {_named(later, name)}" for name in question.by),
-        throughput,
-        None if excluded else speedup,
-        "; ".join([*rehearsals, *excluded]),
-    )
+    no_claim = "; ".join([*rehearsals, *excluded])
+    ratios: dict[Metric, RunRatio] = {"throughput": run_ratio(first, later, "throughput", earlier, question.run_noise)}
+    if not excluded and first.base and later.base and question.key(first.base) == question.key(later.base):
+        ratios["speedup"] = run_ratio(first, later, "speedup", earlier, question.run_noise)
+    row: dict[str, Any] = {
+        "run": letter,
+        "cell_id": later.first["cell_id"],
+        "first_cell_id": first.first["cell_id"],
+        **{name: later.first.get(name) for name in (*AXES, "unit")},
+        "by": question.changed(first.first, later.first),
+        "first_blocks": len(first.by_block["throughput"]),
+        "blocks": len(later.by_block["throughput"]),
+        "reason": no_claim or ratios["throughput"].reason or None,
+        "doubts": (*first.doubts("A"), *later.doubts(letter)),
+    }
+    for metric, ratio in ratios.items():
+        ends = (None, None) if no_claim else ratio.interval
+        deviation = max((sd for sd, _ in ratio.deviations), default=None)
+        values = (ratio.first, ratio.later, ratio.ratio, *ends, deviation, ratio.runs)
+        row |= dict(zip(COLUMNS[metric], values, strict=True))
+    gated: tuple[Metric, ...] = ("throughput",) if first.is_base and later.is_base else ("throughput", "speedup")
+    return Pair(row, ratios, no_claim, () if rehearsals or len(excluded) == 2 else gated)
 
 
-def _ratio(
-    first: RunCell, later: RunCell, earlier: Sequence[EarlierRun], measure: Measure, stated: RunNoise | None
-) -> RunRatio:
-    noise, reason = (stated, "") if stated else noise_between(first, later, earlier, measure)
-    return RunRatio(geometric_mean(measure(first)).value, geometric_mean(measure(later)).value, noise, reason)
+def unmatched_cells(first: Side, later: Side, question: Question) -> list[Row]:
+    """Return the cells that one of both runs measured and the other did not, with the other's reason.
 
-
-def _named(cell: RunCell, axis: str) -> str:
-    value = axis_value(cell.first, axis)
-    return "none" if value is None else str(value)
-
-
-def lost_cells(first: Side, later: Side, question: Question) -> list[Lost]:
-    """Return the cells that one of both runs measured and the other did not, with the other's reason."""
-    found = []
+    ``planned``: whether the other run planned the cell, or may have.
+    """
+    found: list[Row] = []
     for side, other in ((first, later), (later, first)):
         reasons = _reasons(other, question)
         rest = f"{other.letter} is unfinished" if question.by and not other.results.missing.empty else ""
         for key, cell in side.cells.items():
             if key not in other.cells:
                 reason = reasons.get(key) or rest
-                found.append(
-                    Lost(later.letter, side.letter, cell.first, bool(reason), reason or f"no cell of {other.letter}")
-                )
+                why = {"planned": bool(reason), "reason": reason or f"no cell of {other.letter}"}
+                axes = {name: cell.first.get(name) for name in ("cell_id", *AXES)}
+                found.append({"run": later.letter, "measured_in": side.letter, **why, **axes})
     return found
 
 
@@ -220,16 +179,11 @@ def _reasons(side: Side, question: Question) -> dict[str, str]:
     """Return why a run has no measurement of a planned cell, by the cell's key."""
     trials = side.results.trials
     rows = records(trials[(trials["kind"] == "throughput") & (trials["outcome"] != "ok")])
-    reasons = {key_of(row, question): f"{side.letter}: {row['outcome']}: {row['reason']}" for row in rows}
+    reasons = {question.key(row): f"{side.letter}: {row['outcome']}: {row['reason']}" for row in rows}
     if not question.by:
         missing = records(side.results.missing)
         reasons |= {str(row["cell_id"]): f"{side.letter}: {row['reason']}" for row in missing}
     return reasons
-
-
-def key_of(row: Row, question: Question) -> str:
-    """Return what cells of different runs must share to be matched."""
-    return content_key(row, question.by) if question.by else str(row["cell_id"])
 
 
 def no_shared_cell(first: Side, later: Side) -> ComparisonError:

@@ -76,7 +76,7 @@ def compare_command(
 
     A difference is decided by the noise between runs: that of 3 or more earlier runs of the same cells, or --run-noise.
     """
-    from harness.analysis.compare import compare, exit_code, parse_condition
+    from harness.analysis.compare import compare, parse_condition
     from harness.analysis.results import load
     from harness.analysis.run_pairs import Question
     from harness.config.axes import check_axis
@@ -99,7 +99,7 @@ def compare_command(
     question = Question(axes, wanted, noise, history)
     comparison = compare([load(folder) for folder in run_folders], question, conditions)
     _show(comparison, markdown=markdown, json=json, output=output)
-    return exit_code(comparison.gate) if conditions else 0
+    return comparison.exit_code
 
 
 def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | None) -> None:
@@ -142,9 +142,10 @@ def history_command(
     wanted = parse_cells(cell)
     from harness.report.history import write_history
 
-    report = write_history(folder, wanted, output)
-    _print(report.tables)
-    for line in (report.caption, *(f"Left out: {reason}" for reason in report.unread.values())):
+    path = output or folder / "history.png"
+    tables, said = write_history(folder, wanted, path)
+    _print(tables)
+    for line in said:
         Console().print(escape_control(line), highlight=False, markup=False)
-    show(f"Figure: {report.path}")
+    show(f"Figure: {path}")
     return 0

@@ -17,27 +17,28 @@ Level = Literal["epochs", "steps", "cells"]
 
 
 class Metric(NamedTuple):
-    """A column of the tables epochs, steps or cells that a published figure may be of, and the kind of its unit."""
+    """A column of the tables epochs, steps or cells that a published figure may be of: its kind of unit, its title."""
 
     level: Level
     unit: str
+    title: str
 
 
 RATE = "1/s"
 """The kind of a throughput: the workload counts in one of its units, between which there is no factor."""
 METRICS: Mapping[str, Metric] = {
-    "train_loss": Metric("epochs", ""),
-    "train_accuracy": Metric("epochs", "1"),
-    "val_loss": Metric("epochs", ""),
-    "val_accuracy": Metric("epochs", "1"),
-    "val_perplexity": Metric("epochs", ""),
-    "val_psnr": Metric("epochs", "dB"),
-    "val_iou": Metric("epochs", "1"),
-    "loss": Metric("steps", ""),
-    "running_loss": Metric("steps", ""),
-    "step_s": Metric("steps", "s"),
-    "throughput_per_s": Metric("cells", RATE),
-    "peak_memory_bytes": Metric("cells", "bytes"),
+    "train_loss": Metric("epochs", "", "training loss"),
+    "train_accuracy": Metric("epochs", "1", "training accuracy"),
+    "val_loss": Metric("epochs", "", "validation loss"),
+    "val_accuracy": Metric("epochs", "1", "validation accuracy"),
+    "val_perplexity": Metric("epochs", "", "validation perplexity"),
+    "val_psnr": Metric("epochs", "dB", "validation PSNR"),
+    "val_iou": Metric("epochs", "1", "validation IoU"),
+    "loss": Metric("steps", "", "loss"),
+    "running_loss": Metric("steps", "", "mean loss so far"),
+    "step_s": Metric("steps", "s", "step time"),
+    "throughput_per_s": Metric("cells", RATE, "throughput"),
+    "peak_memory_bytes": Metric("cells", "bytes", "peak memory"),
 }
 """``running_loss``: the mean of the losses of all steps so far. ``step_s`` without ``at``: the median of each block."""
 UNITS: Mapping[str, Mapping[str, float]] = {
@@ -97,7 +98,7 @@ class Published(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        level, kind = METRICS[self.metric]
+        level, kind, _ = METRICS[self.metric]
         given = [name for name in ("value", "range", "values") if getattr(self, name) is not None]
         units = UNITS[kind]
         allowed = ", ".join(units) if units else "none: the figure has no unit"
@@ -143,18 +144,14 @@ class Published(Strict):
         return "cells" if self.metric == "step_s" and not (self.at or self.values) else METRICS[self.metric].level
 
     @property
-    def factor(self) -> float:
-        """The factor from its unit to that of the column."""
-        return UNITS[METRICS[self.metric].unit].get(self.unit or "", 1.0)
-
-    @property
     def figures(self) -> tuple[tuple[int | None, float, float], ...]:
         """The epoch or step, None for the last epoch or the whole cell, and the lowest and highest figure of each.
 
         In the unit of the column.
         """
         first = (self.at.epoch or self.at.step) if self.at else 1 if self.values else None
+        factor = UNITS[METRICS[self.metric].unit].get(self.unit or "", 1.0)
         if self.range is not None:
-            return ((first, self.range[0] * self.factor, self.range[1] * self.factor),)
-        values = [float(value) * self.factor for value in self.values or (self.value,) if value is not None]
+            return ((first, self.range[0] * factor, self.range[1] * factor),)
+        values = [float(value) * factor for value in self.values or (self.value,) if value is not None]
         return tuple((first + i if first else None, value, value) for i, value in enumerate(values))

@@ -155,11 +155,10 @@ def from_hang(trial_ids: Sequence[str], stacks: Mapping[int, str]) -> Iterator[T
         yield TrialResult(trial_id, "timeout", reason, error_rank=rank, detail=detail)
 
 
-def from_launch(trial_ids: Sequence[str], error: BaseException | None) -> Iterator[TrialResult]:
+def from_launch(trial_ids: Sequence[str], error: BaseException) -> Iterator[TrialResult]:
     """Yield a row for each trial to mark when fit() raised without a report from its ranks."""
-    template = from_memory_monitor(_classify(error), error)
-    for trial_id in trial_ids:
-        yield replace(template, trial_id=trial_id)
+    row = from_memory_monitor(_classify(error), error)
+    yield from (replace(row, trial_id=trial_id) for trial_id in trial_ids)
 
 
 def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) -> TrialResult:
@@ -182,7 +181,7 @@ def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialR
     """Return the row of a lost trial, as oom if the error of fit() reports that Ray killed a rank for memory."""
     causes = {
         rank: cause
-        for rank, cause in _ended(error).items()
+        for rank, cause in found_dead(error).items()
         if type(cause).__name__ in OUT_OF_MEMORY or any(sign in str(cause) for sign in ENDED_FOR_MEMORY)
     }
     if row.outcome != "lost" or not causes:
@@ -193,16 +192,11 @@ def from_memory_monitor(row: TrialResult, error: BaseException | None) -> TrialR
     return replace(row, outcome="oom", reason=reason, error_rank=rank, detail=detail)
 
 
-def ended_by_themselves(error: BaseException | None) -> list[int]:
-    """Return the ranks whose processes Ray found dead, if it killed none itself before."""
-    return sorted(_ended(error))
-
-
-def _classify(error: BaseException | None) -> TrialResult:
+def _classify(error: BaseException) -> TrialResult:
     """Return the error of fit() as a row that still lacks its trial."""
     detail = f"{type(error).__name__}: {error}"
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
-    ended = _ended(error)
+    ended = found_dead(error)
     named = {**failures, **ended}
     detail += "".join(f"\n\nrank {rank}: {type(cause).__name__}: {cause}" for rank, cause in named.items())
     if not named:
@@ -229,7 +223,7 @@ def _how(cause: BaseException) -> str:
     return type(cause).__name__
 
 
-def _ended(error: BaseException | None) -> dict[int, BaseException]:
+def found_dead(error: BaseException | None) -> dict[int, BaseException]:
     """Return why Ray found workers unhealthy, by rank; workers that raised are not among them."""
     failures: dict[int, BaseException] = getattr(error, "worker_failures", None) or {}
     causes = {rank: getattr(failure, "health_check_failure", None) for rank, failure in failures.items()}
@@ -252,20 +246,19 @@ def in_users_code(frames: Sequence[Frame]) -> Frame | None:
     return next((f for f in frames if is_the_users(f.file) and not any(part in f.file for part in WAITING)), None)
 
 
-def training_thread(stack: str) -> list[Frame]:
-    """Return the frames of the training thread, innermost first; empty if it is not among the threads."""
-    threads = [_frames(thread) for thread in _THREAD.split("\n" + stack)]
-    for name in TRAINS:
-        for frames in threads:
-            if any(frame.name == name for frame in frames):
-                return frames
-    return []
-
-
 def training_threads(stacks: Mapping[int, str]) -> dict[int, list[Frame]]:
-    """Return the frames of each rank's training thread, without the ranks that the trial does not use."""
-    threads = {rank: training_thread(stack) for rank, stack in sorted(stacks.items())}
-    return {rank: frames for rank, frames in threads.items() if not any(frame.name == IDLE for frame in frames)}
+    """Return the frames of each rank's training thread, innermost first, without the ranks that the trial does not use.
+
+    They are empty if a stack has no such thread.
+    """
+    found = {}
+    for rank, stack in sorted(stacks.items()):
+        threads = [_frames(thread) for thread in _THREAD.split("\n" + stack)]
+        named = (frames for name in TRAINS for frames in threads if any(frame.name == name for frame in frames))
+        frames = next(named, [])
+        if not any(frame.name == IDLE for frame in frames):
+            found[rank] = frames
+    return found
 
 
 def waiting_places(stacks: Mapping[int, str]) -> str:

@@ -31,6 +31,9 @@ class InlineLauncher:
     threads_per_device: int = 1
     marked: bool = False
 
+    def busy_cores(self) -> dict[str, float]:
+        return {}
+
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         """As Launcher describes, but the messages come when the group has ended. Raises KeyboardInterrupt."""
         if group.placement.workers != 1:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from harness.config.experiment import Experiment
 from harness.plan.run_environment import GroupRank, NodeEnvironment
@@ -65,22 +65,11 @@ class Launcher(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class ChoosesNodes(Protocol):
-    """A launcher whose worker groups can run on several types of nodes."""
-
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        """From now on prefer the type of nodes that holds most of these groups; return whether it holds them all."""
-        ...
-
-
-@runtime_checkable
-class SeesLoad(Protocol):
-    """A launcher that can tell how busy the processors are."""
-
     def busy_cores(self) -> dict[str, float]:
-        """Return the cores that all processes of each node kept busy over a second, by the name of the host."""
+        """Return the cores that all processes of each node kept busy over a second, by the name of the host.
+
+        Empty if the launcher does not know.
+        """
         ...
 
 
@@ -93,12 +82,8 @@ class ByLauncher:
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         return self.launchers[group.launcher].launch(group, deadline=deadline)
 
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        return any(each.keep_together(groups) for each in self.launchers.values() if isinstance(each, ChoosesNodes))
-
     def busy_cores(self) -> dict[str, float]:
-        seeing = (each for each in self.launchers.values() if isinstance(each, SeesLoad))
-        return next(seeing).busy_cores()  # the first is that of Ray, which has every node
+        return self.launchers["ray"].busy_cores()  # Ray has every node
 
 
 def process_variables(group: WorkerGroup, threads_per_device: int) -> dict[str, str]:

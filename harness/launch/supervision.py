@@ -136,13 +136,14 @@ class Watchdog:
 
     def printed(self, rank: int) -> str:
         """Return the end of this rank's output; empty if it is not known."""
-        answers = self._ask("printed", lambda p: p.traces)
-        return dict(zip(self._processes, answers, strict=True)).get(rank) or ""
+        return self._of_ended("printed", rank) or ""
 
     def killed_for_memory(self, rank: int) -> bool:
         """Return whether the kernel killed for memory beside this rank while it ran."""
-        answers = self._ask("killed_for_memory", lambda p: p.traces)
-        return bool(dict(zip(self._processes, answers, strict=True)).get(rank))
+        return bool(self._of_ended("killed_for_memory", rank))
+
+    def _of_ended(self, question: str, rank: int) -> Any:
+        return dict(zip(self._processes, self._ask(question, lambda p: p.traces), strict=True)).get(rank)
 
     def _ask(self, question: str, about: Callable[[Registration], object]) -> list[Any]:
         return self._ask_nodes(question, [(p.node_id, about(p)) for p in self._processes.values()])

@@ -29,7 +29,7 @@ from harness.measure.script.loop import loop
 from harness.measure.script.parent import ScriptFailed
 from harness.plan.cell import place
 from harness.plan.known_errors import with_remedy
-from harness.plan.rows import Outcome, RankFacts, RankRow, TrialFacts
+from harness.plan.rows import Outcome, RankFacts, RankPlace, RankRow, TrialFacts
 from harness.plan.run_environment import GroupRank, NodeEnvironment
 from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
 from harness.system import sanitize
@@ -196,16 +196,7 @@ def _preload(job: Job, ranks: Ranks, cache: dict[Hashable, Any]) -> None:
 
 def _announce(ranks: Ranks, send: Send) -> str | None:
     """Send the ranks and one environment a node, from rank 0; return the link between the ranks' GPUs on each node."""
-    row: GroupRank = {
-        "rank": ranks.rank,
-        "local_rank": ranks.local_rank,
-        "node_rank": ranks.node_rank,
-        "node_id": ranks.node_id,
-        "address": ranks.address,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "devices": [str(device) for device in ranks.devices],
-    }
+    row: GroupRank = {**_place_of(ranks), "pid": os.getpid(), "devices": [str(device) for device in ranks.devices]}
     seen = ranks.gather((row, environment.capture_environment(ranks.node_id, ranks.devices)))
     if ranks.first:
         nodes = {facts["node_id"]: facts for _, facts in seen}
@@ -264,16 +255,22 @@ def run_scenario(context: TrialContext) -> TrialResult:
 
 def _rank_row(ranks: Ranks, facts: RankFacts) -> RankRow:
     return {
+        **_place_of(ranks),
+        "devices": ", ".join(str(device) for device in ranks.devices),
+        "device_model": " + ".join(sorted({environment.describe_device(device)["model"] for device in ranks.devices})),
+        "threads": torch.get_num_threads(),
+        **facts,
+    }
+
+
+def _place_of(ranks: Ranks) -> RankPlace:
+    return {
         "rank": ranks.rank,
         "local_rank": ranks.local_rank,
         "node_rank": ranks.node_rank,
         "node_id": ranks.node_id,
         "address": ranks.address,
         "host": socket.gethostname(),
-        "devices": ", ".join(str(device) for device in ranks.devices),
-        "device_model": " + ".join(sorted({environment.describe_device(device)["model"] for device in ranks.devices})),
-        "threads": torch.get_num_threads(),
-        **facts,
     }
 
 

@@ -111,12 +111,6 @@ def other_launcher_cells(cell: Cell) -> list[Cell]:
     return [replace(cell, launcher=launcher) for launcher in get_args(LauncherName) if launcher != cell.launcher]
 
 
-def other_variant_cells(cell: Cell, codes: Mapping[str, str]) -> list[Cell]:
-    """Return the same cell with every other variant; ``codes``: the hash of each one's code. None without variants."""
-    others = codes.items() if cell.variant else ()
-    return [replace(cell, variant=name, code=code) for name, code in others if name != cell.variant]
-
-
 def base_cells(cells: Iterable[Cell]) -> dict[Cell, None]:
     """Return the bases of the comparable ones of these cells, each once, in order."""
     return dict.fromkeys(base_cell(cell) for cell in cells if comparable(cell))

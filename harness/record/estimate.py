@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from harness.record.folder import RunFolder
-from harness.record.reading import naming_file, read_object
+from harness.record.reading import naming_file, read_object, validated
 from harness.system.files import replace_text
 
 Basis = Literal["earlier run", "lower bound", "unknown"]
@@ -62,8 +62,4 @@ def read_estimate(folder: RunFolder) -> Estimate | None:
         return None
     content = read_object(path)
     with naming_file(path):
-        try:
-            return _ESTIMATE.validate_python(content)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        return validated(_ESTIMATE, content)

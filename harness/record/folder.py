@@ -25,15 +25,15 @@ from harness.record.by_rank import FactsByRank, by_rank_name, by_rank_of, gather
 from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame
 from harness.record.lines import SCHEMA, Record, merged, plan_content, raw_name
 from harness.record.reading import (
-    check_environment,
-    check_plan,
+    ENVIRONMENT,
+    PLAN,
     encode_json,
     for_file,
     naming_file,
     read_environment,
     read_lines,
     read_object,
-    read_text,
+    validated,
     with_options,
 )
 from harness.record.schema import CHECKS, EPOCHS, RAW, STEPS, TRAINING_STEPS, Table, table_of
@@ -49,6 +49,8 @@ from harness.system.files import (
     writing,
 )
 
+FOLDERS = ("raw", "tables", "figures", "logs")
+"""The folders inside a run folder."""
 CANNOT_RUN = ("skipped", "impossible")
 """The lists of plan.json whose rows hold the axes of cells."""
 RESOLVED = 20
@@ -102,7 +104,7 @@ class RunFolder:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = output / experiment.name / f"{stamp}-{secrets.token_hex(2)}"
         try:
-            for name in ("raw", "tables", "figures", "logs"):
+            for name in FOLDERS:
                 (path / name).mkdir(parents=True)
             replace_text(path / "experiment.yaml", sanitize.source(source, yaml.safe_load(source)))
             replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
@@ -235,16 +237,16 @@ class RunFolder:
     def plan(self) -> Json:
         """Return the content of plan.json; its skipped trials and impossible cells are rows as of trials.jsonl."""
         path = self.path / "plan.json"
-        content = read_object(path, lists=CANNOT_RUN)
+        content = read_object(path)
         with naming_file(path):
             return {**content, **{name: list(map(with_options, content.get(name, []))) for name in CANNOT_RUN}}
 
     def check(self) -> None:
         """Raise RunFolderError if environment.jsonl or plan.json lack what the tables are made from."""
         with naming_file(self._environment):
-            check_environment(self.environment())
+            validated(ENVIRONMENT, self.environment())
         with naming_file(self.path / "plan.json"):
-            check_plan(self.plan())
+            validated(PLAN, self.plan())
 
     def write_log(self, name: str, text: str) -> Path:
         """Write the log of a failure of the harness itself; return its path. Raises WriteError."""
@@ -256,7 +258,11 @@ class RunFolder:
 
     def source_text(self) -> str:
         """Return the text of the user's experiment file."""
-        return read_text(self.path / "experiment.yaml", MAX_BYTES)
+        path = self.path / "experiment.yaml"
+        with naming_file(path):
+            if (size := path.stat().st_size) > MAX_BYTES:
+                raise ValueError(f"{size} bytes; at most {MAX_BYTES} are allowed")
+            return path.read_text(encoding="utf-8")
 
     def steps(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
         """Return the steps of the timed trials among these lines."""
@@ -289,9 +295,6 @@ class RunFolder:
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
             with naming_file(compacted):
                 return read_frame(compacted, table)
-        return self._from_raw(table, lines)
-
-    def _from_raw(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
         attempts = [(line["trial_id"], line["attempt"]) for line in lines]
         named = [(trial, number, self._raw(raw_name(table, f"{trial}-{number}"))) for trial, number in attempts]
         with naming_file(self.path / "raw"):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from harness.errors import RunFolderError, StoreError
 from harness.plan.rows import Json
 from harness.record.by_rank import by_rank_name
-from harness.record.folder import RunFolder
+from harness.record.folder import FOLDERS, RunFolder
 from harness.record.lines import raw_name
 from harness.record.reading import object_of
 from harness.record.schema import RAW
@@ -53,26 +53,24 @@ class Claim(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of trials.jsonl in the store. ``files``: the hash of each file of the trial, by its path in the folder."""
+    """A line of trials.jsonl in the store. ``files``: the hash of each file of the trial, by its path in the folder.
 
-    writer: str
+    ``place``: the folder of the store in which the line and its files are.
+    """
+
+    place: str
     text: str
     files: Mapping[str, str]
 
 
-class Copied(NamedTuple):
-    """What a copy of a run in a local folder added to it: lines, and files that are no trial's."""
-
-    lines: int
-    files: int
-
-
-def recorded_lines(folder: Path) -> list[str]:
-    """Return the complete lines of a run folder's trials.jsonl, as they stand there."""
+def recorded_lines(folder: Path, start: int = 0) -> list[str]:
+    """Return the complete lines of a run folder's trials.jsonl from a byte on, as they stand there."""
     file = folder / LINES
     if not file.exists():
         return []
-    return file.read_bytes().decode("utf-8", errors="surrogateescape").split("\n")[:-1]
+    with file.open("rb") as content:
+        content.seek(start)
+        return content.read().decode("utf-8", errors="surrogateescape").split("\n")[:-1]
 
 
 def files_of(folder: Path, line: str) -> list[str]:
@@ -130,112 +128,84 @@ def newest_writer(store: Store, run: str, claims: Sequence[Claim]) -> Claim | No
     return newest[0] if newest else None
 
 
-def read_lines_of(store: Store, run: str, claims: Sequence[Claim]) -> list[Line]:
-    """Return the lines of a run that count, in order; raises StoreError if one is missing or damaged.
+def read_lines_of(store: Store, run: str, newest: Claim | None) -> list[Line]:
+    """Return the lines of a run that count, in order, given its newest writer; raises StoreError.
 
-    The last object of the newest writer may be incomplete where a store shows such a thing; it then does not count.
+    One that is missing or damaged is an error. The last object of the newest writer may be incomplete where a store
+    shows such a thing; it then does not count.
     """
-    newest = newest_writer(store, run, claims)
     if newest is None:
         return []
-    there: dict[str, set[int]] = {}
-    for name, _ in store.list(f"{run}/{TRIALS}"):
-        writer, *rest = name.removeprefix(f"{run}/{TRIALS}/").split("/")
-        if len(rest) == 1 and rest[0].removesuffix(".json").isdecimal():
-            there.setdefault(writer, set()).add(int(rest[0].removesuffix(".json")))
-    counts = {**(newest.follows or {}), newest.writer: len(there.get(newest.writer, ()))}
-    numbered = [(writer, number) for writer, count in counts.items() for number in range(count)]
-    lacking = next(((w, number) for w, number in numbered if number not in there.get(w, ())), None)
-    if lacking:
-        raise StoreError(f"{store.address}: {_line_name(run, *lacking)} is missing: an object was removed")
-    contents = store.get_all(_line_name(run, *one) for one in numbered)
-    return _parsed(store, run, numbered, contents, newest.writer)
-
-
-def _parsed(
-    store: Store, run: str, numbered: Sequence[tuple[str, int]], contents: Sequence[bytes], newest: str
-) -> list[Line]:
+    own = f"{run}/{TRIALS}/{newest.writer}/"
+    there = {name for name, _ in store.list(f"{run}/{TRIALS}")}
+    sent = sum(name.startswith(own) and name.removeprefix(own).removesuffix(".json").isdecimal() for name in there)
+    counts = {**(newest.follows or {}), newest.writer: sent}
+    names = [line_name(run, writer, number) for writer, count in counts.items() for number in range(count)]
+    if lacking := [name for name in names if name not in there]:
+        raise StoreError(f"{store.address}: {lacking[0]} is missing: an object was removed")
     lines = []
-    for place, ((writer, number), content) in enumerate(zip(numbered, contents, strict=True)):
+    for name, content in zip(names, store.get_all(names), strict=True):
         try:
             row = object_of(content)
-            lines.append(
-                Line(writer, str(row["line"]), {str(path): str(hash_) for path, hash_ in row["files"].items()})
-            )
+            files = {str(path): str(hash_) for path, hash_ in row["files"].items()}
+            lines.append(Line(name.rpartition("/")[0], str(row["line"]), files))
         except (ValueError, TypeError, LookupError, AttributeError):
-            if place == len(numbered) - 1 and writer == newest:
-                break
-            raise StoreError(f"{store.address}: {_line_name(run, writer, number)} is damaged") from None
+            if name != names[-1] or not sent:
+                raise StoreError(f"{store.address}: {name} is damaged") from None
     return lines
 
 
-def _line_name(run: str, writer: str, number: int) -> str:
+def line_name(run: str, writer: str, number: int) -> str:
     return f"{run}/{TRIALS}/{writer}/{number:06d}.json"
 
 
-def copy_down(store: Store, run: str, folder: Path, *, raw: bool = True) -> Copied:
+def copy_down(store: Store, run: str, folder: Path, *, raw: bool = True) -> None:
     """Bring a local run folder up to what the store has; raises StoreError, RunFolderError or WriteError.
 
     A local folder that has more lines, not sent yet, or that was sent last, stays as it is: it is the truth. One that
-    has other lines is refused. ``raw``: also the files of single trials, and the report. The plan is written last:
-    without it a folder is none of a run.
+    has other lines is refused. ``raw``: also the files of single trials, and the report. trials.jsonl and the plan are
+    written last: without a plan a folder is none of a run.
     """
-    there = store.list(run)
-    if not any(name == f"{run}/{PLAN}" for name, _ in there):
+    there = [name.removeprefix(f"{run}/") for name, _ in store.list(run)]
+    if PLAN not in there:
         if (folder / PLAN).is_file():
-            return Copied(0, 0)  # made here, and not sent yet
+            return  # made here, and not sent yet
         raise StoreError(f"{store.address}: has no run {run}; allowed: URI/<experiment>/<time>-<id>")
-    claims = read_claims(store, run)
-    lines, newest = read_lines_of(store, run, claims), newest_writer(store, run, claims)
+    newest = newest_writer(store, run, read_claims(store, run))
+    lines = read_lines_of(store, run, newest)
     with writing(folder):
-        for name in ("raw", "tables", "figures", "logs"):
+        for name in FOLDERS:
             (folder / name).mkdir(parents=True, exist_ok=True)
     with RunFolder(folder).locked():
         here, remote = recorded_lines(folder), [line.text for line in lines]
-        sent_last = newest is not None and newest.writer == _last_writer(folder)
-        if here[: len(remote)] == remote and (len(here) > len(remote) or sent_last):
-            return Copied(0, 0)
+        last = (folder / WRITER).read_text() if (folder / WRITER).is_file() else ""
+        if here[: len(remote)] == remote and (len(here) > len(remote) or (newest and newest.writer == last)):
+            return
         if remote[: len(here)] != here:
             raise RunFolderError(
                 f"{folder}: has trials that {store.address} lacks, and lacks some that are there: the run was resumed "
                 "elsewhere before these were sent. Move it away; the run is then copied anew"
             )
-        if raw:
-            _copy_files(store, run, folder, lines[len(here) :])
-        paths = [name.removeprefix(f"{run}/") for name, _ in there]
-        files = _copy_rest(store, run, folder, [path for path in paths if raw or path in HEAD], remote)
-    return Copied(len(remote) - len(here), files)
+        new = lines[len(here) :] if raw else ()
+        wanted = [(f"{line.place}/{path}", path, known) for line in new for path, known in line.files.items()]
+        others = [path for path in there if path.split("/")[0] not in _OWN and path not in (LINES, PLAN)]
+        wanted += [(f"{run}/{path}", path, "") for path in others if raw or path in HEAD]
+        _copy(store, folder, wanted)
+        if remote:
+            text = "".join(f"{line}\n" for line in remote)
+            _write(folder, {LINES: text.encode("utf-8", errors="surrogateescape")})
+        _copy(store, folder, [(f"{run}/{PLAN}", PLAN, "")])
 
 
-def _copy_files(store: Store, run: str, folder: Path, lines: Sequence[Line]) -> None:
-    """Copy the files of trials, each compared with its hash."""
-    wanted = [(line.writer, path, known) for line in lines for path, known in line.files.items()]
+def _copy(store: Store, folder: Path, wanted: Sequence[tuple[str, str, str]]) -> None:
+    """Copy objects, each given by its name, its path in the folder, and the hash of its content if that is known."""
     for start in range(0, len(wanted), 64):  # not all in memory at once
         part = wanted[start : start + 64]
-        contents = store.get_all(f"{run}/{TRIALS}/{writer}/{path}" for writer, path, _ in part)
-        for (_, path, known), content in zip(part, contents, strict=True):
-            if sha256(content) != known:
-                raise StoreError(f"{store.address}: {run}: {path} is damaged: its hash is not that of its trial's line")
+        contents = store.get_all(name for name, _, _ in part)
+        for (name, _, known), content in zip(part, contents, strict=True):
+            if known and sha256(content) != known:
+                raise StoreError(f"{store.address}: {name} is damaged: its hash is not that of its trial's line")
         _write(folder, {path: content for (_, path, _), content in zip(part, contents, strict=True)})
-
-
-def _last_writer(folder: Path) -> str:
-    """Return the name of the last writer that sent a local folder; '' if none did."""
-    try:
-        return (folder / WRITER).read_text()
-    except FileNotFoundError:
-        return ""
-
-
-def _copy_rest(store: Store, run: str, folder: Path, paths: Sequence[str], lines: Sequence[str]) -> int:
-    """Copy those files that are no trial's and write trials.jsonl; the plan last. Return the number of files."""
-    wanted = [path for path in paths if path.split("/")[0] not in _OWN and path not in (LINES, PLAN)]
-    contents = store.get_all(f"{run}/{path}" for path in wanted)
-    _write(folder, dict(zip(wanted, contents, strict=True)))
-    text = "".join(f"{line}\n" for line in lines)
-    _write(folder, {LINES: text.encode("utf-8", errors="surrogateescape")} if lines else {})
-    _write(folder, {PLAN: store.get(f"{run}/{PLAN}")})
-    return len(wanted) + 1
 
 
 def _write(folder: Path, contents: Mapping[str, bytes]) -> None:

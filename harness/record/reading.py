@@ -35,21 +35,10 @@ def find_run_folders(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def read_text(path: Path, most: int) -> str:
-    """Return the text of a file of at most ``most`` bytes; raises RunFolderError."""
+def read_object(path: Path) -> Json:
+    """Return a file's JSON object; raises RunFolderError."""
     with naming_file(path):
-        if path.stat().st_size > most:
-            raise ValueError(f"{path.stat().st_size} bytes; at most {most} are allowed")
-        return path.read_text(encoding="utf-8")
-
-
-def read_object(path: Path, *, lists: tuple[str, ...] = ()) -> Json:
-    """Return a file's JSON object; each key in ``lists`` is absent or a list of objects. Raises RunFolderError."""
-    with naming_file(path):
-        content = object_of(path.read_bytes())
-        for key in lists:
-            _check_objects(content.get(key, []), key)
-        return content
+        return object_of(path.read_bytes())
 
 
 @contextmanager
@@ -68,11 +57,6 @@ def object_of(data: bytes) -> Json:
     if not isinstance(content, dict):
         raise TypeError(f"expected a JSON object, got {type(content).__name__}")
     return content
-
-
-def _check_objects(value: object, name: str) -> None:
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise TypeError(f"{name}: expected a list of objects")
 
 
 def encode_json(value: object) -> str:
@@ -136,8 +120,9 @@ class _Entry(TypedDict, total=False):
 
 
 _ENTRY = TypeAdapter(_Entry)
-_ENVIRONMENT = TypeAdapter(_Environment)
-_PLAN = TypeAdapter(_Plan)
+ENVIRONMENT = TypeAdapter(_Environment)
+PLAN = TypeAdapter(_Plan)
+"""The part of environment.jsonl and of plan.json that tables and report are made from."""
 
 
 def read_environment(path: Path) -> RunEnvironment:
@@ -158,16 +143,6 @@ def read_environment(path: Path) -> RunEnvironment:
                 invocations.extend({} for _ in range(entry["invocation"] + 1 - len(invocations)))
                 invocations[entry["invocation"]].update(entry["facts"])
     return cast(RunEnvironment, {"invocations": invocations, "groups": groups})
-
-
-def check_environment(content: RunEnvironment) -> None:
-    """Raise ValueError if environment.jsonl lacks what tables and report take from it."""
-    validated(_ENVIRONMENT, content)
-
-
-def check_plan(content: Mapping[str, object]) -> None:
-    """Raise ValueError if plan.json lacks what the tables take from it."""
-    validated(_PLAN, content)
 
 
 def validated(adapter: TypeAdapter[T], content: object) -> T:

@@ -18,6 +18,7 @@ import platform
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,7 @@ from harness.record.mirror import (
     WRITER,
     Claim,
     files_of,
+    line_name,
     line_object,
     newest_writer,
     read_claims,
@@ -89,34 +91,29 @@ class Writer:
         self._put_claim(released=False)
         try:
             claims = read_claims(self.store, self.run)
-            self._check_free(claims)
+            for claim, left_s in self._alive(claims):
+                raise ClaimedError(f"{self.store.address}: {self.run}", claim, left_s)
             newest = newest_writer(self.store, self.run, claims)
-            remote = [line.text for line in read_lines_of(self.store, self.run, claims)]
+            remote = [line.text for line in read_lines_of(self.store, self.run, newest)]
             if recorded_lines(self.folder)[: len(remote)] != remote:
                 raise StoreError(
                     f"{self.store.address}: {self.run}: was resumed elsewhere while this command started; repeat it"
                 )
-            if newest:
-                earlier = newest.follows or {}
-                self._follows = {**earlier, newest.writer: len(remote) - sum(earlier.values())}
-            else:
-                self._follows = {}
+            earlier = dict(newest.follows or {}) if newest else {}
+            of_newest = {newest.writer: len(remote) - sum(earlier.values())} if newest else {}
+            self._follows = {**earlier, **of_newest}
             self._followed = self._sent = len(remote)
-            self._claims = {claim.writer for claim in claims}
+            self._claims = {self.name, *(claim.writer for claim in claims)}
             replace_text(self.folder / WRITER, self.name)
             self._put_claim(released=False)
         except BaseException:
-            self._withdraw()
+            with suppress(StoreError):  # it lapses, and has written nothing
+                self.store.remove(self._claim_name)
             raise
         self.recorded()
 
-    def _check_free(self, claims: list[Claim]) -> None:
-        """Raise ClaimedError if another writer's claim is alive."""
-        for claim, age in self._alive(claims):
-            raise self._claimed(claim, LEASE_S - age)
-
     def _alive(self, claims: list[Claim]) -> Iterator[tuple[Claim, float]]:
-        """Yield other writers' claims, with their age: not released, not followed, renewed not long ago."""
+        """Yield other writers' claims, with the time until they lapse: not released, not followed, renewed lately."""
         followed = {name for claim in claims for name in claim.follows or ()}
         own = next((claim.written for claim in claims if claim.writer == self.name), None)
         for claim in claims:
@@ -124,40 +121,31 @@ class Writer:
                 continue
             age = (own - claim.written).total_seconds() if own and claim.written else 0.0
             if age < LEASE_S:
-                yield claim, age
-
-    def _claimed(self, claim: Claim, left_s: float) -> ClaimedError:
-        return ClaimedError(f"{self.store.address}: {self.run}", claim, left_s)
+                yield claim, LEASE_S - age
 
     def stands(self, refused: ClaimedError) -> bool:
         """Return whether the claim that refused this writer stands; raises ClaimedError once it has been renewed."""
         alive = {claim.writer: claim for claim, _ in self._alive(read_claims(self.store, self.run))}
         now = alive.get(refused.claim.writer)
         if now and now.written != refused.claim.written:
-            raise self._claimed(now, LEASE_S)
+            raise ClaimedError(f"{self.store.address}: {self.run}", now, LEASE_S)
         return now is not None
 
-    def _claim_name(self, writer: str) -> str:
-        return f"{self.run}/{CLAIMS}/{writer}.json"
+    @property
+    def _claim_name(self) -> str:
+        return f"{self.run}/{CLAIMS}/{self.name}.json"
 
     def _put_claim(self, *, released: bool) -> None:
         content = {"holder": _holder(), "released": released, "follows": self._follows}
-        self.store.put(self._claim_name(self.name), json.dumps(content).encode())
+        self.store.put(self._claim_name, json.dumps(content).encode())
         self._renewed = time.monotonic()
-
-    def _withdraw(self) -> None:
-        try:
-            self.store.remove(self._claim_name(self.name))
-        except StoreError:  # it lapses, and has written nothing
-            return
 
     def _keep_claim(self) -> None:
         """Renew the claim if it is old; raises SupersededError if another writer has followed this one."""
-        for name, _ in self.store.list(f"{self.run}/{CLAIMS}"):
-            if Path(name).stem not in self._claims | {self.name}:
-                claims = read_claims(self.store, self.run)
-                if any(self.name in (claim.follows or ()) for claim in claims):
-                    raise SupersededError(f"{self.store.address}: {self.run}: was resumed by another command")
+        there = {Path(name).stem for name, _ in self.store.list(f"{self.run}/{CLAIMS}")}
+        new = read_claims(self.store, self.run) if there - self._claims else ()
+        if any(self.name in (claim.follows or ()) for claim in new):
+            raise SupersededError(f"{self.store.address}: {self.run}: was resumed by another command")
         if time.monotonic() - self._renewed > RENEW_S:
             self._put_claim(released=False)
 
@@ -170,15 +158,9 @@ class Writer:
 
     def recorded(self) -> None:
         """Take note of the lines that are on disk now; only these are sent."""
-        file = self.folder / LINES
-        if not file.exists():
-            return
-        with file.open("rb") as content:  # a run may have thousands of lines: only what was added is read
-            content.seek(self._read)
-            added = content.read()
-        whole = added[: added.rfind(b"\n") + 1]
-        self._read += len(whole)
-        self._lines = [*self._lines, *whole.decode("utf-8", errors="surrogateescape").split("\n")[:-1]]
+        added = recorded_lines(self.folder, self._read)  # a run may have thousands of lines
+        self._read += sum(len(line.encode("utf-8", errors="surrogateescape")) + 1 for line in added)
+        self._lines = [*self._lines, *added]
 
     @property
     def waiting(self) -> int:
@@ -193,42 +175,32 @@ class Writer:
         if not may():
             return False
         self._keep_claim()
+        for name, content in self._left(everything=everything):
+            if not may():
+                return False
+            self.store.put(name, content)
+        return True
+
+    def _left(self, *, everything: bool) -> Iterator[tuple[str, bytes]]:
+        """Yield the objects that are not in the store yet, in order; each counts as sent once the next is asked for.
+
+        The files of a trial come before its line, and all trials before the files that are no trial's.
+        """
         while self.waiting:
-            if not self._send_trial(may):
-                return False
+            line, name = self._lines[self._sent], line_name(self.run, self.name, self._sent - self._followed)
+            for path in files_of(self.folder, line):
+                if path not in self._hashes:
+                    content = (self.folder / path).read_bytes()
+                    yield f"{self.run}/{TRIALS}/{self.name}/{path}", content
+                    self._hashes[path] = sha256(content)
+            yield name, line_object(line, self._hashes)
+            self._sent, self._hashes = self._sent + 1, {}
         for path in self._others() if everything else HEAD:
-            if not may():
-                return False
-            self._send_file(path)
-        return True
-
-    def _send_trial(self, may: Callable[[], bool]) -> bool:
-        """Send the files of the next trial, then its line; return False if ``may`` ended it before the line."""
-        line = self._lines[self._sent]
-        below = f"{self.run}/{TRIALS}/{self.name}"
-        for path in files_of(self.folder, line):
-            if path in self._hashes:
-                continue
-            if not may():
-                return False
-            content = (self.folder / path).read_bytes()
-            self.store.put(f"{below}/{path}", content)
-            self._hashes[path] = sha256(content)
-        if not may():
-            return False
-        self.store.put(f"{below}/{self._sent - self._followed:06d}.json", line_object(line, self._hashes))
-        self._sent, self._hashes = self._sent + 1, {}
-        return True
-
-    def _send_file(self, path: str) -> None:
-        """Send a file that is no trial's, if it has changed since it was sent."""
-        file = self.folder / path
-        if not file.is_file():
-            return
-        state = file.stat()
-        if self._files.get(path) != (state.st_mtime_ns, state.st_size):
-            self.store.put(f"{self.run}/{path}", file.read_bytes())
-            self._files[path] = (state.st_mtime_ns, state.st_size)
+            file = self.folder / path
+            state = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else None
+            if state and self._files.get(path) != state:
+                yield f"{self.run}/{path}", file.read_bytes()
+                self._files[path] = state
 
     def _others(self) -> Iterator[str]:
         """Yield the paths of all files that are no trial's; the plan and trials.jsonl last."""

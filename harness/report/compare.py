@@ -10,10 +10,9 @@ from pathlib import Path
 import pandas as pd
 
 from harness.analysis.common import is_no_claim
-from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison, exit_code
-from harness.config.axes import AXES
+from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison
 from harness.errors import ComparisonError, WriteError, cause_of
-from harness.plan.labels import Labels, joined
+from harness.plan.labels import joined
 from harness.report.page import Part, render
 from harness.report.row import Row, Scalar, is_missing, is_true, number, plural, rate_unit, rows_of
 from harness.report.sentence import with_holm_explained
@@ -60,17 +59,20 @@ def sentences(comparison: Comparison) -> list[str]:
     runs = rows_of(comparison.runs)
     found = [*_changes(comparison), *_noise(comparison), *_gate(comparison)]
     found += [f"{run.run} is {run_state(run)}: it is compared for what it has." for run in runs if not run.finished]
-    facts = [fact for fact in comparison.environment if fact.differs]
     between = " -> " if len(runs) == 2 else " / "
-    named = [f"{each.name} {between.join(value or 'not recorded' for value in each.values)}" for each in facts]
+    facts = [
+        f"{fact['name']} {between.join(value or 'not recorded' for value in fact['values'].values())}"
+        for fact in comparison.environment
+        if fact["differs"]
+    ]
     if facts:
-        differ = f"{plural(len(facts), 'fact')} of code or environment: {first_of(named, NAMED)}"
-        found.append(f"The runs differ in {differ}.")
+        named = first_of(facts, NAMED)
+        found.append(f"The runs differ in {plural(len(facts), 'fact')} of code or environment: {named}.")
     return with_holm_explained([*found, *_trainings(comparison), *_unmatched(comparison)])
 
 
 def _changes(comparison: Comparison) -> Iterator[str]:
-    labels = labels_of(comparison)
+    labels = comparison.labels
     for run in comparison.runs["run"].tolist()[1:]:
         rows = [row for row in rows_of(comparison.cells) if row.run == run and not is_no_claim(row)]
         for direction in (SLOWER, FASTER):
@@ -105,12 +107,10 @@ def _noise(comparison: Comparison) -> Iterator[str]:
                 f"{_percents(more['run_noise'])}, which contradicts {stated}: that spread is used there."
             )
     elif len(known):
-        few, many = int(known["earlier_runs"].min()), int(known["earlier_runs"].max())
-        count = str(few) if few == many else f"{few} to {many}"
-        assert comparison.history is not None
+        count = " to ".join(dict.fromkeys(str(known["earlier_runs"].agg(end)) for end in ("min", "max")))
         yield (
             f"Run noise: {_percents(known['run_noise'])} between runs (standard deviation of a cell's "
-            f"throughput over {count} earlier runs below {comparison.history.folder})."
+            f"throughput over {count} earlier runs below {comparison.history})."
         )
     without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_no_claim(row)]
     if reasons := list(dict.fromkeys(words(row.reason) for row in without)):
@@ -126,7 +126,7 @@ def _percents(values: pd.Series[float]) -> str:
 
 
 def _gate(comparison: Comparison) -> Iterator[str]:
-    labels = labels_of(comparison)
+    labels = comparison.labels
     for condition in map(str, comparison.conditions):
         mine = [row for row in rows_of(comparison.gate) if row.condition == condition]
         found = [row.verdict for row in mine]
@@ -137,33 +137,26 @@ def _gate(comparison: Comparison) -> Iterator[str]:
 
 
 def _unmatched(comparison: Comparison) -> Iterator[str]:
-    labels = labels_of(comparison)
-    places = dict.fromkeys((each.run, each.measured_in) for each in comparison.unmatched)
-    for run, letter in places:
-        some = [each for each in comparison.unmatched if (each.run, each.measured_in) == (run, letter)]
-        named = [f"{labels.of(each.row)} ({each.reason})" for each in some]
-        yield f"Measured in {letter}, not in {run if letter != run else 'A'}: {first_of(named, NAMED)}."
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.unmatched:
+        named = f"{comparison.labels.of(row)} ({row['reason']})"
+        found.setdefault((row["run"], row["measured_in"]), []).append(named)
+    for (run, letter), cells in found.items():
+        yield f"Measured in {letter}, not in {run if letter != run else 'A'}: {first_of(cells, NAMED)}."
 
 
 def _trainings(comparison: Comparison) -> Iterator[str]:
     """Yield a sentence a later run and metric: the mean differences over seeds with their intervals."""
-    labels = labels_of(comparison)
-    rows = [Row(row) for row in comparison.convergence if row["metric"] != "train_loss"]
-    for run, metric in dict.fromkeys((row.run, row.metric) for row in rows):
-        title, factor, _, unit = METRICS.get(metric, (metric, 1.0, "", ""))
-        named = [
-            f"{labels.of(row)} {with_ends(decimal('{:+.3g}', factor), row.difference, row.low, row.high)}{unit}"
-            f" over {plural(row.seeds, 'seed')}{f' ({row.reason})' if row.reason else ''}"
-            for row in rows
-            if (row.run, row.metric) == (run, metric)
-        ]
-        yield f"Convergence, {run} less A, {title}: {first_of(named, NAMED)}."
-
-
-def labels_of(comparison: Comparison) -> Labels:
-    """Return the labels of the compared cells, which name what differs among them."""
-    lost = (each.row for each in comparison.unmatched)
-    return Labels([*rows_of(comparison.cells), *lost, *comparison.convergence])
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in map(Row, comparison.convergence):
+        title, factor, _, unit = METRICS.get(row.metric, (row.metric, 1.0, "", ""))
+        difference = with_ends(decimal("{:+.3g}", factor), row.difference, row.low, row.high)
+        reason = f" ({row.reason})" if row.reason else ""
+        named = f"{comparison.labels.of(row)} {difference}{unit} over {plural(row.seeds, 'seed')}{reason}"
+        if row.metric != "train_loss":
+            found.setdefault((row.run, title), []).append(named)
+    for (run, title), cells in found.items():
+        yield f"Convergence, {run} less A, {title}: {first_of(cells, NAMED)}."
 
 
 def runs_table(comparison: Comparison) -> TextTable:
@@ -202,16 +195,13 @@ def cell_tables(comparison: Comparison) -> list[tuple[str, TextTable]]:
 
     Settings of one cell each are no parts: the label of the cell names the setting.
     """
-    labels, rows = labels_of(comparison), rows_of(comparison.cells)
-    settings = [labels.parts(row)[1] for row in rows]
-    if len({*settings}) * (len(comparison.runs) - 1) >= len(rows):
-        settings = [""] * len(rows)
+    rows = [(row, *comparison.labels.parts(row)) for row in rows_of(comparison.cells)]
+    are_parts = len({setting for _, _, setting, _ in rows}) * (len(comparison.runs) - 1) < len(rows)
     parts: dict[str, list[Row]] = {}
-    for row, setting in zip(rows, settings, strict=True):
-        title = joined(f"{row.run} / A", setting, words(row.by), f"A in {rate_unit(comparison.cells)}")
-        label = labels.of(row)
-        short = label.replace(f" · {setting}", "", 1) if setting else label  # the setting stands above
-        parts.setdefault(title, []).append(Row(row, label=short))
+    for row, placed, setting, own in rows:
+        above, beside = (setting, "") if are_parts else ("", setting)
+        title = joined(f"{row.run} / A", above, words(row.by), f"A in {rate_unit(comparison.cells)}")
+        parts.setdefault(title, []).append(Row(row, label=joined(placed, beside, own)))
     columns = (
         ("cell", "label", words),
         ("A", "first_throughput_per_s", speed),
@@ -227,8 +217,8 @@ def cell_table(comparison: Comparison) -> TextTable:
     unit = rate_unit(comparison.cells)
     columns = (
         *_letters(comparison),
-        ("cell", labels_of(comparison).of, words),
-        *((("compared by", "by", words),) if comparison.question.by else ()),
+        ("cell", comparison.labels.of, words),
+        ("compared by", "by", words),
         (f"A ({unit})", "first_throughput_per_s", speed),
         (f"later ({unit})", "throughput_per_s", speed),
         ("ratio (95 %)", ratio_text, flush_right),
@@ -269,7 +259,7 @@ def gate_table(comparison: Comparison) -> TextTable:
 
     columns = (
         *_letters(comparison),
-        ("cell", labels_of(comparison).of, words),
+        ("cell", comparison.labels.of, words),
         ("fails if", "condition", words),
         ("ratio", "ratio", ratio),
         ("p (Holm)", "p_adjusted", p_value),
@@ -279,12 +269,10 @@ def gate_table(comparison: Comparison) -> TextTable:
     return make_table(columns, rows_of(comparison.gate), lambda row: "base" if row.verdict == FAILS else "")
 
 
-def environment_table(comparison: Comparison, *, differing: bool = False) -> TextTable:
+def environment_table(comparison: Comparison, *, differing: bool) -> TextTable:
     """Return the environments side by side; ``differing``: only the facts that differ."""
-    letters = [str(run) for run in comparison.runs["run"]]
-    facts = [fact for fact in comparison.environment if fact.differs or not differing]
-    columns = (("", "name", words), *((letter, letter, words) for letter in letters))
-    rows = [Row(zip(letters, fact.values, strict=True), name=fact.name, differs=fact.differs) for fact in facts]
+    columns = [("", "name", words), *((letter, letter, words) for letter in comparison.runs["run"])]
+    rows = [{**fact, **fact["values"]} for fact in comparison.environment if fact["differs"] or not differing]
     return make_table(columns, rows, lambda row: "base" if row.differs else "")
 
 
@@ -307,15 +295,11 @@ def as_html(comparison: Comparison) -> str:
     names = list(dict.fromkeys(comparison.runs["experiment"].tolist()))
     found, parts = sentences(comparison), [part for part in _parts(comparison) if part.table.rows]
     said = with_holm_explained([*found, *(part.words for part in parts)])[len(found) :]
-    return render(
-        "compare.html",
-        title=f"Comparison of {len(comparison.runs)} runs: {', '.join(names)}",
-        sentences=found,
-        parts=[
-            replace(part, table=part.table.without_constants(), words=text)
-            for part, text in zip(parts, said, strict=True)
-        ],
-    )
+    shown = [
+        replace(part, table=part.table.without_constants(), words=text) for part, text in zip(parts, said, strict=True)
+    ]
+    title = f"Comparison of {len(comparison.runs)} runs: {', '.join(names)}"
+    return render("compare.html", title=title, sentences=found, parts=shown)
 
 
 def _parts(comparison: Comparison) -> Iterator[Part]:
@@ -324,8 +308,8 @@ def _parts(comparison: Comparison) -> Iterator[Part]:
     yield Part("Conditions of --fail-if", "conditions-of-fail-if", gate_table(comparison), GATE_METHOD)
     differing, every = (environment_table(comparison, differing=only) for only in (True, False))
     yield Part("Environments: what differs", "environments-what-differs", differing)
-    side_by_side = "Environments side by side"
-    yield Part(side_by_side, "environments-side-by-side", every, level=3, folded="Every recorded fact")
+    side, anchor = "Environments side by side", "environments-side-by-side"
+    yield Part(side, anchor, every, level=3, folded="Every recorded fact")
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -355,24 +339,11 @@ def as_json(comparison: Comparison) -> str:
         "by": list(question.by),
         "only": dict(question.only),
         "run_noise": question.run_noise,
-        "history": str(comparison.history.folder) if comparison.history else None,
+        "history": str(comparison.history) if comparison.history else None,
         "fail_if": [str(condition) for condition in comparison.conditions],
-        "exit_code": exit_code(comparison.gate) if comparison.conditions else 0,
+        "exit_code": comparison.exit_code,
         "summary": [sentence.replace(NO_BREAK, " ") for sentence in sentences(comparison)],
         **{name: rows_of(getattr(comparison, name)) for name in ("runs", "cells", "gate")},
-        "unmatched": [
-            {"run": each.run, "measured_in": each.measured_in, "planned": each.planned, "reason": each.reason}
-            | {name: each.row.get(name) for name in ("cell_id", *AXES)}
-            for each in comparison.unmatched
-        ],
-        "convergence": comparison.convergence,
-        "environment": [
-            {
-                "name": fact.name,
-                "differs": fact.differs,
-                "values": dict(zip(comparison.runs["run"], fact.values, strict=True)),
-            }
-            for fact in comparison.environment
-        ],
+        **{name: getattr(comparison, name) for name in ("unmatched", "convergence", "environment")},
     }
     return json.dumps(content, indent=1, allow_nan=False, default=str)  # doubts with their counts are texts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -30,23 +29,18 @@ CODE = ("git commit ", "harness ", "workload's code ")
 """Beginnings of the changes that are of code, not of environment."""
 
 
-@dataclass(frozen=True)
-class HistoryReport:
-    """The history of some cells: its tables, each with the cell's label, the figure's file, and what it shows."""
-
-    tables: list[tuple[str, TextTable]]
-    caption: str
-    path: Path
-    unread: Mapping[str, str]
+Change = tuple[float, float, str]
+"""A change of environment: the start of the first run that has it, a time between it and the run before, its text."""
 
 
-def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, output: Path | None) -> HistoryReport:
-    """Draw the cells' throughput over the runs below a folder; raises HarnessError.
+def write_history(
+    folder: Path, wanted: str | Mapping[str, PlainValue] | None, path: Path
+) -> tuple[list[tuple[str, TextTable]], list[str]]:
+    """Draw the throughput of cells over the runs below a folder to ``path``; raises HarnessError.
 
-    ``wanted``: the beginning of a cell's id, or values of axes; None for every cell. ``output``: the figure's file, by
-    default history.png in the folder.
+    ``wanted``: the beginning of a cell's id, or values of axes; None for every cell. Return the table of each cell with
+    its label, and sentences: what the figure shows, and which runs were left out.
     """
-    path = output or folder / "history.png"
     if path.suffix not in FORMATS:
         raise ComparisonError(f"--output: got {str(path)!r}; allowed: a file that ends in {', '.join(FORMATS)}")
     history = load_history(folder)
@@ -54,22 +48,27 @@ def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, o
         chosen = history[history["cell_id"].str.startswith(wanted)]
     else:
         chosen = history[np.array([matches(row, wanted or {}) for row in rows_of(history)], dtype=np.bool_)]
+    if chosen.empty:
+        labels = Labels(rows_of(history))
+        known = [f"{row.cell_id}: {labels.of(row)}" for row in rows_of(history.drop_duplicates("cell_id"))]
+        raise ComparisonError(
+            f"{folder}: no cell to draw; choose some with --cell ID or --cell 'strategy=ddp,devices=2'. "
+            f"Cells here: {first_of(known, MOST_PANELS)}"
+        )
     labels = Labels(rows_of(chosen))
     groups = [(rows_of(group[:1])[0], group) for _, group in chosen.groupby("cell_id", sort=False)]
     cells = [(labels.of(first), group) for first, group in sorted(groups, key=lambda one: order(one[0]))]
-    if not cells:
-        raise _no_cell(history, folder)
     changes = environment_changes(chosen)
     speeds = [group["throughput_per_s"] for _, group in cells]
     by_change = sorted(range(len(cells)), key=lambda place: speeds[place].max() / speeds[place].min(), reverse=True)
     drawn = [cells[place] for place in sorted(by_change[:MOST_PANELS])]
     with style():
-        known = [group[["throughput_per_s", "low", "high"]].astype(float) for _, group in drawn]
-        limits = common_limits([(0.95 * float(each.min().min()), 1.05 * float(each.max().max())) for each in known])
+        known_ends = [group[["throughput_per_s", "low", "high"]].astype(float) for _, group in drawn]
+        limits = common_limits([(0.95 * float(x.min().min()), 1.05 * float(x.max().max())) for x in known_ends])
         unit = rate_unit(chosen)
         figure = panels(drawn, lambda axes, group, ends: _draw(axes, group, ends, changes, unit), limits, legend=[])
     write_output(path, image_of(figure, path.suffix[1:], dpi=FILE_DPI))
-    named = [f"{name}: {start_text(change.start)}: {change.text}" for name, change in enumerate(changes, start=1)]
+    named = [f"{number}: {start_text(start)}: {text}" for number, (start, _, text) in enumerate(changes, start=1)]
     dashed = f"Dashed: the environment changed ({'. '.join(named)})." if named else "The environment never changed."
     caption = (
         f"Bars: 95 % intervals over the blocks of a run, without the noise between runs. Hollow: unfinished. {dashed}"
@@ -77,25 +76,8 @@ def write_history(folder: Path, wanted: str | Mapping[str, PlainValue] | None, o
     if len(drawn) < len(cells):
         which = f"{MOST_PANELS} of {len(cells)} cells whose throughput changed most over the runs (largest / smallest)"
         caption = f"The figure has the {which}; choose others with --cell. {caption}"
-    return HistoryReport([(label, _table(group)) for label, group in cells], caption, path, history.attrs[UNREAD])
-
-
-def _no_cell(history: pd.DataFrame, folder: Path) -> ComparisonError:
-    labels = Labels(rows_of(history))
-    known = [f"{row.cell_id}: {labels.of(row)}" for row in rows_of(history.drop_duplicates("cell_id"))]
-    return ComparisonError(
-        f"{folder}: no cell to draw; choose some with --cell ID or --cell 'strategy=ddp,devices=2'. "
-        f"Cells here: {first_of(known, MOST_PANELS)}"
-    )
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of environment: the start of the first run that has it, and a time between it and the run before."""
-
-    start: float
-    between: float
-    text: str
+    left_out = [f"Left out: {reason}" for reason in history.attrs[UNREAD].values()]
+    return [(label, _table(group)) for label, group in cells], [caption, *left_out]
 
 
 def environment_changes(history: pd.DataFrame) -> list[Change]:
@@ -109,7 +91,7 @@ def environment_changes(history: pd.DataFrame) -> list[Change]:
             named = [change for change in texts(row.changes) if not change.startswith(CODE)]
             between = (before.started_at + row.started_at) / 2
             found.setdefault(row.started_at, (between, {}))[1].update(dict.fromkeys(named or ["not recorded"]))
-    return [Change(start, between, "; ".join(named)) for start, (between, named) in sorted(found.items())]
+    return [(start, between, "; ".join(named)) for start, (between, named) in sorted(found.items())]
 
 
 def _draw(axes: Axes, group: pd.DataFrame, limits: Limits, changes: Sequence[Change], unit: str) -> None:
@@ -123,8 +105,8 @@ def _draw(axes: Axes, group: pd.DataFrame, limits: Limits, changes: Sequence[Cha
         if not is_true(row.finished):
             point = (time, row.throughput_per_s)
             axes.plot(*point, marker=marker, markersize=5, color="white", markeredgecolor="0.2", zorder=4)
-    for name, change in enumerate(changes, start=1):
-        day = _day(change.between)
+    for name, (_, between, _) in enumerate(changes, start=1):
+        day = _day(between)
         axes.axvline(day, color="0.35", linestyle="--", linewidth=1, zorder=1)
         coordinates = ("data", "axes fraction")
         axes.annotate(str(name), (day, 1), (-4, -4), coordinates, "offset points", ha="right", va="top")

@@ -12,15 +12,15 @@ import math
 import os
 import re
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from harness.analysis.common import KEYS
 from harness.analysis.results import Results
 from harness.config.axes import CELL_AXES
 from harness.errors import ExportError
@@ -33,23 +33,16 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 SPEED = {
-    "throughput_per_s": "throughput_per_s",
     "low": "throughput_low",
     "high": "throughput_high",
     "per_device_per_s": "throughput_per_device_per_s",
-    "step_s": "step_s",
-    "peak_memory_bytes": "peak_memory_bytes",
-    "mfu": "mfu",
-    "blocks": "blocks",
+    **{name: name for name in ("throughput_per_s", "step_s", "peak_memory_bytes", "mfu", "blocks")},
 }
 """Columns of the table cells that become metrics, each with its name there."""
 RATIOS = {
-    "speedup": "speedup",
     "low": "speedup_low",
     "high": "speedup_high",
-    "efficiency": "efficiency",
-    "efficiency_low": "efficiency_low",
-    "efficiency_high": "efficiency_high",
+    **{name: name for name in ("speedup", "efficiency", "efficiency_low", "efficiency_high")},
 }
 """Columns of the table scaling that become metrics, each with its name there."""
 TARGET = {name: name for name in ("time_to_target_s", "samples_to_target", "epochs_to_target")}
@@ -60,11 +53,8 @@ LONGEST_PARAM, LONGEST_TAG = 500, 5000
 """The most characters that every version of MLflow accepts."""
 NOT_IN_NAMES = re.compile(r"[^\w.\- :/]")
 """The characters that MLflow rejects in the name of a parameter or metric."""
-IDENTITY, DIGEST = "harness.run", "harness.digest"
-"""The tags by which the runs of an earlier export are found, and by which a complete one is known."""
-PARENT = "mlflow.parentRunId"
-MOST_METRICS, MOST_PARAMS, MOST_RUNS = 1000, 100, 1000
-"""The most metrics and parameters of one request, and the most runs of one answer, that MLflow accepts."""
+IDENTITY, PARENT = "harness.run", "mlflow.parentRunId"
+"""The tags by which the runs of an earlier export are found, and the one for the whole of a cell's run."""
 SETTINGS = {
     "MLFLOW_ALLOW_FILE_STORE": "true",  # a folder is a target like any other; MLflow asks for a database
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -72,150 +62,17 @@ SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 """Variables that MLflow reads; those that the user has set stay."""
+Metric = tuple[str, float, int]
+"""Name, value, and the epoch in a learning curve, else 0."""
 
 
-class MlflowMetric(NamedTuple):
-    """A value. ``step``: its epoch in a learning curve."""
-
-    name: str
-    value: float
-    step: int = 0
-
-
-@dataclass(frozen=True)
-class MlflowRun:
-    """One run of MLflow: its parameters, metrics and tags."""
+class MlflowRun(NamedTuple):
+    """One run of MLflow."""
 
     name: str
     params: Mapping[str, str]
-    metrics: tuple[MlflowMetric, ...]
+    metrics: Sequence[Metric]
     tags: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class MlflowExport:
-    """A run of the harness: its MLflow experiment, the run for the whole with its files, a run for each cell.
-
-    ``identity``: the same for every export of one run, wherever its folder lies. ``files``: those to upload, by their
-    folder there: the report, the experiment file and the tables, if written.
-    """
-
-    experiment: str
-    identity: str
-    whole: MlflowRun
-    cells: tuple[MlflowRun, ...]
-    files: Mapping[str, tuple[Path, ...]]
-    start_ms: int
-    end_ms: int
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash of all that is exported: the same if nothing has changed since an earlier export."""
-        runs = [[run.name, dict(run.params), run.metrics, dict(run.tags)] for run in (self.whole, *self.cells)]
-        found = hashlib.sha256(json.dumps(runs, sort_keys=True).encode())
-        for path in (path for paths in self.files.values() for path in paths):
-            found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-        return found.hexdigest()
-
-
-def mlflow_export(results: Results) -> MlflowExport:
-    """Return what is exported: the run, and its cells with a throughput or a learning curve, from the tables."""
-    invocations = [one for one in results.environment.get("invocations", []) if "started_at" in one]
-    start_s = min((one["started_at"] for one in invocations), default=0.0)
-    end_s = max((one["started_at"] + one.get("wall_s", 0.0) for one in invocations), default=0.0)
-    name = results.experiment.name
-    folder, context = results.folder, context_of(results)
-    identity = json.dumps([name, start_s or folder.path.name])
-    top = (folder.report, folder.path / "experiment.yaml")
-    return MlflowExport(
-        experiment=name,
-        identity=hashlib.sha256(identity.encode()).hexdigest()[:16],
-        whole=_whole(results, context),
-        cells=tuple(_cells(results, context)),
-        files={"": tuple(path for path in top if path.is_file()), "tables": tuple(sorted(folder.tables.glob("*.csv")))},
-        start_ms=round(1000 * start_s),
-        end_ms=round(1000 * end_s),
-    )
-
-
-def _whole(results: Results, context: Context) -> MlflowRun:
-    """Return the run for the whole, whose description is the verdict."""
-    outcomes = Counter(str(outcome) for outcome in results.trials.drop_duplicates("trial_id", keep="last")["outcome"])
-    metrics = [MlflowMetric(f"trials_{name}", float(count)) for name, count in sorted(outcomes.items())]
-    statements = rows_of(results.verdict)
-    trust = [row for row in statements if row.topic == "trust"]
-    invocations = results.environment.get("invocations", [])
-    facts = invocations[-1] if invocations else {}
-    levels = {str(row.code) for row in trust}
-    tags = {
-        "verdict": "; ".join(context.label(row.cell_id) for row in statements if row.topic == "fastest"),
-        "trust": next((level for level in ("low", "medium", "high") if level in levels), ""),
-        "version": facts.get("harness", ""),
-        "git_commit": facts.get("git_commit") or "",
-        "device": facts.get("device", ""),
-    }
-    note = "\n".join(verdict_lines(results.experiment.name, make_verdict(results)))
-    params = {"workload": results.experiment.workload}
-    described = {**_tags(tags), "mlflow.note.content": note[:LONGEST_TAG]}
-    return MlflowRun(results.folder.path.name, params, tuple(metrics), described)
-
-
-def _cells(results: Results, context: Context) -> Iterator[MlflowRun]:
-    """Yield a run for each cell with a throughput, a ratio or a learning curve."""
-    speeds = {row.cell_id: row for row in rows_of(results.cells)}
-    ratios = {row.cell_id: row for row in rows_of(results.scaling)}
-    curves, named = _curves(results), dict[str, str]()
-    for row in rows_of(results.verdict[results.verdict["topic"] == "fastest"]):
-        named |= dict.fromkeys(texts(row.others), "cannot be told apart from what to use")
-        named[row.cell_id] = "what to use"
-    for cell_id, row in context.cells.items():
-        speed, ratio = speeds.get(cell_id), ratios.get(cell_id)
-        metrics = (*_metrics(speed, SPEED), *_metrics(ratio, RATIOS), *curves.get(cell_id, ()))
-        if metrics:
-            tags = {"label": row.label, "cell": cell_id, "verdict": named.get(cell_id, "")}
-            if speed:
-                tags["unit"] = str(speed.unit)
-            if ratio:
-                equivalence = "" if is_missing(ratio.equivalence) else ratio.equivalence
-                doubts = "; ".join(texts(ratio.doubts))
-                tags |= {"base": context.label(ratio.base_id), "doubts": doubts, "equivalence": equivalence}
-            yield MlflowRun(row.label, _params(row), metrics, _tags(tags))
-
-
-def _tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that have a value, each with the harness's name before its own."""
-    return {f"harness.{name}": text[:LONGEST_TAG] for name, text in tags.items() if text}
-
-
-def _params(row: Row) -> dict[str, str]:
-    """Return the axes and options of a cell that have a value, as they stand in an experiment file."""
-    axes = {axis: row[axis] for axis in CELL_AXES if axis in row and axis != "options" and not is_missing(row[axis])}
-    options = {name: value for name, value in (row.options or {}).items() if value is not None}
-    return {
-        NOT_IN_NAMES.sub("_", name): (value if isinstance(value, str) else json.dumps(value))[:LONGEST_PARAM]
-        for name, value in (axes | options).items()
-    }
-
-
-def _metrics(row: Row | None, names: Mapping[str, str], suffix: str = "") -> Iterator[MlflowMetric]:
-    """Yield the numbers of a row that are known."""
-    for column, name in names.items():
-        if row is not None and math.isfinite(value := number(row[column])):
-            yield MlflowMetric(NOT_IN_NAMES.sub("_", f"{name}{suffix}"), value)
-
-
-def _curves(results: Results) -> dict[str, list[MlflowMetric]]:
-    """Return the learning curves of each cell, ``val_accuracy/seed_0`` by epoch, and the time to the target."""
-    epochs = results.epochs.sort_values("epoch")
-    names = {str(name): str(name) for name in epochs.columns if str(name).startswith(CURVES)}
-    found: dict[str, list[MlflowMetric]] = {}
-    for row in rows_of(results.convergence):
-        seed = f"/seed_{row.seed}"
-        metrics = found.setdefault(str(row.cell_id), [])
-        for epoch in rows_of(epochs[(epochs["trial_id"] == row.trial_id) & (epochs["attempt"] == row.attempt)]):
-            metrics += (one._replace(step=epoch.epoch) for one in _metrics(epoch, names, seed))
-        metrics += _metrics(row, TARGET, seed)
-    return found
 
 
 def export_to_mlflow(results: Results, target: str) -> str:
@@ -228,15 +85,17 @@ def export_to_mlflow(results: Results, target: str) -> str:
             raise ExportError(
                 f"--mlflow: MLflow cannot be imported ({error}); install it: pip install 'mlflow-skinny>=3.17'"
             ) from None
-        export = mlflow_export(results)
-        if not export.cells:
+        whole, cells = mlflow_runs(results)
+        if not cells:
             raise ExportError(f"{results.folder.path}: no cell was measured, so there is nothing to export")
         try:
-            return _export(MlflowClient(tracking_uri=uri), export)
+            had_earlier = _export(MlflowClient(tracking_uri=uri), results, whole, cells)
         except ExportError:
             raise
         except Exception as error:  # of MLflow, or of its libraries for networks, databases and files
             raise _failed(uri, error) from error
+    place = f"MLflow experiment {results.experiment.name!r}, run {whole.name!r}"
+    return f"{place}: {len(cells)} cells{', in place of an earlier export' if had_earlier else ''}"
 
 
 def tracking_uri(target: str) -> str:
@@ -282,22 +141,44 @@ def _failed(uri: str, error: Exception) -> ExportError:
     return ExportError(f"--mlflow: {uri}: {said}. Nothing that was exported before is lost; export again to repeat")
 
 
-def _export(client: MlflowClient, export: MlflowExport) -> str:
-    """Write the runs, the digest last, then delete those of earlier exports; return a sentence on it."""
-    experiment_id = _experiment(client, export.experiment)
-    place = f"MLflow experiment {export.experiment!r}, run {export.whole.name!r}"
-    earlier = _earlier(client, experiment_id, export.identity)
-    same = next((run_id for run_id, tags in earlier.items() if tags.get(DIGEST) == export.digest), None)
-    whole = same or _write_all(client, experiment_id, export)
-    stale = [run_id for run_id, tags in earlier.items() if whole not in (run_id, tags.get(PARENT))]
-    for run_id in stale:
+def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Sequence[MlflowRun]) -> bool:
+    """Write the runs and the files, then delete the runs of earlier exports; return whether there were any.
+
+    The identity is the same for every export of one run, wherever its folder lies.
+    """
+    from mlflow import entities
+
+    folder, name = results.folder, results.experiment.name
+    invocations = [one for one in results.environment.get("invocations", []) if "started_at" in one]
+    start_s = min((one["started_at"] for one in invocations), default=0.0)
+    end_ms = round(1000 * max((one["started_at"] + one.get("wall_s", 0.0) for one in invocations), default=0.0))
+    identity = hashlib.sha256(json.dumps([name, start_s or folder.path.name]).encode()).hexdigest()[:16]
+    experiment_id = _experiment_id(client, name)
+    earlier = _earlier(client, experiment_id, identity)
+
+    def write(run: MlflowRun, below: Mapping[str, str]) -> str:
+        tags = {**run.tags, IDENTITY: identity, **below}
+        made = client.create_run(experiment_id, start_time=round(1000 * start_s), run_name=run.name, tags=tags)
+        run_id = str(made.info.run_id)
+        params = [entities.Param(*one) for one in run.params.items()]
+        metrics = [entities.Metric(metric, value, end_ms, step) for metric, value, step in run.metrics]
+        client.log_batch(run_id, metrics, params)  # in requests of a size that MLflow accepts
+        client.set_terminated(run_id, status="FINISHED", end_time=end_ms)
+        return run_id
+
+    parent = write(whole, {})
+    for cell in cells:
+        write(cell, {PARENT: parent})
+    for path in filter(Path.is_file, (folder.report, folder.path / "experiment.yaml")):
+        client.log_artifact(parent, str(path))
+    for path in sorted(folder.tables.glob("*.csv")):
+        client.log_artifact(parent, str(path), "tables")
+    for run_id in earlier:
         client.delete_run(run_id)
-    if same:
-        return f"{place}: is there already, unchanged"
-    return f"{place}: {len(export.cells)} cells{', in place of an earlier export' if stale else ''}"
+    return bool(earlier)
 
 
-def _experiment(client: MlflowClient, name: str) -> str:
+def _experiment_id(client: MlflowClient, name: str) -> str:
     """Return the id of the MLflow experiment, which is created if there is none."""
     found = client.get_experiment_by_name(name)
     if found is None:
@@ -310,41 +191,96 @@ def _experiment(client: MlflowClient, name: str) -> str:
     return str(found.experiment_id)
 
 
-def _earlier(client: MlflowClient, experiment_id: str, identity: str) -> dict[str, Mapping[str, str]]:
-    """Return the tags of the runs of earlier exports of the same run, complete or not, by run id."""
-    search = partial(client.search_runs, [experiment_id], f"tags.`{IDENTITY}` = '{identity}'", max_results=MOST_RUNS)
-    pages = [search()]
-    while pages[-1].token:
-        pages.append(search(page_token=pages[-1].token))
-    return {str(run.info.run_id): run.data.tags for page in pages for run in page}
+def _earlier(client: MlflowClient, experiment_id: str, identity: str) -> list[str]:
+    """Return the ids of the runs of earlier exports of the same run, complete or not."""
+    search = partial(client.search_runs, [experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
+    page = search()
+    found = [*page]
+    while page.token:
+        page = search(page_token=page.token)
+        found += page
+    return [str(run.info.run_id) for run in found]
 
 
-def _write_all(client: MlflowClient, experiment_id: str, export: MlflowExport) -> str:
-    """Write the run for the whole, the cells and the files; return the id of the run for the whole."""
-    tags = {IDENTITY: export.identity}
-    whole = _write(client, experiment_id, export, export.whole, tags)
-    for cell in export.cells:
-        _write(client, experiment_id, export, cell, {**tags, PARENT: whole})
-    for folder, paths in export.files.items():
-        for path in paths:
-            client.log_artifact(whole, str(path), folder or None)
-    client.set_tag(whole, DIGEST, export.digest)
-    return whole
+def mlflow_runs(results: Results) -> tuple[MlflowRun, list[MlflowRun]]:
+    """Return the run for the whole, and one for each cell with a throughput, a ratio or a learning curve."""
+    context = context_of(results)
+    return _whole(results, context), [*_cells(results, context)]
 
 
-def _write(
-    client: MlflowClient, experiment_id: str, export: MlflowExport, run: MlflowRun, tags: Mapping[str, str]
-) -> str:
-    """Write one run as a finished one; return its id."""
-    from mlflow.entities import Metric, Param
+def _whole(results: Results, context: Context) -> MlflowRun:
+    """Return the run for the whole, whose description is the verdict."""
+    outcomes = Counter(str(outcome) for outcome in results.trials.drop_duplicates("trial_id", keep="last")["outcome"])
+    statements = rows_of(results.verdict)
+    levels = {str(row.code) for row in statements if row.topic == "trust"}
+    invocations = results.environment.get("invocations", [])
+    facts = invocations[-1] if invocations else {}
+    tags = {
+        "verdict": "; ".join(context.label(row.cell_id) for row in statements if row.topic == "fastest"),
+        "trust": next((level for level in ("low", "medium", "high") if level in levels), ""),
+        "version": facts.get("harness", ""),
+        "git_commit": facts.get("git_commit") or "",
+        "device": facts.get("device", ""),
+    }
+    note = "\n".join(verdict_lines(results.experiment.name, make_verdict(results)))
+    return MlflowRun(
+        results.folder.path.name,
+        {"workload": results.experiment.workload},
+        [(f"trials_{name}", float(count), 0) for name, count in outcomes.items()],
+        {**_tags(tags), "mlflow.note.content": note[:LONGEST_TAG]},
+    )
 
-    made = client.create_run(experiment_id, start_time=export.start_ms, run_name=run.name, tags={**run.tags, **tags})
-    run_id = str(made.info.run_id)
-    params = [Param(name, value) for name, value in run.params.items()]
-    for start in range(0, len(params), MOST_PARAMS):
-        client.log_batch(run_id, params=params[start : start + MOST_PARAMS])
-    metrics = [Metric(one.name, one.value, export.end_ms, one.step) for one in run.metrics]
-    for start in range(0, len(metrics), MOST_METRICS):
-        client.log_batch(run_id, metrics=metrics[start : start + MOST_METRICS])
-    client.set_terminated(run_id, status="FINISHED", end_time=export.end_ms)
-    return run_id
+
+def _cells(results: Results, context: Context) -> Iterator[MlflowRun]:
+    speeds = {row.cell_id: row for row in rows_of(results.cells)}
+    ratios = {row.cell_id: row for row in rows_of(results.scaling)}
+    curves, named = _curves(results), dict[str, str]()
+    for row in rows_of(results.verdict[results.verdict["topic"] == "fastest"]):
+        named |= dict.fromkeys(texts(row.others), "cannot be told apart from what to use")
+        named[row.cell_id] = "what to use"
+    for cell_id, row in context.cells.items():
+        speed, ratio = speeds.get(cell_id), ratios.get(cell_id)
+        metrics = [*_metrics(speed, SPEED), *_metrics(ratio, RATIOS), *curves.get(cell_id, ())]
+        tags = {"label": row.label, "cell": cell_id, "verdict": named.get(cell_id, "")}
+        if speed:
+            tags["unit"] = str(speed.unit)
+        if ratio:
+            equivalence = "" if is_missing(ratio.equivalence) else ratio.equivalence
+            doubts = "; ".join(texts(ratio.doubts))
+            tags |= {"base": context.label(ratio.base_id), "doubts": doubts, "equivalence": equivalence}
+        if metrics:
+            yield MlflowRun(row.label, _params(row), metrics, _tags(tags))
+
+
+def _tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that have a value, each with the harness's name before its own."""
+    return {f"harness.{name}": text[:LONGEST_TAG] for name, text in tags.items() if text}
+
+
+def _params(row: Row) -> dict[str, str]:
+    """Return the axes and options of a cell that have a value, as they stand in an experiment file."""
+    axes = {axis: row[axis] for axis in CELL_AXES if axis in row and axis != "options" and not is_missing(row[axis])}
+    options = {name: value for name, value in (row.options or {}).items() if value is not None}
+    return {
+        NOT_IN_NAMES.sub("_", name): (value if isinstance(value, str) else json.dumps(value))[:LONGEST_PARAM]
+        for name, value in (axes | options).items()
+    }
+
+
+def _metrics(row: Row | None, names: Mapping[str, str], suffix: str = "", step: int = 0) -> Iterator[Metric]:
+    """Yield the numbers of a row that are known."""
+    for column, name in names.items():
+        if row is not None and math.isfinite(value := number(row[column])):
+            yield NOT_IN_NAMES.sub("_", f"{name}{suffix}"), value, step
+
+
+def _curves(results: Results) -> Mapping[str, Sequence[Metric]]:
+    """Return the learning curves of each cell, ``val_accuracy/seed_0`` by epoch, and the time to the target."""
+    trained, found = results.convergence, defaultdict[str, list[Metric]](list)
+    names = {str(name): str(name) for name in results.epochs.columns if str(name).startswith(CURVES)}
+    epochs = results.epochs.merge(trained[[*KEYS, "cell_id", "seed"]], on=KEYS, validate="m:1")
+    for row in rows_of(epochs.sort_values("epoch")):
+        found[row.cell_id] += _metrics(row, names, f"/seed_{row.seed}", row.epoch)
+    for row in rows_of(trained):
+        found[row.cell_id] += _metrics(row, TARGET, f"/seed_{row.seed}")
+    return found

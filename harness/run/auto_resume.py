@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.config.experiment import Experiment
 from harness.errors import HarnessError, RunFolderError, StoreError, cause_of
+from harness.plan.run_environment import Invocation
 from harness.record.folder import RunFolder
 from harness.record.mirror import copy_down, runs_below
 from harness.record.store import open_store
@@ -53,17 +55,19 @@ def choose_run(request: Request, experiment: Experiment) -> tuple[Request, str]:
     """
     if request.resume != AUTO:
         return request, ""
-    made = dict(_runs_of(experiment, request.output / experiment.name))
-    unfinished = {folder: why for folder, why in made.items() if why}
+    made = list(_runs_of(experiment, request.output / experiment.name))
+    unfinished = [run for run in made if run.why]
     if not unfinished:
         others = f"the {len(made)} of this experiment are finished" if made else "there is none of this experiment"
         return replace(request, resume=None), f"--resume auto: a new run: below {request.output} {others}"
-    starts = {folder: _start(folder) for folder in unfinished}
-    path, *more = [folder for folder in unfinished if starts[folder] == max(starts.values())]
+    newest, *more = [run for run in unfinished if run.start == max(run.start for run in unfinished)]
     if more:
-        names = ", ".join(map(str, [path, *more]))
+        names = ", ".join(str(run.path) for run in (newest, *more))
         raise RunFolderError(f"--resume auto: equally new runs of this experiment: {names}; give one with --resume")
-    return replace(request, resume=path), f"--resume auto: {path}, the newest unfinished run: {unfinished[path]}"
+    return (
+        replace(request, resume=newest.path),
+        f"--resume auto: {newest.path}, the newest unfinished run: {newest.why}",
+    )
 
 
 def copied_run(request: Request, experiment: Experiment, stack: ExitStack) -> tuple[Request, str]:
@@ -104,8 +108,20 @@ def _in_store(text: str, scratch: Path, store: str) -> str:
     )
 
 
-def _runs_of(experiment: Experiment, parent: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the run folders in ``parent`` that the experiment made, each with why it is unfinished."""
+class _Run(NamedTuple):
+    """A run of the experiment. ``why``: why it is unfinished; '' if it is finished.
+
+    ``start``: when its last invocation began, by which runs are ordered, since a folder can have another name. A run
+    that recorded no invocation comes before all others, by the time in its name, <time>-<id>.
+    """
+
+    path: Path
+    why: str
+    start: tuple[float, str]
+
+
+def _runs_of(experiment: Experiment, parent: Path) -> Iterator[_Run]:
+    """Yield the runs in a folder that the experiment made."""
     try:
         paths = sorted(parent.iterdir()) if os.path.isdir(parent) else []
     except OSError as error:
@@ -114,33 +130,25 @@ def _runs_of(experiment: Experiment, parent: Path) -> Iterator[tuple[Path, str]]
         try:
             folder = RunFolder.open(path)
             if same_experiment(folder, experiment):
-                yield path, _why_unfinished(folder)
+                invocations = folder.environment().get("invocations", [])
+                began = invocations[-1].get("started_at") if invocations else None
+                start = (began, "") if isinstance(began, int | float) else (-inf, path.name.rpartition("-")[0])
+                yield _Run(path, _why_unfinished(folder, invocations), start)
         except HarnessError:  # another file, a damaged run, or one of another version: nothing to resume
             continue
 
 
-def _why_unfinished(folder: RunFolder) -> str:
+def _why_unfinished(folder: RunFolder, invocations: Sequence[Invocation]) -> str:
     """Return why a run is not finished; '' if it is. A failed trial alone does not make it unfinished."""
-    invocations = folder.environment().get("invocations", [])
     if not invocations:
         return "it recorded no trial"
     lines = {line["trial_id"]: line for line in folder.trial_lines()}
     if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in lines.values()):
         return ""  # a run for a debugger is never resumed
-    if (ended := invocations[-1].get("ended")) != "finished":
-        return (
-            "it was interrupted" if ended == "interrupted" else "its last invocation failed, was killed or still runs"
-        )
+    if (ended := invocations[-1].get("ended")) == "interrupted":
+        return "it was interrupted"
+    if ended != "finished":
+        return "its last invocation failed, was killed or still runs"
     late = [line["reason"] for line in lines.values() if line["skip_code"] == "time_up"]
     limits = dict.fromkeys(limit for reason in late for limit in re.findall(r"limits\.\w+", reason))
     return f"{' and '.join(limits)} left out {len(late)} trials" if late else ""
-
-
-def _start(path: Path) -> tuple[float, str]:
-    """Return when the last invocation of a run began, by which runs are ordered; a folder can have another name.
-
-    A run that recorded no invocation comes before all others, by the time in its name, <time>-<id>.
-    """
-    invocations = RunFolder.open(path).environment().get("invocations", [])
-    recorded = invocations[-1].get("started_at") if invocations else None
-    return (recorded, "") if isinstance(recorded, int | float) else (-inf, path.name.rpartition("-")[0])

@@ -45,7 +45,6 @@ from harness.run.events import (
     Note,
     Planned,
     Previewed,
-    Repeating,
     Reported,
     RunStarted,
     TrialEnded,
@@ -217,10 +216,6 @@ class ConsoleSink:
         if self._left:
             self._left.follow(event)
         match event:
-            case Repeating(groups):
-                trials = sum(len(group.trials) for group in groups)
-                self._progress.update(self._task, total=self._done()[1] + trials)
-                self._show(f"{plural(trials, 'trial')} once more, on one type of nodes: their hardware differed")
             case GroupStarting(group):
                 self._now = f"Starting {group}: {plural(len(group.trials), 'trial')} of block {group.block}"
                 self._show(f"{self._now}{self._time_left()}", live=False)

@@ -54,12 +54,6 @@ class RunStarted(NamedTuple):
     limit_s: float | None = None
 
 
-class Repeating(NamedTuple):
-    """Worker groups are to run again, on one type of nodes: their trials ran on other devices than their base."""
-
-    groups: tuple[WorkerGroup, ...]
-
-
 class GroupStarting(NamedTuple):
     """A worker group's processes are being started."""
 
@@ -124,7 +118,6 @@ Event = (
     | MemoryForecast
     | Previewed
     | RunStarted
-    | Repeating
     | GroupStarting
     | GroupReady
     | TrialStarting

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.analysis.doubts import FOREIGN_CORES
 from harness.analysis.evidence import environment_id
 from harness.doctor.gate import memory_estimates
-from harness.launch.protocol import ByLauncher, ChoosesNodes, GroupStarted, Launcher, SeesLoad, TrialStarted
+from harness.launch.protocol import ByLauncher, GroupStarted, Launcher, TrialStarted
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
@@ -21,8 +21,8 @@ from harness.plan.rows import Circumstances, Outcome
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.report.tables.text import duration
-from harness.run.events import Emit, GroupReady, GroupStarting, Note, Repeating, TrialEnded, TrialStarting
-from harness.run.resume import attempts, on_other_hardware, out_of_memory, pending, spent_by
+from harness.run.events import Emit, GroupReady, GroupStarting, Note, TrialEnded, TrialStarting
+from harness.run.resume import attempts, out_of_memory, pending, spent_by
 from harness.run.skip_policy import SkipPolicy
 from harness.run.variants import on_nodes, own_folder_on_nodes
 from harness.system.process import deferred_interrupts
@@ -120,7 +120,6 @@ class Execution:
                     self._record(left.trials[0], TrialResult(left.trials[0].id, "error", ended), left, position=0)
                 if not started:  # those that need fewer ranks may start
                     parts[:1] = by_placement(left)
-        self._repeat_on_one_type()
 
     def _wait_for_quiet(self, block: int) -> bool:
         """Wait before a block until the processors of all nodes are idle, at most throughput.wait_for_quiet.
@@ -130,7 +129,7 @@ class Execution:
         """
         settings = self._plan.experiment.throughput
         most = settings.wait_for_quiet if settings else None
-        if most is None or block in self._quiet or not isinstance(self._launcher, SeesLoad):
+        if most is None or block in self._quiet:
             return False
         self._quiet.add(block)
         began, deadline, waited = time.time(), self._policy.deadline or math.inf, False
@@ -146,20 +145,6 @@ class Execution:
                 self._emit(Note(f"{text} busy before block {block}: waiting until idle, at most {duration(most)}."))
             waited = True
         return waited
-
-    def _repeat_on_one_type(self) -> None:
-        """Repeat, block by block, what ran on other hardware than its base, if one type of nodes now holds both."""
-        apart: dict[int, list[WorkerGroup]] = {}
-        lines = [line for line in self._folder.lines() if line["invocation"] == self.invocation]
-        for group in on_other_hardware(self._plan, lines):
-            apart.setdefault(group.block, []).append(group)
-        for groups in apart.values():
-            if any(self._policy.skipped(trial) for group in groups for trial in group.trials):
-                return
-            if isinstance(self._launcher, ChoosesNodes) and self._launcher.keep_together(groups):
-                self._emit(Repeating(tuple(groups)))
-                for group in groups:
-                    self._launch(group)
 
     def _startable(self, group: WorkerGroup) -> WorkerGroup:
         """Return the group with the trials that have no final outcome yet, after recording those that are skipped."""
@@ -258,11 +243,15 @@ def launcher_for(
 
     if not ray_cluster.embedded:
         own, versions = own_folder_on_nodes(plan.experiment, home), on_nodes(plan.variants)
-    placements = [group.placement for group in plan.groups]
-
-    def say(text: str) -> None:
-        emit(Note(text))
-
-    launcher = RayLauncher(ray_cluster, plan.experiment, plan.machine, own, versions, placements, holds, say)
+    launcher = RayLauncher(
+        ray_cluster,
+        plan.experiment,
+        plan.machine,
+        own,
+        versions,
+        placements=[group.placement for group in plan.groups],
+        holds=holds,
+        say=lambda text: emit(Note(text)),
+    )
     ray = stack.enter_context(closing(launcher))
     return ByLauncher({"ray": ray, "torchrun": torchrun})

@@ -12,7 +12,7 @@ from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster, live_nodes
-from harness.launch.ray.node_request import NodeRequest, RayCoordinator
+from harness.launch.ray.node_request import NodeRequest
 from harness.plan.cell import Cell
 from harness.plan.inventory import Inventory
 from harness.plan.node_demand import Bundles, Demand, demand_of, lacking, needed_bundles
@@ -31,7 +31,7 @@ class GrowingRay:
     """A Ray cluster and the run's request for its nodes, which ``stack`` withdraws."""
 
     def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
-        request = NodeRequest(RayCoordinator())
+        request = NodeRequest()
         stack.callback(request.close)
         self._request, self._seen = request, _ids()
         self._asked, self._asked_at = _counted([]), 0

@@ -58,12 +58,10 @@ def mirrored(request: Request, folder: RunFolder, emit: Emit) -> Iterator[Sendin
     _claim(writer, emit)
     writer.send(lambda: True)
     sending = Sending(writer, below(request.store, run), emit)
-    threading.Thread(target=sending.work, name="mirror", daemon=True).start()
     try:
         yield sending
     finally:
-        resumable = not (request.inline or request.links)
-        sending.finish(resume_command(request, folder.path) if resumable else "")
+        sending.finish(resume_command(request, folder.path) if request.resumable else "")
 
 
 def _claim(writer: Writer, emit: Emit) -> None:
@@ -96,12 +94,8 @@ class Sending:
     address: str
     emit: Emit
     complete: bool = False
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _open: bool = False
-    _wanted: bool = False
-    _busy: bool = False
-    _everything: bool = False
-    _ended: bool = False
+    _may: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread = field(default_factory=threading.Thread)
     _problem: StoreError | None = None
     _shown: set[str] = field(default_factory=set)
     _pause_s: float = 0.0
@@ -116,49 +110,40 @@ class Sending:
         if isinstance(event, TrialEnded):  # the next trial starts when this returns
             self._close(slow=self._begin() and not self._wait(GAP_S))
 
-    # -- in the thread ----------------------------------------------------------------------------------------
-
-    def work(self) -> None:
-        """Send whenever it is allowed and something is there, until the end."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended or (self._open and self._wanted))
-                if self._ended:
-                    return
-                self._wanted, self._busy, everything = False, True, self._everything
-            problem = None
-            try:
-                self.complete = self.writer.send(lambda: self._open, everything=everything) and everything
-            except StoreError as error:
-                problem = error
-            except Exception as error:  # of the local folder, or of pyarrow: the run goes on
-                problem = StoreError(f"{self.writer.folder}: cannot be sent: {type(error).__name__}: {error}")
-            with self._changed:
-                self._busy, self._problem = False, problem
-                self._changed.notify_all()
-
-    # -- in the driver ----------------------------------------------------------------------------------------
-
     def _begin(self) -> bool:
-        """Allow the thread to send; return False if it may not yet, or still waits for an earlier request."""
+        """Begin to send; return False in a pause, or while the thread still waits for an earlier request."""
         self.writer.recorded()
-        with self._changed:
-            if self._busy or time.monotonic() < self._not_before or isinstance(self._problem, SupersededError):
-                return False
-            self._open = self._wanted = True
-            self._changed.notify_all()
-            return True
+        superseded = isinstance(self._problem, SupersededError)
+        if self._thread.is_alive() or time.monotonic() < self._not_before or superseded:
+            return False
+        self._start()
+        return True
+
+    def _start(self, *, everything: bool = False) -> None:
+        """Send in a thread, which does not keep the process from ending."""
+        self._may.set()
+        self._thread = threading.Thread(target=self._send, args=(everything,), name="mirror", daemon=True)
+        self._thread.start()
+
+    def _send(self, everything: bool) -> None:
+        problem = None
+        try:
+            self.complete = self.writer.send(self._may.is_set, everything=everything) and everything
+        except StoreError as error:
+            problem = error
+        except Exception as error:  # of the local folder, or of pyarrow: the run goes on
+            problem = StoreError(f"{self.writer.folder}: cannot be sent: {type(error).__name__}: {error}")
+        self._problem = problem
 
     def _close(self, *, slow: bool = False) -> None:
         """Forbid to send, wait for the request that is under way, and show what is not sent.
 
         A pause follows a problem, and a store that was too ``slow``: else each trial would wait for it.
         """
-        with self._changed:
-            was_open, self._open, self._wanted = self._open, False, False
-        if not was_open:
+        if not self._may.is_set():
             self.emit(Unsent(self.writer.waiting))
             return
+        self._may.clear()
         ended = self._wait(REQUEST_S) or interrupted()
         problem = self._problem if ended else StoreError(f"{self.address}: a request takes over {REQUEST_S:.0f} s")
         if problem or slow:
@@ -169,13 +154,12 @@ class Sending:
         self._show(problem)
 
     def _wait(self, most_s: float) -> bool:
-        """Wait until the thread is idle; return False if it is not in time, or the run is interrupted."""
+        """Wait until the thread has ended; return False if it does not in time, or the run is interrupted."""
         end = time.monotonic() + most_s
-        with self._changed:
-            while self._busy or (self._open and self._wanted):
-                if time.monotonic() >= end or interrupted():
-                    return False
-                self._changed.wait(TICK_S)
+        while self._thread.is_alive():
+            if time.monotonic() >= end or interrupted():
+                return False
+            self._thread.join(TICK_S)
         return True
 
     def _show(self, problem: StoreError | None) -> None:
@@ -197,24 +181,18 @@ class Sending:
         try:
             self._send_rest(time.monotonic() + FINAL_S)
         finally:
-            with self._changed:
-                self._open, self._ended = False, True
-                self._changed.notify_all()
+            self._may.clear()
             self._show_end(resume)
 
     def _send_rest(self, end: float) -> None:
         self.writer.recorded()
-        with self._changed:
-            self._everything = True
         if self.writer.waiting:
             self.emit(Note(f"Sending {plural(self.writer.waiting, 'trial')} and the report to {self.address}"))
-        while not self.complete and not isinstance(self._problem, SupersededError):
-            with self._changed:
-                if not self._busy:
-                    self._open = self._wanted = True
-                    self._changed.notify_all()
-                left_s = max(0.0, end - time.monotonic())
-                self._changed.wait_for(lambda: not self._busy and not self._wanted, timeout=left_s)
+        if self._thread.is_alive():  # it sends what was to be sent before
+            self._thread.join(FINAL_S)
+        while not (self._thread.is_alive() or self.complete or isinstance(self._problem, SupersededError)):
+            self._start(everything=True)
+            self._thread.join(max(0.0, end - time.monotonic()))
             if self.complete or time.monotonic() >= end:
                 return
             time.sleep(AGAIN_S)

@@ -87,7 +87,7 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         if code != INTERRUPTED:
             return FAILED if sending and not sending.complete else code
         progress = not before or _left(plan, folder) < before or plan.experiment.checkpoint  # epochs have no lines
-        if request.inline or request.links or progress:
+        if progress or not request.resumable:
             return INTERRUPTED
         emit(Note(NOTHING_SETTLED.format(left=plural(before, "trial"))))
         return UNSETTLED
@@ -114,18 +114,11 @@ def _measure_and_report(
     except (KeyboardInterrupt, WriteError, ClusterLostError) as end:
         return _ended_early(end, folder, request, began, emit)
     code = _report(folder, began, emit, _exit_code(folder, plan))
-    if code == INTERRUPTED:
-        _leave_unfinished(folder, request, emit)
+    if code == INTERRUPTED and request.resumable:  # amid the report: --resume auto goes on with the run
+        with deferred_interrupts():
+            folder.set_invocation(len(folder.environment()["invocations"]) - 1, {"ended": "interrupted"})
+        emit(Note(f"Resume with: {resume_command(request, folder.path)}"))
     return code
-
-
-def _leave_unfinished(folder: RunFolder, request: Request, emit: Emit) -> None:
-    """Record that the invocation was interrupted, in its report, so that --resume auto goes on with it."""
-    if request.inline or request.links:
-        return
-    with deferred_interrupts():
-        folder.set_invocation(len(folder.environment()["invocations"]) - 1, {"ended": "interrupted"})
-    emit(Note(f"Resume with: {resume_command(request, folder.path)}"))
 
 
 def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request, began: float, emit: Emit) -> None:
@@ -158,7 +151,7 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request
 
 def _ended_early(end: BaseException, folder: RunFolder, request: Request, began: float, emit: Emit) -> int:
     """Report an early end and return its exit code; the commands come first, since the report may be cut short too."""
-    resume = "" if request.inline or request.links else f"Resume with: {resume_command(request, folder.path)}\n"
+    resume = f"Resume with: {resume_command(request, folder.path)}\n" if request.resumable else ""
     commands = f"{resume}{_how_to_report(folder)}"
     if isinstance(end, WriteError):
         emit(Note(commands))

@@ -6,8 +6,7 @@ import hashlib
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.config.experiment import Experiment
@@ -17,7 +16,7 @@ from harness.errors import ExperimentError, RunFolderError, cause_of
 from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version
 from harness.plan.planner import Plan
 from harness.plan.run_environment import FileFacts, Invocation, SourceFacts
-from harness.system.files import PACKAGE_FOLDER, python_files
+from harness.system.files import PACKAGE_FOLDER, code_hash
 from harness.system.user_code import module_file
 
 MOST_FILES = 2000
@@ -48,13 +47,12 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
         nodes.append(f"{node.host} ({node.cores} cores{gpus}{memory})")
     own_code = home and plan.experiment.own_code and not plan.variants
     folders = [home] if home and own_code else [Path(program).parent for program in plan.experiment.programs if home]
-    files = [file for folder in folders for file in islice(python_files(folder), MOST_FILES)]
     versions = {name: own.version for name, own in plan.variants.items()}
     return {
         "blocks": timed.most_blocks if timed else None,
         "git_commit": git_commit(home) if home else None,
-        "harness": f"{package_version('harness') or 'not installed'}, source {_digest(python_files(PACKAGE_FOLDER))}",
-        "workload_code": _digest(files) if folders else None,
+        "harness": f"{package_version('harness') or 'not installed'}, source {code_hash(PACKAGE_FOLDER)[:8]}",
+        "workload_code": code_hash(*folders, most=MOST_FILES)[:8] if folders else None,
         "variants": {name: {"code": own.code, "git_commit": git_commit(own.place)} for name, own in versions.items()},
         "python": sys.version.split()[0],
         "packages": {name: package_version(name) for name in PACKAGES if name != "harness"},
@@ -64,14 +62,6 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
         "devices": plan.machine.devices,
         "threads_per_device": plan.machine.threads_per_device,
     }
-
-
-def _digest(files: Iterable[Path]) -> str:
-    """Return eight characters that change if the content of a file does."""
-    content = hashlib.sha256()
-    for file in files:
-        content.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return content.hexdigest()[:8]
 
 
 def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:

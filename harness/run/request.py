@@ -73,6 +73,11 @@ class Request:
         """Whether nothing is started: a dry run, or a cluster that is only assumed."""
         return self.dry_run or self.assumed is not None
 
+    @property
+    def resumable(self) -> bool:
+        """Whether an interrupted run can be resumed."""
+        return not (self.inline or self.links)
+
 
 class Places(NamedTuple):
     """Where runs are: the local folder of run folders, the URI to which they are sent, and the run to resume."""

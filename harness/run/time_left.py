@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from harness.plan.planner import GROUP_START_S, Plan
 from harness.plan.trial import Trial, WorkerGroup
-from harness.run.events import Event, GroupReady, GroupStarting, Repeating, TrialEnded, TrialStarting
+from harness.run.events import Event, GroupReady, GroupStarting, TrialEnded, TrialStarting
 
 Clock = Callable[[], float]
 Key = tuple[str, ...]
@@ -41,10 +41,6 @@ class TimeLeft:
         self._starting = False
         self._said = -math.inf
         self._end = math.inf if limit_s is None else self._last + limit_s
-        self._expect(groups)
-
-    def _expect(self, groups: Iterable[WorkerGroup]) -> None:
-        """Add worker groups that are to run."""
         for group in groups:
             self._waiting[group.id] = {trial.id for trial in group.trials}
             self._pending |= {trial.id: trial for trial in group.trials}
@@ -53,8 +49,6 @@ class TimeLeft:
     def follow(self, event: Event) -> None:
         """Take an event of the run into account."""
         match event:
-            case Repeating(groups):
-                self._expect(groups)
             case GroupStarting(group):  # it began when the trial before it had ended
                 self._waiting.pop(group.id, None)
                 self._starting = True

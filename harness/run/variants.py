@@ -37,7 +37,7 @@ def own_codes(experiment: Experiment, home: Path) -> Variants:
         for name, folder in experiment.variants.items()
     }
     asked = dict.fromkeys(versions, experiment) if experiment.own_strategies else {}
-    traits = in_each(versions, all_traits, asked)
+    traits = in_each(versions, own_traits, asked)
     return {name: OwnCode(version, traits.get(name, {})) for name, version in versions.items()}
 
 
@@ -102,22 +102,18 @@ def in_each(
     return values
 
 
-def all_traits(experiment: Experiment) -> dict[str, StrategyTraits]:
-    """Return the traits of the user's own strategies; raises WorkloadError if one cannot be used."""
-    found = Collected()
-    traits = own_traits(experiment, found)
-    found.raise_all()
-    return traits
-
-
-def own_traits(experiment: Experiment, found: Collected) -> dict[str, StrategyTraits]:
+def own_traits(experiment: Experiment, found: Collected | None = None) -> dict[str, StrategyTraits]:
     """Import the user's own strategies and return their traits, for the planner.
 
     Without the class of their options, which the processes that the plan is handed to need not be able to import.
-    ``found`` gets the WorkloadError of each that cannot be used; its place in the plan is then a stand-in's.
+    ``found`` gets the WorkloadError of each that cannot be used, whose place in the plan is then a stand-in's; without
+    it they are raised.
     """
+    wrong = Collected() if found is None else found
     traits = dict.fromkeys(experiment.own_strategies, StrategyTraits())
     for name in experiment.own_strategies:
-        with found.also():
+        with wrong.also():
             traits[name] = replace(load_strategy_class(name).traits, options=NoOptions)
+    if found is None:
+        wrong.raise_all()
     return traits

@@ -8,6 +8,7 @@ import io
 import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -162,10 +163,14 @@ def python_files(folder: Path) -> Iterator[Path]:
         yield from filter(Path.is_file, found)  # a link may be broken
 
 
-def code_hash(folder: Path) -> str:
-    """Return 12 hexadecimal digits of the SHA-256 of the Python files below a folder, with their paths in it."""
+def code_hash(*folders: Path, most: int | None = None) -> str:
+    """Return 12 hexadecimal digits of the SHA-256 of the Python files below folders, with their paths in these.
+
+    ``most``: the maximum number of files of a folder.
+    """
     content = hashlib.sha256()
-    for file in python_files(folder):
-        data = file.read_bytes()
-        content.update(f"{file.relative_to(folder).as_posix()}\0{len(data)}\0".encode(errors="surrogateescape") + data)
+    for folder in folders:
+        for file in islice(python_files(folder), most):
+            name, data = file.relative_to(folder).as_posix(), file.read_bytes()
+            content.update(f"{name}\0{len(data)}\0".encode(errors="surrogateescape") + data)
     return content.hexdigest()[:12]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from harness.errors import HarnessError, WorkloadError, nearest
 from harness.system.files import PACKAGE_FOLDER, code_hash
@@ -97,31 +97,21 @@ def module_file(name: str, path: list[str]) -> Path | None:
 
 def load_user_class(what: str, name: str, *, builtin: bool = False) -> type:
     """Import a module and return its class; raise WorkloadError, whose message begins with ``what``."""
-    module, class_name = _imported(what, name, builtin=builtin)
-    found = vars(module).get(class_name)
-    if not inspect.isclass(found):
-        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and not key.startswith("__")]
-        known = nearest(class_name, classes) if classes else "it has no class at all"
-        raise WorkloadError(f"{what}: {name.partition(':')[0]} has no class {class_name!r}; {known}")
+    found: type = _found(what, name, "class", inspect.isclass, builtin=builtin)
     return found
 
 
 def load_user_function(what: str, name: str) -> Callable[..., object]:
     """Import a module and return its function; raise WorkloadError, whose message begins with ``what``."""
-    module, function_name = _imported(what, name)
-    found = vars(module).get(function_name)
-    if not inspect.isroutine(found):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        known = nearest(function_name, functions) if functions else "it has no function at all"
-        raise WorkloadError(f"{what}: {name.partition(':')[0]} has no function {function_name!r}; {known}")
+    found: Callable[..., object] = _found(what, name, "function", inspect.isroutine)
     return found
 
 
-def _imported(what: str, name: str, *, builtin: bool = False) -> tuple[ModuleType, str]:
-    """Return a module that is imported, and the name in it; raise WorkloadError.
+def _found(what: str, name: str, kind: str, is_kind: Callable[[object], bool], *, builtin: bool = False) -> Any:
+    """Import a module and return what it holds of this kind under the name; raise WorkloadError.
 
-    Unless the class is ``builtin``, the message of a failed import names the folder that comes first on the import
-    path: the experiment file's or, with variants, that of the version.
+    Unless it is ``builtin``, the message of a failed import names the folder that comes first on the import path: the
+    experiment file's or, with variants, that of the version.
     """
     module_name, _, inner = name.partition(":")
     try:
@@ -133,4 +123,9 @@ def _imported(what: str, name: str, *, builtin: bool = False) -> tuple[ModuleTyp
         raise WorkloadError(
             f"{what}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
         ) from error
-    return module, inner
+    found = vars(module).get(inner)
+    if not is_kind(found):
+        names = [key for key, value in vars(module).items() if is_kind(value) and not key.startswith("__")]
+        known = nearest(inner, names) if names else f"it has no {kind} at all"
+        raise WorkloadError(f"{what}: {module_name} has no {kind} {inner!r}; {known}")
+    return found

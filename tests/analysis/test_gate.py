@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,9 +10,8 @@ import pytest
 from harness.analysis.common import Record, content_key, differing_axes, matches
 from harness.analysis.compare import Condition, exit_code, gate, parse_condition
 from harness.analysis.equivalence import Verdict
-from harness.analysis.history import RunNoise
-from harness.analysis.run_cells import RunCell
-from harness.analysis.run_pairs import Lost, Pair, RunRatio
+from harness.analysis.run_cells import Metric, RunCell
+from harness.analysis.run_pairs import Pair, Question, make_pair
 from harness.config.axes import check_axis
 from harness.plan.comparison import axes_of
 from harness.plan.planner import make_plan
@@ -21,14 +19,19 @@ from tests.conftest import Make, gpu_cluster
 from tests.records import line
 
 
-def cell(name: str = "ddp2", speed: float = 1.0) -> RunCell:
+def cell(name: str = "ddp2", speed: float = 1.0, verdict: Verdict | None = None) -> RunCell:
     row = {**line(name, rates=(1.0, 1.0)), "link": None, "device_ids": None, "variant": None}
-    return RunCell(row, [Record(row)], (speed,), None, name == "single", (), None, None)
+    by_block: dict[Metric, tuple[float, ...]] = {"throughput": (speed,), "speedup": ()}
+    return RunCell(row, [Record({"doubts": ()})], by_block, None, name == "single", None, verdict)
 
 
-def pair(ratio: float, sd: float | None = 0.01, *, no_claim: str = "", name: str = "ddp2") -> Pair:
-    noise = None if sd is None else RunNoise(sd)
-    return Pair("B", cell(name), cell(name), "", RunRatio(1.0, ratio, noise, "" if noise else "why"), None, no_claim)
+def pair(ratio: float, sd: float | None = 0.01, *, name: str = "ddp2", checked: str = "") -> Pair:
+    """A cell that is faster by a ratio; ``checked``: in which runs it is not equivalent to one device."""
+    different = Verdict("not equivalent", "it differs")
+    first, later = (
+        cell(name, speed, different if run in checked else None) for run, speed in (("A", 1.0), ("B", ratio))
+    )
+    return make_pair("B", first, later, Question(run_noise=sd), {})
 
 
 BELOW = Condition("throughput", True, 0.95)
@@ -92,21 +95,17 @@ def test_p_values_are_adjusted_over_all_cells() -> None:
     assert set(many["reason"]) == {"the interval, Holm-adjusted, holds the threshold"}
 
 
-def test_what_is_not_equivalent_is_undecided_or_has_no_row() -> None:
-    rows = gate([pair(0.5, no_claim="B: not equivalent"), pair(0.5, name="dp2")], [], [BELOW])
-    assert rows[["verdict", "reason"]].values.tolist() == [["undecided", "B: not equivalent"]]
-    differs = replace(cell(), verdict=Verdict("not equivalent", "it differs"))
-    kept = replace(pair(0.5, no_claim="it differs"), first=differs)
-    assert len(gate([kept], [], [BELOW])) == 1  # what changed is undecided
-    assert gate([replace(kept, later=differs)], [], [BELOW]).empty
+def test_what_is_not_equivalent_in_one_run_is_undecided_and_in_both_or_as_a_rehearsal_has_no_row() -> None:
+    rows = gate([pair(0.5, checked="B"), pair(0.5, checked="AB"), pair(0.5, name="dp2")], [], [BELOW])
+    assert rows[["verdict", "reason"]].values.tolist() == [["undecided", "B: it differs"]]
 
 
 def test_a_base_has_no_verdict_on_its_speedup_and_a_planned_cell_without_a_measurement_is_undecided() -> None:
     speedup = Condition("speedup", True, 0.95)
     rows = gate([pair(1.0, name="single"), pair(1.0)], [], [speedup])
     assert rows[["strategy", "verdict"]].values.tolist() == [["ddp", "undecided"]]
-    row = cell().first
-    lost = [Lost("B", "A", row, True, "B: oom"), Lost("B", "A", row, False, "no cell of B")]
+    row = {**cell().first, "run": "B", "measured_in": "A"}
+    lost = [{**row, "planned": True, "reason": "B: oom"}, {**row, "planned": False, "reason": "no cell of B"}]
     rows = gate([pair(1.0)], lost, [BELOW])
     assert rows["verdict"].tolist() == ["passes", "undecided"] and rows["reason"].iloc[1] == "B: oom"
 

@@ -22,8 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from harness.analysis.compare import ALPHA
-from harness.analysis.history import RunNoise, noise_within
+from harness.analysis.history import RunRatio, noise_within
 from harness.analysis.ratios import within
 from harness.analysis.stats import (
     CLEAR,
@@ -39,6 +38,7 @@ from harness.analysis.stats import (
     stein_blocks,
     word,
 )
+from harness.analysis.stats import SIGNIFICANCE as ALPHA
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.analysis.verdict.trust import HALFWIDTH as EQUAL_WITHIN
 from harness.config.sections import LOOKS
@@ -122,7 +122,7 @@ def claims(earlier: int, cells: int, random: np.random.Generator) -> tuple[bool,
     for cell in range(cells):
         sd, freedom = pooled_deviation([logs[:earlier, cell].tolist()])
         ratio = math.exp(logs[-1, cell] - logs[-2, cell])
-        p_values.append(RunNoise(sd, freedom, earlier).p_value(ratio))
+        p_values.append(RunRatio(1.0, ratio, [(sd, freedom)], earlier).p_value() or 0.0)
     by_blocks = [ratio_p_value(np.exp(blocks[-1, cell] - blocks[-2, cell]).tolist()) or 0.0 for cell in range(cells)]
     return min(holm(p_values)) <= ALPHA, min(p_values) <= ALPHA, min(holm(by_blocks)) <= ALPHA
 
@@ -158,8 +158,8 @@ def stated_claims(
         for cell in range(cells):
             first, later = np.exp(logs[:, cell]).tolist()
             ratio = math.exp(logs[1, cell].mean() - logs[0, cell].mean())
-            for each, of_blocks in zip(p_values, (noise_within(first, later), None), strict=True):
-                each.append(RunNoise(STATED, within=of_blocks).p_value(ratio))
+            for each, of_blocks in zip(p_values, (noise_within(first, later), []), strict=True):
+                each.append(RunRatio(1.0, ratio, [(STATED, None), *of_blocks]).p_value() or 0.0)
         adjusted = [holm(each) for each in p_values]
         found.append([(each[0] if planted else min(each)) <= ALPHA for each in adjusted])
     as_compare_does, by_stated = np.array(found).mean(axis=0).tolist()

@@ -153,13 +153,14 @@ def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_name
 ) -> None:
     nodes = tuple(Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 64, gpus) for i, gpus in enumerate((2, 8, 8)))
     machine = replace(EIGHT, devices_per_node=(2, 8, 8))
-    inventory: Any = SimpleNamespace(inventory=Inventory(nodes), request=None, embedded=True)
+    inventory: Any = SimpleNamespace(inventory=Inventory(nodes), request=None)
     gone: set[str] = set()
 
     def answers(_cluster: Any, _question: str, things: Any) -> list[bool | None]:
         return [None if name in gone else True for name, _ in things]
 
     monkeypatch.setattr("harness.launch.ray.nodes.ask_agents", answers)
+    monkeypatch.setattr("harness.launch.ray.private.draining_nodes", set)
     with closing(RayLauncher(inventory, make_experiment(PAIRS), machine)) as launcher:
 
         def scaling(cell: Cell) -> Any:

@@ -18,8 +18,8 @@ from harness.launch.failures import (
     IDLE,
     blamed,
     despite,
-    ended_by_themselves,
     explained,
+    found_dead,
     from_hang,
     from_launch,
     from_memory_monitor,
@@ -194,7 +194,7 @@ def test_a_killed_or_silent_rank_is_the_cause_of_the_errors_of_its_peers() -> No
     unknown = rank_failure(0, "DistBackendError on rank 0: NCCL says something new", "DistBackendError")
     assert primary([unknown], dead_ranks=[1]).error_rank == 1
     assert primary([unknown]).outcome == "error"
-    assert ended_by_themselves(GroupError({1: HealthCheckFailed(ActorDied("x")), 0: ValueError("y")})) == [1]
+    assert sorted(found_dead(GroupError({1: HealthCheckFailed(ActorDied("x")), 0: ValueError("y")}))) == [1]
 
 
 WAITS = """Thread 0x1 (most recent call first):

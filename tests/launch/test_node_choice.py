@@ -20,8 +20,8 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from harness.errors import ClusterError
 from harness.launch.ray import nodes as ray_nodes
 from harness.launch.ray import private
-from harness.launch.ray.launcher import own_resources, resources_of_named_gpus, shared_resources
-from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, NodeRequest, RayCoordinator
+from harness.launch.ray.launcher import worker_resources
+from harness.launch.ray.node_request import EXPIRE_S, RENEW_S, NodeRequest
 from harness.launch.ray.nodes import POLL_S, NodeChoice, types_in_order
 from harness.plan.cell import Placement
 from harness.plan.inventory import Inventory, Machine, Node
@@ -43,7 +43,6 @@ class Cluster:
 
     def __init__(self, *nodes: Node) -> None:
         self.inventory = Inventory(nodes, attached=True)
-        self.embedded = False
         self.request: object | None = None
         self.gone: set[str] = set()
         self.come: list[list[Node]] = []
@@ -141,17 +140,6 @@ def test_a_wait_for_nodes_ends_at_its_limit_or_with_the_run_and_is_not_repeated(
     assert [line.partition("; ")[2] for line in said] == [f"waiting at most {waited_s:.0f} s for others"] * can_grow
 
 
-def test_groups_are_kept_together_on_the_type_that_holds_them_all() -> None:
-    """The plan's placements prefer one type of nodes, a block that ran on both types needs the other."""
-    nodes = choice(Cluster(*A, *H), ONE, FOUR, Placement(3, 12, 1), EIGHT)
-    assert names(nodes.nodes_for(group(ONE))) == ["a0"] and names(nodes.nodes_for(group(EIGHT))) == ["h0"]
-    assert nodes.keep_together([group(ONE), group(EIGHT)])
-    assert names(nodes.nodes_for(group(ONE))) == ["h0"]
-    assert not nodes.keep_together([group(EIGHT), group(Placement(3, 12, 1))])
-    assert not nodes.keep_together([group(Placement(5, 20, 1))])  # on both types
-    assert not nodes.keep_together([group(Placement(6, 24, 1))])  # on none
-
-
 def test_types_in_order() -> None:
     nodes = [(A[0], 4), (H[0], 8), (A[1], 4)]
     assert types_in_order(nodes, [ONE]) == ["A100, None", "H100, None"]
@@ -161,11 +149,18 @@ def test_types_in_order() -> None:
     assert types_in_order(nodes, [named]) == ["H100, None", "A100, None"]
 
 
+def reserved(placement: Placement, cores: int, gpus: int, **group: Any) -> dict[str, float]:
+    """What Ray reserves for a worker on nodes of these, of which a device has 4 cores, or a CPU slot one."""
+    machine = Machine("cuda", 1, (8,), compiler=True, cpus_per_device=4.0 if gpus else 1.0)
+    given = WorkerGroup("g", 0, placement, "cuda" if gpus else "cpu", trials=(), **group)
+    return worker_resources(given, machine, [Node("n0", "", "", cores, gpus)] * placement.nodes)
+
+
 def test_a_worker_has_all_of_its_devices_and_named_gpus_take_the_whole_node() -> None:
-    assert own_resources(Placement(1, 1, 2), 4, on_gpus=True) == {"CPU": 8, "GPU": 2.0}
-    assert own_resources(Placement(1, 2, 1), 1, on_gpus=False) == {"CPU": 1}
-    assert resources_of_named_gpus(Placement(1, 2, 1, (1, 2)), 4, gpus=8) == {"CPU": 4, "GPU": 4.0}
-    assert resources_of_named_gpus(Placement(1, 1, 2, (1, 2)), 4, gpus=8) == {"CPU": 8, "GPU": 8.0}
+    assert reserved(Placement(1, 1, 2), 32, 8, oversubscribe=False) == {"CPU": 8, "GPU": 2.0}
+    assert reserved(Placement(1, 2, 1), 32, 0, oversubscribe=False) == {"CPU": 1}
+    assert reserved(Placement(1, 2, 1, (1, 2)), 32, 8, oversubscribe=False) == {"CPU": 4, "GPU": 4.0}
+    assert reserved(Placement(1, 1, 2, (1, 2)), 32, 8, oversubscribe=False) == {"CPU": 8, "GPU": 8.0}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +178,7 @@ def test_a_worker_has_all_of_its_devices_and_named_gpus_take_the_whole_node() ->
 def test_workers_that_share_devices_share_the_node(
     placement: Placement, cores: int, gpus: int, resources: dict[str, float]
 ) -> None:
-    assert shared_resources(placement, cores, gpus) == resources
+    assert reserved(placement, cores, gpus, oversubscribe=True) == resources
 
 
 BUNDLE = {"CPU": 1.0}
@@ -193,7 +188,7 @@ FREE_S = 300
 
 
 class Autoscaler:
-    """Ray's coordinator in this process. ``asked``: what it sent to the autoscaler, each time."""
+    """Ray's coordinator, as an actor in this process. ``asked``: what it sent to the autoscaler, each time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -203,14 +198,8 @@ class Autoscaler:
             send_resources_request=lambda bundles, label_selectors=None: self.asked.append(bundles),
             get_cluster_nodes=list,
         )
-
-    def request(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
-        self._actor.request_resources(name, [dict(bundle) for bundle in bundles], expire_after_s)
-
-    renew = request
-
-    def cancel(self, name: str) -> None:
-        self._actor.cancel_request(name)
+        self.request_resources = SimpleNamespace(remote=self._actor.request_resources)
+        self.cancel_request = SimpleNamespace(remote=self._actor.cancel_request)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(int(seconds // TICK_S)):
@@ -227,13 +216,16 @@ class Trainer:
 
 
 @pytest.fixture
-def autoscaler() -> Autoscaler:
-    return Autoscaler()
+def autoscaler(monkeypatch: pytest.MonkeyPatch) -> Autoscaler:
+    actor = Autoscaler()
+    monkeypatch.setattr(private, "autoscaling_coordinator", lambda: actor)
+    monkeypatch.setattr(ray, "get", lambda answer, timeout: answer)
+    return actor
 
 
 @pytest.fixture
 def request_of(autoscaler: Autoscaler) -> Iterator[NodeRequest]:
-    request = NodeRequest(autoscaler, renew_s=3600)
+    request = NodeRequest(renew_s=3600)
     yield request
     request.close()
 
@@ -242,7 +234,7 @@ def test_requests_of_others_are_kept_beside_it(autoscaler: Autoscaler, request_o
     for _ in range(3):
         request_of.ask([BUNDLE] * 4)
     assert autoscaler.asked == [[BUNDLE] * 4], "the same bundles are requested once"
-    autoscaler.request("other", [BUNDLE], 180)
+    autoscaler.request_resources.remote(requester_id="other", resources=[BUNDLE], expire_after_s=180)
     assert autoscaler.asked[-1] == [BUNDLE] * 5
     request_of.ask([BUNDLE] * 2)
     assert autoscaler.asked[-1] == [BUNDLE] * 3
@@ -282,20 +274,25 @@ def test_a_request_that_is_not_renewed_expires(autoscaler: Autoscaler, request_o
 
 
 def test_a_thread_renews_it_until_it_is_closed(autoscaler: Autoscaler) -> None:
-    renewed: list[Bundles] = []
-    autoscaler.renew = lambda name, bundles, expire_after_s: renewed.append(bundles)  # type: ignore[method-assign]
-    request = NodeRequest(autoscaler, renew_s=0.01)
+    send, sent = autoscaler.request_resources.remote, list[Bundles]()
+
+    def counted(*, resources: Any, **more: Any) -> None:
+        sent.append(resources)
+        send(resources=resources, **more)
+
+    autoscaler.request_resources.remote = counted
+    request = NodeRequest(renew_s=0.01)
     time.sleep(0.05)
-    assert not renewed  # nothing is requested yet
+    assert not sent  # nothing is requested yet
     request.ask([BUNDLE])
     until = time.monotonic() + 30
-    while not renewed and time.monotonic() < until:
+    while len(sent) < 2 and time.monotonic() < until:
         time.sleep(0.01)
     request.close()
-    count = len(renewed)
-    assert renewed[0] == [BUNDLE] and autoscaler.asked[-1] == []
+    count = len(sent)
+    assert sent[:2] == [[BUNDLE]] * 2 and autoscaler.asked[-1] == []
     time.sleep(0.05)
-    assert len(renewed) == count
+    assert len(sent) == count
 
 
 def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +318,7 @@ def test_the_requests_that_the_autoscaler_cannot_meet(monkeypatch: pytest.Monkey
     monkeypatch.setattr(private, "find", lambda module, name: None)  # a Ray without its private names
     assert private.autoscaler_state() == private.AutoscalerState() and private.draining_nodes() == set()
     with pytest.raises(ClusterError, match="has no coordinator of requests"):
-        RayCoordinator()
+        NodeRequest()
     monkeypatch.setattr(private, "find", lambda module, name: Client if name == "GcsClient" else known(module, name))
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
     assert private.autoscaler_state() == (7, 6, [])

@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,9 @@ from harness.errors import ExportError
 from harness.report.mlflow_export import (
     LONGEST_TAG,
     SETTINGS,
-    MlflowExport,
     MlflowRun,
     export_to_mlflow,
-    mlflow_export,
+    mlflow_runs,
     tracking_uri,
 )
 from tests.conftest import EXAMPLE, Make
@@ -40,17 +38,12 @@ def file_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory, make_experiment: Make) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory, make_experiment: Make) -> Results:
     experiment = make_experiment({"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8})
     place = tmp_path_factory.mktemp("results")
-    return load(make_run(place, experiment, lambda cell, block: 100.0 * cell.devices + block))
-
-
-@pytest.fixture
-def results(recorded: Results) -> Iterator[Results]:
-    """The same for a test that may write a report."""
-    yield recorded
-    recorded.folder.report.unlink(missing_ok=True)
+    run = make_run(place, experiment, lambda cell, block: 100.0 * cell.devices + block)
+    (run / "tables" / "cells.csv").write_text("a")
+    return load(run)
 
 
 @pytest.fixture
@@ -78,22 +71,23 @@ def test_a_run_has_a_child_for_each_cell(results: Results, store: Path) -> None:
     (ddp,) = [run for run in cells if run.info.run_name == "ddp x2"]
     assert ddp.data.params["devices"] == "2" and ddp.data.metrics["speedup"] == pytest.approx(2, 0.1)
     assert {run.info.status for run in (whole, *cells)} == {"FINISHED"}
+    times = {(run.info.start_time, run.info.end_time) for run in (whole, *cells)}
+    assert times == {(1_700_000_000_000, 1_700_000_009_000)}
     client = mlflow.MlflowClient(tracking_uri=store.as_uri())
-    assert [one.path for one in client.list_artifacts(whole.info.run_id)] == ["experiment.yaml"]
+    assert [one.path for one in client.list_artifacts(whole.info.run_id)] == ["experiment.yaml", "tables"]
+    assert [one.path for one in client.list_artifacts(whole.info.run_id, "tables")] == ["tables/cells.csv"]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_second_export_duplicates_nothing_and_one_of_changed_results_takes_its_place(
-    results: Results, store: Path
+def test_a_second_export_takes_the_place_of_the_first_wherever_the_folder_lies(
+    results: Results, store: Path, tmp_path: Path
 ) -> None:
     export_to_mlflow(results, str(store))
     before = {run.info.run_id for run in runs(store)}
-    assert export_to_mlflow(results, str(store)).endswith(": is there already, unchanged")
-    assert {run.info.run_id for run in runs(store)} == before
-    results.folder.report.write_text("a report")
-    assert export_to_mlflow(results, str(store)).endswith("in place of an earlier export")
+    moved = load(shutil.copytree(results.folder.path, tmp_path / "elsewhere"))
+    assert export_to_mlflow(moved, str(store)).endswith(": 2 cells, in place of an earlier export")
     after = {run.info.run_id for run in runs(store)}
-    assert len(after) == len(before) and not after & before
+    assert len(after) == len(before) == 3 and not after & before
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -103,7 +97,6 @@ def test_an_export_that_fails_half_way_loses_nothing_and_can_be_repeated(
 ) -> None:
     if earlier:
         export_to_mlflow(results, str(store))
-        results.folder.report.write_text("a report")
     before = {run.info.run_id for run in runs(store)}
 
     def full(*_: object) -> None:
@@ -186,8 +179,11 @@ def test_a_path_is_a_folder_and_a_name_of_databricks_is_none(tmp_path: Path) -> 
 # -- what it consists of ----------------------------------------------------------------------------------------------
 
 
+Runs = tuple[MlflowRun, list[MlflowRun]]
+
+
 @pytest.fixture(scope="module")
-def export(tmp_path_factory: pytest.TempPathFactory, make_experiment: Make) -> MlflowExport:
+def exported(tmp_path_factory: pytest.TempPathFactory, make_experiment: Make) -> Runs:
     """Two settings over three blocks; trainings with two seeds, of which the second misses the target."""
     grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8, "ddp.bucket_cap_mb": [1, 25]}
     convergence: dict[str, Any] = {"epochs": 1, "seeds": [0, 1], "target": TARGET}
@@ -195,21 +191,20 @@ def export(tmp_path_factory: pytest.TempPathFactory, make_experiment: Make) -> M
     rates, accuracies = {"single": 100.0, "ddp": 150.0}, (0.9, 0.7)
     place = tmp_path_factory.mktemp("export")
     run = make_run(place, experiment, lambda cell, block: rates[cell.strategy] + block, accuracy=accuracies.__getitem__)
-    (run / "tables" / "cells.csv").write_text("a")
-    return mlflow_export(load(run))
+    return mlflow_runs(load(run))
 
 
-def cell(export: MlflowExport, text: str) -> MlflowRun:
-    (found,) = [run for run in export.cells if text in run.name]
+def cell(exported: Runs, text: str) -> MlflowRun:
+    (found,) = [run for run in exported[1] if text in run.name]
     return found
 
 
 def values(run: MlflowRun) -> dict[str, float]:
-    return {metric.name: metric.value for metric in run.metrics}
+    return {name: value for name, value, _ in run.metrics}
 
 
-def test_a_cell_has_its_axes_and_options_as_parameters_and_speeds_with_their_intervals(export: MlflowExport) -> None:
-    run = cell(export, "bucket_cap_mb=25")
+def test_a_cell_has_its_axes_and_options_as_parameters_and_speeds_with_their_intervals(exported: Runs) -> None:
+    run = cell(exported, "bucket_cap_mb=25")
     expected = {"strategy": "ddp", "devices": "2", "per_device_batch_size": "8", "ddp.bucket_cap_mb": "25"}
     assert expected.items() <= run.params.items()
     assert run.params["compile"] == "false" and "device_ids" not in run.params
@@ -221,41 +216,29 @@ def test_a_cell_has_its_axes_and_options_as_parameters_and_speeds_with_their_int
     assert found["efficiency"] == pytest.approx(found["speedup"] / 2)
 
 
-def test_cells_have_their_curves_by_epoch_and_seed_and_what_the_verdict_says(export: MlflowExport) -> None:
-    run = cell(export, "single")
-    curve = [(one.value, one.step) for one in run.metrics if one.name == "val_accuracy/seed_1"]
+def test_cells_have_their_curves_by_epoch_and_seed_and_what_the_verdict_says(exported: Runs) -> None:
+    run = cell(exported, "single")
+    curve = [(value, step) for name, value, step in run.metrics if name == "val_accuracy/seed_1"]
     assert curve == [(0.7, 1)]
     found = values(run)
     assert found["time_to_target_s/seed_0"] == 2.0 and "time_to_target_s/seed_1" not in found
-    tags = [run.tags for run in export.cells]
-    assert all(one["harness.label"] == run.name for one, run in zip(tags, export.cells, strict=True))
+    tags = [run.tags for run in exported[1]]
+    assert all(one["harness.label"] == run.name for one, run in zip(tags, exported[1], strict=True))
     verdicts = [one.get("harness.verdict") for one in tags]
     assert verdicts.count("what to use") == 1
     assert verdicts.count("cannot be told apart from what to use") == 1
 
 
-def test_the_whole_has_the_verdict_as_its_description_and_the_files_that_are_there(export: MlflowExport) -> None:
-    whole = export.whole
+def test_the_whole_has_the_verdict_as_its_description(exported: Runs) -> None:
+    whole, _ = exported
     assert "**USE**" in whole.tags["mlflow.note.content"]
     assert "ddp x2" in whole.tags["harness.verdict"] and whole.tags["harness.trust"] in ("low", "medium")
     assert values(whole)["trials_ok"] > 0
-    assert (export.start_ms, export.end_ms) == (1_700_000_000_000, 1_700_000_009_000)
-    assert [path.name for path in export.files[""]] == ["experiment.yaml"]
-    assert [path.name for path in export.files["tables"]] == ["cells.csv"]
 
 
 @pytest.mark.slow
-def test_the_digest_of_an_export_follows_the_content_and_the_identity_the_run(
-    tmp_path: Path, export: MlflowExport
-) -> None:
-    folder = export.files[""][0].parent
-    assert mlflow_export(load(folder)).digest == export.digest
-    moved = tmp_path / "elsewhere"
-    shutil.copytree(folder, moved)
-    (moved / "tables" / "cells.csv").write_text("b")
-    changed = mlflow_export(load(moved))
-    assert changed.identity == export.identity and changed.digest != export.digest
-    found = mlflow_export(load(EXAMPLE))
-    assert found.cells and all(run.metrics for run in found.cells)
-    assert len({run.name for run in found.cells}) == len(found.cells)
-    assert all(len(text) <= LONGEST_TAG for run in (found.whole, *found.cells) for text in run.tags.values())
+def test_cells_of_an_export_have_metrics_names_of_their_own_and_tags_that_mlflow_accepts() -> None:
+    whole, cells = mlflow_runs(load(EXAMPLE))
+    assert cells and all(run.metrics for run in cells)
+    assert len({run.name for run in cells}) == len(cells)
+    assert all(len(text) <= LONGEST_TAG for run in (whole, *cells) for text in run.tags.values())

@@ -16,7 +16,6 @@ from harness.analysis.ratios import noise, parity, scaling, versus
 from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.plan.trial import Trial
 from harness.record.schema import EQUIVALENCE, FINDINGS
-from harness.report.row import plural
 from harness.report.sentence import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
@@ -27,7 +26,6 @@ from harness.run.events import (
     GroupStarting,
     Note,
     Planned,
-    Repeating,
     Reported,
     RunStarted,
     TrialEnded,
@@ -169,17 +167,6 @@ def test_a_training_is_shown_epoch_by_epoch_if_asked(make_experiment: Make, tmp_
     assert "ValueError on rank 0: bad" in shown(started, failed, force_terminal=terminal)
 
 
-def test_what_is_repeated_is_counted(make_experiment: Make, tmp_path: Path) -> None:
-    grid = {"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
-    first = [TrialEnded(trial, line(), False) for trial in plan.trials]
-    repeated = first[: len(plan.groups[0].trials)]
-    output = shown(RunStarted(tmp_path, plan, plan.groups, 0), *first, Repeating(plan.groups[:1]), *repeated)
-    count, again = len(first), len(repeated)
-    assert f"[{count}/{count}]" in output and f"[{count + again}/{count + again}]" in output
-    assert f"{plural(again, 'trial')} once more, on one type of nodes: their hardware differed" in output
-
-
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
@@ -277,9 +264,6 @@ def test_within_a_trial_the_time_goes_on_and_what_is_repeated_takes_its_time_aga
     run = Run(plan, SECONDS)
     run.measure(len(plan.trials))
     assert run.left.seconds == 0
-    group = plan.groups[0]
-    run.left.follow(Repeating((group,)))
-    assert run.left.seconds == pytest.approx(START_S + expected_s(group.trials)) and run.left.text
 
 
 def test_failed_and_skipped_trials_say_nothing_about_the_others(plan: Plan) -> None:

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,16 +20,14 @@ from harness.analysis.results import load
 from harness.errors import WriteError
 from harness.launch.protocol import ByLauncher, GroupStarted, Message, TrialStarted
 from harness.plan.cell import place
-from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import Outcome
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
-from harness.run.events import Event, GroupStarting, Note, Repeating, TrialEnded
+from harness.run.events import Event, GroupStarting, Note, TrialEnded
 from harness.run.execution import Attempts, Execution
 from harness.run.resume import pending
-from tests.conftest import Make, gpu_cluster, laptop
-from tests.records import rank_row
+from tests.conftest import Make, laptop
 from tests.run_folders import NODE
 
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
@@ -428,88 +426,6 @@ def test_a_wait_ends_with_the_time_of_the_run_and_says_nothing_of_its_bound(
     (text,) = [event.text for event in events if isinstance(event, Note)]
     assert text == "2.0 cores on laptop busy before block 0: waiting until idle, at most 1 h 00 min."
     assert busy.launches == [] and {row["outcome"] for row in folder.lines()} == {"skipped"}
-
-
-class OnNodes(ScriptedLauncher):
-    """Runs each trial on devices of the model that ``place`` gives, by the trial and how often it ran.
-
-    ``together``: whether one type of nodes holds all groups that are to be kept together.
-    """
-
-    def __init__(self, place: Callable[[Trial, int], str], *, together: bool = True) -> None:
-        super().__init__(lambda trial, tries: "ok")
-        self.place, self.together = place, together
-        self.kept: list[list[WorkerGroup]] = []
-
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        self.kept.append([*groups])
-        return self.together
-
-    def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
-        trials = {trial.id: trial for trial in group.trials}
-        for message in super().launch(group, deadline=deadline):
-            if isinstance(message, TrialResult):
-                model = self.place(trials[message.trial_id], self.tries[message.trial_id])
-                rank: Any = {**rank_row(0), "device_model": model}
-                message = replace(message, ranks=(rank,))
-            yield message
-
-
-def models(folder: RunFolder, block: int) -> set[str]:
-    """The models of the last attempts in a block."""
-    last = {line["trial_id"]: line["ranks"][0]["device_model"] for line in folder.lines() if line["block"] == block}
-    return set(last.values())
-
-
-def test_a_cell_that_moved_to_other_nodes_is_repeated_with_its_base(make_experiment: Make, tmp_path: Path) -> None:
-    """A node of the first type went while block 0 was measured: what came first is measured again on the second."""
-    plan = make_plan(make_experiment(GRID, throughput={"blocks": 2}), gpu_cluster(1, 2))
-    first = plan.groups[0].trials
-    launcher = OnNodes(lambda trial, tries: "A" if trial in first and tries == 1 else "B")
-    events: list[Event] = []
-    _, folder = execute(plan, tmp_path, launcher, events)
-    assert models(folder, 0) == models(folder, 1) == {"B"}
-    assert {launcher.tries[t.id] for t in first} == {2}
-    assert {launcher.tries[t.id] for t in plan.trials if t.block == 1} == {1}
-    assert [line["attempt"] for line in folder.lines() if line["trial_id"] == first[0].id] == [1, 2]
-    assert {line["invocation"] for line in folder.lines()} == {0}
-    (repeating,) = (event for event in events if isinstance(event, Repeating))
-    assert [*repeating.groups] == launcher.kept[0]
-    ended = [event for event in events if isinstance(event, TrialEnded)]
-    assert len(ended) == len(plan.trials) + sum(len(group.trials) for group in repeating.groups)
-
-
-def test_what_is_compared_with_a_base_moves_with_it(plan: Plan, tmp_path: Path) -> None:
-    """The type of most cells lacks the devices of one: moved alone with its base, it would cost the others theirs."""
-    large = next(trial for trial in plan.trials if trial.block == 0 and trial.cell.devices == 2)
-    family = {t.id for t in plan.trials if t.block == 0 and base_cell(t.cell) == base_cell(large.cell)}
-    assert len(family) > 2
-    launcher = OnNodes(lambda trial, tries: "A" if tries == 1 and trial != large else "B")
-    _, folder = execute(plan, tmp_path, launcher)
-    assert {name for name, tries in launcher.tries.items() if tries == 2} == family
-    last = {line["trial_id"]: line["ranks"][0]["device_model"] for line in folder.lines()}
-    assert {last[name] for name in family} == {"B"}
-
-
-def test_what_no_type_of_nodes_holds_together_is_not_repeated(plan: Plan, tmp_path: Path) -> None:
-    launcher = OnNodes(lambda trial, tries: "A" if trial.cell.devices == 1 else "B", together=False)
-    execute(plan, tmp_path, launcher)
-    assert set(launcher.tries.values()) == {1}
-    assert [{group.block for group in groups} for groups in launcher.kept] == [{0}, {1}]
-
-
-def test_a_cell_over_two_types_of_nodes_is_not_repeated(plan: Plan, tmp_path: Path) -> None:
-    class Mixed(OnNodes):
-        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
-            for message in super().launch(group, deadline=deadline):
-                if isinstance(message, TrialResult) and group.placement.devices == 2:
-                    other: Any = {**rank_row(1), "device_model": "B"}
-                    message = replace(message, ranks=(*message.ranks, other))
-                yield message
-
-    launcher = Mixed(lambda trial, tries: "A")
-    execute(plan, tmp_path, launcher)
-    assert set(launcher.tries.values()) == {1}
 
 
 def test_attempts_are_numbered_over_all_invocations() -> None:

@@ -129,8 +129,6 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     script: list[list[str]] = [["a"]]
 
     class Request:
-        def __init__(self, coordinator: object) -> None: ...
-
         def ask(self, bundles: Bundles) -> None: ...
 
         def close(self) -> None: ...
@@ -139,7 +137,6 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return [{"NodeID": name} for name in (script.pop(0) if len(script) > 1 else script[0])]
 
     monkeypatch.setattr(growth, "NodeRequest", Request)
-    monkeypatch.setattr(growth, "RayCoordinator", object)
     monkeypatch.setattr(growth, "live_nodes", live_nodes)
     monkeypatch.setattr(growth, "replace", lambda cluster, request: cluster)
     return script

@@ -15,7 +15,7 @@ from harness.launch.protocol import GroupStarted, Message, TrialStarted
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
-from harness.record.mirror import read_claims, read_lines_of, recorded_lines
+from harness.record.mirror import read_claims, recorded_lines
 from harness.record.writer import ClaimedError, Writer
 from harness.run import mirroring
 from harness.run.events import Event, GroupStarting, Note, Unsent
@@ -23,7 +23,7 @@ from harness.run.execution import Execution
 from harness.run.mirroring import Sending, mirrored
 from harness.run.request import Request
 from tests.conftest import Make, laptop
-from tests.stores import Failing, Watched, watched
+from tests.stores import Failing, Watched, lines_in, watched
 
 RESUME = "harness run e.yaml --resume file:///store/test/run"
 
@@ -62,7 +62,6 @@ class Sent:
     def sending(self) -> Iterator[Sending]:
         self.writer.claim()
         sending = Sending(self.writer, self.store.address, self.events.append)
-        threading.Thread(target=sending.work, daemon=True).start()
         yield sending
         sending.finish(RESUME)
 
@@ -84,7 +83,7 @@ class Sent:
 
     @property
     def lines(self) -> list[str]:
-        return [line.text for line in read_lines_of(self.store, self.run, read_claims(self.store, self.run))]
+        return lines_in(self.store, self.run)
 
 
 @pytest.fixture
@@ -192,7 +191,7 @@ def test_who_is_superseded_sends_no_more_and_measures_on(plan: Plan, tmp_path: P
     def at_trial(number: int) -> None:
         if number == 4:
             other = Writer(sent.store, sent.run, sent.folder.path)
-            other._check_free = lambda claims: None  # type: ignore[method-assign]
+            other._alive = lambda claims: iter(())  # type: ignore[method-assign]
             other.claim()
 
     assert not sent.execute(Measuring(at_trial)).complete
@@ -288,9 +287,7 @@ def test_what_is_sent_amid_the_end_is_not_everything(plan: Plan, tmp_path: Path)
     def before(name: str) -> None:
         if "environment" in name:
             amid.set()
-            until = time.monotonic() + 10
-            while not sending._everything and time.monotonic() < until:
-                time.sleep(0.001)
+            time.sleep(0.3)
 
     sent = Sent(tmp_path, plan, before)
     (sent.folder.path / "report.html").write_text("<html>")

@@ -71,11 +71,17 @@ def test_a_report_without_a_part_is_shown_and_then_an_error(
     assert any("the table scaling, " in note for note in notes) == (code == INTERRUPTED)
 
 
-def test_an_interruption_of_the_report_leaves_the_run_unfinished(plan: Plan, tmp_path: Path) -> None:
+def test_an_interruption_of_the_report_leaves_the_run_unfinished(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
     folder.set_invocation(0, {"started_at": 1.0, "ended": "finished"})
     events: list[Event] = []
-    pipeline._leave_unfinished(folder, Request(tmp_path / "e.yaml"), events.append)
+    monkeypatch.setattr(pipeline, "start_ray", lambda *_: nullcontext())
+    for name, returned in (("launcher_for", None), ("_measure", None), ("_report", INTERRUPTED)):
+        monkeypatch.setattr(pipeline, name, lambda *_, returned=returned: returned)
+    request = Request(tmp_path / "e.yaml")
+    assert pipeline._measure_and_report(plan, folder, request, None, 0.0, events.append) == INTERRUPTED
     assert folder.environment()["invocations"] == [{"started_at": 1.0, "ended": "interrupted"}]
     (note,) = events
     assert isinstance(note, Note) and note.text.startswith("Resume with: ") and str(folder.path) in note.text

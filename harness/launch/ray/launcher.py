@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -12,8 +13,9 @@ from functools import cached_property, partial
 from typing import Any
 
 import ray
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
+import torch
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, get_context
+from ray.train.torch import TorchTrainer, get_devices
 from ray.util import placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
@@ -22,8 +24,8 @@ from harness.errors import ClusterLostError
 from harness.launch.failures import (
     blamed,
     despite,
-    ended_by_themselves,
     explained,
+    found_dead,
     from_hang,
     from_launch,
     from_memory_monitor,
@@ -31,18 +33,20 @@ from harness.launch.failures import (
     primary,
 )
 from harness.launch.protocol import Job, Message, process_variables
+from harness.launch.rank import devices_of, run_rank
 from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster
-from harness.launch.ray.controller import RankConfig, startup_callbacks
+from harness.launch.ray.controller import RankConfig, register, startup_callbacks
 from harness.launch.ray.nodes import NodeChoice, ask_agents, patience
-from harness.launch.ray.train_function import train
-from harness.launch.startup import Received, StartupTimer
+from harness.launch.startup import Received, Registration, StartupTimer
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
 from harness.plan.cell import Placement
 from harness.plan.inventory import Machine, Node
+from harness.plan.rows import Json
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.scratch import Scratch
 from harness.system.user_code import CodeVersion
+from harness.train.ranks import Ranks
 
 UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 """Ray's callbacks that a run does without: the manager of Ray Data's datasets, and one that frees the resources of a
@@ -100,6 +104,37 @@ def free_devices() -> None:
             remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))
 
 
+def train(config: Json) -> None:
+    """Run the group's trials on this rank: the training function of Ray Train."""
+    job, mailbox, launch = config["job"], config["mailbox"], config["launch"]
+    process = register(connected=True)
+
+    def send(message: Received) -> bool:
+        received: bool = ray.get(mailbox.put.remote(launch, message))
+        return received
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # by it, a loader ends its processes
+    run_rank(job, process, send, lambda: _ranks(job, process))
+
+
+def _ranks(job: Job, process: Registration) -> Ranks:
+    """Return this rank's place; Ray Train has connected the ranks before."""
+    context = get_context()
+    on_gpus = job.group.device == "cuda"
+    devices = devices_of(job.group, context.get_local_rank(), get_devices() if on_gpus else ())
+    if on_gpus and not job.experiment.programs:  # whose own processes use the GPU
+        torch.cuda.set_device(devices[0])
+    return Ranks(
+        rank=process.rank,
+        world_size=context.get_world_size(),
+        local_rank=context.get_local_rank(),
+        node_rank=context.get_node_rank(),
+        node_id=process.node_id,
+        address=ray.util.get_node_ip_address(),
+        devices=devices,
+    )
+
+
 @dataclass
 class RayLauncher:
     """Starts each worker group on the cluster, receives its messages, ends it if it hangs."""
@@ -125,9 +160,6 @@ class RayLauncher:
         settings = self.experiment.cluster
         wait_s = settings.wait_for if settings else 0.0
         return NodeChoice(self.cluster, self.machine, self.placements, wait_s, self.say)
-
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        return self.choice.keep_together(groups)
 
     def busy_cores(self) -> dict[str, float]:
         nodes = [node for node in self.cluster.inventory.nodes if node.node_id in self.cluster.agents]
@@ -183,16 +215,14 @@ class RayLauncher:
         return trainer
 
     def _scaling(self, group: WorkerGroup, nodes: Sequence[Node]) -> ScalingConfig:
-        placement = group.placement
-        resources = _resources(group, self.machine, nodes)
         pinned: dict[str, list[dict[str, str]]] = {}
         if len(self.cluster.inventory.nodes) > 1:
-            names = [node.node_id for node in nodes for _ in range(placement.workers_per_node)]
+            names = [node.node_id for node in nodes for _ in range(group.placement.workers_per_node)]
             pinned["label_selector"] = [{"ray.io/node-id": name} for name in names]
         return ScalingConfig(
-            num_workers=placement.workers,
+            num_workers=group.placement.workers,
             use_gpu=group.device == "cuda",
-            resources_per_worker=resources,
+            resources_per_worker=worker_resources(group, self.machine, nodes),
             **pinned,
         )
 
@@ -260,49 +290,31 @@ def _failed_trials(
     if end.verdict.ending is Ending.HUNG:
         yield from from_hang(left, end.verdict.stacks)
     elif end.failures:
-        dead_ranks = watchdog.dead_ranks or ([] if end.verdict.was_cut_short else ended_by_themselves(error))
+        dead_ranks = watchdog.dead_ranks or ([] if end.verdict.was_cut_short else sorted(found_dead(error)))
         yield from_memory_monitor(primary(end.failures, dead_ranks), error)
     elif error is not None:
         yield from from_launch(left, error)
 
 
-def _resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]) -> dict[str, float]:
-    """Return what Ray reserves for one worker."""
-    if group.placement.device_ids:
-        return resources_of_named_gpus(group.placement, machine.cpus_per_device, nodes[0].gpus)
-    if group.oversubscribe:
-        gpus = min(node.gpus for node in nodes) if group.device == "cuda" else 0
-        return shared_resources(group.placement, min(node.cores for node in nodes), gpus)
-    return own_resources(group.placement, machine.cpus_per_device, on_gpus=group.device == "cuda")
+def worker_resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]) -> dict[str, float]:
+    """Return what Ray reserves for one worker of a group on these nodes.
 
-
-def own_resources(placement: Placement, cpus_per_device: float, *, on_gpus: bool) -> dict[str, float]:
-    """Return the resources of a worker that shares none of its devices.
-
-    A worker that drives two GPUs, at 4 cores a device: {"CPU": 8, "GPU": 2}.
+    One that drives two GPUs, at 4 cores a device: {"CPU": 8, "GPU": 2}. If the GPUs are named, its part of all GPUs of
+    its node, used or not; two workers on GPUs 1 and 2 of a node of 8: {"CPU": 4, "GPU": 4}. One that shares the devices
+    of its node, of four workers on 2 cores: {"CPU": 0.5}; on 8 cores and 2 GPUs: {"CPU": 2, "GPU": 0.5}.
     """
-    gpus = {"GPU": float(placement.devices_per_worker)} if on_gpus else {}
-    return {"CPU": cpus_per_device * placement.devices_per_worker, **gpus}
-
-
-def resources_of_named_gpus(placement: Placement, cpus_per_device: float, gpus: int) -> dict[str, float]:
-    """Return the resources of a worker whose GPUs are named: its part of all GPUs of its node, used or not.
-
-    Two workers on GPUs 1 and 2 of a node of 8, at 4 cores a device: {"CPU": 4, "GPU": 4}.
-    """
-    return {"CPU": cpus_per_device * placement.devices_per_worker, "GPU": float(gpus // placement.workers)}
-
-
-def shared_resources(placement: Placement, cores: int, gpus: int) -> dict[str, float]:
-    """Return the resources of a worker that shares the devices of its node; ``gpus`` is 0 on CPU slots.
-
-    Four workers on a node of 2 cores: {"CPU": 0.5}; of 8 cores and 2 GPUs: {"CPU": 2, "GPU": 0.5}.
-    """
-    share = int(100 * cores / placement.workers_per_node) / 100
-    cpus = {"CPU": share if share < 1 else int(share)}
+    placement, on_gpus = group.placement, group.device == "cuda"
+    cpus = machine.cpus_per_device * placement.devices_per_worker
+    if placement.device_ids:
+        return {"CPU": cpus, "GPU": float(nodes[0].gpus // placement.workers)}
+    if not group.oversubscribe:
+        return {"CPU": cpus, "GPU": float(placement.devices_per_worker)} if on_gpus else {"CPU": cpus}
+    share = int(100 * min(node.cores for node in nodes) / placement.workers_per_node) / 100
+    cpus = share if share < 1 else int(share)
+    gpus = min(node.gpus for node in nodes) if on_gpus else 0
     if not gpus:
-        return cpus
-    ranks = -(-placement.workers_per_node // gpus)  # on the GPU with the most
+        return {"CPU": cpus}
     if placement.workers == 1:
-        return {**cpus, "GPU": float(gpus)}
-    return {**cpus, "GPU": 1.0 if ranks == 1 else int(10_000 / ranks) / 10_000}
+        return {"CPU": cpus, "GPU": float(gpus)}
+    ranks = -(-placement.workers_per_node // gpus)  # on the GPU with the most
+    return {"CPU": cpus, "GPU": 1.0 if ranks == 1 else int(10_000 / ranks) / 10_000}

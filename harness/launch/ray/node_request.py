@@ -33,72 +33,50 @@ class NodeRequest:
     removes idle nodes after its own timeout.
     """
 
-    def __init__(self, coordinator: RayCoordinator, renew_s: float = RENEW_S) -> None:
-        self._coordinator, self._name = coordinator, f"harness-{uuid.uuid4().hex[:12]}"
-        self._bundles: list[dict[str, float]] = []
+    def __init__(self, renew_s: float = RENEW_S) -> None:
+        self._actor: ActorHandle = private.autoscaling_coordinator()
+        if self._actor is None:
+            raise ClusterError(
+                "cluster.wait_for: this version of Ray has no coordinator of requests, by which one expires if the run "
+                "is killed; leave cluster.wait_for out, and add the nodes yourself"
+            )
+        self._name, self._bundles = f"harness-{uuid.uuid4().hex[:12]}", list[dict[str, float]]()
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._renew, args=(renew_s,), daemon=True, name="node-request")
         self._thread.start()
 
     def ask(self, bundles: Bundles) -> None:
         """Request these bundles instead of the earlier ones; raise ClusterError if that is impossible."""
-        if (wanted := [dict(bundle) for bundle in bundles]) != self._bundles:
-            with self._lock:
-                self._bundles = wanted
-                self._coordinator.request(self._name, wanted, EXPIRE_S)
+        import ray
+
+        if (wanted := [dict(bundle) for bundle in bundles]) == self._bundles:
+            return
+        with self._lock:
+            self._bundles = wanted
+            try:
+                ray.get(self._send(), timeout=ANSWER_S)
+            except ray.exceptions.RayError as error:
+                raise ClusterError(
+                    f"cluster.wait_for: Ray's coordinator of requests does not answer ({type(error).__name__}); "
+                    "see 'ray status'"
+                ) from error
 
     def close(self) -> None:
-        """Withdraw the request."""
+        """Withdraw the request, if the coordinator still answers."""
+        import ray
+
         self._closed.set()
-        with self._lock:
-            self._coordinator.cancel(self._name)
+        with self._lock, contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self._actor.cancel_request.remote(requester_id=self._name), timeout=ANSWER_S)
         self._thread.join(ANSWER_S)
 
     def _renew(self, renew_s: float) -> None:
         while not self._closed.wait(renew_s):
-            with self._lock:
+            with self._lock, contextlib.suppress(Exception):  # the cluster is gone, which the run notices by itself
                 if self._bundles and not self._closed.is_set():
-                    self._coordinator.renew(self._name, self._bundles, EXPIRE_S)
+                    self._send()
 
-
-class RayCoordinator:
-    """Ray's coordinator, which merges the requests of several requesters into one for the autoscaler."""
-
-    def __init__(self) -> None:
-        actor = private.autoscaling_coordinator()
-        if actor is None:
-            raise ClusterError(
-                "cluster.wait_for: this version of Ray has no coordinator of requests, by which one expires if the run "
-                "is killed; leave cluster.wait_for out, and add the nodes yourself"
-            )
-        self._actor: ActorHandle = actor
-
-    def request(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
-        """Replace the request of this name; raise ClusterError if it cannot be made."""
-        import ray
-
-        try:
-            ray.get(self._send(name, bundles, expire_after_s), timeout=ANSWER_S)
-        except ray.exceptions.RayError as error:
-            raise ClusterError(
-                f"cluster.wait_for: Ray's coordinator of requests does not answer ({type(error).__name__}); "
-                "see 'ray status'"
-            ) from error
-
-    def renew(self, name: str, bundles: Bundles, expire_after_s: float) -> None:
-        """Make the request again, without waiting for an answer."""
-        with contextlib.suppress(Exception):  # the cluster is gone, which the run notices by itself
-            self._send(name, bundles, expire_after_s)
-
-    def cancel(self, name: str) -> None:
-        """Withdraw the request of this name, if the coordinator still answers."""
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self._actor.cancel_request.remote(requester_id=name), timeout=ANSWER_S)
-
-    def _send(self, name: str, bundles: Bundles, expire_after_s: float) -> ObjectRef[object]:
-        resources = [dict(bundle) for bundle in bundles]
+    def _send(self) -> ObjectRef[object]:
         return self._actor.request_resources.remote(
-            requester_id=name, resources=resources, expire_after_s=expire_after_s
+            requester_id=self._name, resources=self._bundles, expire_after_s=EXPIRE_S
         )

@@ -125,13 +125,6 @@ class NodeChoice:
                 return found
             self.sleep(POLL_S)
 
-    def keep_together(self, groups: Sequence[WorkerGroup]) -> bool:
-        """Order the types of nodes by what holds most of these groups; return whether one type now holds them all."""
-        self.placements = [group.placement for group in groups]
-        chosen = [(group, self._choose(group)) for group in groups]
-        enough = all(len(nodes) == group.placement.nodes for group, nodes in chosen)
-        return enough and len({node.hardware for _, nodes in chosen for node in nodes}) == 1
-
     def _choose(self, group: WorkerGroup) -> list[Node]:
         placement, alive = group.placement, self._alive()
         needed = 1 if group.oversubscribe else devices_needed(placement)
@@ -148,7 +141,7 @@ class NodeChoice:
         nodes = [*zip(self.cluster.inventory.nodes, per_node, strict=True), *self._others]
         if len(nodes) == 1 and not self.cluster.request:
             return nodes
-        draining = set() if self.cluster.embedded else private.draining_nodes()
+        draining = private.draining_nodes()
         asked = [(node, devices) for node, devices in nodes if node.node_id not in draining]
         answers = ask_agents(self.cluster, "alive", [(node.node_id, 1) for node, _ in asked])
         return [pair for pair, answer in zip(asked, answers, strict=True) if answer is not None]

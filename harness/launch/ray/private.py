@@ -18,16 +18,6 @@ TEMPORARY_FOLDER = "_temp_dir"
 """A private argument of ray.init."""
 CALLBACKS = "_create_default_callbacks"
 """A private method of TorchTrainer."""
-RUN_CONTROLLER = "_initialize_and_run_controller"
-"""Another one."""
-CONTROLLER = "TrainController"
-"""The class of the actor that a fit() waits for."""
-REQUESTS = ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request")
-"""Private methods of Ray Train's scaling policies."""
-STATUS = "GetClusterStatusReply"
-"""A message of Ray's protocol with its autoscaler."""
-COORDINATOR = "get_or_create_autoscaling_coordinator"
-"""A private function of Ray Data."""
 
 
 def find(module: str, name: str) -> Any:
@@ -126,7 +116,7 @@ def kill_controllers() -> None:
     if actors is None or kill is None:
         return
     for facts in actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id())).values():
-        if facts.get("ActorClassName") == CONTROLLER and facts.get("State") != "DEAD":
+        if facts.get("ActorClassName") == "TrainController" and facts.get("State") != "DEAD":
             kill(ray.ActorID.from_hex(facts["ActorID"]), True)  # for good
 
 
@@ -144,7 +134,8 @@ def autoscaling_coordinator() -> Any:
 
     Ray Train and Ray Data request nodes through it, so that a request beside it would be replaced by theirs.
     """
-    create = find("ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator", COORDINATOR)
+    module = "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator"
+    create = find(module, "get_or_create_autoscaling_coordinator")
     return create() if create else None
 
 
@@ -167,7 +158,7 @@ def autoscaler_state() -> AutoscalerState:
     """
     import ray
 
-    client, reply = find("ray._raylet", "GcsClient"), find("ray.core.generated.autoscaler_pb2", STATUS)
+    client, reply = find("ray._raylet", "GcsClient"), find("ray.core.generated.autoscaler_pb2", "GetClusterStatusReply")
     ask = getattr(client(ray.get_runtime_context().gcs_address), "get_cluster_status", None) if client else None
     if not (ask and reply):
         return AutoscalerState()
@@ -198,16 +189,17 @@ def leave_out_requests(trainer: object) -> None:
     Without these names it requests them too, and the autoscaler may start more nodes than any group needs.
     """
     policy = find("ray.train.v2._internal.execution.scaling_policy", "FixedScalingPolicy")
-    run = getattr(trainer, RUN_CONTROLLER, None)
+    name = "_initialize_and_run_controller"
+    run = getattr(trainer, name, None)
     if policy is None or run is None:
         return
-    # in place of the methods that request, renew and cancel
-    silent = type("WithoutRequest", (policy,), dict.fromkeys(REQUESTS, lambda policy: None))
+    requests = ("_send_resource_request", "_maybe_send_resource_request", "_cancel_resource_request")
+    silent = type("WithoutRequest", (policy,), dict.fromkeys(requests, lambda policy: None))
 
     def run_controller(*, scaling_policy: Any, **given: object) -> object:
         return run(scaling_policy=silent(scaling_config=scaling_policy.scaling_config), **given)
 
-    setattr(trainer, RUN_CONTROLLER, run_controller)
+    setattr(trainer, name, run_controller)
 
 
 def drop_callbacks(trainer: object, names: Sequence[str]) -> None:

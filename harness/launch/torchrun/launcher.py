@@ -44,18 +44,29 @@ START_S = 120.0
 
 @dataclass
 class Processes:
-    """torchrun and its ranks, which send to ``mailbox``."""
+    """torchrun and its ranks, which send to ``mailbox``, as ``supervise`` sees them."""
 
     agent: subprocess.Popen[bytes]
     mailbox: SocketMailbox
+    watchdog: Watchdog
     _output: IO[bytes]
     pids: set[int] = field(default_factory=set)
     """The ranks that have registered; each leads a process group of its own, with its loaders."""
 
     @property
-    def exit_code(self) -> int | None:
-        """Return the exit code of torchrun; None while it runs."""
-        return self.agent.poll()
+    def ended(self) -> bool:
+        return self.agent.poll() is not None
+
+    def take(self, timeout_s: float) -> list[Received]:
+        messages = self.mailbox.take(timeout_s)
+        self.pids.update(message.pid for message in messages if isinstance(message, Registration))
+        return messages
+
+    def kill(self) -> None:
+        self.watchdog.kill()
+
+    def release(self) -> None:
+        """Nothing: ``start_processes`` ends all of them."""
 
     def output(self) -> str:
         """Return the end of their output, with this machine's secrets redacted."""
@@ -63,7 +74,7 @@ class Processes:
 
 
 @contextmanager
-def start_processes(job: Job, deadline: float | None) -> Iterator[Processes]:
+def start_processes(job: Job, deadline: float | None, watchdog: Watchdog) -> Iterator[Processes]:
     """Run torchrun with one process a worker of the job's group; kill all of them on leaving."""
     with ExitStack() as stack:
         folder = stack.enter_context(Scratch(shared_memory()))
@@ -80,7 +91,7 @@ def start_processes(job: Job, deadline: float | None) -> Iterator[Processes]:
             start_new_session=True,  # Ctrl-C is the driver's
             preexec_fn=die_with_parent,
         )
-        processes = Processes(agent, mailbox, output)
+        processes = Processes(agent, mailbox, watchdog, output)
         stack.callback(_end, processes)
         yield processes
 
@@ -172,46 +183,23 @@ class TorchrunLauncher:
         """Run one trial in processes of its own; the last message is its result, unless the deadline comes first."""
         (trial,) = job.group.trials
         timer = StartupTimer(time.time(), "torchrun", before=parts)
-        with start_processes(job, deadline) as processes:
-            watchdog = Watchdog(ask_here, self.experiment.limits.trial, start_s=START_S)
-            end = yield from supervise(TorchrunGroup(processes, watchdog), watchdog, timer, trial.id)
+        watchdog = Watchdog(ask_here, self.experiment.limits.trial, start_s=START_S)
+        with start_processes(job, deadline, watchdog) as processes:
+            end = yield from supervise(processes, watchdog, timer, trial.id)
             if not end.finished and not processes.mailbox.refused:
                 if end.verdict.ending is Ending.BY_ITSELF:  # else the time of the end is not known
                     watchdog.record_failure()
-                yield despite(explained(_failure(trial.id, end, watchdog, processes), watchdog), end.measured)
+                yield despite(explained(_failure(trial.id, end, processes), watchdog), end.measured)
 
 
-@dataclass(frozen=True)
-class TorchrunGroup:
-    """torchrun and its ranks, as ``supervise`` sees them."""
-
-    processes: Processes
-    watchdog: Watchdog
-
-    @property
-    def ended(self) -> bool:
-        return self.processes.exit_code is not None
-
-    def take(self, timeout_s: float) -> list[Received]:
-        messages = self.processes.mailbox.take(timeout_s)
-        self.processes.pids.update(message.pid for message in messages if isinstance(message, Registration))
-        return messages
-
-    def kill(self) -> None:
-        self.watchdog.kill()
-
-    def release(self) -> None:
-        """Nothing: ``start_processes`` ends all of them."""
-
-
-def _failure(trial_id: str, end: GroupEnd, watchdog: Watchdog, processes: Processes) -> TrialResult:
+def _failure(trial_id: str, end: GroupEnd, processes: Processes) -> TrialResult:
     output = processes.output()
     if end.verdict.ending is Ending.HUNG:
         row = next(from_hang([trial_id], end.verdict.stacks))
     elif end.failures:
-        row = primary(end.failures, watchdog.dead_ranks or ())
+        row = primary(end.failures, processes.watchdog.dead_ranks or ())
     else:
-        return from_exit(trial_id, processes.exit_code, output, came_up=bool(processes.pids))
+        return from_exit(trial_id, processes.agent.poll(), output, came_up=bool(processes.pids))
     return replace(row, detail=f"{row.detail}\n\nlast output of the processes:\n{output}") if output else row
 
 

@@ -8,16 +8,19 @@ from harness.record.schema.table import column as _c
 
 _RUN = _c("run", "string", "letter of the later run, from B; A is the first run")
 
+_OF_RUN = (
+    _c("folder", "string", "run folder"),
+    _c("experiment", "string", "name of the experiment"),
+    _c("started_at", "Float64", "start of the run, as Unix time", "s since 1970"),
+    _c("git_commit", "string", "commit of the experiment file's folder"),
+    _c("finished", "boolean", "false if planned trials have no result, or the last invocation did not finish"),
+)
 RUNS = Table(
     "runs",
     "one of the compared runs",
     (
         _c("run", "string", "letter of the run, in the order given: A is the first, which others are compared with"),
-        _c("folder", "string", "run folder"),
-        _c("experiment", "string", "name of the experiment"),
-        _c("started_at", "Float64", "start of the run, as Unix time", "s since 1970"),
-        _c("git_commit", "string", "commit of the experiment file's folder"),
-        _c("finished", "boolean", "false if planned trials have no result, or the last invocation did not finish"),
+        *_OF_RUN,
         _c("missing", "Int64", "number of planned trials without a result"),
         _c("failed", "Int64", "number of trials that neither succeeded nor were skipped"),
     ),
@@ -85,11 +88,7 @@ HISTORY = Table(
     "history",
     "one cell as one run measured it",
     (
-        _c("folder", "string", "run folder"),
-        _c("experiment", "string", "name of the experiment"),
-        _c("started_at", "Float64", "start of the run, as Unix time", "s since 1970"),
-        _c("git_commit", "string", "commit of the experiment file's folder"),
-        _c("finished", "boolean", "false if planned trials have no result, or the last invocation did not finish"),
+        *_OF_RUN,
         _c("environment", "string", "hash of hardware, versions and settings of the cell's worker groups"),
         _c("changes", "list", "changes of environment or code since the cell's run before, by start"),
         CELL_ID,

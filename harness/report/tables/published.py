@@ -14,30 +14,15 @@ from harness.report.tables.text import LARGE_LOSS, NO_BREAK, TextTable, flush_ri
 
 RATE = "throughput_per_s"
 OTHER = "other hardware"
-NAMES = {
-    "train_loss": "training loss",
-    "train_accuracy": "training accuracy",
-    "val_loss": "validation loss",
-    "val_accuracy": "validation accuracy",
-    "val_perplexity": "validation perplexity",
-    "val_psnr": "validation PSNR",
-    "val_iou": "validation IoU",
-    "loss": "loss",
-    "running_loss": "mean loss so far",
-    "step_s": "step time",
-    RATE: "throughput",
-    "peak_memory_bytes": "peak memory",
+FORMS: Mapping[str, Sequence[tuple[float, str, float, str]]] = {
+    "1": ((0.0, "%", 100.0, "{:.2f}"),),
+    "dB": ((0.0, "dB", 1.0, "{:.2f}"),),
+    "s": ((1.0, "s", 1.0, "{:,.2f}"), (0.0, "ms", 1000.0, "{:,.1f}")),
+    "bytes": ((0.0, "GiB", 1 / GIB, "{:,.2f}"),),
+    "": ((LARGE_LOSS, "", 1.0, "{:.4g}"), (100.0, "", 1.0, "{:,.0f}"), (0.0, "", 1.0, "{:.4f}")),
 }
-"""The figures in words."""
-UNITS: Mapping[str, Sequence[tuple[float, str, str]]] = {
-    "1": ((0.0, "%", "{:.2f}"),),
-    "dB": ((0.0, "dB", "{:.2f}"),),
-    "s": ((1.0, "s", "{:,.2f}"), (0.0, "ms", "{:,.1f}")),
-    "bytes": ((0.0, "GiB", "{:,.2f}"),),
-    "": ((LARGE_LOSS, "", "{:.4g}"), (100.0, "", "{:,.0f}"), (0.0, "", "{:.4f}")),
-}
-"""By unit of the column: from which size on a number is shown in which unit, and its format; else as a rate."""
-FACTORS = {"%": 100.0, "ms": 1000.0, "GiB": 1 / GIB}
+"""By unit of the column: from which size on a number is shown in which unit, with its factor and format."""
+OF_RATES = ((0.0, "", 1.0, "{:,.5g}"),)
 POINTS = "points"
 """The unit of a difference of percentages."""
 
@@ -47,7 +32,7 @@ def published_table(published: pd.DataFrame) -> TextTable:
     columns = (
         ("cell", "cell", words),
         ("figure", _figure, words),
-        ("published", _published, flush_right),
+        ("published", lambda row: _span(row, row.published_low, row.published_high), flush_right),
         ("measured", _measured, flush_right),
         ("n", "n", flush_right),
         ("difference", _difference, flush_right),
@@ -72,18 +57,19 @@ def published_words(published: pd.DataFrame) -> str:
 
 def _figure(row: Row) -> str:
     places = [f"{name} {row[name]}" for name in ("epoch", "step") if not is_missing(row[name])]
-    last = [] if places or METRICS[row.metric][0] != "epochs" else ["last epoch"]
+    level, _, title = METRICS[row.metric]
+    last = ["last epoch"] if level == "epochs" and not places else []
     unit = f" in {row.metric_unit}" if row.metric == RATE and not is_missing(row.metric_unit) else ""
-    return ", ".join([f"{NAMES[row.metric]}{unit}", *places, *last])
+    return ", ".join([f"{title}{unit}", *places, *last])
 
 
 def _number(row: Row, value: float, size: float) -> tuple[str, str]:
     """Return a number and its unit, both as suits ``size``, the largest of those that stand together."""
     if math.isnan(value):
         return "nan", ""
-    forms = UNITS.get(words(row.metric_unit), ((0.0, "", "{:,.5g}"),))
-    unit, form = next((unit, form) for least, unit, form in forms if not size < least)
-    return form.format(FACTORS.get(unit, 1.0) * value), unit
+    forms = FORMS.get(words(row.metric_unit), OF_RATES)
+    _, unit, factor, form = next(one for one in forms if not size < one[0])
+    return form.format(factor * value), unit
 
 
 def _span(row: Row, *values: float) -> str:
@@ -91,10 +77,6 @@ def _span(row: Row, *values: float) -> str:
     shown = dict.fromkeys(_number(row, value, max(map(abs, values))) for value in values)
     _, unit = next(reversed(shown))
     return NO_BREAK.join(filter(None, [" to ".join(text for text, _ in shown), unit]))
-
-
-def _published(row: Row) -> str:
-    return _span(row, number(row.published_low), number(row.published_high))
 
 
 def _measured(row: Row) -> str:
