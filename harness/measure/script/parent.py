@@ -229,6 +229,7 @@ def environment_of(
         **({} if plain else ranked),
         **({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}),
         "PYTHONUNBUFFERED": 1,
+        "KINETO_LOG_LEVEL": 99,  # its notes would be in the script's output
         "OMP_NUM_THREADS": torch.get_num_threads(),
         "MKL_NUM_THREADS": torch.get_num_threads(),
     }
