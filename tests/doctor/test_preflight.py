@@ -159,7 +159,7 @@ def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: M
             assert findings.empty
             continue
         assert findings["check"].tolist() == ["batch divisibility", "versions"]
-        of_cells, of_nodes = finding_rows(findings)
+        of_nodes, of_cells = finding_rows(findings)  # errors come first
         assert of_cells.where.startswith("dp (emulated) x3") and of_nodes.where == "the nodes"
         assert "22, 22, 20" in findings["seen"].iloc[0] and "0.1 on b" in findings["seen"].iloc[1]
         rows = [" ".join(line.cells) for line in findings_table(findings).rows]
