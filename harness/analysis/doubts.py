@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.analysis.common import Records, Row, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
-from harness.analysis.evidence import SLOW_RANK, Evidence, foreign_cores, gather_evidence, throttling
+from harness.analysis.evidence import (
+    SLOW_RANK,
+    Evidence,
+    foreign_cores,
+    gather_evidence,
+    steps_in_epochs,
+    throttling,
+)
 from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE
 from harness.plan.run_environment import RunEnvironment
@@ -77,7 +84,7 @@ DOUBTS: Mapping[str, Doubt] = {
         "most of the step is a wait for data",
         f"the step waits for data for more than {100 * WAITS:.0f} % of its time: a ratio is one of loaders, not of "
         "strategies",
-        own=lambda trial: trial.wait_fraction is not None and trial.wait_fraction > WAITS,
+        own=lambda trial: (trial.row.wait_fraction or 0.0) > WAITS,
     ),
     "other speed in epochs": Doubt(
         "its epochs run at another speed than its timed steps",
@@ -90,19 +97,19 @@ DOUBTS: Mapping[str, Doubt] = {
     "inline": Doubt(
         "it ran in the command's own process",
         "the trial ran in the command's own process (--inline), where a debugger may have stopped it; no ratio uses it",
-        own=lambda trial: trial.inline,
+        own=lambda trial: bool(trial.row.inline),
     ),
     "no steady state": Doubt(
         "the speed had not settled after the warm-up",
         "the warm-up reached its limit before the medians of two successive rounds of steps, and the ends of the last "
         f"round's trend, agreed within {100 * STEADY_CHANGE:.0f} % (or within their noise, up to "
         f"{100 * STEADY_NOISE:.0f} %)",
-        own=lambda trial: trial.steady is False,
+        own=lambda trial: trial.row.steady is False,
     ),
     "skipped updates": Doubt(
         "fp16 skipped updates",
         "in fp16, the loss scale skipped the update of one or more timed steps, which took less time than others",
-        own=lambda trial: trial.skipped_updates > 0,
+        own=lambda trial: (trial.row.skipped_updates or 0) > 0,
     ),
     "wide spread": Doubt(
         "the times of single steps vary widely",
@@ -192,15 +199,15 @@ DOUBTS: Mapping[str, Doubt] = {
         "an interruption lies between the trials of a ratio",
         "the trial and its base are of two invocations of the command, in equal environments: an interruption lies "
         "between them, and what changed with it is in the ratio",
-        beside=lambda trial, base: trial.invocation != base.invocation,
+        beside=lambda trial, base: bool(trial.row.invocation != base.row.invocation),
     ),
 }
 """Doubts in the order in which a trial lists them."""
 COLUMNS = (
     *("trial_id", "attempt", "cell_id", "base_id", "family_id", "kind", "purpose", "block", "invocation", "outcome"),
-    *("environment", "devices", "inline", "throughput_per_s"),
+    *("environment", "devices", "inline", "throughput_per_s", "group_id", "steady", "skipped_updates", "wait_fraction"),
 )
-"""Columns of trials that the doubts are found from, besides their evidence."""
+"""Columns of trials that the doubts are found from."""
 LOUD = ("impossible efficiency", "waits for data", "other speed in epochs")
 """Doubts that stand beside an efficiency in words, and mark each cell that has them, however many have."""
 
@@ -214,9 +221,10 @@ def doubts(
     epochs: pd.DataFrame,
 ) -> pd.Series[Any]:
     """Return the names of each row's doubts in ``trials``, as a tuple."""
-    evidence = gather_evidence(trials, times, windows, ranks, environment, epochs)
     read = trials[[*COLUMNS]]
     rows = rows_of(read)
+    in_epochs = steps_in_epochs(trials, windows, epochs)
+    evidence = gather_evidence(rows, times, windows, ranks, environment, in_epochs)
     ok = [row for row in rows if row.outcome == "ok" and not row.purpose]
     measured_in = grouped(ok, lambda row: (row.cell_id, row.block))
     bases = bases_of(by_cell(rows_of(measured(read))))
@@ -241,20 +249,15 @@ def kind_of(name: str) -> str:
     return max((kind for kind in DOUBTS if name.startswith(kind)), key=len)
 
 
+def doubt_of(name: str) -> Doubt:
+    """Return the doubt that a trial's doubt, whose name may be longer, is one of: 'slow rank 1'."""
+    return DOUBTS[kind_of(name)]
+
+
 def plain_doubt(name: str) -> str:
     """Return a trial's doubt in plain words, with what its name has after a colon: settings."""
-    words, (_, _, which) = DOUBTS[kind_of(name)].words, name.partition(": ")
+    words, (_, _, which) = doubt_of(name).words, name.partition(": ")
     return f"{words}: {which}" if which else words
-
-
-def meaning(name: str) -> str:
-    """Return the meaning of a trial's doubt, whose name may be longer: 'slow rank 1'."""
-    return DOUBTS[kind_of(name)].meaning
-
-
-def widens(name: str) -> bool:
-    """Return whether a trial's doubt makes intervals wider, and no number wrong."""
-    return DOUBTS[kind_of(name)].widens
 
 
 @dataclass(frozen=True)

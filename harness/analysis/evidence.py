@@ -47,36 +47,32 @@ RANK_COLUMNS = (
     *("trial_id", "attempt", "node_rank", "threads", "settings", "device_model", "host", "watched_s", "own_cpu_s"),
     *("node_cpu_s", "swapped_bytes", "throttled", "sm_clock_mhz", "foreign_gpu_processes"),
 )
-TRIAL_COLUMNS = (
-    *("trial_id", "attempt", "group_id", "invocation", "devices", "inline", "steady", "skipped_updates"),
-    *("throughput_per_s", "wait_fraction"),
-)
 
 
 @dataclass(frozen=True)
 class Evidence:
     """The facts on which the doubts of one trial depend; None if a value is unknown.
 
-    ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the rank that exceeds
-    SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison. ``drift``: the highest
-    rate of the timed windows over the lowest. ``skipped_updates``: timed steps whose update fp16's loss scale skipped.
-    ``stalled``: whether a timed step of a rank stalled.
-    ``wait_fraction``: the share of the timed steps spent waiting for data. ``in_epochs``: see ``steps_in_epochs``.
+    ``row``: its columns. ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the
+    rank that exceeds SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison.
+    ``drift``: the highest rate of the timed windows over the lowest. ``stalled``: whether a timed step of a rank
+    stalled. ``in_epochs``: see ``steps_in_epochs``.
     """
 
-    steady: bool | None
+    row: Record
     spread: float | None
     slow_rank: int | None
     ranks: Sequence[Row]
     nodes: str | None
-    inline: bool = False
-    drift: float | None = None
-    skipped_updates: int = 0
-    stalled: bool = False
-    wait_fraction: float | None = None
-    per_device_per_s: float | None = None
-    invocation: int = 0
-    in_epochs: tuple[float, float] | None = None
+    drift: float | None
+    stalled: bool
+    in_epochs: Pair | None
+
+    @property
+    def per_device_per_s(self) -> float | None:
+        """The throughput of a device."""
+        rate = self.row.throughput_per_s
+        return None if rate is None else float(rate / self.row.devices)
 
     def values(self, name: str) -> set[Any]:
         """Return the known values of a column over the trial's ranks."""
@@ -88,38 +84,32 @@ class Evidence:
 
 
 def gather_evidence(
-    trials: pd.DataFrame,
+    trials: Records,
     times: StepTimes,
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
     environment: RunEnvironment,
-    epochs: pd.DataFrame,
+    in_epochs: Mapping[TrialKey, Pair],
 ) -> dict[TrialKey, Evidence]:
-    """Return the evidence of each trial, by its id and attempt."""
+    """Return the evidence of each trial, by its id and attempt. ``in_epochs``: see ``steps_in_epochs``."""
     steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
     spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
-    in_epochs = steps_in_epochs(trials, windows, epochs)
     signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
     by_trial: dict[TrialKey, list[Row]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
         by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     return {
-        trial_key(row): Evidence(
-            row.steady,
-            spread.get(trial_key(row)),
-            slow.get(trial_key(row)),
-            by_trial.get(trial_key(row), []),
+        (key := trial_key(row)): Evidence(
+            row,
+            spread.get(key),
+            slow.get(key),
+            by_trial.get(key, []),
             signatures.get((row.group_id, row.invocation)),
-            inline=bool(row.inline),
-            drift=drift.get(trial_key(row)),
-            skipped_updates=row.skipped_updates or 0,
-            stalled=trial_key(row) in times.stalled,
-            wait_fraction=row.wait_fraction,
-            per_device_per_s=None if row.throughput_per_s is None else row.throughput_per_s / row.devices,
-            invocation=int(row.invocation),
-            in_epochs=in_epochs.get(trial_key(row)),
+            drift.get(key),
+            key in times.stalled,
+            in_epochs.get(key),
         )
-        for row in rows_of(trials[[*TRIAL_COLUMNS]])
+        for row in trials
     }
 
 

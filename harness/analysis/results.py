@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import pandas as pd
@@ -34,8 +34,8 @@ from harness.analysis.trials import (
     trials,
     windows,
 )
-from harness.analysis.verdict import READ, Tables
-from harness.analysis.verdict.rules import verdict
+from harness.analysis.verdict import Statement, Tables
+from harness.analysis.verdict.rules import statements
 from harness.analysis.waterfall import exchange_times, waterfall
 from harness.config.experiment import Experiment
 from harness.config.sections import BlockRule, Rule
@@ -47,7 +47,7 @@ from harness.record.estimate import read_estimate
 from harness.record.folder import RunFolder
 from harness.record.frames import records
 from harness.record.mirror import on_this_machine
-from harness.record.schema import FINDINGS, empty_table
+from harness.record.schema import FINDINGS, VERDICT, empty_table
 
 SUMMARY = (
     *("devices", "global_batch_size", "blocks", "throughput_per_s", "throughput_low", "throughput_high"),
@@ -161,6 +161,11 @@ class Results:
         verdict = self.verdict
         fastest = verdict["cell_id"][verdict["topic"] == "fastest"]
         return self.summary[self.scaling["cell_id"].isin(fastest).to_numpy()]
+
+    @cached_property
+    def statements(self) -> list[Statement]:
+        """The statements of the verdict, which are the rows of the table ``verdict``."""
+        return statements(Tables(partial(attempt, self), None if self.rule else self.look, self.significance))
 
     @cached_property
     def options(self) -> pd.DataFrame:
@@ -295,9 +300,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "noise": lambda r: noise(r.trials, r.rule),
     "parity": lambda r: parity(r.trials, r.rule, r.verdicts),
     "leaders": lambda r: leaders(r.trials, r.rule, r.verdicts, r.significance),
-    "verdict": lambda r: verdict(
-        Tables({name: attempt(r, name) for name in READ}, None if r.rule else r.look, r.significance)
-    ),
+    "verdict": lambda r: VERDICT.frame(statement.row() for statement in r.statements),
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants), r.experiment.placements),
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(

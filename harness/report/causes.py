@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS
+from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
 from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS
 from harness.config.experiment import Experiment
@@ -13,8 +14,8 @@ from harness.config.sections import Grid
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, OWN_COLLECTIVES
 from harness.config.values import PlainValue
 from harness.config.yaml_source import dump
-from harness.report.row import Row, is_missing, number, plural, rows_of, texts
-from harness.report.sentence import Context, Sentence
+from harness.report.row import Row, is_missing, number, plural
+from harness.report.sentence import Context, Said
 from harness.report.tables.text import percent, with_ends
 
 
@@ -134,112 +135,105 @@ def _grids(experiment: Experiment) -> tuple[Grid, ...]:
     return (*([experiment.grid] if experiment.grid else []), *experiment.cells)
 
 
-def name_of(part: str) -> str:
-    """Return a part of a step in words."""
-    return PARTS[part].words or part
-
-
-def why_not_better(row: Row, context: Context) -> Sentence:
-    """Return the sentence on all causes of a cell, of which ``row`` is one; the advice is against the largest alone."""
-    causes = causes_of(row, context)
-    certain = [one for one in causes if one.code not in (UNCLEAR, SAVED)]
+def why_not_better(row: Statement, context: Context) -> Said:
+    """Return the causes of a cell's loss, of which ``row`` is the first, and what to try against the largest alone."""
+    causes = context.causes[str(row.cell_id)]
+    certain = certain_of(causes)
     listed = "; ".join(
-        f"{_share(one)}{' of the step:' if one is certain[0] else ''} {name_of(one.subject)}{_because(one, context)}"
+        f"{_share(one)}{' of the step:' if one is certain[0] else ''} {name_of(one)}{_because(one, context)}"
         for one in certain
     )
     few = next((one for one in causes if one.code == NO_INTERVAL), None)
     no_interval = f" No interval: measured in {plural(few.n, 'block')}, {LEAST_BLOCKS} are needed." if few else ""
     parts = [f"{listed or 'no bottleneck is significant'}.{no_interval}"]
     # without the parts that take less than on one device the others may add up to more than is lost
-    if saved := [f"{_share(one, sign=-1)} {name_of(one.subject)}" for one in causes if one.code == SAVED]:
+    if saved := [f"{_share(one, sign=-1)} {name_of(one)}" for one in causes if one.code == SAVED]:
         parts.append(f"Saved, compared with one device: {'; '.join(saved)}.")
-    if unclear := [f"{percent(one.value)} {name_of(one.subject)}" for one in causes if one.code == UNCLEAR]:
+    if unclear := [f"{percent(one.facts.share)} {name_of(one)}" for one in causes if one.code == UNCLEAR]:
         parts.append(f"Not significant (95 % interval includes 0): {', '.join(unclear)}.")
-    return Sentence("loss", context.short(row.cell_id), " ".join([*parts, _new_advice(causes, context)]).strip())
+    advice = {cell_id: _advice(of_cell, context) for cell_id, of_cell in context.causes.items()}
+    own = advice[str(row.cell_id)]
+    if row.cell_id == next(cell_id for cell_id, text in advice.items() if text == own):  # the same advice once
+        parts.append(own)
+    return context.short(row.cell_id), " ".join(parts).strip()
 
 
-def causes_of(row: Row, context: Context) -> list[Row]:
-    """Return the causes of the cell of a row, the largest first."""
-    verdict = context.results.verdict
-    return rows_of(verdict[(verdict["topic"] == "loss") & (verdict["cell_id"] == row.cell_id)])
+def certain_of(causes: Sequence[Statement]) -> list[Statement]:
+    """Return the causes that take time by their intervals, or that have none."""
+    return [one for one in causes if one.code not in (UNCLEAR, SAVED)]
 
 
-def _share(row: Row, *, sign: int = 1) -> str:
+def name_of(cause: Statement) -> str:
+    """Return the part of the step in words."""
+    return PARTS[str(cause.subject)].words or str(cause.subject)
+
+
+def _share(cause: Statement, *, sign: int = 1) -> str:
     """Return a share in whole per cent, without the sign of a zero; ``sign`` -1: as what the part saves."""
-    ends = (row.value, row.low, row.high) if sign == 1 else (row.value, row.high, row.low)
+    share, low, high = cause.facts.share, cause.facts.low, cause.facts.high
+    ends = (share, low, high) if sign == 1 else (share, high, low)
     return with_ends(percent, *(None if is_missing(end) else round(sign * number(end), 2) + 0.0 for end in ends))
 
 
-def _because(row: Row, context: Context) -> str:
+def _because(cause: Statement, context: Context) -> str:
     """Return the reasons of a cause and, if it is the whole wait for data, which is no loss of scaling, the base's."""
-    because = f" ({'; '.join(texts(row.reasons))})" if texts(row.reasons) else ""
-    ratio, phases = context.ratio(row.cell_id), context.table("phases")
-    if row.evidence != WHOLE_WAIT or ratio is None:
+    because = f" ({'; '.join(cause.reasons)})" if cause.reasons else ""
+    ratio, phases = context.ratio(cause.cell_id), context.table("phases")
+    if cause.evidence != WHOLE_WAIT or ratio is None:
         return because
     waits = phases.loc[phases["cell_id"] == ratio.base_id, "waits"].dropna()
     of_base = f" ({percent(waits.iloc[0])} on {plural(ratio.base_devices, 'device')})" if len(waits) else ""
     return f"{because}{of_base}"
 
 
-def target(causes: Sequence[Row]) -> Row | None:
+def target(causes: Sequence[Statement]) -> Statement | None:
     """Return the cause that advice is against: the largest that is certain, and that an option may change.
 
     A wait for data is a measurement of its own, which counts without an interval too. None if the workload's own code
     takes more, or all take less than LEAST_SHARE of the step: no option is worth a run.
     """
-    for row in causes:
-        certain = row.code == CLEAR or (row.subject == DATA and row.code == NO_INTERVAL)
-        if certain and row.subject == OWN_COLLECTIVES:
+    for one in causes:
+        certain = one.code == CLEAR or (one.subject == DATA and one.code == NO_INTERVAL)
+        if certain and one.subject == OWN_COLLECTIVES:
             return None
-        if certain and row.subject not in NOTHING_TO_CHANGE and number(row.value) >= LEAST_SHARE:
-            return row
+        if certain and one.subject not in NOTHING_TO_CHANGE and one.facts.share >= LEAST_SHARE:
+            return one
     return None
 
 
-def _new_advice(causes: Sequence[Row], context: Context) -> str:
-    """Return what to try, unless the sentence on an earlier cell says the same."""
-    advice, verdict = _advice(causes, context), context.results.verdict
-    for row in rows_of(verdict[verdict["topic"] == "loss"].drop_duplicates("cell_id")):
-        if row.cell_id == causes[0]["cell_id"]:
-            return advice
-        if _advice(causes_of(row, context), context) == advice:
-            return ""
-    return advice
+def _advice(causes: Sequence[Statement], context: Context) -> str:
+    if (cause := target(causes)) is not None:
+        lines = "; ".join(map(str, options_of(cause, context)))
+        return f"Against {name_of(cause)}, try {lines}." if lines else ""
+    cell_id = causes[0].cell_id
+    unchanged = (one.subject for one in causes if one.code == CLEAR and one.subject in (*MACHINE, OWN_COLLECTIVES))
+    part = next(unchanged, None)
+    if part == OWN_COLLECTIVES:
+        trials = context.table("trials")
+        known = trials.loc[trials["cell_id"] == cell_id, "own_bytes"].dropna()
+        return OWN.format(", ".join(f"{name} of {int(size):,} bytes" for name, size in known.iloc[-1].items()))
+    if part == "side by side" and context.has_doubt("shared by ranks", cell_id):
+        return PINNED
+    return MACHINE[part] if part else ""
 
 
-def _advice(causes: Sequence[Row], context: Context) -> str:
-    row = target(causes)
-    if row is None:
-        part = next(
-            (one.subject for one in causes if one.code == CLEAR and one.subject in (*MACHINE, OWN_COLLECTIVES)), ""
-        )
-        if part == OWN_COLLECTIVES:
-            trials = context.table("trials")
-            known = trials.loc[trials["cell_id"] == causes[0]["cell_id"], "own_bytes"].dropna()
-            return OWN.format(", ".join(f"{name} of {int(size):,} bytes" for name, size in known.iloc[-1].items()))
-        pinned = part == "side by side" and context.has_doubt("shared by ranks", causes[0]["cell_id"])
-        return PINNED if pinned else MACHINE.get(part, "")
-    lines = "; ".join(map(str, options_of(row, context)))
-    return f"Against {name_of(row.subject)}, try {lines}." if lines else ""
-
-
-def options_of(row: Row, context: Context) -> list[Option]:
+def options_of(cause: Statement, context: Context) -> list[Option]:
     """Return the options that may reduce a cause, without those that the file varies already."""
-    cell = context.cells.get(row.cell_id)
+    cell = context.cells.get(str(cause.cell_id))
     if cell is None:
         return []
     trials = context.table("trials").dropna(subset="parameters")  # which an examination, the first, does not know
-    known = trials.loc[trials["cell_id"] == row.cell_id, "parameters"]
+    known = trials.loc[trials["cell_id"] == cause.cell_id, "parameters"]
     cell = Row(cell, parameters=known.max() if len(known) else None)
     nodes = [node for group in context.results.environment.get("groups", []) for node in group["nodes"]]
     cores = min((node["cores"] for node in nodes if node["cores"]), default=None)
-    return options_to_try(row.subject, cell, context.results.experiment, cores)
+    return options_to_try(str(cause.subject), cell, context.results.experiment, cores)
 
 
-def smaller_causes(causes: Sequence[Row], context: Context) -> Iterator[str]:
+def smaller_causes(causes: Sequence[Statement], context: Context) -> Iterator[str]:
     """Yield what may be tried against the certain causes that are smaller than the one that advice is against."""
     first = target(causes)
-    for row in causes:
-        lines = "; ".join(map(str, options_of(row, context)))
-        if lines and row is not first and row.code == CLEAR:
-            yield f"{context.name(row.cell_id)}, against {name_of(row.subject)}: {lines}."
+    for one in causes:
+        lines = "; ".join(map(str, options_of(one, context)))
+        if lines and one is not first and one.code == CLEAR:
+            yield f"{context.name(one.cell_id)}, against {name_of(one)}: {lines}."

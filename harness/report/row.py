@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -68,19 +66,6 @@ def is_not_equivalent(row: Row) -> bool:
 def why_excluded(row: Row) -> str:
     """Return in two words why the row has no ratio."""
     return str(row.excluded).partition(":")[0]
-
-
-def spread_options(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the options that differ between rows, one column each; equal ones are left out."""
-    if frame.empty or "options" not in frame:
-        return pd.DataFrame(index=frame.index)
-    rows = [options if isinstance(options, Mapping) else {} for options in frame["options"]]
-    columns = {}
-    for name in dict.fromkeys(name for options in rows for name in options):
-        if len({json.dumps(options[name]) for options in rows if name in options}) > 1:
-            values = [options.get(name) for options in rows]
-            columns[name] = pd.Series(values, index=frame.index, dtype=object)
-    return pd.DataFrame(columns, index=frame.index)
 
 
 def settings(frame: pd.DataFrame, *, batch: bool = True, own: bool = False) -> pd.Series[str]:

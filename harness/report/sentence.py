@@ -1,41 +1,32 @@
-"""What a sentence of the verdict is, and what a phrase makes it from."""
+"""A sentence of the verdict, and what the phrases of ``sentences.py`` and ``causes.py`` make it from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import pandas as pd
 
 from harness.analysis.results import Results, attempt
+from harness.analysis.verdict import Statement
 from harness.plan.labels import SEPARATOR
 from harness.record.schema import empty_table
 from harness.report.row import Row, Scalar, is_missing, plain_label, rows_of, texts
 
 MOST = 4
 """The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""
-TOPICS: Mapping[str, str] = {
-    "incomplete": "INCOMPLETE",
-    "fastest": "Fastest",
-    "fewer": "On fewer devices",
-    "choice": "Options compared",
-    "trust": "How sure",
-    "scaling": "How far it scales",
-    "loss": "Why not better",
-    "training": "Convergence",
-    "equivalence": "Same training",
-    "failed": "Failed",
-    "open": "Open",
-    "next": "What to do next",
-}
-"""The topics in the order of the page, each with its heading."""
 HOLM = "Holm's adjustment"
 HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
+
+Said: TypeAlias = tuple[str, str]
+"""The lead and the text of a sentence."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of the verdict, in the order in which it is shown.
+    """One sentence of the verdict.
 
     ``lead``: what it is about; ``command``: what to type; ``evidence``: the anchor of its section in the report;
     ``code``: that of its statement.
@@ -56,10 +47,25 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Context:
-    """What the sentences need besides the statements: the results, and the cells by id."""
+    """What the sentences need besides their statement: the results, and the cells by id."""
 
     results: Results
     cells: Mapping[str, Row]
+
+    @cached_property
+    def causes(self) -> Mapping[str, Sequence[Statement]]:
+        """The causes of each leading cell's loss, the largest first."""
+        found: dict[str, list[Statement]] = {}
+        for one in self.results.statements:
+            if one.topic == "loss":
+                found.setdefault(str(one.cell_id), []).append(one)
+        return found
+
+    def stated(self, topic: str) -> list[Statement]:
+        """Return the statements of a topic; of the causes the first of each cell."""
+        if topic == "loss":
+            return [causes[0] for causes in self.causes.values()]
+        return [one for one in self.results.statements if one.topic == topic]
 
     def table(self, name: str) -> pd.DataFrame:
         """Return a table of the run; without rows if it failed by an error of the harness."""
@@ -93,8 +99,7 @@ class Context:
 
         Of a cell that does not lead the whole name.
         """
-        verdict = self.results.verdict
-        leading = verdict["cell_id"][verdict["topic"] == "fastest"].tolist()
+        leading = [one.cell_id for one in self.stated("fastest")]
         if cell_id not in leading:
             return self.name(cell_id)
         parts = {one: self.name(one).split(SEPARATOR) for one in leading}
@@ -112,6 +117,11 @@ class Context:
             if row.cell_id == cell_id != row.base_id and not is_missing(row.speedup):
                 return row
         return None
+
+    def rivals(self, cell_id: Scalar) -> dict[str, Row]:
+        """Return the rows of leaders of the settings that a leading cell is compared with, by cell."""
+        rows = rows_of(self.table("leaders"))
+        return {row.cell_id: row for row in rows if row.leader_id == cell_id != row.cell_id}
 
 
 def context_of(results: Results) -> Context:

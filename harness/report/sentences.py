@@ -1,18 +1,22 @@
-"""The sentences of the verdict: a phrase for each topic of its statements."""
+"""The sentences of the verdict: of each statement one with all numbers, and a short one for the decision.
+
+The decision says what to use, what not, why not better, how sure and what to do next, in at most eight short lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.analysis.common import is_no_claim
-from harness.analysis.doubts import plain_doubt, widens
+from harness.analysis.common import Record, is_no_claim
+from harness.analysis.doubts import doubt_of, plain_doubt
 from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
+from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import ENOUGH, FASTER, RANKED_SEEDS, SLOWER, TOO_FEW
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text
-from harness.report.causes import why_not_better
+from harness.report.causes import certain_of, name_of, why_not_better
 from harness.report.row import (
     Row,
     cell_label,
@@ -25,16 +29,16 @@ from harness.report.row import (
     rows_of,
     setting_without_batch,
     shown_strategy,
-    texts,
 )
-from harness.report.sentence import MOST, Context, Sentence
+from harness.report.sentence import MOST, Context, Said, Sentence
 from harness.report.tables.ratios import pair_label, pair_setting
-from harness.report.tables.text import decimal, duration, percent, speed, with_ends
+from harness.report.tables.text import decimal, percent, speed, with_ends
 from harness.report.tables.trust import INTERVALS, imprecise
 
 times = decimal("{:.2f}")
-MOST_BLOCKS = 100
-"""The most further blocks that are proposed."""
+seconds = decimal("{:.3g} s")
+MOST_PARTS = 3
+"""The most settings, options or causes of one line of the decision."""
 REASONS: Mapping[str, str] = {
     "differs": "one setting measured twice differs from itself (A/A test; by chance 1 run in 20 does)",
     "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
@@ -43,7 +47,6 @@ REASONS: Mapping[str, str] = {
     "script": "what the ranks of a script train is not compared with one device",
 }
 QUIET = "one setting measured twice does not differ from itself (A/A test), no doubts"
-seconds = decimal("{:.3g} s")
 ENDED: Mapping[str | None, str] = {
     "interrupted": "the run was interrupted",
     "finished": "the last call left them out (--only, or another machine)",
@@ -63,80 +66,127 @@ FAILURES: Mapping[str, str] = {
 """The outcomes of trials in plain words."""
 
 
-def fastest(row: Row, context: Context) -> Sentence:
-    """Return the sentence on the fastest setting on a number of devices: its gain over the base, and its rivals."""
-    ratio = context.ratio(row.cell_id)
-    undecided = ratio is not None and not is_missing(ratio.p_value) and word_of(ratio, context) != CLEAR
-    wide = _why_wide(row, context) if undecided else ""
-    parts = (f"{_compared(row, ratio, context)}.", wide, _rivals(row, context))
-    return Sentence(row.topic, context.name(row.cell_id), " ".join(filter(None, parts)))
+# -- the settings to use ----------------------------------------------------------------------------------------------
 
 
-def _why_wide(row: Row, context: Context) -> str:
+def _fastest(row: Statement, context: Context) -> Said:
+    """Return the gain of a setting over its base, its throughput, and the settings that it is compared with."""
+    ratio, ratios = context.ratio(row.cell_id), context.rivals(row.cell_id)
+    cell = context.cells[str(row.cell_id)]
+    rate = f"{_rate(row, context)} over {plural(row.n, 'block')}"
+    if ratio is not None:
+        rate = f"{_gain(ratio)} times the throughput of {_base(ratio)}, {_sure_words(ratio, context)}; {rate}"
+    elif cell.devices != 1:
+        rate = f"{rate}; not compared with one device, which has no result beside it"
+    parts = [f"{rate}."]
+    if ratio is not None and not is_missing(ratio.p_value) and _word(ratio, context) != CLEAR:
+        parts.append(_why_wide(row, context))
+    where, beaten = on_devices(cell), _beaten(row, context)
+    parts += [
+        f"Faster {where} at this batch than {_with_ratios(beaten, ratios, context)}." if beaten else "",
+        f"Not clearly faster than {_with_ratios(row.others, ratios, context)}." if row.others else "",
+        f"For lack of blocks not compared with {context.names_of(row.reasons)}." if row.reasons else "",
+    ]
+    if row.code == "smallest batch":
+        parts.append(f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput {where}.")
+    return context.name(row.cell_id), " ".join(filter(None, parts))
+
+
+def _use(row: Statement, context: Context) -> Iterator[Said]:
+    """Yield the fastest setting if its gain is clear, or nothing is beside it; the base if no gain is shown."""
+    ratio, name = context.ratio(row.cell_id), context.name(row.cell_id)
+    if ratio is None:
+        yield name, f"{_rate(row, context)}."
+    elif _word(ratio, context) != CLEAR:
+        if not is_missing(ratio.p_value) and number(ratio.speedup) <= 1:
+            yield _other(row, ratio), f"no gain shown by {name}: {_gain(ratio)} times."
+    elif number(ratio.speedup) > 1:
+        time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
+        is_wider = row.facts.devices != ratio.base_devices
+        cost = f", for {times(time)} times its device time a sample" if is_wider else ""
+        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}."
+    else:
+        yield context.name(ratio.base_id), f"{name} has only {_gain(ratio)} of its throughput."
+
+
+def _not(row: Statement, context: Context) -> Iterator[Said]:
+    """Yield the settings on as many devices at the same batch that are clearly slower than the fastest."""
+    if beaten := _beaten(row, context):
+        yield context.short(row.cell_id), f"{_with_ratios(beaten, context.rivals(row.cell_id), context)}."
+
+
+def _open_settings(row: Statement, context: Context) -> Iterator[Said]:
+    """Yield what is not decided: a gain over the base, and settings that cannot be told apart."""
+    ratio, ratios = context.ratio(row.cell_id), context.rivals(row.cell_id)
+    if ratio and _word(ratio, context) != CLEAR and (is_missing(ratio.p_value) or number(ratio.speedup) > 1):
+        either = f"{_other(row, ratio)}, or {context.name(row.cell_id)}"
+        yield either, f"{_gain(ratio)} times, {_sure_words(ratio, context)}."
+    if undecided := [one for one in ratios if one in (*row.others, *row.reasons)]:
+        lead = f"{context.short(row.cell_id) or context.name(row.cell_id)}, or another setting"
+        yield lead, f"{_with_ratios(undecided, ratios, context)}."
+
+
+def _beaten(row: Statement, context: Context) -> list[str]:
+    return [one for one in context.rivals(row.cell_id) if one not in (*row.others, *row.reasons)]
+
+
+def _rate(row: Statement, context: Context) -> str:
+    facts, unit = row.facts, rate_unit(context.table("leaders"))
+    return f"{with_ends(speed, facts.throughput_per_s, facts.throughput_low, facts.throughput_high)} {unit}"
+
+
+def _why_wide(row: Statement, context: Context) -> str:
     """Return a sentence on what makes the interval of a cell wider; empty if nothing was seen that does."""
     doubts = (doubt for one in rows_of(context.table("cells")) if one.cell_id == row.cell_id for doubt in one.doubts)
-    seen = [f"{plain_doubt(one.name)} ({one.count} of {one.trials} trials)" for one in doubts if widens(one.name)]
+    wide = (doubt for doubt in doubts if doubt_of(doubt.name).widens)
+    seen = [f"{plain_doubt(doubt.name)} ({doubt.count} of {doubt.trials} trials)" for doubt in wide]
     return f"Its interval is wide: {', '.join(seen)}." if seen else ""
 
 
-def _compared(row: Row, ratio: Row | None, context: Context) -> str:
-    """Return a setting's speedup and what it is over, whether that is clear, and its throughput."""
-    blocks = f" over {plural(row.n, 'block')}" if not is_missing(row.n) else ""
-    rate = f"{with_ends(speed, row.value, row.low, row.high)} {rate_unit(context.table('leaders'))}{blocks}"
-    if ratio is None:
-        cell = context.cells.get(row.cell_id)
-        alone = cell is not None and cell.devices == 1
-        return rate if alone else f"{rate}; not compared with one device, which has no result beside it"
-    return f"{gain(ratio)} times the throughput of {base_words(ratio)}, {sure_words(ratio, context)}; {rate}"
-
-
-def base_words(ratio: Row) -> str:
+def _base(ratio: Row | Record) -> str:
     """Return what a ratio is over: '1 device', or '2 devices (ddp) at the same global batch' under strong scaling."""
     own = f" ({ratio.base_strategy})" if ratio.base_strategy != BASE_STRATEGY else ""
     batch = " at the same global batch" if ratio.scaling == "strong" else ""
     return f"{plural(ratio.base_devices, 'device')}{own}{batch}"
 
 
-def gain(ratio: Row) -> str:
+def _other(row: Statement, ratio: Row) -> str:
+    """Return what a setting is compared with, by what differs: '1 device', or the strategy on as many devices."""
+    more = row.facts.devices != ratio.base_devices
+    return plural(ratio.base_devices, "device") if more else f"strategy {ratio.base_strategy}"
+
+
+def _gain(ratio: Row) -> str:
     return with_ends(times, ratio.speedup, ratio.low, ratio.high)
 
 
-def word_of(row: Row, context: Context) -> str:
+def _word(row: Row, context: Context) -> str:
     """Return how sure the difference of a row's two settings is: clear, leaning or open."""
     return word(None if is_missing(row.p_value) else number(row.p_value), context.results.significance)
 
 
-def sure_words(row: Row, context: Context) -> str:
+def _sure_words(row: Row, context: Context) -> str:
     """Return how sure a difference is, with its p-value unless it is clear: 'leaning (p = 0.12)'."""
     if is_missing(row.p_value):
         return f"{OPEN}, as fewer than {LEAST_BLOCKS} blocks have no interval"
-    sure = word_of(row, context)
+    sure = _word(row, context)
     return CLEAR if sure == CLEAR else f"{sure} (p = {number(row.p_value):.2g})"
 
 
-def _rivals(row: Row, context: Context) -> str:
-    """Return the sentences on the other settings on as many devices at the same batch, and on the choice of a batch."""
-    leaders = rows_of(context.table("leaders"))
-    ratios = {one.cell_id: one for one in leaders if one.leader_id == row.cell_id != one.cell_id}
-    tied, untested = texts(row.others), texts(row.reasons)
-    beaten = [one for one in ratios if one not in (*tied, *untested)]
-    where = on_devices(context.cells[row.cell_id])
-    parts = [
-        f"Faster {where} at this batch than {with_ratios(beaten, ratios, context)}." if beaten else "",
-        f"Not clearly faster than {with_ratios(tied, ratios, context)}." if tied else "",
-        f"For lack of blocks not compared with {context.names_of(untested)}." if untested else "",
-    ]
-    if row.code == "smallest batch":
-        parts.append(f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput {where}.")
-    return " ".join(filter(None, parts))
+def _with_ratios(ids: Sequence[str], ratios: Mapping[str, Row], context: Context) -> str:
+    """Return settings with their ratio to the leader: 'fsdp (0.87 times its throughput, 0.80 to 0.94)'.
 
-
-def with_ratios(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> str:
-    """Return settings with their ratio to the leader: 'fsdp (0.87 times its throughput, 0.80 to 0.94)'."""
-    names = _short_names(ids, ratios, context)
+    By their strategies if these tell all settings apart, else by their full names.
+    """
+    leaders = {row.leader_id for row in ratios.values()}
+    known = {shown_strategy(row) for row in ratios.values()}
+    leading = {shown_strategy(row) for one, row in context.cells.items() if one in leaders}
+    if all(one in ratios for one in ids) and len(known) == len(ratios) and not known & leading:
+        names = [shown_strategy(ratios[one]) for one in ids]
+    else:
+        names = [context.name(one) for one in ids]
     some = [f"{name}{_share(ratios.get(cell_id), context)}" for cell_id, name in zip(ids, names, strict=True)]
-    more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
-    return "; ".join(some[:MOST]) + more
+    return "; ".join(some[:MOST]) + _and_more(ids)
 
 
 def _share(row: Row | None, context: Context) -> str:
@@ -145,150 +195,153 @@ def _share(row: Row | None, context: Context) -> str:
     if is_missing(row.low):
         return f" ({times(row.ratio)} times its throughput)"
     by_chance = is_true(row.tied) and not number(row.low) <= 1 <= number(row.high)
-    why = f"; {sure_words(row, context)}" if is_true(row.tied) else ""
+    why = f"; {_sure_words(row, context)}" if is_true(row.tied) else ""
     why += "; of so many comparisons one may differ as much by chance" if by_chance else ""
     return f" ({times(row.ratio)} times its throughput, {times(row.low)} to {times(row.high)}{why})"
 
 
-def _short_names(ids: Sequence[str], ratios: dict[str, Row], context: Context) -> list[str]:
-    """Return the strategies of settings if these tell them apart, else the full names."""
-    leaders = {row.leader_id for row in ratios.values()}
-    known = {shown_strategy(row) for row in ratios.values()}
-    leading = {shown_strategy(row) for one, row in context.cells.items() if one in leaders}
-    if all(one in ratios for one in ids) and len(known) == len(ratios) and not known & leading:
-        return [shown_strategy(ratios[one]) for one in ids]
-    return [context.name(one) for one in ids]
+def _and_more(names: Sequence[str]) -> str:
+    return f" and {len(names) - MOST} more" if len(names) > MOST else ""
 
 
-def how_sure(row: Row, context: Context) -> Sentence:
-    """Return the level of trust in one or several settings, with its reasons."""
-    level, reasons, others = row.code, texts(row.reasons), texts(row.others)
-    lead = level.capitalize()
-    if (context.results.verdict["topic"] == "trust").sum() > 1:
-        lead = f"{lead} for {', '.join(map(context.short, (row.cell_id, *others[: MOST - 1])))}"
-    doubts = dict.fromkeys(plain_doubt(one.removeprefix("doubt: ")) for one in reasons if one.startswith("doubt: "))
-    changed = (one.partition(": ")[2] for one in reasons if one.startswith("invocations: "))
-    words = [*(REASONS[reason] for reason in reasons if reason in REASONS), *doubts]
-    words += [f"the ratio to the base is another in the blocks of later calls ({ratios})" for ratios in changed]
-    return Sentence("trust", lead, f"{'; '.join(words) or QUIET}.", code=level)
+# -- options, scaling, trainings --------------------------------------------------------------------------------------
 
 
-def cost(blocks: int, context: Context) -> str:
-    """Return ' (about 25 min)': the wall time of so many blocks, by that of the run's own."""
-    ledger, trials = context.table("ledger"), context.table("trials")
-    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
-    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
-    if spent <= 0 or groups.empty:
-        return ""
-    total_s = spent / groups["block"].nunique() * blocks
-    whole_minutes = 60 <= total_s < 3570
-    return f" (about {f'{total_s / 60:.0f} min' if whole_minutes else duration(total_s)})"
+def _pair(row: Statement) -> tuple[str, str]:
+    """Return the label of two settings that differ in a choice, and their ratio."""
+    pair = Row(vars(row.facts))
+    label = joined(pair_label(pair), pair_setting(pair))
+    return label, f"{with_ends(times, pair.ratio, pair.low, pair.high)} times the throughput"
 
 
-def _incomplete(row: Row, context: Context) -> Sentence:
-    count, cells = row.n, plural(row.n, "cell")
-    has = "has" if count == 1 else "have"
-    if row.code == "missing":
-        invocations = context.results.environment.get("invocations", [])
-        planned = context.table("trials")["trial_id"].nunique() + count
-        why = ENDED.get(invocations[-1].get("ended") if invocations else None, ENDED[None])
-        lead = f"{count} of {planned} planned trials {has} no result"
-        return Sentence("incomplete", lead, f"{why}. What follows rests on the others.")
-    why = "; ".join(texts(row.reasons))
-    if row.code == "failed":
-        why = f"no trial succeeded ({context.names_of((row.cell_id, *texts(row.others)))})"
-        return Sentence("incomplete", f"{cells} {has} no result", f"{why}.")
-    return Sentence("incomplete", f"{cells} {'lacks' if count == 1 else 'lack'} trials", f"{why}.")
-
-
-def _choice(row: Row, context: Context) -> Sentence:
-    versus = context.table("versus")
-    pairs = versus[(versus["cell_id"] == row.cell_id) & versus["other_id"].isin(texts(row.others))]
-    lead = next((joined(pair_label(pair), pair_setting(pair)) for pair in rows_of(pairs)), row.subject)
-    ratio = with_ends(times, row.value, row.low, row.high)
-    blocks = plural(row.n, "block")
+def _choice(row: Statement, context: Context) -> Said:
+    label, ratio = _pair(row)
     found = row.code
     if row.code in (FASTER, SLOWER):
         found = f"the first is {row.code}, {CLEAR}"
     elif row.code != TOO_FEW:
-        to = f" to the {'first' if number(row.value) > 1 else 'second'}" if row.code == LEANING else ""
-        found = f"{row.code}{to} (p = {number(row.p_value):.2g})"
-    return Sentence("choice", lead, f"{ratio} times the throughput over {blocks}: {found}.")
+        to = f" to the {'first' if row.facts.ratio > 1 else 'second'}" if row.code == LEANING else ""
+        found = f"{row.code}{to} (p = {row.facts.p_adjusted:.2g})"
+    return label, f"{ratio} over {plural(row.n, 'block')}: {found}."
 
 
-def _scaling(row: Row, context: Context) -> Sentence:
-    ratio, lead = context.ratio(row.cell_id), context.name(row.cell_id)
-    efficiency = with_ends(percent, row.value, row.low, row.high)
-    return Sentence(
-        "scaling", lead, f"efficiency {efficiency}, compared with {base_words(ratio) if ratio else '1 device'}."
-    )
+def _options(row: Statement, context: Context) -> Iterator[Said]:
+    """Yield a choice of which one value is clearly faster."""
+    if row.code in (FASTER, SLOWER):
+        label, ratio = _pair(row)
+        yield label, f"{ratio}."
 
 
-def _reached(cell_id: str, context: Context) -> str:
-    """Return the least and the largest time of a cell's trainings to the target: 'ddp x2 in 0.8 to 1.2 s'."""
-    rows = [row for row in rows_of(context.table("convergence")) if row.cell_id == cell_id]
-    times = [row.time_to_target_s for row in rows]
-    low, high = (decimal("{:.2g}")(each) for each in (min(times), max(times)))
-    return f"{cell_label(rows[0])} in {low if low == high else f'{low} to {high}'} s"
+def _scaling(row: Statement, context: Context) -> Said:
+    efficiency = with_ends(percent, row.facts.efficiency, row.facts.efficiency_low, row.facts.efficiency_high)
+    return context.name(row.cell_id), f"efficiency {efficiency}, compared with {_base(row.facts)}."
 
 
-def _training(row: Row, context: Context) -> Sentence:
-    label, seeds, target = context.name(row.cell_id), row.n, row.subject
+def _training(row: Statement, context: Context) -> Said:
+    cell, target = context.cells[str(row.cell_id)], row.subject
+    setting, batch = setting_without_batch(cell), f"global batch {cell.global_batch_size}"
     if row.code == "missed":
-        cell = context.cells[row.cell_id]
-        batch = joined(f"Global batch {cell.global_batch_size}", setting_without_batch(cell))
-        return Sentence("training", batch, f"no training reached {target} with every seed.")
+        return joined(batch.capitalize(), setting), f"no training reached {target} with every seed."
     if row.code == "few seeds":
-        convergence = context.table("convergence")
-        counts = [int((convergence["cell_id"] == one).sum()) for one in (row.cell_id, *texts(row.others))]
-        each = [_reached(one, context) for one in (row.cell_id, *texts(row.others))]
-        named = ("at least " if len({*counts}) > 1 else "") + plural(seeds, "seed")
-        order = f" each; no order below {RANKED_SEEDS} seeds" if len(each) > 1 else ""
-        more = f" and {len(each) - MOST} more" if len(each) > MOST else ""
-        setting = joined(
-            setting_without_batch(cell := context.cells[row.cell_id]), f"global batch {cell.global_batch_size}"
-        )
-        said = f"reached by {', '.join(each[:MOST])}{more} ({setting}; {named}{order})."
-        return Sentence("training", target, said)
-    span = f" ({seconds(row.low)} to {seconds(row.high)} over {seeds} seeds)" if seeds > 1 else ""
-    text = f"shortest median time to {target}: {seconds(row.value)}{span}."
-    if overlapping := texts(row.others):
-        text += f" Not clearly before {context.names_of(overlapping)}, whose times overlap with its own."
-    return Sentence("training", label, text)
+        compared = [str(row.cell_id), *row.others]
+        rows = rows_of(context.table("convergence"))
+        trainings = [[one for one in rows if one.cell_id == cell_id] for cell_id in compared]
+        each = [_reached(of_cell) for of_cell in trainings[:MOST]]
+        least = "at least " if len({*map(len, trainings)}) > 1 else ""
+        order = f" each; no order below {RANKED_SEEDS} seeds" if row.others else ""
+        how = f"{joined(setting, batch)}; {least}{plural(row.n, 'seed')}{order}"
+        return str(target), f"reached by {', '.join(each)}{_and_more(compared)} ({how})."
+    ends = f"{seconds(row.facts.least_s)} to {seconds(row.facts.most_s)} over {row.n} seeds"
+    span = f" ({ends})" if row.n != 1 else ""
+    text = f"shortest median time to {target}: {seconds(row.facts.time_to_target_s)}{span}."
+    if row.others:
+        text += f" Not clearly before {context.names_of(row.others)}, whose times overlap with its own."
+    return context.name(row.cell_id), text
 
 
-def _equivalence(row: Row, context: Context) -> Sentence:
-    code = row.code
-    if code == "equivalent":
-        checks = plural(row.n, "check")
-        share = 100 * number(row.value)
-        text = f"{checks}, updates differ by at most {max(share, LEAST_PERCENT) if share else 0:.2g} %."
-        return Sentence("equivalence", "Every strategy trains as one device does", text)
-    label = context.name(row.cell_id)
-    if code == "unknown":
-        return Sentence("equivalence", label, f"whether it trains as one device does is {row.subject}.", code=code)
-    return Sentence("equivalence", label, f"{row.subject}; its ratios are no claims.", code=code)
+def _reached(trainings: Sequence[Row]) -> str:
+    """Return the least and the largest time of a cell's trainings to the target: 'ddp x2 in 0.8 to 1.2 s'."""
+    times = [training.time_to_target_s for training in trainings]
+    low, high = (f"{each:.2g}" for each in (min(times), max(times)))
+    return f"{cell_label(trainings[0])} in {low if low == high else f'{low} to {high}'} s"
 
 
-def _failed(row: Row, context: Context) -> Sentence:
-    why = "; ".join(texts(row.reasons)[:1])
+# -- losses, trust, failures, open questions --------------------------------------------------------------------------
+
+
+def _why(row: Statement, context: Context) -> Iterator[Said]:
+    """Yield the largest parts of the loss of a cell."""
+    certain = certain_of(context.causes[str(row.cell_id)])[:MOST_PARTS]
+    named = ", ".join(f"{percent(one.facts.share)} {name_of(one)}" for one in certain)
+    yield context.short(row.cell_id), f"{named or 'no bottleneck is significant'}."
+
+
+def _trust(row: Statement, context: Context) -> Said:
+    """Return the level of trust in one or several settings, with its reasons."""
+    lead = row.code.capitalize()
+    if len(context.stated("trust")) > 1:
+        lead = f"{lead} for {', '.join(map(context.short, (row.cell_id, *row.others[: MOST - 1])))}"
+    kinds = [reason.partition(": ") for reason in row.reasons]
+    words = [REASONS[kind] for kind, _, _ in kinds if kind in REASONS]
+    words += dict.fromkeys(plain_doubt(name) for kind, _, name in kinds if kind == "doubt")
+    words += [
+        f"the ratio to the base is another in the blocks of later calls ({ratios})"
+        for kind, _, ratios in kinds
+        if kind == "invocations"
+    ]
+    return lead, f"{'; '.join(words) or QUIET}."
+
+
+def _equivalence(row: Statement, context: Context) -> Said:
+    if row.code == "equivalent":
+        share = 100 * row.facts.difference
+        text = f"updates differ by at most {max(share, LEAST_PERCENT) if share else 0:.2g} %."
+        return "Every strategy trains as one device does", f"{plural(row.n, 'check')}, {text}"
+    if row.code == "unknown":
+        return context.name(row.cell_id), f"whether it trains as one device does is {row.subject}."
+    return context.name(row.cell_id), f"{row.subject}; its ratios are no claims."
+
+
+def _not_equivalent(row: Statement, context: Context) -> Iterator[Said]:
+    """Yield what does not train as one device does; nothing without numbers."""
+    if row.code != "equivalent" and context.has_measured:
+        yield _equivalence(row, context)
+
+
+def _incomplete(row: Statement, context: Context) -> Said:
+    cells, is_one = plural(row.n, "cell"), row.n == 1
+    has = "has" if is_one else "have"
+    if row.code == "missing":
+        invocations = context.results.environment.get("invocations", [])
+        planned = context.table("trials")["trial_id"].nunique() + row.n
+        why = ENDED.get(invocations[-1].get("ended") if invocations else None, ENDED[None])
+        return f"{row.n} of {planned} planned trials {has} no result", f"{why}. What follows rests on the others."
+    if row.code == "failed":
+        return f"{cells} {has} no result", f"no trial succeeded ({_cells_of(row, context)})."
+    return f"{cells} {'lacks' if is_one else 'lack'} trials", f"{'; '.join(row.reasons)}."
+
+
+def _failed(row: Statement, context: Context) -> Said:
     if row.code == "tables":
-        tables = f"{'Table' if row.n == 1 else 'Tables'} {', '.join(texts(row.reasons))}"
-        return Sentence("failed", tables, "failed by an error of the harness; the sentences that need it are left out.")
+        tables = f"{'Table' if row.n == 1 else 'Tables'} {', '.join(row.reasons)}"
+        return tables, "failed by an error of the harness; the sentences that need it are left out."
+    why = next(iter(row.reasons), "")
     if row.code == "preflight":
         where = f" ({context.name(row.cell_id)})" if row.cell_id in context.cells else ""
-        return Sentence("failed", f"Check before the measurement ({row.subject})", f"{why}{where}.")
-    names = context.names_of((row.cell_id, *texts(row.others)))
-    lead = f"{plural(row.n, 'trial')} {FAILURES.get(row.subject, row.subject)}"
-    return Sentence("failed", lead, f"{why} ({names}).")
+        return f"Check before the measurement ({row.subject})", f"{why}{where}."
+    outcome = FAILURES.get(str(row.subject), row.subject)
+    return f"{plural(row.n, 'trial')} {outcome}", f"{why} ({_cells_of(row, context)})."
 
 
-def _open(row: Row, context: Context) -> Sentence:
+def _cells_of(row: Statement, context: Context) -> str:
+    return context.names_of((str(row.cell_id), *row.others))
+
+
+def _open(row: Statement, context: Context) -> Said:
     cells = plural(row.n, "cell")
     if row.code == "too_few_devices":
-        text = "this machine has too few; the same file runs on a larger one."
-        return Sentence("open", f"{cells} on {row.subject} devices", text)
-    return Sentence("open", cells, f"{'; '.join(texts(row.reasons))}.")
+        return f"{cells} on {row.subject} devices", "this machine has too few; the same file runs on a larger one."
+    return cells, f"{'; '.join(row.reasons)}."
 
 
 def further(context: Context) -> list[Sentence]:
@@ -296,9 +349,8 @@ def further(context: Context) -> list[Sentence]:
     found = []
     leaders = attempt(context.results, "leaders")
     if not context.has_measured:
-        found.append(
-            Sentence("failed", "Nothing was measured", "every trial failed or was skipped.", evidence="outcomes")
-        )
+        text = "every trial failed or was skipped."
+        found.append(Sentence("failed", "Nothing was measured", text, evidence="outcomes"))
     elif len(context.table("cells")) and leaders is not None and leaders.empty:
         text = "every measured cell is emulated, oversubscribed, faulty or not equivalent to one device."
         found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
@@ -310,16 +362,69 @@ def further(context: Context) -> list[Sentence]:
     return found
 
 
-PHRASES: Mapping[str, Callable[[Row, Context], Sentence]] = {
-    "incomplete": _incomplete,
-    "fastest": fastest,
-    "fewer": fastest,
-    "choice": _choice,
-    "training": _training,
-    "scaling": _scaling,
-    "loss": why_not_better,
-    "trust": how_sure,
-    "equivalence": _equivalence,
-    "failed": _failed,
-    "open": _open,
+TOPICS: Mapping[str, tuple[str, Callable[[Statement, Context], Said]]] = {
+    "incomplete": ("INCOMPLETE", _incomplete),
+    "fastest": ("Fastest", _fastest),
+    "fewer": ("On fewer devices", _fastest),
+    "choice": ("Options compared", _choice),
+    "trust": ("How sure", _trust),
+    "scaling": ("How far it scales", _scaling),
+    "loss": ("Why not better", why_not_better),
+    "training": ("Convergence", _training),
+    "equivalence": ("Same training", _equivalence),
+    "failed": ("Failed", _failed),
+    "open": ("Open", _open),
 }
+"""The topics in the order of the page, each with its heading and the sentence on a statement."""
+Short = Callable[[Statement, Context], Iterator[Said]]
+
+
+def _whole(row: Statement, context: Context) -> Iterator[Said]:
+    yield TOPICS[row.topic][1](row, context)
+
+
+LINES: Mapping[str, Mapping[str, Short]] = {
+    "INCOMPLETE": {"incomplete": _whole, "failed": _whole},
+    "USE": {"fastest": _use},
+    "NOT": {"fastest": _not},
+    "OPTIONS": {"choice": _options},
+    "TARGET": {"training": _whole},
+    "WHY": {"loss": _why},
+    "SURE": {"trust": _whole, "equivalence": _not_equivalent},
+    "OPEN": {"fastest": _open_settings, "open": _whole},
+}
+"""The lines of the decision by label, each with its topics and the parts that a statement of each gives."""
+
+
+def sentences(context: Context) -> list[Sentence]:
+    """Return a sentence on each statement, at most MOST of a topic, and those that follow from none."""
+    found = []
+    for topic, (_, phrase) in TOPICS.items():
+        rows = context.stated(topic)
+        found += [_sentence(row, phrase(row, context)) for row in rows[:MOST]]
+        if len(rows) > MOST:
+            more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
+            found.append(Sentence(topic, "", more, evidence=rows[0].evidence))
+    return [*found, *further(context)]
+
+
+def decision(context: Context) -> dict[str, list[Sentence]]:
+    """Return the lines by their labels, in order, each with its parts; without the next step."""
+    lines: dict[str, list[Sentence]] = {}
+    for label, topics in LINES.items():
+        found = [
+            _sentence(row, said)
+            for topic, short in topics.items()
+            for row in context.stated(topic)
+            for said in short(row, context)
+        ]
+        if found:
+            more = f"And {len(found) - MOST_PARTS} more, below."
+            lines[label] = found[:MOST_PARTS] + [Sentence(found[0].topic, "", more)] * (len(found) > MOST_PARTS)
+    if "INCOMPLETE" in lines:  # the one line that can wait: at most eight are read
+        lines.pop("TARGET", None)
+    return lines
+
+
+def _sentence(row: Statement, said: Said) -> Sentence:
+    return Sentence(row.topic, *said, evidence=row.evidence, code=row.code)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from harness.analysis.evidence import ENVIRONMENT_KEYS
 from harness.analysis.results import Results
 from harness.analysis.stats import LEAST_BLOCKS, LOOKS_SIGNIFICANCE
 from harness.config.axes import AXES
@@ -14,7 +15,7 @@ from harness.config.sections import LOOKS, Throughput
 from harness.config.values import GIB
 from harness.plan.labels import joined
 from harness.plan.run_environment import NodeEnvironment, RunEnvironment
-from harness.report.row import plural, rate_unit, spread_options
+from harness.report.row import plural, rate_unit
 from harness.report.tables.text import counts, duration, speed, start_text
 from harness.report.tables.trust import summary_line, usual_words
 
@@ -52,14 +53,6 @@ def preflight_words(results: Results) -> str:
     return f"{line} Examinations come first in their worker group; {after}"
 
 
-def noise_words(results: Results) -> str:
-    """Return what the A/A test is."""
-    return (
-        "The base is measured twice in every block, the second time in other processes. The ratio of both should be 1. "
-        "Other ratios are to the geometric mean of both, or to the one that a block has."
-    )
-
-
 def asked(results: Results) -> list[tuple[str, str]]:
     """Return the configuration: each axis and option with its values, and the settings that are not defaults."""
     experiment, trials = results.experiment, results.trials
@@ -74,9 +67,11 @@ def asked(results: Results) -> list[tuple[str, str]]:
         if all(isinstance(value, int | float) for value in distinct):
             distinct.sort()
         asked.append((axis.replace("_", " "), ", ".join(map(str, distinct))))
-    for name, values in spread_options(trials).items():
-        known = dict.fromkeys(str(value) for value in values.tolist() if value is not None)
-        asked.append((str(name), ", ".join(known)))
+    options = [each for each in trials["options"] if isinstance(each, Mapping)]
+    for name in dict.fromkeys(name for each in options for name in each):
+        values = [each[name] for each in options if name in each]
+        if len({json.dumps(value) for value in values}) > 1:
+            asked.append((name, ", ".join(dict.fromkeys(str(value) for value in values if value is not None))))
     if chosen := experiment.training.model_dump(exclude_defaults=True):
         each = (f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
         asked.append(("training", "; ".join(each)))
@@ -224,7 +219,7 @@ def machine_line(nodes: Sequence[NodeEnvironment]) -> str:
 
 def difference(environment: RunEnvironment) -> str:
     """Return a sentence if worker groups recorded different hardware or versions on the same node."""
-    keys = ("cpu", "cores", "memory_bytes", "python", "packages", "cuda", "threads", "niceness")
+    keys = (*ENVIRONMENT_KEYS, "memory_bytes")
     seen: dict[str, set[str]] = {}
     for group in environment.get("groups", []):
         for node in group["nodes"]:

@@ -128,7 +128,13 @@ DETAILS = (
         "unexplained",
         lambda results: cost.unexplained_table(results.trials, results.waterfall),
     ),
-    Section("A/A test", "noise", lambda results: ratios.noise_table(results.noise), summary.noise_words),
+    Section(
+        "A/A test",
+        "noise",
+        lambda results: ratios.noise_table(results.noise),
+        "The base is measured twice in every block, the second time in other processes. The ratio of both should be 1. "
+        "Other ratios are to the geometric mean of both, or to the one that a block has.",
+    ),
     Section("Doubts", "doubts", lambda results: trust.doubt_table(results.trials)),
     Section(
         "Stalls",

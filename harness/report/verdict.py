@@ -9,15 +9,19 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from harness.analysis.results import Results
+from harness.analysis.verdict import Statement
 from harness.config.yaml_source import dump
-from harness.report.causes import Option, causes_of, name_of, next_experiment, options_of, smaller_causes, target
-from harness.report.decision import decision
-from harness.report.row import Row, is_missing, number, plural, rows_of
-from harness.report.sentence import MOST, TOPICS, Context, Sentence, context_of
-from harness.report.sentences import MOST_BLOCKS, PHRASES, cost, further
-from harness.report.tables.text import percent
+from harness.report.causes import Option, name_of, next_experiment, options_of, smaller_causes, target
+from harness.report.row import is_missing, number, plural
+from harness.report.sentence import Context, Sentence, context_of
+from harness.report.sentences import TOPICS, decision, sentences
+from harness.report.tables.text import duration, percent
 from harness.system.sanitize import escape_control, redact_text
 
+HEADINGS: Mapping[str, str] = {topic: heading for topic, (heading, _) in TOPICS.items()} | {"next": "What to do next"}
+"""The headings by topic, in the order of the page."""
+MOST_BLOCKS = 100
+"""The most further blocks that are proposed."""
 NEXT_FILE = "next.yaml"
 LONGER = 4
 """The factor by which windows are made longer where noise hides what is to be seen."""
@@ -48,44 +52,45 @@ class Proposal:
     """An option to compare in one cell against a cause, and the experiment file that does."""
 
     option: Option
-    cause: Row
+    cause: Statement
     file: str
 
     @property
     def least(self) -> float:
         """The least share of the step that the cause takes: the lower end of its interval, if there is one."""
-        return number(self.cause.value if is_missing(self.cause.low) else self.cause.low)
+        facts = self.cause.facts
+        return number(facts.share if is_missing(facts.low) else facts.low)
 
 
-def next_step(statements: Sequence[Row], context: Context) -> NextStep:
+def next_step(context: Context) -> NextStep:
     """Return what to do next.
 
     First what is missing; then blocks or longer windows that decide what is open; then an option against a cause whose
     interval excludes 0. A run that leaves nothing to do is exported.
     """
-    proposal = _proposal(statements, context)
-    blocks, results = _blocks(statements), context.results
+    proposal, results = _proposal(context), context.results
+    blocks = next((one for one in context.stated("trust") if one.n), None)
+    feasible = blocks is not None and blocks.n <= MOST_BLOCKS
     if any(line["facts"].get("inline") for line in results.lines):
         why = "These trials ran in the command's own process (--inline), for a debugger. To measure all of them:"
         step = _run_file(why, _changed(results, "The same experiment.", {}), results)
         blocks = None  # such a run is never resumed
-    elif unfinished := _unfinished(statements, context):
-        step = NextStep(*unfinished, proposal.file if proposal else NOTHING_NEXT)
-    elif blocks and number(blocks["n"]) <= MOST_BLOCKS:
+    elif unfinished := _unfinished(context):
+        step = NextStep(unfinished, _resume(results), proposal.file if proposal else NOTHING_NEXT)
+    elif blocks and feasible:
         step = _more_blocks(blocks, proposal, context)
     elif proposal and proposal.least > 0:
         step = _try(proposal, context)
     elif blocks:
         step = _longer_windows(context)
-    elif {row.code for row in statements if row.topic == "training"} == {"missed"}:
+    elif {one.code for one in context.stated("training")} == {"missed"}:
         step = _more_epochs(results)
     else:
         command = f"python -m harness export {folder_of(results)} --markdown"
         step = NextStep("Nothing here calls for another measurement. To show the verdict to others:", command)
-    others = [one for row in _one_each(statements) for one in smaller_causes(causes_of(row, context), context)]
-    feasible = blocks is not None and blocks.subject == "fixed" and blocks.n <= MOST_BLOCKS
-    if blocks and feasible and "--add-blocks" not in step.command:
-        others.insert(0, f"To decide what is open: {_add_blocks(blocks.n, results)}")
+    others = [line for causes in context.causes.values() for line in smaller_causes(causes, context)]
+    if blocks and feasible and blocks.subject == "fixed" and "--add-blocks" not in step.command:
+        others.insert(0, f"To decide what is open: {_add_blocks(blocks, results)}")
     return replace(step, others=tuple(others))
 
 
@@ -94,46 +99,34 @@ def folder_of(results: Results) -> str:
     return shlex.quote(str(results.folder.path))
 
 
-def _unfinished(statements: Sequence[Row], context: Context) -> tuple[str, str] | None:
-    """Return why and how to resume a run that lacks trials, or in which nothing was measured."""
-    trials, resume = context.table("trials"), _resume(context.results)
-    codes = [row.code for row in statements if row.topic == "incomplete"]
+def _unfinished(context: Context) -> str:
+    """Return why to resume a run that lacks trials, or in which nothing was measured; empty if there is no reason."""
+    trials, codes = context.table("trials"), {one.code for one in context.stated("incomplete")}
     if len(trials) and trials["purpose"].fillna("").eq("links").all():  # a run of the links alone is never resumed
-        return None
-    if "missing" in codes or "time_up" in codes:
-        return "The run is incomplete. To measure what is missing, and keep what is measured:", resume
+        return ""
+    if codes & {"missing", "time_up"}:
+        return "The run is incomplete. To measure what is missing, and keep what is measured:"
     if not context.has_measured:
-        return "Nothing was measured. Once the causes above are mended, what failed is measured again by:", resume
-    return None
+        return "Nothing was measured. Once the causes above are mended, what failed is measured again by:"
+    return ""
 
 
-def _proposal(statements: Sequence[Row], context: Context) -> Proposal | None:
+def _proposal(context: Context) -> Proposal | None:
     """Return the first option to try against a cause of a leading cell, the one that stands out most from the noise."""
     found = []
-    for row in _one_each(statements):
-        cause = target(causes_of(row, context))
+    for cell_id, causes in context.causes.items():
+        cause = target(causes)
         if cause and (options := options_of(cause, context)):
-            cell_id, option = cause.cell_id, options[0]
-            text = next_experiment(context.results.experiment, context.cells[cell_id], option)
-            head = f"# Compares {option.axis} in {context.label(cell_id)}.\n"
-            found.append(Proposal(option, cause, f"{head}{text}"))
+            text = next_experiment(context.results.experiment, context.cells[cell_id], options[0])
+            head = f"# Compares {options[0].axis} in {context.label(cell_id)}.\n"
+            found.append(Proposal(options[0], cause, f"{head}{text}"))
     return max(found, key=lambda one: one.least, default=None)
 
 
-def _one_each(statements: Sequence[Row]) -> list[Row]:
-    """Return the first cause of each cell that has any."""
-    found: dict[str, Row] = {}
-    for row in statements:
-        if row.topic == "loss":
-            found.setdefault(row.cell_id, row)
-    return [*found.values()]
-
-
 def _try(proposal: Proposal, context: Context) -> NextStep:
-    share, cause = percent(proposal.cause.value), name_of(proposal.cause.subject)
-    where = context.name(proposal.cause.cell_id)
-    why = f"{share} of the step is {cause}. Compare {proposal.option} for {where}, all else as here:"
-    return _run_file(why, proposal.file, context.results)
+    cause, where = proposal.cause, context.name(proposal.cause.cell_id)
+    why = f"{percent(cause.facts.share)} of the step is {name_of(cause)}. Compare {proposal.option} for {where}"
+    return _run_file(f"{why}, all else as here:", proposal.file, context.results)
 
 
 def _run_file(why: str, file: str, results: Results) -> NextStep:
@@ -145,17 +138,12 @@ def _run_file(why: str, file: str, results: Results) -> NextStep:
     return NextStep(why, f"python -m harness.run {path}", file)
 
 
-def _blocks(statements: Sequence[Row]) -> Row | None:
-    """Return the statement that asks for further blocks."""
-    return next((row for row in statements if row.topic == "trust" and (row.n or 0) > 0), None)
-
-
-def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextStep:
+def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) -> NextStep:
     results, blocks = context.results, row.n
-    more = f"{plural(blocks, 'more block')}{cost(blocks, context)}"
+    more = f"{plural(blocks, 'more block')}{_cost(blocks, context)}"
     why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
     if row.subject == "fixed":
-        return NextStep(f"{why}:", _add_blocks(blocks, results), proposal.file if proposal else NOTHING_NEXT)
+        return NextStep(f"{why}:", _add_blocks(row, results), proposal.file if proposal else NOTHING_NEXT)
     settings = results.experiment.throughput
     most = (settings.most_blocks if settings else 0) + blocks
     number = most if settings and settings.rule == "decide" else {"at_most": most}
@@ -163,9 +151,20 @@ def _more_blocks(row: Row, proposal: Proposal | None, context: Context) -> NextS
     return _run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
 
 
+def _cost(blocks: int, context: Context) -> str:
+    """Return ' (about 25 min)', the wall time of so many blocks at that of the run's own; empty if it is unknown."""
+    ledger, trials = context.table("ledger"), context.table("trials")
+    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
+    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
+    if spent <= 0 or groups.empty:
+        return ""
+    total_s = spent / groups["block"].nunique() * blocks
+    whole_minutes = 60 <= total_s < 3570
+    return f" (about {f'{total_s / 60:.0f} min' if whole_minutes else duration(total_s)})"
+
+
 def _longer_windows(context: Context) -> NextStep:
-    results = context.results
-    settings = results.experiment.throughput
+    results, settings = context.results, context.results.experiment.throughput
     longer = LONGER * ((settings and settings.window_seconds) or SHORTEST)
     file = _changed(results, "With longer windows.", {"throughput": {"window_seconds": longer}})
     again = "Close other programs, then measure again" if context.has_doubt("foreign load") else "Measure again"
@@ -177,9 +176,8 @@ def _more_epochs(results: Results) -> NextStep:
     settings = results.experiment.convergence
     epochs = 2 * (settings.epochs if settings else 1)
     file = _changed(results, "With more epochs.", {"convergence": {"epochs": epochs}})
-    return _run_file(
-        f"No training reached the target. With convergence.epochs: {epochs}, all else as here:", file, results
-    )
+    why = f"No training reached the target. With convergence.epochs: {epochs}, all else as here:"
+    return _run_file(why, file, results)
 
 
 def _changed(results: Results, comment: str, change: Mapping[str, Mapping[str, object]]) -> str:
@@ -193,8 +191,8 @@ def _changed(results: Results, comment: str, change: Mapping[str, Mapping[str, o
     return f"# {comment}\n{dump(content, flow=None, width=100)}"
 
 
-def _add_blocks(blocks: int, results: Results) -> str:
-    return f"{_resume(results)} --add-blocks {blocks}"
+def _add_blocks(row: Statement, results: Results) -> str:
+    return f"{_resume(results)} --add-blocks {row.n}"
 
 
 def _resume(results: Results) -> str:
@@ -235,16 +233,15 @@ class Verdict:
     @property
     def by_heading(self) -> dict[str, list[Sentence]]:
         """The sentences by heading, in the order of the page."""
-        order = [*TOPICS]
-        found: dict[str, list[Sentence]] = {}
-        for sentence in sorted(self.sentences, key=lambda one: order.index(one.topic)):
-            found.setdefault(TOPICS[sentence.topic], []).append(sentence)
-        return found
+        found: dict[str, list[Sentence]] = {heading: [] for heading in HEADINGS.values()}
+        for sentence in self.sentences:
+            found[HEADINGS[sentence.topic]].append(sentence)
+        return {heading: sentences for heading, sentences in found.items() if sentences}
 
     @property
     def reasons(self) -> dict[str, list[Sentence]]:
         """Those of ``by_heading`` that have more to say than the decision."""
-        return {head: found for head, found in self.by_heading.items() if found[0].topic != "next"}
+        return {heading: found for heading, found in self.by_heading.items() if found[0].topic != "next"}
 
 
 NO_VERDICT = Verdict(())
@@ -260,18 +257,10 @@ def verdict_if_possible(results: Results) -> Verdict:
 
 def make_verdict(results: Results) -> Verdict:
     """Return the verdict on a run, in sentences."""
-    context, statements = context_of(results), rows_of(results.verdict)
-    sentences: list[Sentence] = []
-    for topic, phrase in PHRASES.items():
-        rows = _one_each(statements) if topic == "loss" else [row for row in statements if row.topic == topic]
-        sentences += [replace(phrase(row, context), evidence=row.evidence) for row in rows[:MOST]]
-        if len(rows) > MOST:
-            more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
-            sentences.append(Sentence(topic, "", more, evidence=str(rows[0]["evidence"])))
-    step = next_step(statements, context)
+    context = context_of(results)
+    step = next_step(context)
     last = Sentence("next", "", step.why, command=step.command)
-    lines = decision(statements, context, last)
-    return Verdict((*sentences, *further(context), last), step.file, step.others, lines)
+    return Verdict((*sentences(context), last), step.file, step.others, {**decision(context), "NEXT": [last]})
 
 
 def plain(text: str) -> str:
@@ -283,10 +272,10 @@ def plain(text: str) -> str:
 def verdict_lines(name: str, verdict: Verdict) -> Iterator[str]:
     """Yield the decision as Markdown: its labels, sentences and commands."""
     yield f"### {plain(name)}"
-    for label, sentences in verdict.lines.items():
+    for label, parts in verdict.lines.items():
         yield ""
         yield f"**{label}**"
-        for one in sentences:
+        for one in parts:
             lead = f"**{plain(one.lead)}**: " if one.lead else ""
             yield f"- {lead}{plain(one.text)}"
             if one.command:

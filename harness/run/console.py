@@ -27,14 +27,7 @@ from harness.report.tables.preview import grade_line
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import epoch_lines, scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, speed
-from harness.report.tables.trust import (
-    belief_lines,
-    finding_location,
-    group_findings,
-    places_text,
-    seen_text,
-    summary_line,
-)
+from harness.report.tables.trust import belief_lines, finding_rows, summary_line
 from harness.report.verdict import Verdict
 from harness.run.events import (
     DoctorFinished,
@@ -73,14 +66,11 @@ def doctor_lines(findings: pd.DataFrame, figures: Mapping[str, Mapping[str, str]
 def finding_lines(findings: pd.DataFrame) -> list[Text]:
     """Return findings as text, each after an empty line: where, place, observation, meaning, advice."""
     lines = []
-    for group in group_findings(findings):
-        first = group.iloc[0]
-        head = Text.assemble(
-            (f"{first['severity']:<8}", SEVERITY_COLOURS[first["severity"]]), f"{escape_control(first['check'])}: "
-        )
-        lines += [Text(""), head.append(escape_control(finding_location(group)), style="bold")]
-        texts = {"place": places_text(group), "observed": seen_text(group)}
-        texts |= {"meaning": first["means"], "action": first["advice"]}
+    for row in finding_rows(findings):
+        severity = (f"{row.severity:<8}", SEVERITY_COLOURS[row.severity])
+        head = Text.assemble(severity, f"{escape_control(row.check)}: ")
+        lines += [Text(""), head.append(escape_control(row.where), style="bold")]
+        texts = {"place": row.place, "observed": row.seen, "meaning": row.means, "action": row.advice}
         for title, text in texts.items():
             if text:
                 lines.append(Text(f"  {title:<8}  {escape_control(str(text))}"))

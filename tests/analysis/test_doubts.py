@@ -17,9 +17,9 @@ from harness.analysis.doubts import (
     DOUBTS,
     CountedDoubt,
     Doubt,
+    doubt_of,
     doubts,
     kind_of,
-    meaning,
     plain_doubt,
     tail,
     tally,
@@ -122,7 +122,7 @@ def test_the_settings_of_all_ranks_are_one_doubt_with_its_words() -> None:
     one = line("ddp2", rates=(50.0, 50.0))
     ((doubt,),) = doubts_of([with_ranks(one, *({"settings": text} for text in texts), own_cpu_s=0.5)])
     assert doubt == "settings of the process: TORCH_DISTRIBUTED_DEBUG=DETAIL, anomaly mode, dtype float64"
-    assert kind_of(doubt) == "settings of the process" and meaning(doubt).startswith("a rank's process ran")
+    assert kind_of(doubt) == "settings of the process" and doubt_of(doubt).meaning.startswith("a rank's process ran")
     assert plain_doubt(doubt).endswith("change its speed: TORCH_DISTRIBUTED_DEBUG=DETAIL, anomaly mode, dtype float64")
     assert (kind_of("slow rank 1"), kind_of("foreign load on the GPU")) == ("slow rank", "foreign load on the GPU")
 
@@ -243,8 +243,8 @@ def test_every_doubt_is_explained_also_one_that_names_a_rank_and_judged_by_one_f
         assert doubt.meaning, name
         judged_by = {doubt.own, doubt.beside} - {Doubt("", "").own, Doubt("", "").beside}
         assert len(judged_by) == 1, name
-    assert meaning("slow rank 12") == DOUBTS["slow rank"].meaning
-    assert meaning("wide spread") == DOUBTS["wide spread"].meaning
+    assert doubt_of("slow rank 12") is DOUBTS["slow rank"]
+    assert doubt_of("wide spread") is DOUBTS["wide spread"]
 
 
 def test_a_doubt_of_most_timed_trials_is_usual_whichever_rank_it_names() -> None:

@@ -22,7 +22,7 @@ from harness.plan.labels import Labels
 from harness.plan.planner import Plan, make_plan, only_doctor_trials, without_doctor_trials
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
-from harness.report.tables.trust import finding_location, findings_table, memory_table
+from harness.report.tables.trust import finding_rows, findings_table, memory_table
 from harness.run import pipeline
 from harness.run.execution import Execution
 from tests.conftest import FEW_STEPS, ROOT, Make, gpu_cluster, laptop
@@ -159,8 +159,8 @@ def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: M
             assert findings.empty
             continue
         assert findings["check"].tolist() == ["batch divisibility", "versions"]
-        assert finding_location(findings.iloc[:1]).startswith("dp (emulated) x3")
-        assert finding_location(findings.iloc[1:]) == "the nodes"
+        of_nodes, of_cells = finding_rows(findings)  # errors come first
+        assert of_cells.where.startswith("dp (emulated) x3") and of_nodes.where == "the nodes"
         assert "22, 22, 20" in findings["seen"].iloc[0] and "0.1 on b" in findings["seen"].iloc[1]
         rows = [" ".join(line.cells) for line in findings_table(findings).rows]
         assert "the nodes torch: " in "\n".join(rows)

@@ -6,10 +6,22 @@ from typing import Any
 
 import pytest
 
-from harness.report.decision import LINES, MOST_SETTINGS
+from harness.report.sentences import LINES, MOST_PARTS
 from harness.report.tables.text import NO_BREAK
 from tests.report.test_causes import cause
-from tests.report.test_verdict import CELL, DDP, FAILED, FASTEST, RATIO, RIVALS, STATED, TRUST, verdict_of
+from tests.report.test_verdict import (
+    CELL,
+    CELLS,
+    CHOICE,
+    DDP,
+    FAILED,
+    FASTEST,
+    RATIO,
+    RIVALS,
+    STATED,
+    TRUST,
+    verdict_of,
+)
 
 SINGLE = "single on 1 device · batch 32"
 OPEN = {"topic": "open", "code": "too_few_devices", "n": 2, "subject": "16", "cell_id": None}
@@ -64,25 +76,16 @@ def test_without_a_ratio_the_throughput_is_said() -> None:
 
 
 def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
-    choice = {
-        "topic": "choice",
-        "code": "faster",
-        "cell_id": "a",
-        "others": ("b",),
-        "value": 1.2,
-        "n": 5,
-        "subject": "x",
-    }
     equivalent = {"topic": "equivalence", "code": "equivalent", "value": 0.0, "n": 2}
     unlike = {"topic": "equivalence", "code": "not equivalent", "cell_id": "b", "subject": "other updates"}
     found = lines(
-        *(STATED, choice, {**choice, "code": "leaning", "p_value": 0.1}, TRUST, equivalent, unlike, OPEN),
+        *(STATED, CHOICE, {**CHOICE, "code": "leaning", "p_adjusted": 0.1}, TRUST, equivalent, unlike, OPEN),
         *(cause("waiting for data", 0.5, 0.4), cause("rest", 0.2, 0.1), cause("wrapper", 0.1, -0.1)),
         {"topic": "incomplete", "code": "missing", "n": 3},
         scaling=[RATIO],
     )
     assert list(found) == [label for label in LINES if label not in ("NOT", "TARGET")]
-    assert found["OPTIONS"] == ["x: 1.20 times the throughput."]  # only what is clear
+    assert found["OPTIONS"] == ["ddp x8 · bucket_cap_mb=25 / 1: 1.20 times the throughput."]  # only what is clear
     assert found["WHY"] == ["50 % waiting for data, 20 % unexplained."]
     assert [text.partition(":")[0] for text in found["SURE"]] == ["Low", "fsdp on 8 devices · batch 32/device"]
     assert found["OPEN"] == ["2 cells on 16 devices: this machine has too few; the same file runs on a larger one."]
@@ -90,8 +93,8 @@ def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
 
 def test_nothing_significant_and_no_more_than_a_few_parts_a_line() -> None:
     assert lines(STATED, cause("wrapper", 0.2, -0.1), scaling=[RATIO])["WHY"] == ["no bottleneck is significant."]
-    many = lines(*[{**FASTEST, "cell_id": "base"}] * (MOST_SETTINGS + 2))["USE"]
-    assert len(many) == MOST_SETTINGS + 1 and many[-1] == "And 2 more, below."
+    many = lines(*[{**FASTEST, "cell_id": "base"}] * (MOST_PARTS + 2))["USE"]
+    assert len(many) == MOST_PARTS + 1 and many[-1] == "And 2 more, below."
 
 
 def test_a_run_without_a_result_says_so_and_what_to_do() -> None:
@@ -102,33 +105,20 @@ def test_a_run_without_a_result_says_so_and_what_to_do() -> None:
 
 
 def trained(cell_id: str, *seconds: float) -> list[dict[str, Any]]:
-    named = (
-        {**CELL, "cell_id": cell_id}
-        if cell_id == "a"
-        else {**CELL, "cell_id": cell_id, "strategy": "single", "devices": 1}
-    )
+    named = {**CELLS[cell_id], "cell_id": cell_id}
     return [{**named, "seed": n, "time_to_target_s": each} for n, each in enumerate(seconds)]
 
 
 def test_a_target_that_was_reached_has_a_line_without_a_winner_if_seeds_are_few() -> None:
-    few = {
-        "topic": "training",
-        "code": "few seeds",
-        "cell_id": "a",
-        "others": ("base",),
-        "subject": "acc >= 0.9",
-        "n": 3,
-    }
+    trained_to = {"topic": "training", "cell_id": "a", "subject": "acc >= 0.9"}
+    few = {**trained_to, "code": "few seeds", "others": ("base",), "n": 3}
     times = [*trained("a", 2.0, 4.0, 3.0), *trained("base", 5.0, 5.0, 5.0)]
-    said = (
-        "acc >= 0.9: reached by ddp x8 in 2 to 4 s, single x1 in 5 s (global batch 256; 3 seeds each; no order below 5 "
-    )
-    said += "seeds)."
-    assert lines(few, convergence=times) == {"TARGET": [said]}
+    cells, how = "ddp x8 in 2 to 4 s, single x1 in 5 s", "global batch 256; 3 seeds each; no order below 5 seeds"
+    assert lines(few, convergence=times) == {"TARGET": [f"acc >= 0.9: reached by {cells} ({how})."]}
     uneven = lines(few, convergence=[*times, *trained("base", 5.0)])["TARGET"][0]
     assert "at least 3 seeds each" in uneven
     alone = lines({**few, "others": (), "n": 1}, convergence=times[:1])
     assert alone == {"TARGET": ["acc >= 0.9: reached by ddp x8 in 2 s (global batch 256; 1 seed)."]}
-    missed = {"topic": "training", "code": "missed", "cell_id": "a", "subject": "acc >= 0.9", "n": 1}
+    missed = {**trained_to, "code": "missed", "n": 1}
     assert lines(missed) == {"TARGET": ["Global batch 256: no training reached acc >= 0.9 with every seed."]}
     assert "TARGET" not in lines(missed, {"topic": "incomplete", "code": "missing", "n": 3})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pandas as pd
@@ -14,6 +15,7 @@ from harness.analysis.doubts import CountedDoubt
 from harness.analysis.ratios import noise, parity, versus
 from harness.analysis.trials import convergence
 from harness.config.axes import LauncherName
+from harness.config.load import parse_experiment
 from harness.config.sections import BlockRule, Target
 from harness.record.schema import CELLS, FINDINGS, NOISE, PARITY, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.record.schema.table import floats
@@ -26,8 +28,8 @@ from harness.report.row import (
     rows_of,
     settings,
     shown_strategy,
-    spread_options,
 )
+from harness.report.summary import asked
 from harness.report.tables.cost import communication_table, compute_table, waterfall_table
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import (
@@ -432,13 +434,18 @@ def test_a_table_or_diagnostic_trials_alone_have_the_labels_of_their_run() -> No
     assert trials_of(only)["label"].tolist() == ["ddp x2"]
 
 
-def test_options_that_differ_become_columns_and_settings_hold_what_strategies_can_share() -> None:
+def test_settings_hold_what_strategies_can_share() -> None:
     assert settings(FRAME)[0] == "resnet8 · batch 10/device"
     assert settings(FRAME)[1] == "resnet8 · batch 10/device · lr=0.1"
     assert settings(FRAME, batch=False)[3] == "resnet14"
     assert settings(FRAME, batch=False, own=True)[2] == "resnet8 · lr=0.1 · bucket_cap_mb=1"
-    assert list(spread_options(FRAME).columns) == ["ddp.bucket_cap_mb"]
     assert settings(FRAME[:0]).tolist() == []
+
+
+def test_the_configuration_has_the_options_that_differ_between_cells() -> None:
+    experiment = parse_experiment({"name": "test", "grid": {"per_device_batch_size": 8}}, source="x.yaml")
+    configuration = dict(asked(SimpleNamespace(trials=FRAME, experiment=experiment, environment={})))  # type: ignore[arg-type]
+    assert configuration["ddp.bucket_cap_mb"] == "25, 1" and "optimizer.lr" not in configuration
 
 
 def test_a_strategy_is_named_with_its_own_options_and_what_sets_it_apart() -> None:

@@ -1,40 +1,28 @@
 """The verdict of a run: statements that follow from its tables by the rules of ``rules.py`` and ``trust.py``.
 
-Here: the tables that it is made from, and the statement.
+Here: the tables that the rules read, and the statement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
+from harness.analysis.common import Record
 from harness.analysis.stats import SIGNIFICANCE, look_significance
-from harness.record.schema import (
-    CELLS,
-    CONVERGENCE,
-    EQUIVALENCE,
-    FINDINGS,
-    LEADERS,
-    MISSING,
-    NOISE,
-    PHASES,
-    SCALING,
-    TRIALS,
-    VERSUS,
-    WATERFALL,
-    Table,
-)
 
-READ: Mapping[str, Table] = {
-    table.name: table
-    for table in (
-        *(TRIALS, CELLS, LEADERS, SCALING, WATERFALL, PHASES),
-        *(NOISE, EQUIVALENCE, CONVERGENCE, FINDINGS, MISSING, VERSUS),
-    )
+NUMBERS: Mapping[str, tuple[str, str, str]] = {
+    **dict.fromkeys(("fastest", "fewer"), ("throughput_per_s", "throughput_low", "throughput_high")),
+    "choice": ("ratio", "low", "high"),
+    "training": ("time_to_target_s", "least_s", "most_s"),
+    "scaling": ("efficiency", "efficiency_low", "efficiency_high"),
+    "loss": ("share", "low", "high"),
+    "equivalence": ("difference", "low", "high"),
 }
-"""The tables that the rules read."""
+"""By topic, the facts of a statement that are ``value``, ``low`` and ``high`` in the table VERDICT."""
 
 
 class TableFailed(Exception):
@@ -47,13 +35,14 @@ class TableFailed(Exception):
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a run by name; one that is not given is empty, and one that is None raises TableFailed.
+    """The tables of a run by name; one that failed raises TableFailed.
 
-    ``look``: how often the run has been looked at, from 1, if the experiment file gives the number of blocks, so that
-    blocks can be added; None if a rule does. ``significance``: the p-value up to which a difference is clear.
+    ``read`` returns a table, None if it failed. ``look``: how often the run has been looked at, from 1, if the
+    experiment file gives the number of blocks, so that blocks can be added; None if a rule does. ``significance``: the
+    p-value up to which a difference is clear.
     """
 
-    given: Mapping[str, pd.DataFrame | None]
+    read: Callable[[str], pd.DataFrame | None]
     look: int | None = 1
     significance: float = SIGNIFICANCE
 
@@ -63,9 +52,7 @@ class Tables:
         return look_significance(self.look + 1) if self.look else self.significance
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        if name not in self.given:
-            return READ[name].frame([])
-        table = self.given[name]
+        table = self.read(name)
         if table is None:
             raise TableFailed(name)
         return table
@@ -73,11 +60,10 @@ class Tables:
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of the verdict: what the table VERDICT documents column by column.
+    """One statement of the verdict: a row of the table VERDICT, which documents its columns.
 
-    ``topic`` and ``code`` say which sentence it is; ``cell_id`` and ``others`` what it is about; ``value`` with ``low``
-    and ``high`` its number, on ``devices`` devices over ``n`` blocks or seeds; ``p_value`` that of a comparison;
-    ``subject`` names a part, an outcome or a check; ``evidence`` is the section of the report that shows the numbers.
+    ``facts``: its numbers by the names that they have in the table of the evidence, mostly the row of that table;
+    ``p_adjusted`` is that of a choice. ``n``: a whole number, or None.
     """
 
     topic: str
@@ -85,11 +71,15 @@ class Statement:
     evidence: str
     cell_id: str | None = None
     others: tuple[str, ...] = ()
-    devices: int | None = None
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p_value: float | None = None
-    n: int | None = None
+    facts: Record = field(default_factory=lambda: Record({}))
+    n: Any = None
     subject: str | None = None
     reasons: tuple[str, ...] = ()
+
+    def row(self) -> dict[str, object]:
+        """Return the row of the table VERDICT."""
+        facts = vars(self.facts)
+        columns = {"devices": "devices", "p_value": "p_adjusted"}
+        columns |= zip(("value", "low", "high"), NUMBERS.get(self.topic, ()), strict=False)
+        own = {name: value for name, value in vars(self).items() if name != "facts"}
+        return {**own, **{column: facts.get(name) for column, name in columns.items()}}

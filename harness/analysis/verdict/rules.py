@@ -6,7 +6,6 @@ A rule is a function of the tables and of the leading cells. It returns nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from statistics import median
 
 import pandas as pd
@@ -17,7 +16,6 @@ from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.plan.checks import SCRIPT
 from harness.plan.feasibility import IMPOSSIBLE
-from harness.record.schema import VERDICT
 
 ENOUGH = 0.95
 """The share of the best throughput that a smaller batch must reach to be preferred."""
@@ -29,25 +27,18 @@ RANK = r" on rank \d+: "
 """What stands in a reason between the type of an error and its message."""
 RANKED_SEEDS = 5
 """Trainings are ranked by their time to a target from this number of seeds on, as MLPerf Training asks for."""
-PLACES = ("nodes", "device_ids")
 
 
-def fastest(tables: Tables) -> list[Statement]:
-    """State the setting to use for each model, data set and precision, on the most devices that were measured."""
-    return [_fastest("fastest", most) for *_, most in _by_devices(tables)]
+def settings(tables: Tables) -> list[Statement]:
+    """State the setting to use for each model, data set and precision, on the most devices that were measured.
 
-
-def fewer_devices(tables: Tables) -> list[Statement]:
-    """State the fastest setting on each smaller number of devices, above one, that has several settings."""
-    smaller = [cells for *fewer, _ in _by_devices(tables) for cells in fewer if cells[0].devices > 1]
-    return [_fastest("fewer", cells) for cells in smaller if len(cells) > 1]
-
-
-def _by_devices(tables: Tables) -> list[list[list[Record]]]:
-    """Return the rows of each model, data set and precision by their number of devices, the most last."""
-    compared = grouped(rows_of(tables["leaders"]), work_of)
-    by_number = (grouped(rows, lambda row: int(row.devices)) for rows in compared.values())
-    return [[rows for _, rows in sorted(of.items())] for of in by_number]
+    Then, of topic ``fewer``, the fastest on each smaller number of devices, above one, that has several settings.
+    """
+    compared = grouped(rows_of(tables["leaders"]), work_of).values()
+    by_devices = [sorted(grouped(rows, lambda row: int(row.devices)).items()) for rows in compared]
+    smaller = [cells for *fewer, _ in by_devices for devices, cells in fewer if devices > 1 and len(cells) > 1]
+    most = [_fastest("fastest", cells) for *_, (_, cells) in by_devices]
+    return [*most, *(_fastest("fewer", cells) for cells in smaller)]
 
 
 def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
@@ -68,10 +59,7 @@ def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
         "leaders",
         chosen.cell_id,
         others=tuple(str(row.cell_id) for row in beside if row.tied),
-        devices=int(chosen.devices),
-        value=chosen.throughput_per_s,
-        low=chosen.throughput_low,
-        high=chosen.throughput_high,
+        facts=chosen,
         n=chosen.blocks,
         subject=None if beside else "alone",
         reasons=tuple(str(row.cell_id) for row in beside if row.tied is None),
@@ -79,36 +67,24 @@ def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
 
 
 def efficiencies(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
-    """State the efficiency of each leading strategy on every number of devices above its base's, the most last."""
+    """State the efficiency of each leading strategy on every number of devices above its base's, the most last.
+
+    Of several cells on as many devices that of the leader's nodes and GPUs, or else on the fewest nodes.
+    """
     families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
-    by_family: dict[object, list[Record]] = {}
-    for row in sorted(rows_of(tables["scaling"]), key=lambda row: int(row.devices)):
-        if row.devices > row.base_devices and not pd.isna(row.efficiency) and pd.isna(row.excluded):
-            by_family.setdefault(families.get(row.cell_id), []).append(row)
-    return [
-        Statement(
-            "scaling",
-            "efficiency",
-            "scaling",
-            row.cell_id,
-            devices=row.devices,
-            value=row.efficiency,
-            low=row.efficiency_low,
-            high=row.efficiency_high,
-            n=row.blocks,
-        )
-        for leader in leading
-        for row in _one_each(by_family.get(families.get(leader.cell_id), []), leader)
+    claims = [
+        row
+        for row in rows_of(tables["scaling"])
+        if row.devices > row.base_devices and not pd.isna(row.efficiency) and pd.isna(row.excluded)
     ]
-
-
-def _one_each(rows: Sequence[Record], leader: Record) -> list[Record]:
-    """Return one row for each number of devices: on the leader's nodes and GPUs if there is one, or on fewest nodes."""
-    found: dict[int, Record] = {}
-    own = columns_of(leader, *PLACES)
-    for row in sorted(rows, key=lambda row: (*(getattr(row, name) != own[name] for name in PLACES), int(row.nodes))):
-        found.setdefault(int(row.devices), row)
-    return [found[devices] for devices in sorted(found)]
+    found = []
+    for leader in leading:
+        own = columns_of(leader, "nodes", "device_ids")
+        rows = [row for row in claims if families.get(row.cell_id) == families.get(leader.cell_id)]
+        rows.sort(key=lambda row: (row.devices, *(getattr(row, name) != own[name] for name in own), row.nodes))
+        for row, *_ in grouped(rows, lambda row: int(row.devices)).values():
+            found.append(Statement("scaling", "efficiency", "scaling", row.cell_id, facts=row, n=row.blocks))
+    return found
 
 
 def training(tables: Tables) -> list[Statement]:
@@ -131,6 +107,7 @@ def training(tables: Tables) -> list[Statement]:
             few = any(len(values) < RANKED_SEEDS for values in times.values())
             rest = [cell_id for cell_id, values in times.items() if cell_id != first]
             overlap = [cell_id for cell_id in rest if few or min(times[cell_id]) <= max(own)]
+            span = {"time_to_target_s": median(own), "least_s": min(own), "most_s": max(own)}
             found.append(
                 Statement(
                     "training",
@@ -138,10 +115,7 @@ def training(tables: Tables) -> list[Statement]:
                     "convergence",
                     first,
                     others=tuple(overlap),
-                    devices=row.devices,
-                    value=median(own),
-                    low=min(own),
-                    high=max(own),
+                    facts=Record({"devices": row.devices, **span}),
                     n=min(map(len, times.values())) if few else len(own),
                     subject=row.target,
                 )
@@ -159,38 +133,34 @@ def equivalence(tables: Tables) -> Iterator[Statement]:
     for row in checks:
         if row.equivalent is not True:
             code = "unknown" if row.equivalent is None else "not equivalent"
-            yield Statement(
-                "equivalence",
-                code,
-                "equivalence",
-                row.cell_id,
-                devices=row.devices,
-                value=row.difference,
-                subject=row.reason,
-            )
+            yield Statement("equivalence", code, "equivalence", row.cell_id, facts=row, subject=row.reason)
     if checks and all(row.equivalent for row in checks):
         known = ("gradient_difference", "first_difference", "difference")
         largest = max(float(value) for row in checks for name in known if (value := getattr(row, name)) is not None)
-        yield Statement("equivalence", "equivalent", "equivalence", value=largest, n=len(checks))
+        facts = Record({"difference": largest})
+        yield Statement("equivalence", "equivalent", "equivalence", facts=facts, n=len(checks))
+
+
+def _last_attempts(tables: Tables) -> pd.DataFrame:
+    return tables["trials"].drop_duplicates("trial_id", keep="last")
 
 
 def failures(tables: Tables) -> Iterator[Statement]:
     """State the trials that failed, by outcome and reason, and the doctor's errors."""
-    last = tables["trials"].drop_duplicates("trial_id", keep="last")
+    last = _last_attempts(tables)
     bad = last[~last["outcome"].isin(["ok", "skipped"])]
     cause = bad["reason"].str.replace(RANK, ": ", n=1, regex=True)  # one error that several ranks report
     for (outcome, _), rows in bad.groupby(["outcome", cause], sort=False, dropna=False):
-        cells = tuple(dict.fromkeys(rows["cell_id"].astype(str)))
-        subject, reasons = str(outcome), tuple(map(str, rows["reason"].dropna().unique()))
+        first, *others = dict.fromkeys(rows["cell_id"].astype(str))
+        reasons = tuple(map(str, rows["reason"].dropna().unique()))
         yield Statement(
-            "failed", "trials", "failed", cells[0], cells[1:], n=len(rows), subject=subject, reasons=reasons
+            "failed", "trials", "failed", first, (*others,), n=len(rows), subject=str(outcome), reasons=reasons
         )
     found = tables["findings"]
     errors = found[(found["severity"] == "error") & (found["check"] != SCRIPT)]  # that of a script is in equivalence()
     for check, rows in errors.groupby("check", sort=False):
         seen = tuple(dict.fromkeys(rows["seen"].astype(str)))
-        known = rows["cell_id"].dropna().astype(str).tolist()
-        cell_id = known[0] if known else None
+        cell_id = next(iter(rows["cell_id"].dropna().astype(str)), None)
         yield Statement("failed", "preflight", "preflight", cell_id, subject=str(check), reasons=seen, n=len(rows))
 
 
@@ -198,7 +168,7 @@ def incomplete(tables: Tables) -> Iterator[Statement]:
     """State what was to be measured and has no result: trials that never ended, cells left out, cells that failed."""
     if len(tables["missing"]):
         yield Statement("incomplete", "missing", "missing", n=len(tables["missing"]))
-    last = tables["trials"].drop_duplicates("trial_id", keep="last")
+    last = _last_attempts(tables)
     late = last[(last["outcome"] == "skipped") & last["skip_code"].isin(CUT_SHORT)]
     for code, rows in late.groupby("skip_code", sort=False):
         reasons = (str(rows["reason"].iloc[0]),)
@@ -213,7 +183,7 @@ def incomplete(tables: Tables) -> Iterator[Statement]:
 
 def open_questions(tables: Tables) -> Iterator[Statement]:
     """State the cells that were asked for and could not be run here."""
-    last = tables["trials"].drop_duplicates("trial_id", keep="last")
+    last = _last_attempts(tables)
     skipped = last[(last["outcome"] == "skipped") & ~last["skip_code"].isin(ANSWERED | CUT_SHORT)]
     for code, rows in skipped.groupby("skip_code", sort=False):
         counts = sorted({int(value) for value in rows["devices"]})
@@ -259,8 +229,8 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
         if waits:
             whole = {"share": waits.waits, "low": waits.waits_low, "high": waits.waits_high}
             of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(waits), **whole})))
-        if any((one.value or 0.0) > 0 for one in of_cell):
-            found += sorted(of_cell, key=lambda one: -(one.value or 0.0))
+        if any(one.facts.share > 0 for one in of_cell):
+            found += sorted(of_cell, key=lambda one: -one.facts.share)
     return found
 
 
@@ -270,19 +240,8 @@ def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
         code = NO_INTERVAL if row.share > 0 else SAVED
     elif row.low > 0 or row.high < 0:
         code = CLEAR if row.low > 0 else SAVED
-    return Statement(
-        "loss",
-        code,
-        evidence,
-        cell_id,
-        devices=row.devices,
-        value=row.share,
-        low=row.low,
-        high=row.high,
-        n=row.blocks,
-        subject=part,
-        reasons=(row.reason,) if part == "rest" and row.reason else (),
-    )
+    reasons = (row.reason,) if part == "rest" and row.reason else ()
+    return Statement("loss", code, evidence, cell_id, facts=row, n=row.blocks, subject=part, reasons=reasons)
 
 
 FASTER, SLOWER, TOO_FEW = "faster", "slower", "too few blocks to say"
@@ -313,11 +272,7 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
             "versus",
             row.cell_id,
             others=(row.other_id,),
-            devices=row.devices,
-            value=row.ratio,
-            low=row.low,
-            high=row.high,
-            p_value=p_value,
+            facts=Record({**vars(row), "p_adjusted": p_value}),
             n=row.blocks,
             subject=f"{row.axis} {row.value} / {row.other_value}",
         )
@@ -347,17 +302,12 @@ def statements(tables: Tables) -> list[Statement]:
             failed[error.name] = None
             return []
 
-    to_use = follow(fastest)
-    chosen = {statement.cell_id for statement in to_use}
+    to_use = follow(settings)
+    chosen = {statement.cell_id for statement in to_use if statement.topic == "fastest"}
     leading = [row for row in rows_of(tables["leaders"]) if row.cell_id in chosen] if chosen else []
-    found = [*follow(incomplete), *to_use, *follow(fewer_devices), *follow(choices, leading), *follow(training)]
+    found = [*follow(incomplete), *to_use, *follow(choices, leading), *follow(training)]
     for of_leading in (efficiencies, causes, trust):
         found += follow(of_leading, leading)
     for of_run in (equivalence, failures, open_questions):
         found += follow(of_run)
     return [*found, *([Statement("failed", "tables", "", n=len(failed), reasons=tuple(failed))] if failed else [])]
-
-
-def verdict(tables: Tables) -> pd.DataFrame:
-    """Return the statements of the verdict as a table."""
-    return VERDICT.frame(asdict(statement) for statement in statements(tables))

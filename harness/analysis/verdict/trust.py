@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pandas as pd
 
 from harness.analysis.common import Record, by_cell, rows_of
-from harness.analysis.doubts import widens
+from harness.analysis.doubts import doubt_of
 from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, within
 from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
 from harness.analysis.verdict import Statement, Tables
@@ -33,52 +32,49 @@ def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     pairs = [(row.cell_id, row.other_id) for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES]
     pairs += [(row.cell_id, row.leader_id) for row in rows_of(tables["leaders"]) if row.tied is not False]
     cells = by_cell(rows_of(with_twins(tables["trials"])[[*PAIR_COLUMNS]]))
-    alike: dict[tuple[str, tuple[str, ...]], list[Statement]] = {}
+    alike: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
     for leader in leading:
         own, base_id = leader.cell_id, bases.get(leader.cell_id)
         compared = [(own, base_id), *(pair for pair in pairs if own in pair)]
         rows = [(cells.get(one), cells.get(other or "")) for one, other in compared if one != other]
         found = [pair for first, second in rows if first and second and (pair := paired(first, second)).ratios]
-        statement = _trust(tables, leader, base_id, found)
-        alike.setdefault((statement.code, statement.reasons), []).append(statement)
-    stated = [
-        replace(
-            statements[0],
-            others=tuple(str(one.cell_id) for one in statements[1:]),
-            n=max(one.n or 0 for one in statements),
+        further = _further_blocks(tables, found, int(leader.blocks))
+        alike.setdefault(_level(tables, leader, base_id, found), {})[own] = further
+    needed = {level: max(further.values()) for level, further in alike.items()}
+    most = max(needed, key=lambda level: needed[level], default=None)
+    return [
+        Statement(
+            "trust",
+            level,
+            "noise",
+            first,
+            others=(*others,),
+            n=needed[level, reasons] if (level, reasons) == most else 0,
+            subject="fixed" if tables.look else "rule",
+            reasons=reasons,
         )
-        for statements in alike.values()
+        for (level, reasons), (first, *others) in alike.items()
     ]
-    most = max(stated, key=lambda statement: statement.n or 0, default=None)
-    return [statement if statement is most else replace(statement, n=0) for statement in stated]
 
 
-def _trust(tables: Tables, leader: Record, base_id: str | None, pairs: Sequence[Paired]) -> Statement:
+def _level(tables: Tables, leader: Record, base_id: str | None, pairs: Sequence[Paired]) -> tuple[str, tuple[str, ...]]:
+    """Return the level of trust in a leading cell, and the reasons why it is no higher."""
     noise = rows_of(tables["noise"])
     twins = zip(noise, holm_of_known([None if pd.isna(row.p_value) else row.p_value for row in noise]), strict=True)
     tests = [p_value for row, p_value in twins if row.cell_id == base_id and p_value is not None]
-    blocks = int(leader.blocks)
     doubted = [row for row in rows_of(tables["cells"]) if row.cell_id in (leader.cell_id, base_id)]
     counted = [doubt for row in doubted for doubt in row.doubts]
-    low = [f"doubt: {doubt.name}" for doubt in counted if doubt.repeats and not widens(doubt.name)]
+    low = [f"doubt: {doubt.name}" for doubt in counted if doubt.repeats and not doubt_of(doubt.name).widens]
     own = [row for row in rows_of(tables["scaling"]) if row.cell_id == leader.cell_id]
     if leader.cell_id != base_id and any(row.equivalence in (None, "unknown") for row in own):
         low.append("equivalence")
     low += ["differs"] if any(p_value <= SIGNIFICANCE for p_value in tests) else []
     if pairs and (found := pairs[0].disagreement):  # of the ratio to the base
         low.append(f"invocations: {found[0]:.2f}, then {found[1]:.2f}")
-    low += ["blocks"] if blocks < LEAST_BLOCKS else []
+    low += ["blocks"] if leader.blocks < LEAST_BLOCKS else []
     not_high = ["script"] if any(row.equivalence == "connected" for row in own) else []
-    not_high += ([] if tests else ["no A/A test"]) + (["blocks"] if blocks < GOOD_BLOCKS else [])
-    return Statement(
-        "trust",
-        "low" if low else "medium" if not_high else "high",
-        "noise",
-        leader.cell_id,
-        n=_further_blocks(tables, pairs, blocks),
-        subject="fixed" if tables.look else "rule",
-        reasons=tuple(dict.fromkeys(low or not_high)),
-    )
+    not_high += ([] if tests else ["no A/A test"]) + (["blocks"] if leader.blocks < GOOD_BLOCKS else [])
+    return "low" if low else "medium" if not_high else "high", tuple(dict.fromkeys(low or not_high))
 
 
 def _further_blocks(tables: Tables, pairs: Sequence[Paired], blocks: int) -> int:

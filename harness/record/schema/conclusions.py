@@ -40,11 +40,7 @@ VERDICT = Table(
             "further cells: those that cannot be told apart from it, or failed alike; of a choice the other cell",
         ),
         _c("devices", "Int64", "number of devices"),
-        _c(
-            "value",
-            "Float64",
-            "its number: throughput, efficiency, ratio, share of the step, seconds",
-        ),
+        _c("value", "Float64", "its number: throughput, efficiency, ratio, share of the step, seconds"),
         _c("low", "Float64", "lower end of the number's 95 % confidence interval, or its least over seeds"),
         _c("high", "Float64", "upper end of the number's 95 % confidence interval, or its largest over seeds"),
         _c(
@@ -81,11 +77,7 @@ PUBLISHED = Table(
         _c("metric_unit", "string", "unit of the numbers; of a throughput as published, else as the workload counts"),
         _c("published_low", "Float64", "published figure, lowest if a range was published"),
         _c("published_high", "Float64", "published figure, highest if a range was published"),
-        _c(
-            "measured",
-            "Float64",
-            "measured here: mean over seeds, or over blocks; `<NA>` in another unit",
-        ),
+        _c("measured", "Float64", "measured here: mean over seeds, or over blocks; `<NA>` in another unit"),
         _c("measured_low", "Float64", "lowest of the seeds or blocks"),
         _c("measured_high", "Float64", "highest of the seeds or blocks"),
         _c("n", "Int64", "number of seeds or blocks; without an epoch, of the seeds that did not diverge"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from harness.analysis.doubts import kind_of, meaning, plain_doubt, timed, usual_doubts
+from harness.analysis.doubts import doubt_of, kind_of, plain_doubt, timed, usual_doubts
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.plan.labels import joined
 from harness.report.row import Row, cell_label, check_label, is_missing, is_true, number, plural, rows_of, settings
@@ -76,7 +76,7 @@ def doubt_table(trials: pd.DataFrame) -> TextTable:
     columns = (
         ("doubt", "doubt", words),
         ("timed trials", lambda row: f"{row.trials} of {len(counted)}", flush_right),
-        ("meaning", lambda row: meaning(row.doubt), words),
+        ("meaning", lambda row: doubt_of(row.doubt).meaning, words),
     )
     counts = Counter(name for names in counted["doubts"] for name in names)
     rows = [{"doubt": name, "trials": count} for name, count in counts.most_common()]
@@ -214,38 +214,32 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
         ("meaning", "means", words),
         ("action", "advice", words),
     )
-    rows = [
-        Row(rows_of(group[:1])[0], where=finding_location(group), place=places_text(group), seen=seen_text(group))
-        for group in group_findings(findings)
-    ]
-    return make_table(columns, rows, lambda row: "base" if row.severity == "error" else "")
+    return make_table(columns, finding_rows(findings), lambda row: "base" if row.severity == "error" else "")
 
 
-def group_findings(findings: pd.DataFrame) -> list[pd.DataFrame]:
-    """Group equal findings of several cells; errors first."""
-    groups = [group for _, group in findings.groupby(SAID, sort=False)]
-    return sorted(groups, key=lambda group: SEVERITIES.index(group["severity"].iloc[0]))
+def finding_rows(findings: pd.DataFrame) -> list[Row]:
+    """Return a row for each finding, errors first, with all that was observed, and the places in the user's code.
 
-
-def seen_text(rows: pd.DataFrame) -> str:
-    """Return what was observed, each observation once."""
-    return "; ".join(dict.fromkeys(map(str, rows["seen"])))
-
-
-def places_text(rows: pd.DataFrame) -> str:
-    """Return the places in the user's code, each once; empty if there is none."""
-    return ", ".join(dict.fromkeys(rows["place"].dropna()))
-
-
-def finding_location(rows: pd.DataFrame) -> str:
-    """Return 'ddp x2 · resnet8, dp x2 · resnet8', or 'the nodes' for a finding of no cell in particular."""
-    return ", ".join(
-        dict.fromkeys("the nodes" if is_missing(row.strategy) else str(row.label) for row in rows_of(rows))
-    )
+    ``where``: its cells, 'ddp x2 · resnet8, dp x2 · resnet8', or 'the nodes' for a finding of no cell in particular.
+    """
+    found = []
+    for _, group in findings.groupby(SAID, sort=False):
+        rows = rows_of(group)
+        where = ("the nodes" if is_missing(row.strategy) else str(row.label) for row in rows)
+        places = (row.place for row in rows if not is_missing(row.place))
+        found.append(
+            Row(
+                rows[0],
+                where=", ".join(dict.fromkeys(where)),
+                place=", ".join(dict.fromkeys(places)),
+                seen="; ".join(dict.fromkeys(str(row.seen) for row in rows)),
+            )
+        )
+    return sorted(found, key=lambda row: SEVERITIES.index(row.severity))
 
 
 def summary_line(findings: pd.DataFrame, examined: int) -> str:
     """Return a line with the number of findings by severity."""
-    kinds = [str(group["severity"].iloc[0]) for group in group_findings(findings)]
+    kinds = [row.severity for row in finding_rows(findings)]
     found = [plural(kinds.count(kind), kind) for kind in SEVERITIES if kind in kinds]
     return f"{plural(examined, 'cell')} examined: {', '.join(found) if found else 'nothing found'}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import pytest
 from harness.analysis.common import Record
 from harness.analysis.results import load
 from harness.analysis.stats import LEANING, OPEN
-from harness.analysis.verdict import READ, Statement, Tables, rules
+from harness.analysis.verdict import Statement, Tables, rules
 from harness.analysis.verdict.rules import FASTER, SLOWER, TOO_FEW, choices, statements
 from harness.plan.cell import Cell
+from harness.record.schema import empty_table, table_of
 from tests.conftest import Make
 from tests.run_folders import make_run
 
@@ -23,12 +24,17 @@ SIZES = {"devices": 8, "nodes": 1, "scaling": "weak", "per_device_batch_size": 3
 AXES: dict[str, Any] = {**WORK, **SIZES, "precision": "fp32", "emulated": False, "oversubscribed": False, "options": {}}
 
 
-def table(name: str, *rows: Mapping[str, Any]) -> pd.DataFrame:
-    return READ[name].frame([{**AXES, **row} for row in rows])
+def tables(look: int | None = 1, **given: list[dict[str, Any]] | None) -> Tables:
+    """Return tables with these rows; a table that is None failed, one that is not given is empty."""
+
+    def read(name: str) -> pd.DataFrame | None:
+        rows = given.get(name, [])
+        return None if rows is None else table_of(name).frame([{**AXES, **row} for row in rows])
+
+    return Tables(read, look)
 
 
-def tables(look: int | None = 1, **given: list[dict[str, Any]]) -> Tables:
-    return Tables({name: table(name, *rows) for name, rows in given.items()}, look)
+NOTHING = Tables(empty_table)
 
 
 def leader(cell_id: str, rate: float, **columns: Any) -> dict[str, Any]:
@@ -53,18 +59,20 @@ def follower(
 
 def test_the_leader_on_the_most_devices_is_the_one_to_use_and_what_cannot_be_told_apart_is_named() -> None:
     rows = [leader("a", 100, devices=4, global_batch_size=128), leader("b", 90), follower("c", 80, leader_id="b")]
-    found = one(rules.fastest(tables(leaders=rows)))
-    assert (found.code, found.cell_id, found.devices, found.value, found.n) == ("fastest", "b", 8, 90, 5)
-    assert (found.low, found.high) == (pytest.approx(81), pytest.approx(99)) and found.others == ()
+    found = one(rules.settings(tables(leaders=rows)))
+    assert (found.topic, found.code, found.cell_id, found.n, found.others) == ("fastest", "fastest", "b", 5, ())
+    row = found.row()  # of the table
+    assert (row["devices"], row["value"], row["p_value"]) == (8, 90, None)
+    assert (row["low"], row["high"]) == (pytest.approx(81), pytest.approx(99))
     near = [follower("b", 99, True), follower("c", 98, None), follower("d", 50)]
-    found = one(rules.fastest(tables(leaders=[leader("a", 100), *near])))
+    found = one(rules.settings(tables(leaders=[leader("a", 100), *near])))
     assert found.others == ("b",) and found.reasons == ("c",)  # the latter was not tested
 
 
 @pytest.mark.parametrize(("small", "chosen", "code"), [(96, "small", "smallest batch"), (94, "large", "fastest")])
 def test_a_smaller_batch_is_preferred_if_it_gives_95_percent(small: float, chosen: str, code: str) -> None:
     rows = [leader("large", 100, per_device_batch_size=64, global_batch_size=512), leader("small", small)]
-    found = one(rules.fastest(tables(leaders=rows)))
+    found = one(rules.settings(tables(leaders=rows)))
     assert (found.cell_id, found.code) == (chosen, code)
     assert found.subject == "alone"  # at that batch there is nothing that it could be faster than
 
@@ -78,24 +86,24 @@ def test_the_same_is_said_of_fewer_devices_on_which_there_was_a_choice() -> None
         leader("d", 30, devices=2, global_batch_size=64),
         *(leader(name, rate, leader_id="e", devices=1) for name, rate in (("e", 10), ("f", 9))),
     ]
-    found = one(rules.fewer_devices(tables(leaders=rows)))
-    assert (found.topic, found.cell_id, found.devices, found.subject) == ("fewer", "b", 4, None)
+    most, fewer = rules.settings(tables(leaders=rows))
+    assert (most.topic, most.cell_id) == ("fastest", "a")
+    assert (fewer.topic, fewer.cell_id, fewer.facts.devices, fewer.subject) == ("fewer", "b", 4, None)
 
 
 def test_settings_of_other_networks_or_models_do_not_compete() -> None:
     widths = [{"options": {"workload.width": width}} for width in (8, 64)]
-    found = rules.fastest(tables(leaders=[leader("a", 200, **widths[0]), leader("b", 100, **widths[1])]))
+    found = rules.settings(tables(leaders=[leader("a", 200, **widths[0]), leader("b", 100, **widths[1])]))
     assert [statement.cell_id for statement in found] == ["a", "b"]
-    found = rules.fastest(tables(leaders=[leader("a", 1), leader("b", 2, model="resnet14")]))
+    found = rules.settings(tables(leaders=[leader("a", 1), leader("b", 2, model="resnet14")]))
     assert [statement.cell_id for statement in found] == ["a", "b"]
 
 
 def test_a_table_that_failed_costs_what_needs_it_and_is_named_last_and_without_a_measurement_nothing_is_said() -> None:
-    given: dict[str, pd.DataFrame | None] = {"leaders": table("leaders", leader("a", 100)), "scaling": None}
-    *found, last = statements(Tables({**given, "missing": None, "equivalence": table("equivalence")}))
+    *found, last = statements(tables(leaders=[leader("a", 100)], scaling=None, missing=None))
     assert [statement.topic for statement in found] == ["fastest"]
     assert (last.topic, last.code, last.reasons, last.n) == ("failed", "tables", ("missing", "scaling"), 2)
-    assert statements(Tables({})) == []
+    assert statements(NOTHING) == []
 
 
 # -- scaling --------------------------------------------------------------------------------------------------------
@@ -118,13 +126,16 @@ def efficiencies_of(*points: dict[str, Any], leading: dict[str, Any] | None = No
 
 def test_the_efficiency_of_every_number_of_devices_is_stated_the_most_last() -> None:
     found = efficiencies_of(point("x4", 4, 0.7, 0.65, 0.75), point("x2", 2, 0.95, None, None))
-    assert [(one.devices, one.value, one.low) for one in found] == [(2, 0.95, None), (4, 0.7, 0.65)]
+    assert [(one.facts.devices, one.facts.efficiency, one.facts.efficiency_low) for one in found] == [
+        (2, 0.95, None),
+        (4, 0.7, 0.65),
+    ]
 
 
 def test_efficiency_is_that_of_equivalent_cells_on_the_nodes_of_the_leading_cell() -> None:
     for excluded, devices in ((None, [2, 4]), ("not equivalent", [2])):
         two, four = (point(f"x{n}", n, 0.9, 0.85, 0.95, excluded=excluded if n == 4 else None) for n in (2, 4))
-        assert [found.devices for found in efficiencies_of(two, four)] == devices
+        assert [found.facts.devices for found in efficiencies_of(two, four)] == devices
     points = (point("two", 4, 0.6, 0.5, 0.7, nodes=2), point("one", 4, 0.9, 0.85, 0.95, nodes=1))
     for nodes, cell_id in ((1, "one"), (2, "two")):
         assert one(efficiencies_of(*points, leading={"cell_id": cell_id, "nodes": nodes})).cell_id == cell_id
@@ -142,8 +153,8 @@ def seed(cell_id: str, seconds: float | None, number: int = 0, **columns: Any) -
 def test_the_training_with_the_least_median_time_was_first_and_overlapping_times_are_named() -> None:
     fast = [seed("fast", t) for t in (4, 5, 5, 6, 9)]
     found = one(rules.training(tables(convergence=[*(seed("slow", t) for t in (10, 11, 12, 12, 13)), *fast])))
-    assert (found.code, found.cell_id, found.value, found.low, found.high, found.n) == ("reached", "fast", 5, 4, 9, 5)
-    assert found.others == ()
+    assert (found.code, found.cell_id, found.others, found.n) == ("reached", "fast", (), 5)
+    assert [found.row()[name] for name in ("value", "low", "high")] == [5, 4, 9]
     overlapping = [*(seed("slow", t) for t in (8, 11, 12, 12, 13)), *fast]
     assert one(rules.training(tables(convergence=overlapping))).others == ("slow",)
 
@@ -159,7 +170,7 @@ def test_trainings_at_the_same_global_batch_are_compared_whatever_their_order_in
     small, large = {"global_batch_size": 32}, {"global_batch_size": 64}
     rows = [seed("a", 8, **small), seed("b", 4, **large), seed("c", 7, **small), seed("d", 3, **large)]
     found = rules.training(tables(convergence=rows))
-    assert [(statement.cell_id, statement.value) for statement in found] == [("c", 7), ("d", 3)]
+    assert [(statement.cell_id, statement.facts.time_to_target_s) for statement in found] == [("c", 7), ("d", 3)]
 
 
 def test_a_cell_with_a_seed_that_missed_is_not_the_first_and_if_every_cell_has_one_that_is_said() -> None:
@@ -189,7 +200,7 @@ def test_rehearsals_and_other_trainings_win_nothing(row: dict[str, Any]) -> None
 def test_equivalence_is_one_statement_with_the_largest_difference_or_one_for_each_check_that_lacks_it() -> None:
     rows = [{"cell_id": "a", "equivalent": True, "difference": d} for d in (1e-6, 3e-6)]
     found = one(list(rules.equivalence(tables(equivalence=rows))))
-    assert (found.code, found.n, found.value) == ("equivalent", 2, 3e-6)
+    assert (found.code, found.n, found.facts.difference) == ("equivalent", 2, 3e-6)
     differs = {"cell_id": "b", "equivalent": False, "difference": 0.5, "reason": "not equivalent to one device"}
     unknown = {"cell_id": "c", "equivalent": None, "reason": "unknown: nothing"}
     found = list(rules.equivalence(tables(equivalence=[rows[0], differs, unknown])))
@@ -249,11 +260,6 @@ def test_what_the_machine_or_its_memory_left_out_is_open_and_other_skips_are_not
     assert (found.code, found.n, found.reasons) == ("out_of_memory", 1, ("because of skipped",))
 
 
-@pytest.mark.parametrize("rule", [rules.equivalence, rules.failures, rules.incomplete, rules.open_questions])
-def test_nothing_is_said_of_empty_tables(rule: Callable[[Tables], Any]) -> None:
-    assert list(rule(Tables({}))) == []
-
-
 # -- causes of a step's length --------------------------------------------------------------------------------------
 
 
@@ -279,13 +285,14 @@ def test_causes_and_what_is_saved_are_one_list_by_size() -> None:
         waits=0.81,
         low=0.73,
     )
-    assert [(one.subject, one.value, one.code) for one in found] == [
+    assert [(one.subject, one.facts.share, one.code) for one in found] == [
         ("waiting for data", 0.81, "clear"),
         ("exposed communication", 0.07, "clear"),
         ("rest", 0.05, "no interval"),
         ("wrapper", 0.02, "unclear"),
     ]
-    assert (found[0].low, found[0].high, found[0].n, found[0].evidence) == (0.73, 1.0, 3, "figure-phases")
+    wait = found[0]
+    assert (wait.facts.low, wait.facts.high, wait.n, wait.evidence) == (0.73, 1.0, 3, "figure-phases")
     found = causes_of(
         ("wrapper", -0.1, -0.15), ("side by side", -0.02, -0.05), ("rest", -0.03, None), ("slowest rank", 0.9, 0.8)
     )
@@ -300,7 +307,7 @@ def test_causes_and_what_is_saved_are_one_list_by_size() -> None:
 @pytest.mark.parametrize(("waits", "named"), [(0.1, [0.1]), (0.09, [0.06]), (None, [0.06])])
 def test_the_wait_for_data_is_named_once_from_10_percent_as_a_whole(waits: float | None, named: list[float]) -> None:
     found = causes_of(("waiting for data", 0.06, 0.01), waits=waits, low=0.01)
-    assert [one.value for one in found] == named
+    assert [one.facts.share for one in found] == named
 
 
 def test_a_single_device_waits_for_data_too() -> None:

@@ -9,9 +9,9 @@ import pytest
 from harness.analysis.common import Record
 from harness.analysis.doubts import DOUBTS, CountedDoubt
 from harness.analysis.stats import deciding_blocks, look_significance
-from harness.analysis.verdict import Statement, Tables
+from harness.analysis.verdict import Statement
 from harness.analysis.verdict.trust import trust
-from tests.analysis.verdict.test_rules import AXES, tables
+from tests.analysis.verdict.test_rules import AXES, NOTHING, tables
 
 NEAR, WIDE = (100.0, 108.0, 93.0), (100.0, 120.0, 83.0)
 """The throughputs of three blocks."""
@@ -113,11 +113,9 @@ def test_blocks_are_asked_for_where_a_comparison_is_open() -> None:
     assert (
         verdict_on(rates=NEAR).n == max(5, deciding_blocks([r / 100 for r in NEAR], 0.05, look_significance(2))) - 3 > 2
     )
-    assert (verdict_on(rates=WIDE).n or 0) > (verdict_on(rates=NEAR).n or 0)
+    assert verdict_on(rates=WIDE).n > verdict_on(rates=NEAR).n
     leaning = (108.0, 130.0, 112.0)
-    assert (
-        0 < (verdict_on(rates=leaning).n or 0) < (verdict_on(rates=WIDE).n or 0)
-    )  # a large difference is soon decided
+    assert 0 < verdict_on(rates=leaning).n < verdict_on(rates=WIDE).n  # a large difference is soon decided
     assert verdict_on(blocks=2).n == 3  # without an interval
 
 
@@ -133,7 +131,7 @@ def test_a_choice_and_a_rival_ask_for_blocks_too(table: str) -> None:
             scaling=[{"cell_id": "a", "base_id": "a"}],
             **{table: [{"cell_id": "b", **row}]},
         )
-        asked[axis] = statement.n or 0
+        asked[axis] = statement.n
     assert asked["devices"] == 0 and asked["ddp.bucket_cap_mb"] > 5
 
 
@@ -166,7 +164,7 @@ def test_blocks_that_were_added_and_say_something_else_are_no_reason_to_trust_ei
 def test_it_says_whether_blocks_can_be_added_and_nothing_without_a_leading_cell() -> None:
     assert verdict_on(blocks=2).subject == "fixed"
     assert verdict_on(blocks=2, fixed=False).subject == "rule"
-    assert trust(Tables({}), []) == []
+    assert trust(NOTHING, []) == []
 
 
 def trust_in_two(p_values: dict[str, float], **rates: tuple[float, ...]) -> list[Statement]:
@@ -199,4 +197,4 @@ def test_a_base_that_differs_from_itself_lowers_the_trust_in_its_own_model_alone
 
 def test_blocks_are_asked_for_once_by_the_cell_that_needs_most() -> None:
     first, second = trust_in_two({"a": 0.5, "b": 0.02}, a=NEAR, b=WIDE)
-    assert first.n == 0 and second.n is not None and second.n > 2
+    assert first.n == 0 and second.n > 2
