@@ -11,7 +11,7 @@ from harness.analysis.verdict.rules import DATA, NO_INTERVAL, SAVED, UNCLEAR, WH
 from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid
-from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, OWN_COLLECTIVES
+from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
 from harness.config.values import PlainValue
 from harness.config.yaml_source import dump
 from harness.report.row import Row, is_missing, number, plural
@@ -63,6 +63,11 @@ OWN = "The workload's own code exchanges {} in each step: exchange less, or less
 """Against collectives of the workload's own code."""
 PINNED = "The ranks are pinned to the same processors: give each its own, or none."
 """In place of what devices share, if it is their processors."""
+IN_PROGRAM: Mapping[str, str] = {
+    "waiting for data": "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
+    COLLECTIVES.name: "other sizes of buckets (bucket_cap_mb), accumulation with no_sync(), or a communication hook",
+}
+"""By part, what may reduce it in a script or loop, which has no options of harness."""
 LEAST_SHARE = 0.05
 """The least share of a step that is worth a run against it."""
 NOTHING_TO_CHANGE = frozenset({*MACHINE, OWN_COLLECTIVES, "rest"})
@@ -203,7 +208,8 @@ def target(causes: Sequence[Statement]) -> Statement | None:
 
 def _advice(causes: Sequence[Statement], context: Context) -> str:
     if (cause := target(causes)) is not None:
-        lines = "; ".join(map(str, options_of(cause, context)))
+        own = IN_PROGRAM.get(str(cause.subject), "") if context.of_program else ""
+        lines = own or "; ".join(map(str, options_of(cause, context)))
         return f"Against {name_of(cause)}, try {lines}." if lines else ""
     cell_id = causes[0].cell_id
     unchanged = (one.subject for one in causes if one.code == CLEAR and one.subject in (*MACHINE, OWN_COLLECTIVES))
@@ -220,7 +226,7 @@ def _advice(causes: Sequence[Statement], context: Context) -> str:
 def options_of(cause: Statement, context: Context) -> list[Option]:
     """Return the options that may reduce a cause, without those that the file varies already."""
     cell = context.cells.get(str(cause.cell_id))
-    if cell is None:
+    if cell is None or context.of_program:
         return []
     trials = context.table("trials").dropna(subset="parameters")  # which an examination, the first, does not know
     known = trials.loc[trials["cell_id"] == cause.cell_id, "parameters"]

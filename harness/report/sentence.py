@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.analysis.results import Results, attempt
 from harness.analysis.verdict import Statement
+from harness.config.script import ScriptExperiment
 from harness.plan.labels import SEPARATOR
 from harness.record.schema import empty_table
 from harness.report.row import Row, Scalar, is_missing, plain_label, rows_of, texts
@@ -71,6 +72,11 @@ class Context:
         """Return a table of the run; without rows if it failed by an error of the harness."""
         found = attempt(self.results, name)
         return empty_table(name) if found is None else found
+
+    @property
+    def of_program(self) -> bool:
+        """Whether the run measures a script or loop, which has no options of harness."""
+        return isinstance(self.results.experiment, ScriptExperiment)
 
     @property
     def has_measured(self) -> bool:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
 from harness.config.yaml_source import dump
-from harness.report.causes import Option, name_of, next_experiment, options_of, smaller_causes, target
+from harness.report.causes import IN_PROGRAM, Option, name_of, next_experiment, options_of, smaller_causes, target
 from harness.report.row import is_missing, number, plural
 from harness.report.sentence import Context, Sentence, context_of
 from harness.report.sentences import TOPICS, decision, sentences
@@ -81,6 +81,8 @@ def next_step(context: Context) -> NextStep:
         step = _more_blocks(blocks, proposal, context)
     elif proposal and proposal.least > 0:
         step = _try(proposal, context)
+    elif in_program := _in_program(context):
+        step = in_program
     elif blocks:
         step = _longer_windows(context)
     elif {one.code for one in context.stated("training")} == {"missed"}:
@@ -121,6 +123,17 @@ def _proposal(context: Context) -> Proposal | None:
             head = f"# Compares {options[0].axis} in {context.label(cell_id)}.\n"
             found.append(Proposal(options[0], cause, f"{head}{text}"))
     return max(found, key=lambda one: one.least, default=None)
+
+
+def _in_program(context: Context) -> NextStep | None:
+    """Return what to change in a script or loop against the largest of the causes that a change may reduce."""
+    causes = [cause for of_cell in context.causes.values() if (cause := target(of_cell))]
+    known = [cause for cause in causes if cause.subject in IN_PROGRAM] if context.of_program else []
+    if not known:
+        return None
+    largest = max(known, key=lambda cause: number(cause.facts.share))
+    why = f"{percent(largest.facts.share)} of the step is {name_of(largest)}: try {IN_PROGRAM[str(largest.subject)]}"
+    return NextStep(f"{why}. As an argument and an axis of the grid it is compared in one run.", "")
 
 
 def _try(proposal: Proposal, context: Context) -> NextStep:
