@@ -23,7 +23,6 @@ from harness.plan.comparison import (
 )
 from harness.plan.planner import Plan, bases_first, codes_of
 from harness.plan.rows import Json, RecordedTrial, SkipCode
-from harness.plan.run_environment import spent_device_seconds
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.system import sanitize
@@ -90,15 +89,6 @@ def attempts(lines: Lines) -> dict[str, int]:
     for line in lines:
         counts[line["trial_id"]] = max(counts.get(line["trial_id"], 0), int(line["attempt"]))
     return counts
-
-
-def spent_by(folder: RunFolder, lines: Lines, devices: int) -> float:
-    """Return the device-seconds of the invocations of a run so far, on a machine of ``devices``."""
-    last: dict[int, float] = {}  # of each invocation the Unix time at which its last trial of known duration ended
-    for line in lines:
-        number, end = int(line["invocation"]), (line["started_at"] or 0.0) + (line["trial_s"] or 0.0)
-        last[number] = max(last.get(number, 0.0), end)
-    return spent_device_seconds(folder.environment(), last, devices)
 
 
 class _Recorded:
