@@ -92,18 +92,17 @@ def _window_s(settings: Throughput, step_s: float) -> float:
 
 
 Key = tuple[str | int, ...]
+Keys = tuple[tuple[Key, ...], tuple[Key, ...]]
+"""What the duration of a trial is known by, the narrowest first: as one of its cell, and as one of its kind."""
 
 
-def _keys(
-    kind: str, purpose: str, cell_id: str, strategy: str, devices: int, launcher: str
-) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
-    """Return what the duration of a trial is known by, the narrowest first: as one of its cell, as one of its kind."""
+def _keys(kind: str, purpose: str, cell_id: str, strategy: str, devices: int, launcher: str) -> Keys:
     timed = kind == "throughput" or purpose in ("twin", "explain")
     scenario = "timed" if timed else purpose or kind
     return ((purpose or kind, cell_id), (scenario, cell_id)), ((scenario, strategy, devices), (scenario, launcher))
 
 
-def _keys_of(trial: Trial) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+def _keys_of(trial: Trial) -> Keys:
     cell = trial.cell
     return _keys(trial.kind, trial.purpose, cell.id, cell.strategy, cell.devices, cell.launcher)
 
@@ -137,7 +136,7 @@ class Durations:
         """Add a trial of the plan."""
         self._add(_keys_of(trial), time)
 
-    def _add(self, keys: tuple[tuple[Key, ...], tuple[Key, ...]], time: TrialTime) -> None:
+    def _add(self, keys: Keys, time: TrialTime) -> None:
         for key in {*keys[0], *keys[1]}:
             self._times.setdefault(key, []).append(time)
             self._means.pop(key, None)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from harness.analysis.durations import TimedRun, newest_with, timed_run
@@ -43,7 +42,7 @@ class Estimated(NamedTuple):
     earlier: TimedRun | None
     spent_device_s: float = 0.0
 
-    def in_full(self, fits: Mapping[str, str] = MappingProxyType({})) -> Previewed:
+    def in_full(self, fits: Mapping[str, str]) -> Previewed:
         """Return the table by part and the sentences, for a dry run; ``fits``: whether cells fit, by their id."""
         plan, estimate, earlier, spent_device_s = self
         table = preview_table(preview(estimate, plan.machine.devices), plan.experiment.cost, fits)

@@ -274,6 +274,7 @@ def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_f
     [
         ("trials.jsonl", "{}\n", "damaged or incomplete"),
         ("environment.jsonl", '{"group": {}}\n', LACKS_KEYS),
+        ("plan.json", '{"machine": {"devices_per_node": ["many"]}}', "machine.devices_per_node.0"),
         ("experiment.yaml", None, "damaged or incomplete"),
         (".", None, "not a run folder"),
     ],

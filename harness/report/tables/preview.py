@@ -20,9 +20,6 @@ from harness.report.row import Row, Scalar, is_missing, number, plural, rows_of
 from harness.report.tables.text import TextTable, duration, first_of, flush_right, make_table, percent, words
 
 OUTSIDE = {COMMAND: "the start of Ray", REPORT: "the report"}
-UNKNOWN = (
-    "needs an earlier run of these cells; one of 1 epoch and 1 seed is enough, and --like RUN_FOLDER names another"
-)
 
 
 def amount(value: Scalar) -> str:
@@ -119,7 +116,10 @@ def preview_lines(
     if earlier and lacking:
         lines.append(f"Not in it, so at least: {first_of(lacking, 8)}.")
     if any(part.basis == "unknown" and part.part == TRAINING for part in estimate.parts):
-        lines.append(f"Convergence: unknown, {UNKNOWN}.")
+        lines.append(
+            "Convergence: unknown, needs an earlier run of these cells; one of 1 epoch and 1 seed is enough, and "
+            "--like RUN_FOLDER names another."
+        )
     if 0 < estimate.at_once < devices:
         lines.append(
             f"At most {estimate.at_once} of the {devices} devices work at once; on {estimate.at_once} alone the run "
