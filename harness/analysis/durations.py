@@ -126,6 +126,7 @@ class Durations:
         self._times: dict[Key, list[TrialTime]] = {}
         self._means: dict[Key, TrialTime] = {}
         self._starts: dict[str, list[float]] = {}
+        self._start_means: dict[str, float] = {}
 
     def add_line(self, line: Row) -> None:
         """Add a recorded trial."""
@@ -143,7 +144,9 @@ class Durations:
 
     def add_start(self, placement: str, trials: int, seconds: float) -> None:
         """Add the seconds that a worker group of some trials took outside of them; ``placement``: the group as text."""
-        self._starts.setdefault(placement, []).append(seconds / _starts(placement, trials))
+        every = self._starts.setdefault(placement, [])
+        every.append(seconds / _starts(placement, trials))
+        self._start_means[placement] = fmean(every)
 
     def trial(self, trial: Trial, plan: Plan, *, by_kind: bool) -> Expected:
         """Return the duration of a trial of a plan: the mean of its cell or, with ``by_kind``, else of its kind."""
@@ -152,18 +155,18 @@ class Durations:
             if key in self._times:
                 if key not in self._means:
                     self._means[key] = TrialTime.mean(self._times[key])
-                mean = self._means[key]
-                seconds = mean.under(self.experiment or plan.experiment, plan.experiment, trial.cell.device)
+                mean, then = self._means[key], self.experiment
+                seconds = mean.under(then, plan.experiment, trial.cell.device) if then else sum(mean.parts.values())
                 return Expected(seconds, True, mean.power_w)
         return Expected(plan.least_trial_seconds(trial), False)
 
     def start(self, group: WorkerGroup) -> Expected:
         """Return the seconds of a worker group outside of its trials: the mean of its placement, else of all."""
-        placement, means = str(group), {placed: fmean(seconds) for placed, seconds in self._starts.items()}
+        placement, means = str(group), self._start_means
         number = _starts(placement, len(group.trials))
         if not means:
             return Expected(number * (TORCHRUN_START_S if group.launcher == "torchrun" else GROUP_START_S), False)
-        return Expected(number * means.get(placement, fmean(means.values())), True)
+        return Expected(number * (means[placement] if placement in means else fmean(means.values())), True)
 
 
 def _starts(placement: str, trials: int) -> int:

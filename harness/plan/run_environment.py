@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -179,7 +179,7 @@ class RunEnvironment(TypedDict, total=False):
     groups: list[GroupEnvironment]
 
 
-def spent_device_seconds(environment: RunEnvironment, lines: Iterable[Mapping[str, Any]], devices: int) -> float:
+def spent_device_seconds(environment: RunEnvironment, lines: Sequence[Mapping[str, Any]], devices: int) -> float:
     """Return the device-seconds of the recorded invocations of a run.
 
     ``devices``: those of the machine, for invocations that did not record their number.
@@ -188,16 +188,17 @@ def spent_device_seconds(environment: RunEnvironment, lines: Iterable[Mapping[st
     return sum(wall_s * invocation.get("devices", devices) for wall_s, invocation in walls)
 
 
-def wall_seconds(environment: RunEnvironment, lines: Iterable[Mapping[str, Any]]) -> list[float]:
-    """Return the wall time of each invocation until its report; of a killed one until the end of its last record."""
-    last: dict[int, float] = {}  # the Unix time
-    for line in lines:
-        end, number = (line["started_at"] or 0.0) + (line["trial_s"] or 0.0), int(line["invocation"])
-        last[number] = max(last.get(number, 0.0), end)
-    for group in environment.get("groups", []):
-        last[group["invocation"]] = max(last.get(group["invocation"], 0.0), group["started_at"] + group["whole_s"])
+def wall_seconds(environment: RunEnvironment, lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the wall time of each invocation until its report; of a killed one until its last record."""
     walls = []
     for number, invocation in enumerate(environment.get("invocations", [])):
-        end = last.get(number, 0.0)
-        walls.append(invocation.get("wall_s", max(0.0, end - invocation.get("started_at", end))))
+        if "wall_s" in invocation:
+            walls.append(invocation["wall_s"])
+            continue
+        own = (line for line in lines if line["invocation"] == number)
+        ends = [(line["started_at"] or 0.0) + (line["trial_s"] or 0.0) for line in own]
+        groups = (group for group in environment.get("groups", []) if group["invocation"] == number)
+        ends += [group["started_at"] + group["whole_s"] for group in groups]
+        last = max(ends, default=0.0)
+        walls.append(max(0.0, last - invocation.get("started_at", last)))
     return walls
