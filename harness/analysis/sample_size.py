@@ -53,7 +53,7 @@ def needed_blocks(
 
     timed = (line for line in lines if line["block"] is not None and line["block"] < pilot)
     rows = [
-        {**dict.fromkeys(PAIRED), **{name: line[name] for name in PAIRED if name in line}, "throughput_per_s": speed}
+        {**{name: line.get(name) for name in PAIRED}, "throughput_per_s": speed}
         for line in timed
         if (speed := throughput(line["windows"]))
     ]

@@ -14,7 +14,7 @@ from harness.analysis.durations import Durations, TimedRun, TrialTime, newest_wi
 from harness.analysis.preview import estimate_of, savings
 from harness.errors import RunFolderError
 from harness.plan.inventory import Inventory
-from harness.plan.planner import GROUP_START_S, Plan, make_plan
+from harness.plan.planner import GROUP_START_S, TORCHRUN_START_S, Plan, make_plan
 from harness.record.estimate import PartTime
 from harness.record.folder import RunFolder
 from tests.conftest import EXAMPLE, Make, laptop
@@ -39,6 +39,34 @@ def earlier_of(plan: Plan, seconds: Callable[[Any], float], **more: Any) -> Time
 
 def parts_of(plan: Plan, earlier: TimedRun | None) -> Mapping[str, PartTime]:
     return {part.label: part for part in estimate_of(plan, earlier).parts}
+
+
+def test_a_duration_is_the_mean_of_the_cell_else_of_its_kind_else_the_least(make_experiment: Make) -> None:
+    plan, durations = plan_of(make_experiment), Durations()
+    first = plan.trials[0]
+    again = next(trial for trial in plan.trials[1:] if trial.cell == first.cell)
+    other = next(trial for trial in plan.trials if trial.cell.devices != first.cell.devices)
+    assert durations.trial(other, plan, by_kind=True) == (plan.least_trial_seconds(other), False, None)
+    for seconds, power_w in ((3.0, 100.0), (5.0, None)):
+        durations.add(first, TrialTime({"other": seconds}, power_w=power_w))
+    assert durations.trial(again, plan, by_kind=False) == (4.0, True, 100.0)
+    assert durations.trial(other, plan, by_kind=True).seconds == 4.0
+    assert not durations.trial(other, plan, by_kind=False).is_known
+
+
+@pytest.mark.parametrize(
+    ("launcher", "least_s", "seconds"), [("ray", GROUP_START_S, 12.0), ("torchrun", 6 * TORCHRUN_START_S, 24.0)]
+)
+def test_torchrun_starts_processes_for_each_trial(
+    make_experiment: Make, launcher: str, least_s: float, seconds: float
+) -> None:
+    """A group of 3 trials took 12 s beside them; one of 6 takes twice as long if each trial starts its processes."""
+    group = plan_of(make_experiment, launcher=launcher).groups[0]
+    group = replace(group, trials=(group.trials * 6)[:6])
+    durations = Durations()
+    assert durations.start(group) == (least_s, False, None)
+    durations.add_start(str(group), 3, 12.0)
+    assert durations.start(group).seconds == seconds
 
 
 def test_the_estimate_is_the_sum_of_what_each_part_took_before(make_experiment: Make) -> None:

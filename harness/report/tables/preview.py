@@ -61,10 +61,9 @@ def preview_table(
 def _trials(row: Row) -> str:
     """Return '3', or '2 of 3' if not all planned trials were started."""
     planned, started = row.planned_trials, row.measured_trials
-    if is_missing(planned) or is_missing(started) or planned == started:
-        found = started if is_missing(planned) else planned
-        return "" if is_missing(found) or not found else f"{found:.0f}"
-    return f"{started:.0f} of {planned:.0f}"
+    if planned is None or started is None or planned == started:
+        return str(planned or started or "")
+    return f"{started} of {planned}"
 
 
 def _estimated(row: Row) -> str:
