@@ -1,122 +1,75 @@
-"""The time that a run took by part, and what a planned trial is expected to take by an earlier run."""
+"""How long trials and the starts of worker groups take, by what an earlier run or the run so far has recorded."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
-from harness.analysis.common import Lines, Row
+from harness.analysis.common import Row
 from harness.analysis.published import hardware_of
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
 from harness.errors import HarnessError
-from harness.plan.planner import least_warmup_s
-from harness.plan.rows import RecordedTrial
-from harness.plan.run_environment import RunEnvironment, wall_seconds
+from harness.plan.planner import GROUP_START_S, TORCHRUN_START_S, Plan, least_warmup_s
+from harness.plan.run_environment import wall_seconds
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.reading import naming_file
 
-CELL, TRAINING = "cell", "convergence"
-GROUPS, COMMAND, REPORT = "worker groups", "command", "report"
-Key = tuple[str, str]
-"""(part, id of the cell or '')."""
-
-
-@dataclass(frozen=True)
-class Use:
-    """The use of one part: its trials, their seconds, seconds times the devices that they occupied, and energy."""
-
-    trials: int = 0
-    seconds: float = 0.0
-    device_s: float = 0.0
-    energy_j: float | None = None
-
-    def __add__(self, other: Use) -> Use:
-        energies = [energy for energy in (self.energy_j, other.energy_j) if energy is not None]
-        return Use(
-            self.trials + other.trials,
-            self.seconds + other.seconds,
-            self.device_s + other.device_s,
-            sum(energies) if energies else None,
-        )
-
-
-def key_of(row: Row) -> Key:
-    """Return the part of a trial: its purpose if it has one, else its cell, convergence apart."""
-    if row["purpose"]:
-        return str(row["purpose"]), ""
-    return TRAINING if row["kind"] == "convergence" else CELL, str(row["cell_id"])
+TRAINING_PARTS = ("epochs", "evaluation", "checkpoints")
 
 
 def power_of(line: Row) -> float | None:
     """Return the mean power of one device of a trial in its timed windows, in watts; None without readings."""
-    known = [rank["power_w"] for rank in line["ranks"] if rank.get("power_w") is not None]
+    return _mean([rank.get("power_w") for rank in line["ranks"]])
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def time_use(lines: Lines, environment: RunEnvironment, devices: int | None = None) -> dict[Key, Use]:
-    """Return the use of each part of a run: trials, what is outside of trials, of worker groups, recorded reports.
-
-    A trial occupies at most ``devices``.
-    """
-    found: dict[Key, Use] = {}
-    tries: dict[str, int] = {}
-    for line in lines:
-        if line["trial_s"] is None:
-            continue
-        tries[line["trial_id"]] = tries.get(line["trial_id"], 0) + 1
-        seconds, occupied = float(line["trial_s"]), min(int(line["devices"]), devices or int(line["devices"]))
-        power = power_of(line)
-        energy = None if power is None else power * occupied * seconds
-        use = Use(int(tries[line["trial_id"]] == 1), seconds, occupied * seconds, energy)
-        found[key_of(line)] = found.get(key_of(line), Use()) + use
-    last: dict[int, float] = {}
-    for line in lines:
-        end = float(line["started_at"] or 0.0) + float(line["trial_s"] or 0.0)
-        last[int(line["invocation"])] = max(last.get(int(line["invocation"]), 0.0), end)
-    in_trials = sum(use.seconds for use in found.values())
-    in_groups = sum(group["whole_s"] for group in environment.get("groups", []))
-    invocations = environment.get("invocations", [])
-    wall = sum(wall_seconds(environment, number, last) for number in range(len(invocations)))
-    found[GROUPS, ""] = Use(len(environment.get("groups", [])), max(0.0, in_groups - in_trials))
-    found[COMMAND, ""] = Use(0, max(0.0, wall - in_groups))
-    reports = [invocation["report_s"] for invocation in invocations if "report_s" in invocation]
-    return {**found, (REPORT, ""): Use(0, sum(reports))} if reports else found
-
-
-EXPLAINING = ("explain", "explaining steps", "phases")
-TRAINING_PARTS = ("epochs", "evaluation", "checkpoints")
 
 
 @dataclass(frozen=True)
 class TrialTime:
-    """The mean time of like trials by part, their step time and the power of one device, None if it is not known."""
+    """The time of a trial, or the mean of like trials, by part; its step time and the power of one device, if known."""
 
     parts: Mapping[str, float]
     step_s: float | None = None
     power_w: float | None = None
 
-    @property
-    def seconds(self) -> float:
-        return sum(self.parts.values())
+    @classmethod
+    def of_line(cls, line: Row) -> TrialTime:
+        """Return the time of a recorded trial; what no part holds is its part 'other'."""
+        parts = dict(line["parts"])
+        rest = float(line["trial_s"]) - sum(parts.values())
+        timed = [window for window in line["windows"] if window["window_kind"] == "timed" and window["rank"] == 0]
+        steps = sum(window["steps"] for window in timed)
+        step_s = sum(window["duration_s"] for window in timed) / steps if steps else None
+        return cls({**parts, "other": max(0.0, parts.get("other", 0.0) + rest)}, step_s, power_of(line))
+
+    @classmethod
+    def mean(cls, times: Sequence[TrialTime]) -> TrialTime:
+        """Return the mean of at least one time; a part that a trial lacks took it no time."""
+        names = dict.fromkeys(name for time in times for name in time.parts)
+        means = {name: sum(time.parts.get(name, 0.0) for time in times) / len(times) for name in names}
+        return cls(means, _mean(time.step_s for time in times), _mean(time.power_w for time in times))
 
     def under(self, then: Experiment, now: Experiment, device: str) -> float:
         """Return the seconds of such a trial under the settings of another experiment: windows, warm-up, epochs.
 
         ``device``: 'cpu' or 'cuda', on which the default warm-up depends.
         """
-        factors = dict.fromkeys(self.parts, 1.0)
+        factors: dict[str, float] = {}
         if then.throughput and now.throughput and then.throughput != now.throughput:
-            factors |= self._timed_factors(then.throughput, now.throughput, device)
+            factors = self._timed_factors(then.throughput, now.throughput, device)
         if then.convergence and now.convergence:
-            ratio = now.convergence.epochs / then.convergence.epochs
-            factors |= {part: ratio for part in TRAINING_PARTS if part in self.parts}
-        return sum(seconds * factors[part] for part, seconds in self.parts.items())
+            factors |= dict.fromkeys(TRAINING_PARTS, now.convergence.epochs / then.convergence.epochs)
+        return sum(seconds * factors.get(part, 1.0) for part, seconds in self.parts.items())
 
     def _timed_factors(self, then: Throughput, now: Throughput, device: str) -> dict[str, float]:
         step_s = self.step_s or 0.0
@@ -125,10 +78,10 @@ class TrialTime:
         before = max(then.warmup_steps * step_s, least_warmup_s(then, device))
         factors = {"windows": windows, "warmup": warmup / before if before else 1.0}
         if then.explain and not now.explain:
-            factors |= dict.fromkeys(EXPLAINING[:2], 0.0)
+            factors |= dict.fromkeys(("explain", "explaining steps"), 0.0)
         if then.links_seconds and now.links_seconds is not None:
             factors["links"] = now.links_seconds / then.links_seconds
-        return {part: factor for part, factor in factors.items() if part in self.parts}
+        return factors
 
 
 def _window_s(settings: Throughput, step_s: float) -> float:
@@ -138,118 +91,82 @@ def _window_s(settings: Throughput, step_s: float) -> float:
     return step_s * max(settings.window_steps, math.ceil(settings.window_seconds / step_s))
 
 
-def mean_time(lines: Iterable[Row]) -> TrialTime:
-    """Return the mean time of recorded trials, of which there is at least one."""
-    parts, steps, powers = [], [], []
-    for line in lines:
-        of_line = dict(line["parts"])
-        rest = float(line["trial_s"]) - sum(of_line.values())
-        parts.append({**of_line, "other": max(0.0, of_line.get("other", 0.0) + rest)})
-        timed = [window for window in line["windows"] if window["window_kind"] == "timed" and window["rank"] == 0]
-        if count := sum(window["steps"] for window in timed):
-            steps.append(sum(window["duration_s"] for window in timed) / count)
-        if (power := power_of(line)) is not None:
-            powers.append(power)
-    names = dict.fromkeys(part for of_line in parts for part in of_line)
-    means = {name: sum(of_line.get(name, 0.0) for of_line in parts) / len(parts) for name in names}
-    return TrialTime(means, fmean(steps) if steps else None, fmean(powers) if powers else None)
+Key = tuple[str | int, ...]
+Keys = tuple[tuple[Key, ...], tuple[Key, ...]]
+"""What the duration of a trial is known by, the narrowest first: as one of its cell, and as one of its kind."""
 
 
-TrialKey = tuple[str | int, ...]
+def _keys(kind: str, purpose: str, cell_id: str, strategy: str, devices: int, launcher: str) -> Keys:
+    timed = kind == "throughput" or purpose in ("twin", "explain")
+    scenario = "timed" if timed else purpose or kind
+    return ((purpose or kind, cell_id), (scenario, cell_id)), ((scenario, strategy, devices), (scenario, launcher))
 
 
-def keys_of_line(line: Row) -> list[TrialKey]:
-    """Return the keys by which a recorded trial is found, the narrowest first."""
-    purpose, timed = str(line["purpose"]), line["kind"] == "throughput" or line["purpose"] in ("twin", "explain")
-    named = (str(line["cell_id"]), str(line["strategy"]), int(line["devices"]))
-    return _keys(str(line["kind"]), purpose, *named, timed=timed)
-
-
-def keys_of_trial(trial: Trial) -> list[TrialKey]:
-    """Return the keys by which recorded trials like a planned one are found, the narrowest first."""
+def _keys_of(trial: Trial) -> Keys:
     cell = trial.cell
-    return _keys(trial.kind, trial.purpose, cell.id, cell.strategy, cell.devices, timed=trial.timed)
+    return _keys(trial.kind, trial.purpose, cell.id, cell.strategy, cell.devices, cell.launcher)
 
 
-def _keys(kind: str, purpose: str, cell_id: str, strategy: str, devices: int, *, timed: bool) -> list[TrialKey]:
-    own: TrialKey = (purpose or kind, cell_id)
-    if timed:
-        return [own, ("timed", cell_id)]
-    return [own, (purpose, strategy, devices), (purpose,)] if purpose else [own]
+class Expected(NamedTuple):
+    """The expected duration of a trial, or of the start and end of a worker group; if not known, the least."""
+
+    seconds: float
+    is_known: bool
+    power_w: float | None = None
 
 
-MOST_OPENED = 50
-"""The most run folders, the newest first, that are searched for the cells of a plan."""
+class Durations:
+    """The durations of successful trials, and of the starts and ends of worker groups, to expect others by.
 
-
-@dataclass(frozen=True)
-class EarlierRun:
-    """The times of a run: of trials by kind and cell, of worker groups outside of their trials, of the rest.
-
-    ``groups``: the seconds of a worker group outside of its trials by placement, under torchrun those of each trial;
-    ``hardware``: the models of its devices. None: not recorded.
+    ``experiment``: the one that they were recorded under; None: the one that is planned.
     """
 
-    path: Path
-    started_at: float | None
-    experiment: Experiment
-    hardware: tuple[str, ...]
-    trials: Mapping[TrialKey, TrialTime]
-    groups: Mapping[str, float]
-    command_s: float | None
-    report_s: float | None
+    def __init__(self, experiment: Experiment | None = None) -> None:
+        self.experiment = experiment
+        self._times: dict[Key, list[TrialTime]] = {}
+        self._means: dict[Key, TrialTime] = {}
+        self._starts: dict[str, list[float]] = {}
+        self._start_means: dict[str, float] = {}
 
-    def trial_time(self, trial: Trial) -> TrialTime | None:
-        """Return the time of trials like this one; None if the run has none."""
-        return next((self.trials[key] for key in keys_of_trial(trial) if key in self.trials), None)
+    def add_line(self, line: Row) -> None:
+        """Add a recorded trial."""
+        names = ("kind", "purpose", "cell_id", "strategy", "devices", "launcher")
+        self._add(_keys(*(line[name] for name in names)), TrialTime.of_line(line))
 
-    def group_s(self, group: WorkerGroup) -> float | None:
-        """Return the seconds of such a worker group outside of its trials; of any group if none was placed alike."""
-        known = self.groups.get(str(group))
-        if known is None and self.groups:
-            known = fmean(self.groups.values())
-        return None if known is None else known * _starts(str(group), len(group.trials))
+    def add(self, trial: Trial, time: TrialTime) -> None:
+        """Add a trial of the plan."""
+        self._add(_keys_of(trial), time)
 
+    def _add(self, keys: Keys, time: TrialTime) -> None:
+        for key in {*keys[0], *keys[1]}:
+            self._times.setdefault(key, []).append(time)
+            self._means.pop(key, None)
 
-def earlier_run(folder: RunFolder) -> EarlierRun:
-    """Return the times of the run in a folder; raises RunFolderError if it is damaged."""
-    with naming_file(folder.path):  # what the tables are made from is validated, and no more
-        folder.check()
-        environment, lines = folder.environment(), folder.lines()
-        invocations = environment.get("invocations", [])
-        by_key: dict[TrialKey, list[Row]] = {}
-        for line in lines:
-            if line["outcome"] == "ok" and line["trial_s"] is not None:
-                for key in keys_of_line(line):
-                    by_key.setdefault(key, []).append(line)
-        use = time_use(lines, environment)
-        runs = sum("wall_s" in invocation for invocation in invocations)
-        reports = sum("report_s" in invocation for invocation in invocations)
-        return EarlierRun(
-            folder.path,
-            next((float(each["started_at"]) for each in invocations if "started_at" in each), None),
-            folder.experiment(),
-            tuple(hardware_of(environment)),
-            {key: mean_time(rows) for key, rows in by_key.items()},
-            _group_seconds(lines, environment),
-            use[COMMAND, ""].seconds / runs if runs else None,
-            use[REPORT, ""].seconds / reports if reports else None,
-        )
+    def add_start(self, placement: str, trials: int, seconds: float) -> None:
+        """Add the seconds that a worker group of some trials took outside of them; ``placement``: the group as text."""
+        every = self._starts.setdefault(placement, [])
+        every.append(seconds / _starts(placement, trials))
+        self._start_means[placement] = fmean(every)
 
+    def trial(self, trial: Trial, plan: Plan, *, by_kind: bool) -> Expected:
+        """Return the duration of a trial of a plan: the mean of its cell or, with ``by_kind``, else of its kind."""
+        of_cell, of_kind = _keys_of(trial)
+        for key in (*of_cell, *(of_kind if by_kind else ())):
+            if key in self._times:
+                if key not in self._means:
+                    self._means[key] = TrialTime.mean(self._times[key])
+                mean, then = self._means[key], self.experiment
+                seconds = mean.under(then, plan.experiment, trial.cell.device) if then else sum(mean.parts.values())
+                return Expected(seconds, True, mean.power_w)
+        return Expected(plan.least_trial_seconds(trial), False)
 
-def _group_seconds(lines: Collection[RecordedTrial], environment: RunEnvironment) -> dict[str, float]:
-    """Return the mean seconds of worker groups outside of their trials by placement, of those that became ready."""
-    inside: dict[tuple[int, str | None], list[float]] = {}
-    for line in lines:
-        if line["trial_s"] is not None:
-            inside.setdefault((line["invocation"], line["group_id"]), []).append(line["trial_s"])
-    found: dict[str, list[float]] = {}
-    for group in environment.get("groups", []):
-        trials = inside.get((group["invocation"], group["group_id"]), [])
-        if trials:
-            outside = max(0.0, group["whole_s"] - sum(trials)) / _starts(group["placement"], len(trials))
-            found.setdefault(group["placement"], []).append(outside)
-    return {placement: fmean(seconds) for placement, seconds in found.items()}
+    def start(self, group: WorkerGroup) -> Expected:
+        """Return the seconds of a worker group outside of its trials: the mean of its placement, else of all."""
+        placement, means = str(group), self._start_means
+        number = _starts(placement, len(group.trials))
+        if not means:
+            return Expected(number * (TORCHRUN_START_S if group.launcher == "torchrun" else GROUP_START_S), False)
+        return Expected(number * (means[placement] if placement in means else fmean(means.values())), True)
 
 
 def _starts(placement: str, trials: int) -> int:
@@ -257,7 +174,54 @@ def _starts(placement: str, trials: int) -> int:
     return trials if " by torchrun" in placement else 1
 
 
-def newest_with(cells: Collection[str], output: Path) -> EarlierRun | None:
+@dataclass(frozen=True)
+class TimedRun:
+    """A recorded run: the durations of its trials and groups, and what it took outside of them; None: not recorded.
+
+    ``hardware``: the models of its devices.
+    """
+
+    path: Path
+    started_at: float | None
+    hardware: tuple[str, ...]
+    durations: Durations
+    command_s: float | None
+    report_s: float | None
+
+
+def timed_run(folder: RunFolder) -> TimedRun:
+    """Return the times of the run in a folder; raises RunFolderError if it is damaged."""
+    with naming_file(folder.path):  # what the tables are made from is validated, and no more
+        folder.check()
+        environment, lines = folder.environment(), folder.lines()
+        invocations, groups = environment.get("invocations", []), environment.get("groups", [])
+        durations = Durations(folder.experiment())
+        inside: dict[tuple[int, str | None], list[float]] = {}
+        for line in lines:
+            if line["trial_s"] is not None:
+                inside.setdefault((line["invocation"], line["group_id"]), []).append(line["trial_s"])
+                if line["outcome"] == "ok":
+                    durations.add_line(line)
+        for group in groups:
+            if trials := inside.get((group["invocation"], group["group_id"])):  # else it did not become ready
+                durations.add_start(group["placement"], len(trials), max(0.0, group["whole_s"] - sum(trials)))
+        outside_s = max(0.0, sum(wall_seconds(environment, lines)) - sum(group["whole_s"] for group in groups))
+        ended = sum("wall_s" in invocation for invocation in invocations)
+        return TimedRun(
+            folder.path,
+            next((float(each["started_at"]) for each in invocations if "started_at" in each), None),
+            tuple(hardware_of(environment)),
+            durations,
+            outside_s / ended if ended else None,
+            _mean(invocation.get("report_s") for invocation in invocations),
+        )
+
+
+MOST_OPENED = 50
+"""The most run folders, the newest first, that are searched for the cells of a plan."""
+
+
+def newest_with(cells: Collection[str], output: Path) -> TimedRun | None:
     """Return the newest run below a folder that measured all of these cells, else the newest with most of them.
 
     None if no run has any. Damaged folders, and runs for a debugger, are passed over.
@@ -268,14 +232,14 @@ def newest_with(cells: Collection[str], output: Path) -> EarlierRun | None:
     # by the time in their names; others come last
     newest = sorted(found, key=lambda path: (path.name[:8].isdigit(), path.name), reverse=True)
     wanted = set(cells)
-    best: tuple[int, EarlierRun | None] = 0, None
+    best: tuple[int, TimedRun | None] = 0, None
     for path in newest[:MOST_OPENED]:
         try:
             folder = RunFolder.open(path)
             lines = folder.trial_lines()
             ok = {line["cell_id"] for line in lines if line["outcome"] == "ok" and line["kind"] != "diagnostic"}
             if len(ok & wanted) > best[0] and not any(line["facts"].get("inline") for line in lines):
-                best = len(ok & wanted), earlier_run(folder)
+                best = len(ok & wanted), timed_run(folder)
         except HarnessError:
             continue
         if best[0] == len(wanted):

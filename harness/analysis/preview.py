@@ -1,333 +1,227 @@
-"""The estimate of a plan's time by part, and the run that followed: time, device-hours, cost, energy."""
+"""The estimate of a plan's time by part, and the run that followed: time, device-hours, energy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
 from harness.analysis.common import Lines, Row, order
-from harness.analysis.durations import (
-    CELL,
-    COMMAND,
-    GROUPS,
-    REPORT,
-    TRAINING,
-    EarlierRun,
-    Key,
-    Use,
-    key_of,
-    time_use,
-)
+from harness.analysis.durations import Durations, TimedRun, power_of
 from harness.analysis.trials import labels_of
-from harness.config.sections import Cost
-from harness.config.values import MAX_DEVICES
 from harness.plan.comparison import axes_of
 from harness.plan.feasibility import HOUR_S
 from harness.plan.labels import SEPARATOR
-from harness.plan.planner import GROUP_START_S, TORCHRUN_START_S, Plan, keeping
-from harness.plan.run_environment import RunEnvironment
-from harness.plan.trial import PURPOSES, Trial, WorkerGroup
-from harness.record.estimate import Basis, Bound, Estimate, EstimatedPart
+from harness.plan.planner import Plan, keeping
+from harness.plan.run_environment import RunEnvironment, wall_seconds
+from harness.plan.trial import PURPOSES, Trial
+from harness.record.estimate import Basis, Bound, Estimate, PartTime
 from harness.record.schema import PREVIEW
 
+CELL, TRAINING = "cell", "convergence"
+GROUPS, COMMAND, REPORT = "worker groups", "command", "report"
+MEASUREMENT, TOTAL = "measurement", "total"
 PART_LABELS: Mapping[str, str] = {
     **{name: traits.label for name, traits in PURPOSES.items()},
     GROUPS: "start and end of worker groups",
     COMMAND: "plan, Ray, records",
     REPORT: "report",
 }
+"""The parts beside cells and trainings, in the order of the table."""
+PLACES = (CELL, TRAINING, *PART_LABELS)
 FEW_BLOCKS = 3
 """The fewest blocks that give an interval."""
+JOULES_PER_KWH = 3.6e6
 
 
-def estimate_of(plan: Plan, earlier: EarlierRun | None) -> Estimate:
+def estimate_of(plan: Plan, earlier: TimedRun | None) -> Estimate:
     """Return the time of each part of a plan, from an earlier run; without one, or for cells that it lacks, the least.
 
     The time of trainings without an earlier run is unknown: the number of their steps is known on the ranks alone.
     """
-    parts = [_of_trials(plan, trials, earlier) for trials in _by_part(plan)]
-    groups = _of_groups(plan.groups, earlier)
-    command_s, report_s = (earlier.command_s, earlier.report_s) if earlier else (None, None)
-    ends = [_outside(COMMAND, command_s), _outside(REPORT, report_s)]
-    every = [*parts, groups, *ends] if plan.groups else []
+    durations = earlier.durations if earlier else Durations()
+    parts = [_of_trials(plan, trials, durations) for trials in _by_part(plan)]
+    if plan.groups:
+        starts = [durations.start(group) for group in plan.groups]
+        basis: Basis = "earlier run" if all(start.is_known for start in starts) else "lower bound"
+        parts.append(_outside(GROUPS, sum(start.seconds for start in starts), len(starts), basis))
+        command_s, report_s = (earlier.command_s, earlier.report_s) if earlier else (None, None)
+        for part, seconds in ((COMMAND, command_s), (REPORT, report_s)):
+            parts.append(_outside(part, seconds, 0, "unknown" if seconds is None else "earlier run"))
+    timed = plan.experiment.throughput
+    bound: Bound = "at most" if timed and timed.rule else "about"
+    if any(part.basis == "lower bound" for part in parts):  # unknown parts are in no sum
+        bound = "at least"
     most = max((group.placement.devices for group in plan.groups), default=0)  # groups run one after the other
-    return {
-        "earlier": str(earlier.path) if earlier else None,
-        "devices": plan.machine.devices,
-        "at_once": min(most, plan.machine.devices),
-        "bound": _bound(plan, every),
-        "parts": every,
-    }
-
-
-def cell_label(label: str, kind: str) -> str:
-    """Return the label of a cell as a part: its throughput, or its convergence."""
-    return f"{label}{SEPARATOR}convergence" if kind == "convergence" else label
+    devices = plan.machine.devices
+    return Estimate(str(earlier.path) if earlier else None, devices, min(most, devices), bound, parts)
 
 
 def _by_part(plan: Plan) -> list[list[Trial]]:
     """Return the trials of each cell in the order of tables, then those that the planner adds, by purpose."""
-    cells: dict[tuple[bool, str], list[Trial]] = {}
-    added: dict[str, list[Trial]] = {}
+    parts: dict[tuple[str, str | None], list[Trial]] = {}
     for trial in plan.trials:
-        if trial.purpose:
-            added.setdefault(trial.purpose, []).append(trial)
-        else:
-            cells.setdefault((trial.kind == "convergence", trial.cell.id), []).append(trial)
-    ordered = [cells[key] for key in sorted(cells, key=lambda key: (key[0], order(axes_of(cells[key][0].cell))))]
-    return [*ordered, *(added[purpose] for purpose in PURPOSES if purpose in added)]
+        parts.setdefault(_key(trial.kind, trial.purpose, trial.cell.id), []).append(trial)
+    cells = {key: order(axes_of(trials[0].cell)) for key, trials in parts.items() if key[1]}
+    return [parts[key] for key in sorted(parts, key=lambda key: (PLACES.index(key[0]), cells.get(key, ())))]
 
 
-def _of_trials(plan: Plan, trials: Sequence[Trial], earlier: EarlierRun | None) -> EstimatedPart:
-    first, devices = trials[0], plan.machine.devices
+def _key(kind: str, purpose: str, cell_id: str) -> tuple[str, str | None]:
+    """Return the part of a trial, and its cell; of a diagnostic trial its purpose alone."""
+    return (purpose, None) if purpose else (TRAINING if kind == "convergence" else CELL, cell_id)
+
+
+def _label(part: str, cell: str) -> str:
+    """Return the label of a part; ``cell``: the label of its cell, if it has one."""
+    return PART_LABELS.get(part) or (f"{cell}{SEPARATOR}convergence" if part == TRAINING else cell)
+
+
+def _of_trials(plan: Plan, trials: Sequence[Trial], durations: Durations) -> PartTime:
+    part, cell_id = _key(trials[0].kind, trials[0].purpose, trials[0].cell.id)
     seconds = device_s = energy_j = 0.0
-    bases: set[Basis] = set()
-    basis: Basis
-    powered = True
+    known = powered = 0
     for trial in trials:
-        time = earlier.trial_time(trial) if earlier else None
-        if earlier and time:
-            expected = time.under(earlier.experiment, plan.experiment, trial.cell.device)
-            explains_more = plan.experiment.explains and not earlier.experiment.explains
-            basis = "lower bound" if explains_more else "earlier run"
-        else:
-            expected = plan.least_trial_seconds(trial)
-            basis = "unknown" if trial.kind == "convergence" else "lower bound"
-        bases.add(basis)
-        occupied = min(trial.cell.devices, devices)
-        seconds, device_s = seconds + expected, device_s + occupied * expected
-        power_w = time.power_w if time else None
-        powered = powered and power_w is not None
-        energy_j += (power_w or 0.0) * occupied * expected
-    unknown = bases == {"unknown"}
-    return {
-        "part": first.purpose or (TRAINING if first.kind == "convergence" else CELL),
-        "cell_id": None if first.purpose else first.cell.id,
-        "label": PART_LABELS[first.purpose]
-        if first.purpose
-        else cell_label(plan.labels.of_cell(first.cell), first.kind),
-        "devices": None if first.purpose else first.cell.devices,
-        "trials": len(trials),
-        "seconds": None if unknown else seconds,
-        "device_s": None if unknown else device_s,
-        "energy_j": energy_j if powered else None,
-        "basis": bases.pop() if len(bases) == 1 else "lower bound",
-    }
+        expected = durations.trial(trial, plan, by_kind=bool(trial.purpose) and not trial.timed)
+        occupied_s = min(trial.cell.devices, plan.machine.devices) * expected.seconds
+        seconds, device_s = seconds + expected.seconds, device_s + occupied_s
+        energy_j += (expected.power_w or 0.0) * occupied_s
+        known, powered = known + expected.is_known, powered + (expected.power_w is not None)
+    label = _label(part, plan.labels.of_cell(trials[0].cell))
+    if not known and part == TRAINING:
+        return PartTime(part, cell_id, label, len(trials), basis="unknown")
+    then = durations.experiment
+    explains_more = plan.experiment.explains and then is not None and not then.explains
+    basis: Basis = "earlier run" if known == len(trials) and not explains_more else "lower bound"
+    energy = energy_j if powered == len(trials) else None
+    return PartTime(part, cell_id, label, len(trials), seconds, device_s, energy, basis)
 
 
-def _of_groups(groups: Sequence[WorkerGroup], earlier: EarlierRun | None) -> EstimatedPart:
-    known = [earlier.group_s(group) if earlier else None for group in groups]
-    least = [TORCHRUN_START_S * len(g.trials) if g.launcher == "torchrun" else GROUP_START_S for g in groups]
-    seconds = sum(one if one is not None else other for one, other in zip(known, least, strict=True))
-    basis: Basis = "lower bound" if None in known else "earlier run"
-    return {**_outside(GROUPS, seconds), "trials": len(groups), "basis": basis}
+def _outside(part: str, seconds: float | None, trials: int = 0, basis: Basis | None = None) -> PartTime:
+    return PartTime(part, None, PART_LABELS[part], trials, seconds, None if seconds is None else 0.0, None, basis)
 
 
-def _outside(part: str, seconds: float | None) -> EstimatedPart:
-    return {
-        "part": part,
-        "cell_id": None,
-        "label": PART_LABELS[part],
-        "devices": None,
-        "trials": 0,
-        "seconds": seconds,
-        "device_s": None if seconds is None else 0.0,
-        "energy_j": None,
-        "basis": "unknown" if seconds is None else "earlier run",
-    }
+def savings(plan: Plan, earlier: TimedRun | None) -> dict[str, float]:
+    """Return the seconds that smaller studies save, estimated as the whole is, by what each leaves out."""
+    whole = estimate_of(plan, earlier).seconds
+    saved = {what: whole - estimate_of(keeping(plan, wanted), earlier).seconds for what, wanted in _smaller(plan)}
+    return {what: seconds for what, seconds in saved.items() if seconds > 0}
 
 
-def _bound(plan: Plan, parts: Iterable[EstimatedPart]) -> Bound:
-    if any(part["basis"] == "lower bound" for part in parts):  # unknown parts are in no sum
-        return "at least"
-    timed = plan.experiment.throughput
-    return "at most" if timed and timed.rule else "about"
-
-
-def total_seconds(estimate: Estimate) -> float:
-    """Return the sum of the known parts."""
-    return sum(part["seconds"] or 0.0 for part in estimate["parts"])
-
-
-@dataclass(frozen=True)
-class Saving:
-    """A smaller study: what it leaves out, and the estimated seconds that it saves."""
-
-    what: str
-    seconds: float
-
-
-def savings(plan: Plan, earlier: EarlierRun | None) -> list[Saving]:
-    """Return what smaller studies save, estimated as the whole is: fewer blocks, without the largest size, one seed."""
-    whole = total_seconds(estimate_of(plan, earlier))
-    found = [
-        Saving(what, whole - total_seconds(estimate_of(keeping(plan, wanted), earlier)))
-        for what, wanted in _smaller(plan)
-    ]
-    return [saving for saving in found if saving.seconds > 0]
-
-
-def _smaller(plan: Plan) -> list[tuple[str, Callable[[Trial], bool]]]:
-    """Return the smaller studies of a plan: what each leaves out, and the trials that it keeps."""
-    found: list[tuple[str, Callable[[Trial], bool]]] = []
+def _smaller(plan: Plan) -> Iterator[tuple[str, Callable[[Trial], bool]]]:
+    """Yield what each smaller study leaves out, and the trials that it keeps: fewer blocks, no largest size, 1 seed."""
     timed = [trial for trial in plan.trials if trial.kind == "throughput"]
     blocks = 1 + max((trial.block for trial in timed), default=0)  # of a resumed run with those that it has
     fewer = FEW_BLOCKS if blocks > FEW_BLOCKS else 1
     if blocks > fewer:
         what = f"{fewer} instead of {blocks} blocks{'' if fewer >= FEW_BLOCKS else ', without intervals'}"
-        found.append((what, lambda trial: trial.kind == "convergence" or trial.block < fewer))
+        yield what, lambda trial: trial.kind == "convergence" or trial.block < fewer
     sizes = sorted({trial.cell.devices for trial in plan.trials if not trial.added})  # without bases that it adds
     if len(sizes) > 1:
-        found.append((f"no cells on {sizes[-1]} devices", lambda trial: trial.cell.devices < sizes[-1]))
+        yield f"no cells on {sizes[-1]} devices", lambda trial: trial.cell.devices < sizes[-1]
     settings = plan.experiment.convergence
     if settings and len(settings.seeds) > 1 and any(trial.kind == "convergence" for trial in plan.trials):
-        first = settings.seeds[0]
         one = f"1 instead of {len(settings.seeds)} seeds"
-        found.append((one, lambda trial: trial.kind != "convergence" or trial.seed == first))
-    return found
+        yield one, lambda trial: trial.kind != "convergence" or trial.seed == settings.seeds[0]
 
 
-MEASUREMENT, TOTAL = "measurement", "total"
-JOULES_PER_KWH = 3.6e6
+def recorded_parts(lines: Lines, environment: RunEnvironment, devices: int) -> list[PartTime]:
+    """Return the time of each part of a run: trials, what is outside of trials, of worker groups, recorded reports.
 
-
-@dataclass(frozen=True)
-class Part:
-    """One row: a part of the run, and what it takes, estimated and actual; None if that is not known."""
-
-    part: str
-    cell_id: str | None
-    label: str
-    devices: int | None
-    basis: Basis | None
-    estimated: Use | None
-    actual: Use | None
+    A trial occupies at most ``devices``, those of the machine.
+    """
+    tried: dict[tuple[str, str | None], list[Row]] = {}
+    for line in lines:
+        if line["trial_s"] is not None:
+            tried.setdefault(_key(line["kind"], line["purpose"], line["cell_id"]), []).append(line)
+    labels, parts, in_trials = labels_of(lines), [], 0.0
+    for (part, cell_id), rows in sorted(tried.items(), key=lambda each: order(each[1][0]) if each[0][1] else ()):
+        device_s, energies = 0.0, []
+        for row in rows:
+            occupied_s = min(int(row["devices"]), devices) * float(row["trial_s"])
+            device_s += occupied_s
+            if (power_w := power_of(row)) is not None:
+                energies.append(power_w * occupied_s)
+        seconds = sum(float(row["trial_s"]) for row in rows)
+        in_trials += seconds
+        trials, label = len({row["trial_id"] for row in rows}), _label(part, labels.of(rows[0]))
+        parts.append(PartTime(part, cell_id, label, trials, seconds, device_s, sum(energies) if energies else None))
+    groups = [group["whole_s"] for group in environment.get("groups", [])]
+    parts.append(_outside(GROUPS, max(0.0, sum(groups) - in_trials), len(groups)))
+    parts.append(_outside(COMMAND, max(0.0, sum(wall_seconds(environment, lines)) - sum(groups))))
+    reports = [each["report_s"] for each in environment.get("invocations", []) if "report_s" in each]
+    return [*parts, _outside(REPORT, sum(reports))] if reports else parts
 
 
 def preview(
-    estimate: Estimate | None,
-    devices: int | None,
-    cost: Cost | None,
-    lines: Lines = (),
-    environment: RunEnvironment | None = None,
-    fits: Mapping[str, str] = MappingProxyType({}),
+    estimate: Estimate | None, devices: int, lines: Lines = (), environment: RunEnvironment | None = None
 ) -> pd.DataFrame:
     """Return the estimate of a run beside what was recorded of it; of a run without an estimate the latter alone.
 
-    ``devices``: of the machine, None if their number is not recorded. Without an environment there was no run.
-    ``fits``: whether cells fit into memory, by their id.
+    ``devices``: of the machine. Without an environment there was no run.
     """
-    actual = {} if environment is None else time_use(lines, environment, devices)
-    estimated = estimate["parts"] if estimate else []
-    parts = [_part(each, actual.get((each["part"], each["cell_id"] or ""))) for each in estimated]
-    known = {(part.part, part.cell_id or "") for part in parts}
-    parts += _unexpected({key: use for key, use in actual.items() if key not in known}, lines)
-    places = [CELL, TRAINING, *PURPOSES, GROUPS, COMMAND, REPORT]
-    parts.sort(key=lambda part: places.index(part.part))  # stable: cells stay in their order
+    expected = {(part.part, part.cell_id): part for part in (estimate.parts if estimate else [])}
+    recorded = [] if environment is None else recorded_parts(lines, environment, devices)
+    actual = {(part.part, part.cell_id): part for part in recorded}
+    keys = sorted({**expected, **actual}, key=lambda key: PLACES.index(key[0]))  # stable: cells stay in their order
+    if not keys:
+        return PREVIEW.frame([])
+    pairs = [(expected.get(key), actual.get(key)) for key in keys]
+    measured = [pair for key, pair in zip(keys, pairs, strict=True) if key[0] != REPORT]
+    until = _sums(MEASUREMENT, "until the report", measured)
+    total = _sums(TOTAL, "total", pairs)
+    if recorded and (REPORT, None) not in actual:  # a report does not know its own time
+        total = total[0], None
     once = environment is not None and len(environment.get("invocations", [])) == 1
-    rows = (_row(part, devices, cost, once=once) for part in _with_sums(parts))
-    return PREVIEW.frame({**row, "fits": fits.get(str(row["cell_id"]))} for row in rows)
+    every = [*measured, until, *pairs[len(measured) :], total]
+    return PREVIEW.frame(_row(pair, devices, ran=environment is not None, once=once) for pair in every)
 
 
-def machine_devices(plan: Row) -> int | None:
-    """Return the number of devices of the machine of a plan.json; None if it is not recorded."""
-    machine = plan.get("machine")
-    counts = machine.get("devices_per_node") if isinstance(machine, dict) else None
-    known = isinstance(counts, list) and all(isinstance(count, int) and 0 <= count <= MAX_DEVICES for count in counts)
-    return sum(counts) if counts and known else None
+Pair = tuple[PartTime | None, PartTime | None]
+"""A part as expected and as it was; None: not expected, or not recorded."""
 
 
-def _part(known: EstimatedPart, actual: Use | None) -> Part:
-    seconds, device_s = known["seconds"], known["device_s"]
-    unknown = seconds is None or device_s is None
-    estimated = None if unknown else Use(known["trials"], seconds or 0.0, device_s or 0.0, known["energy_j"])
-    return Part(known["part"], known["cell_id"], known["label"], known["devices"], known["basis"], estimated, actual)
-
-
-def _unexpected(uses: Mapping[Key, Use], lines: Lines) -> list[Part]:
-    """Return the parts of which there was no estimate, cells in the order of tables."""
-    labels = labels_of(lines)
-    cells = {key_of(line): line for line in lines if not line["purpose"]}
-    return [
-        Part(
-            part=key[0],
-            cell_id=key[1] or None,
-            label=cell_label(labels.of(cells[key]), cells[key]["kind"]) if key in cells else PART_LABELS[key[0]],
-            devices=int(cells[key]["devices"]) if key in cells else None,
-            basis=None,
-            estimated=None,
-            actual=uses[key],
-        )
-        for key in sorted(uses, key=lambda key: order(cells[key]) if key in cells else ())
-    ]
-
-
-def _with_sums(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts with the sum of all but the report after them, then the report, then the sum of both.
-
-    A report does not know its own time: it stands there once the command has written it.
-    """
-    if not parts:
-        return []
-    report = [part for part in parts if part.part == REPORT]
-    measured = [part for part in parts if part.part != REPORT]
-    total = _sum(TOTAL, "total", parts)
-    reported = any(part.actual for part in report)
-    return [
-        *measured,
-        _sum(MEASUREMENT, "until the report", measured),
-        *report,
-        total if reported else replace(total, actual=None),
-    ]
-
-
-def _sum(name: str, label: str, parts: Sequence[Part]) -> Part:
-    """Return the sum of what is known; its trials are those of all parts but worker groups."""
-    bases = {part.basis for part in parts}
+def _sums(part: str, label: str, pairs: Sequence[Pair]) -> Pair:
+    """Return the sums of what is known of some parts; the basis is that of all, a lower bound if they differ."""
+    bases = {expected.basis if expected else None for expected, _ in pairs}
     basis: Basis | None = None if bases == {None} else "lower bound"
     if bases <= {"earlier run", "unknown"}:
         basis = "unknown" if "unknown" in bases else "earlier run"
-    sums: list[Use | None] = []
-    for side in ("estimated", "actual"):
-        uses = [(part.part, use) for part in parts if (use := getattr(part, side))]
-        without = [replace(use, trials=0) if part == GROUPS else use for part, use in uses]
-        sums.append(sum(without, Use()) if without else None)
-    return Part(name, None, label, None, basis, *sums)
+    expected, actual = (_sum(part, label, side, basis) for side in zip(*pairs, strict=True))
+    return expected, actual
 
 
-def _row(part: Part, devices: int | None, cost: Cost | None, *, once: bool) -> dict[str, object]:
-    """Return the row of a part. ``once``: whether the run took one invocation.
+def _sum(part: str, label: str, parts: Iterable[PartTime | None], basis: Basis | None) -> PartTime:
+    """Return the sum of what is known; its trials are those of all parts but worker groups."""
+    known = [each for each in parts if each and each.seconds is not None]
+    if not known:
+        return PartTime(part, None, label, basis=basis)
+    trials = sum(each.trials for each in known if each.part != GROUPS)
+    seconds, device_s = (sum(getattr(each, name) for each in known) for name in ("seconds", "device_s"))
+    energies = [each.energy_j for each in known if each.energy_j is not None]
+    return PartTime(part, None, label, trials, seconds, device_s, sum(energies) if energies else None, basis)
+
+
+def _row(pair: Pair, devices: int, *, ran: bool, once: bool) -> dict[str, object]:
+    """Return the row of a part. ``ran``: whether there was a run; ``once``: whether it took one invocation.
 
     ``error``: the relative error of an estimate, of a part whose planned trials were all started. Of several
     invocations what is outside of trials was more than estimated.
     """
-    expected, actual = part.estimated, part.actual
-    can_be_graded = part.basis == "earlier run" and (once or part.part in (CELL, TRAINING, *PURPOSES))
+    named = next(part for part in pair if part)
+    expected, actual = (part if part and part.seconds is not None else None for part in pair)
+    used = actual if ran else expected
+    is_graded = named.basis == "earlier run" and (once or named.part in (CELL, TRAINING, *PURPOSES))
     error = None
-    if can_be_graded and expected and actual and actual.seconds and expected.trials == actual.trials:
-        error = expected.seconds / actual.seconds - 1
+    if is_graded and expected and actual and actual.seconds and expected.trials == actual.trials:
+        error = (expected.seconds or 0.0) / actual.seconds - 1
     return {
-        **{name: getattr(part, name) for name in ("part", "cell_id", "label", "devices", "basis")},
-        **_quantities("estimated", expected, devices, cost),
-        **_quantities("actual", actual, devices, cost),
+        **{name: getattr(named, name) for name in ("part", "cell_id", "label", "basis")},
         "planned_trials": expected and expected.trials,
         "measured_trials": actual and actual.trials,
-        "currency": cost.currency if cost else None,
+        "estimated_s": expected and expected.seconds,
+        "actual_s": actual and actual.seconds,
         "error": error,
-    }
-
-
-def _quantities(side: str, use: Use | None, devices: int | None, cost: Cost | None) -> dict[str, float | None]:
-    if use is None:
-        return {}
-    hours = None if devices is None else use.seconds * devices / HOUR_S
-    return {
-        f"{side}_s": use.seconds,
-        f"{side}_device_hours": hours,
-        f"{side}_busy_device_hours": use.device_s / HOUR_S,
-        f"{side}_cost": hours * cost.per_device_hour if cost and hours is not None else None,
-        f"{side}_energy_kwh": None if use.energy_j is None else use.energy_j / JOULES_PER_KWH,
+        "device_hours": used and (used.seconds or 0.0) * devices / HOUR_S,
+        "busy_device_hours": used and (used.device_s or 0.0) / HOUR_S,
+        "energy_kwh": None if used is None or used.energy_j is None else used.energy_j / JOULES_PER_KWH,
     }

@@ -18,7 +18,7 @@ from harness.analysis.findings import findings, static_findings, with_faulty
 from harness.analysis.hardware import collectives, device_memory, gpus, links
 from harness.analysis.phases import host_phases, ledger, phases
 from harness.analysis.prediction import Asked, Links, families, predictions, recorded_exchanges
-from harness.analysis.preview import machine_devices, preview
+from harness.analysis.preview import preview
 from harness.analysis.published import published
 from harness.analysis.ratios import leaders, noise, parity, scaling, versus
 from harness.analysis.stats import LOOKS_SIGNIFICANCE, SIGNIFICANCE, look_significance
@@ -315,7 +315,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "outcomes": lambda r: outcomes(r.trials),
     "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),
     "preview": lambda r: preview(
-        read_estimate(r.folder), machine_devices(r.folder.plan()), r.experiment.cost, r.lines, r.environment
+        read_estimate(r.folder), sum(r.folder.plan()["machine"]["devices_per_node"]), r.lines, r.environment
     ),
     "ledger": lambda r: ledger(r.lines, r.environment),
     "gpus": lambda r: gpus(r.trials, r.ranks),

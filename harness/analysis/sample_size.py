@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -11,7 +10,7 @@ from harness.analysis.common import Lines, Records, by_cell, measured, rows_of, 
 from harness.analysis.ratios import paired, with_twins
 from harness.analysis.stats import is_decided, stein_blocks
 from harness.config.axes import SIZES
-from harness.config.sections import LOOKS, BlockRule
+from harness.config.sections import LOOKS, Rule
 from harness.plan.cell import Cell
 from harness.plan.comparison import (
     axes_of,
@@ -24,7 +23,6 @@ from harness.plan.comparison import (
 )
 from harness.plan.trial import Trial
 
-TWIN = "twin"
 PAIRED = (
     *("cell_id", "kind", "purpose", "outcome", "inline"),
     *("block", "invocation", "environment", "device_model"),
@@ -32,55 +30,35 @@ PAIRED = (
 """The columns of a trial, beside its throughput, that its pairs are made from."""
 
 
-class Criterion(NamedTuple):
-    """How the first ``pilot`` blocks determine the number of blocks, at most ``most``.
-
-    ``of_ratios``: of a comparison's ratios. ``of_others``: of the ratios of base and twin, and of the speeds of a cell
-    that is compared with no other. Both get at least two values.
-    """
-
-    pilot: int
-    most: int
-    of_ratios: Callable[[Sequence[float]], int]
-    of_others: Callable[[Sequence[float]], int]
-
-
-def by_spread(rule: BlockRule) -> Criterion:
-    """Return the criterion of a rule: as many blocks as intervals of its half-width need (Stein)."""
-
-    def blocks(values: Sequence[float]) -> int:
-        return min(rule.at_most, stein_blocks(values, rule.halfwidth))
-
-    return Criterion(rule.at_least, rule.at_most, blocks, blocks)
-
-
-def look_at(look: int) -> Criterion:
-    """Return the criterion of a look of ``blocks: decide``: no further blocks for comparisons that are decided."""
-    return Criterion(look, LOOKS[-1], lambda ratios: look if is_decided(ratios) else LOOKS[-1], lambda _: look)
-
-
 def needed_blocks(
-    trials: Iterable[Trial], lines: Lines, criterion: Criterion, placements: Sequence[str] = ()
+    trials: Iterable[Trial], lines: Lines, rule: Rule, pilot: int, placements: Sequence[str] = ()
 ) -> dict[str, int]:
-    """Return the number of blocks by cell id, from the recorded trials of the criterion's first blocks.
+    """Return the number of blocks by cell id, from the recorded trials of the first ``pilot`` blocks.
 
-    It follows from every ratio in which the cell appears: to its base, to a cell that differs in one axis, to the same
-    cell under another launcher, to its twin. For a cell that is compared with no other cell it follows from its
-    throughput as well. A base, and the cells that explain a cell, have as many blocks as the cell that needs most.
-    ``placements``: the order of device_ids, as the experiment file has it.
+    It is as many as intervals of the rule's half-width need (Stein) or, by the rule 'decide', no more than the pilot's
+    if every comparison is decided. It follows from every ratio in which the cell appears: to its base, to a cell that
+    differs in one axis, to the same cell under another launcher, to its twin. For a cell that is compared with no other
+    cell it follows from its throughput as well. A base, and the cells that explain a cell, have as many blocks as the
+    cell that needs most. ``placements``: the order of device_ids, as the experiment file has it.
     """
+    most = LOOKS[-1] if rule == "decide" else rule.at_most
 
-    def needed_for(values: Sequence[float], of: Callable[[Sequence[float]], int]) -> int:
-        return of(values) if len(values) >= 2 else criterion.most
+    def needed_for(values: Sequence[float], *, is_open: bool = False) -> int:
+        """Return the blocks that some values need; ``is_open``: as ratios of a comparison that is yet to be decided."""
+        if len(values) < 2:
+            return most
+        if rule != "decide":
+            return min(most, stein_blocks(values, rule.halfwidth))
+        return most if is_open and not is_decided(values) else pilot
 
-    timed = (line for line in lines if line["block"] is not None and line["block"] < criterion.pilot)
+    timed = (line for line in lines if line["block"] is not None and line["block"] < pilot)
     rows = [
-        {**dict.fromkeys(PAIRED), **{name: line[name] for name in PAIRED if name in line}, "throughput_per_s": speed}
+        {**{name: line.get(name) for name in PAIRED}, "throughput_per_s": speed}
         for line in timed
         if (speed := throughput(line["windows"]))
     ]
     frame = pd.DataFrame(rows, columns=[*PAIRED, "throughput_per_s"])
-    own, twins, means = (by_cell(rows_of(of)) for of in (measured(frame), measured(frame, TWIN), with_twins(frame)))
+    own, twins, means = (by_cell(rows_of(of)) for of in (measured(frame), measured(frame, "twin"), with_twins(frame)))
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
     needed: dict[str, int] = {}
     compared: set[str] = set()
@@ -89,16 +67,16 @@ def needed_blocks(
         ratios = paired(means.get(cell.id, []), means.get(other.id, [])).ratios
         if ratios:
             compared |= {cell.id, other.id}
-            _raise(needed, _users(cell) | _users(other), needed_for(ratios, criterion.of_ratios))
+            _raise(needed, _users(cell) | _users(other), needed_for(ratios, is_open=True))
         else:
-            needed[cell.id] = criterion.most  # no more blocks of its base for it
+            needed[cell.id] = most  # no more blocks of its base for it
             compared.add(cell.id)
     for cell in cells:
         if ratios := paired(twins.get(cell.id, []), own.get(cell.id, [])).ratios:
-            _raise(needed, _users(cell), needed_for(ratios, criterion.of_others))
+            _raise(needed, _users(cell), needed_for(ratios))
         if cell.id not in compared:
             speeds = {row.block: float(row.throughput_per_s) for row in own.get(cell.id, [])}
-            _raise(needed, {cell.id}, needed_for([*speeds.values()], criterion.of_others))
+            _raise(needed, {cell.id}, needed_for([*speeds.values()]))
     return needed
 
 

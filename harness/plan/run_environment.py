@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NotRequired
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -179,23 +179,26 @@ class RunEnvironment(TypedDict, total=False):
     groups: list[GroupEnvironment]
 
 
-def spent_device_seconds(environment: RunEnvironment, last_record: Mapping[int, float], devices: int) -> float:
+def spent_device_seconds(environment: RunEnvironment, lines: Sequence[Mapping[str, Any]], devices: int) -> float:
     """Return the device-seconds of the recorded invocations of a run.
 
-    ``last_record``: by invocation, the Unix time of its last recorded trial, for killed ones. ``devices``: those
-    of the machine, for invocations that did not record their number.
+    ``devices``: those of the machine, for invocations that did not record their number.
     """
-    spent = 0.0
+    walls = zip(wall_seconds(environment, lines), environment.get("invocations", []), strict=True)
+    return sum(wall_s * invocation.get("devices", devices) for wall_s, invocation in walls)
+
+
+def wall_seconds(environment: RunEnvironment, lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the wall time of each invocation until its report; of a killed one until its last record."""
+    walls = []
     for number, invocation in enumerate(environment.get("invocations", [])):
-        spent += wall_seconds(environment, number, last_record) * invocation.get("devices", devices)
-    return spent
-
-
-def wall_seconds(environment: RunEnvironment, number: int, last_record: Mapping[int, float]) -> float:
-    """Return the wall time of an invocation until its report; of a killed one until its last record."""
-    invocation = environment.get("invocations", [])[number]
-    if "wall_s" in invocation:
-        return invocation["wall_s"]
-    groups = [g for g in environment.get("groups", []) if g["invocation"] == number]
-    ends = [last_record.get(number, 0.0), *(group["started_at"] + group["whole_s"] for group in groups)]
-    return max(0.0, max(ends) - invocation.get("started_at", max(ends)))
+        if "wall_s" in invocation:
+            walls.append(invocation["wall_s"])
+            continue
+        own = (line for line in lines if line["invocation"] == number)
+        ends = [(line["started_at"] or 0.0) + (line["trial_s"] or 0.0) for line in own]
+        groups = (group for group in environment.get("groups", []) if group["invocation"] == number)
+        ends += [group["started_at"] + group["whole_s"] for group in groups]
+        last = max(ends, default=0.0)
+        walls.append(max(0.0, last - invocation.get("started_at", last)))
+    return walls

@@ -1,12 +1,12 @@
-"""estimate.json: the time that a run was expected to take, written before it began, by which the preview is graded."""
+"""estimate.json: the time that a run was expected to take, written before it began."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from pydantic import TypeAdapter
-from typing_extensions import TypedDict
 
 from harness.record.folder import RunFolder
 from harness.record.reading import naming_file, read_object, validated
@@ -17,24 +17,26 @@ Basis = Literal["earlier run", "lower bound", "unknown"]
 Bound = Literal["about", "at least", "at most"]
 
 
-class EstimatedPart(TypedDict):
-    """The time of one part of a run: a cell, a kind of diagnostic trials, or what is outside of trials.
+@dataclass(frozen=True)
+class PartTime:
+    """The time of one part of a run, estimated or actual: a cell, a purpose of diagnostic trials, what is outside.
 
-    ``seconds`` is None if nothing is known; ``device_s``: seconds times the devices that trials occupy.
+    ``trials``: their number, of worker groups that of the groups. ``device_s``: seconds times the devices that trials
+    occupy. ``basis``: None if it is no estimate. None: not known.
     """
 
     part: str
     cell_id: str | None
     label: str
-    devices: int | None
-    trials: int
-    seconds: float | None
-    device_s: float | None
-    energy_j: float | None
-    basis: Basis
+    trials: int = 0
+    seconds: float | None = None
+    device_s: float | None = None
+    energy_j: float | None = None
+    basis: Basis | None = None
 
 
-class Estimate(TypedDict):
+@dataclass(frozen=True)
+class Estimate:
     """The estimate of a run on a machine of ``devices``, of which at most ``at_once`` work at once.
 
     ``earlier``: the run folder that it is from; None if it is a lower bound. ``bound``: that of the sum of its parts.
@@ -44,7 +46,12 @@ class Estimate(TypedDict):
     devices: int
     at_once: int
     bound: Bound
-    parts: list[EstimatedPart]
+    parts: list[PartTime]
+
+    @property
+    def seconds(self) -> float:
+        """The sum of the known parts."""
+        return sum(part.seconds or 0.0 for part in self.parts)
 
 
 _ESTIMATE = TypeAdapter(Estimate)
@@ -52,7 +59,7 @@ _ESTIMATE = TypeAdapter(Estimate)
 
 def write_estimate(folder: RunFolder, estimate: Estimate) -> None:
     """Write estimate.json of a new run; raises WriteError."""
-    replace_text(folder.path / "estimate.json", json.dumps(estimate, indent=1))
+    replace_text(folder.path / "estimate.json", json.dumps(asdict(estimate), indent=1))
 
 
 def read_estimate(folder: RunFolder) -> Estimate | None:

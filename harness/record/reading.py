@@ -107,7 +107,12 @@ class _Impossible(_CannotRun):
     reason: str
 
 
+class _Machine(TypedDict):
+    devices_per_node: list[int]
+
+
 class _Plan(TypedDict):
+    machine: _Machine
     groups: list[_Group]
     skipped: list[_CannotRun]
     impossible: list[_Impossible]

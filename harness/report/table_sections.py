@@ -241,7 +241,7 @@ APPENDIX = (
     Section(
         "Estimated and actual time",
         "preview",
-        lambda results: preview.preview_table(results.preview),
+        lambda results: preview.preview_table(results.preview, results.experiment.cost),
         lambda results: preview.preview_words(results.folder),
         level=3,
     ),

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from harness.analysis.common import throughput
 from harness.plan.labels import Labels
 from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
@@ -79,8 +80,6 @@ def finding_lines(findings: pd.DataFrame) -> list[Text]:
 
 def trial_result(line: RecordedTrial) -> str:
     """Return its throughput, what took how long, or the reason of a failure."""
-    from harness.analysis.common import throughput
-
     if line["outcome"] != "ok":
         return str(line["reason"])
     if line["purpose"] and (done := PURPOSES[line["purpose"]].done):

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
-from harness.analysis.durations import EarlierRun, earlier_run, newest_with
+from harness.analysis.durations import TimedRun, newest_with, timed_run
 from harness.analysis.preview import estimate_of, preview, savings
 from harness.config.experiment import Experiment
 from harness.plan.cell import Cell
 from harness.plan.memory_forecast import Forecast, forecast, traced_cell
 from harness.plan.planner import Plan
 from harness.plan.rows import Examination
+from harness.plan.run_environment import spent_device_seconds
 from harness.record.estimate import Estimate
 from harness.record.folder import RunFolder
 from harness.report.tables.preview import preview_lines, preview_table, source_line, total_line
@@ -23,7 +23,7 @@ from harness.run.auto_resume import prepare_run
 from harness.run.child_process import child_process
 from harness.run.events import Emit, MemoryForecast, Note, Planned, Previewed
 from harness.run.request import Request
-from harness.run.resume import pending, spent_by
+from harness.run.resume import pending
 from harness.system.import_path import path_without
 from harness.system.user_code import CodeVersion
 
@@ -39,13 +39,13 @@ class Estimated(NamedTuple):
 
     plan: Plan
     estimate: Estimate
-    earlier: EarlierRun | None
+    earlier: TimedRun | None
     spent_device_s: float = 0.0
 
-    def in_full(self, fits: Mapping[str, str] = MappingProxyType({})) -> Previewed:
+    def in_full(self, fits: Mapping[str, str]) -> Previewed:
         """Return the table by part and the sentences, for a dry run; ``fits``: whether cells fit, by their id."""
         plan, estimate, earlier, spent_device_s = self
-        table = preview_table(preview(estimate, plan.machine.devices, plan.experiment.cost, fits=fits))
+        table = preview_table(preview(estimate, plan.machine.devices), plan.experiment.cost, fits)
         lines = preview_lines(plan, estimate, earlier, savings(plan, earlier), spent_device_s)
         return Previewed(tuple(lines), table)
 
@@ -63,10 +63,10 @@ def estimated(request: Request, plan: Plan, resumed: RunFolder | None) -> Estima
     if resumed:
         lines = resumed.lines()
         left = replace(plan, groups=pending(plan, lines))
-        spent_device_s = spent_by(resumed, lines, plan.machine.devices)
+        spent_device_s = spent_device_seconds(resumed.environment(), lines, plan.machine.devices)
     cells = {trial.cell.id for trial in left.trials if trial.kind != "diagnostic"}
     if request.like:
-        earlier: EarlierRun | None = earlier_run(RunFolder.open(request.like))
+        earlier: TimedRun | None = timed_run(RunFolder.open(request.like))
     else:
         earlier = newest_with(cells, request.output) if cells else None
     return Estimated(left, estimate_of(left, earlier), earlier, spent_device_s)

@@ -18,11 +18,12 @@ from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, by_placement
 from harness.plan.rows import Circumstances, Outcome
+from harness.plan.run_environment import spent_device_seconds
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.report.tables.text import duration
 from harness.run.events import Emit, GroupReady, GroupStarting, Note, TrialEnded, TrialStarting
-from harness.run.resume import attempts, out_of_memory, pending, spent_by
+from harness.run.resume import attempts, out_of_memory, pending
 from harness.run.skip_policy import SkipPolicy
 from harness.run.variants import on_nodes, own_folder_on_nodes
 from harness.system.process import deferred_interrupts
@@ -80,7 +81,7 @@ class Execution:
         lines = folder.lines()
         self._attempts = Attempts(attempts(lines), plan.experiment.limits.attempts)
         devices = plan.machine.devices
-        spent = spent_by(folder, lines, devices)
+        spent = spent_device_seconds(folder.environment(), lines, devices)
         spent += (time.time() - began) * devices if began else 0.0
         self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines, spent, lines)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)

@@ -8,10 +8,6 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
-import pandas as pd
-
-from harness.analysis.preview import machine_devices, preview
-from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.config.script import ScriptExperiment
 from harness.errors import ClusterLostError, RunFolderError, WriteError
@@ -19,7 +15,7 @@ from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan
 from harness.plan.run_environment import Ended, Invocation
-from harness.record.estimate import read_estimate, write_estimate
+from harness.record.estimate import write_estimate
 from harness.record.folder import RunFolder
 from harness.record.store import open_store
 from harness.report.html import IncompleteReport, write_report
@@ -38,7 +34,7 @@ from harness.system.process import INTERRUPTED, UNSETTLED, deferred_interrupts
 from harness.system.scratch import sweep
 
 OK, FAILED = 0, 1
-SHOWN = ("trials", "scaling", "noise", "versus", "parity", "equivalence", "links", "collectives", "findings")
+SHOWN = ("trials", "scaling", "noise", "versus", "parity", "equivalence", "links", "collectives", "findings", "preview")
 """The tables that a run shows at its end."""
 NOTHING_SETTLED = (
     "This invocation settled no trial: {left} to measure at its start and at its end. With the same time limit a "
@@ -180,28 +176,17 @@ def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
     except KeyboardInterrupt:
         emit(Note(f"Interrupted before the report was complete; every result is recorded. {_how_to_report(folder)}"))
         return INTERRUPTED
-    tables = {**{name: getattr(results, name) for name in SHOWN}, "preview": _graded(results, reporting)}
+    with deferred_interrupts():  # by which later runs estimate it
+        invocations = folder.environment().get("invocations", [])
+        if invocations:
+            folder.set_invocation(len(invocations) - 1, {"report_s": time.time() - reporting})
+    tables = {name: getattr(results, name) for name in SHOWN}
     emit(Reported(folder.path, folder.report, tables, verdict_if_possible(results), time.time() - began))
     if incomplete and code != INTERRUPTED:
         raise incomplete
     if incomplete:
         emit(Note(str(incomplete)))
     return code
-
-
-def _graded(results: Results, reporting: float) -> pd.DataFrame:
-    """Record the time of the report, which began at ``reporting``; return the preview's table with it."""
-    folder = results.folder
-    if results.preview.empty:  # it failed, which the report says
-        return results.preview
-    number = len(folder.environment().get("invocations", [])) - 1
-    with deferred_interrupts():
-        if number >= 0:
-            folder.set_invocation(number, {"report_s": time.time() - reporting})
-    devices, cost = machine_devices(folder.plan()), results.experiment.cost
-    table = preview(read_estimate(folder), devices, cost, results.lines, folder.environment())
-    folder.write_table("preview", table)
-    return table
 
 
 def _how_to_report(folder: RunFolder) -> str:

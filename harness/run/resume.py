@@ -12,7 +12,6 @@ from harness.errors import ExperimentError, RunFolderError
 from harness.plan.cell import MEASURES, Cell
 from harness.plan.planner import Plan, bases_first, codes_of
 from harness.plan.rows import Json, RecordedTrial
-from harness.plan.run_environment import spent_device_seconds
 from harness.plan.trial import WorkerGroup
 from harness.record.folder import RunFolder
 from harness.system import sanitize
@@ -57,15 +56,6 @@ def attempts(lines: Lines) -> dict[str, int]:
     for line in lines:
         counts[line["trial_id"]] = max(counts.get(line["trial_id"], 0), int(line["attempt"]))
     return counts
-
-
-def spent_by(folder: RunFolder, lines: Lines, devices: int) -> float:
-    """Return the device-seconds of the invocations of a run so far, on a machine of ``devices``."""
-    last: dict[int, float] = {}  # of each invocation the Unix time at which its last trial of known duration ended
-    for line in lines:
-        number, end = int(line["invocation"]), (line["started_at"] or 0.0) + (line["trial_s"] or 0.0)
-        last[number] = max(last.get(number, 0.0), end)
-    return spent_device_seconds(folder.environment(), last, devices)
 
 
 LIMITS = {"limits", "published", "cost", "cluster"}

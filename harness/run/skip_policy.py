@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from harness.analysis.sample_size import by_spread, look_at, needed_blocks
+from harness.analysis.sample_size import needed_blocks
 from harness.config.doctor_checks import allowed_findings, how_to_allow
 from harness.config.sections import LOOKS
 from harness.doctor.gate import DIVERGENCE, SkipRule, diverges, failed_rules, skip_reason, skip_rules
@@ -109,9 +109,8 @@ class SkipPolicy:
         needed = timed.most_blocks
         for look in (look for look in looks if look <= trial.block):
             if look not in self._needed:
-                criterion = look_at(look) if rule == "decide" else by_spread(rule)
                 placements = self._plan.experiment.placements
-                self._needed[look] = needed_blocks(self._plan.trials, self._read_lines(), criterion, placements)
+                self._needed[look] = needed_blocks(self._plan.trials, self._read_lines(), rule, look, placements)
             needed = min(needed, self._needed[look].get(trial.cell.id, timed.most_blocks))
         if trial.block < needed:
             return None

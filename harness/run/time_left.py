@@ -6,43 +6,39 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from harness.plan.planner import GROUP_START_S, Plan
+from harness.analysis.durations import Durations, TrialTime
+from harness.plan.planner import Plan
 from harness.plan.trial import Trial, WorkerGroup
 from harness.run.events import Event, GroupReady, GroupStarting, TrialEnded, TrialStarting
 
-Clock = Callable[[], float]
-Key = tuple[str, ...]
 MINUTE_S = 60.0
-START: Key = ("start of a worker group",)
 
 
 class TimeLeft:
     """The time left of a run, in seconds by ``clock``, from the durations of its trials so far; at most ``limit_s``.
 
-    A trial is expected to take the mean of its cell's trials of the same kind; without any, that of all trials of its
-    kind; without any, the least time that the plan knows, as do the starts of worker groups. Only successful trials
-    count. A trial's duration includes what its group does between it and the one before.
+    Only successful trials count. A trial's duration includes what its group does between it and the one before.
     """
 
     def __init__(
         self,
         plan: Plan,
         groups: Iterable[WorkerGroup],
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
         *,
         limit_s: float | None = None,
     ) -> None:
         self._plan, self._clock = plan, clock
-        self._waiting: dict[str, set[str]] = {}
+        self._durations = Durations()
+        self._waiting: dict[str, WorkerGroup] = {}
         self._pending: dict[str, Trial] = {}
-        self._durations: dict[Key, tuple[float, int]] = {}  # sum and number
         self._last = clock()
         self._current: Trial | None = None
-        self._starting = False
+        self._starting: WorkerGroup | None = None
         self._said = -math.inf
         self._end = math.inf if limit_s is None else self._last + limit_s
         for group in groups:
-            self._waiting[group.id] = {trial.id for trial in group.trials}
+            self._waiting[group.id] = group
             self._pending |= {trial.id: trial for trial in group.trials}
         self._add_up()
 
@@ -51,12 +47,14 @@ class TimeLeft:
         match event:
             case GroupStarting(group):  # it began when the trial before it had ended
                 self._waiting.pop(group.id, None)
-                self._starting = True
+                self._starting = group
+                self._add_up()
             case GroupReady():
                 if self._starting:  # under torchrun each of its trials reports anew
                     now = self._clock()
-                    self._learn(START, now - self._last)
-                    self._starting, self._last = False, now
+                    self._durations.add_start(str(self._starting), len(self._starting.trials), now - self._last)
+                    self._starting, self._last = None, now
+                    self._add_up()
             case TrialStarting(trial):
                 self._current = trial
             case TrialEnded(trial, line, again):
@@ -67,24 +65,24 @@ class TimeLeft:
     def _ended(self, trial: Trial, outcome: str, *, again: bool) -> None:
         now = self._clock()
         if outcome == "ok":
-            for key in _keys(trial):
-                self._learn(key, now - self._last)
+            self._durations.add(trial, TrialTime({"other": now - self._last}))
         if outcome != "skipped":
-            self._last, self._current, self._starting = now, None, False
+            self._last, self._current, self._starting = now, None, None
         if not again:
             self._pending.pop(trial.id, None)
-            for group, left in list(self._waiting.items()):
-                left.discard(trial.id)
-                if not left:  # it does not start any more
-                    del self._waiting[group]
+            waiting = self._waiting.items()  # a group without trials does not start any more
+            self._waiting = {key: group for key, group in waiting if any(t.id in self._pending for t in group.trials)}
         self._add_up()
 
     @property
     def seconds(self) -> float:
         """The estimate now; at most what a limit leaves."""
-        now, start = self._clock(), self._mean(START) or GROUP_START_S
-        current = start if self._starting else self._expected(self._current) if self._current else 0.0
-        left = self._rest + start * (self._starting + len(self._waiting)) - min(now - self._last, current)
+        now, current = self._clock(), 0.0
+        if self._starting:
+            current = self._durations.start(self._starting).seconds
+        elif self._current:
+            current = self._durations.trial(self._current, self._plan, by_kind=True).seconds
+        left = self._rest + current * bool(self._starting) - min(now - self._last, current)
         return max(0.0, min(left, self._end - now))
 
     @property
@@ -103,31 +101,15 @@ class TimeLeft:
         return self.text
 
     def _add_up(self) -> None:
-        """Compute the time of all pending trials, and whether it is a bound; in between only the clock goes on."""
+        """Compute the time of all that has not begun, and whether it is a bound; in between only the clock goes on."""
         pending = self._pending.values()
-        self._rest = sum(map(self._expected, pending))
-        unknown = any(_keys(trial)[-1] not in self._durations for trial in pending)
+        trials = [self._durations.trial(trial, self._plan, by_kind=True) for trial in pending]
+        starts = [self._durations.start(group) for group in self._waiting.values()]
+        self._rest = sum(each.seconds for each in (*trials, *starts))
+        unknown = not all(trial.is_known for trial in trials)
         settings = self._plan.experiment.throughput
         fewer = settings is not None and any(trial.block >= settings.least_blocks for trial in pending)
         self._bound = "about" if unknown == fewer else "at least" if unknown else "at most"
-
-    def _expected(self, trial: Trial) -> float:
-        of_cell, of_kind = _keys(trial)
-        return self._mean(of_cell) or self._mean(of_kind) or self._plan.least_trial_seconds(trial)
-
-    def _learn(self, key: Key, seconds: float) -> None:
-        total, count = self._durations.get(key, (0.0, 0))
-        self._durations[key] = total + seconds, count + 1
-
-    def _mean(self, key: Key) -> float | None:
-        total, count = self._durations.get(key, (0.0, 0))
-        return total / count if count else None
-
-
-def _keys(trial: Trial) -> tuple[Key, Key]:
-    """Return what a trial's duration is known by: its cell and kind, and its kind."""
-    kind = (trial.scenario, trial.cell.launcher)
-    return (trial.cell.id, *kind), kind
 
 
 def rounded(seconds: float) -> str:

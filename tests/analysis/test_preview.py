@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.durations import EarlierRun, TrialKey, TrialTime, earlier_run, keys_of_trial, newest_with
-from harness.analysis.preview import estimate_of, savings, total_seconds
+from harness.analysis.durations import Durations, TimedRun, TrialTime, newest_with, timed_run
+from harness.analysis.preview import estimate_of, savings
 from harness.errors import RunFolderError
 from harness.plan.inventory import Inventory
-from harness.plan.planner import GROUP_START_S, Plan, make_plan
-from harness.record.estimate import EstimatedPart
+from harness.plan.planner import GROUP_START_S, TORCHRUN_START_S, Plan, make_plan
+from harness.record.estimate import PartTime
 from harness.record.folder import RunFolder
 from tests.conftest import EXAMPLE, Make, laptop
 
@@ -27,84 +27,112 @@ def plan_of(make: Make, inventory: Inventory | None = None, **sections: Any) -> 
     return make_plan(make(GRID, **{"throughput": {"blocks": 4}, **sections}), inventory or laptop())
 
 
-def earlier_of(plan: Plan, seconds: Callable[[Any], float], **more: Any) -> EarlierRun:
+def earlier_of(plan: Plan, seconds: Callable[[Any], float], **more: Any) -> TimedRun:
     """An earlier run of all trials of a plan; a worker group took 10 s beside its trials."""
-    times: dict[TrialKey, TrialTime] = {}
+    durations = Durations(plan.experiment)
     for trial in plan.trials:
-        for key in keys_of_trial(trial):
-            times.setdefault(key, TrialTime({"other": seconds(trial)}, power_w=more.get("power_w")))
-    groups, report_s = {str(group): 10.0 for group in plan.groups}, more.get("report_s", 7.0)
-    return EarlierRun(Path("results/x/y"), 0.0, plan.experiment, ("a processor",), times, groups, 5.0, report_s)
+        durations.add(trial, TrialTime({"other": seconds(trial)}, power_w=more.get("power_w")))
+    for group in plan.groups:
+        durations.add_start(str(group), len(group.trials), 10.0)
+    return TimedRun(Path("results/x/y"), 0.0, ("a processor",), durations, 5.0, more.get("report_s", 7.0))
 
 
-def parts_of(plan: Plan, earlier: EarlierRun | None) -> Mapping[str, EstimatedPart]:
-    return {part["label"]: part for part in estimate_of(plan, earlier)["parts"]}
+def parts_of(plan: Plan, earlier: TimedRun | None) -> Mapping[str, PartTime]:
+    return {part.label: part for part in estimate_of(plan, earlier).parts}
+
+
+def test_a_duration_is_the_mean_of_the_cell_else_of_its_kind_else_the_least(make_experiment: Make) -> None:
+    plan, durations = plan_of(make_experiment), Durations()
+    first = plan.trials[0]
+    again = next(trial for trial in plan.trials[1:] if trial.cell == first.cell)
+    other = next(trial for trial in plan.trials if trial.cell.devices != first.cell.devices)
+    assert durations.trial(other, plan, by_kind=True) == (plan.least_trial_seconds(other), False, None)
+    for seconds, power_w in ((3.0, 100.0), (5.0, None)):
+        durations.add(first, TrialTime({"other": seconds}, power_w=power_w))
+    assert durations.trial(again, plan, by_kind=False) == (4.0, True, 100.0)
+    assert durations.trial(other, plan, by_kind=True).seconds == 4.0
+    assert not durations.trial(other, plan, by_kind=False).is_known
+
+
+@pytest.mark.parametrize(
+    ("launcher", "least_s", "seconds"), [("ray", GROUP_START_S, 12.0), ("torchrun", 6 * TORCHRUN_START_S, 24.0)]
+)
+def test_torchrun_starts_processes_for_each_trial(
+    make_experiment: Make, launcher: str, least_s: float, seconds: float
+) -> None:
+    """A group of 3 trials took 12 s beside them; one of 6 takes twice as long if each trial starts its processes."""
+    group = plan_of(make_experiment, launcher=launcher).groups[0]
+    group = replace(group, trials=(group.trials * 6)[:6])
+    durations = Durations()
+    assert durations.start(group) == (least_s, False, None)
+    durations.add_start(str(group), 3, 12.0)
+    assert durations.start(group).seconds == seconds
 
 
 def test_the_estimate_is_the_sum_of_what_each_part_took_before(make_experiment: Make) -> None:
     plan = plan_of(make_experiment)
     earlier = earlier_of(plan, lambda trial: 2.0 * trial.cell.devices)
     parts = parts_of(plan, earlier)
-    cells = {label: (part["trials"], part["seconds"], part["device_s"]) for label, part in parts.items()}
+    cells = {label: (part.trials, part.seconds, part.device_s) for label, part in parts.items()}
     assert cells["single x1"] == (4, 8.0, 8.0)
     assert cells["ddp x2"] == (4, 16.0, 32.0)
     assert cells["start and end of worker groups"] == (len(plan.groups), 10.0 * len(plan.groups), 0.0)
     assert (cells["plan, Ray, records"][1], cells["report"][1]) == (5.0, 7.0)
-    assert {part["basis"] for part in parts.values()} == {"earlier run"}
+    assert {part.basis for part in parts.values()} == {"earlier run"}
     whole = estimate_of(plan, earlier)
-    assert total_seconds(whole) == 8 + 8 + 16 + 10 * len(plan.groups) + 5 + 7
-    assert (whole["bound"], whole["devices"], whole["at_once"]) == ("about", 2, 2)
+    assert whole.seconds == 8 + 8 + 16 + 10 * len(plan.groups) + 5 + 7
+    assert (whole.bound, whole.devices, whole.at_once) == ("about", 2, 2)
 
 
 def test_every_kind_of_trial_has_its_part(make_experiment: Make) -> None:
     plan = plan_of(make_experiment, diagnostics=True)
     estimate = estimate_of(plan, earlier_of(plan, lambda trial: 1.0))
-    trials = sum(part["trials"] for part in estimate["parts"] if part["part"] != "worker groups")
+    trials = sum(part.trials for part in estimate.parts if part.part != "worker groups")
     assert trials == len(plan.trials)
-    assert {"twin", "equivalence", "doctor", "links"} <= {part["part"] for part in estimate["parts"]}
-    assert total_seconds(estimate) == len(plan.trials) + 10 * len(plan.groups) + 5 + 7
+    assert {"twin", "equivalence", "doctor", "links"} <= {part.part for part in estimate.parts}
+    assert estimate.seconds == len(plan.trials) + 10 * len(plan.groups) + 5 + 7
 
 
 def test_without_an_earlier_run_windows_give_a_lower_bound_and_trainings_are_unknown(make_experiment: Make) -> None:
     timed = {"blocks": 2, "windows": 3, "window_seconds": 5.0, "warmup_seconds": 1.0}
     plan = plan_of(make_experiment, throughput=timed, convergence=TRAINING)
     estimate = estimate_of(plan, None)
-    by_cell = {(p["part"], p["basis"], p["seconds"]) for p in estimate["parts"] if p["cell_id"]}
+    by_cell = {(p.part, p.basis, p.seconds) for p in estimate.parts if p.cell_id}
     assert by_cell == {("cell", "lower bound", 32.0), ("convergence", "unknown", None)}
-    assert estimate["bound"] == "at least" and estimate["earlier"] is None
+    assert estimate.bound == "at least" and estimate.earlier is None
     trials = sum(map(plan.least_trial_seconds, plan.trials))
-    assert total_seconds(estimate) == GROUP_START_S * len(plan.groups) + trials
+    assert estimate.seconds == GROUP_START_S * len(plan.groups) + trials
 
 
 def test_what_the_earlier_run_lacks_is_a_lower_bound(make_experiment: Make) -> None:
     plan = plan_of(make_experiment)
     small = make_plan(make_experiment({**GRID, "devices": 1}, throughput={"blocks": 4}), laptop())
     earlier = earlier_of(small, lambda trial: 2.0)
-    bases = {label: part["basis"] for label, part in parts_of(plan, earlier).items() if part["part"] == "cell"}
+    bases = {label: part.basis for label, part in parts_of(plan, earlier).items() if part.part == "cell"}
     assert bases == {"single x1": "earlier run", "ddp x1": "earlier run", "ddp x2": "lower bound"}
-    assert estimate_of(plan, earlier)["bound"] == "at least"
-    assert estimate_of(small, earlier_of(small, lambda trial: 2.0, report_s=None))["bound"] == "about"
+    assert estimate_of(plan, earlier).bound == "at least"
+    assert estimate_of(small, earlier_of(small, lambda trial: 2.0, report_s=None)).bound == "about"
     explained = plan_of(make_experiment, throughput={"blocks": 4, "explain": True})
     found = parts_of(explained, earlier_of(plan, lambda trial: 1.0))
-    assert found["single x1"]["basis"] == "lower bound"
+    assert found["single x1"].basis == "lower bound"
 
 
 def test_the_estimate_is_a_bound_by_its_rule_and_has_the_devices_that_work_at_once_and_their_energy(
     make_experiment: Make,
 ) -> None:
     plan = plan_of(make_experiment, throughput={"blocks": {"at_least": 2, "at_most": 4, "halfwidth": 0.1}})
-    assert estimate_of(plan, earlier_of(plan, lambda trial: 1.0))["bound"] == "at most"
+    assert estimate_of(plan, earlier_of(plan, lambda trial: 1.0)).bound == "at most"
     plan = plan_of(make_experiment)
     for power_w, energy_j in ((100.0, 4 * 2 * 2 * 100), (None, None)):
-        assert parts_of(plan, earlier_of(plan, lambda trial: 2.0, power_w=power_w))["ddp x2"]["energy_j"] == energy_j
+        assert parts_of(plan, earlier_of(plan, lambda trial: 2.0, power_w=power_w))["ddp x2"].energy_j == energy_j
     estimate = estimate_of(plan_of(make_experiment, Inventory.assume(8, 8)), None)
-    assert (estimate["devices"], estimate["at_once"]) == (64, 2)
+    assert (estimate.devices, estimate.at_once) == (64, 2)
 
 
 def test_a_smaller_study_saves_what_its_own_estimate_is_less(make_experiment: Make) -> None:
     plan = plan_of(make_experiment, convergence=TRAINING)
     earlier = earlier_of(plan, lambda trial: 50.0 if trial.kind == "convergence" else 2.0)
-    found = {saving.what: saving.seconds for saving in savings(plan, earlier)}
+    found = savings(plan, earlier)
     cells = 3
     trainings = [trial for trial in plan.trials if trial.kind == "convergence"]
     assert found["3 instead of 4 blocks"] == cells * 2.0 + 10.0  # a worker group
@@ -119,7 +147,7 @@ def test_a_smaller_study_of_a_resumed_run_has_the_blocks_that_are_there(make_exp
     plan = plan_of(make_experiment, throughput={"blocks": 5})
     left = replace(plan, groups=tuple(group for group in plan.groups if group.block >= done))
     earlier = earlier_of(plan, lambda trial: 2.0)
-    found = {saving.what: saving.seconds for saving in savings(left, earlier)}
+    found = savings(left, earlier)
     cells = 3
     rest_s = 5.0 + 7.0 if done == 3 else 0.0  # nothing is left to plan and report
     assert found["3 instead of 5 blocks"] == 2 * (cells * 2.0 + 10.0) + rest_s
@@ -129,11 +157,11 @@ def test_one_block_of_one_size_has_no_smaller_study_and_one_size_is_not_left_for
     make_experiment: Make,
 ) -> None:
     plan = make_plan(make_experiment({**GRID, "devices": 1}, throughput={"blocks": 1}), laptop())
-    assert savings(plan, None) == []
+    assert savings(plan, None) == {}
     grid = {**GRID, "devices": 2, "strategy": "ddp"}
     plan = make_plan(make_experiment(grid, throughput={"blocks": 4}), laptop())
     assert {trial.cell.devices for trial in plan.trials if not trial.purpose} == {1, 2}
-    assert [saving.what for saving in savings(plan, None)] == ["3 instead of 4 blocks"]
+    assert [*savings(plan, None)] == ["3 instead of 4 blocks"]
 
 
 WINDOWS = {"windows": 2, "window_steps": 10, "window_seconds": 0.0, "warmup_steps": 5}
@@ -172,11 +200,11 @@ def test_the_default_warm_up_is_that_of_the_device(make_experiment: Make, device
 
 def test_the_plan_of_a_run_is_estimated_to_take_what_it_took() -> None:
     folder = RunFolder.open(EXAMPLE)
-    earlier = earlier_run(folder)
+    earlier = timed_run(folder)
     plan = make_plan(folder.experiment(), Inventory.assume(1, 0, 2))
     (invocation,) = folder.environment()["invocations"]
     took_s = invocation["wall_s"] + invocation["report_s"]
-    assert total_seconds(estimate_of(plan, earlier)) == pytest.approx(took_s, rel=0.001)
+    assert estimate_of(plan, earlier).seconds == pytest.approx(took_s, rel=0.001)
     assert earlier.hardware == (folder.environment()["groups"][0]["nodes"][0]["cpu"],)
     assert earlier.report_s == invocation["report_s"]
 
@@ -197,7 +225,7 @@ def test_the_newest_run_with_all_cells_counts_and_damaged_ones_are_passed_over(t
     with (second / "environment.jsonl").open("a") as file:
         file.write('{"invocation": 0, "facts": {"wall_s": "soon"}}\n')
     with pytest.raises(RunFolderError, match="is damaged or incomplete"):
-        earlier_run(RunFolder.open(second))
+        timed_run(RunFolder.open(second))
     found = newest_with(wanted, tmp_path)
     assert found and found.path == first
     (first / "trials.jsonl").write_text("nonsense\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.sample_size import by_spread, look_at, needed_blocks
+from harness.analysis.sample_size import needed_blocks
 from harness.analysis.stats import geometric_mean
 from harness.config.sections import BlockRule
 from harness.plan.planner import Plan, make_plan
@@ -63,7 +63,7 @@ def by_name(plan: Plan, needed: dict[str, int]) -> dict[str, int]:
 def test_a_noisy_cell_needs_more_blocks_and_so_do_its_base_and_wrapper_cell(
     plan: Plan, speed: Callable[[str, int, int], float], blocks: int
 ) -> None:
-    needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), by_spread(RULE)))
+    needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), RULE, 3))
     assert needed == {"single1": blocks, "ddp1": blocks, "ddp2": blocks}
 
 
@@ -73,7 +73,7 @@ def test_a_noisy_ratio_of_two_strategies_needs_more_blocks(make_experiment: Make
     def speed(strategy: str, devices: int, block: int) -> float:
         return 100.0 * math.exp(0.03 * (block - 1) * {"dp": 1, "ddp": -1}.get(strategy, 0) * (devices == 2))
 
-    needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), by_spread(RULE)))
+    needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), RULE, 3))
     # s0 of each ratio to the base is 0.03: 3 blocks; of ddp to dp 0.06: 8, as above
     assert (needed["dp2"], needed["ddp2"], needed["single1"]) == (8, 8, 8)
 
@@ -82,15 +82,15 @@ def test_one_cell_under_two_launchers_is_judged_by_its_ratio_not_by_drift(make_e
     throughput = {"blocks": RULE.model_dump(), "twin": False}
     plan = make_plan(make_experiment(launcher=["ray", "torchrun"], throughput=throughput), laptop())
     lines = lines_of(plan, lambda strategy, devices, block: 100.0 * (1 + block))
-    assert set(needed_blocks(plan.trials, lines, by_spread(RULE)).values()) == {3}
-    assert set(needed_blocks(plan.trials, with_noise(lines, launcher="torchrun"), by_spread(RULE)).values()) == {8}
+    assert set(needed_blocks(plan.trials, lines, RULE, 3).values()) == {3}
+    assert set(needed_blocks(plan.trials, with_noise(lines, launcher="torchrun"), RULE, 3).values()) == {8}
 
 
 def test_a_noisy_twin_needs_more_blocks(make_experiment: Make) -> None:
     throughput = {"blocks": RULE.model_dump(), "twin": True}
     plan = make_plan(make_experiment({**STUDY, "strategy": ["single", "ddp"]}, throughput=throughput), laptop())
     lines = with_noise(lines_of(plan, lambda *_: 100.0), purpose="twin")
-    needed = by_name(plan, needed_blocks(plan.trials, lines, by_spread(RULE)))
+    needed = by_name(plan, needed_blocks(plan.trials, lines, RULE, 3))
     assert (needed["single1"], needed["ddp2"]) == (8, 3)
 
 
@@ -107,7 +107,7 @@ def test_every_ratio_is_within_the_halfwidth_in_simulated_studies(make_experimen
         for one in lines:
             name = f"{one['strategy']}{one['devices']}"
             one["windows"][0]["weight"] = drift[one["block"]] * speeds[one["block"]][name]
-        needed = needed_blocks(plan.trials, lines, by_spread(rule))
+        needed = needed_blocks(plan.trials, lines, rule, 3)
         for first, second in (("dp2", "single1"), ("ddp2", "single1"), ("ddp2", "dp2")):
             n = min(needed[cells[first]], needed[cells[second]], rule.at_most)
             ratios = [speeds[block][first] / speeds[block][second] for block in range(n)]
@@ -119,16 +119,16 @@ def test_a_cell_without_a_pilot_takes_all_blocks_and_later_blocks_do_not_change_
     quiet = lines_of(plan, lambda strategy, devices, block: 100.0)
     wild = lines_of(plan, lambda strategy, devices, block: 100.0 * (1 + block * devices), blocks=12)
     later = [line for line in wild if line["block"] >= 3]
-    both = [needed_blocks(plan.trials, of, by_spread(RULE)) for of in (quiet + later, quiet)]
+    both = [needed_blocks(plan.trials, of, RULE, 3) for of in (quiet + later, quiet)]
     assert both[0] == both[1]
     lines = [line for line in quiet if line["devices"] == 1]
-    assert by_name(plan, needed_blocks(plan.trials, lines, by_spread(RULE)))["ddp2"] == 12
+    assert by_name(plan, needed_blocks(plan.trials, lines, RULE, 3))["ddp2"] == 12
 
 
 def test_a_base_without_cells_uses_the_precision_of_its_own_speed(make_experiment: Make) -> None:
     plan = make_plan(make_experiment({"per_device_batch_size": 8}, throughput={"blocks": RULE.model_dump()}), laptop())
     lines = lines_of(plan, lambda strategy, devices, block: 100.0 * math.exp(0.06 * (block - 1)))
-    assert set(needed_blocks(plan.trials, lines, by_spread(RULE)).values()) == {8}
+    assert set(needed_blocks(plan.trials, lines, RULE, 3).values()) == {8}
 
 
 @pytest.mark.parametrize(("environments", "blocks"), [(("a", "a"), 3), (("a", "b"), 12), ((None, None), 12)])
@@ -142,7 +142,7 @@ def test_a_pilot_that_was_cut_in_two_counts_the_pairs_that_the_ratio_has(
         | {"invocation": int(line["strategy"] != "single"), "environment": environments[line["strategy"] != "single"]}
         for line in lines
     ]
-    assert by_name(plan, needed_blocks(plan.trials, cut, by_spread(RULE)))["ddp2"] == blocks
+    assert by_name(plan, needed_blocks(plan.trials, cut, RULE, 3))["ddp2"] == blocks
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_look_ends_comparisons_that_are_clear_or_about_equal(
             return 100.0 * faster * math.exp(noise * (block - 1))
         return 100.0 if strategy == "single" else 50.0
 
-    needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), look_at(3)))
+    needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), "decide", 3))
     assert needed["ddp2"] == needed["single1"] == blocks  # its base goes on with it
 
 
@@ -176,6 +176,6 @@ def test_a_base_counts_with_its_twin(make_experiment: Make) -> None:
     for one in lines:  # base and twin vary, their mean does not
         if one["strategy"] == "single":
             one["windows"][0]["weight"] *= math.exp((0.5 if one["purpose"] == "twin" else -0.5) * (one["block"] - 1))
-    assert by_name(plan, needed_blocks(plan.trials, lines, look_at(3)))["ddp2"] == 3
+    assert by_name(plan, needed_blocks(plan.trials, lines, "decide", 3))["ddp2"] == 3
     alone = [one for one in lines if one["purpose"] != "twin"]
-    assert by_name(plan, needed_blocks(plan.trials, alone, look_at(3)))["ddp2"] == 8
+    assert by_name(plan, needed_blocks(plan.trials, alone, "decide", 3))["ddp2"] == 8

@@ -166,5 +166,7 @@ def test_every_invocation_counts_with_its_own_devices_and_a_killed_one_until_its
         ],
         "groups": [group],
     }
-    spent = spent_device_seconds(environment, {1: 520.0, 2: 1025.0}, 2)
+    ends = {1: 520.0, 2: 1025.0}
+    lines: Any = [{"invocation": i, "started_at": end - 5.0, "trial_s": 5.0} for i, end in ends.items()]
+    spent = spent_device_seconds(environment, lines, 2)
     assert spent == 100 * 4 + 20 * 2 + 40 * 2

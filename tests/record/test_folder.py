@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from harness.errors import HarnessError, RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
 from harness.record.by_rank import with_counts
-from harness.record.estimate import Estimate, read_estimate, write_estimate
+from harness.record.estimate import Estimate, PartTime, read_estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.lines import SCHEMA
 from harness.record.schema import RAW, RECORDED
@@ -228,7 +229,7 @@ def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, monke
     assert len(folder.lines()) == 2 + len(plan.skips)
 
 
-FIRST: Estimate = {"earlier": None, "devices": 2, "at_once": 1, "bound": "at least", "parts": []}
+FIRST = Estimate(None, 2, 1, "at least", [PartTime("cell", "a", "single x1", 2, 3.0, 3.0, None, "lower bound")])
 
 
 @pytest.fixture
@@ -248,8 +249,8 @@ def test_an_estimate_is_read_as_it_was_written(estimated: RunFolder) -> None:
     [
         ("[]", "expected a JSON object"),
         ("{}", "Field required"),
-        (json.dumps({**FIRST, "devices": "many"}), "devices"),
-        (json.dumps({**FIRST, "parts": [{"part": "cell"}]}), r"parts\.0"),
+        (json.dumps({**asdict(FIRST), "devices": "many"}), "devices"),
+        (json.dumps({**asdict(FIRST), "parts": [{"part": "cell"}]}), r"parts\.0"),
     ],
 )
 def test_a_damaged_estimate_is_an_error_with_its_name(estimated: RunFolder, text: str, problem: str) -> None:

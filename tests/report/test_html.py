@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from harness.errors import RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Trial, TrialResult
 from harness.record.folder import RunFolder
+from harness.record.lines import SCHEMA
 from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
 from harness.report import html, summary
 from harness.report.figures import FIGURES, Drawing
@@ -274,6 +276,7 @@ def test_steps_that_cannot_be_written_are_an_error_although_the_tables_can(run_f
     [
         ("trials.jsonl", "{}\n", "damaged or incomplete"),
         ("environment.jsonl", '{"group": {}}\n', LACKS_KEYS),
+        ("plan.json", json.dumps({"schema": SCHEMA, "machine": {"devices_per_node": ["x"]}}), "devices_per_node.0"),
         ("experiment.yaml", None, "damaged or incomplete"),
         (".", None, "not a run folder"),
     ],
