@@ -184,7 +184,9 @@ def waterfall(
     known = grouped(timed, lambda row: (row.cell_id, row.block))
     profiles = {(row.launchers_id, row.block): row for row in rows_of(measured(trials, "profile"))}
     claims = rows_of(scaling[scaling["excluded"].isna()])
-    ratios = {row.cell_id: row for row in claims if row.base_strategy == BASE_STRATEGY}
+    # a program of the user's is its own base
+    own = {row.cell_id: row for row in claims if row.base_devices == 1 and row.base_strategy == row.strategy}
+    ratios = {**own, **{row.cell_id: row for row in claims if row.base_strategy == BASE_STRATEGY}}
     rows: list[Row] = []
     for cell_id, group in by_cell(rows_of(measured(trials))).items():
         ratio = ratios.get(cell_id)
@@ -224,6 +226,10 @@ def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing 
     """Return the parts that windows without exchange show; None if a strategy explained by them has none."""
     traits, own = BUILTIN_TRAITS.get(row.strategy), row.exchange_s or {}
     others = {part: own[part] for part in (OWN_COLLECTIVES, BROADCAST) if part in own}
+    if COLLECTIVES.name in (row.exposed_s or {}) and timing.alone_s and alone.alone_s:  # of a program of the user's
+        parts = _over_ranks(timing, next(iter(alone.alone_s.values())), {})
+        del parts[UNEQUAL_STEPS]  # steps are not known one by one
+        return {**parts, COLLECTIVES.name: row.exposed_s[COLLECTIVES.name]}
     if wrapped is not None and timing.together_s is not None:
         own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # if its explanation failed
         slowest_s = timing.slowest_s or own_s
@@ -231,10 +237,6 @@ def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing 
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s, others), **others, **exposed}
     if traits and traits.explained_by == "removal":
         return None
-    if COLLECTIVES.name in (row.exposed_s or {}) and timing.alone_s and alone.alone_s:  # of a program of the user's
-        parts = _over_ranks(timing, next(iter(alone.alone_s.values())), {})
-        del parts[UNEQUAL_STEPS]  # steps are not known one by one
-        return {**parts, COLLECTIVES.name: row.exposed_s[COLLECTIVES.name]}
     parts = {part: own[part] for part in OF_REPLICAS if part in own}
     if wrapped is not None and traits and traits.wrapper_cost:
         # without exchange fsdp's step has no optimizer: whole steps show the wrapper, those others what ranks lose

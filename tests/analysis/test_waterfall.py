@@ -92,6 +92,22 @@ def test_broadcasts_of_buffers_and_the_codes_own_collectives_have_their_names() 
     assert in_ms(study(facts={"exchange_s": {"buffer broadcast": 0.02}})).startswith(f"ideal 100, {only}")
 
 
+@pytest.mark.parametrize("name", ["script", "ddp"])  # what the file calls the script's strategy
+def test_parts_of_a_script_are_of_the_profile_after_its_windows(name: str) -> None:
+    """Steps without exchange and wait take 105 ms on one device, 110 and 120 on two, in the profile."""
+    one = [window("timed", 0, 2, 0.102, 0.002), window("alone", 0, 3, 0.107, 0.002)]
+    two = [
+        *(window("timed", rank, 2, 0.170, 0.010) for rank in (0, 1)),
+        window("alone", 0, 3, 0.120, 0.010),
+        window("alone", 1, 3, 0.130, 0.010),
+    ]
+    facts = {"exposed_s": {"exposed communication": 0.03}, "exchange_s": {"exposed communication": 0.05}}
+    base, of_two = {"devices": 1, "alone_id": "script1"}, {"base_id": "script1", "alone_id": "script1", "facts": facts}
+    lines = [trial("script1", one, strategy=name, **base), trial("script2", two, strategy=name, **of_two)]
+    parts = "side by side 5, slowest rank 10, exposed communication 30, waiting for data 8, rest 15"
+    assert in_ms(lines) == f"ideal 102, {parts}"
+
+
 def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
     single, one, two = study()
     assert waterfall_of([single, two]).empty and waterfall_of([single, one]).empty
