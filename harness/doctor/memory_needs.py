@@ -84,15 +84,14 @@ def fits_on_one_device(facts: MemoryFacts | None, cell: Cell) -> bool:
 
 def _on_one_device(facts: MemoryFacts, cell: Cell) -> int:
     alone = single_device_cell(cell)
-    return memory.estimate(facts, alone) or memory.state_bytes(facts, alone)
+    return memory.estimate(facts, alone) or memory.estimate_with(facts, alone)
 
 
 def global_batch_fits(facts: MemoryFacts | None, cell: Cell) -> bool:
     """Return whether one device has the memory to train a global batch; ``facts``: with activations."""
     if facts is None:
         return True
-    at_once = base_cell(cell).at_global_batch_size(cell.global_batch_size)
-    return all(need.ratio <= memory.WARN for need in memory.needs(facts, at_once))
+    return memory.fits(facts, base_cell(cell).at_global_batch_size(cell.global_batch_size))
 
 
 def without_reference(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Finding:
