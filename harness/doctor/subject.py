@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from traceback import extract_tb, walk_stack
 from types import FrameType, FunctionType, ModuleType
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Generic, TypeVar
 from weakref import finalize
 
 import psutil
@@ -160,12 +160,6 @@ class FewBuilds(Wrapper):
     def __init__(self, inner: Workload, kept: Kept | None = None) -> None:
         super().__init__(inner)
         self.kept = kept or Kept()
-        self.unit = inner.unit
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("inner", "kept"):  # while an object is being copied
-            raise AttributeError(name)
-        return getattr(self.inner, name)
 
     def __copy__(self) -> FewBuilds:
         return FewBuilds(copy.copy(self.inner), self.kept)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from harness.measure.exchanges import other_exchanges, record_exchanges
 from harness.measure.flops import count_flops, first_samples, measured_peak
-from harness.measure.profiles import measure_alone, measure_communication
+from harness.measure.profiles import ROUNDS, measure_alone, measure_communication, steps_of_a_round
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
 from harness.measure.window import Clock, synchronize
@@ -25,9 +25,6 @@ from harness.plan.rows import ExchangeRow, TrialFacts
 from harness.system.process import no_garbage_collection
 from harness.train.strategies.dp import scatter
 from harness.train.workloads import Workload
-
-ROUNDS = 2
-LEAST_STEPS = 5
 
 Loss = Callable[[nn.Module, object], Tensor]
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
@@ -59,7 +56,7 @@ def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_c
         "thread": lambda: _backward(_in_threads(loss, one)),
         "at once": lambda: _backward(_in_threads(loss, every)),
     }
-    count = max(LEAST_STEPS, -(-steps // 4))
+    count = steps_of_a_round(steps)
     seconds = dict.fromkeys(ways, 0.0)
     for _ in range(ROUNDS):
         for name, step in ways.items():

@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import psutil
 import torch
@@ -121,10 +120,6 @@ class Built(Wrapper):
         super().__init__(inner)
         self._model = model
         self._losses: list[nn.Module] = []  # kept: the tracker looks for them in the backward pass
-        self.unit = inner.unit
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
     def build_model(self) -> nn.Module:
         """Return the model."""

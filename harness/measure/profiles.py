@@ -244,7 +244,7 @@ def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[Timed
     """Measure a window of half of ``steps`` without exchange, after which the training is of no further use."""
     with stepper.training.without_exchange():
         stepper.window("alone", 1, detailed=detailed)  # fsdp gathers its parameters once more: not kept
-        return [stepper.window("alone", ROUNDS * _count(steps), detailed=detailed)]
+        return [stepper.window("alone", ROUNDS * steps_of_a_round(steps), detailed=detailed)]
 
 
 def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[TimedWindow], TrialFacts]:
@@ -254,7 +254,7 @@ def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tu
     optimizer state are restored. ``detailed``: as in the timed windows, with which they are compared.
     """
     training = stepper.training
-    count = _count(steps)
+    count = steps_of_a_round(steps)
     before = training.snapshot()
     windows: list[TimedWindow] = []
     for _ in range(ROUNDS):
@@ -269,7 +269,8 @@ def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tu
     return windows, timers
 
 
-def _count(steps: int) -> int:
+def steps_of_a_round(steps: int) -> int:
+    """Return a quarter of the steps of a timed window, at least LEAST_STEPS."""
     return max(LEAST_STEPS, -(-steps // 4))
 
 

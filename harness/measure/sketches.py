@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -65,12 +65,7 @@ class Frozen(Wrapper):
         super().__init__(workload)
         self._train = train
         self._batch = tree_map_only(Tensor, Tensor.cpu, batch)  # the model is on the host when it is built
-        self.unit, self.evaluates = workload.unit, False
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # while an object is being copied
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+        self.evaluates = False
 
     def build_model(self) -> nn.Module:
         model = build_model(self.inner)

@@ -65,10 +65,15 @@ class Workload(Protocol):
 
 
 class Wrapper:
-    """A workload around another one, ``inner``, for checks."""
+    """A workload around another one, ``inner``, for checks: what a subclass does not change is that one's own."""
 
     def __init__(self, inner: Workload) -> None:
-        self.inner = inner
+        self.inner, self.unit = inner, inner.unit
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # while an object is being copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
 
 def innermost(workload: Workload) -> Workload:
