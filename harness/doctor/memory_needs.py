@@ -78,7 +78,7 @@ def _on_one_device(facts: MemoryFacts, cell: Cell) -> int:
 
 def global_batch_fits(facts: MemoryFacts | None, cell: Cell) -> bool:
     """Return whether one device has the memory to train a global batch; ``facts``: with activations."""
-    return facts is None or memory.fits(facts, base_cell(cell).at_global_batch_size(cell.global_batch_size))
+    return facts is None or memory.affordable(facts, base_cell(cell).at_global_batch_size(cell.global_batch_size))
 
 
 def without_reference(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Finding:

@@ -115,15 +115,15 @@ def judge(model: MemoryFacts, cell: Cell) -> list[Finding]:
     return [Finding(NAME, severity, _seen(model, cell, tightest), means, _advice(model, cell, tightest), stops=True)]
 
 
-def fits(model: MemoryFacts, cell: Cell) -> bool:
-    """Return whether a cell has enough memory, as far as its needs are known."""
+def affordable(model: MemoryFacts, cell: Cell) -> bool:
+    """Return whether no need of a cell that is known exceeds its memory."""
     return all(need.ratio <= WARN for need in needs(model, cell))
 
 
 def affordable_divisor(model: MemoryFacts, cell: Cell) -> int | None:
     """Return the divisor of the batch, a power of two, at which a cell has enough memory; None if it never has."""
     divisor = 1
-    while not fits(model, at_smaller_batch(cell, divisor)):
+    while not affordable(model, at_smaller_batch(cell, divisor)):
         if divisor >= micro_batch(cell):
             return None
         divisor *= 2
