@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 
 import pandas as pd
 
-from harness.analysis.common import KEYS, Lines, Records, Row, Values, columns_of, measured, order, rows_of
+from harness.analysis.common import KEYS, Lines, Row, Values, columns_of, measured, order, rows_of
 from harness.analysis.stats import geometric_mean
 from harness.plan.rows import LinkOperation
 from harness.record.schema import COLLECTIVES, DESCRIPTION, DEVICE_MEMORY, GPUS, LINKS
@@ -51,35 +50,27 @@ def _samples_per_joule(trial: pd.DataFrame) -> float | None:
     return float((known["energy_j"] * known["samples_per_joule"]).sum() / known["energy_j"].sum())
 
 
+OF_GPUS = {"name": "devices", "allocated_bytes": "allocated_by_device", "reserved_bytes": "reserved_by_device"}
+"""Columns of a GPU, and of its rank, which has the values of all of its GPUs as text: '1024, 512'."""
 PEAKS = ["allocated_bytes", "reserved_bytes"]
 
 
 def device_memory(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a GPU of each cell, with its largest peak over the blocks; no rows without GPUs."""
+    """Return one row a GPU of each cell, with its largest peak over the blocks; no rows without GPUs.
+
+    The GPUs of a trial are numbered from 0 in the order of ranks and of each rank's devices.
+    """
     known = ranks[ranks["allocated_by_device"].notna()].sort_values([*KEYS, "rank"])
-    rows = [row for _, trial in known.groupby(KEYS, sort=False) for row in _of_trial(rows_of(trial))]
-    if not rows:
+    if known.empty:
         return DEVICE_MEMORY.frame([])
-    cells = measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]]
-    largest = pd.DataFrame(rows).merge(cells, on=KEYS).groupby(["cell_id", "gpu"], sort=False)
-    made = [{**vars(rows_of(group.head(1))[0]), **group[PEAKS].max().to_dict()} for _, group in largest]
-    made.sort(key=lambda row: (*order(row), row["cell_id"], row["gpu"]))
-    return DEVICE_MEMORY.frame({name: row[name] for name in DEVICE_MEMORY.names} for row in made)
-
-
-def _of_trial(ranks: Records) -> Iterator[Values]:
-    """Yield the GPUs of a trial in the order of ranks and of each rank's devices, numbered from 0."""
-    numbers = count()
-    for rank in ranks:
-        texts = (rank.devices, rank.allocated_by_device, rank.reserved_by_device)
-        for name, allocated, reserved in zip(*(str(text).split(", ") for text in texts), strict=True):
-            yield {
-                **columns_of(rank, *KEYS, "rank"),
-                "gpu": next(numbers),
-                "name": name,
-                "allocated_bytes": int(allocated),
-                "reserved_bytes": int(reserved),
-            }
+    texts = {of_gpu: known[of_rank].str.split(", ") for of_gpu, of_rank in OF_GPUS.items()}
+    gpus = known[[*KEYS, "rank"]].assign(**texts).explode([*OF_GPUS], ignore_index=True)
+    gpus["gpu"] = gpus.groupby(KEYS).cumcount()
+    gpus[PEAKS] = gpus[PEAKS].astype("int64")
+    found = gpus.merge(measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]], on=KEYS)
+    found[PEAKS] = found.groupby(["cell_id", "gpu"])[PEAKS].transform("max")
+    rows = [vars(row) for row in rows_of(found.drop_duplicates(["cell_id", "gpu"])[DEVICE_MEMORY.names])]
+    return DEVICE_MEMORY.frame(sorted(rows, key=lambda row: (*order(row), row["cell_id"], row["gpu"])))
 
 
 _LIGHTNING = (

@@ -21,7 +21,8 @@ from harness.plan import memory_forecast as memory
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell, single_device_cell
-from harness.plan.rows import ActivationBytes, MemoryFacts
+from harness.plan.rows import ActivationBytes, MemoryFacts, ModelBytes
+from harness.train.model import device_bytes
 from harness.train.precision import REDUCED, Precision
 
 FEW, MORE = 2, 4
@@ -39,33 +40,23 @@ def survey(subject: Subject) -> MemoryFacts | None:
 
     Every rank calls it. None if the model cannot be built.
     """
+    resident, host = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     try:
-        own = _sizes(subject.fresh())
+        fresh = subject.fresh()
+        own: ModelBytes | None = of_model(fresh.built_model(), fresh.workload)
     except Exception:  # the checks, which build it too, report the error
         own = None
-    ranks = subject.ranks.gather(own)
-    known = [sizes for sizes in ranks if sizes]
-    if len(known) < len(ranks):
+    ranks = subject.ranks.gather((own, resident, device_bytes(subject.device) or host, host))
+    models, resident_of, device_of, host_of = zip(*ranks, strict=True)
+    if None in models:
         return None
+    model: ModelBytes = models[0]
     return {
-        **known[0],
-        "process_bytes": max(sizes["process_bytes"] for sizes in known),
-        "device_bytes": min(sizes["device_bytes"] for sizes in known),
-        "host_bytes": min(sizes["host_bytes"] for sizes in known),
-    }
-
-
-def _sizes(subject: Subject) -> MemoryFacts:
-    resident = psutil.Process().memory_info().rss
-    host = psutil.virtual_memory().total
-    device = subject.device
-    on_cuda = device.type == "cuda"
-    return {
-        **of_model(subject.built_model(), subject.workload),
+        **model,
         "activations": {},
-        "process_bytes": resident,
-        "device_bytes": int(torch.cuda.get_device_properties(device).total_memory) if on_cuda else host,
-        "host_bytes": host,
+        "process_bytes": max(resident_of),
+        "device_bytes": min(device_of),
+        "host_bytes": min(host_of),
     }
 
 
@@ -76,23 +67,18 @@ def fits_on_one_device(facts: MemoryFacts | None, cell: Cell) -> bool:
     """
     if facts is None:
         return True
-    need = _on_one_device(facts, cell)
-    if cell.device == "cpu":
-        return memory.ranks_of_node(cell) * need <= memory.WARN * facts["host_bytes"]
-    return need <= memory.WARN * facts["device_bytes"]
+    sharers = memory.ranks_of_node(cell) if cell.device == "cpu" else 1  # device_bytes of a CPU are the node's
+    return sharers * _on_one_device(facts, cell) <= memory.WARN * facts["device_bytes"]
 
 
 def _on_one_device(facts: MemoryFacts, cell: Cell) -> int:
     alone = single_device_cell(cell)
-    return memory.estimate(facts, alone) or memory.state_bytes(facts, alone)
+    return memory.estimate(facts, alone) or memory.estimate_with(facts, alone)
 
 
 def global_batch_fits(facts: MemoryFacts | None, cell: Cell) -> bool:
     """Return whether one device has the memory to train a global batch; ``facts``: with activations."""
-    if facts is None:
-        return True
-    at_once = base_cell(cell).at_global_batch_size(cell.global_batch_size)
-    return all(need.ratio <= memory.WARN for need in memory.needs(facts, at_once))
+    return facts is None or memory.affordable(facts, base_cell(cell).at_global_batch_size(cell.global_batch_size))
 
 
 def without_reference(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Finding:

@@ -12,20 +12,21 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.measure.peak_memory import of_model
 from harness.plan.cell import Cell
-from harness.plan.comparison import single_device_cell
 from harness.plan.rows import Examination, TracedPeak
 from harness.train import workloads
 from harness.train.loader import Batches, Share, endless_shares
@@ -36,11 +37,7 @@ from harness.train.ranks import Ranks
 from harness.train.strategies.base import Single, WrapContext, default_units
 from harness.train.strategies.fsdp import Fsdp
 from harness.train.training import Training
-from harness.train.workloads import SizedDataset, Workload, as_datasets, collate_of
-
-if TYPE_CHECKING:
-    from torch.distributed._tools.mem_tracker import MemTracker
-    from torch.distributed.device_mesh import DeviceMesh
+from harness.train.workloads import SizedDataset, Workload, Wrapper, as_datasets, collate_of
 
 TOTAL = "Total"
 """The key of a snapshot's sum; the other keys are kinds of tensors."""
@@ -62,19 +59,6 @@ def fake_group(size: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def tracker_of(model: nn.Module, optimizer: torch.optim.Optimizer, *, sharded: bool) -> MemTracker:
-    """Return a tracker that knows the model and the optimizer; ``sharded``: by fully_shard."""
-    if sharded:
-        from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-
-        return FSDPMemTracker(model, optimizer)
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    tracker = MemTracker()
-    tracker.track_external(model, optimizer)
-    return tracker
 
 
 class AfterEachOperator(TorchDispatchMode):
@@ -129,16 +113,13 @@ class _Loss(nn.Module):
         return self._workload.loss(model, batch)
 
 
-class Built:
+class Built(Wrapper):
     """A workload whose model is there already; the rest is its own."""
 
     def __init__(self, inner: Workload, model: nn.Module) -> None:
-        self._inner, self._model = inner, model
+        super().__init__(inner)
+        self._model = model
         self._losses: list[nn.Module] = []  # kept: the tracker looks for them in the backward pass
-        self.unit = inner.unit
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     def build_model(self) -> nn.Module:
         """Return the model."""
@@ -146,7 +127,7 @@ class Built:
 
     def loss(self, model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
         """Return what the workload's loss returns."""
-        self._losses.append(_Loss(self._inner))
+        self._losses.append(_Loss(self.inner))
         returned: tuple[Tensor, Tensor] = self._losses[-1](model, batch)
         return returned
 
@@ -184,7 +165,7 @@ def examine(cell: Cell) -> Examination:
     The model is built on the meta device, without memory; if that or the trace fails, once more on the host.
     ``cell``: a ``traced_cell``.
     """
-    found: Examination = {"sizes": None, "process_bytes": 0, "peak": None, "alone": False, "reason": ""}
+    found: Examination = {"sizes": None, "process_bytes": 0, "peak": None, "reason": ""}
     try:
         workload = workloads.build(cell)
         data, _ = as_datasets(workload.datasets())
@@ -197,19 +178,15 @@ def examine(cell: Cell) -> Examination:
         needed = sizes["parameter_bytes"] + sizes["buffer_bytes"] if sizes else 0
         if device == "cpu" and needed and needed >= psutil.virtual_memory().available / 2:
             break
-        reasons: list[str] = []
-        for examined in dict.fromkeys((cell, single_device_cell(cell))):
-            own = copy.copy(workload)
-            try:
-                torch.manual_seed(SEED)
-                with torch.device(device):
-                    model = own.build_model()
-                found["sizes"] = of_model(model, own)
-                peak = trace(examined, own, model, load)
-                return {**found, "peak": peak, "alone": examined != cell, "reason": "".join(reasons)}
-            except (Exception, SystemExit) as error:
-                reasons.append(reason_of(error))
-        found["reason"] = reasons[0]
+        own = copy.copy(workload)
+        try:
+            torch.manual_seed(SEED)
+            with torch.device(device):
+                model = own.build_model()
+            found["sizes"] = of_model(model, own)
+            return {**found, "peak": trace(cell, own, model, load), "reason": ""}
+        except (Exception, SystemExit) as error:
+            found["reason"] = reason_of(error)
     return found
 
 
@@ -245,7 +222,12 @@ def _peak(training: Training, load: Load, fake: Callable[[object], object], *, s
         training.step(batches if len(load.micro_batches) > 1 else next(batches), load.share)
 
     step(map(fake, load.micro_batches))
-    tracker = tracker_of(training.model, training.optimizer, sharded=sharded)
+    tracker: MemTracker
+    if sharded:
+        tracker = FSDPMemTracker(training.model, training.optimizer)
+    else:
+        tracker = MemTracker()
+        tracker.track_external(training.model, training.optimizer)
     peak: TracedPeak = {"peak_bytes": 0, "without_gradients_bytes": 0}
 
     def look() -> None:
@@ -258,11 +240,11 @@ def _peak(training: Training, load: Load, fake: Callable[[object], object], *, s
     def tracked() -> Iterator[object]:
         for batch in load.micro_batches:
             faked = fake(batch)
-            # until they are deleted; the tracker of fully_shard has a method of its own
-            if (track_inputs := getattr(tracker, "track_inputs", None)) is not None:
-                track_inputs((faked,))
+            tensors = tuple(leaf for leaf in tree_leaves(faked) if isinstance(leaf, Tensor))  # until they are deleted
+            if isinstance(tracker, FSDPMemTracker):
+                tracker.track_inputs(tensors)
             else:
-                tracker.track_external(*(leaf for leaf in tree_leaves(faked) if isinstance(leaf, Tensor)))
+                tracker.track_external(*tensors)
             yield faked
 
     with tracker, AfterEachOperator(look):

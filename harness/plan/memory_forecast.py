@@ -1,27 +1,25 @@
 """The peak memory of a cell, against the memory of a device and of a node: for the doctor, and before a run.
 
-The doctor counts it from the sizes of the model, in the cell's precision, compilation, micro-batch, optimizer and
-strategy, so that one examination of a model judges all of its cells. Before a run it is that of a traced step, or
-counted if its step cannot be traced. Sizes are in bytes.
+A peak is what a device keeps from step to step, from the model's sizes, and activations. The doctor measures these in
+each precision on real tensors, so that one examination of a model judges all of its cells. Before a run they are what
+the peak of a traced step is above the rest. Sizes are in bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harness.config.values import GIB, MIB, PlainValue
+from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell, Options
 from harness.plan.checks import Finding
 from harness.plan.comparison import REDUCED_PRECISIONS, single_device_cell
 from harness.plan.inventory import Inventory, Node, device_of_driver
-from harness.plan.rows import ActivationBytes, Examination, MemoryFacts, Severity
+from harness.plan.rows import ActivationBytes, Examination, MemoryFacts, ModelBytes, Severity
 
 NAME = "memory"
 WARN, REFUSE = 0.9, 1.5
 """Fractions of the available memory: an estimate beyond the first is a warning, beyond the second an error."""
-NOTHING_KEPT = ActivationBytes(fixed=0, per_sample=0)
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,20 @@ def estimate(model: MemoryFacts, cell: Cell, samples: int | None = None) -> int 
     None if the activations in the cell's precision and compilation are not known. ``samples``: samples of a micro-batch
     of one device, if not the cell's own.
     """
-    kept = model["activations"].get(mode_of(cell.precision, compiled=cell.compile))
-    return None if kept is None else _peak(model, cell, kept, micro_batch(cell) if samples is None else samples)
+    kept = _kept(model, cell)
+    if kept is None:
+        return None
+    activations = kept["fixed"] + (micro_batch(cell) if samples is None else samples) * kept["per_sample"]
+    return estimate_with(model, cell, activations, kept["fixed"])
 
 
-def state_bytes(model: MemoryFacts, cell: Cell) -> int:
-    """Return the estimated peak without activations."""
-    return _peak(model, cell, NOTHING_KEPT, 0)
+def estimate_with(model: MemoryFacts, cell: Cell, activations: int = 0, fixed: int = 0) -> int:
+    """Return the estimated peak with given activations, by default without any; see ``tensor_peak``."""
+    return tensor_peak(model, cell, activations, fixed) + (model["process_bytes"] if cell.device == "cpu" else 0)
+
+
+def _kept(model: MemoryFacts, cell: Cell) -> ActivationBytes | None:
+    return model["activations"].get(mode_of(cell.precision, compiled=cell.compile))
 
 
 def micro_batch(cell: Cell) -> int:
@@ -110,10 +115,15 @@ def judge(model: MemoryFacts, cell: Cell) -> list[Finding]:
     return [Finding(NAME, severity, _seen(model, cell, tightest), means, _advice(model, cell, tightest), stops=True)]
 
 
+def affordable(model: MemoryFacts, cell: Cell) -> bool:
+    """Return whether no need of a cell that is known exceeds its memory."""
+    return all(need.ratio <= WARN for need in needs(model, cell))
+
+
 def affordable_divisor(model: MemoryFacts, cell: Cell) -> int | None:
     """Return the divisor of the batch, a power of two, at which a cell has enough memory; None if it never has."""
     divisor = 1
-    while any(need.ratio > WARN for need in needs(model, at_smaller_batch(cell, divisor))):
+    while not affordable(model, at_smaller_batch(cell, divisor)):
         if divisor >= micro_batch(cell):
             return None
         divisor *= 2
@@ -132,10 +142,11 @@ def at_smaller_batch(cell: Cell, divisor: int) -> Cell:
 
 def _seen(model: MemoryFacts, cell: Cell, need: Need) -> str:
     kind = "micro-batch" if cell.micro_batches > 1 else "batch"
-    kept = model["activations"].get(mode_of(cell.precision, compiled=cell.compile), NOTHING_KEPT)
+    kept = _kept(model, cell)
+    per_sample = kept["per_sample"] / MIB if kept else 0
     return (
         f"estimated peak for {need.place}: {need.needed / GIB:.1f} GiB at a {kind} of {micro_batch(cell)} per device "
-        f"({kept['per_sample'] / MIB:.2f} MiB of activations a sample); available: {need.available / GIB:.1f} GiB"
+        f"({per_sample:.2f} MiB of activations a sample); available: {need.available / GIB:.1f} GiB"
     )
 
 
@@ -151,7 +162,7 @@ def _advice(model: MemoryFacts, cell: Cell, need: Need) -> str:
     return f"use a batch of {most * cell.micro_batches}, gradient accumulation, bf16, or fsdp"
 
 
-def state(model: MemoryFacts, cell: Cell) -> State:
+def state(model: ModelBytes, cell: Cell) -> State:
     """Return what one device keeps from step to step: of a sharding strategy its shards, of dp's the first device."""
     trainable, shards = model["trainable_bytes"], shards_of(cell)
     parameters = model["buffer_bytes"] + model["parameter_bytes"] // shards
@@ -169,45 +180,32 @@ def shards_of(cell: Cell) -> int:
     return cell.devices // cell.nodes if cell.strategy_options.get("mesh") == "hybrid" else cell.devices
 
 
-def _peak(model: MemoryFacts, cell: Cell, kept: ActivationBytes, samples: int) -> int:
-    activations = kept["fixed"] + samples * kept["per_sample"]
-    process = model["process_bytes"] if cell.device == "cpu" else 0
+def tensor_peak(model: ModelBytes, cell: Cell, activations: int, fixed: int = 0) -> int:
+    """Return the peak of the tensors on the fullest device, of dp that of its first.
+
+    ``activations``: of one device's micro-batch; ``fixed``: the part of them that does not grow with the batch.
+
+    dp's first device also has the gradients of its replica, not yet added up. The emulation on a CPU has the copies,
+    gradients and activations of all replicas in one process. A rank of fsdp has two gathered units (one ahead) and one
+    unit's gradients beside its shards. The parameters in no unit stay gathered; so do all without
+    reshard_after_forward. Gradients that accumulate over micro-batches are not sharded before the last one.
+    """
+    trainable, in_step = model["trainable_bytes"], activations
     if cell.traits.shards_parameters and cell.devices > 1:
-        return process + _sharded(model, cell, activations, kept["fixed"])
-    if cell.traits.replicates and cell.devices > 1:
-        return process + _replicated(model, cell, activations)
-    return process + state(model, cell).total + max(activations, _of_update(model["trainable_bytes"], cell))
-
-
-def _replicated(model: MemoryFacts, cell: Cell, activations: int) -> int:
-    """Return the peak of dp's first device, which also has the gradients of its replica, not yet added up.
-
-    The emulation on a CPU has the copies, gradients and activations of all replicas in one process.
-    """
-    trainable, own = model["trainable_bytes"], state(model, cell).total
-    if cell.device == "cpu":
-        replica = model["parameter_bytes"] + trainable + activations
-        return own + cell.devices * replica
-    return own + max(trainable + activations, _of_update(trainable, cell))
-
-
-def _sharded(model: MemoryFacts, cell: Cell, activations: int, fixed: int) -> int:
-    """Return the peak of a rank of fsdp: its shards, two gathered units (one ahead), and one unit's gradients.
-
-    The parameters in no unit stay gathered; so do all without reshard_after_forward. Gradients that accumulate over
-    micro-batches are not sharded before the last one.
-    """
-    options = cell.strategy_options
-    trainable, unit = model["trainable_bytes"], model["unit_bytes"]
-    by_policy = cell.precision in REDUCED_PRECISIONS and options.get("mixed_precision") != "autocast"
-    width = 0.5 if by_policy else 1.0
-    whole = options.get("reshard_after_forward") is False
-    gathered = model["parameter_bytes"] if whole else min(model["root_bytes"] + 2 * unit, model["parameter_bytes"])
-    gradients = (1 + width) * unit + (trainable if cell.micro_batches > 1 else 0)  # as computed, and to be reduced
-    # what does not grow with the batch is nearly all low-precision copies of weights, which the policy does not keep
-    kept = activations - (fixed if by_policy else 0)
-    in_step = max(int(width * gathered + gradients) + kept, _of_update(trainable // shards_of(cell), cell))
-    return state(model, cell).total + in_step
+        options, unit = cell.strategy_options, model["unit_bytes"]
+        by_policy = cell.precision in REDUCED_PRECISIONS and options.get("mixed_precision") != "autocast"
+        width = 0.5 if by_policy else 1.0
+        gathered = model["parameter_bytes"]
+        if options.get("reshard_after_forward") is not False:
+            gathered = min(model["root_bytes"] + 2 * unit, gathered)
+        gradients = (1 + width) * unit + (trainable if cell.micro_batches > 1 else 0)  # as computed, and to be reduced
+        # what is fixed is nearly all low-precision copies of weights, which the policy does not keep
+        in_step += int(width * gathered + gradients) - (fixed if by_policy else 0)
+    elif cell.traits.replicates and cell.devices > 1:
+        in_step += trainable
+        if cell.device == "cpu":
+            in_step = cell.devices * (model["parameter_bytes"] + in_step)
+    return state(model, cell).total + max(in_step, _of_update(trainable // shards_of(cell), cell))
 
 
 def optimizer_copies(optimizer: Options) -> int:
@@ -230,7 +228,6 @@ def _of_update(trainable: int, cell: Cell) -> int:
 
 
 Verdict = Literal["fits", "may not fit", "will not fit", "unknown"]
-How = Literal["traced", "counted", "unknown"]
 CUDA_ALLOWANCE = 1536 * MIB
 """CUDA's context, the kernels and workspaces of cuBLAS and cuDNN, NCCL's buffers.
 
@@ -245,7 +242,8 @@ class Forecast:
 
     ``activations``: with temporary tensors; what the peak is above the state. ``allowance``: what is in no tensor of a
     step. ``sharers``: processes that share this memory: on a CPU those of a node, on a GPU those of an oversubscribed
-    cell. None: not known.
+    cell. ``counted``: with the activations of one device, for the strategy is not traced. ``reason``: why the step was
+    not traced. None: not known.
     """
 
     state: State | None
@@ -253,7 +251,7 @@ class Forecast:
     allowance: int
     available: int | None
     sharers: int = 1
-    how: How = "traced"
+    counted: bool = False
     reason: str = ""
 
     @property
@@ -265,7 +263,7 @@ class Forecast:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the peak fits; of a peak that is not known, whether the parts that are known do not."""
+        """Whether the peak fits; if only partly known, whether the known part alone is too large."""
         known = self.allowance + (self.state.total if self.state else 0) + (self.activations or 0)
         if self.available is None:
             return "unknown"
@@ -276,6 +274,15 @@ class Forecast:
         return "unknown" if self.peak is None else "fits"
 
 
+MOST_DEVICES = 8
+"""The largest fsdp that is traced, whose operators grow with devices; a larger one has smaller shards beside the same
+activations and gathered units."""
+IN_MEMORY = ("accumulation", "clip_grad_norm", "clip_grad_value")
+"""The options of a training that its memory depends on."""
+NOT_IN_MEMORY = ("backend", "sync_batch_norm", "lr")
+"""Options of a strategy or an optimizer that it does not depend on."""
+
+
 def traced_cell(cell: Cell) -> Cell:
     """Return the cell whose trace gives the peak of this one; equal ones share a trace.
 
@@ -283,25 +290,25 @@ def traced_cell(cell: Cell) -> Cell:
     Both are traced without compilation, and fp16 as bf16, which has the same width.
     """
     share = micro_batch(cell) * cell.micro_batches
-    sharded = traces_shards(cell)
+    sharded = cell.own_traits is None and cell.traits.shards_parameters
     hybrid = sharded and cell.strategy_options.get("mesh") == "hybrid"
-    offline = {name: False if name == "download" else value for name, value in cell.workload_options.items()}
-    one = cell if sharded else replace(single_device_cell(cell), strategy_options={})
-    one = one if hybrid else replace(one, devices=min(one.devices, MOST_DEVICES))
+    one = cell if sharded else single_device_cell(cell)
+    devices = one.devices if hybrid else min(one.devices, MOST_DEVICES)
     return replace(
         one,
+        devices=devices,
         nodes=cell.nodes if hybrid else 1,
         scaling="weak",
         per_device_batch_size=share,
-        global_batch_size=share * one.devices,
+        global_batch_size=share * devices,
         precision={"tf32": "fp32", "fp16": "bf16"}.get(cell.precision, cell.precision),
         compile=False,
         oversubscribed=False,
         launcher="ray",
         device_ids=(),
-        strategy_options=_without(one.strategy_options, "backend", "sync_batch_norm"),
-        workload_options=offline,
-        optimizer=_without(cell.optimizer, "lr"),
+        strategy_options={name: value for name, value in one.strategy_options.items() if name not in NOT_IN_MEMORY},
+        workload_options={n: False if n == "download" else value for n, value in cell.workload_options.items()},
+        optimizer={name: value for name, value in cell.optimizer.items() if name not in NOT_IN_MEMORY},
         schedule={},
         training={name: value for name, value in cell.training.items() if name in IN_MEMORY},
         loader={},
@@ -309,55 +316,29 @@ def traced_cell(cell: Cell) -> Cell:
     )
 
 
-MOST_DEVICES = 8
-"""The largest fsdp that is traced, whose operators grow with devices; a larger one has smaller shards beside the same
-activations and gathered units."""
-IN_MEMORY = ("accumulation", "clip_grad_norm", "clip_grad_value")
-"""The options of a training that its memory depends on."""
-
-
-def _without(options: Mapping[str, PlainValue], *names: str) -> dict[str, PlainValue]:
-    return {name: value for name, value in options.items() if name not in names}
-
-
 def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecast:
     """Return the forecast of a cell from the examination of its ``traced_cell``."""
-    on_cpu, peak = cell.device == "cpu", examined["peak"]
-    allowance, room = examined["process_bytes"] if on_cpu else CUDA_ALLOWANCE, available(cell, inventory)
-    made = Forecast(None, None, allowance, room, _sharers(cell, inventory), "unknown", examined["reason"])
-    if examined["sizes"] is None:
-        return made
-    sizes: MemoryFacts = {
-        **examined["sizes"],
-        "activations": {},
-        "process_bytes": 0,  # the allowance
-        "device_bytes": 0,
-        "host_bytes": 0,
-    }
-    own = state(sizes, cell)
-    made = replace(made, state=own)
-    if peak is None:
-        return made
-    if examined["alone"] or not traces(cell):
+    sizes, peak = examined["sizes"], examined["peak"]
+    on_cpu, copied = cell.device == "cpu", cell.traits.replicates and cell.devices > 1
+    found = Forecast(
+        state=state(sizes, cell) if sizes else None,
+        activations=None,
+        allowance=examined["process_bytes"] if on_cpu else CUDA_ALLOWANCE,
+        available=available(cell, inventory),
+        sharers=_sharers(cell, inventory),
+        reason=examined["reason"],
+    )
+    if sizes is None or found.state is None or peak is None:
+        return found
+    if cell.own_traits or copied:
         alone = state(sizes, single_device_cell(cell))
         kept = max(0, peak["without_gradients_bytes"] - alone.parameters - alone.optimizer)  # of a micro-batch
-        counted = _peak(sizes, cell, ActivationBytes(fixed=0, per_sample=kept), 1)
-        return replace(made, activations=counted - own.total, how="counted")
-    traced = replace(cell, devices=traced_cell(cell).devices) if traces_shards(cell) else cell
+        return replace(found, activations=tensor_peak(sizes, cell, kept) - found.state.total, counted=True)
     # DDP's buckets are there all the time; if gradients are views of them, those are too
-    views = own.buckets and not own.gradients
-    total = (peak["without_gradients_bytes"] if views else peak["peak_bytes"]) + own.buckets
-    return replace(made, activations=max(0, total - state(sizes, traced).total), how="traced")
-
-
-def traces(cell: Cell) -> bool:
-    """Return whether the peak is traced, or counted: copies for several devices and the user's own strategies are."""
-    return cell.own_traits is None and not (cell.traits.replicates and cell.devices > 1)
-
-
-def traces_shards(cell: Cell) -> bool:
-    """Return whether the trace is of one rank's shards; the user's own strategies are counted from one device."""
-    return cell.own_traits is None and cell.traits.shards_parameters
+    views = found.state.buckets and not found.state.gradients
+    total = (peak["without_gradients_bytes"] if views else peak["peak_bytes"]) + found.state.buckets
+    traced = replace(cell, devices=traced_cell(cell).devices)
+    return replace(found, activations=max(0, total - state(sizes, traced).total))
 
 
 def _sharers(cell: Cell, inventory: Inventory) -> int:

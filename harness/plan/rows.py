@@ -65,14 +65,12 @@ class TracedPeak(TypedDict):
 class Examination(TypedDict):
     """What the trace of a cell found. ``process_bytes``: resident memory of the process without the model.
 
-    ``sizes``: None if the model cannot be built; ``peak``: None if it cannot be traced. ``alone``: the peak is that of
-    one device, for the cell's strategy cannot be traced. ``reason``: why something is missing.
+    ``sizes``: None if the model cannot be built; ``peak``: None if it cannot be traced. ``reason``: why one is missing.
     """
 
     sizes: ModelBytes | None
     process_bytes: int
     peak: TracedPeak | None
-    alone: bool
     reason: str
 
 

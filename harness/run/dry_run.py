@@ -121,5 +121,5 @@ def _examinations(
         if len(found) < len(cells):
             took_longer = f"the trace took longer than {limit_s:.0f} s and was ended"
             reason = f"the process that traces it {child.end}" if child.end else took_longer
-            found.append({"sizes": None, "process_bytes": 0, "peak": None, "alone": False, "reason": reason})
+            found.append({"sizes": None, "process_bytes": 0, "peak": None, "reason": reason})
     return dict(zip(cells, found, strict=True))

@@ -135,7 +135,7 @@ def memory_table(event: MemoryForecast, width: int) -> Table:
             whole = (state.parameters, state.gradients, state.optimizer, state.buckets)
             parts = whole if width >= WIDE else (state.total,)
         verdict = Text(found.verdict, style=COLOURS.get(found.verdict, ""))
-        verdict.append(" (counted)" if found.how == "counted" else "", style="")
+        verdict.append(" (counted)" if found.counted else "", style="")
         sizes = map(_mib, (found.peak, *parts, found.activations, found.allowance))
         table.add_row(escape_control(event.labels.of_cell(cell)), *sizes, verdict)
     return table
@@ -173,7 +173,7 @@ def memory_lines(event: MemoryForecast) -> list[str]:
         "without memory, as PyTorch runs it on a CPU: without workspaces of kernels, and without compilation. "
         "Activations are what its peak is above the other parts, temporary tensors included."
     )
-    if any(found.how == "counted" for found in forecasts.values()):
+    if any(found.counted for found in forecasts.values()):
         lines.append("Counted: from the sizes of the model and the trace of one device; the strategy is not traced.")
     reasons: dict[str, list[Cell]] = {}
     for cell, found in forecasts.items():

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.config.load import parse_experiment
 from harness.launch.inline import InlineLauncher
 from harness.launch.worker import outcome_of
+from harness.measure.memory_trace import fake_group
 from harness.measure.peak_memory import of_model
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
@@ -47,18 +45,6 @@ class Tall:
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         total = model(batch[0]).square().mean(dim=1).sum()
         return total, torch.full((), len(batch[0]), device=total.device)
-
-
-@contextmanager
-def fake_group(size: int) -> Iterator[None]:
-    """Open a process group of ``size`` ranks of which only rank 0 exists; its collectives do nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def fsdp_shards_first(device: torch.device) -> Verdict:

@@ -17,7 +17,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import profiles, throughput
-from harness.measure.explain import ROUNDS, measure_replicas
+from harness.measure.explain import measure_replicas
 from harness.measure.profiles import NO_KERNELS, CollectiveTime, Event, measure_collectives, measure_communication
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
@@ -238,6 +238,6 @@ def test_threads_and_what_replicas_lose_to_each_other_are_separate_seconds_a_ste
     facts = measure_replicas(stepper, 20, clock=lambda: workload.seconds)
     assert facts == {"exchange_s": {"threads": times * (10.0 - 1.0), "side by side": times * (2 * 10.0 - 10.0)}}
     assert set(workload.sizes) == {8 // times}, "each replica has its chunk of the batch"
-    assert len(workload.sizes) == ROUNDS * (5 + 1) * (1 + 1 + 2)
+    assert len(workload.sizes) == profiles.ROUNDS * (5 + 1) * (1 + 1 + 2)
     after = stepper.training.snapshot()["model"]
     assert all(torch.equal(value, before[name]) for name, value in after.items()), "the training is left as it was"

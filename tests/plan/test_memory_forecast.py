@@ -40,7 +40,6 @@ def examined(**more: Any) -> Examination:
         },
         "process_bytes": GIB,
         "peak": {"peak_bytes": 20 * GIB, "without_gradients_bytes": 18 * GIB},
-        "alone": False,
         "reason": "",
     }
     return Examination(**{**made, **more})  # type: ignore[typeddict-item]
@@ -76,22 +75,15 @@ def test_the_parts_of_a_traced_peak(planned: Cell, parts: tuple[int, ...]) -> No
     shown = (state.parameters, state.gradients, state.optimizer, state.buckets, found.activations)
     assert [size / GIB for size in shown] == list(parts)
     assert found.peak == sum(parts) * GIB + CUDA_ALLOWANCE
-    assert found.how == "traced"
+    assert not found.counted
 
 
 def test_dp_and_a_strategy_of_the_user_are_counted_with_the_activations_of_one_device() -> None:
     # 18 less parameters and optimizer: 10 of activations; parameters, gradients, optimizer, the replica's gradients
     of_dp = forecast(cell("dp", 2), examined(), h100s())
-    assert (of_dp.how, of_dp.peak) == ("counted", (12 + 4 + 10) * GIB + CUDA_ALLOWANCE)
+    assert (of_dp.counted, of_dp.peak) == (True, (12 + 4 + 10) * GIB + CUDA_ALLOWANCE)
     own = forecast(cell("mine:Own", 2, own_traits=StrategyTraits()), examined(), h100s())
-    assert (own.how, own.peak) == ("counted", (12 + 10) * GIB + CUDA_ALLOWANCE)
-
-
-def test_fsdp_that_cannot_be_traced_is_counted_from_one_device() -> None:
-    # shards 3; the root and two units gathered, gradients of a unit twice; 10 of activations
-    found = forecast(cell("fsdp", 4), examined(alone=True, reason="why"), h100s())
-    assert (found.how, found.peak) == ("counted", (3 + 3 + 2 + 10) * GIB + CUDA_ALLOWANCE)
-    assert found.reason == "why"
+    assert (own.counted, own.peak) == (True, (12 + 10) * GIB + CUDA_ALLOWANCE)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +115,7 @@ def test_ranks_that_share_a_gpu_share_its_memory(ranks: int, nodes: int, sharers
 
 def test_an_unknown_peak_has_the_verdict_of_the_parts_that_are_known() -> None:
     found = forecast(cell(), examined(peak=None, reason="why"), h100s())
-    assert (found.peak, found.activations, found.verdict, found.how) == (None, None, "unknown", "unknown")
+    assert (found.peak, found.activations, found.verdict, found.reason) == (None, None, "unknown", "why")
     assert found.state is not None and found.state.total == 12 * GIB
     small = Inventory.assume(1, 1, device=KNOWN_DEVICES["P100-12GB"])
     assert forecast(cell(), examined(peak=None), small).verdict == "may not fit"

@@ -30,6 +30,7 @@ NAMED = 6
 """The most cells that a sentence names."""
 LEVELS = {"trial": "trials", "group": "worker groups, outside trials", "run": "command, outside worker groups"}
 PARTS = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+OF_RANK = ("cell_id", "peak_memory_bytes", "peak_reserved_bytes")
 OF_PROCESS = ("peak_memory_bytes", "peak_reserved_bytes", "build_peak_bytes", "estimated_peak_bytes")
 """The columns that on a CPU are of the whole process."""
 SEVERITIES = ("error", "warning", "note")
@@ -149,15 +150,11 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
     keys = trials[trials["kind"] == "throughput"][["trial_id", "attempt", "cell_id"]]
     merged = ranks.merge(keys, on=["trial_id", "attempt"], how="inner").dropna(subset=["peak_memory_bytes"])
     fullest = merged.sort_values("peak_memory_bytes").drop_duplicates("cell_id", keep="last")
-    of_rank = {row.cell_id: row for row in rows_of(fullest) if not is_missing(row.parameter_bytes)}
-    construction = merged.groupby("cell_id")["build_peak_bytes"].max().to_dict()
-    rows = [row for row in rows_of(cells) if row.cell_id in of_rank]
-    for row in rows:
-        row.update({name: of_rank[row.cell_id][name] for name in ("peak_memory_bytes", "peak_reserved_bytes", *PARTS)})
-        row["build_peak_bytes"] = construction.get(row.cell_id)
-        if row.device != "cuda":
-            row.update(dict.fromkeys(OF_PROCESS))
-    return make_table(columns, rows)
+    known = fullest.dropna(subset=["parameter_bytes"])[[*OF_RANK, *PARTS]]
+    construction = merged.groupby("cell_id", as_index=False)["build_peak_bytes"].max()
+    shown = cells.drop(columns="peak_memory_bytes").merge(known, on="cell_id").merge(construction, on="cell_id")
+    shown.loc[shown["device"] != "cuda", [*OF_PROCESS]] = None
+    return make_table(columns, rows_of(shown))
 
 
 def imprecise(tables: Mapping[str, pd.DataFrame]) -> str:

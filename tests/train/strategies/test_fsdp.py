@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.measure import peak_memory
+from harness.measure.memory_trace import fake_group
 from harness.plan.cell import Cell
 from harness.train.loader import Share
 from harness.train.ranks import Ranks
@@ -61,11 +62,8 @@ class Traffic(TorchDispatchMode):
 @pytest.fixture
 def eight_ranks() -> Iterator[None]:
     """Rank 0 of eight whose collectives move nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=cast(Any, FakeStore()), rank=0, world_size=RANKS)
-    yield
-    dist.destroy_process_group()
+    with fake_group(RANKS):
+        yield
 
 
 def training_of(cell: Cell, workload: Any, world_size: int | None = None, seed: int = 0) -> Training:
