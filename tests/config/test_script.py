@@ -66,6 +66,15 @@ def test_the_base_is_the_script_itself_on_one_device_and_no_other_trials_than_it
     assert own == {True} and {trial.check_id for trial in plan.trials if trial.cell.devices == 1} == {None}
 
 
+def test_the_waterfall_of_strong_scaling_needs_the_script_on_one_device_at_the_smaller_batch() -> None:
+    grid = {"devices": [1, 2], "global_batch_size": [8], "lr": [0.1], "flag": ["x"]}
+    purposes = {
+        (trial.purpose, trial.cell.devices, trial.cell.global_batch_size)
+        for trial in make_plan(script(grid=grid, throughput={"twin": False}), laptop(2)).trials
+    }
+    assert purposes == {("", 1, 8), ("", 2, 8), ("explain", 1, 4)}
+
+
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
