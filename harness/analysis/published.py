@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Records, columns_of, last_of_blocks, matches, rows_of
+from harness.analysis.common import Records, Row, columns_of, last_of_blocks, matches, rows_of
 from harness.config.published import METRICS, RATE, UNITS, Level, Published
 from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, PUBLISHED
@@ -38,7 +37,7 @@ def hardware_of(environment: RunEnvironment) -> list[str]:
     return list(dict.fromkeys(gpus or [node["cpu"] for node in nodes]))
 
 
-def _rows(entry: Published, tables: Mapping[Level, pd.DataFrame], hardware: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _rows(entry: Published, tables: Mapping[Level, pd.DataFrame], hardware: Sequence[str]) -> Iterator[Row]:
     cell = _trials_of(entry, tables["cells"])
     level, kind, _ = METRICS[entry.metric]
     counted = f"{cell[0].unit}/s" if cell and kind == RATE else None

@@ -24,18 +24,19 @@ from harness.plan.trial import SkipTrial, TrialResult
 from harness.system.user_code import is_the_users
 from harness.train.workloads import Workload
 
+AnyCheck = Check[Any]
 Seen = Mapping[str, Sequence[Any]]
 """The observations of all ranks by the name of the check."""
 
 
-def load(row: DoctorCheck) -> Check[Any]:
+def load(row: DoctorCheck) -> AnyCheck:
     """Return the check of a row, with its name."""
     module, _, constant = row.place.partition(".")
-    found: Check[Any] = getattr(import_module(f"harness.doctor.{module}"), constant)
+    found: AnyCheck = getattr(import_module(f"harness.doctor.{module}"), constant)
     return replace(found, name=row.name)
 
 
-CHECKS: tuple[Check[Any], ...] = tuple(map(load, DOCTOR_CHECKS))
+CHECKS: tuple[AnyCheck, ...] = tuple(map(load, DOCTOR_CHECKS))
 """In the order of the table, in which they are observed and judged."""
 ABOUT: Mapping[str, tuple[str, ...]] = {
     row.findings: check.about for row, check in zip(DOCTOR_CHECKS, CHECKS, strict=True) if check.about
@@ -290,7 +291,7 @@ def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
     return replace(subject, steps=tuple(subject.ranks.gather(own)))
 
 
-def _check_raised(check: Check[Any], error: Exception) -> Finding:
+def _check_raised(check: AnyCheck, error: Exception) -> Finding:
     """Return the finding of a check of the doctor that raised: no finding about the workload."""
     text = f"{describe_error(error)}, in the check: {check.name}"
     means = "the check has no result: the cells are measured without it"
@@ -298,7 +299,7 @@ def _check_raised(check: Check[Any], error: Exception) -> Finding:
     return Finding(EXECUTION, "warning", text, means, advice)
 
 
-def _judge_one(check: Check[Any], subject: Subject, found: DoctorReport, seen: Seen) -> None:
+def _judge_one(check: AnyCheck, subject: Subject, found: DoctorReport, seen: Seen) -> None:
     ranks, case = subject.ranks, Case(subject.cell, subject.steps)
     # the same answer on all ranks: else some would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))

@@ -10,14 +10,13 @@ import importlib
 import os
 import pickle
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch.distributed as dist
 
@@ -25,7 +24,7 @@ from harness.doctor.gate import SKIP_RULES
 from harness.launch.protocol import Job
 from harness.plan.trial import Trial
 from harness.system.user_code import is_the_users
-from harness.train.ranks import Ranks
+from harness.train.ranks import Cache, Ranks
 
 EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 NEVER = timedelta(days=1000)
@@ -47,7 +46,7 @@ class Subgroups:
         self._modules: dict[int, dict[str, ModuleType]] = {}
         self._size = ranks.world_size
 
-    def run(self, trial: Trial, work: Callable[[Ranks], bool], cache: MutableMapping[Hashable, Any]) -> bool:
+    def run(self, trial: Trial, work: Callable[[Ranks], bool], cache: Cache) -> bool:
         """Run a trial if this rank is one of its ranks, else wait for its end; return whether the next one follows.
 
         ``work``: returns that on each of the trial's ranks. The rules of a doctor trial are known to all ranks then.

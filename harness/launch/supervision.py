@@ -19,7 +19,8 @@ from harness.plan.trial import TrialResult
 DIES_S = 0.1
 """Seconds that a dying process may outlive its sockets."""
 
-Ask = Callable[[str, Sequence[tuple[str, object]]], list[Any]]
+Answers = list[Any]
+Ask = Callable[[str, Sequence[tuple[str, object]]], Answers]
 """Sends a question about each (node id, subject) to the nodes' agents; one answer each, None if none arrives."""
 _LAYOUT = struct.Struct("=q")
 TAKE_S = 1.0
@@ -145,7 +146,7 @@ class Watchdog:
     def _of_ended(self, question: str, rank: int) -> Any:
         return dict(zip(self._processes, self._ask(question, lambda p: p.traces), strict=True)).get(rank)
 
-    def _ask(self, question: str, about: Callable[[Registration], object]) -> list[Any]:
+    def _ask(self, question: str, about: Callable[[Registration], object]) -> Answers:
         return self._ask_nodes(question, [(p.node_id, about(p)) for p in self._processes.values()])
 
 

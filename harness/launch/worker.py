@@ -9,10 +9,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -33,7 +32,7 @@ from harness.plan.rows import Outcome, RankFacts, RankPlace, RankRow, TrialFacts
 from harness.plan.run_environment import GroupRank, NodeEnvironment
 from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
 from harness.system import sanitize
-from harness.train.ranks import Ranks
+from harness.train.ranks import Cache, Ranks
 
 MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""
@@ -78,7 +77,7 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
     ``store``: a file that only this user can open, for a group whose trials have different numbers of ranks.
     """
     _prepare_process(job)
-    cache: dict[Hashable, Any] = {}
+    cache: Cache = {}
     _preload(job, ranks, cache)
     link = _announce(ranks, send)
     subgroups = Subgroups(job, ranks, store) if job.group.is_shared else None
@@ -182,7 +181,7 @@ def _prepare_process(job: Job) -> None:
     gc.freeze()  # what was imported stays; later collections do not walk it
 
 
-def _preload(job: Job, ranks: Ranks, cache: dict[Hashable, Any]) -> None:
+def _preload(job: Job, ranks: Ranks, cache: Cache) -> None:
     """Import and read what the first trial needs, so that it costs no more than the others.
 
     An error here occurs again in the trial, which records it.

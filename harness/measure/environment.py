@@ -17,7 +17,6 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -76,7 +75,7 @@ def format_links(links: Iterable[str]) -> str | None:
 def _captured(nvml: Nvml) -> Topology:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     remote = [_nvlinks(nvml, handle) for handle in handles]
-    buses = [_bus(nvml.nvmlDeviceGetPciInfo(handle)) for handle in handles]
+    buses = [_text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower() for handle in handles]
     square: list[list[str | None]] = [["X"] * len(handles) for _ in handles]
     for one, other in combinations(range(len(handles)), 2):
         count = remote[one].count(buses[other]) + min(remote[one].count("switch"), remote[other].count("switch"))
@@ -111,14 +110,12 @@ def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:
             if not nvml.nvmlDeviceGetNvLinkState(handle, link):
                 continue
             switched = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == _SWITCH
-            ends.append("switch" if switched else _bus(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link)))
+            ends.append(
+                "switch" if switched else _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower()
+            )
         except Exception:  # NVMLError: this GPU has no more links, or none at all
             break
     return ends
-
-
-def _bus(facts: Any) -> str:
-    return _text(facts.busId).lower()
 
 
 def _text(value: str | bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from harness.measure.window import Clock, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import ExchangeRow, TrialFacts
 from harness.system.process import no_garbage_collection
+from harness.train.ranks import Cache
 from harness.train.strategies.dp import scatter
 from harness.train.workloads import Workload
 
@@ -121,7 +122,7 @@ def explain(
     stepper: Stepper,
     speed: ThroughputMeasurement,
     workload: Workload,
-    cache: dict[Hashable, Any],
+    cache: Cache,
     *,
     exchanges: bool = False,
 ) -> Explanation:
@@ -173,7 +174,7 @@ def _whole_model_fits(stepper: Stepper) -> bool:
     return ranks.sum([float(needed < free)]) == [ranks.world_size]
 
 
-def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: dict[Hashable, Any]) -> TrialFacts:
+def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: Cache) -> TrialFacts:
     """Return the model's FLOPs and the device's peak, each measured once a process for a model and a precision.
 
     All ranks count, since loss() may have collectives; the peak is that of a device while the others are idle.

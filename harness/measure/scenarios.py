@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,7 +34,7 @@ from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager, trained_facts
 from harness.train.loader import SharedData
-from harness.train.ranks import Ranks, crowding, pinned
+from harness.train.ranks import Cache, Ranks, crowding, pinned
 from harness.train.training import Training
 from harness.train.workloads import Datasets, Workload
 
@@ -48,7 +47,7 @@ class TrialContext:
     experiment: Experiment
     ranks: Ranks
     advance: Callable[[], None]
-    cache: dict[Hashable, Any]
+    cache: Cache
     keep: Callable[[TrialResult], None] = lambda result: None
     """Sends a result that counts if what follows ends the group; all ranks call it."""
     parts: dict[str, float] = field(default_factory=dict)

@@ -221,7 +221,7 @@ def joined(parts: Sequence[StepColumns]) -> StepColumns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def columns_of(rows: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
     """Return rows as columns; None if a row lacks a value."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

@@ -21,6 +21,7 @@ from harness.errors import ExperimentError
 from harness.plan.cell import SHARED_SECTIONS, Cell, Options, Scaling, share_of
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
+from harness.plan.rows import Json
 from harness.system.user_code import CodeVersion
 
 NAMED = 3
@@ -214,7 +215,7 @@ def _cell(
     nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
     per_device, total = point["per_device_batch_size"], point["global_batch_size"]
     scaling: Scaling = "strong" if per_device is None else "weak"
-    unchanged: dict[str, Any] = {name: point[name] for name in (*TAKEN, *PLAIN_AXES)}
+    unchanged: Json = {name: point[name] for name in (*TAKEN, *PLAIN_AXES)}
     unchanged |= {field: options.get(section, {}) for section, field in SHARED_SECTIONS.items()}
     return Cell(
         workload=experiment.workload,

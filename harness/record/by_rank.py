@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
@@ -66,9 +66,7 @@ class FactsByRank:
 
         Raises RunFolderError if they are missing, of other types, or of another number than the line says.
         """
-        row: Any = {**line, **self._of(line)}
-        recorded: RecordedTrial = row
-        return recorded
+        return cast("RecordedTrial", {**line, **self._of(line)})
 
     def _of(self, row: Mapping[str, object]) -> ByRank:
         counts = {key: row.get(key) for key in ByRank.__annotations__}

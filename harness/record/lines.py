@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import cast
 
 from harness.plan.cell import MEASURES
 from harness.plan.comparison import axes_of, partner_ids, set_ids
@@ -72,9 +72,7 @@ class Record:
             "exchanges": list(result.exchanges) or None,
             "log": self.log,
         }
-        redacted: Any = sanitize.redact_row(line)
-        line = redacted
-        return line
+        return cast("RecordedTrial", sanitize.redact_row(line))
 
 
 SCHEMA = 6

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 T = TypeVar("T")
+Cache = MutableMapping[Hashable, Any]
+"""What a process keeps from one trial to the next: data sets, peaks, counts, rules."""
 
 
 @dataclass(frozen=True)

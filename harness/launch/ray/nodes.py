@@ -14,6 +14,7 @@ import ray
 from harness.errors import ClusterError
 from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster
+from harness.launch.supervision import Answers
 from harness.plan.cell import Placement
 from harness.plan.inventory import Machine, Node
 from harness.plan.trial import WorkerGroup
@@ -32,7 +33,7 @@ def patience() -> float:
     return HURRY_S if interrupted() else ANSWER_S
 
 
-def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, object]]) -> list[Any]:
+def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, object]]) -> Answers:
     """Return one answer a (node id, subject), in order, from one question a node; None if a node does not answer.
 
     An agent that has died on a live node is replaced, and the new one asked; if that dies too, or the node is gone,
@@ -50,7 +51,7 @@ def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, obje
             if node not in replaced or node in dead_again:  # a new one that is only slow is asked again
                 cluster.agents.pop(node, None)
         given |= again
-    answers: list[Any] = [None] * len(things)
+    answers: Answers = [None] * len(things)
     for node, from_node in given.items():
         for place, answer in zip(by_node[node], from_node or [], strict=False):
             answers[place] = answer

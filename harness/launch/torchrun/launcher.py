@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
@@ -25,7 +25,7 @@ from harness.launch.agent import NodeAgent, busy_cores, interface_of, runs
 from harness.launch.failures import despite, explained, from_exit, from_hang, primary
 from harness.launch.protocol import GroupStarted, Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer
-from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
+from harness.launch.supervision import Answers, Ending, GroupEnd, Watchdog, supervise
 from harness.launch.torchrun.driver_socket import SocketMailbox
 from harness.launch.torchrun.entry import ADDRESS, KEY_VARIABLE, SOCKET
 from harness.plan.cell import place
@@ -203,6 +203,6 @@ def _failure(trial_id: str, end: GroupEnd, processes: Processes) -> TrialResult:
     return replace(row, detail=f"{row.detail}\n\nlast output of the processes:\n{output}") if output else row
 
 
-def ask_here(question: str, things: Sequence[tuple[str, object]]) -> list[Any]:
+def ask_here(question: str, things: Sequence[tuple[str, object]]) -> Answers:
     """Return the answers of this machine, in place of the agents that Ray has on every node."""
     return list(getattr(NodeAgent(), question)([what for _, what in things]) or [None] * len(things))
