@@ -224,7 +224,9 @@ class Training:
         tokens = self._exchange([*earlier, weight]) if self._scales_later and last else None
         (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
         if tokens:
-            scale_gradients(self.model, divisor / tokens.value())
+            factor = divisor / tokens.value()
+            if factor.device.type != "cpu" or factor != 1:  # on a GPU the host would wait for the comparison
+                scale_gradients(self.model, factor)
         return loss.detach(), weight
 
     def _accumulate(self, batches: object, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
@@ -363,8 +365,11 @@ class TokenSum:
 
 
 def tokens_per_sample(tokens: Tensor, samples: float) -> Tensor:
-    """Return the tokens of a sample, at least 1, as the nearest power of two: a division by that does not round."""
-    return torch.exp2((tokens / samples).clamp(min=1.0).log2().round())
+    """Return the tokens of a sample, at least 1: their number if all samples may have the same, as texts that are cut
+    to one length, else the nearest power of two, since a division by that does not round.
+    """
+    rate = (tokens / samples).clamp(min=1.0)
+    return torch.where(rate == rate.round(), rate, torch.exp2(rate.log2().round()))
 
 
 def on_device(weight: Tensor | float, device: torch.device) -> Tensor:

@@ -320,6 +320,31 @@ def test_the_tokens_of_a_global_batch_are_summed_while_backward_runs(
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+class OfOneLength(Regression):
+    """Three tokens a sample; ``longer``: more in the batches from the second on."""
+
+    def __init__(self, longer: bool) -> None:
+        super().__init__("tokens")
+        self.tokens, self.longer = 3, longer
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        total, _ = super().loss(model, batch)
+        tokens, self.tokens = self.tokens, self.tokens + self.longer
+        return total, torch.tensor(float(tokens * len(batch[0])))
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_gradients_are_scaled_after_backward_only_if_samples_have_other_tokens_than_in_the_first_step(
+    longer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.train.training.dist", Events())
+    scaled: list[float] = []
+    monkeypatch.setattr("harness.train.training.scale_gradients", lambda model, factor: scaled.append(float(factor)))
+    taken = steps(training_of(CELL, OfOneLength(longer), world_size=2))
+    next(taken), next(taken)
+    assert scaled == ([0.75] if longer else [])
+
+
 def test_a_weight_in_the_hosts_memory_is_not_copied_to_the_device() -> None:
     """A copy of pageable memory makes the host wait for the GPU."""
 
