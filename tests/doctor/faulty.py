@@ -391,7 +391,7 @@ PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "batch transfer": [(BatchesOfItsOwn, "ddp")],
     "wrapper use": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
     "parameter updates": [
-        *itertools.product((UnusedHead, DetachedFeatures, TrainsACopy, UpdatesByRank), ("ddp",)),
+        *((kind, "ddp") for kind in (UnusedHead, DetachedFeatures, TrainsACopy, UpdatesByRank)),
         *((UnusedHead, "single"), (TrainsItsReplica, "dp")),
     ],
     "state in forward": [(CountsItsSteps, "dp"), (RunningMean, "dp"), (UpdatesItsReplica, "dp")],
@@ -409,10 +409,7 @@ PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "divergence": [(Explodes, "ddp"), (Explodes, "single")],
     "execution": [(Raises, "ddp")],
 }
-FAULTS = {
-    check: [*PLANTED.get(check, ()), *faulty_steps.FAULTS.get(check, ())]
-    for check in dict.fromkeys([*PLANTED, *faulty_steps.FAULTS])
-}
+FAULTS = {check: PLANTED.get(check, []) + faulty_steps.FAULTS.get(check, []) for check in PLANTED | faulty_steps.FAULTS}
 """The check that must name the fault -> workloads that have it, and under which strategy."""
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *itertools.product((Healthy, HandUpdated, Sequences), ("single", "dp", "ddp", "fsdp")),

@@ -102,9 +102,7 @@ def test_an_uncalled_wrapper_is_named() -> None:
         ("some", "ddp", {}, "error"),
     ],
 )
-def test_parameters_that_do_not_move_are_named_with_the_reason(
-    why: str, strategy: str, options: dict[str, Any], severity: str
-) -> None:
+def test_parameters_that_do_not_move_are_named(why: str, strategy: str, options: dict[str, Any], severity: str) -> None:
     still = [steps(unchanged={"head.weight": why})] * 2
     finding = only(parameters.judge(still, case(strategy, strategy_options=options)), severity, seen="1 of 2")
     assert "head.weight" in finding.seen

@@ -174,9 +174,7 @@ class OfEachStep(OfTheWorkload):
 @pytest.mark.parametrize(
     ("workload", "where"), [(OfTheWorkload, "outside the model"), (OfEachStep, "created in forward")]
 )
-def test_a_parameter_outside_the_model_is_told_from_one_that_each_step_creates(
-    workload: type[Healthy], where: str
-) -> None:
+def test_a_parameter_outside_the_model_is_told_from_one_of_each_step(workload: type[Healthy], where: str) -> None:
     subject = subject_of(workload())
     (finding,) = parameters.judge_loss_parameters([parameters.observe_loss_parameters(subject)], Case(subject.cell))
     assert finding.seen == f"parameters of the loss that are not in model.parameters(): 1 (shape (3,), {where})"

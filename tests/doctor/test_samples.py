@@ -76,9 +76,7 @@ class Slow(Sequence[Any]):
         return self.values[index]
 
 
-def test_a_slow_training_set_is_read_in_part_spread_over_it(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_training_set_is_read_in_part_all_over_it(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation_check, "SECONDS", 50.0)
     monkeypatch.setattr(validation_check, "MOST", 50)
     train = Slow(ROWS[:100], clock)
@@ -197,9 +195,7 @@ def subject_with(data_set: Any, workers: int) -> Subject:
     ("data_set", "workers", "differ", "compared"),
     [(Rows, 2, True, 200), (Rows, 0, False, 0), (OpensLate, 2, False, 200), (Normalised, 2, False, 40)],
 )
-def test_samples_are_compared_between_the_process_and_its_loader_workers(
-    data_set: type[Any], workers: int, differ: bool, compared: int
-) -> None:
+def test_samples_are_compared_between_processes(data_set: type[Any], workers: int, differ: bool, compared: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         before = torch.get_num_threads()

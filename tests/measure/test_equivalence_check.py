@@ -282,9 +282,7 @@ def test_folding_is_linear_keeps_the_norm_within_a_few_percent_and_depends_on_th
 
 @pytest.mark.parametrize("optimizer", [{"name": "SGD", "lr": 0.1}, {"name": "Adam", "lr": 0.001}])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_in_16_bits_replicas_stay_within_the_bound_and_a_tenth_too_much_does_not(
-    precision: str, optimizer: dict[str, Any]
-) -> None:
+def test_in_16_bits_replicas_are_in_the_bound_a_tenth_more_is_not(precision: str, optimizer: dict[str, Any]) -> None:
     single = replace(BASE, precision=precision, optimizer=optimizer)
     reference = sketches_of(single)
     assert 0 < relative(sketches_of(single)["gradient"], sketches_of(BASE)["gradient"]) < 0.05  # another arithmetic

@@ -70,9 +70,7 @@ def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize(("rounds", "steady"), [(2, True), (3, True), (FAST.warmup_rounds, False)])
-def test_warm_up_continues_until_rank_0_stops_it(
-    monkeypatch: pytest.MonkeyPatch, rounds: int, steady: bool, first: bool
-) -> None:
+def test_rank_0_ends_the_warm_up(monkeypatch: pytest.MonkeyPatch, rounds: int, steady: bool, first: bool) -> None:
     """What it finds counts on every rank."""
     told: list[Any] = []
     stepper = stepper_for(CELL)

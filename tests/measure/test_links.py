@@ -203,9 +203,7 @@ def devices(*nodes: str) -> list[Device]:
     return [Device(node, None, None) for node in nodes]
 
 
-def test_collectives_are_called_on_the_whole_tensor_and_a_rank_s_part(
-    eight: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collectives_get_the_whole_tensor_and_a_rank_s_part(eight: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, list[int]]] = []
 
     def record(name: str, real: Any, *tensors: torch.Tensor, **options: Any) -> object:

@@ -34,9 +34,7 @@ NAN, INF = math.nan, math.inf
         ([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, -INF], Divergence(1, 17, -INF, (7.0, 6.0, 5.0, 4.0, 3.0))),
     ],
 )
-def test_the_first_loss_that_is_not_finite_and_the_last_ones_that_are(
-    losses: list[float], found: Divergence | None
-) -> None:
+def test_the_first_loss_that_is_not_finite_and_those_before_it(losses: list[float], found: Divergence | None) -> None:
     assert first_in(losses, rank=1, steps_before=10) == found
 
 
@@ -105,7 +103,5 @@ def test_after_two_hundred_steps_the_training_counts_as_diverged_with_its_scale(
         (scale(0, 0), scale(0, 0), 50, 50),
     ],
 )
-def test_skips_follow_from_the_scale_before_and_after(
-    before: LossScale, after: LossScale, steps: int, skipped: int
-) -> None:
+def test_skips_follow_from_the_two_scales(before: LossScale, after: LossScale, steps: int, skipped: int) -> None:
     assert scale_columns(before, after, steps) == {"loss_scale": after.scale, "skipped_updates": skipped}

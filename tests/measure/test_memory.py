@@ -255,9 +255,7 @@ def test_each_rank_of_fsdp_has_a_share_and_its_shards() -> None:
 
 
 @pytest.mark.slow
-def test_traces_are_within_two_percent_of_the_allocations_of_real_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traces_are_within_two_percent_of_real_allocations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo.
 
     Beside the smallest of five steps in each of two worlds: in others gloo's threads have not yet given up the tensors

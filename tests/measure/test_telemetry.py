@@ -109,7 +109,7 @@ def read(nvml: Nvml, *devices: int, **given: Any) -> tuple[Reading, ...]:
         ("0", (SLICE,), [4]),
     ],
 )
-def test_a_device_is_the_slice_that_the_variable_names_or_torchs_uuid(
+def test_a_device_is_the_named_slice_or_torchs(
     variable: str | None, uuids: tuple[str, ...], degrees: list[int]
 ) -> None:
     """A, B, C and a slice are 1, 2, 3 and 4 degrees warm."""

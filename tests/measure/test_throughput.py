@@ -57,7 +57,7 @@ LONGER, SHORTER = (SETTINGS.model_copy(update={"warmup_seconds": seconds}) for s
         (GPU, 0.005, SHORTER, [20, 20]),
     ],
 )
-def test_rounds_are_taken_until_two_are_alike_and_the_least_seconds_are_over(
+def test_rounds_are_taken_until_two_are_alike(
     ranks: Ranks, first_s: float, settings: Throughput, steps: list[int]
 ) -> None:
     assert warmed_up(Stepper(ranks, 0.005, first_s), settings) == (steps, True)

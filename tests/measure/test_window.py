@@ -181,9 +181,7 @@ def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
         (5, 1.0, [0.0, 0.0], 5),
     ],
 )
-def test_a_window_lasts_its_least_steps_and_seconds(
-    steps: int, seconds: float, warmup: list[float], expected: int
-) -> None:
+def test_a_window_has_least_steps_and_seconds(steps: int, seconds: float, warmup: list[float], expected: int) -> None:
     settings = Throughput(window_steps=steps, window_seconds=seconds)
     assert window_length(settings, pace(warmup)) == expected
 

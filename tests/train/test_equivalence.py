@@ -65,7 +65,7 @@ def test_a_model_of_the_meta_device_trains_as_on_one_device(trained: Results, st
         ("ddp", "fp16_compress", "fp32"),
     ],
 )
-def test_arithmetic_in_16_bits_trains_as_on_one_device_within_its_rounding(
+def test_16_bits_train_within_rounding(
     trained: Results, strategy: str, devices: int, name: str, reference: str
 ) -> None:
     assert 0 < difference(trained, strategy, devices, "otherwise", name, of_single="fp32") < 0.01
@@ -81,9 +81,7 @@ def test_an_overflow_on_one_rank_is_a_skip_on_every_rank(trained: Results, strat
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), *PLACED])
-def test_every_strategy_accumulates_and_clips_as_one_device_does(
-    trained: Results, strategy: str, devices: int, recipe: str, unit: str
-) -> None:
+def test_all_accumulate_and_clip_alike(trained: Results, strategy: str, devices: int, recipe: str, unit: str) -> None:
     plain = "" if recipe == "accumulated" else "clipped"
     assert difference(trained, strategy, devices, unit, recipe, of_single=plain) <= BOUND
 
@@ -94,9 +92,7 @@ def test_clipping_changed_the_training(trained: Results) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("strategy", SEVERAL)
-def test_gradients_are_reduced_once_a_step_with_any_accumulation(
-    trained: Results, strategy: str, world_size: int
-) -> None:
+def test_gradients_are_reduced_once_a_step_if_accumulated(trained: Results, strategy: str, world_size: int) -> None:
     plain, accumulated = trained[strategy, world_size, "samples", "exchanges"]
     assert plain == accumulated >= 4
 

@@ -109,9 +109,7 @@ def held_by(values: list[int]) -> Any:
 @pytest.mark.parametrize(
     ("held", "reused"), [(None, True), (held_by([1]), True), ([lambda: 1], True), (threading.Lock(), False)]
 )
-def test_attributes_that_datasets_fills_in_place_are_kept(
-    held: Any, reused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attributes_that_datasets_fills_are_kept(held: Any, reused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader.workloads, "build", lambda cell: Filling(held))
     workload: Any = Filling(held)
     found = SharedData.of(cell_for("single", 1), workload)

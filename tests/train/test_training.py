@@ -170,9 +170,7 @@ class Long(Regression):
 
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize(("strategy", "accumulation"), [("single", 1), ("single", 3), ("dp", 1), ("ddp", 1)])
-def test_the_loss_scale_of_tokens_is_of_one_effect_in_every_strategy(
-    strategy: str, accumulation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_scale_of_tokens_acts_alike(strategy: str, accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What backward sees is within a factor of about 2 of the loss per token, and the same without accumulation."""
     monkeypatch.setattr("harness.train.training.dist", Events())
     scaled_losses: list[torch.Tensor] = []
@@ -240,9 +238,7 @@ def test_without_the_option_nothing_is_channels_last() -> None:
 
 
 @pytest.mark.parametrize(("options", "wanted"), [({}, False), ({"cudnn_benchmark": True}, True)])
-def test_cudnn_times_its_algorithms_only_where_the_cell_says_so(
-    options: dict[str, Any], wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cudnn_benchmarks_as_asked(options: dict[str, Any], wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not wanted)
     training_of(replace(CELL, training=options))
     assert torch.backends.cudnn.benchmark == wanted
@@ -300,9 +296,7 @@ class Events:
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_the_tokens_of_a_global_batch_are_summed_while_backward_runs(
-    accumulation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_a_global_batch_are_summed_in_backward(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks that hold the same batch: twice the tokens, and a gradient that the mean over ranks leaves alone."""
     events = Events()
     monkeypatch.setattr("harness.train.training.dist", events)

@@ -204,9 +204,7 @@ def test_a_folder_below_the_script_s_own_is_not_linked_into_itself_and_links_are
 
 
 @pytest.mark.parametrize(("named", "seen"), [(None, "2,3"), ("7,5,3,1", "3,1")])
-def test_a_script_sees_the_gpus_of_its_node_s_ranks_in_their_order(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, seen: str
-) -> None:
+def test_a_script_sees_its_node_s_gpus_in_order(monkeypatch: pytest.MonkeyPatch, named: str | None, seen: str) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)

@@ -114,9 +114,7 @@ def test_replicas_with_different_longest_sequences_are_gathered() -> None:
 
 
 @pytest.mark.parametrize("kind", [MovedOnceLstm, nn.LSTM])
-def test_weights_gathered_by_fsdp_keep_their_storage(
-    kind: type[nn.LSTM], no_group: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fsdps_weights_keep_their_storage(kind: type[nn.LSTM], no_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda self: calls.append(True))
     monkeypatch.setattr("harness.train.workloads.padded_sequences.MovedOnceLstm", kind)
