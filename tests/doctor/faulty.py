@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import Dataset, DistributedSampler
 
 from tests.doctor import faulty_steps, lookalikes, recipes
-from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, OwnSamples, blobs, sequences
+from tests.doctor.healthy import CLASSES, WIDTH, Graph, Healthy, Net, OwnSamples, blobs, sequences
 
 
 class BiasBeforeNorm(Healthy):
@@ -71,13 +71,6 @@ class NoiseOnTheHost(Healthy):
 class CudaByName(Healthy):
     def build_model(self) -> nn.Module:
         return Net().cuda()
-
-
-class Graph:
-    """Tensors in attributes, and no method that moves them."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
 
 
 class BatchesOfItsOwn(Healthy):

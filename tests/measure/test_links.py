@@ -20,17 +20,7 @@ from torch._subclasses import FakeTensorMode
 
 from harness.analysis.hardware import bus_factor
 from harness.measure import links
-from harness.measure.links import (
-    FIRST_CONTACT,
-    REPETITIONS,
-    SMALLEST_BYTES,
-    Device,
-    Meter,
-    NotMeasuredError,
-    Operation,
-    measure_links,
-    sweep,
-)
+from harness.measure.links import Device, Meter, NotMeasuredError, Operation, measure_links, sweep
 from harness.plan.rows import LinkRow
 from harness.train.ranks import Ranks
 from tests.link_ranks import PER_NODE, SECONDS
@@ -77,12 +67,12 @@ def test_sizes_double_until_the_time_is_over_at_the_latency_and_bandwidth_of_the
     first, *_, last = rows = swept(clock, [transfer(clock, 1e-4, 1e8)], 5.0)
     sizes = [row["size_bytes"] for row in rows]
     assert sizes == [KIB * 2**k for k in range(len(sizes))]
-    last_s = (REPETITIONS + 1) * (1e-4 + sizes[-1] / 1e8)
+    last_s = (links.REPETITIONS + 1) * (1e-4 + sizes[-1] / 1e8)
     assert clock.now <= 5.0 < clock.now + 2 * last_s
     assert sizes[-1] == 32 * MIB
     assert first["time_s"] == pytest.approx(1e-4 + KIB / 1e8)
     assert last["size_bytes"] / last["time_s"] == pytest.approx(1e8, rel=0.01)
-    assert (first["repetitions"], first["calls"], last["calls"]) == (REPETITIONS, 9, 1)
+    assert (first["repetitions"], first["calls"], last["calls"]) == (links.REPETITIONS, 9, 1)
     assert last["min_s"] == pytest.approx(last["max_s"])
     # a message that is sent and returned counts half
     once, both = (swept(clock, [transfer(clock, 0.0, 1e8, legs=legs)], 0.1)[0]["time_s"] for legs in (1, 2))
@@ -118,7 +108,7 @@ def test_pairs_whose_first_messages_come_too_late_are_left_out_with_a_note() -> 
     pairs = [transfer(clock, 0.05, 1e9, name="send_receive", source=0, target=n) for n in range(1, 9)]
     rows, notes = measure_links([pairs], meter(clock), 4.0, ALONE)
     targets = {row["target"] for row in rows}
-    first_contacts = 1 + int(FIRST_CONTACT * 4.0 / ((REPETITIONS + 1) * 0.05))
+    first_contacts = 1 + int(links.FIRST_CONTACT * 4.0 / ((links.REPETITIONS + 1) * 0.05))
     assert targets == set(range(1, 1 + first_contacts)) and first_contacts < 8
     assert notes == [f"send_receive: {first_contacts} of 8 pairs measured in the time"]
 
@@ -163,7 +153,7 @@ FIRST = Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
 def test_the_slowest_rank_gives_the_time_unless_one_cannot_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     both, operation = meter(clock, FIRST), transfer(clock, 0.5, 1e30)
-    assert both.seconds(operation, KIB, 1) == [1.0] * REPETITIONS
+    assert both.seconds(operation, KIB, 1) == [1.0] * links.REPETITIONS
     assert both.now == (before := clock.now) > 0.0
     monkeypatch.setattr(Two, "other_fails", True)
     with pytest.raises(NotMeasuredError, match=r"OutOfMemoryError: no \(rank 1\)"):
@@ -275,13 +265,13 @@ def test_two_processes_measure_every_operation_within_the_time(tmp_path: Path) -
     assert found["notes"] == []  # that the time ends a sweep: test_links.py, by a clock of its own
     for operation in OPERATIONS:
         sizes = [row["size_bytes"] for row in rows if row["operation"] == operation]
-        assert sizes == [SMALLEST_BYTES * 2**k for k in range(len(sizes))] and len(sizes) > 3
+        assert sizes == [links.SMALLEST_BYTES * 2**k for k in range(len(sizes))] and len(sizes) > 3
     assert all(0 < row["min_s"] <= row["time_s"] <= row["max_s"] for row in rows)
     assert {(row["backend"], row["tier"], row["repetitions"]) for row in rows} == {
-        ("gloo", "inside a node", REPETITIONS)
+        ("gloo", "inside a node", links.REPETITIONS)
     }
     assert {(row["source"], row["target"]) for row in rows if row["operation"] == "send_receive"} == {(0, 1)}
-    assert found["advanced"] >= REPETITIONS * len(rows)  # or the watchdog would end a long measurement
+    assert found["advanced"] >= links.REPETITIONS * len(rows)  # or the watchdog would end a long measurement
 
 
 @pytest.fixture

@@ -13,22 +13,10 @@ import pytest
 import torch
 
 from harness.config.sections import Throughput
+from harness.measure import window as windows
 from harness.measure.stepper import TimedWindow, of_slowest, step_columns, step_quantiles
 from harness.measure.throughput import pace, window_length
-from harness.measure.window import (
-    DEVICE,
-    HOST,
-    MAX_OVERHEAD,
-    CudaTimer,
-    HostTimer,
-    Marks,
-    Window,
-    cost_s,
-    epoch_marks,
-    marks_for,
-    measure_window,
-    phases_are_cheap,
-)
+from harness.measure.window import CudaTimer, HostTimer, Marks, Window, marks_for, measure_window
 from harness.train.training import STEP, Phase
 
 IDLE: dict[str, Any] = {"copy": lambda batch: batch, "synchronize": lambda: None, "advance": lambda: None}
@@ -219,18 +207,18 @@ def test_phases_are_sums_over_micro_batches_and_add_up_to_the_steps(
 
 def test_marking_costs_little_is_measured_once_and_every_gap_has_a_name_on_both_clocks() -> None:
     cpu = torch.device("cpu")
-    assert 0 < cost_s(cpu) == cost_s(cpu) < 1e-3
+    assert 0 < windows.cost_s(cpu) == windows.cost_s(cpu) < 1e-3
     assert isinstance(marks_for((cpu,), 3), HostTimer)
-    assert len(HOST) == len(DEVICE) == len(STEP)
+    assert len(windows.HOST) == len(windows.DEVICE) == len(STEP)
 
 
 def test_phases_are_marked_where_that_is_next_to_nothing_of_a_step() -> None:
     cpu = torch.device("cpu")
-    longest = cost_s(cpu) / MAX_OVERHEAD
-    assert phases_are_cheap(cpu, 1, 1.01 * longest) and not phases_are_cheap(cpu, 1, 0.99 * longest)
-    assert phases_are_cheap(cpu, 4, 4.01 * longest)
-    assert not phases_are_cheap(cpu, 4, 1.01 * longest)  # each micro-batch is marked
-    assert not phases_are_cheap(torch.device("cuda"), 1, 3600.0)  # events are read after the window
+    longest = windows.cost_s(cpu) / windows.MAX_OVERHEAD
+    assert windows.phases_are_cheap(cpu, 1, 1.01 * longest) and not windows.phases_are_cheap(cpu, 1, 0.99 * longest)
+    assert windows.phases_are_cheap(cpu, 4, 4.01 * longest)
+    assert not windows.phases_are_cheap(cpu, 4, 1.01 * longest)  # each micro-batch is marked
+    assert not windows.phases_are_cheap(torch.device("cuda"), 1, 3600.0)  # events are read after the window
 
 
 class Event:
@@ -280,7 +268,7 @@ def test_a_gpus_stream_is_partitioned_by_events_that_add_up_to_the_step(gpu: tor
 
 def test_an_epoch_on_a_gpu_records_no_events(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cuda, "Event")
-    result = marked(epoch_marks((gpu,), 1), 3).read()
+    result = marked(windows.epoch_marks((gpu,), 1), 3).read()
     assert len(result.step_s) == 3 and result.phases == {}
     assert set(result.host_phases) == {"wait", "copy", "rest", "forward", "backward", "optimizer"}
 

@@ -19,16 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from harness.train import loader
-from harness.train.loader import (
-    Batches,
-    SeededDataset,
-    Share,
-    endless_shares,
-    epoch_order,
-    epoch_shares,
-    evaluation_shares,
-    rank_share,
-)
+from harness.train.loader import Batches, SeededDataset, Share, endless_shares, epoch_order, epoch_shares
 from harness.train.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -78,9 +69,9 @@ def test_an_epoch_has_each_sample_once_a_shorter_last_batch_and_an_order_of_its_
 
 def test_a_rank_without_a_sample_still_takes_a_step() -> None:
     codes = torch.tensor([1 * 7 + 5])  # epoch 1 of 7 samples, sample 5
-    empty = rank_share(codes, 7, rank=0, world_size=2)
+    empty = loader.rank_share(codes, 7, rank=0, world_size=2)
     assert (empty.samples, empty.global_samples, empty.keys) == (0, 1, ((1, 5),))
-    assert rank_share(codes, 7, rank=1, world_size=2).samples == 1
+    assert loader.rank_share(codes, 7, rank=1, world_size=2).samples == 1
 
 
 def test_the_endless_stream_has_full_batches_and_no_seam() -> None:
@@ -94,10 +85,13 @@ def test_the_endless_stream_has_full_batches_and_no_seam() -> None:
 
 def test_evaluation_sees_each_sample_exactly_once_over_all_ranks() -> None:
     seen = [
-        key for rank in range(3) for share in evaluation_shares(11, 4, rank, 3) for key in share.keys[: share.samples]
+        key
+        for rank in range(3)
+        for share in loader.evaluation_shares(11, 4, rank, 3)
+        for key in share.keys[: share.samples]
     ]
     assert sorted(seen) == [(0, index) for index in range(11)]
-    assert {len(list(evaluation_shares(11, 4, rank, 3))) for rank in range(3)} == {3}
+    assert {len(list(loader.evaluation_shares(11, 4, rank, 3))) for rank in range(3)} == {3}
 
 
 def test_randomness_depends_on_seed_epoch_and_sample_alone() -> None:
