@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -25,6 +22,7 @@ from harness.train.workloads import Workload
 from harness.train.workloads.mlp import Mlp
 from tests.gpu.setting import cell_of, need_cuda
 from tests.gpu.verdict import Verdict, judged
+from tests.worlds import fake_group
 
 WIDTH, LAYERS = 4096, 8
 BYTES = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
@@ -47,18 +45,6 @@ class Tall:
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         total = model(batch[0]).square().mean(dim=1).sum()
         return total, torch.full((), len(batch[0]), device=total.device)
-
-
-@contextmanager
-def fake_group(size: int) -> Iterator[None]:
-    """Open a process group of ``size`` ranks of which only rank 0 exists; its collectives do nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def fsdp_shards_first(device: torch.device) -> Verdict:
@@ -84,16 +70,9 @@ def peak_of_steps(device: torch.device, strategy: str) -> Verdict:
     need_cuda(device)
     short = {"blocks": 1, "warmup_steps": 2, "warmup_rounds": 2, "windows": 1, "window_steps": 2}
     no_time = {"warmup_seconds": 0.0, "window_seconds": 0.0, "twin": False, "explain": False}
-    content = {
-        "name": "acceptance",
-        "workload": "mlp",
-        "device": "cuda",
-        "grid": {"model": "large", "strategy": strategy, "per_device_batch_size": 8},
-        "optimizer": {"name": "Adam", "lr": 1e-4},
-        "equivalence": False,
-        "preflight": False,
-        "throughput": {**short, **no_time},
-    }
+    content = {"name": "acceptance", "workload": "mlp", "device": "cuda", "equivalence": False, "preflight": False}
+    content["grid"] = {"model": "large", "strategy": strategy, "per_device_batch_size": 8}
+    content |= {"optimizer": {"name": "Adam", "lr": 1e-4}, "throughput": {**short, **no_time}}
     experiment = parse_experiment(content, source="tests.gpu")
     plan = make_plan(experiment, Inventory((Node("here", "127.0.0.1", "here", cores=1, gpus=1),)))
     trials = [(group, trial) for group in plan.groups for trial in group.trials if trial.cell.strategy == strategy]

@@ -35,14 +35,8 @@ def within(make_experiment: Make) -> Within:
     def find(
         grid: Any = (), throughput: Any = (), ranks: Ranks = ALONE, sections: Any = (), **columns: Any
     ) -> TrialContext:
-        given = {**GRID, **dict(grid)}
-        experiment = make_experiment(
-            given,
-            diagnostics=True,
-            workload_options={"width": 4},
-            throughput={**SHORT, **dict(throughput)},
-            **dict(sections),
-        )
+        given, options = {**GRID, **dict(grid)}, {"diagnostics": True, "workload_options": {"width": 4}}
+        experiment = make_experiment(given, throughput={**SHORT, **dict(throughput)}, **options, **dict(sections))
         wanted = {"purpose": "", **columns}
         trials = [t for t in make_plan(experiment, laptop()).trials if t.cell.devices == given["devices"]]
         trial = next(t for t in trials if all(getattr(t, name) == value for name, value in wanted.items()))

@@ -86,12 +86,6 @@ def test_a_clipped_step_is_as_long_as_its_norm_allows() -> None:
     assert float(moved({"clip_grad_value": 0.02}).abs().max()) == pytest.approx(0.1 * 0.02, rel=1e-3)
 
 
-def test_the_rate_is_scaled_with_the_global_batch() -> None:
-    training = training_of(replace(CELL, training={"lr_scaling": "linear", "lr_base_batch_size": 2}))
-    assert training.effective_lr == pytest.approx(0.1 * BATCH / 2)
-    assert training.optimizer.param_groups[0]["lr"] == training.effective_lr
-
-
 class Looks(Regression):
     """Notes the autocast dtype of each forward pass of the model, None without autocast."""
 
@@ -193,11 +187,8 @@ def test_a_step_whose_gradient_overflows_is_skipped_and_halves_the_scale() -> No
     next(steps(training))
     assert torch.equal(flat(training), before)
     assert training.loss_scale() == LossScale(2.0**39, 0, 2000)
-
-
-def test_a_check_of_a_few_steps_begins_with_a_scale_at_which_none_is_skipped() -> None:
     training = training_of(FP16)
-    training.expect_few_steps()
+    training.expect_few_steps()  # as an equivalence check does: none of its steps is to be skipped
     next(steps(training))
     assert training.loss_scale() == LossScale(1024.0, 1, 2000)
 
@@ -216,7 +207,9 @@ def test_a_snapshot_holds_the_loss_scale_which_other_precisions_have_not() -> No
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp"])
 def test_channels_last_reaches_the_convolutions(strategy: str) -> None:
     cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, training={"channels_last": True})
-    training = training_of(cell, ImageClassification(model="resnet8", data="digits", width=8))
+    workload = ImageClassification(model="resnet8", data="digits", width=8)
+    assert all(p.is_contiguous() for p in training_of(CELL, workload).model.parameters()), "without the option"
+    training = training_of(cell, workload)
     seen: list[tuple[bool, ...]] = []
 
     def note(module: nn.Module, args: Any, output: torch.Tensor) -> None:
@@ -230,11 +223,6 @@ def test_channels_last_reaches_the_convolutions(strategy: str) -> None:
     weights = strategy in ("single", "ddp")  # fully_shard takes contiguous parameters only, dp copies them so
     assert seen and {one[:2] for one in seen} == {(True, True)}
     assert not weights or {one[2] for one in seen} == {True}
-
-
-def test_without_the_option_nothing_is_channels_last() -> None:
-    training = training_of(CELL, ImageClassification(model="resnet8", data="digits", width=8))
-    assert all(parameter.is_contiguous() for parameter in training.model.parameters())
 
 
 @pytest.mark.parametrize(("options", "wanted"), [({}, False), ({"cudnn_benchmark": True}, True)])
@@ -448,7 +436,8 @@ def test_a_workloads_own_optimizer_and_what_it_does_after_a_step_are_those_of_ev
     cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, training=scaled)
     training = training_of(cell, workload)
     assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.1, 0.0]
-    assert [group["lr"] for group in training.optimizer.param_groups] == pytest.approx([0.1 * BATCH / (BATCH // 2)] * 2)
+    assert training.effective_lr == pytest.approx(0.1 * BATCH / (BATCH // 2))
+    assert [group["lr"] for group in training.optimizer.param_groups] == [training.effective_lr] * 2
     done = list(steps(training))
     kind = type(Regression("samples").build_model())
     assert workload.after == [(kind, number) for number in range(len(done))]  # without a wrapper

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from harness.train.strategies.base import default_units
 from harness.train.training import Phase, Training
 from harness.train.workloads.image_classification import ImageClassification, SmallResNet
 from harness.train.workloads.language_model import LanguageModel
+from tests.worlds import fake_group
 
 CPU = torch.device("cpu")
 RANKS = 8
@@ -61,11 +62,8 @@ class Traffic(TorchDispatchMode):
 @pytest.fixture
 def eight_ranks() -> Iterator[None]:
     """Rank 0 of eight whose collectives move nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=cast(Any, FakeStore()), rank=0, world_size=RANKS)
-    yield
-    dist.destroy_process_group()
+    with fake_group(RANKS):
+        yield
 
 
 def training_of(cell: Cell, workload: Any, world_size: int | None = None, seed: int = 0) -> Training:
