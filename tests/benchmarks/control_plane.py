@@ -112,14 +112,13 @@ def measure(ranks: int, folder: Path) -> Row:
     assert [line["outcome"] for line in lines] == ["ok"] * TRIALS, [line["reason"] for line in lines]
     (group,) = run.environment()["groups"]
     recorded = [run.path / "trials.jsonl", *(run.path / "raw").iterdir()]
-    start = [(traffic.messages[name], traffic.sizes[name]) for name in AT_START]
-    messages, size = traffic.messages.total(), traffic.sizes.total()
+    messages, size = (sum(counted[name] for name in AT_START) for counted in (traffic.messages, traffic.sizes))
     return {
         "ranks": ranks,
-        "start_messages_per_rank": sum(number for number, _ in start) / ranks,
-        "messages_per_trial": (messages - sum(number for number, _ in start)) / TRIALS,
-        "start_bytes_per_rank": sum(number for _, number in start) / ranks,
-        "bytes_per_rank_and_trial": (size - sum(number for _, number in start)) / ranks / TRIALS,
+        "start_messages_per_rank": messages / ranks,
+        "messages_per_trial": (traffic.messages.total() - messages) / TRIALS,
+        "start_bytes_per_rank": size / ranks,
+        "bytes_per_rank_and_trial": (traffic.sizes.total() - size) / ranks / TRIALS,
         "recorded_bytes_per_rank_and_trial": sum(file.stat().st_size for file in recorded) / ranks / TRIALS,
         "threads": traffic.threads,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,

@@ -361,11 +361,14 @@ def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> Non
     assert data.judge_padding([steps()], case()) == []
 
 
-def test_a_validation_set_is_not_empty_and_shares_no_samples() -> None:
+def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -> None:
     made = validation.Validation
     assert validation.judge([None], case()) == validation.judge([made(9)], case()) == []
     for seen, severity in ((made(0), "error"), (made(9, same=True), "note"), (made(9, shared=3), "warning")):
         only(validation.judge([seen], case()), severity)
+    rows, of = torch.zeros(10, 3), TensorDataset
+    shared = [validation._shared(of(rows[:8]), of(part)) for part in (rows[8:], rows[6:], rows.clone(), rows[:0])]
+    assert shared == [0, 2, 0, 0]
 
 
 def test_failing_copies_between_a_pair_block_the_cell() -> None:

@@ -102,9 +102,7 @@ def read(nvml: Nvml, *devices: int, **given: Any) -> tuple[Reading, ...]:
         ("0", (SLICE,), [4]),
     ],
 )
-def test_a_device_is_the_named_slice_or_torchs(
-    variable: str | None, uuids: tuple[str, ...], degrees: list[int]
-) -> None:
+def test_a_device_is_a_named_slice_or_torchs(variable: str | None, uuids: tuple[str, ...], degrees: list[int]) -> None:
     """A, B, C and a slice are 1, 2, 3 and 4 degrees warm."""
     gpus = [Gpu(uuid, temperature=degrees) for degrees, uuid in enumerate((A, B, C, SLICE), start=1)]
     nvml = GpuNvml(*gpus[:3], slices=gpus[3:])

@@ -66,9 +66,7 @@ def test_a_model_of_the_meta_device_trains_as_on_one_device(trained: Results, st
         ("ddp", "fp16_compress", "fp32"),
     ],
 )
-def test_16_bits_train_within_rounding(
-    trained: Results, strategy: str, devices: int, name: str, reference: str
-) -> None:
+def test_16_bits_train_up_to_rounding(trained: Results, strategy: str, devices: int, name: str, reference: str) -> None:
     assert 0 < difference(trained, strategy, devices, "otherwise", name, of_single="fp32") < 0.01
     assert difference(trained, strategy, devices, "otherwise", name, of_single=reference) < 0.01
 
