@@ -135,12 +135,9 @@ def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
     assert checkpoint.epochs(tmp_path) == []
 
 
-def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:
+def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up_and_each_sample_counts_once() -> None:
     run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
     assert run.rows[0]["samples"] == SAMPLES and run.diverged is None
-
-
-def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up() -> None:
     window = epochs_of(CELL, 3).clock.window
     assert (window["window_kind"], window["rank"], window["window"]) == ("epochs", 0, 0)
     assert window["steps"] == 9 and window["weight"] == 3 * SAMPLES

@@ -170,8 +170,7 @@ def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
     ],
 )
 def test_a_window_has_least_steps_and_seconds(steps: int, seconds: float, warmup: list[float], expected: int) -> None:
-    settings = Throughput(window_steps=steps, window_seconds=seconds)
-    assert window_length(settings, pace(warmup)) == expected
+    assert window_length(Throughput(window_steps=steps, window_seconds=seconds), pace(warmup)) == expected
 
 
 FURTHER = (Phase.NEXT, Phase.FETCHED, Phase.COPIED, Phase.FORWARD)
@@ -264,6 +263,9 @@ def test_a_gpus_stream_is_partitioned_by_events_that_add_up_to_the_step(gpu: tor
     names = {"idle", "copy", "rest", "forward", "backward", "optimizer"}
     assert set(result.phases) == names and result.phases["rest"] == pytest.approx(0.06)
     assert set(result.host_phases) == names - {"idle"} | {"wait"}  # the host's own clock, beside it
+    for detailed, seconds in ((True, 0.15), (False, 0.01)):
+        marks = marks_for((gpu,), 1, detailed=detailed, micro_batches=3)
+        assert marked(marks, 1, THREE_PARTS).read().step_s == pytest.approx([seconds])
 
 
 def test_an_epoch_on_a_gpu_records_no_events(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,12 +273,6 @@ def test_an_epoch_on_a_gpu_records_no_events(gpu: torch.device, monkeypatch: pyt
     result = marked(windows.epoch_marks((gpu,), 1), 3).read()
     assert len(result.step_s) == 3 and result.phases == {}
     assert set(result.host_phases) == {"wait", "copy", "rest", "forward", "backward", "optimizer"}
-
-
-def test_micro_batches_partition_a_gpus_stream_too(gpu: torch.device) -> None:
-    for detailed, seconds in ((True, 0.15), (False, 0.01)):
-        marks = marks_for((gpu,), 1, detailed=detailed, micro_batches=3)
-        assert marked(marks, 1, THREE_PARTS).read().step_s == pytest.approx([seconds])
 
 
 def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> None:
@@ -294,11 +290,9 @@ def timed(step_s: list[float], wait_s: list[float], losses: list[float]) -> Time
 
 def test_of_each_step_the_slowest_rank_the_longest_wait_and_the_means_are_kept() -> None:
     nan = float("nan")
-    by_rank = [
-        timed([1.0, 3.0, 2.0], [0.1, nan, 0.5], [1.0, 2.0, 3.0]),
-        timed([2.0, 1.0, 2.0], [0.3, nan, 0.2], [3.0, 2.0, nan]),
-    ]
-    kept = of_slowest([step_columns(rank, [window]) for rank, window in enumerate(by_rank)])
+    first = timed([1.0, 3.0, 2.0], [0.1, nan, 0.5], [1.0, 2.0, 3.0])
+    second = timed([2.0, 1.0, 2.0], [0.3, nan, 0.2], [3.0, 2.0, nan])
+    kept = of_slowest([step_columns(rank, [window]) for rank, window in enumerate((first, second))])
     assert kept["rank"].tolist() == [1, 0, 0] and kept["step_s"].tolist() == [2.0, 3.0, 2.0]
     assert kept["mean_s"].tolist() == [1.5, 2.0, 2.0] and kept["step"].tolist() == [0, 1, 2]
     np.testing.assert_equal(kept["wait_s"], [0.3, nan, 0.5])
