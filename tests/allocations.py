@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -22,17 +20,20 @@ from harness.train.training import Training
 from tests.worlds import rank_main
 
 STEPS = 5
-PARTICULAR_VARIABLE = "HARNESS_TEST_PARTICULAR"
-"""The variable that names the particular cells to measure, joined by commas; without it all are."""
 ADAMW = {"name": "AdamW", "lr": 0.001}
 MOMENTUM = {"name": "SGD", "lr": 0.01, "momentum": 0.9}
+MODELS = (("image_classification", "digits", "resnet20", 128), ("language_model", "synthetic", "micro", 32))
 
 
-def cell_of(workload: str, model: str, strategy: str, devices: int, batch: int, **more: object) -> Cell:
-    """A cell as the planner makes it."""
-    data = {"image_classification": "digits", "language_model": "synthetic"}[workload]
-    made = Cell(workload, data, model, strategy, "cpu", devices, 1, "weak", batch, batch * devices)
-    return replace(made, **{"optimizer": MOMENTUM if workload == "image_classification" else ADAMW, **more})  # type: ignore[arg-type]
+def cells(devices: int) -> dict[str, Cell]:
+    """The cells that are measured on this number of devices, by name."""
+    made = [
+        Cell(workload, data, model, strategy, "cpu", devices, 1, "weak", batch, batch * devices)
+        for workload, data, model, batch in MODELS
+        for strategy in (("single",) if devices == 1 else ("ddp", "fsdp"))
+    ]
+    optimizers = {"image_classification": MOMENTUM, "language_model": ADAMW}
+    return {f"{cell.model}, {cell.strategy}": replace(cell, optimizer=optimizers[cell.workload]) for cell in made}
 
 
 def measured(cell: Cell, rank: int = 0) -> list[int]:
@@ -43,7 +44,7 @@ def measured(cell: Cell, rank: int = 0) -> list[int]:
     workload = workloads.build(cell)
     data, _ = workload.datasets()
     load = largest_load(cell, workload, data)
-    batch = load.micro_batches[0] if cell.micro_batches == 1 else load.micro_batches
+    (batch,) = load.micro_batches
     ranks = Ranks(rank, cell.devices, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         training = Training(cell, workload, 0, ranks)
@@ -57,31 +58,7 @@ def measured(cell: Cell, rank: int = 0) -> list[int]:
     allocations = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     sums = list(accumulate(size for _, size in allocations))
     peaks = [max(s for (at, _), s in zip(allocations, sums, strict=True) if begin <= at <= end) for begin, end in steps]
-    return [peak + load.bytes // cell.micro_batches for peak in peaks]
-
-
-PARTICULAR: dict[str, dict[str, object]] = {
-    "": {},
-    "bf16": {"precision": "bf16"},
-    "accumulation 2": {"training": {"accumulation": 2}},
-    "gradient_as_bucket_view": {"strategy_options": {"gradient_as_bucket_view": True}},
-    "not resharded": {"strategy_options": {"reshard_after_forward": False}},
-}
-ONLY_OF = {"gradient_as_bucket_view": "ddp", "not resharded": "fsdp"}
-MODELS = (("image_classification", "resnet20", 128), ("language_model", "micro", 32))
-
-
-def cells(devices: int, particular: Sequence[str] = tuple(PARTICULAR)) -> dict[str, Cell]:
-    """The cells that are measured on this number of devices, by name."""
-    return {
-        f"{model}, {strategy}, {particular_name or 'fp32'}": cell_of(
-            workload, model, strategy, devices, batch, **PARTICULAR[particular_name]
-        )
-        for workload, model, batch in MODELS
-        for strategy in (("single",) if devices == 1 else ("ddp", "fsdp"))
-        for particular_name in particular
-        if ONLY_OF.get(particular_name, strategy) == strategy
-    }
+    return [peak + load.bytes for peak in peaks]
 
 
 def estimated(cell: Cell) -> int:
@@ -93,8 +70,7 @@ def estimated(cell: Cell) -> int:
 
 def main(rank: int, world_size: int, out: Path) -> None:
     """Measure the cells of this world."""
-    particular = os.environ.get(PARTICULAR_VARIABLE, "").split(",") if PARTICULAR_VARIABLE in os.environ else PARTICULAR
-    peaks = {name: measured(cell, rank) for name, cell in cells(world_size, tuple(particular)).items()}
+    peaks = {name: measured(cell, rank) for name, cell in cells(world_size).items()}
     if rank == 0:
         out.write_text(json.dumps(peaks))
 

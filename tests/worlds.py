@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +18,18 @@ from tests.forks import start
 ROOT = Path(__file__).parents[1]
 Work = Callable[[int, int, Path], None]
 """What a rank does: its rank, the world size, the file that rank 0 writes."""
+
+
+@contextmanager
+def fake_group(size: int, rank: int = 0) -> Iterator[None]:
+    """Open a process group of ``size`` ranks of which only this one exists; its collectives move nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def fork_ranks(work: Work, world_size: int, folder: Path, within_s: float = 180.0) -> Path:

@@ -24,7 +24,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.figures import SHORT, measured_apart, table_of_numbers, write_figures
+from tests.benchmarks.figures import SHORT, UNCHECKED, measured_apart, table_of_numbers, write_figures
 
 if TYPE_CHECKING:
     from harness.launch.ray.launcher import RayGroup
@@ -78,15 +78,10 @@ class Traffic:
 
 def experiment_of(ranks: int) -> dict[str, object]:
     """Return trials of the same number of steps on so many ranks, in one worker group."""
-    return {
-        "name": "control_plane",
-        "workload": "emulated_compute",
-        "workload_options": {"mebibytes": 0.1, "step_ms": 5},
-        "grid": {"strategy": "ddp", "devices": ranks, "per_device_batch_size": list(range(8, 8 + TRIALS))},
-        "throughput": {**SHORT, "warmup_steps": 2, "window_steps": STEPS},
-        "equivalence": False,
-        "preflight": False,
-    }
+    grid = {"strategy": "ddp", "devices": ranks, "per_device_batch_size": list(range(8, 8 + TRIALS))}
+    sections = {"throughput": {**SHORT, "warmup_steps": 2, "window_steps": STEPS}, **UNCHECKED}
+    workload = {"workload": "emulated_compute", "workload_options": {"mebibytes": 0.1, "step_ms": 5}}
+    return {"name": "control_plane", "grid": grid, **workload, **sections}
 
 
 def without_bases(plan: Plan, ranks: int) -> Plan:
@@ -117,14 +112,13 @@ def measure(ranks: int, folder: Path) -> Row:
     assert [line["outcome"] for line in lines] == ["ok"] * TRIALS, [line["reason"] for line in lines]
     (group,) = run.environment()["groups"]
     recorded = [run.path / "trials.jsonl", *(run.path / "raw").iterdir()]
-    start = [(traffic.messages[name], traffic.sizes[name]) for name in AT_START]
-    messages, size = traffic.messages.total(), traffic.sizes.total()
+    messages, size = (sum(counted[name] for name in AT_START) for counted in (traffic.messages, traffic.sizes))
     return {
         "ranks": ranks,
-        "start_messages_per_rank": sum(number for number, _ in start) / ranks,
-        "messages_per_trial": (messages - sum(number for number, _ in start)) / TRIALS,
-        "start_bytes_per_rank": sum(number for _, number in start) / ranks,
-        "bytes_per_rank_and_trial": (size - sum(number for _, number in start)) / ranks / TRIALS,
+        "start_messages_per_rank": messages / ranks,
+        "messages_per_trial": (traffic.messages.total() - messages) / TRIALS,
+        "start_bytes_per_rank": size / ranks,
+        "bytes_per_rank_and_trial": (traffic.sizes.total() - size) / ranks / TRIALS,
         "recorded_bytes_per_rank_and_trial": sum(file.stat().st_size for file in recorded) / ranks / TRIALS,
         "threads": traffic.threads,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
@@ -136,18 +130,12 @@ def measure(ranks: int, folder: Path) -> Row:
 def missed(rows: list[Row]) -> list[str]:
     """Return what the largest size costs more, a rank and a trial, than the smallest by the limits above."""
     least, most = rows[0], rows[-1]
-    found = [
-        f"{COLUMNS[name]}: {least[name]:.1f}, then {most[name]:.1f}"
-        for name in COLUMNS
-        if name.endswith(("per_rank", "per_trial", "and_trial")) and most[name] > MORE * least[name]
-    ]
+    counted = [name for name in COLUMNS if name.endswith(("per_rank", "per_trial", "and_trial"))]
+    grown = [name for name in counted if most[name] > MORE * least[name]]
+    found = [f"{COLUMNS[name]}: {least[name]:.1f}, then {most[name]:.1f}" for name in grown]
+    more = {name: most[name] - least[name] for name in ("threads", "peak_mib")}
     limits = {"threads": MORE_THREADS, "peak_mib": MORE_MIB}
-    found += [
-        f"{COLUMNS[name]}: {most[name] - least[name]:.0f} more"
-        for name, limit in limits.items()
-        if most[name] - least[name] > limit
-    ]
-    return found
+    return found + [f"{COLUMNS[name]}: {more[name]:.0f} more" for name in more if more[name] > limits[name]]
 
 
 def table_of(rows: list[Row]) -> Table:

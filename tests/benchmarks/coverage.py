@@ -22,22 +22,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from harness.analysis import stats
 from harness.analysis.history import RunRatio, noise_within
 from harness.analysis.ratios import within
-from harness.analysis.stats import (
-    CLEAR,
-    LEAST_BLOCKS,
-    LOOKS_SIGNIFICANCE,
-    deciding_blocks,
-    geometric_mean,
-    holm,
-    is_decided,
-    look_significance,
-    pooled_deviation,
-    ratio_p_value,
-    stein_blocks,
-    word,
-)
+from harness.analysis.stats import CLEAR, LEAST_BLOCKS, LOOKS_SIGNIFICANCE, deciding_blocks, geometric_mean, holm
 from harness.analysis.stats import SIGNIFICANCE as ALPHA
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.analysis.verdict.trust import HALFWIDTH as EQUAL_WITHIN
@@ -78,10 +66,7 @@ MUST_COVER: Mapping[str, Noise] = {
     "lognormal 3 %": lognormal(0.03),
     "lognormal 10 %": lognormal(0.10),
 }
-FOR_INFORMATION: Mapping[str, Noise] = {
-    "heavy tails 10 %": heavy(0.10),
-    "one-sided 10 %": one_sided(0.10),
-}
+FOR_INFORMATION: Mapping[str, Noise] = {"heavy tails 10 %": heavy(0.10), "one-sided 10 %": one_sided(0.10)}
 
 
 def covers(noise: Noise, blocks: int, two_stage: bool, random: np.random.Generator) -> bool:
@@ -93,7 +78,7 @@ def covers(noise: Noise, blocks: int, two_stage: bool, random: np.random.Generat
     n = blocks
     if two_stage:
         pilot = (speeds[:blocks] / bases[:blocks]).tolist()
-        n = min(most, stein_blocks(pilot, HALFWIDTH))
+        n = min(most, stats.stein_blocks(pilot, HALFWIDTH))
     ratios = (speeds[:n] / bases[:n]).tolist()
     estimate = geometric_mean(ratios, pilot=ratios[:blocks] if two_stage else None)
     assert estimate.low is not None and estimate.high is not None
@@ -120,10 +105,12 @@ def claims(earlier: int, cells: int, random: np.random.Generator) -> tuple[bool,
     logs = blocks.mean(axis=2)
     p_values = []
     for cell in range(cells):
-        sd, freedom = pooled_deviation([logs[:earlier, cell].tolist()])
+        sd, freedom = stats.pooled_deviation([logs[:earlier, cell].tolist()])
         ratio = math.exp(logs[-1, cell] - logs[-2, cell])
         p_values.append(RunRatio(1.0, ratio, [(sd, freedom)], earlier).p_value() or 0.0)
-    by_blocks = [ratio_p_value(np.exp(blocks[-1, cell] - blocks[-2, cell]).tolist()) or 0.0 for cell in range(cells)]
+    by_blocks = [
+        stats.ratio_p_value(np.exp(blocks[-1, cell] - blocks[-2, cell]).tolist()) or 0.0 for cell in range(cells)
+    ]
     return min(holm(p_values)) <= ALPHA, min(p_values) <= ALPHA, min(holm(by_blocks)) <= ALPHA
 
 
@@ -166,12 +153,7 @@ def stated_claims(
     return as_compare_does, by_stated
 
 
-FOR_LOOKS: Mapping[str, Noise] = {
-    "normal 3 %": normal(0.03),
-    "lognormal 10 %": lognormal(0.10),
-    "heavy tails 10 %": heavy(0.10),
-    "one-sided 10 %": one_sided(0.10),
-}
+FOR_LOOKS = {name: MUST_COVER[name] for name in ("normal 3 %", "lognormal 10 %")} | dict(FOR_INFORMATION)
 EQUAL, MOST_LOOKS, MOST_BLOCKS = 4, 8, 100
 
 
@@ -192,11 +174,11 @@ def decides_falsely(noise: Noise, random: np.random.Generator) -> bool:
     blocks = LEAST_BLOCKS
     for look in range(1, MOST_LOOKS + 1):
         seen = ratios[:blocks]
-        if word(ratio_p_value(seen), look_significance(look)) == CLEAR:
+        if stats.word(stats.ratio_p_value(seen), stats.look_significance(look)) == CLEAR:
             return True
         if within(geometric_mean(seen), EQUAL_WITHIN) or blocks == MOST_BLOCKS:
             return False
-        needed = max(GOOD_BLOCKS, deciding_blocks(seen, EQUAL_WITHIN, look_significance(look + 1)))
+        needed = max(GOOD_BLOCKS, deciding_blocks(seen, EQUAL_WITHIN, stats.look_significance(look + 1)))
         blocks = min(MOST_BLOCKS, max(blocks + 1, needed))
     return False
 
@@ -219,10 +201,10 @@ def by_looks(
     apart, held, taken = 0, 0, 0
     for _ in range(draws):
         ratios = (cell(random, LOOKS[-1]) / base(random, LOOKS[-1]) * np.exp(trend)).tolist()
-        blocks = next((look for look in LOOKS[:-1] if is_decided(ratios[:look])), LOOKS[-1])
+        blocks = next((look for look in LOOKS[:-1] if stats.is_decided(ratios[:look])), LOOKS[-1])
         estimate = geometric_mean(ratios[:blocks], significance=LOOKS_SIGNIFICANCE)
         assert estimate.low is not None and estimate.high is not None
-        apart += word(ratio_p_value(ratios[:blocks]), LOOKS_SIGNIFICANCE) == CLEAR
+        apart += stats.word(stats.ratio_p_value(ratios[:blocks]), LOOKS_SIGNIFICANCE) == CLEAR
         held += estimate.low <= 1.0 <= estimate.high
         taken += blocks
     return apart / draws, held / draws, taken / draws
@@ -231,8 +213,10 @@ def by_looks(
 def leads_falsely(noise: Noise, random: np.random.Generator) -> bool:
     speeds = np.array([noise(random, GOOD_BLOCKS) for _ in range(EQUAL)])
     first = int(np.log(speeds).mean(axis=1).argmax())
-    p_values = [ratio_p_value((speeds[first] / other).tolist()) or 0.0 for other in np.delete(speeds, first, axis=0)]
-    return min(holm(p_values)) <= look_significance(1)
+    p_values = [
+        stats.ratio_p_value((speeds[first] / other).tolist()) or 0.0 for other in np.delete(speeds, first, axis=0)
+    ]
+    return min(holm(p_values)) <= stats.look_significance(1)
 
 
 def main() -> None:

@@ -81,9 +81,8 @@ def world(nodes: int) -> Iterator[World]:
             _run(f"ip netns exec {name} sysctl -qw net.ipv4.tcp_slow_start_after_idle=0")
         yield made
     finally:
-        for node in range(nodes):
-            subprocess.run(["ip", "netns", "del", made.name(node)], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
+        for command in (*(f"netns del {made.name(node)}" for node in range(nodes)), f"link del {bridge}"):
+            subprocess.run(["ip", *command.split()], capture_output=True, check=False)
 
 
 def _run(command: str) -> None:

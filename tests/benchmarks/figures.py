@@ -15,6 +15,8 @@ from rich.table import Column, Table
 
 SHORT = {"blocks": 1, "warmup_rounds": 2, "windows": 1, "window_seconds": 0.0, "twin": False, "explain": False}
 """The section ``throughput`` of one measurement of a cell, without numbers of steps."""
+UNCHECKED = {"equivalence": False, "preflight": False}
+"""Sections of an experiment without checks."""
 
 
 def write_figures(path: Path, figures: Any) -> None:

@@ -31,7 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.figures import measured_apart, table_of_numbers, write_figures
+from tests.benchmarks.figures import UNCHECKED, measured_apart, table_of_numbers, write_figures
 
 RANKS, STEPS, BLOCKS = 8, 100, 5
 WINDOWS = ("timed", "alone", "together", "alone", "together")
@@ -49,15 +49,11 @@ SLOWER, LEAST_JUDGED = 1.3, 1000
 
 def experiment_of(cells: int, blocks: int, plain: bool) -> dict[str, Any]:
     """A grid of so many cells that can run, on an assumed cluster of 8-GPU nodes, in so many blocks."""
-    without = {"equivalence": False, "preflight": False} if plain else {}
-    batches = list(range(1, cells // 4 + 1))
-    return {
-        "name": "growth",
-        "grid": {"strategy": "ddp", "devices": [1, 2, 4], "per_device_batch_size": batches},
-        "cells": [{"strategy": "single", "devices": 1, "per_device_batch_size": batches}],
-        "throughput": {"blocks": blocks, "twin": not plain, "explain": not plain},
-        **without,
-    }
+    batches = {"per_device_batch_size": list(range(1, cells // 4 + 1))}
+    grid = {"strategy": "ddp", "devices": [1, 2, 4], **batches}
+    bases = {"cells": [{"strategy": "single", "devices": 1, **batches}]}
+    throughput = {"blocks": blocks, "twin": not plain, "explain": not plain}
+    return {"name": "growth", "grid": grid, **bases, "throughput": throughput, **(UNCHECKED if plain else {})}
 
 
 def measure(trials: int, folder: Path, plain: bool = False) -> dict[str, float]:
@@ -143,14 +139,10 @@ def results_by_purpose(plain: bool = False) -> dict[str, Any]:
     timed = dataclasses.replace(bare, facts=facts, steps=steps)
     reported = tuple({"weight": 3200.0, **window} for window in windows)
     alone = tuple(window for window in reported if window["window_kind"] == "timed")
-    return {
-        "": dataclasses.replace(timed, windows=alone if plain else reported),
-        "explain": dataclasses.replace(timed, windows=reported),
-        "twin": dataclasses.replace(timed, windows=alone),
-        "equivalence": dataclasses.replace(bare, checks={"bucket": list(range(64)), "update": [1.0] * 64}),
-        "doctor": dataclasses.replace(bare, facts={"findings": []}),
-        "links": bare,
-    }
+    found = {"links": bare, "doctor": dataclasses.replace(bare, facts={"findings": []})}
+    found["equivalence"] = dataclasses.replace(bare, checks={"bucket": list(range(64)), "update": [1.0] * 64})
+    of_purpose = {"": alone if plain else reported, "explain": reported, "twin": alone}
+    return found | {name: dataclasses.replace(timed, windows=windows) for name, windows in of_purpose.items()}
 
 
 def record(run: Any, trial: Any, reported: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
-from tests.benchmarks.figures import SHORT, write_figures
+from tests.benchmarks.figures import SHORT, UNCHECKED, write_figures
 from tests.benchmarks.plain_ddp import BATCH, STEPS, WARMUP
 
 ROOT = Path(__file__).parents[2]
@@ -43,17 +43,10 @@ def plain_step_s(devices: int) -> float:
 def plan_for(devices: int) -> Plan:
     """The same training as an experiment of one trial."""
     strategy = "ddp" if devices > 1 else "single"
-    content = {
-        "name": "plain",
-        "workload": "tests.benchmarks.overhead:SmallMlp",
-        "launcher": "torchrun",
-        "device": "cpu",
-        "grid": {"strategy": strategy, "devices": devices, "per_device_batch_size": BATCH},
-        "optimizer": {"name": "SGD", "lr": 0.001},
-        "throughput": {**SHORT, "warmup_steps": WARMUP // 2, "window_steps": STEPS},
-        "equivalence": False,
-        "preflight": False,
-    }
+    content = {"name": "plain", "launcher": "torchrun", "device": "cpu", **UNCHECKED}
+    content |= {"workload": "tests.benchmarks.overhead:SmallMlp", "optimizer": {"name": "SGD", "lr": 0.001}}
+    content["grid"] = {"strategy": strategy, "devices": devices, "per_device_batch_size": BATCH}
+    content["throughput"] = {**SHORT, "warmup_steps": WARMUP // 2, "window_steps": STEPS}
     return make_plan(parse_experiment(content, source="plain"), cluster.local_inventory())
 
 

@@ -25,9 +25,8 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     generator = torch.Generator().manual_seed(0)
-    data = TensorDataset(
-        torch.randn(4096, 128, generator=generator), torch.randint(0, 10, (4096,), generator=generator)
-    )
+    x, y = torch.randn(4096, 128, generator=generator), torch.randint(0, 10, (4096,), generator=generator)
+    data = TensorDataset(x, y)
     sampler = DistributedSampler(data, world_size, rank, shuffle=True)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler, drop_last=True)
     done, start = 0, 0.0

@@ -36,7 +36,7 @@ from harness.record.folder import RunFolder
 from harness.record.frames import records
 from harness.run.execution import Execution
 from tests.benchmarks.emulated_links import NamespaceLauncher, why_not, world
-from tests.benchmarks.figures import SHORT
+from tests.benchmarks.figures import SHORT, UNCHECKED
 
 MOST_BUSY = 0.4
 HELD_OUT = (8, 16)
@@ -81,20 +81,10 @@ def draw_studies(count: int, seed: int) -> list[Study]:
             beside = random_.uniform(0.3, 0.6) if covered else random_.uniform(0.7, 2.5)
             mebibytes = max(0.25, beside * step_ms / 1e3 * mbit * 1e6 / 8 / RING_OF_8 / 2**20)
             buckets = random_.randint(2, 4) if covered else random_.randint(1, 4)
-            studies.append(
-                Study(
-                    2 if run % 3 == 2 else 1,
-                    mbit,
-                    round(step_ms, 1),
-                    round(mebibytes, 2),
-                    max(1, round(mebibytes / buckets)),
-                    random_.choice([1.0, 8.0]),
-                    round(random_.uniform(0, 0.03), 3),
-                    round(random_.uniform(0, 0.1), 3),
-                    round(random_.uniform(0, 0.8), 2),
-                    random_.randrange(10**6),
-                )
-            )
+            exchange = (round(mebibytes, 2), max(1, round(mebibytes / buckets)), random_.choice([1.0, 8.0]))
+            spreads = [round(random_.uniform(0, most), digits) for most, digits in ((0.03, 3), (0.1, 3), (0.8, 2))]
+            tiers = 2 if run % 3 == 2 else 1
+            studies.append(Study(tiers, mbit, round(step_ms, 1), *exchange, *spreads, random_.randrange(10**6)))
     return studies[:count]
 
 
@@ -107,30 +97,17 @@ def experiment_of(studies: Sequence[Study], blocks: int, most: int, links_second
     """Return the experiment of studies with one rate, up to so many ranks."""
     names = ("step_ms", "mebibytes", "skew", "rank_spread", "step_spread", "step_correlation", "seed")
     sizes = [size for size in (FLAT if studies[0].tiers == 1 else TWO_TIERS) if size[0] <= most]
+    fixed = {"strategy": "ddp", "per_device_batch_size": BATCH, "workload_options.layers": LAYERS}
     cells = [
-        {
-            "strategy": "ddp",
-            "devices": devices,
-            "nodes": nodes,
-            "per_device_batch_size": BATCH,
-            "ddp.bucket_cap_mb": study.bucket_cap_mb,
-            "workload_options.layers": LAYERS,
-            **{f"workload_options.{name}": asdict(study)[name] for name in names},
-        }
+        {**fixed, "devices": devices, "nodes": nodes, "ddp.bucket_cap_mb": study.bucket_cap_mb}
+        | {f"workload_options.{name}": asdict(study)[name] for name in names}
         for study in studies
         for devices, nodes in sizes
     ]
-    windows = {"warmup_steps": 3, "windows": 2, "window_steps": 8}
-    content = {
-        "name": "prediction",
-        "workload": "emulated_compute",
-        "device": "cpu",
-        "cells": cells,
-        "throughput": {**SHORT, "blocks": blocks, **windows, "explain": True, "links_seconds": links_seconds},
-        "optimizer": {"name": "SGD", "lr": 0.01},
-        "equivalence": False,
-        "preflight": False,
-    }
+    windows = {"blocks": blocks, "warmup_steps": 3, "windows": 2, "window_steps": 8}
+    content = {"name": "prediction", "workload": "emulated_compute", "device": "cpu", "cells": cells, **UNCHECKED}
+    content["throughput"] = {**SHORT, **windows, "explain": True, "links_seconds": links_seconds}
+    content["optimizer"] = {"name": "SGD", "lr": 0.01}
     return parse_experiment(content, source="prediction")
 
 
@@ -177,14 +154,13 @@ def exposed_shares(results: Results) -> dict[tuple[str, int, int], float]:
 def judged(results: Results) -> list[dict[str, Any]]:
     """Return the held-out rows, each with the largest share of the cores that its ranks occupied in a block."""
     busy: dict[str, float] = {}
-    cells = {row["trial_id"]: row["cell_id"] for row in records(results.trials)}
+    cells = dict(zip(results.trials["trial_id"], results.trials["cell_id"], strict=True))
     timed = results.ranks[results.ranks["watched_s"].notna()]
     for (trial_id, _), ranks in timed.groupby(["trial_id", "attempt"]):
         used = float(ranks["own_cpu_s"].sum()) / (float(ranks["watched_s"].max()) * (psutil.cpu_count() or 1))
         busy[cells[trial_id]] = max(busy.get(cells[trial_id], 0.0), used)
-    by_size = {
-        (row["family_id"], row["devices"]): busy.get(row["cell_id"], math.nan) for row in records(results.trials)
-    }
+    trials = records(results.trials)
+    by_size = {(row["family_id"], row["devices"]): busy.get(row["cell_id"], math.nan) for row in trials}
     exposed = exposed_shares(results)
     predicted = records(predict(results, Asked(most_fitted=MOST_FITTED)))
     rows = [row for row in predicted if row["devices"] in HELD_OUT and row["kind"] == "held out"]
@@ -255,9 +231,8 @@ def judgement(rows: Sequence[dict[str, Any]]) -> list[str]:
     if fair:
         hits, cells = sum(map(all, by_study.values())), sum(map(sum, by_study.values()))
         low, high = wilson(hits, len(by_study))
-        lines.append(
-            f"coverage: {hits} of {len(by_study)} studies ({low:.0%} to {high:.0%}), {cells} of {len(fair)} cells"
-        )
+        held = f"{hits} of {len(by_study)} studies ({low:.0%} to {high:.0%}), {cells} of {len(fair)} cells"
+        lines.append(f"coverage: {held}")
         half = median((row["high"] - row["low"]) / 2 / row["step_s"] for row in fair)
         lines.append(f"median half-width {half:.1%} (at most {MOST_HALF_WIDTH:.0%})")
     return lines

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import Dataset, DistributedSampler
 
 from tests.doctor import faulty_steps, lookalikes, recipes
-from tests.doctor.healthy import CLASSES, WIDTH, Healthy, Net, OwnSamples, blobs, sequences
+from tests.doctor.healthy import CLASSES, WIDTH, Graph, Healthy, Net, OwnSamples, blobs, sequences
 
 
 class BiasBeforeNorm(Healthy):
@@ -71,13 +71,6 @@ class NoiseOnTheHost(Healthy):
 class CudaByName(Healthy):
     def build_model(self) -> nn.Module:
         return Net().cuda()
-
-
-class Graph:
-    """Tensors in attributes, and no method that moves them."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
 
 
 class BatchesOfItsOwn(Healthy):
@@ -392,7 +385,7 @@ PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "batch transfer": [(BatchesOfItsOwn, "ddp")],
     "wrapper use": [(KeepsItsOwnModel, "ddp"), (KeepsItsOwnModel, "dp"), (WrapsItself, "ddp")],
     "parameter updates": [
-        *itertools.product((UnusedHead, DetachedFeatures, TrainsACopy, UpdatesByRank), ("ddp",)),
+        *((kind, "ddp") for kind in (UnusedHead, DetachedFeatures, TrainsACopy, UpdatesByRank)),
         *((UnusedHead, "single"), (TrainsItsReplica, "dp")),
     ],
     "state in forward": [(CountsItsSteps, "dp"), (RunningMean, "dp"), (UpdatesItsReplica, "dp")],
@@ -409,10 +402,7 @@ PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "divergence": [(Explodes, "ddp"), (Explodes, "single")],
     "execution": [(Raises, "ddp")],
 }
-FAULTS = {
-    check: [*PLANTED.get(check, ()), *faulty_steps.FAULTS.get(check, ())]
-    for check in dict.fromkeys([*PLANTED, *faulty_steps.FAULTS])
-}
+FAULTS = {check: PLANTED.get(check, []) + faulty_steps.FAULTS.get(check, []) for check in PLANTED | faulty_steps.FAULTS}
 """The check that must name the fault -> workloads that have it, and under which strategy."""
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *itertools.product((Healthy, HandUpdated, Sequences), ("single", "dp", "ddp", "fsdp")),

@@ -38,18 +38,6 @@ class LossAlone(Healthy):
         return super().loss(model, batch)[0]
 
 
-class LossAsANumber(Healthy):
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        total, weight = super().loss(model, batch)
-        return total.item(), weight
-
-
-class LossesOfSamples(Healthy):
-    def loss(self, model: nn.Module, batch: Any) -> Any:
-        x, y = batch
-        return cross_entropy(model(x), y, reduction="none"), torch.tensor(float(len(y)))
-
-
 class UpdatesInLoss(Healthy):
     """Steps by hand, in front of the optimizer."""
 
@@ -308,14 +296,6 @@ def area(scores: Tensor, positive: Tensor) -> Tensor:
     return (scores[positive][:, None] > scores[~positive][None, :]).float().mean()
 
 
-class MedianByBatch(ValidatesApart):
-    """Another value that is no mean over samples, weighted by their number."""
-
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, tuple[Any, Any]]:
-        x, y = batch
-        return {"margin": (model(x).max(1).values.median() * len(y), len(y))}
-
-
 class EvaluatesToATensor(ValidatesApart):
     def evaluate(self, model: nn.Module, loader: Any) -> Any:
         return torch.stack([model(x).mean() for x, _ in loader])
@@ -414,7 +394,7 @@ class GeneratorInTheWorkload(Healthy):
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "gradient scaling": [(ScaledByWorldSize, "ddp")],
     "loss weight": [*product((MeanOfWeightOne,), ("single", "dp", "ddp")), (MeanOverTokens, "single")],
-    "execution": [(LossAlone, "single"), (LossAsANumber, "ddp"), (LossesOfSamples, "single")],
+    "execution": [(LossAlone, "single")],
     "parameter updates": [
         *product((UpdatesInLoss,), ("single", "dp")),
         *product((UpdatesInAHook,), ("single", "ddp")),
@@ -438,7 +418,7 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
         *product((CopiedRows, NothingToValidate), ("single",)),
     ],
     "randomness": [*product((MasksOfOneSeed, GeneratorInAModule, GeneratorInTheWorkload), ("ddp",))],
-    "metrics": [*product((AreaByBatch, MedianByBatch, EvaluatesToATensor, EvaluatesToNaN), ("single",))],
+    "metrics": [*product((AreaByBatch, EvaluatesToATensor, EvaluatesToNaN), ("single",))],
     "padding": [(CountsPadding, "single")],
 }
 """The check that must name the fault -> workloads that have it, and under which strategy."""

@@ -43,6 +43,13 @@ class Samples(Dataset[Any]):
         return self.read(self.data, index)
 
 
+class Graph:
+    """Tensors in attributes, and no method that moves them."""
+
+    def __init__(self, x: Tensor, y: Tensor | None = None) -> None:
+        self.x, self.y = x, y
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

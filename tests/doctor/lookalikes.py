@@ -177,11 +177,8 @@ class MetricsThatAdd(ProperSplit):
         x, y = batch
         found, wanted = model(x).argmax(1) == 0, y == 0
         overlap = ((found & wanted).sum(), (found | wanted).sum())
-        return {
-            "accuracy": ((model(x).argmax(1) == y).sum(), len(y)),
-            "error": (x.square().sum(), x.numel()),
-            "iou": overlap,
-        }
+        right = (model(x).argmax(1) == y).sum()
+        return {"accuracy": (right, len(y)), "error": (x.square().sum(), x.numel()), "iou": overlap}
 
     def evaluate(self, model: nn.Module, loader: Any) -> dict[str, Any]:
         scores, labels = zip(*((model(x)[:, 0], y) for x, y in loader), strict=True)

@@ -22,15 +22,9 @@ from tests.doctor.faulty import FAULTS, HEALTHY, NeedsMany, OneSlowRank
 from tests.doctor.scripts import SCRIPTS
 
 CPU = torch.device("cpu")
-SIZES = {
-    "image_classification": ("resnet8", "resnet14"),
-    "conv_stack": ("small", "medium"),
-    "mlp": ("small", "medium"),
-    "segmentation": ("small", "medium"),
-    "padded_sequences": ("small", "medium"),
-    "language_model": ("nano", "micro"),
-    "emulated_compute": ("small", "medium"),
-}
+SMALL_AND_MEDIUM = ("conv_stack", "mlp", "segmentation", "padded_sequences", "emulated_compute")
+SIZES = {"image_classification": ("resnet8", "resnet14"), "language_model": ("nano", "micro")}
+SIZES |= dict.fromkeys(SMALL_AND_MEDIUM, ("small", "medium"))
 BUILTIN = [(name, model) for name, models in SIZES.items() for model in models]
 """The built-in workloads at two sizes."""
 TIMED = {("slow rank", "warning"), ("loader throughput", "warning"), ("loader throughput", "note")}
@@ -41,10 +35,8 @@ SHORT = {"padded_sequences": {"longest": 64, "text_bytes": 20_000}}
 
 def cell_for(strategy: str, devices: int, batch: int = 64) -> Cell:
     """A cell as the planner would make it."""
-    return Cell(
-        "w", None, None, strategy, "cpu", devices, 1, "weak", batch // devices, batch,
-        optimizer={"name": "SGD", "lr": 0.05},
-    )  # fmt: skip
+    sgd = {"name": "SGD", "lr": 0.05}
+    return Cell("w", None, None, strategy, "cpu", devices, 1, "weak", batch // devices, batch, optimizer=sgd)
 
 
 def subject_of(workload: Any, cell: Cell | None = None, devices: int = 1, **more: Any) -> Subject:
@@ -88,9 +80,9 @@ def examined_workload(workload: Any, cell: Cell, ranks: Ranks, planted: Set[str]
 def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size: int) -> dict[str, Any]:
     """The same of a built-in workload, at a batch of 4 for each device."""
     devices, ranks = ranks_for(strategy, rank, world_size)
-    cell = replace(cell_for(strategy, devices, 4 * devices), workload=name, model=model)
-    cell = replace(cell, data=BUILTIN_WORKLOADS[name].data, workload_options=SHORT.get(name, {}))
-    cell = replace(cell, optimizer={"name": "SGD", "lr": 0.01})
+    named = {"workload": name, "model": model, "data": BUILTIN_WORKLOADS[name].data}
+    options = {"workload_options": SHORT.get(name, {}), "optimizer": {"name": "SGD", "lr": 0.01}}
+    cell = replace(cell_for(strategy, devices, 4 * devices), **named, **options)
     return examined_workload(workloads.build(cell), cell, ranks)
 
 
@@ -102,13 +94,11 @@ def main(rank: int, world_size: int, out: Path) -> None:
     pairs += [*((script, script.strategy) for script in SCRIPTS), (NeedsMany, "ddp"), (NeedsMany, "single")]
     mine = [p for p in dict.fromkeys(pairs) if (p[1] in ("ddp", "fsdp")) == (world_size > 1)]
     mine.sort(key=lambda pair: pair[0] is OneSlowRank)  # it spoils its process
-    builtin = {
+    examined = {
         f"{name} {model} {strategy}": look_at_builtin(name, model, strategy, rank, world_size)
         for name, model in BUILTIN
         for strategy in (("ddp", "fsdp") if world_size > 1 else ("single", "dp"))
     }
-    examined = builtin | {
-        f"{workload.__name__} {strategy}": look(workload, strategy, rank, world_size) for workload, strategy in mine
-    }
+    examined |= {f"{kind.__name__} {strategy}": look(kind, strategy, rank, world_size) for kind, strategy in mine}
     if rank == 0:
         out.write_text(json.dumps(examined))

@@ -68,14 +68,6 @@ class InTrainModeWithDropout(InTrainModeAlone):
     dropout = 0.1
 
 
-class InTrainModeAtRandom(InTrainModeAlone):
-    """Samples what its loss is of, as the sampler of proposals does."""
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        total, weight = super().loss(model, batch)
-        return total * torch.rand(()), weight
-
-
 class Graph:
     """A sample of a class that nothing else knows, as PyG's Data."""
 
@@ -142,7 +134,7 @@ class CountsInBuffers(Healthy):
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *((InTrainModeAlone, strategy) for strategy in ("single", "ddp", "fsdp")),
     *product((Graphs, SparseTable), ("single", "ddp")),
-    *product((MixesUp, MixesUpOnItsOwn, PadsInCollate, InTrainModeWithDropout, InTrainModeAtRandom), ("ddp",)),
+    *product((MixesUp, MixesUpOnItsOwn, PadsInCollate, InTrainModeWithDropout), ("ddp",)),
     *product((LockedGraphs, CountsInBuffers), ("ddp",)),
     (MixesUp, "dp"),
 ]
@@ -151,7 +143,6 @@ UNKNOWN: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("MixesUp ddp", "MixesUp dp"), (GRADIENTS, "unknown: collate draws random numbers")),
     "MixesUpOnItsOwn ddp": (GRADIENTS, "unknown: a batch changes when it is read again"),
     "InTrainModeWithDropout ddp": (GRADIENTS, "unknown: loss() fails in eval mode: AttributeError"),
-    "InTrainModeAtRandom ddp": (GRADIENTS, "unknown: loss() fails in eval mode: AttributeError"),
     "LockedGraphs ddp": (SAMPLES, "unknown: values of the type LockedGraph cannot be compared: pickle refuses them"),
 }
 """Workloads that are not compared in some way: the title, and the beginning of the reason."""

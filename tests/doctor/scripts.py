@@ -1,10 +1,9 @@
-"""Workloads after public questions: nine faults that faulty.py lacks in this form, and two that are correct."""
+"""Workloads after public questions: six faults that faulty.py lacks in this form, and two that are correct."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -124,48 +123,6 @@ class LossComputedInModel(Script):
         return model(x, y), torch.tensor(len(y))
 
 
-class PositionsNotABuffer(TextScript):
-    """SO "Expected all tensors to be on the same device": positions, a plain attribute, stay on the CPU (on CUDA)."""
-
-    strategy = "dp"
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(VOCABULARY, 64)
-            angles = torch.arange(STEPS)[:, None] / 10000 ** (torch.arange(32) / 32)
-            self.positions = torch.cat([angles.sin(), angles.cos()], dim=1)
-            self.layer = nn.TransformerEncoderLayer(64, nhead=4, dim_feedforward=128, dropout=0.0, batch_first=True)
-            self.head = nn.Linear(64, VOCABULARY)
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            mask = torch.ones(STEPS, STEPS, dtype=torch.bool, device=tokens.device).triu(1)
-            return self.head(self.layer(self.embedding(tokens) + self.positions, src_mask=mask))
-
-
-class PoolerNeverUsed(Script):
-    """Issue "Expected to have finished reduction in the prior iteration": the pooler's output is not in the loss."""
-
-    data = staticmethod(_series)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inlet = nn.Linear(FEATURES, 96)
-            self.layer = nn.TransformerEncoderLayer(96, nhead=4, dim_feedforward=192, dropout=0.0, batch_first=True)
-            self.pooler = nn.Sequential(nn.Linear(96, 96), nn.Tanh())
-            self.head = nn.Linear(96, CLASSES)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            hidden = self.layer(self.inlet(x))
-            return self.head(hidden.mean(dim=1)), self.pooler(hidden[:, 0])
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        logits, _ = model(x)
-        return F.cross_entropy(logits, y, reduction="sum"), torch.tensor(len(y))
-
-
 class CallsThroughModule(Script):
     """SO "'DistributedDataParallel' object has no attribute 'encode'": .module is called, past DDP's own forward."""
 
@@ -185,24 +142,6 @@ class CallsThroughModule(Script):
         net: Any = model.module if hasattr(model, "module") else model
         logits = net.classifier(net.encode(x))
         return F.cross_entropy(logits, y, reduction="sum"), torch.tensor(len(y))
-
-
-class OwnNumpyGenerator(Script):
-    """Blog and issue "NumPy random augmentation in data loaders": an unseeded generator a process, never equal."""
-
-    class Data(TensorDataset):
-        def __init__(self) -> None:
-            super().__init__(*_points(256, 0).tensors)
-            self.rng = np.random.default_rng()
-
-        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-            x, y = super().__getitem__(index)
-            if self.rng.random() < 0.5:
-                x = x * float(self.rng.uniform(0.8, 1.2))
-            return x + torch.from_numpy(self.rng.normal(scale=0.3, size=FEATURES).astype(np.float32)), y
-
-    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
-        return self.Data(), _points(128, 1)
 
 
 class LossMadeAnew(Script):
@@ -281,15 +220,9 @@ class DictOfOutputs(Script):
 
 
 SCRIPT_FAULTS: dict[type[Script], str] = {
-    PlainListOfLayers: "parameter updates",
-    HiddenStatePassedIn: "output shapes",
-    LossComputedInModel: "output shapes",
-    PositionsNotABuffer: "device placement",
-    PoolerNeverUsed: "parameter updates",
+    **dict.fromkeys((PlainListOfLayers, LossMadeAnew, HeadMadeInForward), "parameter updates"),
+    **dict.fromkeys((HiddenStatePassedIn, LossComputedInModel), "output shapes"),
     CallsThroughModule: "wrapper use",
-    OwnNumpyGenerator: "data sharding",
-    LossMadeAnew: "parameter updates",
-    HeadMadeInForward: "parameter updates",
 }
 """The check that is to name what is wrong with a script."""
 SCRIPTS = [*SCRIPT_FAULTS, TiedWeights, DictOfOutputs]

@@ -36,9 +36,7 @@ class Counting(Healthy):
 @pytest.mark.parametrize(
     ("strategy", "devices", "room"), [("single", 1, True), ("dp", 2, False)], ids=["in memory", "in a file"]
 )
-def test_a_model_that_takes_long_is_built_twice_an_examination(
-    monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int, room: bool
-) -> None:
+def test_a_slow_model_is_built_twice(monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int, room: bool) -> None:
     monkeypatch.setattr(subject, "_fits_into_memory", lambda size: room)
     workload = Counting()
     found = examine(subject_of(workload, cell_for(strategy, devices), devices))
@@ -101,8 +99,6 @@ class Keeping(Counting):
 
 
 @pytest.mark.parametrize(("keep", "builds"), KEPT.values(), ids=KEPT)
-def test_a_model_whose_parts_the_workload_keeps_elsewhere_is_built_each_time(
-    keep: Callable[[Any], object], builds: int
-) -> None:
+def test_a_model_whose_parts_the_workload_keeps_is_built_each_time(keep: Callable[[Any], object], builds: int) -> None:
     few = FewBuilds(Keeping(keep))
     assert few.build_model() is not few.build_model() and len(few.inner.builds) == builds

@@ -40,8 +40,7 @@ OF_NO_FAULTY_WORKLOAD = {"batch divisibility", "GPU copies", "collectives"}
 
 
 def test_a_row_is_of_the_file_that_judges_and_has_its_name_and_a_faulty_workload() -> None:
-    found = {row.name for row in DOCTOR_CHECKS if row.findings in FAULTS}
-    lacking = {row.name for row in DOCTOR_CHECKS} - found - OF_NO_FAULTY_WORKLOAD
+    lacking = {row.name for row in DOCTOR_CHECKS if row.findings not in FAULTS} - OF_NO_FAULTY_WORKLOAD
     assert not lacking, f"tests/doctor/faulty.py: FAULTS has no workload for {lacking}"
     judges = [check.judge.__module__.rpartition(".")[2] for check in CHECKS]
     assert judges == [row.place.partition(".")[0] for row in DOCTOR_CHECKS]
@@ -49,14 +48,9 @@ def test_a_row_is_of_the_file_that_judges_and_has_its_name_and_a_faulty_workload
 
 def test_the_names_and_the_order_of_the_checks() -> None:
     names = [*WITHOUT_RANKS, *(check.name for check in CHECKS)]
-    assert len(names) == len({*names}) and set(WITHOUT_RANKS) == {
-        checks.LINKS,
-        checks.NETWORK,
-        checks.MACHINE,
-        checks.VERSIONS,
-    }
-    alone = [check.name for check in CHECKS if not check.after_steps]
-    after = [check.name for check in CHECKS if check.after_steps]
+    assert len(names) == len({*names})
+    assert set(WITHOUT_RANKS) == {checks.LINKS, checks.NETWORK, checks.MACHINE, checks.VERSIONS}
+    alone, after = ([check.name for check in CHECKS if check.after_steps is later] for later in (False, True))
     assert [check.name for check in CHECKS] == [*alone, *after]
     # the wrapper before what it explains; the two rates last, when nothing else can still be found
     assert after.index(parameters.WRAPPER) < after.index(parameters.NAME) < after.index(gradients.DIVERGENCE)
@@ -78,9 +72,7 @@ def test_the_names_and_the_order_of_the_checks() -> None:
         (speed.CHECK, "batch divisibility", "note", False),
     ],
 )
-def test_a_check_that_would_only_repeat_a_finding_is_left_out(
-    check: Check[Any], by: str, severity: Severity, *, left_out: bool
-) -> None:
+def test_a_repeating_check_is_left_out(check: Check[Any], by: str, severity: Severity, *, left_out: bool) -> None:
     assert check.redundant is not None
     assert check.redundant([Finding(by, severity, "", "", "")]) is left_out
     assert check.redundant([]) is False

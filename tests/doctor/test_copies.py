@@ -65,9 +65,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
     return started
 
 
-def test_the_first_rank_of_a_node_copies_in_a_child_and_resets_the_watchdog(
-    children: list[Child], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_s_first_rank_copies_in_a_watched_child(children: list[Child], monkeypatch: pytest.MonkeyPatch) -> None:
     assert communication.observe_copies(on_gpus(1)) == FOUND
     assert communication.observe_copies(on_gpus(0, 2)) == FOUND
     first, second = (child.command for child in children)

@@ -30,9 +30,7 @@ def facts(check: str, severity: str = "error") -> dict[str, Any]:
         ("GPU copies", {"device_ids": (1, 2)}, False),
     ],
 )
-def test_a_cell_is_refused_for_findings_that_apply_to_it(
-    check: str, change: dict[str, Any], *, is_refused: bool
-) -> None:
+def test_a_cell_is_refused_for_findings_that_apply(check: str, change: dict[str, Any], *, is_refused: bool) -> None:
     reason = skip_reason(skip_rules(EXAMINED, facts(check)), replace(EXAMINED, **change))
     text = f"preflight: {check}: something (to reproduce it on purpose: allow: [shapes])"
     assert (reason and reason.text) == (text if is_refused else None)

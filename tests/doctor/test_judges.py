@@ -77,8 +77,7 @@ def test_a_last_batch_that_idles_devices_is_reported_if_epochs_are_trained() -> 
     assert checks.judge_batches(129, 64, four, epochs=False) == []
     assert checks.judge_batches(128, 64, four, epochs=True) == []
     assert checks.judge_batches(128 + 4, 64, four, epochs=True) == []
-    two_micro_batches = checks.judge_batches(129, 128, four, epochs=True)
-    only(two_micro_batches, seen="1 of 128 samples")
+    only(checks.judge_batches(129, 128, four, epochs=True), seen="1 of 128 samples")  # two micro-batches
 
 
 def test_an_uncalled_wrapper_is_named() -> None:
@@ -87,8 +86,7 @@ def test_an_uncalled_wrapper_is_named() -> None:
     inside = " in 4 steps on 2 devices: 0; the model inside it 4"
     only(parameters.judge_wrapper([steps(calls=0)] * 2, case()), seen=inside)
     only(parameters.judge_wrapper([steps(calls=0)], case("ddp", 1)), seen=" in 4 steps on 1 device: 0; ")
-    by_itself = [steps(wrapped_by_itself="net: DataParallel")] * 2
-    only(parameters.judge_wrapper(by_itself, case()), seen="net: DataParallel")
+    only(parameters.judge_wrapper([steps(wrapped_by_itself="net: DataParallel")] * 2, case()), seen="net: DataParallel")
 
 
 @pytest.mark.parametrize(
@@ -102,9 +100,7 @@ def test_an_uncalled_wrapper_is_named() -> None:
         ("some", "ddp", {}, "error"),
     ],
 )
-def test_parameters_that_do_not_move_are_named_with_the_reason(
-    why: str, strategy: str, options: dict[str, Any], severity: str
-) -> None:
+def test_parameters_that_do_not_move_are_named(why: str, strategy: str, options: dict[str, Any], severity: str) -> None:
     still = [steps(unchanged={"head.weight": why})] * 2
     finding = only(parameters.judge(still, case(strategy, strategy_options=options)), severity, seen="1 of 2")
     assert "head.weight" in finding.seen
@@ -116,8 +112,8 @@ def test_parameters_that_do_not_move_on_any_rank_differ_or_move_twice_are_named(
     assert not [*parameters.judge([steps(unchanged={"a": "zero"}), steps()], case("fsdp"))]  # an empty shard
     apart = only(parameters.judge([steps(), steps(digests={"w": "b"})], case()), "error", seen="differ between ranks")
     assert "(w)" in apart.seen
-    twice = parameters.judge([steps(), steps(moved_by_hand=["w"])], case())
-    only(twice, seen="before the optimizer steps: 1 of 2 (w)")
+    twice = [steps(), steps(moved_by_hand=["w"])]
+    only(parameters.judge(twice, case()), seen="before the optimizer steps: 1 of 2 (w)")
 
 
 def test_ranks_that_draw_the_same_numbers_or_have_different_initial_weights_are_named() -> None:
@@ -293,8 +289,7 @@ def test_state_of_one_rank_matters_if_the_same_batch_has_another_loss() -> None:
     ranks.append(steps(state={"mean": "b", "n": "1"}, same_batch_loss=1.1))
     only(state.judge_rank_state(ranks, case()), check="state in forward", seen="each of 2 ranks: mean;")
     assert state.judge_rank_state([ranks[0], replace(ranks[1], same_batch_loss=1.0)], case()) == []  # only shown
-    own_draws = [ranks[0], replace(ranks[0], same_batch_loss=1.1)]
-    assert state.judge_rank_state(own_draws, case()) == []
+    assert state.judge_rank_state([ranks[0], replace(ranks[0], same_batch_loss=1.1)], case()) == []  # its own draws
     for unknown in (None, math.nan, math.inf):
         for known, other in (ranks, ranks[::-1]):
             assert state.judge_rank_state([replace(other, same_batch_loss=unknown), known], case()) == []
@@ -383,8 +378,7 @@ def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> Non
     only(counted, seen="counts in a batch of rank 0: 100; places 100, of which 60")
     assert data.judge_padding([steps(padded=seen, weights=[60.0])], case()) == []
     assert data.padding_figures([steps(padded=seen)], case()) == {"real tokens in a padded batch": "60 %"}
-    mostly = [steps(padded=replace(seen, real=20), weights=[20.0])]
-    only(data.judge_padding(mostly, case()), "note", seen="20 %")
+    only(data.judge_padding([steps(padded=replace(seen, real=20), weights=[20.0])], case()), "note", seen="20 %")
     assert data.judge_padding([steps()], case()) == []
 
 
@@ -393,8 +387,7 @@ def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -
     assert validation.judge([None], case()) == validation.judge([made(9)], case()) == []
     for seen, severity in ((made(0), "error"), (made(9, same=True), "note"), (made(9, shared=3), "warning")):
         only(validation.judge([seen], case()), severity)
-    rows = torch.zeros(10, 3)
-    of = TensorDataset
+    rows, of = torch.zeros(10, 3), TensorDataset
     shared = [validation._shared(of(rows[:8]), of(part)) for part in (rows[8:], rows[6:], rows.clone(), rows[:0])]
     assert shared == [0, 2, 0, 0]
 

@@ -15,19 +15,12 @@ from harness.doctor import parameters, placement
 from harness.doctor.facts import hidden_tensors, name_of
 from harness.doctor.subject import Case
 from tests.doctor.conftest import only
-from tests.doctor.healthy import Healthy, Net
+from tests.doctor.healthy import Graph, Healthy, Net
 from tests.doctor.ranks import cell_for, subject_of
 
 ON_CPU = Case(cell_for("single", 1))
 ON_GPU = Case(replace(ON_CPU.cell, device="cuda"))
 Pair = namedtuple("Pair", "x y")
-
-
-class Graph:
-    """Tensors in attributes, and no method to(device)."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
 
 
 class MovesInPlace(Graph):
@@ -77,8 +70,7 @@ def observed(make: Any, device: str = "cpu") -> placement.Moved:
     [
         lambda x: x,
         lambda x: [x, {"mask": x}],
-        lambda x: Pair(x, x),
-        lambda x: UserDict(x=x),
+        *(lambda x: Pair(x, x), lambda x: UserDict(x=x)),
         lambda x: torch.nn.utils.rnn.pack_padded_sequence(x[..., None], [8] * len(x), batch_first=True),
         Record,
         lambda x: (x, "a name", None, 3),
@@ -174,9 +166,7 @@ class OfEachStep(OfTheWorkload):
 @pytest.mark.parametrize(
     ("workload", "where"), [(OfTheWorkload, "outside the model"), (OfEachStep, "created in forward")]
 )
-def test_a_parameter_outside_the_model_is_told_from_one_that_each_step_creates(
-    workload: type[Healthy], where: str
-) -> None:
+def test_a_parameter_outside_the_model_is_told_from_one_of_each_step(workload: type[Healthy], where: str) -> None:
     subject = subject_of(workload())
     (finding,) = parameters.judge_loss_parameters([parameters.observe_loss_parameters(subject)], Case(subject.cell))
     assert finding.seen == f"parameters of the loss that are not in model.parameters(): 1 (shape (3,), {where})"

@@ -27,12 +27,10 @@ def methods(workload: Any) -> dict[str, Method]:
 
 def test_each_method_is_found_where_it_is_defined() -> None:
     found = methods(faulty.MeanOfWeightOne()).items()
-    assert {name: method.at(method.first).partition(":")[0] for name, method in found} == {
-        "build_model": "Healthy.build_model (healthy.py",
-        "datasets": "Healthy.datasets (healthy.py",
-        "loss": "MeanOfWeightOne.loss (faulty_steps.py",
-        "forward": "Net.forward (healthy.py",
-    }
+    names = {"build_model": "Healthy.build_model", "datasets": "Healthy.datasets", "forward": "Net.forward"}
+    expected = {name: f"{where} (healthy.py" for name, where in names.items()}
+    expected["loss"] = "MeanOfWeightOne.loss (faulty_steps.py"
+    assert {name: method.at(method.first).partition(":")[0] for name, method in found} == expected
 
 
 def test_a_model_of_the_library_is_looked_for_in_build_model_and_one_of_the_harness_nowhere() -> None:
@@ -75,9 +73,8 @@ def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
     forward = Method("Net.forward", "mine.py", 3, ("def forward(self): ...\n",))
     assert place_of("memory growth", {"loss": loss, "forward": forward}) == "Mine.loss (mine.py:11)"
     twice = loss._replace(lines=(*lines, "    self.kept.append(4)\n"))
-    assert place_of("memory growth", {"loss": twice, "forward": forward}) == (
-        "Mine.loss (mine.py:10), Net.forward (mine.py:3)"
-    )
+    both = place_of("memory growth", {"loss": twice, "forward": forward})
+    assert both == "Mine.loss (mine.py:10), Net.forward (mine.py:3)"
     assert place_of("divergence", {"loss": loss}) == "Mine.loss (mine.py:10)"
     assert place_of("links", {"loss": loss}) == ""
 

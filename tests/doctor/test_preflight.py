@@ -42,10 +42,6 @@ def executed(experiment: Experiment, place: Path, plan: Plan | None = None) -> t
     return plan, folder
 
 
-def timed_lines(folder: RunFolder) -> list[Any]:
-    return [line for line in folder.lines() if line["purpose"] == ""]
-
-
 @pytest.fixture
 def measured(make_experiment: Make, tmp_path: Path) -> Measured:
     """A run in this process, with the doctor, of a workload of these tests: dp on two devices, the others on one."""
@@ -120,7 +116,7 @@ def test_a_recipe_that_is_not_equivalent_or_not_comparable_is_measured_and_says_
     measured: Measured, workload: str, equivalence: str, reason: str | None
 ) -> None:
     plan, folder = measured(workload, "single", "dp", throughput={**SHORT, "blocks": 3}, equivalence=True)
-    timed = timed_lines(folder)
+    timed = [line for line in folder.lines() if line["purpose"] == ""]
     assert len(timed) == 6 and {line["outcome"] for line in timed} == {"ok"}
     results = harness.load(folder.path)
     assert results.equivalence["reason"].fillna("").tolist() == [reason or ""]
@@ -135,11 +131,12 @@ def test_a_cell_whose_finite_loss_diverges_is_tried_once(measured: Measured) -> 
     findings = harness.load(folder.path).findings
     assert findings["check"].tolist() == ["divergence"]
     assert not any("nan" in seen or "inf" in seen for seen in findings["seen"])
-    tried, skipped = timed_lines(folder)
+    tried, skipped = (line for line in folder.lines() if line["purpose"] == "")
     assert tried["outcome"] in {"ok", "diverged"} and skipped["outcome"] == "skipped"
     assert skipped["reason"].startswith("preflight: divergence, also when tried once: losses of single")
+    before = len(folder.lines())
     Execution(plan, folder, InlineLauncher(plan.experiment), lambda event: None).run()
-    assert {line["outcome"] for line in timed_lines(folder)[2:]} <= {"skipped"}
+    assert {line["outcome"] for line in folder.lines()[before:] if line["purpose"] == ""} <= {"skipped"}
 
 
 @pytest.mark.slow
@@ -188,26 +185,25 @@ def test_a_recipe_is_examined_at_the_rate_that_it_begins_with(measured: Measured
     assert "at a learning rate of 16:" in finding["seen"]
 
 
-def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
-    def group(*nodes: tuple[str, str]) -> dict[str, Any]:
-        return {"nodes": [{"host": host, "node_id": host, "packages": {"torch": version}} for host, version in nodes]}
+def found_in(*groups: list[dict[str, Any]]) -> list[str]:
+    """What is seen in worker groups of these nodes, each a mapping of facts with its host."""
+    nodes = [{"nodes": [{"node_id": node["host"], **node} for node in group]} for group in groups]
+    return list(static_findings({"skipped": [], "impossible": []}, {"groups": nodes}, Labels(()))["seen"])
 
-    plan: dict[str, Any] = {"skipped": [], "impossible": []}
-    moved = [group(("a", "2.14.0")), group(("b", "2.15.0"))]  # resumed elsewhere
-    assert static_findings(plan, {"groups": moved}, Labels(())).empty
-    mixed = group(("a", "2.14.0"), ("b", "2.15.0"))
-    examined = static_findings(plan, {"groups": [mixed, mixed]}, Labels(()))
-    assert examined["seen"].tolist() == ["torch: 2.14.0 on a, 2.15.0 on b"]
+
+def test_versions_are_compared_within_worker_groups_and_reported_once() -> None:
+    one, other = (
+        {"host": host, "packages": {"torch": version}} for host, version in (("a", "2.14.0"), ("b", "2.15.0"))
+    )
+    assert found_in([one], [other]) == []  # resumed elsewhere
+    assert found_in([one, other], [one, other]) == ["torch: 2.14.0 on a, 2.15.0 on b"]
 
 
 def test_a_machine_s_state_is_a_finding_a_node_however_many_groups_recorded_it() -> None:
-    def group(host: str, throttled: int) -> dict[str, Any]:
-        state = {"governors": [], "boost": None, "periods": 100, "throttled": throttled}
-        return {"nodes": [{"host": host, "node_id": host, "state": state}]}
-
-    plan: dict[str, Any] = {"skipped": [], "impossible": []}
-    found = static_findings(plan, {"groups": [group("a", 50), group("b", 60), group("a", 70)]}, Labels(()))
-    assert [seen.split(":")[0] for seen in found["seen"]] == ["a", "b"] and "70 of 100" in found["seen"][0]
+    state = {"governors": [], "boost": None, "periods": 100}
+    hosts = (("a", 50), ("b", 60), ("a", 70))
+    found = found_in(*([{"host": host, "state": {**state, "throttled": throttled}}] for host, throttled in hosts))
+    assert [seen.split(":")[0] for seen in found] == ["a", "b"] and "70 of 100" in found[0]
 
 
 def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment: Make) -> None:
@@ -215,21 +211,14 @@ def test_each_kind_of_cell_is_examined_once_on_its_most_devices(make_experiment:
     grid |= {"devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
     plan = make_plan(make_experiment(grid, preflight=True, throughput={"blocks": 3}), gpu_cluster())
     cells = [trial.cell for trial in plan.trials if trial.purpose == "doctor"]
-    assert sorted((c.strategy, c.devices, c.model, c.per_device_batch_size) for c in cells) == [
-        ("ddp", 1, "resnet8", 8),
-        ("ddp", 2, "resnet8", 8),
-        ("ddp", 4, "resnet14", 16),
-        ("ddp", 4, "resnet8", 16),
-        ("single", 1, "resnet14", 16),
-        ("single", 1, "resnet8", 16),
-    ]
+    of_ddp = [(1, "resnet8", 8), (2, "resnet8", 8), (4, "resnet14", 16), (4, "resnet8", 16)]
+    expected = [*(("ddp", *cell) for cell in of_ddp), ("single", 1, "resnet14", 16), ("single", 1, "resnet8", 16)]
+    assert sorted((c.strategy, c.devices, c.model, c.per_device_batch_size) for c in cells) == expected
     assert {trial.block for trial in plan.trials if trial.purpose == "doctor"} == {0}
 
 
 @pytest.mark.parametrize(("launcher", "examines"), [(["ray", "torchrun"], {"ray"}), ("torchrun", {"torchrun"})])
-def test_cells_only_under_torchrun_are_examined_under_torchrun(
-    make_experiment: Make, launcher: Any, examines: set[str]
-) -> None:
+def test_cells_of_torchrun_alone_are_examined_by_it(make_experiment: Make, launcher: Any, examines: set[str]) -> None:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     plan = make_plan(make_experiment(grid, preflight=True, launcher=launcher), laptop())
     cells = [trial.cell for trial in plan.trials if trial.purpose == "doctor"]
@@ -279,9 +268,7 @@ def test_the_doctor_exits_with_0_and_prints_measurements(tmp_path: Path, monkeyp
     assert "nothing found" in text and "loader alone" in text
 
 
-def test_a_bad_file_and_a_node_that_cannot_import_the_workload_are_errors_of_the_doctor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_file_and_a_node_without_the_module_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a worker group: in tests/test_two_nodes.py a real node answers so."""
     file = experiment_file(tmp_path, "Nobody")
     done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, ["doctor", str(file)])

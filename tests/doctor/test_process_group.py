@@ -19,11 +19,8 @@ from tests.worlds import fork_ranks
 def refused(group: dist.ProcessGroup, everyone: dist.ProcessGroup) -> list[str]:
     """The collectives over several ranks that raise in place of waiting."""
     ones = torch.ones(2)
-    attempts = {
-        "own": lambda: dist.all_reduce(ones, group=group),
-        "all": lambda: dist.barrier(group=everyone),
-        "functional": lambda: functional.all_reduce(ones, "sum", group),
-    }
+    attempts = {"own": lambda: dist.all_reduce(ones, group=group), "all": lambda: dist.barrier(group=everyone)}
+    attempts["functional"] = lambda: functional.all_reduce(ones, "sum", group)
     found = []
     for name, attempt in attempts.items():
         try:
@@ -56,21 +53,13 @@ def alone_and_together(rank: int, world_size: int, out: Path) -> None:
 @pytest.mark.slow
 def test_a_pass_on_one_rank_finds_one_rank_and_waits_for_nobody(tmp_path: Path) -> None:
     seen = json.loads(fork_ranks(alone_and_together, 2, tmp_path, within_s=60.0).read_text())
-    assert seen == {
-        "size": 1,
-        "sum": [1.0, 1.0, 1.0],
-        "gathered": 1,
-        "refused": ["own", "all", "functional"],
-        "after": 3.0,
-        "then": 2,
-    }
+    assert seen.pop("refused") == ["own", "all", "functional"]
+    assert seen == {"size": 1, "sum": [1.0, 1.0, 1.0], "gathered": 1, "after": 3.0, "then": 2}
 
 
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
-def test_the_collectives_of_a_gpu_are_nccl_s_since_gloo_lacks_some(
-    monkeypatch: pytest.MonkeyPatch, device: str, backend: str
-) -> None:
+def test_the_collectives_of_a_gpu_are_nccl_s(monkeypatch: pytest.MonkeyPatch, device: str, backend: str) -> None:
     asked: list[tuple[list[int], dict[str, object]]] = []
     make = dist.new_group
 

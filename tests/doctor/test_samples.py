@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -25,6 +24,7 @@ from tests.doctor.healthy import Healthy, Samples
 from tests.doctor.ranks import cell_for, subject_of
 
 ROWS = torch.arange(600.0).reshape(200, 3)
+FORKS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads
 
 
 def rows(part: torch.Tensor) -> TensorDataset:
@@ -49,8 +49,7 @@ def test_equal_values_are_counted(validation: Any, found: Copies) -> None:
 def test_a_few_equal_samples_may_be_chance_and_those_of_few_values_too() -> None:
     assert not Copies(7, 10, 200).is_many and Copies(8, 160, 200).is_many
     assert not Copies(8, 200, 200).is_many and Copies(10, 200, 200).is_many
-    few = rows((ROWS % 2).float())
-    assert copies_by_value(few, rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
+    assert copies_by_value(rows((ROWS % 2).float()), rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
 
 
 @pytest.fixture
@@ -76,9 +75,7 @@ class Slow(Sequence[Any]):
         return self.values[index]
 
 
-def test_a_slow_training_set_is_read_in_part_spread_over_it(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_training_set_is_read_in_part_all_over_it(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation_check, "SECONDS", 50.0)
     monkeypatch.setattr(validation_check, "MOST", 50)
     train = Slow(ROWS[:100], clock)
@@ -193,21 +190,18 @@ def subject_with(data_set: Any, workers: int) -> Subject:
 
 
 @pytest.mark.slow
+@FORKS
 @pytest.mark.parametrize(
     ("data_set", "workers", "differ", "compared"),
     [(Rows, 2, True, 200), (Rows, 0, False, 0), (OpensLate, 2, False, 200), (Normalised, 2, False, 40)],
 )
-def test_samples_are_compared_between_the_process_and_its_loader_workers(
-    data_set: type[Any], workers: int, differ: bool, compared: int
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-        before = torch.get_num_threads()
-        torch.set_num_threads(2)  # as a rank may have, and no loader worker has
-        with closing(data_set()) as opened:
-            seen = data.observe_workers(subject_with(opened, workers))
-        assert torch.get_num_threads() == 2
-        torch.set_num_threads(before)
+def test_samples_are_compared_between_processes(data_set: type[Any], workers: int, differ: bool, compared: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)  # as a rank may have, and no loader worker has
+    with closing(data_set()) as opened:
+        seen = data.observe_workers(subject_with(opened, workers))
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
     assert seen.compared == compared and (seen.differ > 5) == differ and not seen.failed, seen
     found = list(data.judge_workers([data.ByWorkers(), seen], Case(cell_for("single", 1))))
     if differ:
@@ -217,11 +211,9 @@ def test_samples_are_compared_between_the_process_and_its_loader_workers(
 
 
 @pytest.mark.slow
+@FORKS
 def test_loader_workers_that_fail_are_a_finding_and_no_error_of_the_samples() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        seen = data.observe_workers(subject_with(FailsInWorkers(), 1))
-    found = data.judge_workers([seen], Case(cell_for("single", 1)))
+    found = data.judge_workers([data.observe_workers(subject_with(FailsInWorkers(), 1))], Case(cell_for("single", 1)))
     only(found, "warning", seen="re-initialize CUDA", advice="tensors of a data set on the CPU")
 
 
@@ -256,10 +248,9 @@ def test_samples_are_cached_if_two_readings_of_two_sets_of_them_say_so(
     seconds = iter((*read_s, *elsewhere))
     timed = data._timed
     monkeypatch.setattr(data, "_timed", lambda *a: (timed(*a)[0], next(seconds)))
-    seen = data.observe(subject_with(rows(ROWS), 0))
-    found = data.judge([seen], Case(cell_for("single", 1)))
-    seconds = iter((*read_s, *elsewhere))
     subject = subject_with(rows(ROWS), 0)
+    found = data.judge([data.observe(subject)], Case(cell_for("single", 1)))
+    seconds = iter((*read_s, *elsewhere))
     on_device = replace(subject, cell=replace(subject.cell, data="synthetic_device"))
     assert data.observe(on_device).read_s == (0.0, 0.0), "its steps are timed without a loader"
     if cached:

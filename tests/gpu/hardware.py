@@ -56,16 +56,9 @@ Pair = namedtuple("Pair", "x y")
 def batches_move(device: torch.device) -> Verdict:
     """Batches of every kind that collate functions return reach the device, and keep their type."""
     x = torch.arange(6.0)
-    batches: dict[str, Any] = {
-        "tensor": x,
-        "list": [x, x],
-        "tuple": (x, "text"),
-        "dict": {"x": x},
-        "namedtuple": Pair(x, x),
-        "UserDict": UserDict(x=x),
-        "PackedSequence": pack_sequence([x[:3], x[:2]]),
-        "object with to()": WithTo(x),
-    }
+    batches: dict[str, Any] = {"tensor": x, "list": [x, x], "tuple": (x, "text"), "dict": {"x": x}}
+    batches |= {"namedtuple": Pair(x, x), "UserDict": UserDict(x=x), "object with to()": WithTo(x)}
+    batches["PackedSequence"] = pack_sequence([x[:3], x[:2]])
     wrong = []
     for name, batch in batches.items():
         try:

@@ -23,6 +23,7 @@ from harness.train.workloads import Workload
 from harness.train.workloads.mlp import Mlp
 from tests.gpu.setting import cell_of, need_cuda
 from tests.gpu.verdict import Verdict, judged
+from tests.worlds import fake_group
 
 WIDTH, LAYERS = 4096, 8
 BYTES = 4 * LAYERS * (WIDTH * WIDTH + WIDTH)
@@ -70,16 +71,9 @@ def peak_of_steps(device: torch.device, strategy: str) -> Verdict:
     need_cuda(device)
     short = {"blocks": 1, "warmup_steps": 2, "warmup_rounds": 2, "windows": 1, "window_steps": 2}
     no_time = {"warmup_seconds": 0.0, "window_seconds": 0.0, "twin": False, "explain": False}
-    content = {
-        "name": "acceptance",
-        "workload": "mlp",
-        "device": "cuda",
-        "grid": {"model": "large", "strategy": strategy, "per_device_batch_size": 8},
-        "optimizer": {"name": "Adam", "lr": 1e-4},
-        "equivalence": False,
-        "preflight": False,
-        "throughput": {**short, **no_time},
-    }
+    content = {"name": "acceptance", "workload": "mlp", "device": "cuda", "equivalence": False, "preflight": False}
+    content["grid"] = {"model": "large", "strategy": strategy, "per_device_batch_size": 8}
+    content |= {"optimizer": {"name": "Adam", "lr": 1e-4}, "throughput": {**short, **no_time}}
     experiment = parse_experiment(content, source="tests.gpu")
     plan = make_plan(experiment, Inventory((Node("here", "127.0.0.1", "here", cores=1, gpus=1),)))
     trials = [(group, trial) for group in plan.groups for trial in group.trials if trial.cell.strategy == strategy]

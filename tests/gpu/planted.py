@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.measure.stepper import Stepper
-from harness.train.training import Training
-from tests.gpu.setting import cell_of, need_cuda, one_rank
+from tests.gpu.setting import cell_of, need_cuda, stepper_of
 from tests.gpu.verdict import Verdict, judged
 
 BATCH, STEPS = 8, 20
@@ -95,7 +94,7 @@ def forward(device: torch.device) -> Verdict:
 def _phase(device: torch.device, workload: Planted, phase: str) -> Verdict:
     seconds = {}
     for name, planted in {"without": Planted(), "with": workload}.items():
-        stepper = stepper_of(planted, device)
+        stepper = stepper_with(planted, device)
         stepper.window("warmup", STEPS)
         window = stepper.window("phases", STEPS).window
         seconds[name] = {one: total / STEPS for one, total in window.phases.items()}
@@ -106,12 +105,8 @@ def _phase(device: torch.device, workload: Planted, phase: str) -> Verdict:
     return judged(holds, f"{text}; planted: {phase} {1000 * PLANTED_S:.0f} ms, within {100 * CLOSE:.0f} %", **grown)
 
 
-def stepper_of(workload: Planted, device: torch.device) -> Stepper:
-    """Return a stepper of a workload that no experiment names."""
-    cell = cell_of(device, {"per_device_batch_size": BATCH}, workload="mlp")
-    ranks = one_rank(device)
-    training = Training(cell, workload, 0, ranks)
-    return Stepper(training, workload.datasets()[0], cell, 0, ranks, collate=None, advance=lambda: None)
+def stepper_with(workload: Planted, device: torch.device) -> Stepper:
+    return stepper_of(cell_of(device, {"per_device_batch_size": BATCH}, workload="mlp"), device, workload=workload)
 
 
 def memory(device: torch.device) -> Verdict:
@@ -119,7 +114,7 @@ def memory(device: torch.device) -> Verdict:
     need_cuda(device)
     peaks = []
     for held in (0, HELD_BYTES):
-        stepper = stepper_of(Planted(held_bytes=held), device)
+        stepper = stepper_with(Planted(held_bytes=held), device)
         stepper.window("warmup", STEPS)
         torch.cuda.reset_peak_memory_stats(device)
         stepper.window("timed", STEPS)

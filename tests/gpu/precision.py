@@ -13,13 +13,11 @@ from torch.utils.data import TensorDataset
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.measure.sketches import measure_sketches
-from harness.measure.stepper import Stepper
 from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.precision import Precision
 from harness.train.ranks import Ranks
-from harness.train.training import Training
-from tests.gpu.setting import SMALL, cell_of, group_of_one, need_cuda, one_rank
+from tests.gpu.setting import SMALL, cell_of, group_of_one, need_cuda, one_rank, stepper_of
 from tests.gpu.verdict import NotRun, Verdict, judged
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -70,9 +68,8 @@ def dtypes(device: torch.device, strategy: str, precision: str) -> Verdict:
     cell = cell_of(device, grid, devices=slots, workload="mlp")
     workload = Probed()
     with nullcontext() if BUILTIN_TRAITS[strategy].one_process else group_of_one(device):
-        ranks = one_rank(device, slots)
-        training = Training(cell, workload, 0, ranks)
-        stepper = Stepper(training, workload.datasets()[0], cell, 0, ranks, collate=None, advance=lambda: None)
+        stepper = stepper_of(cell, device, one_rank(device, slots), workload)
+        training = stepper.training
         losses = [training.step(stepper.one_batch(), stepper.share)[0] for _ in range(STEPS)]
         held = {
             "loss": {str(loss.dtype) for loss in losses},

@@ -31,15 +31,9 @@ CLOCKS_S = 1.5
 
 def cell_of(device: torch.device, grid: Mapping[str, Any], *, devices: int = 1, **sections: Any) -> Cell:
     """Return the one cell of a grid on this device; more ``devices`` than one share it."""
-    content = {
-        "name": "acceptance",
-        "grid": {**grid, "devices": devices},
-        "device": device.type,
-        "oversubscribe": devices > 1,
-        **({"workload_options": {"width": 8}} if grid.get("model") == "resnet8" else {}),
-        **sections,
-    }
-    experiment = parse_experiment(content, source="tests.gpu")
+    width = {"workload_options": {"width": 8}} if grid.get("model") == "resnet8" else {}
+    content = {"name": "acceptance", "grid": {**grid, "devices": devices}, "device": device.type, **width, **sections}
+    experiment = parse_experiment({"oversubscribe": devices > 1, **content}, source="tests.gpu")
     (cell,) = expand(experiment, Machine(device.type, 1, (1,), compiler=True)).asked
     return cell
 
@@ -62,9 +56,9 @@ def group_of_one(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def stepper_of(cell: Cell, device: torch.device, ranks: Ranks | None = None) -> Stepper:
-    """Return a stepper of the cell, on one rank or as one of several."""
-    workload = workloads.build(cell)
+def stepper_of(cell: Cell, device: torch.device, ranks: Ranks | None = None, workload: Any = None) -> Stepper:
+    """Return a stepper of the cell, on one rank or as one of several; ``workload``: one that no experiment names."""
+    workload = workload or workloads.build(cell)
     ranks = ranks or one_rank(device, cell.devices if cell.traits.one_process else 1)
     training = Training(cell, workload, 0, ranks)
     collate = workloads.collate_of(workload)

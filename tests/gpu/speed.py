@@ -18,6 +18,7 @@ from torch import nn
 from harness.measure.flops import count_flops
 from harness.measure.profiles import Event, events_of, union
 from harness.measure.stepper import Stepper
+from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
 from tests.gpu.setting import SMALL, cell_of, median_pace_s, need_cuda, pace_s, stepper_of, steps_for
 from tests.gpu.verdict import Verdict, judged, measured
@@ -99,18 +100,23 @@ def hand_written(stepper: Stepper, device: torch.device) -> Callable[[int], floa
     model: nn.Module = stepper.training._workload.build_model()
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    return loop_of(optimizer, lambda: nn.functional.cross_entropy(model(images), labels), device)
+
+
+def loop_of(optimizer: Any, loss_of: Callable[[], torch.Tensor], device: torch.device) -> Callable[[int], float]:
+    """Return a loop as one writes it without a harness, in bf16; it returns seconds a step."""
 
     def loop(steps: int) -> float:
         with no_garbage_collection():
-            _wait(device)
+            synchronize([device])
             start = time.perf_counter()
             for _ in range(steps):
                 optimizer.zero_grad(set_to_none=True)
                 with torch.autocast(device.type, dtype=torch.bfloat16):
-                    loss = nn.functional.cross_entropy(model(images), labels)
+                    loss = loss_of()
                 loss.backward()
                 optimizer.step()
-            _wait(device)
+            synchronize([device])
             return (time.perf_counter() - start) / steps
 
     return loop
@@ -157,21 +163,7 @@ def gpt_by_hand(model: nn.Module, batch: Any) -> Callable[[int], float]:
     """Return a loop as one writes it without a harness; it returns seconds a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     tokens, wanted = batch[:, :-1], batch[:, 1:].flatten()
-
-    def loop(steps: int) -> float:
-        with no_garbage_collection():
-            _wait(batch.device)
-            start = time.perf_counter()
-            for _ in range(steps):
-                optimizer.zero_grad(set_to_none=True)
-                with torch.autocast("cuda", dtype=torch.bfloat16):
-                    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), wanted)
-                loss.backward()
-                optimizer.step()
-            _wait(batch.device)
-            return (time.perf_counter() - start) / steps
-
-    return loop
+    return loop_of(optimizer, lambda: nn.functional.cross_entropy(model(tokens).flatten(0, 1), wanted), batch.device)
 
 
 def busy_seconds(loop: Callable[[int], float], steps: int = 5) -> float:
@@ -187,8 +179,3 @@ def busy_seconds(loop: Callable[[int], float], steps: int = 5) -> float:
             profiler.step()
     kernels = [e.span for e in found if e.gpu is not None and not e.annotation]
     return sum(end - start for start, end in union(kernels)) / 1e9 / steps
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

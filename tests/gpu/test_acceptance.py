@@ -138,9 +138,7 @@ def test_claims_that_time_steps_run_alone_and_last(monkeypatch: pytest.MonkeyPat
         (Machine("cuda", 1), CLAIM, 1.0, "the time is up (--minutes)"),
     ],
 )
-def test_a_claim_that_needs_other_devices_or_more_time_is_not_run(
-    machine: Machine, claim: Claim, left_s: float, reason: str
-) -> None:
+def test_a_claim_without_devices_or_time_is_not_run(machine: Machine, claim: Claim, left_s: float, reason: str) -> None:
     (done,) = run_all([claim], machine, time.monotonic() + left_s)
     assert done.verdict == Verdict("not run", reason)
 
@@ -182,9 +180,7 @@ def test_missing_modules_are_named_with_what_they_need(monkeypatch: pytest.Monke
     assert all(re.fullmatch(r"[\w-]+==\d[\w.]+", name) for name in modules.missing())
 
 
-def test_a_machine_without_a_gpu_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_there_is_one_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert command.main([]) == 2
     assert capsys.readouterr().err == "--device cuda: torch sees no GPU here; allowed: --device cpu\n"

@@ -61,13 +61,7 @@ def data(samples: int = SAMPLES) -> TensorDataset:
 
 
 def epochs_of(
-    cell: Cell,
-    epochs: int,
-    folder: Path | None = None,
-    every: int = 1,
-    workload: Any = None,
-    train: TensorDataset | None = None,
-    **settings: Any,
+    cell: Cell, epochs: int, folder: Path | None = None, every: int = 1, workload: Any = None, **settings: Any
 ) -> Epochs:
     """A training of so many epochs, gone on with where there is something in the folder."""
     random.seed(5)
@@ -75,7 +69,7 @@ def epochs_of(
     # replicas run in threads, which draw from one generator in any order
     training = Training(cell, workload or Noisy(0.0 if cell.strategy == "dp" else 0.5), 3, ranks)
     keeper = CheckpointManager(folder, every, training, ranks) if folder else None
-    run = Epochs(training, EpochData(cell, 3, ranks, train or data(), data(), workload), keeper)
+    run = Epochs(training, EpochData(cell, 3, ranks, settings.pop("train", data()), data(), workload), keeper)
     run.run(Convergence(epochs=epochs, **settings), lambda: None)
     return run
 
@@ -105,14 +99,9 @@ OPTIMIZERS = [SGD, {"name": "SGD", "lr": 0.1}, {"name": "AdamW", "lr": 0.01}, {"
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["momentum", "plain", "AdamW", "Adagrad"])
 @pytest.mark.parametrize("strategy", ["single", "dp"])
 def test_a_training_goes_on_to_the_same_numbers(tmp_path: Path, strategy: str, optimizer: dict[str, Any]) -> None:
-    cell = replace(
-        CELL,
-        strategy=strategy,
-        devices=2 if strategy == "dp" else 1,
-        optimizer=optimizer,
-        schedule={"name": "CosineAnnealingLR", "T_max": 5},
-        training={"lr_scaling": "sqrt", "lr_base_batch_size": 2, "warmup_epochs": 3},
-    )
+    recipe = {"lr_scaling": "sqrt", "lr_base_batch_size": 2, "warmup_epochs": 3}
+    cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, optimizer=optimizer)
+    cell = replace(cell, schedule={"name": "CosineAnnealingLR", "T_max": 5}, training=recipe)
     whole = epochs_of(cell, 5)
     epochs_of(cell, 2, tmp_path)
     rest = epochs_of(cell, 5, tmp_path)
@@ -146,12 +135,9 @@ def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
     assert checkpoint.epochs(tmp_path) == []
 
 
-def test_with_accumulation_and_clipping_epochs_count_each_sample_once() -> None:
+def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up_and_each_sample_counts_once() -> None:
     run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
     assert run.rows[0]["samples"] == SAMPLES and run.diverged is None
-
-
-def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up() -> None:
     window = epochs_of(CELL, 3).clock.window
     assert (window["window_kind"], window["rank"], window["window"]) == ("epochs", 0, 0)
     assert window["steps"] == 9 and window["weight"] == 3 * SAMPLES

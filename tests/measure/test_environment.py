@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,12 +43,9 @@ def test_interfaces_with_an_address_that_are_up(monkeypatch: pytest.MonkeyPatch)
     addresses = dict.fromkeys(("lo", "eth0", "eth1", "ib0", "gone"), internet)
     link_only = [SimpleNamespace(family=socket.AF_PACKET, address="00:11")]
     counted = SimpleNamespace(errin=1, errout=2, dropin=3, dropout=4)
-    answers: dict[str, Callable[..., object]] = {
-        "net_if_stats": lambda: {**up, "eth1": state(up=False)},
-        "net_if_addrs": lambda: {**addresses, "bond0": link_only},
-        "net_io_counters": lambda pernic: {"eth0": counted},
-    }
-    monkeypatch.setattr(environment, "psutil", SimpleNamespace(**answers))
+    stats, found = (lambda: {**up, "eth1": state(up=False)}), (lambda: {**addresses, "bond0": link_only})
+    answers = SimpleNamespace(net_if_stats=stats, net_if_addrs=found, net_io_counters=lambda pernic: {"eth0": counted})
+    monkeypatch.setattr(environment, "psutil", answers)
     assert environment.interfaces() == [
         {"name": "eth0", "mbit_per_s": 10_000, "mtu": 1500, "errors": 10},
         {"name": "ib0", "mbit_per_s": None, "mtu": 4092, "errors": None},
@@ -136,20 +132,11 @@ def captured(*gpus: Gpu, **facts: Any) -> dict[str, Any]:
 
 
 def test_directly_linked_gpus_have_the_number_of_links_between_them() -> None:
-    found = captured(
-        Gpu("GPU-a", "0:a", ["0:b", "0:b", "", "0:c"]),
-        Gpu("GPU-b", "0:b", ["0:a", "0:a"]),
-        Gpu("GPU-c", "0:c", ["0:a"]),
-        levels={"0:b0:c": 20},
-    )
-    assert found == {
-        "gpus": ["GPU-a", "GPU-b", "GPU-c"],
-        "links": [["X", "NV2", "NV1"], ["NV2", "X", "PXB"], ["NV1", "PXB", "X"]],
-        "apart": [],
-        "numa": [None, None, None],
-        "driver": "560.1",
-        "persistence": [True, False, True],
-    }
+    linked = {"a": ["0:b", "0:b", "", "0:c"], "b": ["0:a", "0:a"], "c": ["0:a"]}
+    found = captured(*(Gpu(f"GPU-{gpu}", f"0:{gpu}", ends) for gpu, ends in linked.items()), levels={"0:b0:c": 20})
+    links = [["X", "NV2", "NV1"], ["NV2", "X", "PXB"], ["NV1", "PXB", "X"]]
+    gpus = {"gpus": ["GPU-a", "GPU-b", "GPU-c"], "numa": [None] * 3, "persistence": [True, False, True]}
+    assert found == {**gpus, "links": links, "apart": [], "driver": "560.1"}
 
 
 def test_switched_gpus_have_the_smaller_number_of_links_of_both_and_some_no_peer_access() -> None:
@@ -241,19 +228,18 @@ def test_the_node_of_a_gpu(system: Path, bus: str, node: int | None) -> None:
 def test_the_settings_are_those_of_the_system_s_files(tmp_path: Path) -> None:
     nothing = {"governors": [], "boost": None, "periods": None, "throttled": None}
     assert environment.machine_state(tmp_path) == nothing
+    cpu = tmp_path / "sys/devices/system/cpu"
     files = {
-        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
-        "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance\n",
-        "sys/devices/system/cpu/cpufreq/policy0": "",
-        "sys/devices/system/cpu/intel_pstate/no_turbo": "0\n",
-        "sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_periods 70\nnr_throttled 7\n",
+        cpu / "cpu0/cpufreq/scaling_governor": "powersave\n",
+        cpu / "cpu1/cpufreq/scaling_governor": "performance\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    files |= {cpu / "cpufreq/policy0": "", cpu / "intel_pstate/no_turbo": "0\n"}
+    files[tmp_path / "sys/fs/cgroup/cpu.stat"] = "usage_usec 5\nnr_periods 70\nnr_throttled 7\n"
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     read = environment.machine_state(tmp_path)
     assert read == {"governors": ["performance", "powersave"], "boost": True, "periods": 70, "throttled": 7}
-    (tmp_path / "sys/devices/system/cpu/intel_pstate/no_turbo").write_text("1\n")
-    assert environment.machine_state(tmp_path)["boost"] is False
-    (tmp_path / "sys/devices/system/cpu/cpufreq/boost").write_text("1\n")
-    assert environment.machine_state(tmp_path)["boost"] is True
+    for name, boost in (("intel_pstate/no_turbo", False), ("cpufreq/boost", True)):
+        (cpu / name).write_text("1\n")
+        assert environment.machine_state(tmp_path)["boost"] is boost

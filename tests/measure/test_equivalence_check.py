@@ -89,8 +89,7 @@ def test_replicas_train_as_one_device_does_which_trains_twice_alike() -> None:
 @pytest.mark.parametrize("factor", [0.9, 1.1, 2.0])
 def test_a_differently_scaled_loss_is_seen_in_gradient_and_first_update(factor: float) -> None:
     found = differences(sketches_of(BASE, Small(factor)), sketches_of(BASE))
-    assert found["gradient"] == pytest.approx(abs(factor - 1), rel=1e-3)
-    assert found["first_update"] == pytest.approx(abs(factor - 1), rel=1e-3)
+    assert [found[name] for name in ("gradient", "first_update")] == pytest.approx([abs(factor - 1)] * 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +148,7 @@ def test_a_deep_network_has_a_verdict_at_a_rate_at_which_it_diverges() -> None:
 
 def test_a_strategy_of_the_users_own_is_judged_by_its_updates() -> None:
     """It may reduce the gradients in its optimizer."""
-    own = replace(BASE, own_traits=BUILTIN_TRAITS["single"])
-    assert list(sketches_of(own)) == ["first_update", "scaled_update"]
+    assert [*sketches_of(replace(BASE, own_traits=BUILTIN_TRAITS["single"]))] == ["first_update", "scaled_update"]
 
 
 class Collates(Small):
@@ -198,8 +196,7 @@ class InTrainModeAlone(Small):
 
 
 def test_losses_of_train_mode_alone_are_compared_if_nothing_acts_by_mode_and_else_skipped() -> None:
-    workload = InTrainModeAlone()
-    wrong = InTrainModeAlone(draw=lambda: 1.1)
+    workload, wrong = InTrainModeAlone(), InTrainModeAlone(draw=lambda: 1.1)
     alone = sketches_of(BASE, workload)
     assert max(differences(sketches_of(replicated(BASE), workload), alone).values()) < 1e-4
     assert differences(sketches_of(replicated(BASE), wrong), alone)["gradient"] > 0.09
@@ -283,9 +280,7 @@ def test_folding_is_linear_keeps_the_norm_within_a_few_percent_and_depends_on_th
 
 @pytest.mark.parametrize("optimizer", [{"name": "SGD", "lr": 0.1}, {"name": "Adam", "lr": 0.001}])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_in_16_bits_replicas_stay_within_the_bound_and_a_tenth_too_much_does_not(
-    precision: str, optimizer: dict[str, Any]
-) -> None:
+def test_in_16_bits_replicas_are_in_the_bound_a_tenth_more_is_not(precision: str, optimizer: dict[str, Any]) -> None:
     single = replace(BASE, precision=precision, optimizer=optimizer)
     reference = sketches_of(single)
     assert 0 < relative(sketches_of(single)["gradient"], sketches_of(BASE)["gradient"]) < 0.05  # another arithmetic
@@ -299,5 +294,5 @@ def test_in_16_bits_replicas_stay_within_the_bound_and_a_tenth_too_much_does_not
 def test_the_check_takes_its_steps_in_fp32_and_in_16_bits_if_the_cell_does() -> None:
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
     for name, precisions in (("fp32", ["fp32"]), ("bf16", ["fp32", "bf16"]), ("fp16", ["fp32", "fp16"])):
-        cell = replace(BASE, precision=name)
-        assert list(measure_by_precision(cell, Small(), data(), 0, ranks, lambda: None)) == precisions
+        found = measure_by_precision(replace(BASE, precision=name), Small(), data(), 0, ranks, lambda: None)
+        assert [*found] == precisions

@@ -27,15 +27,8 @@ forward, backward = (partial(ExchangePoint, kind, gather_bytes=8) for kind in ("
 gradients = partial(ExchangePoint, "gradients", reduce_bytes=8)
 
 
-TWO_GROUPS = [
-    (forward(0), 0.0),
-    (forward(1), 1.0),
-    (backward(1), 3.0),
-    (gradients(1), 4.0),
-    (gradients(1), 5.0),
-    (backward(0), 5.1),
-    (gradients(0), 7.0),
-]
+TWO_GROUPS = [(forward(0), 0.0), (forward(1), 1.0), (backward(1), 3.0), (gradients(1), 4.0)]
+TWO_GROUPS += [(gradients(1), 5.0), (backward(0), 5.1), (gradients(0), 7.0)]
 """A step of two units: the second has two parameters, whose gradients come one after the other."""
 
 

@@ -11,16 +11,7 @@ import torch
 
 from harness.config.strategy_traits import BUILTIN_TRAITS, ProfiledPart
 from harness.measure import profiles
-from harness.measure.profiles import (
-    MEMORY,
-    PROFILED_STEPS,
-    CollectiveTime,
-    Event,
-    Intervals,
-    collective_times,
-    minus,
-    union,
-)
+from harness.measure.profiles import CollectiveTime, Event, Intervals, collective_times, minus, union
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 FSDP, DP = BUILTIN_TRAITS["fsdp"].profiled_parts, BUILTIN_TRAITS["dp"].profiled_parts
@@ -141,53 +132,33 @@ def test_copies_of_shards_are_fsdps_ranges_without_the_collective_that_they_star
 
 def test_the_all_gather_that_fsdps_copies_are_launched_beside_is_no_copy() -> None:
     """torch calls foreach_all_gather, with its copies and the collective, inside FSDP::all_gather."""
-    events = [
-        call("FSDP::all_gather (layers.0)", 0, 40),
-        call("aten::copy_", 1, 2, number=1),
-        call("nccl:_all_gather_base", 5, 30),
-        call("c10d::_allgather_base_", 6, 7, number=2),
-        kernel("foreach_copy", 0, 1000, by=1),
-        kernel(GATHER, 1000, 11000, by=2),
-        kernel("nccl:_all_gather_base", 1000, 11000, annotation=True),
-    ]
-    assert of_fsdp(events, GPU) == (us(10000, 10000), None, us(1000, 1000))
+    calls = [call("FSDP::all_gather (layers.0)", 0, 40), call("aten::copy_", 1, 2, number=1)]
+    calls += [call("nccl:_all_gather_base", 5, 30), call("c10d::_allgather_base_", 6, 7, number=2)]
+    kernels = [kernel("foreach_copy", 0, 1000, by=1), kernel(GATHER, 1000, 11000, by=2)]
+    kernels.append(kernel("nccl:_all_gather_base", 1000, 11000, annotation=True))
+    assert of_fsdp(calls + kernels, GPU) == (us(10000, 10000), None, us(1000, 1000))
 
 
 @pytest.mark.parametrize("name", ["ncclKernel_AllGather_RING_LL_Sum_int8_t", "ncclSymkDevKernel_AllGather_ST"])
 def test_a_kernel_of_nccl_by_any_name_is_no_copy(name: str) -> None:
     """Its annotation has the time of the all-gather."""
-    events = [
-        call("FSDP::all_gather", 0, 40, number=1),
-        kernel("foreach_copy", 0, 10, by=1),
-        kernel(name, 10, 50, by=1),
-        kernel("nccl:_all_gather_base", 10, 50, annotation=True),
-    ]
-    assert of_fsdp(events, GPU) == (us(40, 40), None, us(10, 10))
+    kernels = [kernel("foreach_copy", 0, 10, by=1), kernel(name, 10, 50, by=1)]
+    kernels.append(kernel("nccl:_all_gather_base", 10, 50, annotation=True))
+    assert of_fsdp([call("FSDP::all_gather", 0, 40, number=1), *kernels], GPU) == (us(40, 40), None, us(10, 10))
 
 
 def test_copies_of_gloos_all_gather_between_gpus_are_its_own() -> None:
-    events = [
-        call("FSDP::all_gather", 0, 40, number=1),
-        call("c10d::_allgather_base_", 10, 30, number=2),
-        kernel("foreach_copy", 0, 10, by=1),
-        kernel("Memcpy DtoH (Device -> Pinned)", 10, 30, by=2),
-    ]
-    assert of_fsdp(events, GPU) == (us(20, 20), None, us(10, 10))
+    calls = [call("FSDP::all_gather", 0, 40, number=1), call("c10d::_allgather_base_", 10, 30, number=2)]
+    kernels = [kernel("foreach_copy", 0, 10, by=1), kernel("Memcpy DtoH (Device -> Pinned)", 10, 30, by=2)]
+    assert of_fsdp(calls + kernels, GPU) == (us(20, 20), None, us(10, 10))
 
 
 def test_copies_of_shards_that_a_gpu_makes_beside_its_kernels_are_not_exposed() -> None:
-    events = [
-        call("FSDP::all_gather (layers.0)", 0, 9),
-        call("aten::copy_", 1, 2, number=1),
-        call("aten::copy_", 3, 4, number=2),
-        call("FSDP::all_gather_copy_out (layers.0)", 20, 25),
-        call("aten::copy_", 21, 22, number=3),
-        kernel("split_with_sizes_copy", 0, 20, by=1),
-        kernel(GATHER, 20, 60, by=2),
-        kernel("chunk_cat", 60, 70, by=3),
-        kernel("ampere_sgemm", 10, 40),
-    ]
-    assert of_fsdp(events, GPU) == (us(40, 20), None, us(20 + 10, 10 + 10))
+    copies = [call("aten::copy_", at, at + 1, number=number) for number, at in ((1, 1), (2, 3), (3, 21))]
+    ranges = [call("FSDP::all_gather (layers.0)", 0, 9), call("FSDP::all_gather_copy_out (layers.0)", 20, 25)]
+    kernels = [kernel("split_with_sizes_copy", 0, 20, by=1), kernel(GATHER, 20, 60, by=2)]
+    kernels += [kernel("chunk_cat", 60, 70, by=3), kernel("ampere_sgemm", 10, 40)]
+    assert of_fsdp([*ranges, *copies, *kernels], GPU) == (us(40, 20), None, us(20 + 10, 10 + 10))
 
 
 def test_on_a_cpu_the_operators_inside_a_call_are_the_collective_unless_it_ends_in_another_thread() -> None:
@@ -208,13 +179,13 @@ def test_kernels_of_a_recorded_profile_belong_to_the_operators_that_launched_the
     """CUDA's own calls have numbers that operators have too: by them a convolution was a part of a reduction."""
     part = ProfiledPart("reduce", ("FSDP::post_backward_reduce",), waits=False)
     collectives, computation = profiles._on_gpu(recorded, [part], 0)
-    kernels = [kernel.name for kernel in collectives["reduce"] if not kernel.name.startswith(MEMORY)]
-    assert len(kernels) == 4 * PROFILED_STEPS  # one for the gradients of each of the four groups
+    kernels = [kernel.name for kernel in collectives["reduce"] if not kernel.name.startswith(profiles.MEMORY)]
+    assert len(kernels) == 4 * profiles.PROFILED_STEPS  # one for the gradients of each of the four groups
     assert all(name.startswith("void at::native::detail::chunk_cat_cuda_kernel") for name in kernels)
-    assert len(computation) == 480 - len(kernels) and not any(k.name.startswith(MEMORY) for k in computation)
+    assert len(computation) == 480 - len(kernels) and not any(k.name.startswith(profiles.MEMORY) for k in computation)
 
 
 def test_one_gpu_exchanges_nothing_in_a_recorded_profile(recorded: list[Event]) -> None:
     assert set(collective_times(recorded, FSDP, GPU).values()) == {None}
     kernels = [event for event in recorded if event.gpu == 0 and not event.annotation]
-    assert len(kernels) == 160 * PROFILED_STEPS and not any(k.name.startswith("nccl") for k in kernels)
+    assert len(kernels) == 160 * profiles.PROFILED_STEPS and not any(k.name.startswith("nccl") for k in kernels)

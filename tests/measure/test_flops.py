@@ -269,8 +269,7 @@ def test_a_gradient_inside_the_loss_counts_as_model_flops() -> None:
 
 @pytest.mark.parametrize("weight", [0, math.nan, math.inf, torch.tensor(-1)])
 def test_a_weight_that_divides_nothing_is_reported(weight: Any) -> None:
-    flops = count(lambda: nn.Linear(8, 5), ROWS, weight)
-    assert flops == Flops(None, f"loss() gave a weight of {float(weight):g}")
+    assert count(lambda: nn.Linear(8, 5), ROWS, weight) == Flops(None, f"loss() gave a weight of {float(weight):g}")
 
 
 @pytest.mark.parametrize("error", [ValueError("no\n  luck"), torch.OutOfMemoryError("no luck"), MemoryError("no luck")])
@@ -278,9 +277,7 @@ def test_a_workload_that_raises_is_the_reason(error: Exception) -> None:
     def fail(*_: Any) -> Any:
         raise error
 
-    reason = f"{type(error).__name__}: no luck"
-    assert applied(fail) == Flops(None, reason)
-    assert count(fail, ROWS) == Flops(None, reason)
+    assert applied(fail) == count(fail, ROWS) == Flops(None, f"{type(error).__name__}: no luck")
 
 
 def test_an_interrupt_passes() -> None:
@@ -355,12 +352,8 @@ def test_a_model_whose_ranks_share_statistics_is_counted_since_all_ranks_count()
 
 
 def settings() -> tuple[object, ...]:
-    return (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.mkldnn.matmul.fp32_precision,
-        torch.backends.cudnn.allow_tf32,
-    )
+    own = [backend.matmul.fp32_precision for backend in (torch.backends.cuda, torch.backends.mkldnn)]
+    return (torch.get_float32_matmul_precision(), *own, torch.backends.cudnn.allow_tf32)
 
 
 @pytest.fixture

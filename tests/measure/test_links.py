@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,21 +18,12 @@ from torch._subclasses import FakeTensorMode
 
 from harness.analysis.hardware import bus_factor
 from harness.measure import links
-from harness.measure.links import (
-    FIRST_CONTACT,
-    REPETITIONS,
-    SMALLEST_BYTES,
-    Device,
-    Meter,
-    NotMeasuredError,
-    Operation,
-    measure_links,
-    sweep,
-)
+from harness.measure.links import Device, Meter, NotMeasuredError, Operation, measure_links, sweep
 from harness.plan.rows import LinkRow
 from harness.train.ranks import Ranks
+from tests.benchmarks.emulated_links import why_not, world
 from tests.link_ranks import PER_NODE, SECONDS
-from tests.worlds import run_ranks
+from tests.worlds import fake_group, run_ranks
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -77,12 +66,12 @@ def test_sizes_double_until_the_time_is_over_at_the_latency_and_bandwidth_of_the
     first, *_, last = rows = swept(clock, [transfer(clock, 1e-4, 1e8)], 5.0)
     sizes = [row["size_bytes"] for row in rows]
     assert sizes == [KIB * 2**k for k in range(len(sizes))]
-    last_s = (REPETITIONS + 1) * (1e-4 + sizes[-1] / 1e8)
+    last_s = (links.REPETITIONS + 1) * (1e-4 + sizes[-1] / 1e8)
     assert clock.now <= 5.0 < clock.now + 2 * last_s
     assert sizes[-1] == 32 * MIB
     assert first["time_s"] == pytest.approx(1e-4 + KIB / 1e8)
     assert last["size_bytes"] / last["time_s"] == pytest.approx(1e8, rel=0.01)
-    assert (first["repetitions"], first["calls"], last["calls"]) == (REPETITIONS, 9, 1)
+    assert (first["repetitions"], first["calls"], last["calls"]) == (links.REPETITIONS, 9, 1)
     assert last["min_s"] == pytest.approx(last["max_s"])
     # a message that is sent and returned counts half
     once, both = (swept(clock, [transfer(clock, 0.0, 1e8, legs=legs)], 0.1)[0]["time_s"] for legs in (1, 2))
@@ -118,7 +107,7 @@ def test_pairs_whose_first_messages_come_too_late_are_left_out_with_a_note() -> 
     pairs = [transfer(clock, 0.05, 1e9, name="send_receive", source=0, target=n) for n in range(1, 9)]
     rows, notes = measure_links([pairs], meter(clock), 4.0, ALONE)
     targets = {row["target"] for row in rows}
-    first_contacts = 1 + int(FIRST_CONTACT * 4.0 / ((REPETITIONS + 1) * 0.05))
+    first_contacts = 1 + int(links.FIRST_CONTACT * 4.0 / ((links.REPETITIONS + 1) * 0.05))
     assert targets == set(range(1, 1 + first_contacts)) and first_contacts < 8
     assert notes == [f"send_receive: {first_contacts} of 8 pairs measured in the time"]
 
@@ -129,12 +118,9 @@ def test_kinds_share_the_time_and_one_that_fails_is_a_note() -> None:
     def refuse(size: int) -> Callable[[], None]:
         raise RuntimeError("no such\ncollective")
 
-    series = [
-        [transfer(clock, 1e-4, 1e8)],
-        [replace(transfer(clock, 1e-4, 1e8, name="all_gather"), prepare=refuse)],
-        [transfer(clock, 1e-4, 1e8, name="reduce_scatter")],
-    ]
-    rows, notes = measure_links(series, meter(clock), 3.0, ALONE)
+    names = ("all_reduce", "all_gather", "reduce_scatter")
+    first, second, third = (transfer(clock, 1e-4, 1e8, name=name) for name in names)
+    rows, notes = measure_links([[first], [replace(second, prepare=refuse)], [third]], meter(clock), 3.0, ALONE)
     largest = {row["operation"]: row["size_bytes"] for row in rows}
     assert clock.now <= 3.0
     assert largest == {"all_reduce": 4 * MIB, "reduce_scatter": 16 * MIB}  # 1 s, and the 2.5 s that are left
@@ -163,7 +149,7 @@ FIRST = Two(0, 2, 0, 0, "n", "127.0.0.1", (CPU,))
 def test_the_slowest_rank_gives_the_time_unless_one_cannot_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     both, operation = meter(clock, FIRST), transfer(clock, 0.5, 1e30)
-    assert both.seconds(operation, KIB, 1) == [1.0] * REPETITIONS
+    assert both.seconds(operation, KIB, 1) == [1.0] * links.REPETITIONS
     assert both.now == (before := clock.now) > 0.0
     monkeypatch.setattr(Two, "other_fails", True)
     with pytest.raises(NotMeasuredError, match=r"OutOfMemoryError: no \(rank 1\)"):
@@ -192,20 +178,15 @@ def test_a_rank_on_which_a_measured_operation_fails_does_not_wait_for_its_peers(
 @pytest.fixture
 def eight() -> Iterator[Ranks]:
     """One of eight ranks whose collectives do nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=8)
-    yield Ranks(2, 8, 2, 0, "n", "127.0.0.1", (CPU,))
-    dist.destroy_process_group()
+    with fake_group(8, rank=2):
+        yield Ranks(2, 8, 2, 0, "n", "127.0.0.1", (CPU,))
 
 
 def devices(*nodes: str) -> list[Device]:
     return [Device(node, None, None) for node in nodes]
 
 
-def test_collectives_are_called_on_the_whole_tensor_and_a_rank_s_part(
-    eight: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collectives_get_the_whole_tensor_and_a_rank_s_part(eight: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, list[int]]] = []
 
     def record(name: str, real: Any, *tensors: torch.Tensor, **options: Any) -> object:
@@ -260,7 +241,6 @@ def test_one_process_has_copies_and_several_have_collectives_and_pairs(monkeypat
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "send_receive"]
 MBIT_PER_S = 200
 BYTES_PER_S = MBIT_PER_S * 1e6 / 8
-DEVICE = "link0"
 
 
 def measured(folder: Path, seconds: float, variables: dict[str, str], prefixes: Sequence[Sequence[str]] = ()) -> Any:
@@ -277,49 +257,32 @@ def test_two_processes_measure_every_operation_within_the_time(tmp_path: Path) -
     assert found["notes"] == []  # that the time ends a sweep: test_links.py, by a clock of its own
     for operation in OPERATIONS:
         sizes = [row["size_bytes"] for row in rows if row["operation"] == operation]
-        assert sizes == [SMALLEST_BYTES * 2**k for k in range(len(sizes))] and len(sizes) > 3
+        assert sizes == [links.SMALLEST_BYTES * 2**k for k in range(len(sizes))] and len(sizes) > 3
     assert all(0 < row["min_s"] <= row["time_s"] <= row["max_s"] for row in rows)
-    assert {(row["backend"], row["tier"], row["repetitions"]) for row in rows} == {
-        ("gloo", "inside a node", REPETITIONS)
-    }
+    kinds = {(row["backend"], row["tier"], row["repetitions"]) for row in rows}
+    assert kinds == {("gloo", "inside a node", links.REPETITIONS)}
     assert {(row["source"], row["target"]) for row in rows if row["operation"] == "send_receive"} == {(0, 1)}
-    assert found["advanced"] >= REPETITIONS * len(rows)  # or the watchdog would end a long measurement
+    assert found["advanced"] >= links.REPETITIONS * len(rows)  # or the watchdog would end a long measurement
 
 
 @pytest.fixture
-def namespaces(tmp_path: Path) -> Iterator[list[str]]:
-    """Two network namespaces joined by a link whose rate tc limits in both directions."""
-    if not (shutil.which("ip") and shutil.which("tc")):
-        pytest.skip("needs ip and tc (iproute2)")
-    names = [f"harness-{os.getpid()}-{end}" for end in "ab"]
+def nodes() -> Iterator[list[str]]:
+    """Two network namespaces whose links tc limits to a rate."""
+    if reason := why_not():
+        pytest.skip(reason)
     try:
-        first, second = names
-        commands = [f"ip netns add {first}", f"ip netns add {second}"]
-        commands += [f"ip link add {DEVICE} netns {first} type veth peer name {DEVICE} netns {second}"]
-        for number, name in enumerate(names, start=1):
-            inside = f"ip netns exec {name}"
-            commands += [
-                f"{inside} ip address add 10.97.0.{number}/24 dev {DEVICE}",
-                f"{inside} ip link set lo up",
-                f"{inside} ip link set {DEVICE} up",
-                f"{inside} ip link set {DEVICE} gso_max_size 16384",
-                f"{inside} tc qdisc replace dev {DEVICE} root tbf rate {MBIT_PER_S}mbit burst 32k limit 8mb",
-            ]
-        for command in commands:
-            done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"{command}: {done.stderr.strip()}")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        with world(2) as made:
+            made.set_rate(MBIT_PER_S)
+            yield [made.name(node) for node in range(2)]
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"{error.cmd}: {error.stderr.decode()}")
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_the_largest_size_shows_the_rate_of_the_link(namespaces: list[str], tmp_path: Path) -> None:
-    prefixes = [["ip", "netns", "exec", name] for name in namespaces]
-    found = measured(tmp_path, 5.0, {PER_NODE: "1", "GLOO_SOCKET_IFNAME": DEVICE}, prefixes)
+def test_the_largest_size_shows_the_rate_of_the_link(nodes: list[str], tmp_path: Path) -> None:
+    prefixes = [["ip", "netns", "exec", name] for name in nodes]
+    found = measured(tmp_path, 5.0, {PER_NODE: "1", "GLOO_SOCKET_IFNAME": "s0"}, prefixes)
     assert {row["tier"] for row in found["rows"]} == {"between nodes"}
     for operation in ("send_receive", "all_reduce"):
         rows = [row for row in found["rows"] if row["operation"] == operation]

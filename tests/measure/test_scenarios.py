@@ -35,14 +35,8 @@ def within(make_experiment: Make) -> Within:
     def find(
         grid: Any = (), throughput: Any = (), ranks: Ranks = ALONE, sections: Any = (), **columns: Any
     ) -> TrialContext:
-        given = {**GRID, **dict(grid)}
-        experiment = make_experiment(
-            given,
-            diagnostics=True,
-            workload_options={"width": 4},
-            throughput={**SHORT, **dict(throughput)},
-            **dict(sections),
-        )
+        given, options = {**GRID, **dict(grid)}, {"diagnostics": True, "workload_options": {"width": 4}}
+        experiment = make_experiment(given, throughput={**SHORT, **dict(throughput)}, **options, **dict(sections))
         wanted = {"purpose": "", **columns}
         trials = [t for t in make_plan(experiment, laptop()).trials if t.cell.devices == given["devices"]]
         trial = next(t for t in trials if all(getattr(t, name) == value for name, value in wanted.items()))
@@ -166,9 +160,7 @@ def test_an_error_of_the_device_is_known_as_one(error: Exception, is_of_device: 
     assert scenarios.is_device_error(error) is is_of_device
 
 
-def test_after_an_error_of_the_device_the_timed_steps_are_recorded_and_the_process_is_marked(
-    within: Within, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_device_error_the_timed_steps_are_recorded(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     """Losses have been read after each window: after an error of the device they could not be read any more."""
     one = within()
 
@@ -211,9 +203,7 @@ def test_what_a_workload_does_to_its_process_is_in_the_row_of_its_rank(
 
 
 @pytest.mark.slow
-def test_a_timed_trial_profiles_nothing_and_a_profile_times_nothing(
-    within: Within, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timed_trials_profile_nothing_profiles_time_nothing(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     replicas: dict[str, Any] = {"grid": {"strategy": "dp", "devices": 2}}
     replicas["ranks"] = replace(ALONE, devices=ALONE.devices * 2)
     with monkeypatch.context() as patch:

@@ -64,9 +64,7 @@ def alone(step_s: list[float], *, wait_s: float = 0.0, on_gpu: bool = False) -> 
         (([1.0, 5.0], [1.0, 1.0], [5.0, 1.0]), 10.0 - 6.0),
     ],
 )
-def test_ranks_that_are_slow_in_turn_lose_more_than_the_slowest_of_them(
-    ranks: tuple[list[float], ...], in_turn_s: float
-) -> None:
+def test_ranks_slow_in_turn_lose_more_than_the_slowest(ranks: tuple[list[float], ...], in_turn_s: float) -> None:
     sent = [of_rank(rank, [alone(seconds)], 7) for rank, seconds in enumerate(ranks)]
     rows = of_all_ranks(sent)
     assert [(row["rank"], row["window"]) for row in rows] == [(rank, 7) for rank in range(len(ranks))]

@@ -77,20 +77,13 @@ class GpuNvml(FakeNvml):
 
 
 def opened(
-    nvml: Nvml | None,
-    *devices: int,
-    variables: dict[str, str] | None = None,
-    uuids: Sequence[str] | None = None,
-    own_pids: Sequence[int] = (),
+    nvml: Nvml | None, *devices: int, variables: Any = (), uuids: Sequence[str] = (), own_pids: Sequence[int] = ()
 ) -> Telemetry | None:
     """Telemetry of these devices; ``uuids`` are torch's, by default NVML's in NVML's order."""
     known = uuids or [gpu.uuid for gpu in getattr(nvml, "gpus", [Gpu(A)])]
-
-    def uuid_of(device: torch.device) -> str:
-        return known[device.index].partition("-")[2]
-
     gpus = [torch.device("cuda", index) for index in devices or (0,)]
-    return open_telemetry(gpus, nvml, variables or {}, uuid_of=uuid_of, own_pids=own_pids)
+    options: Any = {"uuid_of": lambda device: known[device.index].partition("-")[2], "own_pids": own_pids}
+    return open_telemetry(gpus, nvml, dict(variables), **options)
 
 
 def read(nvml: Nvml, *devices: int, **given: Any) -> tuple[Reading, ...]:
@@ -109,9 +102,7 @@ def read(nvml: Nvml, *devices: int, **given: Any) -> tuple[Reading, ...]:
         ("0", (SLICE,), [4]),
     ],
 )
-def test_a_device_is_the_slice_that_the_variable_names_or_torchs_uuid(
-    variable: str | None, uuids: tuple[str, ...], degrees: list[int]
-) -> None:
+def test_a_device_is_a_named_slice_or_torchs(variable: str | None, uuids: tuple[str, ...], degrees: list[int]) -> None:
     """A, B, C and a slice are 1, 2, 3 and 4 degrees warm."""
     gpus = [Gpu(uuid, temperature=degrees) for degrees, uuid in enumerate((A, B, C, SLICE), start=1)]
     nvml = GpuNvml(*gpus[:3], slices=gpus[3:])
@@ -252,17 +243,8 @@ def test_throttling_during_windows_is_recorded_although_the_gpu_is_idle_afterwar
     assert columns([before], [after])["throttled"] == expected
 
 
-ONE = {
-    "gpu_utilisation": 0.5,
-    "power_w": 300.0,
-    "sm_clock_mhz": 1500,
-    "sm_clock_fraction": 0.75,
-    "temperature_c": 60,
-    "throttled": "",
-    "energy_j": 6_000.0,
-    "samples_per_joule": 2.0,
-    "foreign_gpu_processes": 0,
-}
+ONE = {"gpu_utilisation": 0.5, "power_w": 300.0, "sm_clock_mhz": 1500, "sm_clock_fraction": 0.75, "temperature_c": 60}
+ONE |= {"throttled": "", "energy_j": 6_000.0, "samples_per_joule": 2.0, "foreign_gpu_processes": 0}
 
 
 def test_several_gpus_are_averaged_or_the_worst_or_summed() -> None:

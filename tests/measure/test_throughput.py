@@ -38,8 +38,7 @@ class Stepper:
 def warmed_up(stepper: Any, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:
     """The steps of each round, and whether they became steady."""
     _, found = _warm_up(stepper, settings)
-    steady = found.steady
-    return stepper.steps, steady
+    return stepper.steps, found.steady
 
 
 LONGER, SHORTER = (SETTINGS.model_copy(update={"warmup_seconds": seconds}) for seconds in (8.0, 0.0))
@@ -57,9 +56,7 @@ LONGER, SHORTER = (SETTINGS.model_copy(update={"warmup_seconds": seconds}) for s
         (GPU, 0.005, SHORTER, [20, 20]),
     ],
 )
-def test_rounds_are_taken_until_two_are_alike_and_the_least_seconds_are_over(
-    ranks: Ranks, first_s: float, settings: Throughput, steps: list[int]
-) -> None:
+def test_rounds_go_on_until_two_are_alike(ranks: Ranks, first_s: float, settings: Throughput, steps: list[int]) -> None:
     assert warmed_up(Stepper(ranks, 0.005, first_s), settings) == (steps, True)
 
 

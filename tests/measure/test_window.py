@@ -13,22 +13,10 @@ import pytest
 import torch
 
 from harness.config.sections import Throughput
+from harness.measure import window as windows
 from harness.measure.stepper import TimedWindow, of_slowest, step_columns, step_quantiles
 from harness.measure.throughput import pace, window_length
-from harness.measure.window import (
-    DEVICE,
-    HOST,
-    MAX_OVERHEAD,
-    CudaTimer,
-    HostTimer,
-    Marks,
-    Window,
-    cost_s,
-    epoch_marks,
-    marks_for,
-    measure_window,
-    phases_are_cheap,
-)
+from harness.measure.window import CudaTimer, HostTimer, Marks, Window, marks_for, measure_window
 from harness.train.training import STEP, Phase
 
 IDLE: dict[str, Any] = {"copy": lambda batch: batch, "synchronize": lambda: None, "advance": lambda: None}
@@ -181,11 +169,8 @@ def test_a_window_of_batches_that_come_in_bursts_lasts_its_seconds() -> None:
         (5, 1.0, [0.0, 0.0], 5),
     ],
 )
-def test_a_window_lasts_its_least_steps_and_seconds(
-    steps: int, seconds: float, warmup: list[float], expected: int
-) -> None:
-    settings = Throughput(window_steps=steps, window_seconds=seconds)
-    assert window_length(settings, pace(warmup)) == expected
+def test_a_window_has_least_steps_and_seconds(steps: int, seconds: float, warmup: list[float], expected: int) -> None:
+    assert window_length(Throughput(window_steps=steps, window_seconds=seconds), pace(warmup)) == expected
 
 
 FURTHER = (Phase.NEXT, Phase.FETCHED, Phase.COPIED, Phase.FORWARD)
@@ -221,18 +206,18 @@ def test_phases_are_sums_over_micro_batches_and_add_up_to_the_steps(
 
 def test_marking_costs_little_is_measured_once_and_every_gap_has_a_name_on_both_clocks() -> None:
     cpu = torch.device("cpu")
-    assert 0 < cost_s(cpu) == cost_s(cpu) < 1e-3
+    assert 0 < windows.cost_s(cpu) == windows.cost_s(cpu) < 1e-3
     assert isinstance(marks_for((cpu,), 3), HostTimer)
-    assert len(HOST) == len(DEVICE) == len(STEP)
+    assert len(windows.HOST) == len(windows.DEVICE) == len(STEP)
 
 
 def test_phases_are_marked_where_that_is_next_to_nothing_of_a_step() -> None:
     cpu = torch.device("cpu")
-    longest = cost_s(cpu) / MAX_OVERHEAD
-    assert phases_are_cheap(cpu, 1, 1.01 * longest) and not phases_are_cheap(cpu, 1, 0.99 * longest)
-    assert phases_are_cheap(cpu, 4, 4.01 * longest)
-    assert not phases_are_cheap(cpu, 4, 1.01 * longest)  # each micro-batch is marked
-    assert not phases_are_cheap(torch.device("cuda"), 1, 3600.0)  # events are read after the window
+    longest = windows.cost_s(cpu) / windows.MAX_OVERHEAD
+    assert windows.phases_are_cheap(cpu, 1, 1.01 * longest) and not windows.phases_are_cheap(cpu, 1, 0.99 * longest)
+    assert windows.phases_are_cheap(cpu, 4, 4.01 * longest)
+    assert not windows.phases_are_cheap(cpu, 4, 1.01 * longest)  # each micro-batch is marked
+    assert not windows.phases_are_cheap(torch.device("cuda"), 1, 3600.0)  # events are read after the window
 
 
 class Event:
@@ -278,19 +263,16 @@ def test_a_gpus_stream_is_partitioned_by_events_that_add_up_to_the_step(gpu: tor
     names = {"idle", "copy", "rest", "forward", "backward", "optimizer"}
     assert set(result.phases) == names and result.phases["rest"] == pytest.approx(0.06)
     assert set(result.host_phases) == names - {"idle"} | {"wait"}  # the host's own clock, beside it
+    for detailed, seconds in ((True, 0.15), (False, 0.01)):
+        marks = marks_for((gpu,), 1, detailed=detailed, micro_batches=3)
+        assert marked(marks, 1, THREE_PARTS).read().step_s == pytest.approx([seconds])
 
 
 def test_an_epoch_on_a_gpu_records_no_events(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cuda, "Event")
-    result = marked(epoch_marks((gpu,), 1), 3).read()
+    result = marked(windows.epoch_marks((gpu,), 1), 3).read()
     assert len(result.step_s) == 3 and result.phases == {}
     assert set(result.host_phases) == {"wait", "copy", "rest", "forward", "backward", "optimizer"}
-
-
-def test_micro_batches_partition_a_gpus_stream_too(gpu: torch.device) -> None:
-    for detailed, seconds in ((True, 0.15), (False, 0.01)):
-        marks = marks_for((gpu,), 1, detailed=detailed, micro_batches=3)
-        assert marked(marks, 1, THREE_PARTS).read().step_s == pytest.approx([seconds])
 
 
 def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> None:
@@ -308,11 +290,9 @@ def timed(step_s: list[float], wait_s: list[float], losses: list[float]) -> Time
 
 def test_of_each_step_the_slowest_rank_the_longest_wait_and_the_means_are_kept() -> None:
     nan = float("nan")
-    by_rank = [
-        timed([1.0, 3.0, 2.0], [0.1, nan, 0.5], [1.0, 2.0, 3.0]),
-        timed([2.0, 1.0, 2.0], [0.3, nan, 0.2], [3.0, 2.0, nan]),
-    ]
-    kept = of_slowest([step_columns(rank, [window]) for rank, window in enumerate(by_rank)])
+    first = timed([1.0, 3.0, 2.0], [0.1, nan, 0.5], [1.0, 2.0, 3.0])
+    second = timed([2.0, 1.0, 2.0], [0.3, nan, 0.2], [3.0, 2.0, nan])
+    kept = of_slowest([step_columns(rank, [window]) for rank, window in enumerate((first, second))])
     assert kept["rank"].tolist() == [1, 0, 0] and kept["step_s"].tolist() == [2.0, 3.0, 2.0]
     assert kept["mean_s"].tolist() == [1.5, 2.0, 2.0] and kept["step"].tolist() == [0, 1, 2]
     np.testing.assert_equal(kept["wait_s"], [0.3, nan, 0.5])

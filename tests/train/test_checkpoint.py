@@ -130,9 +130,7 @@ def test_a_class_may_be_named_where_it_is_re_exported(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("devices", "batch", "accumulation", "part"), [(8, 64, 1, 8), (8, 64, 2, 4), (2, 5, 1, 3)])
-def test_one_device_has_no_more_samples_at_once_than_in_training(
-    devices: int, batch: int, accumulation: int, part: int
-) -> None:
+def test_a_device_has_no_more_samples_than_in_training(devices: int, batch: int, accumulation: int, part: int) -> None:
     options = {"accumulation": accumulation}
     cell = replace(CELL, devices=devices, global_batch_size=batch, per_device_batch_size=None, training=options)
     found = cell_of(trained_of({"trained": trained_facts(cell, 3)}, "here"), "cpu")

@@ -19,16 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from harness.train import loader
-from harness.train.loader import (
-    Batches,
-    SeededDataset,
-    Share,
-    endless_shares,
-    epoch_order,
-    epoch_shares,
-    evaluation_shares,
-    rank_share,
-)
+from harness.train.loader import Batches, SeededDataset, Share, endless_shares, epoch_order, epoch_shares
 from harness.train.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -78,9 +69,9 @@ def test_an_epoch_has_each_sample_once_a_shorter_last_batch_and_an_order_of_its_
 
 def test_a_rank_without_a_sample_still_takes_a_step() -> None:
     codes = torch.tensor([1 * 7 + 5])  # epoch 1 of 7 samples, sample 5
-    empty = rank_share(codes, 7, rank=0, world_size=2)
+    empty = loader.rank_share(codes, 7, rank=0, world_size=2)
     assert (empty.samples, empty.global_samples, empty.keys) == (0, 1, ((1, 5),))
-    assert rank_share(codes, 7, rank=1, world_size=2).samples == 1
+    assert loader.rank_share(codes, 7, rank=1, world_size=2).samples == 1
 
 
 def test_the_endless_stream_has_full_batches_and_no_seam() -> None:
@@ -93,11 +84,9 @@ def test_the_endless_stream_has_full_batches_and_no_seam() -> None:
 
 
 def test_evaluation_sees_each_sample_exactly_once_over_all_ranks() -> None:
-    seen = [
-        key for rank in range(3) for share in evaluation_shares(11, 4, rank, 3) for key in share.keys[: share.samples]
-    ]
-    assert sorted(seen) == [(0, index) for index in range(11)]
-    assert {len(list(evaluation_shares(11, 4, rank, 3))) for rank in range(3)} == {3}
+    shares = [[*loader.evaluation_shares(11, 4, rank, 3)] for rank in range(3)]
+    seen = [key for share in chain(*shares) for key in share.keys[: share.samples]]
+    assert sorted(seen) == [(0, index) for index in range(11)] and {*map(len, shares)} == {3}
 
 
 def test_randomness_depends_on_seed_epoch_and_sample_alone() -> None:
@@ -105,17 +94,13 @@ def test_randomness_depends_on_seed_epoch_and_sample_alone() -> None:
     one = data.__getitems__([(0, 3), (0, 7)])
     torch.manual_seed(99)
     random.seed(99)
+    before = torch.get_rng_state(), random.getstate()
     two = data.__getitems__([(0, 7), (0, 3)])
+    batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1], "the model's is left alone"
     assert one == two[::-1]
     assert data.__getitems__([(1, 3)])[0] != one[0]
     assert SeededDataset(Numbers(10), seed=2).__getitems__([(0, 3)])[0] != one[0]
-
-
-def test_the_models_own_randomness_is_left_alone() -> None:
-    before = torch.get_rng_state(), random.getstate()
-    SeededDataset(Numbers(10), seed=1).__getitems__([(0, 3)])
-    batches(Numbers(4), epoch_shares(4, 2, 0, 0, 0, 1))
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
 
 
 class ReadBy(Numbers):
@@ -153,8 +138,7 @@ def test_a_share_is_split_into_micro_batches(samples: int, parts: int, sizes: li
 def test_a_share_yields_its_micro_batches_one_by_one_collated_as_the_workload_does() -> None:
     shares = list(epoch_shares(10, 4, seed=0, epoch=0, rank=0, world_size=1))
     assert batches(Numbers(10), shares, collate=len) == [4, 4, 2]
-    whole = batches(Numbers(10), shares)
-    parts = batches(Numbers(10), shares, micro_batches=2)
+    whole, parts = batches(Numbers(10), shares), batches(Numbers(10), shares, micro_batches=2)
     assert [len(part[0]) for part in parts] == [2, 2, 2, 2, 1, 1]
     for one, several in zip(whole, zip(parts[::2], parts[1::2], strict=True), strict=True):
         for column, pieces in zip(one, zip(*several, strict=True), strict=True):

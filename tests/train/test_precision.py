@@ -39,9 +39,7 @@ class Looks(nn.Module):
 
 
 @pytest.mark.parametrize("precision", REDUCED)
-def test_each_replica_of_dp_autocasts_in_its_own_thread_on_cuda(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_replica_of_dp_autocasts_in_its_thread_on_cuda(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """nn.DataParallel's threads begin with CUDA's default, float16, and are given no other dtype."""
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
@@ -135,9 +133,7 @@ def test_a_mode_is_seen_while_it_is_on_and_in_a_forward_pass_alone(mode: str) ->
 @pytest.mark.parametrize(
     ("level", "ranks", "seen"), [("DETAIL", 2, True), ("INFO", 2, True), ("OFF", 2, False), ("DETAIL", 1, False)]
 )
-def test_torch_s_debug_level_counts_between_ranks(
-    monkeypatch: pytest.MonkeyPatch, level: str, ranks: int, seen: bool
-) -> None:
+def test_debug_levels_count_between_ranks(monkeypatch: pytest.MonkeyPatch, level: str, ranks: int, seen: bool) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
     monkeypatch.setattr(dist, "get_debug_level", lambda: SimpleNamespace(name=level))

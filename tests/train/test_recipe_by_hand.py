@@ -62,9 +62,7 @@ def by_hand(folder: Path, initial: dict[str, torch.Tensor], devices: int) -> tup
 def test_the_recipe_is_the_loop_written_by_hand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int
 ) -> None:
-    make_cifar(tmp_path)
-    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)
+    make_cifar(tmp_path, monkeypatch)
     plan = make_plan(load_experiment(FILE), laptop())
     planned = next(one.cell for one in plan.trials if (one.cell.strategy, one.cell.devices) == (strategy, devices))
     options = {**planned.workload_options, "data_folder": str(tmp_path)}

@@ -109,9 +109,7 @@ def held_by(values: list[int]) -> Any:
 @pytest.mark.parametrize(
     ("held", "reused"), [(None, True), (held_by([1]), True), ([lambda: 1], True), (threading.Lock(), False)]
 )
-def test_attributes_that_datasets_fills_in_place_are_kept(
-    held: Any, reused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attributes_that_datasets_fills_are_kept(held: Any, reused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader.workloads, "build", lambda cell: Filling(held))
     workload: Any = Filling(held)
     found = SharedData.of(cell_for("single", 1), workload)
@@ -190,16 +188,8 @@ def test_a_pickle_is_digested_whole_and_what_cannot_be_pickled_has_none() -> Non
 @pytest.mark.slow
 def test_the_order_of_a_set_is_no_content_of_the_object_that_holds_it() -> None:
     """It differs between processes, whose texts have other hashes."""
-    code = (
-        "from types import SimpleNamespace\n"
-        "from harness.train.loader import value_digest\n"
-        "print(value_digest(SimpleNamespace(tags={*'abcdefgh'}, more=[frozenset(map(str, range(9)))])))"
-    )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        ).stdout
-        for seed in "123"
-    }
-    assert len(found) == 1
+    code = "from types import SimpleNamespace; from harness.train.loader import value_digest; "
+    code += "print(value_digest(SimpleNamespace(tags={*'abcdefgh'}, more=[frozenset(map(str, range(9)))])))"
+    command, environments = [sys.executable, "-c", code], [{**os.environ, "PYTHONHASHSEED": seed} for seed in "123"]
+    assert len({subprocess.check_output(command, env=environment) for environment in environments}) == 1
     assert value_digest(SimpleNamespace(tags={"a"})) != value_digest(SimpleNamespace(tags={"b"}))

@@ -86,12 +86,6 @@ def test_a_clipped_step_is_as_long_as_its_norm_allows() -> None:
     assert float(moved({"clip_grad_value": 0.02}).abs().max()) == pytest.approx(0.1 * 0.02, rel=1e-3)
 
 
-def test_the_rate_is_scaled_with_the_global_batch() -> None:
-    training = training_of(replace(CELL, training={"lr_scaling": "linear", "lr_base_batch_size": 2}))
-    assert training.effective_lr == pytest.approx(0.1 * BATCH / 2)
-    assert training.optimizer.param_groups[0]["lr"] == training.effective_lr
-
-
 class Looks(Regression):
     """Notes the autocast dtype of each forward pass of the model, None without autocast."""
 
@@ -170,9 +164,7 @@ class Long(Regression):
 
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize(("strategy", "accumulation"), [("single", 1), ("single", 3), ("dp", 1), ("ddp", 1)])
-def test_the_loss_scale_of_tokens_is_of_one_effect_in_every_strategy(
-    strategy: str, accumulation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_scale_of_tokens_acts_alike(strategy: str, accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What backward sees is within a factor of about 2 of the loss per token, and the same without accumulation."""
     monkeypatch.setattr("harness.train.training.dist", Events())
     scaled_losses: list[torch.Tensor] = []
@@ -195,11 +187,8 @@ def test_a_step_whose_gradient_overflows_is_skipped_and_halves_the_scale() -> No
     next(steps(training))
     assert torch.equal(flat(training), before)
     assert training.loss_scale() == LossScale(2.0**39, 0, 2000)
-
-
-def test_a_check_of_a_few_steps_begins_with_a_scale_at_which_none_is_skipped() -> None:
     training = training_of(FP16)
-    training.expect_few_steps()
+    training.expect_few_steps()  # as an equivalence check does: none of its steps is to be skipped
     next(steps(training))
     assert training.loss_scale() == LossScale(1024.0, 1, 2000)
 
@@ -218,7 +207,9 @@ def test_a_snapshot_holds_the_loss_scale_which_other_precisions_have_not() -> No
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp", "fsdp"])
 def test_channels_last_reaches_the_convolutions(strategy: str) -> None:
     cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, training={"channels_last": True})
-    training = training_of(cell, ImageClassification(model="resnet8", data="digits", width=8))
+    workload = ImageClassification(model="resnet8", data="digits", width=8)
+    assert all(p.is_contiguous() for p in training_of(CELL, workload).model.parameters()), "without the option"
+    training = training_of(cell, workload)
     seen: list[tuple[bool, ...]] = []
 
     def note(module: nn.Module, args: Any, output: torch.Tensor) -> None:
@@ -234,15 +225,8 @@ def test_channels_last_reaches_the_convolutions(strategy: str) -> None:
     assert not weights or {one[2] for one in seen} == {True}
 
 
-def test_without_the_option_nothing_is_channels_last() -> None:
-    training = training_of(CELL, ImageClassification(model="resnet8", data="digits", width=8))
-    assert all(parameter.is_contiguous() for parameter in training.model.parameters())
-
-
 @pytest.mark.parametrize(("options", "wanted"), [({}, False), ({"cudnn_benchmark": True}, True)])
-def test_cudnn_times_its_algorithms_only_where_the_cell_says_so(
-    options: dict[str, Any], wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cudnn_benchmarks_as_asked(options: dict[str, Any], wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not wanted)
     training_of(replace(CELL, training=options))
     assert torch.backends.cudnn.benchmark == wanted
@@ -300,9 +284,7 @@ class Events:
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_the_tokens_of_a_global_batch_are_summed_while_backward_runs(
-    accumulation: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_a_global_batch_are_summed_in_backward(accumulation: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks that hold the same batch: twice the tokens, and a gradient that the mean over ranks leaves alone."""
     events = Events()
     monkeypatch.setattr("harness.train.training.dist", events)
@@ -479,7 +461,8 @@ def test_a_workloads_own_optimizer_and_what_it_does_after_a_step_are_those_of_ev
     cell = replace(CELL, strategy=strategy, devices=2 if strategy == "dp" else 1, training=scaled)
     training = training_of(cell, workload)
     assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.1, 0.0]
-    assert [group["lr"] for group in training.optimizer.param_groups] == pytest.approx([0.1 * BATCH / (BATCH // 2)] * 2)
+    assert training.effective_lr == pytest.approx(0.1 * BATCH / (BATCH // 2))
+    assert [group["lr"] for group in training.optimizer.param_groups] == [training.effective_lr] * 2
     done = list(steps(training))
     kind = type(Regression("samples").build_model())
     assert workload.after == [(kind, number) for number in range(len(done))]  # without a wrapper

@@ -79,9 +79,7 @@ class Event:
         return 1000.0 * (other.at - self.at)
 
 
-def test_on_a_gpu_events_are_made_before_a_window_and_devices_are_synchronised_at_its_edges_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_gpu_events_are_made_before_and_devices_synchronised_at_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     Event.calls = calls
     for name, fake in {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,9 @@ def finished(ended: list[float], edges: list[tuple[int, float]], **steps: Any) -
 def test_windows_are_between_their_edges_and_the_warm_up_begins_after_the_first_step() -> None:
     end = finished([1.0, 2.0, 3.0, 4.5, 6.0, 7.0, 8.0], [(3, 3.1), (5, 6.2), (7, 8.1)])
     found = windows_of(end, SETTINGS, None)
-    assert [(each.kind, each.window.steps, each.weight) for each in found] == [
-        ("warmup", 2, 64.0),
-        ("timed", 2, 64.0),
-        ("timed", 2, 64.0),
-    ]
-    durations = [each.window.duration_s for each in found]
-    assert durations == pytest.approx([2.0, 3.1, 1.9])
+    assert [each.kind for each in found] == ["warmup", "timed", "timed"]
+    assert {(each.window.steps, each.weight) for each in found} == {(2, 64.0)}
+    assert [each.window.duration_s for each in found] == pytest.approx([2.0, 3.1, 1.9])
     assert list(found[1].window.step_s) == pytest.approx([1.4, 1.5])  # from the edge, when the device is done
     assert list(found[1].window.wait_s) == [0.1, 0.1]
 
@@ -76,7 +72,8 @@ def test_the_edges_of_a_schedule_are_its_windows() -> None:
     assert Schedule(start=10, steps=4, windows=2).edges == (10, 14, 18)
 
 
-HEALTHY = finished([1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)])
+three_steps = partial(finished, [1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)])
+HEALTHY = three_steps()
 
 
 def having(**facts: Any) -> Finished:
@@ -92,14 +89,10 @@ def having(**facts: Any) -> Finished:
         (having(evaluation_batches=3), None, ["3 batches without gradients in the timed windows"]),
         (having(optimizers=["Adam", "SGD"]), None, ["optimizers in the order of their first steps: Adam, SGD"]),
         (replace(HEALTHY, by_itself=True), None, ["the script ended by itself after 3 steps"]),
+        (three_steps(samples=[0.0] * 3), None, ["3 steps, and no batch from a torch DataLoader"]),
+        (three_steps(samples=[0.0] * 3), 4.0, []),
         (
-            finished([1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)], samples=[0.0] * 3),
-            None,
-            ["3 steps, and no batch from a torch DataLoader"],
-        ),
-        (finished([1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)], samples=[0.0] * 3), 4.0, []),
-        (
-            finished([1.0, 2.0, 3.0], [(1, 1.0), (3, 3.0)], samples=[0.0, 64.0, 64.0]),
+            three_steps(samples=[0.0, 64.0, 64.0]),
             None,
             ["samples of a step on a rank: 64 by the DataLoader, 32 by the file"],
         ),
@@ -147,10 +140,8 @@ def test_ranks_train_together_unless_all_of_their_parameters_differ(own: Any, ot
 
 
 def test_copies_in_one_process_group_are_an_error_too() -> None:
-    found = judge([Seen.of(HEALTHY), Seen.of(having(parameters=OTHER))], CELL, None)
-    assert [(each.severity, each.seen) for each in found] == [
-        ("error", "2 ranks whose parameters all differ after 3 steps")
-    ]
+    (found,) = judge([Seen.of(HEALTHY), Seen.of(having(parameters=OTHER))], CELL, None)
+    assert (found.severity, found.seen) == ("error", "2 ranks whose parameters all differ after 3 steps")
 
 
 def test_an_epoch_s_last_batch_and_the_other_ranks_are_no_reason_to_call_the_batch_wrong() -> None:
@@ -193,20 +184,15 @@ def test_a_folder_below_the_script_s_own_is_not_linked_into_itself_and_links_are
         target = lay_out(tmp_path, unused(tmp_path / "results" / "files" / "trial"))
         sizes.append(len([*target.rglob("*")]))
         assert not (target / "train.py").is_symlink() and not (target / "results").exists()
-    assert len({*sizes}) == 1 and sorted(path.name for path in (tmp_path / "results/files").iterdir()) == [
-        "trial",
-        "trial-2",
-        "trial-3",
-    ]
+    names = sorted(path.name for path in (tmp_path / "results/files").iterdir())
+    assert len({*sizes}) == 1 and names == ["trial", "trial-2", "trial-3"]
     few = tmp_path / "few"
     few.mkdir()
     assert link_tree(tmp_path, few, left=2) < 0 and (few / "train.py").exists()
 
 
 @pytest.mark.parametrize(("named", "seen"), [(None, "2,3"), ("7,5,3,1", "3,1")])
-def test_a_script_sees_the_gpus_of_its_node_s_ranks_in_their_order(
-    monkeypatch: pytest.MonkeyPatch, named: str | None, seen: str
-) -> None:
+def test_a_script_sees_its_node_s_gpus_in_order(monkeypatch: pytest.MonkeyPatch, named: str | None, seen: str) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
@@ -246,16 +232,5 @@ def test_a_rank_has_torchrun_s_variables_and_not_those_of_its_parent(monkeypatch
 
 def test_placeholders_are_the_cell_s_axes_its_own_names_the_seed_and_the_folder(tmp_path: Path) -> None:
     cell = replace(CELL, workload_options={"lr": 0.1})
-    values = values_of(cell, 3, tmp_path)
-    assert [values[name] for name in ("lr", "devices", "global_batch_size", "seed", "folder")] == [
-        0.1,
-        2,
-        64,
-        3,
-        str(tmp_path),
-    ]
-
-
-def test_edges_of_windows_follow_each_other() -> None:
-    found = Schedule(start=5, steps=3, windows=4).edges
-    assert {second - first for first, second in pairwise(found)} == {3}
+    expected = {"lr": 0.1, "devices": 2, "global_batch_size": 64, "seed": 3, "folder": str(tmp_path)}
+    assert values_of(cell, 3, tmp_path).items() >= expected.items()

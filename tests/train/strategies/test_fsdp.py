@@ -25,6 +25,7 @@ from harness.train.strategies.base import default_units
 from harness.train.training import Phase, Training
 from harness.train.workloads.image_classification import ImageClassification, SmallResNet
 from harness.train.workloads.language_model import LanguageModel
+from tests.worlds import fake_group
 
 CPU = torch.device("cpu")
 RANKS = 8

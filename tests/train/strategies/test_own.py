@@ -44,9 +44,7 @@ def cells_of(plan: Plan, strategy: str) -> set[Cell]:
     return {trial.cell for trial in plan.trials if trial.cell.strategy == strategy and trial.kind == "throughput"}
 
 
-def test_the_planner_gets_its_traits_as_values_which_are_no_part_of_a_cell_s_identity(
-    plan: Plan, experiment: Experiment
-) -> None:
+def test_the_planner_gets_its_traits_which_are_no_part_of_a_cell_s_id(plan: Plan, experiment: Experiment) -> None:
     cells = cells_of(plan, ZERO1)
     found = {(cell.devices, cell.strategy_options["bucket_cap_mb"]) for cell in cells}
     assert found == {(1, 1), (1, 25), (2, 1), (2, 25)}

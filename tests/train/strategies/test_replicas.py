@@ -48,14 +48,10 @@ def test_outputs_and_gradients_are_those_of_one_device(replicas: int, batch: int
         torch.testing.assert_close(found[name], expected[name])
 
 
-def test_only_buffers_of_the_first_replica_are_kept() -> None:
+def test_replicas_are_copies_but_the_original_keeps_its_parameters_and_the_first_one_s_buffers() -> None:
     net = Net()
     ReplicatedModule(net, 2)(torch.randn(5, 3))
     assert float(net.seen) == 3.0  # chunks of 3 and 2
-
-
-def test_replicas_are_copies_but_the_original_keeps_its_parameters() -> None:
-    net = Net()
     copies = replicate(net, 2)
     assert next(iter(net.parameters())).is_leaf
     assert copies[0].first.weight is not net.first.weight

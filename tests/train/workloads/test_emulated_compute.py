@@ -81,9 +81,7 @@ def durations(
     return found
 
 
-def test_factors_are_lognormal_with_a_part_of_the_rank_and_a_part_of_the_pass(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_factors_are_lognormal_by_rank_and_by_pass(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     spread = torch.tensor(durations(1, monkeypatch, clock, step_spread=0.1)).log()
     assert float(spread.mean()) == pytest.approx(0, abs=0.02) and float(spread.std()) == pytest.approx(0.1, abs=0.015)
     of_ranks = [durations(rank, monkeypatch, clock, 2, rank_spread=0.1) for rank in range(200)]

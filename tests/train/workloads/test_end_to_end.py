@@ -21,33 +21,26 @@ from harness.run.prepare import check_optimizers, check_target, check_workloads
 from harness.train import workloads
 from harness.train.workloads import datasets
 from tests import equivalence
-from tests.conftest import Make, laptop
+from tests.conftest import FEW_STEPS, Make, laptop
 from tests.doctor import ranks
 
-SMALL: dict[str, dict[str, Any]] = {
-    "conv_stack": {"workload.image_size": 8},
-    "mlp": {"model": "small"},
-    "segmentation": {"workload.image_size": 16},
-    "padded_sequences": {"workload.longest": 32, "workload.text_bytes": 20_000},
-    "language_model": {"workload.context": 16, "workload.text_bytes": 20_000},
-    "emulated_compute": {"workload.mebibytes": 0.01, "workload.step_ms": 1.0, "workload.samples": 400},
+EMULATED = {"workload.mebibytes": 0.01, "workload.step_ms": 1.0, "workload.samples": 400}
+SMALL: dict[str, tuple[dict[str, Any], str, str]] = {
+    "conv_stack": ({"workload.image_size": 8}, "val_psnr", "PSNR"),
+    "mlp": ({"model": "small"}, "val_accuracy", "accuracy"),
+    "segmentation": ({"workload.image_size": 16}, "val_iou", "IoU"),
+    "padded_sequences": ({"workload.longest": 32, "workload.text_bytes": 20_000}, "val_accuracy", "accuracy"),
+    "language_model": ({"workload.context": 16, "workload.text_bytes": 20_000}, "val_perplexity", "perplexity"),
+    "emulated_compute": (EMULATED, "val_loss", "validation loss"),
 }
+"""Axes of a small grid, a metric, and its title."""
 WITHOUT_FLOPS = {"padded_sequences", "emulated_compute"}
-FEW_STEPS = {"blocks": 1, "warmup_steps": 1, "warmup_rounds": 2, "windows": 1, "window_steps": 3, "window_seconds": 0}
-METRICS = {
-    "conv_stack": ("val_psnr", "PSNR"),
-    "mlp": ("val_accuracy", "accuracy"),
-    "segmentation": ("val_iou", "IoU"),
-    "padded_sequences": ("val_accuracy", "accuracy"),
-    "language_model": ("val_perplexity", "perplexity"),
-    "emulated_compute": ("val_loss", "validation loss"),
-}
 
 
 def test_every_workload_is_trained_here_and_compared_and_examined_somewhere() -> None:
     """Each is trained under every strategy, and by the doctor, on real ranks."""
     wanted = BUILTIN_WORKLOADS.keys() - {"image_classification"}
-    assert wanted == SMALL.keys() == METRICS.keys(), f"SMALL and METRICS in {__file__} need {sorted(wanted)}"
+    assert wanted == SMALL.keys(), f"SMALL in {__file__} needs {sorted(wanted)}"
     places = {"WORKLOADS in tests/equivalence.py": equivalence.WORKLOADS, "SIZES in tests/doctor/ranks.py": ranks.SIZES}
     missing = {place: sorted(BUILTIN_WORKLOADS.keys() - names) for place, names in places.items()}
     assert not any(missing.values()), missing
@@ -78,14 +71,14 @@ def test_the_names_and_defaults_that_are_known_without_torch_are_those_of_the_cl
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", SMALL)
 def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_path: Path) -> None:
-    metric, title = METRICS[workload]
+    axes, metric, title = SMALL[workload]
     experiment = make_experiment(
-        {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 8, **SMALL[workload]},
+        {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 8, **axes},
         exclude=[{"strategy": "dp", "devices": 1}],
         workload=workload,
         equivalence=True,
         optimizer={"name": "SGD", "lr": 0.01},
-        throughput={**FEW_STEPS, "explain": True},
+        throughput={**FEW_STEPS, "warmup_steps": 1, "window_steps": 3, "explain": True},
         convergence={"epochs": 1, "seeds": 0, "target": {"metric": metric, "at_least": 0}, "train_metrics": True},
     )
     plan = make_plan(experiment, laptop())

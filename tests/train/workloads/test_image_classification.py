@@ -82,8 +82,10 @@ def test_missing_cifar10_is_an_error_with_file_and_place(tmp_path: Path) -> None
     assert "download to true" in message
 
 
-def make_cifar(folder: Path) -> None:
-    """CIFAR-10's own file format, with a few images of noise and torchvision's check sums set to theirs."""
+def make_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CIFAR-10's own file format, with a few images of noise, whose check sums torchvision is not to compare."""
+    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)
     target = folder / datasets.CIFAR10_FOLDER
     target.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
@@ -94,9 +96,7 @@ def make_cifar(folder: Path) -> None:
 
 
 def test_cifar10_is_read_by_the_loader_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_cifar(tmp_path)
-    monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)
+    make_cifar(tmp_path, monkeypatch)
     workload = ImageClassification(data="cifar10", model="resnet8", data_folder=str(tmp_path))
     train, validation = workload.datasets()
     assert (len(train), len(validation)) == (20, 4)  # type: ignore[arg-type]

@@ -13,16 +13,8 @@ from harness.train.precision import Precision
 from harness.train.strategies import make_strategy
 from harness.train.strategies.base import WrapContext, default_units
 from harness.train.strategies.dp import ReplicatedModule
-from harness.train.workloads.padded_sequences import (
-    IGNORED,
-    SIZES,
-    TAGS,
-    MovedOnceLstm,
-    PaddedSequences,
-    Tagger,
-    passages,
-    tags,
-)
+from harness.train.workloads import padded_sequences
+from harness.train.workloads.padded_sequences import TAGS, MovedOnceLstm, PaddedSequences, passages, tags
 
 
 @pytest.mark.parametrize(
@@ -79,8 +71,8 @@ def sequences(*lengths: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def test_a_batch_is_padded_to_its_own_longest() -> None:
     tokens, lengths, labels = PaddedSequences().collate(sequences(3, 7, 1))
     assert tokens.shape == labels.shape == (3, 7) and lengths.tolist() == [3, 7, 1]
-    assert (labels[0, 3:] == IGNORED).all() and (tokens[0, 3:] == 0).all()
-    assert (labels[0, :3] != IGNORED).all()
+    assert (labels[0, 3:] == padded_sequences.IGNORED).all() and (tokens[0, 3:] == 0).all()
+    assert (labels[0, :3] != padded_sequences.IGNORED).all()
 
 
 def test_padding_changes_nothing() -> None:
@@ -96,7 +88,7 @@ def test_padding_changes_nothing() -> None:
     assert (int(correct), int(among)) == (right, 18)
 
 
-class Short(Tagger):
+class Short(padded_sequences.Tagger):
     """Pads a replica's part to its own longest."""
 
     def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -110,13 +102,11 @@ def test_replicas_with_different_longest_sequences_are_gathered() -> None:
     for replicas in (2, 3):
         torch.testing.assert_close(workload.loss(ReplicatedModule(model, replicas), batch)[0], expected)
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-        workload.loss(ReplicatedModule(Short(SIZES["small"]), 2), batch)
+        workload.loss(ReplicatedModule(Short(padded_sequences.SIZES["small"]), 2), batch)
 
 
 @pytest.mark.parametrize("kind", [MovedOnceLstm, nn.LSTM])
-def test_weights_gathered_by_fsdp_keep_their_storage(
-    kind: type[nn.LSTM], no_group: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fsdps_weights_keep_their_storage(kind: type[nn.LSTM], no_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda self: calls.append(True))
     monkeypatch.setattr("harness.train.workloads.padded_sequences.MovedOnceLstm", kind)
