@@ -32,7 +32,7 @@ def microseconds(work: Callable[[], object], calls: int) -> float:
 def main() -> None:
     """Print the cost of each hook in microseconds."""
     ours, _ = Pipe()
-    recorder = StepRecorder(ours, lambda: None, optimizer=0, pauses=True)
+    recorder = StepRecorder(ours, lambda: None, optimizer=0, pauses=True, profiles=False)
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
 

@@ -12,7 +12,6 @@ from torch.utils.data import TensorDataset
 from harness.config.load import parse_experiment
 from harness.launch.inline import InlineLauncher
 from harness.launch.worker import outcome_of
-from harness.measure.memory_trace import fake_group
 from harness.measure.peak_memory import of_model
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan

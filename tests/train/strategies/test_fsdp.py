@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import WorkloadError
 from harness.measure import peak_memory
-from harness.measure.memory_trace import fake_group
 from harness.plan.cell import Cell
 from harness.train.loader import Share
 from harness.train.ranks import Ranks
