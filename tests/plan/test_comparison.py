@@ -37,12 +37,8 @@ def test_diagnostic_cells_train_alike_and_the_check_drops_batch_dependent_option
     training = {"accumulation": 4, "lr_scaling": "linear", "lr_base_batch_size": 8, "clip_grad_norm": 1.0}
     cell = replace(CELL, training=training)
     assert cell.micro_batches == 4
-    assert (
-        single_device_cell(cell).training
-        == wrapped_single_device_cell(cell).training
-        == base_cell(cell).training
-        == training
-    )
+    for alike in (single_device_cell, wrapped_single_device_cell, base_cell):
+        assert alike(cell).training == training
     check = equivalence_cell(cell, 8)
     assert check.training == {"clip_grad_norm": 1.0}
     assert (check.micro_batches, check.lr_factor) == (1, 1.0)
