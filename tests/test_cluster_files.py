@@ -37,7 +37,6 @@ LONGEST_NAME = 47
 
 
 def documents() -> dict[str, Any]:
-    """The documents of the manifest by kind."""
     return {each["kind"]: each for each in yaml.safe_load_all(KUBERAY.read_text())}
 
 
@@ -223,9 +222,7 @@ def start_job(folder: Path, *, without: str = "", python: str = COMMAND, ray: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_while_the_nodes_start_ends_the_job_before_a_run_and_it_is_not_requeued(
-    tmp_path: Path, sent: signal.Signals
-) -> None:
+def test_a_signal_while_nodes_start_ends_the_job_and_it_is_not_requeued(tmp_path: Path, sent: signal.Signals) -> None:
     job = start_job(tmp_path, START_S="15")
     assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
     job.process.send_signal(sent)
@@ -246,9 +243,7 @@ def test_a_signal_while_the_nodes_start_ends_the_job_before_a_run_and_it_is_not_
         (signal.SIGTERM, INTERRUPTED, False),
     ],
 )
-def test_a_job_is_requeued_at_its_time_limit_if_the_command_settled_a_trial(
-    tmp_path: Path, sent: signal.Signals, code: int, requeued: bool
-) -> None:
+def test_a_job_is_requeued_if_a_trial_settled(tmp_path: Path, sent: signal.Signals, code: int, requeued: bool) -> None:
     job = start_job(tmp_path, CODE=str(code))
     assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
     assert job.process.stdout.readline() == b"measuring\n"

@@ -49,9 +49,7 @@ def test_every_placement_is_compared_with_the_first_of_the_file() -> None:
         ("data", [None, "digits"], [("digits", "unset")]),
     ],
 )
-def test_neighbours_in_the_order_of_the_axis_and_the_last_with_the_first(
-    axis: str, values: list[Any], expected: list[tuple[str, str]]
-) -> None:
+def test_neighbours_and_both_ends_are_compared(axis: str, values: list[Any], expected: list[tuple[str, str]]) -> None:
     assert pairs_of(*(cell(**{axis: value}) for value in values)) == [(axis, *pair) for pair in expected]
 
 

@@ -77,9 +77,7 @@ def test_of_a_sweep_the_extremes_are_examined() -> None:
 @pytest.mark.parametrize(
     ("precisions", "checked"), [(["fp32", "tf32"], ["fp32"]), (["fp32", "bf16"], ["bf16", "fp32"])]
 )
-def test_a_cells_check_is_independent_of_batch_and_runs_in_its_precision_if_that_has_16_bits(
-    precisions: list[str], checked: list[str]
-) -> None:
+def test_checks_ignore_the_batch_and_keep_precisions_of_16_bits(precisions: list[str], checked: list[str]) -> None:
     plan = plan_of({**WEAK, "precision": precisions}, gpu_cluster(gpus=2), diagnostics=True, throughput={"blocks": 1})
     checks = cells_for("equivalence", plan)
     assert sorted({cell.precision for cell in checks}) == checked

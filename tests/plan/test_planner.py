@@ -112,7 +112,6 @@ def sizes(plan: Plan) -> list[list[tuple[str, int, str]]]:
 
 
 def test_smaller_placements_share_the_group_of_a_larger_one() -> None:
-    """On one node's CPU slots, under Ray."""
     grid: dict[str, Any] = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
     one = plan_of(grid, throughput={"blocks": 1})
     assert sizes(one) == [[("ddp", 1, ""), ("ddp", 2, ""), ("dp", 1, ""), ("dp", 1, ""), ("single", 1, "")]]

@@ -102,16 +102,7 @@ def test_a_scaling_row_states_its_base_in_absolute_numbers() -> None:
     base, ddp = scaling_table(scaling(1)).rows
     assert base.kind == "base" and f"100{NO_BREAK}(n{NO_BREAK}={NO_BREAK}1)" in base.cells
     assert cells_in(base) == ["single", "1", "100 (n = 1)", "1", "base", "1", "10,000", "single x1: 100"]
-    assert cells_in(ddp) == [
-        "ddp",
-        "2",
-        "160 (n = 1)",
-        "1.60 (n = 1)",
-        "80 % (n = 1)",
-        "1",
-        "12,500",
-        "single x1: 100",
-    ]
+    assert cells_in(ddp) == ["ddp", "2", "160 (n = 1)", "1.60 (n = 1)", "80 % (n = 1)", "1", "12,500", "single x1: 100"]
     lines = [line("single"), line("dp2", rates=(50.0,), devices=2)]
     dp = scaling_table(ratios.scaling(trials_of(lines))).rows[1]
     assert (dp.kind, dp.cells[0]) == ("apart", "dp (emulated)")
@@ -183,9 +174,7 @@ def shown_of(trainings: pd.DataFrame) -> dict[str, str]:
         ((2, 1, 3), ("3 of 3", "2.0 (1.0 to 3.0)", "200 (100 to 300)")),
     ],
 )
-def test_a_seed_that_misses_the_target_counts_as_infinite_in_the_median(
-    reached_after: tuple[int | None, ...], shown: tuple[str, ...]
-) -> None:
+def test_a_seed_without_the_target_is_infinite(reached_after: tuple[int | None, ...], shown: tuple[str, ...]) -> None:
     curves = [epochs_of("", [0.95 if epoch == after else 0.5 for epoch in (1, 2, 3)]) for after in reached_after]
     found = shown_of(trained(curves, Target(metric="val_accuracy", at_least=0.9)))
     assert tuple(found.values())[-len(shown) :] == shown
@@ -405,8 +394,8 @@ def test_lines_for_a_terminal_have_what_was_computed() -> None:
     ]
     assert epoch_lines({}) == []
     exploded = {"epoch": [1], "train_loss": [99_999.5], "val_loss": [1030116780714.67], "learning_rate": [0.1]}
-    (text,) = epoch_lines(exploded)
-    assert text == "epoch 1: training loss 99999.5000, validation loss 1.03e+12, learning rate 0.1"
+    (words,) = epoch_lines(exploded)
+    assert words == "epoch 1: training loss 99999.5000, validation loss 1.03e+12, learning rate 0.1"
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

@@ -50,9 +50,8 @@ def test_the_step_of_more_ranks_is_met_by_parts_that_add_up() -> None:
 
 def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(
-        "harness.analysis.prediction.collective_times.fit_ring", lambda *given: made.append(given) or fit_ring(*given)
-    )
+    name = "harness.analysis.prediction.collective_times.fit_ring"
+    monkeypatch.setattr(name, lambda *given: made.append(given) or fit_ring(*given))
     found = rows(family(), Asked(devices=(8, 16, 32), nodes=(8, 16, 32)), Links(collectives()))
     assert [row["kind"] for row in found[-3:]] == ["asked"] * 3
     assert len(made) == 2  # for the size that is held out, from its smaller ones, and for all that are asked
@@ -283,10 +282,8 @@ def test_a_size_without_its_links_is_named_with_its_own_remedy() -> None:
     sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 1))}
     inside = SLOW_LINK.assign(tier="inside a node", nodes=1)
     found = asked_row(family(sizes), ASKED, Links(pd.concat([inside, collectives()])))
-    assert (
-        "whose parts are known, which are: 1; of 2 devices, all-reduce inside a node (gloo): 3 of the 4"
-        in found["refusal"]
-    )
+    known = "whose parts are known, which are: 1; of 2 devices, all-reduce inside a node (gloo): 3 of the 4"
+    assert known in found["refusal"]
     assert "raise throughput.links_seconds" in found["refusal"] and "explain" not in found["refusal"]
 
 
