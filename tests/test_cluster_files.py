@@ -157,15 +157,12 @@ def test_every_option_of_our_command_exists(file: Path) -> None:
     assert unknown_options(text.replace("--resume auto", "--resum auto")) == {"--resum"}
 
 
-def test_the_batch_script_asks_for_usr1_and_requeues_for_it_alone() -> None:
+def test_the_batch_script_requeues_for_usr1_alone_and_the_page_names_every_file() -> None:
     text = SCRIPT.read_text()
     asked = shlex.split(" ".join(line[len("#SBATCH") :] for line in text.splitlines() if line.startswith("#SBATCH")))
     assert "--signal=B:USR1@120" in asked and "--requeue" in asked
     assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
     assert f'[ -n "$requeue" ] && [ $code = {INTERRUPTED} ]' in text and f"[ $code = {UNSETTLED} ]" in text
-
-
-def test_the_page_names_every_file() -> None:
     text = PAGE.read_text()
     assert [path.name for path in sorted(FOLDER.iterdir()) if path != PAGE and path.name not in text] == []
 

@@ -157,14 +157,11 @@ def test_finite_losses_before_divergence_are_kept(done: Run) -> None:
     assert pd.notna(curve["val_loss"].iloc[0]) and pd.isna(curve["train_loss"].iloc[1])
 
 
-def test_a_hang_ends_within_the_limit(done: Run) -> None:
+def test_a_hang_ends_within_the_limit_and_no_process_is_left(done: Run) -> None:
     for fault in FAULTS:
         if fault.outcome == "timeout":
             recovery_s = done.recovery_s(fault)
             assert recovery_s is None or recovery_s < 1.25 * LIMIT_S + 30
-
-
-def test_no_process_is_left_behind(done: Run) -> None:
     wait_for(lambda: not _of_the_run(done), 10, lambda: _of_the_run(done))
 
 

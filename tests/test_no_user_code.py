@@ -89,14 +89,6 @@ def test_no_command_imports_modules_of_the_current_folder(untrusted: Path, comma
 
 
 @pytest.mark.slow
-def test_torch_and_later_imports_do_not_come_from_the_current_folder(untrusted: Path) -> None:
-    """torch and all that comes with it, for a file whose mistake only torch knows."""
-    (untrusted / "e.yaml").write_text(SMALL + "optimizer: {name: SGDD}\n")
-    assert "did you mean 'SGD'?" in call("e.yaml", "--no-user-code", cwd=untrusted, module="harness.doctor", code=2)
-    assert mark(untrusted) == ""
-
-
-@pytest.mark.slow
 def test_a_report_in_an_untrusted_folder_imports_nothing_of_it(untrusted: Path) -> None:
     shutil.copytree(ROOT / "results" / "example", untrusted / "example")
     (run_folder,) = {path.parent for path in (untrusted / "example").rglob("plan.json")}

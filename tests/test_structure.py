@@ -29,10 +29,13 @@ WITHOUT_TORCH = ("harness.launch.protocol", "harness.launch.ray.controller")
 PRINTS = {"report/schema_page.py"}
 
 
-def test_imports_point_down() -> None:
+def test_imports_point_down_and_ray_is_imported_in_one_package() -> None:
     found = {path: imported_packages(path) - allowed_imports(package_of(path)) for path in FILES}
     wrong = [f"{path.relative_to(ROOT)} imports {sorted(names)}" for path, names in found.items() if names]
     assert not wrong, "which are not below the package of the file"
+    users = {path for path in FILES if "ray" in {name.split(".")[0] for name in imports_of(tree_of(path))}}
+    assert users
+    assert {path.parent.relative_to(PACKAGE).as_posix() for path in users} == {"launch/ray"}
 
 
 IMPORT = """
@@ -66,12 +69,6 @@ def test_packages_without_torch_and_ray_import_neither() -> None:
 def test_ray_s_controller_imports_no_torch() -> None:
     """It starts anew for every worker group, which waits for it: torch takes as long as all the rest."""
     assert import_without(("torch", "torchvision"), list(WITHOUT_TORCH)) == ""
-
-
-def test_ray_is_imported_in_one_package() -> None:
-    users = {path for path in FILES if "ray" in {name.split(".")[0] for name in imports_of(tree_of(path))}}
-    assert users
-    assert {path.parent.relative_to(PACKAGE).as_posix() for path in users} == {"launch/ray"}
 
 
 def test_a_module_is_short_as_its_functions_are_opens_with_a_sentence_and_prints_only_if_allowed() -> None:

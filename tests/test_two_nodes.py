@@ -110,7 +110,7 @@ def test_a_killed_driver_leaves_and_loses_nothing(killed: SimpleNamespace, resul
     assert len(again) == len(set(again))
 
 
-def test_ddp_spans_both_nodes_with_the_right_ranks(results: Results) -> None:
+def test_ddp_spans_both_nodes_with_the_right_ranks_and_their_interface_is_recorded(results: Results) -> None:
     ddp = results.trials[(results.trials["strategy"] == "ddp") & (results.trials["nodes"] == 2)]
     ddp = ddp[(ddp["devices"] == 2) & (ddp["outcome"] == "ok") & ~ddp["purpose"].isin(["doctor", "links"])]
     ddp = ddp.drop_duplicates("trial_id", keep="last")
@@ -119,6 +119,9 @@ def test_ddp_spans_both_nodes_with_the_right_ranks(results: Results) -> None:
     assert ranks[["rank", "local_rank", "node_rank"]].to_numpy().tolist() == [[0, 0, 0], [1, 0, 1]] * 3
     for _, trial in ranks.groupby("trial_id"):
         assert set(trial["address"]) == {HEAD, OTHER} and trial["node_id"].nunique() == 2
+    spanning = [group for group in results.environment["groups"] if len(group["nodes"]) == 2]
+    assert spanning
+    assert {node["variables"]["GLOO_SOCKET_IFNAME"] for node in spanning[0]["nodes"]} == {"lo"}
 
 
 def test_ddp_over_both_nodes_trains_as_one_device_does(results: Results) -> None:
@@ -133,12 +136,6 @@ def test_the_link_between_the_nodes_is_measured_once(results: Results) -> None:
     assert measured["links_error"].isna().all()
     assert {"between nodes"} == set(results.links["tier"]) == set(results.collectives["tier"])
     assert set(results.collectives["operation"]) == {"all_reduce", "all_gather", "reduce_scatter"}
-
-
-def test_both_nodes_and_their_interface_are_in_the_environment(results: Results) -> None:
-    spanning = [group for group in results.environment["groups"] if len(group["nodes"]) == 2]
-    assert spanning
-    assert {node["variables"]["GLOO_SOCKET_IFNAME"] for node in spanning[0]["nodes"]} == {"lo"}
 
 
 def test_a_client_without_the_token_is_refused(address: str, tmp_path: Path) -> None:

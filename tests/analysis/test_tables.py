@@ -76,13 +76,6 @@ def test_fewer_than_three_blocks_have_a_range_and_no_interval(blocks: int) -> No
     assert (row["throughput_least"], row["throughput_most"]) == pytest.approx((2 * min(rates), 160.0))
 
 
-def test_a_block_cut_in_two_is_one_block() -> None:
-    lines = [line("single"), line("ddp2", rates=(80.0, 80.0)), line("ddp4", invocation=1, rates=(160.0,) * 4)]
-    again = {"invocation": 1, "rates": (200.0,)}
-    lines += [line("single", attempt=2, **again), line("single", block=1, **again)]
-    assert scaling_of(lines)["blocks"].to_dict() == {"single": 2, "ddp2": 1, "ddp4": 1}
-
-
 def cut(*environments: str | None, rates: tuple[float, ...] = (90.0, 80.0, 75.0)) -> list[dict[str, Any]]:
     """Return blocks of a base and of ddp; the first is of two invocations in ``environments``."""
     before, after = environments
@@ -111,7 +104,7 @@ def test_a_block_in_other_or_unknown_environments_is_in_no_ratio(environments: t
     assert name in str(scaling_table(ratios.scaling(trials_of(cut(*environments, rates=(80.0,))))))
 
 
-def test_a_pair_of_one_invocation_counts_before_one_of_two() -> None:
+def test_a_block_cut_in_two_is_one_block_in_which_a_pair_of_one_invocation_counts_first() -> None:
     lines = [
         *cut("a", "a", rates=(90.0,)),
         line("ddp2", rates=(70.0, 70.0), attempt=2, environment="a"),
@@ -119,6 +112,10 @@ def test_a_pair_of_one_invocation_counts_before_one_of_two() -> None:
     ]
     found = scaling_of(lines)
     assert found.loc["ddp2", "speedup"] == pytest.approx(1.4) and found.loc["ddp4", "speedup"] == pytest.approx(1.8)
+    lines = [line("single"), line("ddp2", rates=(80.0, 80.0)), line("ddp4", invocation=1, rates=(160.0,) * 4)]
+    again = {"invocation": 1, "rates": (200.0,)}
+    lines += [line("single", attempt=2, **again), line("single", block=1, **again)]
+    assert scaling_of(lines)["blocks"].to_dict() == {"single": 2, "ddp2": 1, "ddp4": 1}
 
 
 def test_where_the_base_did_not_run_the_smallest_of_the_same_strategy_and_batch_is_the_base() -> None:

@@ -86,11 +86,6 @@ def test_broadcasts_of_buffers_and_the_codes_own_collectives_have_their_names() 
     assert in_ms(study(facts={"exchange_s": {"buffer broadcast": 0.02}})).startswith(f"ideal 100, {only}")
 
 
-def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
-    single, one, two = study()
-    assert waterfall_of([single, two]).empty and waterfall_of([single, one]).empty
-
-
 def two_blocks(*single_s: float, step_s: tuple[float, float] = (0.160, 0.160)) -> list[dict[str, Any]]:
     """Return two blocks in which the throughputs are those of the windows."""
     lines = [one for block, seconds in enumerate(single_s) for one in study(block, single_s=seconds)]
@@ -174,13 +169,7 @@ def fsdp_study(block: int, exposed: dict[str, float] | None = None, *, profiled:
     return [*trials, profile("fsdp2", exposed, block=block)] if profiled else trials
 
 
-def test_fsdps_parts_by_hand_each_measured_by_itself() -> None:
-    lines = fsdp_study(0, {"all-gather": 0.02, "reduce-scatter": 0.01})
-    alone = "ideal 100, wrapper 4, side by side 5, slowest rank 4, unequal steps 0"
-    assert in_ms(lines) == f"{alone}, all-gather 20, reduce-scatter 10, waiting for data 0, rest 17"
-
-
-def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
+def test_dps_and_fsdps_parts_by_hand_each_measured_by_itself() -> None:
     facts = {"steady": True, "exchange_s": {"threads": 0.003, "side by side": 0.030}}
     cell = {"strategy": "dp", "devices": 2, "global_batch_size": 20, "alone_id": "single", "facts": facts}
     exposed = dict.fromkeys(("replicate", "scatter", "gather", "reduce"), 0.001)
@@ -191,6 +180,9 @@ def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
     ]
     collectives = "replicate 1, scatter 1, gather 1, reduce 1"
     assert in_ms(lines) == f"ideal 100, threads 3, side by side 30, {collectives}, waiting for data 0, rest 3"
+    lines = fsdp_study(0, {"all-gather": 0.02, "reduce-scatter": 0.01})
+    alone = "ideal 100, wrapper 4, side by side 5, slowest rank 4, unequal steps 0"
+    assert in_ms(lines) == f"{alone}, all-gather 20, reduce-scatter 10, waiting for data 0, rest 17"
 
 
 def test_a_collective_that_was_not_seen_in_every_block_is_in_the_rest_and_the_parts_add_up() -> None:
@@ -320,7 +312,7 @@ def test_on_cuda_waiting_is_host_wait_while_the_stream_is_idle() -> None:
     assert waterfall_of(lines)["share"].sum() == pytest.approx(1.0)
 
 
-def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None:
+def test_blocks_and_cells_without_diagnostics_are_omitted() -> None:
     lines = study(0) + study(1)
     whole = waterfall_of(lines)
     lines[5]["windows"] = [one for one in lines[5]["windows"] if one["window_kind"] == "timed"]
@@ -328,6 +320,8 @@ def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None
     assert set(whole["blocks"]) == {2}
     assert part.set_index("part")["blocks"].to_dict() == {"ideal": 2} | dict.fromkeys(part["part"][1:], 1)
     assert part["share"].sum() == pytest.approx(1.0)
+    single, one, two = study()
+    assert waterfall_of([single, two]).empty and waterfall_of([single, one]).empty
 
 
 def test_ranks_that_are_slow_in_turn_wait_for_the_slowest_one_of_each_step() -> None:

@@ -93,16 +93,13 @@ def test_a_sleeping_loader_is_data_wait(injected: Results) -> None:
     assert len(waits) == 2 and (waits > 0.018).all()
 
 
-def test_large_gradients_are_exposed_communication(injected: Results) -> None:
-    parts = losses(injected, "gradients")
-    assert max(parts, key=lambda part: parts[part]) == "exposed communication"
-
-
-def test_a_rank_that_sleeps_is_the_slowest_and_is_named(injected: Results) -> None:
+def test_a_sleeping_rank_is_the_slowest_and_large_gradients_are_exposed(injected: Results) -> None:
     parts = losses(injected, "rank1")
     assert max(parts, key=lambda part: parts[part]) == "slowest rank"
     assert parts["slowest rank"] > 0.3  # 20 ms of 40
     assert "slow rank 1" in doubts(injected, "rank1")
+    parts = losses(injected, "gradients")
+    assert max(parts, key=lambda part: parts[part]) == "exposed communication"
 
 
 def test_a_collectives_duration_is_measured(injected: Results) -> None:

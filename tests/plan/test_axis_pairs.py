@@ -59,23 +59,20 @@ def test_strategies_are_compared_on_several_devices(lonely: dict[str, Any]) -> N
     assert [pair for pair in pairs_of(one, cell(devices=1, global_batch_size=32)) if pair[0] == "strategy"] == []
 
 
-def test_the_other_batch_follows_the_one_that_is_held_fixed() -> None:
+def test_devices_take_nodes_and_the_batch_along_and_a_batch_the_other_one() -> None:
     weak = [cell(per_device_batch_size=size, global_batch_size=2 * size) for size in (32, 64)]
     strong = [cell(scaling="strong", per_device_batch_size=size, global_batch_size=2 * size) for size in (32, 64)]
     assert pairs_of(*weak) == [("per_device_batch_size", "64", "32")]
     assert pairs_of(*strong) == [("global_batch_size", "128", "64")]
     assert {axis for axis, *_ in pairs_of(*weak, *strong)} == {"per_device_batch_size", "global_batch_size"}
+    cells = [cell(devices=8, global_batch_size=256), cell(devices=16, nodes=2, global_batch_size=512)]
+    assert ("devices", "16", "8") in pairs_of(*cells)
 
 
 def test_an_option_whose_name_begins_with_the_axis_is_held_fixed() -> None:
     grid = [(width, factor) for width in (1, 2) for factor in (1, 8)]
     cells = [cell(options={"workload.width": width, "workload.width_factor": factor}) for width, factor in grid]
     assert pairs_of(*cells) == [("workload.width", "2", "1")] * 2 + [("workload.width_factor", "8", "1")] * 2
-
-
-def test_devices_take_nodes_and_the_batch_along() -> None:
-    cells = [cell(devices=8, global_batch_size=256), cell(devices=16, nodes=2, global_batch_size=512)]
-    assert ("devices", "16", "8") in pairs_of(*cells)
 
 
 def test_varying_axes_are_those_with_several_values() -> None:

@@ -58,17 +58,14 @@ def test_wrappers_of_ranks_on_several_devices_are_explained_on_one() -> None:
     assert set(explaining_cells([dp, base_cell(dp)])) == {single_device_cell(dp)}
 
 
-def test_the_control_is_the_same_cell_under_the_other_launcher() -> None:
-    assert other_launcher_cells(CELL) == [replace(CELL, launcher="torchrun")]
-    assert other_launcher_cells(replace(CELL, launcher="torchrun")) == [CELL]
-
-
-def test_the_partners_of_a_cell_have_its_variant() -> None:
+def test_the_partners_of_a_cell_have_its_variant_and_the_control_the_other_launcher() -> None:
     codes = {"before": "0", "after": "1"}
     after = replace(CELL, variant="after", code="1")
     assert base_cell(after) == replace(base_cell(CELL), variant="after", code="1")
     assert other_variant_cells(after, codes) == [replace(CELL, variant="before", code="0")]
     assert other_variant_cells(CELL, {}) == []
+    assert other_launcher_cells(CELL) == [replace(CELL, launcher="torchrun")]
+    assert other_launcher_cells(replace(CELL, launcher="torchrun")) == [CELL]
 
 
 def ids(**changes: Any) -> dict[str, str | None]:

@@ -33,13 +33,10 @@ def test_every_block_has_a_twin_of_every_base_in_other_processes() -> None:
     assert all(trial.cell == base_cell(trial.cell) for trial in twins)
 
 
-def test_weak_scaling_adds_only_diagnostic_cells_missing_from_the_grid() -> None:
+def test_cells_that_explain_are_those_missing_from_the_grid_at_the_smaller_batch() -> None:
     assert cells_for("explain", plan_of(WEAK, diagnostics=True, throughput={"blocks": 1})) == []
     plan = plan_of({**WEAK, "devices": [2], "strategy": "ddp"}, diagnostics=True)
     assert {(cell.strategy, cell.devices) for cell in cells_for("explain", plan)} == {("ddp", 1)}
-
-
-def test_strong_scaling_is_explained_by_one_device_at_the_smaller_batch() -> None:
     plan = plan_of(STRONG, gpu_cluster(), diagnostics=True, throughput={"blocks": 1})
     explaining = {(cell.strategy, cell.devices, cell.global_batch_size) for cell in cells_for("explain", plan)}
     assert explaining == {("single", 1, 32), ("ddp", 1, 32), ("single", 1, 16), ("ddp", 1, 16)}

@@ -29,30 +29,24 @@ def points(cells: tuple[Cell, ...], *axes: str) -> list[tuple[Any, ...]]:
     return [tuple(cell.axis(axis) for axis in axes) for cell in cells]
 
 
-def test_a_grid_is_a_product_in_the_order_of_the_file() -> None:
+def test_a_grid_is_a_product_in_the_order_of_the_file_and_divides_a_global_batch() -> None:
     grid = {"strategy": ["dp", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
     assert points(cells_of(experiment_of(grid)).asked, *grid) == [*product(*grid.values())]
+    experiment = experiment_of({"strategy": "ddp", "devices": [1, 2, 3], "global_batch_size": 64})
+    batches = points(cells_of(experiment).asked, "devices", "per_device_batch_size", "global_batch_size")
+    assert batches == [(1, 64, 64), (2, 32, 64), (3, None, 64)]
 
 
-def test_bases_are_added_where_the_grid_lacks_them() -> None:
+def test_each_combination_of_the_other_axes_has_its_base_added_if_the_grid_lacks_it() -> None:
     lacking = experiment_of({"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8})
     assert points(cells_of(lacking).added, "strategy", "devices") == [("single", 1)]
     holding = experiment_of({"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8})
     assert cells_of(holding).added == ()
-
-
-def test_each_combination_of_the_other_axes_has_its_base() -> None:
     experiment = experiment_of(
         {"model": SIZES, "strategy": "ddp", "devices": 2, "precision": ["fp32", "bf16"], "global_batch_size": 64}
     )
     bases = points(cells_of(experiment).added, "model", "precision", "per_device_batch_size")
     assert bases == [(model, precision, 64) for model in SIZES for precision in ("fp32", "bf16")]
-
-
-def test_strong_scaling_divides_the_global_batch() -> None:
-    experiment = experiment_of({"strategy": "ddp", "devices": [1, 2, 3], "global_batch_size": 64})
-    batches = points(cells_of(experiment).asked, "devices", "per_device_batch_size", "global_batch_size")
-    assert batches == [(1, 64, 64), (2, 32, 64), (3, None, 64)]
 
 
 def test_a_list_of_cells_joins_the_grid_and_a_cell_that_stands_twice_is_one() -> None:

@@ -14,6 +14,7 @@ from harness.plan.planner import Plan, filter_plan, is_base, make_plan, only_var
 from tests.conftest import experiment_of, gpu_cluster, laptop, plan_of, variants
 
 GRID = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
+SMALL = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 
 
 def test_every_cell_of_a_plan_runs_once_a_block_is_skipped_or_impossible() -> None:
@@ -50,16 +51,13 @@ def test_the_order_is_random_but_the_seed_decides_it() -> None:
     assert one != two and set(one) == set(two)
 
 
-def test_each_convergence_seed_is_in_its_own_block() -> None:
-    plan = plan_of(GRID, throughput={"blocks": 2}, convergence={"epochs": 1, "seeds": [7, 8, 9]})
-    seeds = {(t.block, t.seed) for t in plan.trials if t.kind == "convergence"}
-    assert seeds == {(0, 7), (1, 8), (2, 9)}
-
-
-def test_convergence_takes_the_largest_runnable_device_count_at_one_batch_size() -> None:
+def test_convergence_takes_the_most_devices_at_one_batch_size_and_a_block_a_seed() -> None:
     plan = plan_of(GRID, throughput=None, convergence={"epochs": 1, "seeds": 0})
     chosen = {(t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size) for t in plan.trials}
     assert chosen == {("single", 1, 8), ("dp", 2, 8), ("ddp", 2, 8)}
+    plan = plan_of(GRID, throughput={"blocks": 2}, convergence={"epochs": 1, "seeds": [7, 8, 9]})
+    seeds = {(t.block, t.seed) for t in plan.trials if t.kind == "convergence"}
+    assert seeds == {(0, 7), (1, 8), (2, 9)}
 
 
 @pytest.mark.parametrize("only", [{}, {"devices": 8}])
@@ -138,8 +136,7 @@ def test_one_worker_with_all_devices_holds_no_placement_of_several_workers() -> 
 
 
 def test_ranks_rotate_by_block_and_a_twin_runs_beside_its_base() -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8}
-    plan = plan_of(grid, laptop(4), throughput={"blocks": 5, "explain": False, "twin": True})
+    plan = plan_of({**SMALL, "devices": [1, 2, 4]}, laptop(4), throughput={"blocks": 5, "explain": False, "twin": True})
     ranks: dict[tuple[int, str], set[tuple[int, ...]]] = {}
     for group in plan.groups:
         for trial in group.trials:
@@ -152,8 +149,7 @@ def test_ranks_rotate_by_block_and_a_twin_runs_beside_its_base() -> None:
 
 
 def test_a_group_shrinks_to_the_workers_that_its_trials_need() -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    (group,) = plan_of(grid, throughput={"blocks": 1, "explain": False, "twin": True}).groups
+    (group,) = plan_of(SMALL, throughput={"blocks": 1, "explain": False, "twin": True}).groups
     alone = group.keeping(lambda trial: trial.purpose == "twin")
     assert (alone.placement.workers, alone.is_shared, list(alone.ranks_of(alone.trials[0]))) == (1, False, [0])
     assert group.keeping(lambda trial: trial.cell.devices == 1).placement.workers == 2  # base and twin, beside it
@@ -165,8 +161,7 @@ VARIANTS = {"workload": "own:Own", "variants": {"before": "/code/before", "after
 
 
 def variants_plan(**sections: Any) -> Plan:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    return make_plan(experiment_of(grid, **VARIANTS, **sections), laptop(), variants=variants("before", "after"))
+    return make_plan(experiment_of(SMALL, **VARIANTS, **sections), laptop(), variants=variants("before", "after"))
 
 
 def test_a_worker_group_imports_one_variant_and_a_block_has_the_groups_of_all() -> None:
@@ -192,15 +187,12 @@ def test_each_variant_is_examined_and_checked_and_has_bases_and_twins_of_its_own
     assert checked and all(by_id[str(trial.check_id)].variant == trial.cell.variant for trial in checked)
 
 
-def test_a_part_of_the_plan_is_one_variant_with_its_bases() -> None:
+def test_a_part_of_the_plan_or_its_trainings_are_of_one_variant() -> None:
     plan = variants_plan(diagnostics=True)
     part = filter_plan(plan, {"variant": "after", "devices": 2})
     assert {trial.cell.variant for trial in part.trials if trial.purpose != "links"} == {"after"}
     assert {trial.cell.devices for trial in part.trials if trial.kind == "throughput"} == {1, 2}
     assert {trial.cell.variant for trial in only_variant(plan, "before").trials} == {"before"}
-
-
-def test_convergence_is_of_every_variant_or_of_one() -> None:
     both, one = (
         variants_plan(convergence={"epochs": 1, "seeds": [0], "only": only}) for only in ({}, {"variant": "after"})
     )

@@ -54,22 +54,19 @@ def test_the_plan_says_why(settings: dict[str, object], reason: str) -> None:
     assert reason in line_of(trainings_plan(**settings))
 
 
-def test_device_counts_that_the_grid_lacks_or_that_are_named_twice_are_bad_input() -> None:
+def test_device_counts_without_cells_or_first_batch_or_named_twice_are_bad_input() -> None:
     with pytest.raises(ExperimentError, match=r"convergence.devices.*\n?.*got 3, 4; allowed: 1, 2, 64"):
         trainings_plan(devices=[1, 3, 4])
     with pytest.raises(ExperimentError, match="devices: got it here and in only; give one of both"):
         trainings_plan(devices=2, only={"devices": 2})
+    with pytest.raises(ExperimentError, match=r"got 2, without a cell at the first batch size, 32; give convergence"):
+        of_two_batches()
 
 
 def of_two_batches(**settings: object) -> Plan:
     cells = [{"strategy": "ddp", "devices": n, "global_batch_size": batch} for n, batch in ((1, 32), (2, 64))]
     found = {"epochs": 1, "seeds": 0, "devices": [1, 2], **settings}
     return plan_of(cells[0], cells=cells[1:], throughput=None, convergence=found)
-
-
-def test_a_named_device_count_without_the_first_batch_is_bad_input() -> None:
-    with pytest.raises(ExperimentError, match=r"got 2, without a cell at the first batch size, 32; give convergence"):
-        of_two_batches()
 
 
 @pytest.mark.parametrize(
@@ -95,16 +92,13 @@ def trained(plan: Plan) -> set[tuple[str, bool | None]]:
     return {(t.cell.strategy, t.cell.uneven) for t in plan.trials if t.kind == "convergence"}
 
 
-def test_a_batch_that_does_not_divide_is_trained_if_the_file_asks_for_it() -> None:
+def test_a_batch_that_does_not_divide_is_trained_if_the_file_asks_and_never_timed() -> None:
     cells = {(t.cell.strategy, t.cell.uneven): t.cell for t in uneven_plan(uneven=True).trials}
     assert cells.keys() == UNEVEN
     assert partner_ids(cells["ddp", True])["base_id"] == cells["single", None].id
     assert not uneven_plan(uneven=True).impossible
     plain = uneven_plan()
     assert trained(plain) == {("single", None)} and len(plain.impossible) == 2
-
-
-def test_an_uneven_cell_is_trained_and_not_timed() -> None:
     plan = uneven_plan(throughput={"blocks": 1}, uneven=True)
     timed = {trial.cell.strategy for trial in plan.trials if trial.kind == "throughput"}
     assert timed == {"single"} and len(plan.impossible) == 2

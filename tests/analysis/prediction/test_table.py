@@ -191,10 +191,6 @@ def test_a_family_without_ground_is_refused_with_the_reason(of: Family, reason: 
     assert pd.isna(found["step_s"]) and pd.isna(found["throughput_per_s"])
 
 
-def test_a_family_with_a_cell_that_is_not_equivalent_is_refused() -> None:
-    assert asked_row(family(), cell2="not equivalent to one device")["refusal"] == "not equivalent to one device"
-
-
 def test_beyond_eight_times_the_largest_fitted_size_far_is_needed() -> None:
     at_64 = {"devices": (64,), "nodes": (64,)}
     refused = asked_row(family(), Asked(**at_64))
@@ -330,9 +326,10 @@ def test_held_out_sizes_take_nothing_from_their_own_placement_and_can_be_held_ou
     assert found[8]["fitted"] == ("1", "2 on 2 nodes") and found[16]["fitted"] == ("1", "2 on 2 nodes")
 
 
-def test_rows_that_are_no_claim_are_marked() -> None:
+def test_rows_that_are_no_claim_are_marked_or_refused() -> None:
     assert asked_row(changed(emulated=True, faulty=True))["marks"] == ("emulated", "faulty")
     assert asked_row(changed(oversubscribed=True))["marks"] == ("oversubscribed",)
+    assert asked_row(family(), cell2="not equivalent to one device")["refusal"] == "not equivalent to one device"
 
 
 def test_the_same_run_gives_the_same_numbers_and_no_family_no_rows() -> None:
