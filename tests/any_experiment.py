@@ -79,18 +79,10 @@ def experiments() -> SearchStrategy[dict[str, Any]]:
 
 
 HOSTILE = ("../x", "/etc/passwd", "~nobody_here/x", "a\0b", "\x1b[2J", "\u202e", "x" * 5000, "os:system", "$HOME")
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([0, -1, 2**31, 2**63, 10**100, 10**4000]),
-    st.floats(),
-    st.text(max_size=30),
-    st.sampled_from(HOSTILE),
-    st.binary(max_size=20),
-    st.dates(),
-    st.datetimes(timezones=st.sampled_from([None, datetime.UTC])),
-)
+INTEGERS = st.one_of(st.integers(), st.sampled_from([0, -1, 2**31, 2**63, 10**100, 10**4000]))
+TEXTS = st.one_of(st.text(max_size=30), st.sampled_from(HOSTILE), st.binary(max_size=20))
+TIMES = st.one_of(st.dates(), st.datetimes(timezones=st.sampled_from([None, datetime.UTC])))
+SCALARS = st.one_of(st.none(), st.booleans(), INTEGERS, st.floats(), TEXTS, TIMES)
 """What nobody means to write where an experiment file has a value."""
 ANYTHING = st.recursive(
     st.one_of(SCALARS, st.sets(st.integers(), max_size=3)),
@@ -99,18 +91,20 @@ ANYTHING = st.recursive(
 )
 
 
+def named(names: list[str], options: list[str]) -> SearchStrategy[dict[str, Any]]:
+    """One of these names with some of these options, of some kind."""
+    given = st.dictionaries(st.sampled_from(options), ANYTHING)
+    return st.builds(lambda name, options: {"name": name, **options}, st.sampled_from(names), given)
+
+
 def optimizers() -> SearchStrategy[dict[str, Any]]:
-    """An optimizer of some name with options of some kind."""
-    names = st.sampled_from(["SGD", "Adam", "AdamW", "LBFGS", "lr_scheduler", "__name__", "os:system", ""])
-    options = st.dictionaries(st.sampled_from(["lr", "momentum", "betas", "params", "foreach"]), ANYTHING)
-    return st.builds(lambda name, given: {"name": name, **given}, names, options)
+    names = ["SGD", "Adam", "AdamW", "LBFGS", "lr_scheduler", "__name__", "os:system", ""]
+    return named(names, ["lr", "momentum", "betas", "params", "foreach"])
 
 
 def schedules() -> SearchStrategy[dict[str, Any]]:
-    """The same of a schedule."""
-    names = st.sampled_from(["CosineAnnealingLR", "StepLR", "LambdaLR", "MultiStepLR", "ReduceLROnPlateau"])
-    options = st.dictionaries(st.sampled_from(["T_max", "step_size", "milestones", "lr_lambda", "gamma"]), ANYTHING)
-    return st.builds(lambda name, given: {"name": name, **given}, names, options)
+    names = ["CosineAnnealingLR", "StepLR", "LambdaLR", "MultiStepLR", "ReduceLROnPlateau"]
+    return named(names, ["T_max", "step_size", "milestones", "lr_lambda", "gamma"])
 
 
 @st.composite

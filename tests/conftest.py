@@ -7,7 +7,7 @@ import fcntl
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.config import load as config
 from harness.config.experiment import Experiment
 from harness.plan.grid import OwnCode
 from harness.plan.inventory import Inventory, Node
+from harness.plan.planner import Plan, make_plan
 from harness.system.user_code import CodeVersion
 
 ROOT = Path(__file__).parents[1]
@@ -116,21 +117,26 @@ def content() -> dict[str, Any]:
     return {"name": "test", "grid": {"per_device_batch_size": 32}}
 
 
-@pytest.fixture(scope="session")
-def make_experiment() -> Callable[..., Experiment]:
+def experiment_of(
+    grid: Mapping[str, Any] | None = None, *, diagnostics: bool = False, throughput: Any = (), **sections: Any
+) -> Experiment:
     """An experiment from a grid and any other section, by default without diagnostic trials."""
+    given = {"per_device_batch_size": 32} if grid is None else grid
+    checks = {} if diagnostics else {"equivalence": False, "preflight": False}
+    trials = {} if diagnostics else {"twin": False, "explain": False}
+    timed = None if throughput is None else {**trials, **dict(throughput)}
+    content = {"name": "test", "grid": given, "throughput": timed, **checks, **sections}
+    return config.parse_experiment(content, source="test.yaml")
 
-    def make(grid: dict[str, Any] | None = None, *, diagnostics: bool = False, **sections: Any) -> Experiment:
-        given = {"per_device_batch_size": 32} if grid is None else grid
-        timed = sections.pop("throughput", {})
-        plain = {**({"equivalence": False, "preflight": False} if not diagnostics else {}), **sections}
-        if timed is not None:
-            timed = {**({"twin": False, "explain": False} if not diagnostics else {}), **timed}
-        return config.parse_experiment(
-            {"name": "test", "grid": given, "throughput": timed, **plain}, source="test.yaml"
-        )
 
-    return make
+@pytest.fixture(scope="session")
+def make_experiment() -> Make:
+    return experiment_of
+
+
+def plan_of(grid: Mapping[str, Any] | None = None, inventory: Inventory | None = None, **sections: Any) -> Plan:
+    """The plan of an experiment of these sections, by default on a laptop of two cores."""
+    return make_plan(experiment_of(grid, **sections), inventory or laptop())
 
 
 def laptop(cores: int = 2) -> Inventory:
@@ -145,10 +151,8 @@ def gpu_cluster(nodes: int = 1, gpus: int = 8) -> Inventory:
 
 def variants(*names: str) -> dict[str, OwnCode]:
     """Versions of a user's module ``own`` in folders that do not exist."""
-    return {
-        name: OwnCode(CodeVersion(name, f"/code/{name}", f"{place:012x}", ("own",)), {})
-        for place, name in enumerate(names)
-    }
+    codes = (CodeVersion(name, f"/code/{name}", f"{place:012x}", ("own",)) for place, name in enumerate(names))
+    return {code.name: OwnCode(code, {}) for code in codes}
 
 
 @pytest.fixture

@@ -137,7 +137,6 @@ class OnMeta(Regression):
 
 
 def train_otherwise(strategy: str, rank: int, world_size: int, workload: Regression, **change: Any) -> Training:
-    """A training after one epoch."""
     training = training_of(strategy, rank, world_size, world_size, workload, **change)
     training.expect_few_steps()  # at a loss scale of 65,536 the first one is skipped
     step_through(training, range(1))

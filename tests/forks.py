@@ -7,17 +7,8 @@ from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from typing import Any
 
-IMPORTED = (
-    "tests.scripted",
-    "tests.trained",
-    "tests.doctor.ranks",
-    "tests.gpu.communication",
-    "tests.gpu.speed",
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torchvision.models",
-    "harness.report.html",
-)
+IMPORTED = ("torch._dynamo", "torch.distributed.fsdp", "torchvision.models", "harness.report.html")
+IMPORTED += ("tests.scripted", "tests.trained", "tests.doctor.ranks", "tests.gpu.communication", "tests.gpu.speed")
 """What the server imports. It starts no thread and computes nothing, so that its forks may do both."""
 
 

@@ -37,6 +37,22 @@ def ended(
     return done
 
 
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {packages!r}:
+            raise {error}('blocked: ' + name)
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run_without(packages: tuple[str, ...], script: str, error: str = "ImportError") -> subprocess.CompletedProcess[str]:
+    """Run a script in a process in which these packages cannot be imported."""
+    command = [sys.executable, "-c", BLOCK.format(packages=packages, error=error) + script]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=100)
+
+
 class Command:
     """``python -m harness.run ARGUMENTS`` in a session of its own, as a terminal or a batch system gives it.
 
@@ -89,7 +105,6 @@ class Command:
         return found
 
     def is_running(self, name: str) -> bool:
-        """Whether a process of this name came from the command."""
         return bool(self.named(name))
 
     def files(self) -> set[Path]:

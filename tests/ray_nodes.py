@@ -25,7 +25,6 @@ def start_node(*words: str, variables: Mapping[str, str]) -> None:
 
 
 def of_the_cluster(token: str) -> list[psutil.Process]:
-    """Return the living processes of the cluster with this token."""
     return marked(token, "RAY_AUTH_TOKEN")
 
 

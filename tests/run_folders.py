@@ -15,32 +15,20 @@ from harness.record.folder import RunFolder
 from tests.conftest import laptop
 from tests.records import rank_row
 
-NODE: Mapping[str, Any] = {
-    "node_id": "n",
-    "host": "vm",
-    "cpu": "Some CPU",
-    "cores": 2,
-    "logical_cpus": 4,
-    "memory_bytes": 2**34,
-    "system": "Linux",
-    "python": "3.11",
-    "packages": {"torch": "2.15.0"},
-    "cuda": None,
-    "devices": [{"kind": "cpu", "model": "Some CPU", "uuid": None, "memory_bytes": None}],
-    "threads": 1,
-    "variables": {},
-}
-STEPS = {
-    "rank": [0] * 4,
-    "window": [1] * 4,
-    "step": [0, 1, 2, 3],
-    "warmup": [False] * 4,
-    "step_s": [0.1] * 4,
-    "wait_s": [0.0] * 4,
-    "loss": [1.0] * 4,
-}
+HARDWARE = {"node_id": "n", "host": "vm", "cpu": "Some CPU", "cores": 2, "logical_cpus": 4, "memory_bytes": 2**34}
+SOFTWARE = {"system": "Linux", "python": "3.11", "packages": {"torch": "2.15.0"}, "cuda": None}
+DEVICE = {"kind": "cpu", "model": "Some CPU", "uuid": None, "memory_bytes": None}
+NODE: Mapping[str, Any] = {**HARDWARE, **SOFTWARE, "devices": [DEVICE], "threads": 1, "variables": {}}
 Rate = Callable[[Cell, int], float | None]
 """The samples/s of a cell in a block; None if its trial failed."""
+
+
+def steps_of(devices: int, count: int, step_s: float) -> Any:
+    """The steps of one timed window, all alike."""
+    total = devices * count
+    places = {"rank": [rank for rank in range(devices) for _ in range(count)], "step": [*range(count)] * devices}
+    times = {"step_s": [step_s] * total, "wait_s": [0.0] * total, "loss": [1.0] * total}
+    return {**places, "window": [1] * total, "warmup": [False] * total, **times}
 
 
 def make_run(
@@ -77,6 +65,17 @@ def make_run(
     return folder.path
 
 
+def run_inline(experiment: Experiment, place: Path) -> RunFolder:
+    """Run the cells of one process in this process; the run folder, without a report."""
+    from harness.launch.inline import InlineLauncher
+    from harness.run.execution import Execution
+
+    plan = make_plan(experiment, laptop())
+    folder = RunFolder.create(place, experiment, plan, "x")
+    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    return folder
+
+
 def _result(trial: Trial, rate: Rate, accuracy: Callable[[int], float]) -> TrialResult:
     ranks = tuple({**rank_row(rank), "peak_memory_bytes": 2**30} for rank in range(trial.cell.devices))
     done: dict[str, Any] = {"ranks": ranks, "unit": "samples", "trial_s": 2.0, "steps_s": 1.5}
@@ -89,4 +88,4 @@ def _result(trial: Trial, rate: Rate, accuracy: Callable[[int], float]) -> Trial
         return TrialResult(trial.id, "error", "ValueError on rank 0: bad", detail="Traceback ...")
     window = {"window": 1, "window_kind": "timed", "duration_s": 100.0 * trial.cell.devices / speed, "steps": 4}
     windows = tuple({**window, "rank": rank, "weight": 100.0} for rank in range(trial.cell.devices))
-    return TrialResult(trial.id, "ok", windows=windows, steps=STEPS, **done)  # type: ignore[arg-type]
+    return TrialResult(trial.id, "ok", windows=windows, steps=steps_of(1, 4, 0.1), **done)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from harness.run import pipeline
 from harness.run.events import Event, Note, TrialEnded
 from harness.run.request import Request, read_experiment
 from tests.records import rank_row
-from tests.run_folders import NODE
+from tests.run_folders import NODE, steps_of
 
 TEXT = """
 name: scripted
@@ -70,22 +70,13 @@ class Scripted:
 
     def _measured(self, trial: Trial) -> TrialResult:
         devices, speed = trial.cell.devices, 100.0 * trial.cell.devices
-        ranks = [rank for rank in range(devices) for _ in range(STEPS)]
         window = {"window": 1, "window_kind": "timed", "duration_s": 1.0, "steps": STEPS, "weight": speed / devices}
         return TrialResult(
             trial.id,
             "ok",
             windows=tuple({"rank": rank, **window} for rank in range(devices)),
             ranks=tuple(map(rank_row, range(devices))),
-            steps={
-                "rank": ranks,
-                "window": [1] * len(ranks),
-                "step": [*range(STEPS)] * devices,
-                "warmup": [False] * len(ranks),
-                "step_s": [1.0 / STEPS] * len(ranks),
-                "wait_s": [0.0] * len(ranks),
-                "loss": [1.0] * len(ranks),
-            },
+            steps=steps_of(devices, STEPS, 1.0 / STEPS),
             unit="samples",
             started_at=time.time(),
             trial_s=1.0,

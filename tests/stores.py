@@ -12,7 +12,6 @@ from harness.record.store import Store, open_store
 
 
 def folder_store(folder: Path) -> Store:
-    """A folder of this machine as a store."""
     return open_store(f"file://{folder}")
 
 

@@ -98,7 +98,6 @@ def test_run_time_takes_one_block_of_the_default_experiment_with_equal_steps() -
 
 
 def ran(name: str, folder: Path, *options: str) -> Any:
-    """The figures that a benchmark wrote."""
     path = folder / "figures.json"
     command = [sys.executable, "-m", f"tests.benchmarks.{name}", *options, "--json", str(path)]
     subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300)

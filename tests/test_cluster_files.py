@@ -37,7 +37,6 @@ LONGEST_NAME = 47
 
 
 def documents() -> dict[str, Any]:
-    """The documents of the manifest by kind."""
     return {each["kind"]: each for each in yaml.safe_load_all(KUBERAY.read_text())}
 
 
@@ -158,15 +157,12 @@ def test_every_option_of_our_command_exists(file: Path) -> None:
     assert unknown_options(text.replace("--resume auto", "--resum auto")) == {"--resum"}
 
 
-def test_the_batch_script_asks_for_usr1_and_requeues_for_it_alone() -> None:
+def test_the_batch_script_requeues_for_usr1_alone_and_the_page_names_every_file() -> None:
     text = SCRIPT.read_text()
     asked = shlex.split(" ".join(line[len("#SBATCH") :] for line in text.splitlines() if line.startswith("#SBATCH")))
     assert "--signal=B:USR1@120" in asked and "--requeue" in asked
     assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
     assert f'[ -n "$requeue" ] && [ $code = {INTERRUPTED} ]' in text and f"[ $code = {UNSETTLED} ]" in text
-
-
-def test_the_page_names_every_file() -> None:
     text = PAGE.read_text()
     assert [path.name for path in sorted(FOLDER.iterdir()) if path != PAGE and path.name not in text] == []
 
@@ -223,9 +219,7 @@ def start_job(folder: Path, *, without: str = "", python: str = COMMAND, ray: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_while_the_nodes_start_ends_the_job_before_a_run_and_it_is_not_requeued(
-    tmp_path: Path, sent: signal.Signals
-) -> None:
+def test_a_signal_while_nodes_start_ends_the_job_and_it_is_not_requeued(tmp_path: Path, sent: signal.Signals) -> None:
     job = start_job(tmp_path, START_S="15")
     assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
     job.process.send_signal(sent)
@@ -246,9 +240,7 @@ def test_a_signal_while_the_nodes_start_ends_the_job_before_a_run_and_it_is_not_
         (signal.SIGTERM, INTERRUPTED, False),
     ],
 )
-def test_a_job_is_requeued_at_its_time_limit_if_the_command_settled_a_trial(
-    tmp_path: Path, sent: signal.Signals, code: int, requeued: bool
-) -> None:
+def test_a_job_is_requeued_if_a_trial_settled(tmp_path: Path, sent: signal.Signals, code: int, requeued: bool) -> None:
     job = start_job(tmp_path, CODE=str(code))
     assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
     assert job.process.stdout.readline() == b"measuring\n"

@@ -5,14 +5,13 @@ One of a single tier is among those of tests/benchmarks/prediction.py.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.analysis.doubts import FOREIGN_CORES
-from harness.analysis.prediction import Asked
-from harness.analysis.results import Results, predict
-from harness.record.frames import records
 from tests.benchmarks.emulated_links import why_not
-from tests.benchmarks.prediction import MOST_FITTED, Study, judged, measure
+from tests.benchmarks.prediction import Study, judged, measure
 from tests.processes import most_foreign_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.skipif(bool(why_not()), reason=str(why_not()))]
@@ -22,12 +21,8 @@ MOST_OFF, MOST_OFF_BESIDE = 0.15, 0.3
 """The benchmark judges errors; the second bound is for a machine that other processes keep busy. Ideal is 0.7 off."""
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return measure([TWO_TIERS], 1, tmp_path_factory.mktemp("runs"), most=8, links_seconds=4.0)
-
-
-def test_eight_ranks_take_as_long_as_predicted_from_four(results: Results) -> None:
+def test_eight_ranks_take_as_long_as_predicted_from_four(tmp_path: Path) -> None:
+    results = measure([TWO_TIERS], 1, tmp_path, most=8, links_seconds=4.0)
     assert set(results.trials["outcome"]) == {"ok"}
     (row,) = judged(results)
     assert row["refusal"] is None and row["marks"] == ("emulated",)
@@ -37,10 +32,3 @@ def test_eight_ranks_take_as_long_as_predicted_from_four(results: Results) -> No
     assert 0.1 * row["step_s"] < row["exposed_s"]  # the links are too slow to hide all of it
     ideal = abs(row["ideal_s"] / row["measured_s"] - 1)
     assert abs(row["error"]) < ideal
-
-
-def test_a_far_size_is_refused_and_a_near_one_is_not(results: Results) -> None:
-    table = records(predict(results, Asked(devices=(16, 256), nodes=(8, 128), most_fitted=MOST_FITTED)))
-    near, far = (row for row in table if row["kind"] == "asked")
-    assert near["refusal"] is None and near["step_s"] > 0
-    assert "more than 8 times the largest measured size (4)" in far["refusal"]

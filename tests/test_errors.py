@@ -63,15 +63,12 @@ def test_one_error_stays_itself_no_error_is_raised_for_none_and_other_exceptions
         raise ZeroDivisionError
 
 
-def test_several_errors_are_one_of_their_kind_each_once_also_if_they_were_joined_before() -> None:
+def test_several_errors_are_one_of_their_kind_each_once_with_the_name_of_its_source() -> None:
     inner = collected(WorkloadError("a"), WorkloadError("b"))
     joined = collected(inner, WorkloadError("b"), WorkloadError("c"))
     assert isinstance(joined, WorkloadError)
     assert str(joined) == "3 problems\n  - a\n  - b\n  - c"
     assert isinstance(collected(WorkloadError("a"), ExperimentError("--only", ["b"])), HarnessError)
-
-
-def test_problems_of_several_sources_name_theirs_and_those_of_several_kinds_are_one_list() -> None:
     joined = collected(ExperimentError("e.yaml", ["a", "b"]), ExperimentError("--only", ["c"]))
     assert str(joined) == "e.yaml, --only: 3 problems\n  - e.yaml: a\n  - e.yaml: b\n  - --only: c"
     joined = collected(ExperimentError("--assume", ["a", "b"]), RunFolderError("/r: c"))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pytest
 import harness
 from harness.system.process import UNSETTLED
 from harness.system.scratch import JUST_MADE_S, shared_memory
+from tests.cluster.machines import wait_for
 from tests.processes import Command
 
 pytestmark = pytest.mark.slow
@@ -91,10 +92,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def wait_until_removed(files: set[Path]) -> None:
-    until = time.monotonic() + GONE_S
-    while (left := [path for path in files if path.exists()]) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not left
+    wait_for(lambda: not any(path.exists() for path in files), GONE_S, files)
 
 
 def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_removes_its_files(run: Run) -> None:
@@ -133,18 +131,14 @@ def test_a_killed_driver_leaves_no_process_and_loses_nothing_and_the_next_remove
     print("seconds until the last process was gone:", [f"{seconds:.1f}" for seconds in waited])
 
 
-@pytest.mark.parametrize(
-    ("number", "send"),
-    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.killpg)],
-    ids=["Ctrl-C in a terminal", "SIGTERM to everybody, as SLURM sends it"],
-)
-def test_an_interruption_ends_in_order(run: Run, number: int, send: Callable[[int, int], None]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C in a terminal", "SIGTERM by SLURM"])
+def test_an_interruption_of_all_processes_ends_in_order(run: Run, number: int) -> None:
     run.set_window(1.0)
     command = run.call()
     command.wait_for(lambda: run.done)
     files, began = command.files(), time.monotonic()
     assert files
-    send(command.process.pid, number)
+    os.killpg(command.process.pid, number)
     command.seconds_until_alone(within_s=ORDERLY_S)
     gone_s = time.monotonic() - began
     command.process.wait(60)
@@ -230,13 +224,7 @@ with handle_signals(), cluster.start_embedded(cluster.local_inventory()):
 
 def test_a_sigterm_to_the_process_group_ends_in_order_also_after_ray_has_ended() -> None:
     """Ray ends a driver whose raylet is gone, and takes its handlers away when it ends."""
-    message = subprocess.run(
-        [sys.executable, "-c", SIGTERM_TO_GROUP],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        start_new_session=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", SIGTERM_TO_GROUP]
+    message = subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True, check=False)
     expected = ["interrupted", "interrupted", "1000000", "True", "True"]
     assert (message.returncode, message.stdout.split()) == (0, expected), message.stderr

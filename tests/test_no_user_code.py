@@ -75,31 +75,16 @@ def test_a_workload_of_its_own_is_refused_before_anything_of_it_is_imported(untr
     assert mark(untrusted) == ""
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "harness.run e.yaml",
-        "harness.doctor e.yaml",
-        "harness.cli plan e.yaml",
-        "harness.report .",
-        "harness run e.yaml",
-        "harness report .",
-    ],
-)
+COMMANDS = ["harness.run e.yaml", "harness.doctor e.yaml", "harness.cli plan e.yaml", "harness.report ."]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "harness run e.yaml", "harness report ."])
 def test_no_command_imports_modules_of_the_current_folder(untrusted: Path, command: str) -> None:
     """Modules of the standard library too: ``python -m`` puts the current folder before everything."""
     (untrusted / "e.yaml").write_text(MISTAKEN)
     module, *arguments = command.split()
     problem = "not a run folder" if arguments[-1] == "." else "got 'many'"
     assert problem in call(*arguments, "--no-user-code", cwd=untrusted, module=module, code=2)
-    assert mark(untrusted) == ""
-
-
-@pytest.mark.slow
-def test_torch_and_later_imports_do_not_come_from_the_current_folder(untrusted: Path) -> None:
-    """torch and all that comes with it, for a file whose mistake only torch knows."""
-    (untrusted / "e.yaml").write_text(SMALL + "optimizer: {name: SGDD}\n")
-    assert "did you mean 'SGD'?" in call("e.yaml", "--no-user-code", cwd=untrusted, module="harness.doctor", code=2)
     assert mark(untrusted) == ""
 
 
@@ -126,10 +111,7 @@ def refused(file: Path) -> list[str]:
     [
         ("workload: os:system\n", "workload: got 'os:system'; --no-user-code allows built-in workloads only"),
         ("convergence: {epochs: 2}\ncheckpoint: {every: 1, folder: /tmp/elsewhere}\n", "checkpoint.folder: got '/tmp/"),
-        (
-            "workload_options: {data_folder: /tmp/elsewhere, download: true}\n",
-            "with --no-user-code nothing is downloaded",
-        ),
+        ("workload_options: {data_folder: /tmp/x, download: true}\n", "with --no-user-code nothing is downloaded"),
         ("cells: [{per_device_batch_size: 8, workload.download: [true]}]\n", "nothing is downloaded"),
     ],
 )

@@ -18,18 +18,16 @@ from harness.config import load as config
 from harness.config.sections import Checkpoint, Convergence, Grid, Limits, Loader, Throughput, TrainingOptions
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.yaml_source import parse_mapping
-from harness.launch.inline import InlineLauncher
 from harness.plan.grid import device_counts
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
-from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.report.tables.text import NO_BREAK
 from harness.report.verdict import make_verdict
-from harness.run.execution import Execution
 from harness.run.prepare import check_optimizers, check_workloads
 from harness.train.workloads import load_class
-from tests.conftest import EXAMPLE, FEW_STEPS, ROOT, laptop
+from tests.conftest import EXAMPLE, FEW_STEPS, ROOT, experiment_of, laptop
+from tests.run_folders import run_inline
 
 README, REFERENCE = (ROOT / "README.md").read_text(), (ROOT / "experiments" / "README.md").read_text()
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
@@ -41,13 +39,10 @@ def block(language: str, text: str = README) -> str:
     return found[1]
 
 
-def test_the_first_experiment_has_ten_lines_and_plans() -> None:
+def test_the_first_experiment_has_ten_lines_and_the_reference_shows_every_section() -> None:
     assert len(block("yaml").strip().splitlines()) <= 10
     experiment = config.parse_experiment(parse_mapping(block("yaml"), source="README.md"), source="README.md")
     assert make_plan(experiment, laptop()).trials
-
-
-def test_the_experiment_file_is_valid_and_shows_every_section() -> None:
     content = parse_mapping(block("yaml", REFERENCE), source="experiments/README.md")
     experiment = config.parse_experiment(content, source="experiments/README.md")
     assert set(content) == set(config.Experiment.model_fields)
@@ -75,23 +70,14 @@ def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(source.strip().splitlines()) <= 25
     (tmp_path / "my_workload.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    experiment = config.parse_experiment(
-        {
-            "name": "own",
-            "workload": "my_workload:Regression",
-            "grid": {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 128},
-            "workload_options": {"width": 16},
-            "optimizer": {"name": "SGD", "lr": 0.001},
-            "throughput": {**FEW_STEPS, "explain": True},
-            "convergence": {"epochs": 2, "seeds": 0, "target": {"metric": "val_loss", "at_most": 4.0}},
-        },
-        source="own.yaml",
-    )
+    grid = {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 128}
+    own = {"workload": "my_workload:Regression", "workload_options": {"width": 16}}
+    training = {"epochs": 2, "seeds": 0, "target": {"metric": "val_loss", "at_most": 4.0}}
+    sections = {"throughput": {**FEW_STEPS, "explain": True}, "convergence": training, **own}
+    experiment = experiment_of(grid, diagnostics=True, optimizer={"name": "SGD", "lr": 0.001}, **sections)
     plan = make_plan(experiment, laptop())
     check_workloads(plan)
-    folder = RunFolder.create(tmp_path, experiment, plan, "own")
-    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
-    results = write_report(folder.path)
+    results = write_report(run_inline(experiment, tmp_path).path)
     done = results.trials[results.trials["trial_id"].isin({trial.id for trial in plan.trials})]
     assert set(done["outcome"]) == {"ok"}, done["reason"].tolist()
     assert results.epochs.groupby("trial_id")["train_loss"].is_monotonic_decreasing.all()

@@ -11,14 +11,12 @@ import yaml
 
 import harness
 from harness.config import load as config
-from harness.launch.inline import InlineLauncher
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
-from harness.record.folder import RunFolder
 from harness.report.html import write_report
-from harness.run.execution import Execution
-from tests.conftest import FEW_STEPS, Make, gpu_cluster, laptop
+from tests.conftest import FEW_STEPS, experiment_of, gpu_cluster
 from tests.processes import ROOT, RUN, ended
+from tests.run_folders import run_inline
 
 CIFAR10, AUGMENTED, SCALED = (
     ROOT / "experiments" / f"resnet34_cifar10{name}.yaml" for name in ("", "_augmented", "_scaled_lr")
@@ -43,18 +41,11 @@ def test_the_scaled_recipe_scales_the_rate_with_the_devices() -> None:
 
 
 @pytest.mark.slow
-def test_in_a_sweep_the_rates_that_diverge_are_rows(make_experiment: Make, tmp_path: Path) -> None:
-    experiment = make_experiment(
-        {"global_batch_size": 16},
-        workload="tests.equivalence:Regression",
-        optimizer={"name": "SGD", "lr": [0.01, 1e4]},
-        training={"lr_scaling": ["none", "sqrt"], "lr_base_batch_size": 4},
-        throughput=None,
-        convergence={"epochs": 6, "seeds": 0},
-    )
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, "x")
-    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+def test_in_a_sweep_the_rates_that_diverge_are_rows(tmp_path: Path) -> None:
+    sections = {"workload": "tests.equivalence:Regression", "optimizer": {"name": "SGD", "lr": [0.01, 1e4]}}
+    training = {"lr_scaling": ["none", "sqrt"], "lr_base_batch_size": 4}
+    more: dict[str, Any] = {"training": training, "throughput": None, "convergence": {"epochs": 6, "seeds": 0}}
+    folder = run_inline(experiment_of({"global_batch_size": 16}, **sections, **more), tmp_path)
     trials = write_report(folder.path).trials
     assert "lr_scaling none, sqrt; lr_base_batch_size 4" in folder.report.read_text()
     found = sorted(zip(trials["effective_lr"], trials["outcome"], strict=True))
@@ -92,15 +83,11 @@ def test_the_studies_are_planned_on_their_hardware() -> None:
     assert segmentation == {(*placed, (), 16, model) for placed in sharded for model in ("small", "medium")}
 
 
+SMALL_IMAGES = {"workload.image_size": 8, "workload.samples": 16}
 SMALLER: dict[str, dict[str, Any]] = {
-    "conv_stack_random.yaml": {"workload.image_size": 8, "workload.samples": 64},
+    "conv_stack_random.yaml": {**SMALL_IMAGES, "workload.samples": 64},
     "mlp_150m_8xgpu.yaml": {"model": ["small"], "workload.width": [20, 30], "workload.samples": 64},
-    "gpu_pairs_8xgpu.yaml": {
-        "data": ["synthetic"],
-        "workload.samples": 16,
-        "global_batch_size": 8,
-        "workload.image_size": 8,
-    },
+    "gpu_pairs_8xgpu.yaml": {"data": ["synthetic"], "global_batch_size": 8, **SMALL_IMAGES},
     "segmentation.yaml": {"model": ["small"]},
 }
 """What replaces axes of these files on a CPU: less of everything, and data that is always there."""
@@ -118,10 +105,7 @@ def test_the_studies_run_scaled_down_on_a_cpu(name: str, tmp_path: Path) -> None
     content |= {"convergence": content.get("convergence") and {"epochs": 1, "seeds": 0, "only": {"devices": 1}}}
     if name == "gpu_pairs_8xgpu.yaml":
         grid["optimizer.lr"], content["equivalence"] = [0.001], False
-    experiment = config.parse_experiment(content, source=name, home=tmp_path)
-    plan = make_plan(experiment, laptop())
-    folder = RunFolder.create(tmp_path, experiment, plan, name)
-    Execution(plan, folder, InlineLauncher(experiment), lambda event: None).run()
+    folder = run_inline(config.parse_experiment(content, source=name, home=tmp_path), tmp_path)
     trials = harness.load(folder.path).trials
     assert set(trials["outcome"]) == {"ok"}, trials["reason"].tolist()
     kinds = {"throughput", "convergence"} if content["convergence"] else {"throughput"}
@@ -135,14 +119,8 @@ def test_the_recipe_trains_on_digits(tmp_path: Path) -> None:
     # real digits as 16x16 RGB in place of CIFAR-10, and a small net; the rest is the recipe, whose steps on images of
     # its shape tests/train/test_recipe_by_hand.py compares
     content["grid"] |= {"data": ["digits"], "model": ["resnet8"], "devices": [1, 2]}
-    content |= {
-        "workload_options": {"image_size": 16, "width": 4},
-        "throughput": None,
-        "equivalence": False,
-        "loader": {"workers": 0},
-        "device": "cpu",
-        "limits": {"trial": "3m"},
-    }
+    content |= {"workload_options": {"image_size": 16, "width": 4}, "loader": {"workers": 0}, "device": "cpu"}
+    content |= {"throughput": None, "equivalence": False, "limits": {"trial": "3m"}}
     content["convergence"]["seeds"] = 0
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(content))

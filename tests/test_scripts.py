@@ -41,13 +41,8 @@ def results(
 ) -> list[TrialResult]:
     """Run a script of this text on ranks of this machine; return the results of its trials."""
     (folder / "train.py").write_text(STEP + textwrap.dedent(text))
-    content = {
-        "name": "s",
-        "script": str(folder / "train.py"),
-        "grid": {"devices": devices, "per_device_batch_size": 8},
-        "throughput": QUICK,
-        **sections,
-    }
+    grid = {"devices": devices, "per_device_batch_size": 8}
+    content = {"name": "s", "script": str(folder / "train.py"), "grid": grid, "throughput": QUICK, **sections}
     experiment = parse_experiment(content, source="s.yaml")
     plan = make_plan(experiment, inventory or laptop(2))
     (group,) = (group for group in plan.groups if any(trial.cell.devices == devices for trial in group.trials))
@@ -55,6 +50,15 @@ def results(
     launcher = InlineLauncher(experiment) if devices == 1 else TorchrunLauncher(experiment, 1, None)
     messages = launcher.launch(group, deadline=None)
     return [message for message in messages if isinstance(message, TrialResult)]
+
+
+@pytest.fixture
+def two_ranks() -> dict[str, Any]:
+    """How a script runs on two ranks of this machine; a skip if it has one core."""
+    inventory = cluster.local_inventory()
+    if inventory.nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    return {"inventory": inventory, "devices": 2, "launcher": "torchrun"}
 
 
 def no_process_is_left() -> bool:
@@ -67,10 +71,7 @@ FAILING = {
     "exit code": ("print('usage'); sys.exit(3)", "SystemExit on rank 0: the script ended with exit code 3, before"),
     "os._exit": ("step(); os._exit(7)", r"ScriptEnded on rank 0: the script's process ended \(exit code 7\)"),
     "killed": ("os.kill(os.getpid(), 9)", r"ScriptEnded on rank 0: the script's process ended \(signal 9\)"),
-    "no step": (
-        "print('evaluated')",
-        "ScriptEnded on rank 0: the script ended by itself after 0 steps of an",
-    ),
+    "no step": ("print('evaluated')", "ScriptEnded on rank 0: the script ended by itself after 0 steps of an"),
     "spawn": (
         "import torch.multiprocessing as mp; mp.spawn(print, nprocs=2)",
         "SpawnsRanks on rank 0: the script starts its ranks itself, by torch.multiprocessing.spawn",
@@ -172,9 +173,7 @@ for epoch in range(1000):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_samples_are_those_of_the_loader_with_gradients_and_evaluation_can_be_left_out(
-    tmp_path: Path, workers: int
-) -> None:
+def test_samples_are_the_loader_s_with_gradients_and_evaluation_can_be_left_out(tmp_path: Path, workers: int) -> None:
     text = LOADED.format(workers=workers)
     (whole,) = results(tmp_path, text)
     (paused,) = results(tmp_path, text, step={"pause": "validation"})
@@ -204,23 +203,13 @@ def test_the_probe_s_steps_and_samples_take_the_place_of_the_optimizer_s(tmp_pat
     assert result.windows[1]["duration_s"] < 0.35
 
 
-def test_two_ranks_end_at_the_same_step_and_agree_with_the_script_s_own_clock(tmp_path: Path) -> None:
-    if cluster.local_inventory().nodes[0].cores < 2:
-        pytest.skip("needs two cores")
+def test_two_ranks_end_at_one_step_and_agree_with_the_script_s_clock(tmp_path: Path, two_ranks: dict[str, Any]) -> None:
     text = (ROOT / "experiments" / "my_script.py").read_text()
-    clocked = text.replace(
-        "            optimizer.step()\n", "            optimizer.step()\n            print(clock())\n"
-    )
+    step = "            optimizer.step()\n"
+    clocked = text.replace(step, f"{step}            print(clock())\n")
     clocked = clocked.replace("import argparse\n", "import argparse\nfrom time import perf_counter as clock\n")
-    (result,) = results(
-        tmp_path,
-        clocked,
-        cluster.local_inventory(),
-        devices=2,
-        launcher="torchrun",
-        arguments="--batch-size {per_device_batch_size}",
-        throughput={**QUICK, "explain": True},
-    )
+    explained = {"arguments": "--batch-size {per_device_batch_size}", "throughput": {**QUICK, "explain": True}}
+    (result,) = results(tmp_path, clocked, **explained, **two_ranks)
     assert result.outcome == "ok", result.reason
     assert result.facts["connected_ranks"] == 2 and not result.facts["findings"]
     assert len(result.ranks) == 2 and len({window["steps"] for window in result.windows if window["window"] == 1}) == 1
@@ -234,9 +223,7 @@ def test_two_ranks_end_at_the_same_step_and_agree_with_the_script_s_own_clock(tm
     assert 0 <= exposed <= exchange and exchange > 0 and len(alone) == 2 and min(alone) > 0
 
 
-def test_a_script_that_ends_in_order_was_connected_and_what_it_started_ends_with_it(tmp_path: Path) -> None:
-    if cluster.local_inventory().nodes[0].cores < 2:
-        pytest.skip("needs two cores")
+def test_a_script_that_ends_was_connected_and_what_it_started_ends(tmp_path: Path, two_ranks: dict[str, Any]) -> None:
     text = f"""
         import subprocess, torch.distributed as dist
         dist.init_process_group("gloo")
@@ -245,17 +232,15 @@ def test_a_script_that_ends_in_order_was_connected_and_what_it_started_ends_with
         if dist.get_rank() == 0: time.sleep(1)
         dist.destroy_process_group()
     """
-    (result,) = results(tmp_path, text, cluster.local_inventory(), devices=2, launcher="torchrun")
+    (result,) = results(tmp_path, text, **two_ranks)
     assert result.outcome == "ok" and result.facts["connected_ranks"] == 2, result.reason
     assert result.facts["ended_early"]
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert f"sleep 77.{os.getpid()}" not in commands
 
 
-def test_ranks_that_take_different_steps_are_one_error(tmp_path: Path) -> None:
-    if cluster.local_inventory().nodes[0].cores < 2:
-        pytest.skip("needs two cores")
+def test_ranks_that_take_different_steps_are_one_error(tmp_path: Path, two_ranks: dict[str, Any]) -> None:
     text = "for _ in range(20 if os.environ['RANK'] == '0' else 40): step()"
-    found = results(tmp_path, text, cluster.local_inventory(), devices=2, launcher="torchrun")
+    found = results(tmp_path, text, **two_ranks)
     assert {result.outcome for result in found} == {"error"}
     assert re.search("the ranks took different numbers of steps until one ended: 20, 40", found[0].reason)

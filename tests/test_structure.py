@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import subprocess
-import sys
 
 import pytest
 
@@ -19,6 +18,7 @@ from tests.import_graph import (
     package_of,
     tree_of,
 )
+from tests.processes import run_without
 
 MOST_LINES, MOST_FUNCTION_LINES = 500, 60
 
@@ -29,28 +29,26 @@ WITHOUT_TORCH = ("harness.launch.protocol", "harness.launch.ray.controller")
 PRINTS = {"report/schema_page.py"}
 
 
-def test_imports_point_down() -> None:
+def test_imports_point_down_and_ray_is_imported_in_one_package() -> None:
     found = {path: imported_packages(path) - allowed_imports(package_of(path)) for path in FILES}
     wrong = [f"{path.relative_to(ROOT)} imports {sorted(names)}" for path, names in found.items() if names]
     assert not wrong, "which are not below the package of the file"
+    users = {path for path in FILES if "ray" in {name.split(".")[0] for name in imports_of(tree_of(path))}}
+    assert users
+    assert {path.parent.relative_to(PACKAGE).as_posix() for path in users} == {"launch/ray"}
 
 
-def run_without(blocked: tuple[str, ...], modules: list[str]) -> str:
-    """Return what importing these modules prints, in a process in which others cannot be imported."""
-    script = (
-        "import sys, importlib, contextlib\n"
-        "from pytest import skip\n"
-        "class Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.split('.')[0] in {blocked!r}:\n"
-        "            raise ImportError('blocked: ' + name)\n"
-        "sys.meta_path.insert(0, Block())\n"
-        f"for name in {modules!r}:\n"
-        "    with contextlib.suppress(skip.Exception):\n"  # of a test module that lacks what it needs
-        "        importlib.import_module(name)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
-    return done.stderr[-2000:]
+IMPORT = """
+import contextlib, importlib
+from pytest import skip
+for name in {modules!r}:
+    with contextlib.suppress(skip.Exception):  # of a test module that lacks what it needs
+        importlib.import_module(name)
+"""
+
+
+def import_without(blocked: tuple[str, ...], modules: list[str]) -> str:
+    return run_without(blocked, IMPORT.format(modules=modules)).stderr[-2000:]
 
 
 @pytest.mark.slow
@@ -64,19 +62,13 @@ def test_packages_without_torch_and_ray_import_neither() -> None:
     assert len(tests) > 30
     blocked = ("torch", "torchvision", "ray")
     also = [f"harness.{name}" for name in ALSO_WITHOUT_TORCH_OR_RAY]
-    assert run_without(blocked, [*modules, *also, "tests.conftest", *tests]) == ""
+    assert import_without(blocked, [*modules, *also, "tests.conftest", *tests]) == ""
 
 
 @pytest.mark.slow
 def test_ray_s_controller_imports_no_torch() -> None:
     """It starts anew for every worker group, which waits for it: torch takes as long as all the rest."""
-    assert run_without(("torch", "torchvision"), list(WITHOUT_TORCH)) == ""
-
-
-def test_ray_is_imported_in_one_package() -> None:
-    users = {path for path in FILES if "ray" in {name.split(".")[0] for name in imports_of(tree_of(path))}}
-    assert users
-    assert {path.parent.relative_to(PACKAGE).as_posix() for path in users} == {"launch/ray"}
+    assert import_without(("torch", "torchvision"), list(WITHOUT_TORCH)) == ""
 
 
 def test_a_module_is_short_as_its_functions_are_opens_with_a_sentence_and_prints_only_if_allowed() -> None:

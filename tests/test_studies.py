@@ -48,11 +48,8 @@ def test_a_command_plans(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"Asked: [1-9]", result.stdout)
 
 
-def test_the_other_command_evaluates_a_model() -> None:
+def test_every_experiment_answers_a_question_and_the_other_command_evaluates_a_model() -> None:
     assert [command for command in COMMANDS if not begins(command)] == ["harness evaluate RUN_FOLDER/checkpoints/TRIAL"]
     assert CliRunner().invoke(app, ["evaluate", "--help"]).exit_code == 0
-
-
-def test_every_experiment_of_the_folder_answers_a_question() -> None:
     named = set(re.findall(r"experiments/(\w+\.yaml)", PAGE))
     assert {path.name for path in (ROOT / "experiments").glob("*.yaml")} - named == {"smoke.yaml"}

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import pytest
 
 import harness
 from harness.analysis.results import Results
+from tests.cluster.machines import wait_for
 from tests.processes import RUN, ended
 from tests.ray_nodes import ended_afterwards, of_the_cluster, own_variables, start_node
 
@@ -68,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(home: Path, address: str, environment: dict[str, str]) -> SimpleNamespace:
-    """A run whose driver was ended by SIGKILL: what it had recorded, its workers, which of them were left later."""
+    """A run whose driver was ended by SIGKILL: what it had recorded, and its workers, of which none was left later."""
     command = [*RUN, "two.yaml", "--address", address, "--output", "out", "--quiet"]
     token = environment["RAY_AUTH_TOKEN"]
     result = {**environment, "PYTHONPATH": str(HERE.parent)}
@@ -79,9 +80,8 @@ def killed(home: Path, address: str, environment: dict[str, str]) -> SimpleNames
     finally:
         run.kill()
         run.wait()
-    wait_for(lambda: not workers(token), WORKERS_GONE_S)
-    left = [" ".join(process.cmdline()) for process in workers(token)]
-    return SimpleNamespace(lines=_lines(home), workers=working, left=left)
+    wait_for(lambda: not workers(token), WORKERS_GONE_S, lambda: [process.cmdline() for process in workers(token)])
+    return SimpleNamespace(lines=_lines(home), workers=working)
 
 
 @pytest.fixture(scope="module")
@@ -102,23 +102,15 @@ def workers(token: str) -> list[psutil.Process]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.1)
-
-
-def test_a_killed_driver_leaves_no_worker_on_the_cluster_and_loses_nothing(
-    killed: SimpleNamespace, results: Results, home: Path
-) -> None:
-    assert killed.workers and not killed.left
+def test_a_killed_driver_leaves_and_loses_nothing(killed: SimpleNamespace, results: Results, home: Path) -> None:
+    assert killed.workers
     assert killed.lines and _lines(home)[: len(killed.lines)] == killed.lines  # as the file has them
     assert results.missing.empty
     again = [(line["trial_id"], line["invocation"]) for line in results.lines]
     assert len(again) == len(set(again))
 
 
-def test_ddp_spans_both_nodes_with_the_right_ranks(results: Results) -> None:
+def test_ddp_spans_both_nodes_with_the_right_ranks_and_their_interface_is_recorded(results: Results) -> None:
     ddp = results.trials[(results.trials["strategy"] == "ddp") & (results.trials["nodes"] == 2)]
     ddp = ddp[(ddp["devices"] == 2) & (ddp["outcome"] == "ok") & ~ddp["purpose"].isin(["doctor", "links"])]
     ddp = ddp.drop_duplicates("trial_id", keep="last")
@@ -127,6 +119,9 @@ def test_ddp_spans_both_nodes_with_the_right_ranks(results: Results) -> None:
     assert ranks[["rank", "local_rank", "node_rank"]].to_numpy().tolist() == [[0, 0, 0], [1, 0, 1]] * 3
     for _, trial in ranks.groupby("trial_id"):
         assert set(trial["address"]) == {HEAD, OTHER} and trial["node_id"].nunique() == 2
+    spanning = [group for group in results.environment["groups"] if len(group["nodes"]) == 2]
+    assert spanning
+    assert {node["variables"]["GLOO_SOCKET_IFNAME"] for node in spanning[0]["nodes"]} == {"lo"}
 
 
 def test_ddp_over_both_nodes_trains_as_one_device_does(results: Results) -> None:
@@ -141,12 +136,6 @@ def test_the_link_between_the_nodes_is_measured_once(results: Results) -> None:
     assert measured["links_error"].isna().all()
     assert {"between nodes"} == set(results.links["tier"]) == set(results.collectives["tier"])
     assert set(results.collectives["operation"]) == {"all_reduce", "all_gather", "reduce_scatter"}
-
-
-def test_both_nodes_and_their_interface_are_in_the_environment(results: Results) -> None:
-    spanning = [group for group in results.environment["groups"] if len(group["nodes"]) == 2]
-    assert spanning
-    assert {node["variables"]["GLOO_SOCKET_IFNAME"] for node in spanning[0]["nodes"]} == {"lo"}
 
 
 def test_a_client_without_the_token_is_refused(address: str, tmp_path: Path) -> None:
@@ -191,9 +180,7 @@ from ray_workload import ConfiguredFault
 """
 
 
-def test_a_node_on_which_the_workload_cannot_be_imported_is_named(
-    address: str, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_node_that_lacks_the_workload_is_named(address: str, environment: dict[str, str], tmp_path: Path) -> None:
     shutil.copy(HERE / "ray_workload.py", tmp_path)
     (tmp_path / "broken.py").write_text(BROKEN)
     (tmp_path / "two.yaml").write_text(EXPERIMENT.replace("ray_workload:ConfiguredFault", "broken:ConfiguredFault"))
@@ -240,14 +227,11 @@ def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kil
     (tmp_path / "marks").mkdir()
     (tmp_path / "shrinks.yaml").write_text(SHRINKS.format(marks=tmp_path / "marks", seed=SEED))
     result = {**environment, "PYTHONPATH": str(HERE.parent), "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(WAIT_S)}
-    hog = subprocess.Popen(
-        [sys.executable, "-c", HOG, address, OTHER], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    pipe, taking = subprocess.PIPE, [sys.executable, "-c", HOG, address, OTHER]
+    hog = subprocess.Popen(taking, env=environment, stdout=pipe, text=True)
     assert hog.stdout and hog.stdout.readline() == "taken\n"
     command = [*RUN, "shrinks.yaml", "--address", address, "--output", "out"]
-    run = subprocess.Popen(
-        command, env=result, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    run = subprocess.Popen(command, env=result, cwd=tmp_path, stdout=pipe, stderr=subprocess.STDOUT, text=True)
     try:
         until = time.monotonic() + 120
         while not _lines(tmp_path) and time.monotonic() < until:

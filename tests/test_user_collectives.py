@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.load import parse_experiment
 from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.launch.ray import cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
@@ -20,24 +19,19 @@ from harness.plan.cell import Placement
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.train.ranks import Ranks
-from tests.conftest import Make, laptop
+from tests.conftest import experiment_of, laptop
 from tests.worlds import ROOT, fork_ranks
 
 pytestmark = pytest.mark.slow
 QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "window_seconds": 0.0, "explain": True}
+TWO = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}
+SGD = {"optimizer": {"name": "SGD", "lr": 0.01}}
 
 
-def run(make_experiment: Make, how: str) -> TrialResult:
+def run(how: str) -> TrialResult:
     """The result of the trial of ddp on two ranks, one of which fails while it is explained."""
-    experiment = make_experiment(
-        {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8},
-        workload="tests.collective_workload:FailsWhenExplained",
-        workload_options={"how": how},
-        launcher="torchrun",
-        throughput=QUICK,
-        optimizer={"name": "SGD", "lr": 0.01},
-        limits={"trial": 8.0},
-    )
+    workload = {"workload": "tests.collective_workload:FailsWhenExplained", "workload_options": {"how": how}}
+    experiment = experiment_of(TWO, launcher="torchrun", throughput=QUICK, limits={"trial": 8.0}, **SGD, **workload)
     plan = make_plan(experiment, cluster.local_inventory())
     asked = [t for group in plan.groups for t in group.trials if t.cell.devices == 2 and not t.purpose]
     if not asked:
@@ -57,24 +51,15 @@ OWN_BYTES = {
     "none": {},
 }
 """Operation and bytes in a step of the collectives of each kind."""
-KINDS = ("contrastive", "logged", "kept", "grouped", "ring", "none")
 
 
 def measure_each(rank: int, world_size: int, out: Path) -> None:
     """Measures and examines a cell of each kind, on all ranks."""
     ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),))
-    grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 4}
     found: dict[str, Any] = {}
-    for kind in KINDS:
-        content = {
-            "name": "t",
-            "grid": grid,
-            "workload": "tests.collective_workload:Collectives",
-            "workload_options": {"kind": kind},
-            "throughput": QUICK,
-            "optimizer": {"name": "SGD", "lr": 0.01},
-        }
-        experiment = parse_experiment(content, source="test.yaml")
+    for kind in OWN_BYTES:
+        workload = {"workload": "tests.collective_workload:Collectives", "workload_options": {"kind": kind}}
+        experiment = experiment_of(TWO, diagnostics=True, throughput=QUICK, **SGD, **workload)
         planned = [t for t in make_plan(experiment, laptop()).trials if t.cell.devices == 2]
         cache: dict[Hashable, Any] = {}
         asked = (next(trial for trial in planned if trial.purpose == purpose) for purpose in ("", "doctor"))
@@ -97,7 +82,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OWN_BYTES)
 def test_a_loss_with_collectives_is_examined_measured_and_explained(measured: dict[str, Any], kind: str) -> None:
     seen = measured[kind]
     assert {"timed", "alone", "together"} <= set(seen["kinds"]) and None not in seen["in_turn_s"]
@@ -120,8 +105,8 @@ def test_a_loss_with_collectives_is_examined_measured_and_explained(measured: di
         ("dies", "lost after the measurement: the process of rank 1"),
     ],
 )
-def test_an_explanation_that_ends_the_group_costs_itself_alone(make_experiment: Any, how: str, reason: str) -> None:
-    result = run(make_experiment, how)
+def test_an_explanation_that_ends_the_group_costs_itself_alone(how: str, reason: str) -> None:
+    result = run(how)
     assert result.outcome == "ok" and result.facts["explain_error"].startswith(reason), result.facts
     assert {window["window_kind"] for window in result.windows} >= {"timed"} and len(result.steps["step_s"])
     assert len(result.ranks) == 2 and result.trial_s

@@ -28,7 +28,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def train(strategy: str, rank: int, world_size: int, devices: int, unit: str, recipe: str) -> list[float]:
-    """All parameters after two epochs."""
     training = training_of(strategy, rank, world_size, devices, Regression(unit), training=RECIPES[recipe])
     step_through(training, range(EPOCHS))
     return parameters_of(training)

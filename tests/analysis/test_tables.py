@@ -34,9 +34,7 @@ def window(rank: int, number: int, duration_s: float, weight: float, kind: str =
         ([], None),
     ],
 )
-def test_throughput_is_all_ranks_samples_over_the_slowest_ranks_time_in_timed_windows(
-    windows: list[dict[str, Any]], expected: float | None
-) -> None:
+def test_throughput_is_all_samples_over_the_slowest_time(windows: list[dict[str, Any]], expected: float | None) -> None:
     assert throughput(windows) == pytest.approx(expected)
 
 
@@ -78,18 +76,6 @@ def test_fewer_than_three_blocks_have_a_range_and_no_interval(blocks: int) -> No
     assert (row["throughput_least"], row["throughput_most"]) == pytest.approx((2 * min(rates), 160.0))
 
 
-def test_a_block_cut_in_two_is_one_block() -> None:
-    lines = [
-        line("single", invocation=0, rates=(100.0,)),
-        line("ddp2", invocation=0, rates=(80.0, 80.0)),
-        line("single", invocation=1, attempt=2, rates=(200.0,)),
-        line("ddp4", invocation=1, rates=(160.0,) * 4),
-        line("single", block=1, invocation=1, rates=(200.0,)),
-    ]
-    blocks = scaling_of(lines)["blocks"].to_dict()
-    assert blocks == {"single": 2, "ddp2": 1, "ddp4": 1}
-
-
 def cut(*environments: str | None, rates: tuple[float, ...] = (90.0, 80.0, 75.0)) -> list[dict[str, Any]]:
     """Return blocks of a base and of ddp; the first is of two invocations in ``environments``."""
     before, after = environments
@@ -108,9 +94,7 @@ def test_a_block_of_two_invocations_in_equal_environments_is_in_the_interval() -
 
 
 @pytest.mark.parametrize("environments", [("a", "b"), (None, "b"), (None, None)])
-def test_a_block_of_two_invocations_in_other_or_unknown_environments_is_in_no_ratio(
-    environments: tuple[str | None, str | None],
-) -> None:
+def test_a_block_in_other_or_unknown_environments_is_in_no_ratio(environments: tuple[str | None, str | None]) -> None:
     row = scaling_of(cut(*environments)).loc["ddp2"]
     assert row["blocks"] == 2 and row["most"] == pytest.approx(1.6)
     row = scaling_of(cut(*environments, rates=(80.0,))).loc["ddp2"]
@@ -120,7 +104,7 @@ def test_a_block_of_two_invocations_in_other_or_unknown_environments_is_in_no_ra
     assert name in str(scaling_table(ratios.scaling(trials_of(cut(*environments, rates=(80.0,))))))
 
 
-def test_a_pair_of_one_invocation_counts_before_one_of_two() -> None:
+def test_a_block_cut_in_two_is_one_block_in_which_a_pair_of_one_invocation_counts_first() -> None:
     lines = [
         *cut("a", "a", rates=(90.0,)),
         line("ddp2", rates=(70.0, 70.0), attempt=2, environment="a"),
@@ -128,6 +112,10 @@ def test_a_pair_of_one_invocation_counts_before_one_of_two() -> None:
     ]
     found = scaling_of(lines)
     assert found.loc["ddp2", "speedup"] == pytest.approx(1.4) and found.loc["ddp4", "speedup"] == pytest.approx(1.8)
+    lines = [line("single"), line("ddp2", rates=(80.0, 80.0)), line("ddp4", invocation=1, rates=(160.0,) * 4)]
+    again = {"invocation": 1, "rates": (200.0,)}
+    lines += [line("single", attempt=2, **again), line("single", block=1, **again)]
+    assert scaling_of(lines)["blocks"].to_dict() == {"single": 2, "ddp2": 1, "ddp4": 1}
 
 
 def test_where_the_base_did_not_run_the_smallest_of_the_same_strategy_and_batch_is_the_base() -> None:
@@ -151,9 +139,7 @@ def test_where_the_base_did_not_run_the_smallest_of_the_same_strategy_and_batch_
     ],
     ids=["a retried trial", "twice in an invocation", "in another invocation", "the second failed"],
 )
-def test_of_several_trials_of_a_cell_in_a_block_the_last_that_measured_counts(
-    first: dict[str, Any], second: dict[str, Any], rate: float
-) -> None:
+def test_the_last_trial_that_measured_counts(first: dict[str, Any], second: dict[str, Any], rate: float) -> None:
     lines = [line("single", **first), line("single", attempt=2, **second)]
     cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
     assert (cell["blocks"], cell["throughput_per_s"]) == (1, pytest.approx(rate)) and len(trials_of(lines)) == 2
@@ -194,9 +180,8 @@ def test_on_cuda_a_wait_for_data_is_one_of_host_and_stream(idle_s: float, host_w
     lines = [on_cuda(idle_s, host_wait_s)]
     trials = trials_of(lines)
     assert trials["wait_fraction"].tolist() == [pytest.approx(fraction)]
-    found = doubts(
-        trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {}, EPOCHS.frame([])
-    )
+    windows, ranks = trial_tables.windows(lines), trial_tables.ranks(lines)
+    found = doubts(trials, steps_of(lines), windows, ranks, {}, EPOCHS.frame([]))
     assert found.tolist() == [("waits for data",) if fraction > 0.5 else ()]
 
 
@@ -256,19 +241,9 @@ def step(
     return {"trial_id": trial_id, "attempt": attempt, "warmup": warmup, "step_s": step_s, "wait_s": wait_s}
 
 
-TIMES = step_times(
-    STEPS.frame(
-        [
-            step("b", 1, 9.0, warmup=True),
-            step("b", 1, 4.0, 1.0),
-            step("a", 2, 2.0),
-            step("b", 1, 6.0, 1.0),
-            step("a", 1, 7.0, None),
-            step("b", 1, 5.0, 1.0),
-            step("w", 1, 1.0, warmup=True),
-        ]
-    )
-)
+MIXED = [step("b", 1, 9.0, warmup=True), step("b", 1, 4.0, 1.0), step("a", 2, 2.0), step("b", 1, 6.0, 1.0)]
+MIXED += [step("a", 1, 7.0, None), step("b", 1, 5.0, 1.0), step("w", 1, 1.0, warmup=True)]
+TIMES = step_times(STEPS.frame(MIXED))
 
 
 def test_each_attempt_has_the_quartiles_of_its_timed_steps_in_whatever_order_they_stand() -> None:

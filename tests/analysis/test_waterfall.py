@@ -33,12 +33,8 @@ def trial(cell: str, windows: list[dict[str, Any]], **columns: Any) -> dict[str,
 
 def study(block: int = 0, *, single_s: float = 0.10, **ddp: Any) -> list[dict[str, Any]]:
     """Return trials; ms a step: single 100; ddp on one device 105, on two 110 and 120 alone, 150 + 10 wait together."""
-    two = [
-        *(window("timed", rank, 2, 0.160, 0.010) for rank in (0, 1)),
-        window("alone", 0, 3, 0.110),
-        window("alone", 1, 3, 0.120),
-        *(window("together", rank, 4, 0.160, 0.010) for rank in (0, 1)),
-    ]
+    two = [window(kind, rank, at, 0.160, 0.010) for kind, at in (("timed", 2), ("together", 4)) for rank in (0, 1)]
+    two += [window("alone", rank, 3, step_s) for rank, step_s in enumerate((0.110, 0.120))]
     return [
         trial("single", [window("timed", 0, 2, single_s)], block=block, alone_id="single", wrapped_id="single"),
         trial("ddp1", [window("timed", 0, 2, 0.105)], block=block, strategy="ddp", devices=1, alone_id="single"),
@@ -52,12 +48,10 @@ def waterfall_of(lines: list[dict[str, Any]], pilot: int | None = None, needed: 
 
 
 def seconds_of(lines: list[dict[str, Any]]) -> pd.Series[float]:
-    """Return the seconds of each part."""
     return waterfall_of(lines).set_index("part")["part_s"]
 
 
 def in_ms(lines: list[dict[str, Any]]) -> str:
-    """Return the milliseconds of each part, as text."""
     return ", ".join(f"{part} {round(1e3 * seconds, 6) + 0:g}" for part, seconds in seconds_of(lines).items())
 
 
@@ -108,11 +102,6 @@ def test_parts_of_a_script_are_of_the_profile_after_its_windows(name: str) -> No
     assert in_ms(lines) == f"ideal 102, {parts}"
 
 
-def test_a_cell_without_diagnostic_cells_is_omitted() -> None:
-    single, one, two = study()
-    assert waterfall_of([single, two]).empty and waterfall_of([single, one]).empty
-
-
 def two_blocks(*single_s: float, step_s: tuple[float, float] = (0.160, 0.160)) -> list[dict[str, Any]]:
     """Return two blocks in which the throughputs are those of the windows."""
     lines = [one for block, seconds in enumerate(single_s) for one in study(block, single_s=seconds)]
@@ -129,9 +118,8 @@ def test_the_efficiency_is_the_headlines_and_all_parts_are_scaled_to_it() -> Non
     rows = waterfall_of(lines).set_index("part")
     assert headline["efficiency"] != pytest.approx(0.100 / 0.160, rel=1e-3)
     ideal = rows.loc["ideal"]
-    assert [ideal["share"], ideal["least"], ideal["most"]] == pytest.approx(
-        [headline["efficiency"], headline["efficiency_least"], headline["efficiency_most"]]
-    )
+    expected = headline[["efficiency", "efficiency_least", "efficiency_most"]].astype(float).tolist()
+    assert [ideal["share"], ideal["least"], ideal["most"]] == pytest.approx(expected)
     assert rows["low"].isna().all() and rows["high"].isna().all()  # two blocks
     assert ideal["part_s"] == pytest.approx(0.100)
     assert rows["share"].sum() == pytest.approx(1.0)
@@ -186,11 +174,8 @@ def profile(
 
 def fsdp_study(block: int, exposed: dict[str, float] | None = None, *, profiled: bool = True) -> list[dict[str, Any]]:
     """Return trials; ms a step: single 100; fsdp on one device 104, 90 alone; on two devices 160, 95 and 99 alone."""
-    two = [
-        *(window("timed", rank, 2, 0.160) for rank in (0, 1)),
-        window("alone", 0, 3, 0.095),
-        window("alone", 1, 3, 0.099),
-    ]
+    two = [window("timed", rank, 2, 0.160) for rank in (0, 1)]
+    two += [window("alone", rank, 3, step_s) for rank, step_s in enumerate((0.095, 0.099))]
     one = [window("timed", 0, 2, 0.104), window("alone", 0, 3, 0.090)]
     trials = [
         trial("single", [window("timed", 0, 2, 0.100)], block=block, alone_id="single"),
@@ -200,13 +185,7 @@ def fsdp_study(block: int, exposed: dict[str, float] | None = None, *, profiled:
     return [*trials, profile("fsdp2", exposed, block=block)] if profiled else trials
 
 
-def test_fsdps_parts_by_hand_each_measured_by_itself() -> None:
-    lines = fsdp_study(0, {"all-gather": 0.02, "reduce-scatter": 0.01})
-    alone = "ideal 100, wrapper 4, side by side 5, slowest rank 4, unequal steps 0"
-    assert in_ms(lines) == f"{alone}, all-gather 20, reduce-scatter 10, waiting for data 0, rest 17"
-
-
-def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
+def test_dps_and_fsdps_parts_by_hand_each_measured_by_itself() -> None:
     facts = {"steady": True, "exchange_s": {"threads": 0.003, "side by side": 0.030}}
     cell = {"strategy": "dp", "devices": 2, "global_batch_size": 20, "alone_id": "single", "facts": facts}
     exposed = dict.fromkeys(("replicate", "scatter", "gather", "reduce"), 0.001)
@@ -217,6 +196,9 @@ def test_dps_parts_are_its_replicas_and_its_collectives() -> None:
     ]
     collectives = "replicate 1, scatter 1, gather 1, reduce 1"
     assert in_ms(lines) == f"ideal 100, threads 3, side by side 30, {collectives}, waiting for data 0, rest 3"
+    lines = fsdp_study(0, {"all-gather": 0.02, "reduce-scatter": 0.01})
+    alone = "ideal 100, wrapper 4, side by side 5, slowest rank 4, unequal steps 0"
+    assert in_ms(lines) == f"{alone}, all-gather 20, reduce-scatter 10, waiting for data 0, rest 17"
 
 
 def test_a_collective_that_was_not_seen_in_every_block_is_in_the_rest_and_the_parts_add_up() -> None:
@@ -346,7 +328,7 @@ def test_on_cuda_waiting_is_host_wait_while_the_stream_is_idle() -> None:
     assert waterfall_of(lines)["share"].sum() == pytest.approx(1.0)
 
 
-def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None:
+def test_blocks_and_cells_without_diagnostics_are_omitted() -> None:
     lines = study(0) + study(1)
     whole = waterfall_of(lines)
     lines[5]["windows"] = [one for one in lines[5]["windows"] if one["window_kind"] == "timed"]
@@ -354,6 +336,8 @@ def test_a_block_with_failed_diagnostics_is_omitted_from_the_waterfall() -> None
     assert set(whole["blocks"]) == {2}
     assert part.set_index("part")["blocks"].to_dict() == {"ideal": 2} | dict.fromkeys(part["part"][1:], 1)
     assert part["share"].sum() == pytest.approx(1.0)
+    single, one, two = study()
+    assert waterfall_of([single, two]).empty and waterfall_of([single, one]).empty
 
 
 def test_ranks_that_are_slow_in_turn_wait_for_the_slowest_one_of_each_step() -> None:
@@ -371,10 +355,8 @@ def needs(seconds: float, part: str = "exposed communication") -> Needed:
     return {("ddp2", part): ExchangeTime(340_008, seconds)}
 
 
-TOO_LONG = (
-    "exposed communication of 30 ms a step is 3 times the 9.9 ms that its 340,008 bytes need at the measured latency "
-    "and bandwidth"
-)
+TOO_LONG = "exposed communication of 30 ms a step is 3 times the 9.9 ms that its 340,008 bytes need at the measured "
+TOO_LONG += "latency and bandwidth"
 
 
 @pytest.mark.parametrize(
@@ -421,9 +403,7 @@ def test_the_time_of_an_exchange_is_that_of_its_measured_collectives() -> None:
 
 
 @pytest.mark.parametrize(("environments", "blocks"), [(("a", "a"), 1), (("a", "b"), 0)])
-def test_a_block_of_two_invocations_is_explained_if_its_environments_are_equal(
-    environments: tuple[str, str], blocks: int
-) -> None:
+def test_a_block_of_two_invocations_needs_equal_environments(environments: tuple[str, str], blocks: int) -> None:
     """The base is of the first invocation; that of ddp on one device, and of both, of the second."""
     lines = [
         one | {"invocation": int(one["cell_id"] != "single"), "environment": environments[one["cell_id"] != "single"]}

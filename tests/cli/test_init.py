@@ -74,7 +74,6 @@ def test_two_questions_make_one_file_that_varies_what_both_do(one: str, other: s
 
 
 def varied(file: Path) -> set[str]:
-    """Return the axes with several values."""
     return {name for name, values in yaml.safe_load(file.read_text())["grid"].items() if len(values) > 1}
 
 
@@ -162,9 +161,7 @@ def test_no_file_is_replaced_and_nothing_is_half_written(taken: str, here: Path)
         (["batch", "--output", "nowhere/b.yaml"], "b.yaml: 1 problem - cannot be written: No such file or directory"),
     ],
 )
-def test_an_unknown_question_or_a_name_that_no_file_can_have_is_refused(
-    arguments: list[str], problem: str, here: Path
-) -> None:
+def test_an_unknown_question_or_a_name_of_no_file_is_refused(arguments: list[str], problem: str, here: Path) -> None:
     result = init(*arguments)
     assert result.exit_code == 2 and problem in " ".join(result.stderr.split())
     assert not [*here.iterdir()]

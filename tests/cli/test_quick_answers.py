@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.processes import run_without
 
 HEAVY = ("torch", "torchvision", "ray", "seaborn", "matplotlib", "pandas")
 DRAWING = ("seaborn", "matplotlib", "ray")
@@ -20,18 +19,9 @@ GOOD = "name: x\ngrid: {model: resnet8, per_device_batch_size: 8}\n"
 
 def call_without(blocked: tuple[str, ...], *arguments: object, module: str = "cli") -> subprocess.CompletedProcess[str]:
     """``python -m harness.MODULE ARGUMENTS`` in a process in which these packages cannot be imported."""
-    script = (
-        "import runpy, sys\n"
-        "class Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.split('.')[0] in {blocked!r}:\n"
-        "            raise RuntimeError('blocked: ' + name)\n"
-        "sys.meta_path.insert(0, Block())\n"
-        f"sys.argv = ['harness', *{[str(argument) for argument in arguments]!r}]\n"
-        f"runpy.run_module('harness.{module}', run_name='__main__')\n"
-    )
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=100)
+    script = f"import runpy\nsys.argv = ['harness', *{[*map(str, arguments)]!r}]\n"
+    script += f"runpy.run_module('harness.{module}', run_name='__main__')\n"
+    return run_without(blocked, script, "RuntimeError")  # which no caller of an optional package expects
 
 
 @pytest.mark.parametrize(

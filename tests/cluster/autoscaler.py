@@ -16,34 +16,21 @@ from tests.cluster.machines import Machine
 HEAD_ID = "f" * 51 + "00000"
 """The id that the provider of fake nodes gives its head."""
 FILES = Path(ray.__file__).parent / "autoscaler/_private/fake_multi_node"
+DISABLED = {"disable_node_updaters": True, "disable_launch_config_check": True}
 BASE: dict[str, Any] = {
     "cluster_name": "fake",
     "max_workers": 8,
-    "provider": {
-        "type": "fake_multinode",
-        "head_node_id": HEAD_ID,
-        "disable_node_updaters": True,
-        "disable_launch_config_check": True,
-        "launch_multiple": True,
-    },
+    "provider": {"type": "fake_multinode", "head_node_id": HEAD_ID, "launch_multiple": True, **DISABLED},
     "head_node_type": "ray.head.default",
     "upscaling_speed": 1.0,
-    "auth": {},
-    "docker": {},
-    "no_restart": False,
-    "file_mounts_sync_continuously": False,
-    "file_mounts": {},
+    **{name: {} for name in ("auth", "docker", "file_mounts")},
+    **{name: False for name in ("no_restart", "file_mounts_sync_continuously")},
     **{f"{name}_commands": [] for name in ("initialization", "setup", "head_setup", "worker_setup")},
     **{f"{name}_start_ray_commands": [] for name in ("head", "worker")},
     **{name: [] for name in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
 }
-VARIABLES = {
-    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-    "RAY_FAKE_CLUSTER": "1",
-    "RAY_enable_autoscaler_v2": "1",
-    "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
-    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
-}
+VARIABLES = dict.fromkeys(("AUTOSCALER_UPDATE_INTERVAL_S", "RAY_FAKE_CLUSTER", "RAY_enable_autoscaler_v2"), "1")
+VARIABLES |= dict.fromkeys(("RAY_CLOUD_INSTANCE_ID", "RAY_OVERRIDE_NODE_ID_FOR_TESTING"), HEAD_ID)
 WATCH = """
 import json, sys, time
 import ray

@@ -175,6 +175,13 @@ def _connect(made: Sequence[Machine]) -> None:
         machine.run("ip", "link", "set", machine.link, "up")
 
 
+def start_ray(machine: Machine, *words: str, head: Machine | None = None, cpus: int = 1) -> None:
+    """Start Ray on a machine: a node of ``head``'s cluster, or the head of its own."""
+    joins = [f"--address={head.address}:6379"] if head else ["--head", "--port=6379"]
+    place = [f"--node-ip-address={machine.address}", f"--num-cpus={cpus}", "--disable-usage-stats"]
+    machine.run("ray", "start", *joins, *place, *words, cwd=Path("/"), PYTHONPATH="")
+
+
 def wait_for(what: Any, within_s: float, about: Any = "") -> None:
     """Wait until ``what()`` is true; AssertionError with ``about()`` after the time."""
     until = time.monotonic() + within_s

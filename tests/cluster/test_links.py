@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import harness
 from harness.analysis.results import Results
-from tests.cluster.machines import Machine, machines, new_token, wait_for, why_not
+from tests.cluster.machines import Machine, machines, new_token, start_ray, wait_for, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
@@ -40,14 +41,11 @@ def nodes(tmp_path: Path) -> Iterator[list[Machine]]:
     """A head and a second node of one CPU each."""
     if reason := why_not(f"ip link add v0 type veth peer v1; tc qdisc add dev v0 root tbf {' '.join(TBF)} rate 25mbit"):
         pytest.skip(reason)
-    common = ("--num-cpus=1", "--disable-usage-stats")
     folder = tmp_path / "machines"
     folder.mkdir()
     with machines(folder, 2, **new_token()) as (head, other):
-        start = ("ray", "start", f"--node-ip-address={head.address}", *common)
-        head.run(*start, "--head", "--port=6379", "--include-dashboard=false", cwd=Path("/"), PYTHONPATH="")
-        join = ("ray", "start", f"--node-ip-address={other.address}", *common, f"--address={head.address}:6379")
-        other.run(*join, cwd=Path("/"), PYTHONPATH="")
+        start_ray(head, "--include-dashboard=false")
+        start_ray(other, head=head)
         yield [head, other]
 
 
@@ -62,6 +60,13 @@ def newest(home: Path) -> Results:
     return harness.load(max((home / "results/links").iterdir(), key=lambda path: path.stat().st_mtime))
 
 
+def start_training(nodes: list[Machine], home: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start a run of two long windows and wait until ranks have exchanged gradients for three seconds, as in one."""
+    run = nodes[0].start(*command(home, windows=2, seconds=10.0), log=log, cwd=home)
+    wait_for(lambda: all(is_busy(nodes[1]) for _ in range(6)), 180, log.read_text)
+    return run
+
+
 def sent_bytes(machine: Machine) -> int:
     """Return what a machine has sent over the link."""
     (link,) = json.loads(machine.run("ip", "-s", "-j", "link", "show", machine.link))
@@ -72,11 +77,6 @@ def is_busy(machine: Machine) -> bool:
     before = sent_bytes(machine)
     time.sleep(0.5)
     return sent_bytes(machine) - before > BUSY_BYTES
-
-
-def wait_until_training(machine: Machine, log: Path) -> None:
-    """Wait until ranks have exchanged gradients for three seconds, as in a timed window."""
-    wait_for(lambda: all(is_busy(machine) for _ in range(6)), 180, lambda: log.read_text())
 
 
 def set_link(machine: Machine, state: str) -> None:
@@ -98,9 +98,7 @@ def test_a_slower_link_shows_as_exposed_communication(nodes: list[Machine], tmp_
 
 
 def test_a_link_that_is_down_for_a_while_stalls_a_trial_which_counts(nodes: list[Machine], tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    run = nodes[0].start(*command(tmp_path, windows=2, seconds=10.0), log=log, cwd=tmp_path)
-    wait_until_training(nodes[1], log)
+    run = start_training(nodes, tmp_path, log := tmp_path / "log")
     set_link(nodes[1], "down")
     time.sleep(DOWN_S)
     set_link(nodes[1], "up")
@@ -114,14 +112,11 @@ def test_a_link_that_is_down_for_a_while_stalls_a_trial_which_counts(nodes: list
 
 
 def test_after_a_link_is_down_for_good_the_run_ends_with_typed_rows(nodes: list[Machine], tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    run = nodes[0].start(*command(tmp_path, windows=2, seconds=10.0), log=log, cwd=tmp_path)
-    wait_until_training(nodes[1], log)
+    run = start_training(nodes, tmp_path, log := tmp_path / "log")
     set_link(nodes[1], "down")
     assert run.wait(timeout=300) == 1, log.read_text()
     results = newest(tmp_path)
     outcomes = results.trials.drop_duplicates("trial_id", keep="last").set_index("devices")["outcome"]
-    reason = results.trials.set_index("devices")["reason"]
-    print("outcome and reason:", outcomes[2], reason[2])
+    print("outcome and reason:", outcomes[2], results.trials.set_index("devices")["reason"][2])
     assert outcomes[1] in ("ok", "lost") and outcomes[2] in ("lost", "timeout", "error")
     assert (results.folder.path / "report.html").is_file()

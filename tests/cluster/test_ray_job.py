@@ -11,15 +11,11 @@ from pathlib import Path
 import pytest
 
 import harness
-from tests.cluster.machines import ROOT, Machine, machines, new_token, wait_for
+from tests.cluster.machines import ROOT, Machine, machines, new_token, start_ray, wait_for
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.cluster,
-    pytest.mark.skipif(
-        importlib.util.find_spec("aiohttp_cors") is None, reason="needs ray[default], for its dashboard"
-    ),
-]
+LACKS_DASHBOARD = importlib.util.find_spec("aiohttp_cors") is None
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark += [pytest.mark.skipif(LACKS_DASHBOARD, reason="needs ray[default], for its dashboard")]
 
 EXPERIMENT = """
 name: job
@@ -36,12 +32,7 @@ ADDRESS = "http://10.77.0.1:8265"
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A head with a dashboard and two CPUs."""
     with machines(tmp_path_factory.mktemp("job"), 1, **new_token()) as (machine,):
-        machine.run(
-            *("ray", "start", "--head", f"--node-ip-address={machine.address}", "--port=6379", "--num-cpus=2"),
-            *("--dashboard-host=0.0.0.0", "--disable-usage-stats"),
-            cwd=Path("/"),
-            PYTHONPATH="",
-        )
+        start_ray(machine, "--dashboard-host=0.0.0.0", cpus=2)
         yield machine
 
 

@@ -16,11 +16,8 @@ from tests.cluster.machines import ROOT, Machine, machines, wait_for, why_not
 
 NEEDED = ("sshd", "ssh-keygen", "rsync")
 MISSING = [name for name in NEEDED if shutil.which(name) is None]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.cluster,
-    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: tests/cluster/install.sh"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+pytestmark += [pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: tests/cluster/install.sh")]
 
 FILE = ROOT / "experiments/clusters/ray-up-local.yaml"
 EXPERIMENT = """

@@ -70,6 +70,12 @@ def test_all_problems_are_reported_at_once() -> None:
 
 
 OWN = having(workload="own:Own")
+ADAM_IN_ONE = {**grid(**{"optimizer.name": "Adam"}), "cells": [{"per_device_batch_size": 4}]}
+LINEER = having(training={"lr_scaling": "lineer", "lr_base_batch_size": 8})
+BASE_BATCH = "needs lr_base_batch_size, the global batch size that the optimizer's lr was chosen for"
+TWICE = {"epochs": 1, "seeds": [1, 1]}
+NO_OPTIMIZER = "needs a name, a class of torch.optim such as SGD; or the axis optimizer.name in each grid"
+BLOCKS = "allowed: a number, decide, or {at_least, at_most, halfwidth}"
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grid": {"per_device_batch_size": 8}}, "name: is missing"),
     (having(name=3), "name: got 3; allowed: text (in quotes, if it looks like another type)"),
@@ -80,7 +86,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": "x", "grid": {}}, "grid: give exactly one of per_device_batch_size (weak) and global_batch_size"),
     (grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),
     (grid(strategy=None), "grid.strategy[0]: got None"),
-    (grid(devices=-1), "grid.devices[0]: got -1; it should be greater than or equal to 1"),
     (grid(devices=[]), "grid.devices: got []; allowed: at least one value"),
     (having(optimizer="SGD"), "optimizer: got 'SGD'; allowed: a mapping, {key: value}"),
     (having(exclude={"strategy": "ddp"}), "exclude: got {'strategy': 'ddp'}; allowed: a list"),
@@ -95,7 +100,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (grid(precision="fp17"), "grid.precision[0]: got 'fp17'; did you mean 'fp16'?"),
     (grid(number=3), "grid.number: unknown key"),
     (having(rule=3), "rule: unknown key"),
-    (grid(**{"optimiser.lr": 1}), "grid.optimiser.lr: unknown key"),
     (grid(**{"ddp.bucket_cap_mb": "x"}), "grid, ddp.bucket_cap_mb[0]: got 'x'"),
     (having(workload="image_clasification"), "workload: got 'image_clasification'; did you mean"),
     (having(workload=7), "workload: got 7; allowed: text (in quotes, if it looks like another type)"),
@@ -120,37 +124,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (grid(options={"x.y": 1}), "grid: options: unknown axis 'x.y'"),
     (having(optimizer={"name": "SGD", "lr": float("nan")}), "optimizer.lr: got nan; allowed: finite numbers"),
     (grid(**{"schedule.T_max": [3, 4]}), "schedule: needs a name"),
-    (
-        {**grid(**{"optimizer.name": "Adam"}), "cells": [{"per_device_batch_size": 4}]},
-        "optimizer: needs a name, a class of torch.optim such as SGD; or the axis optimizer.name in each grid",
-    ),
+    (ADAM_IN_ONE, f"optimizer: {NO_OPTIMIZER}"),
     (having(loader={"workers": 1000}), "loader.workers[0]: got 1000"),
     (having(training={"accumulation": 0}), "training.accumulation[0]: got 0"),
     (having(training={"clip_grad_norm": 0.0}), "training.clip_grad_norm[0]: got 0.0"),
     (having(training={"clip_grad_norm": float("inf")}), "training.clip_grad_norm[0]: got inf"),
-    (
-        having(training={"lr_scaling": "lineer", "lr_base_batch_size": 8}),
-        "training.lr_scaling[0]: got 'lineer'; did you mean 'linear'? (allowed: linear, none, sqrt)",
-    ),
-    (
-        having(training={"lr_scaling": ["none", "sqrt"]}),
-        "training: lr_scaling: needs lr_base_batch_size, the global batch size that the optimizer's lr was chosen for",
-    ),
+    (LINEER, "training.lr_scaling[0]: got 'lineer'; did you mean 'linear'? (allowed: linear, none, sqrt)"),
+    (having(training={"lr_scaling": ["none", "sqrt"]}), f"training: lr_scaling: {BASE_BATCH}"),
     (grid(**{"training.lr_scaling": ["none", "linear"]}), "grid, training.lr_scaling: needs lr_base_batch_size"),
     (grid(**{"training.accumulation": [1, "2"]}), "grid, training.accumulation[1]: got '2'"),
     (having(checkpoint={"every": 1}), "checkpoint: needs a convergence section; only its trials have epochs"),
     (having(throughput={"blocks": 0}), "throughput.blocks: got 0"),
-    (
-        having(throughput={"blocks": "many"}),
-        "throughput.blocks: got 'many'; allowed: a number, decide, or {at_least, at_most, halfwidth}",
-    ),
+    (having(throughput={"blocks": "many"}), f"throughput.blocks: got 'many'; {BLOCKS}"),
     (having(throughput={"window_seconds": -1}), "throughput.window_seconds: got -1"),
     (having(throughput=None), "throughput and convergence are both off"),
     (having(convergence={}), "convergence.epochs: is missing"),
-    (
-        having(convergence={"epochs": 1, "seeds": [1, 1]}),
-        "convergence: seeds: got [1, 1]; each seed may appear only once",
-    ),
+    (having(convergence=TWICE), "convergence: seeds: got [1, 1]; each seed may appear only once"),
     (having(convergence={"epochs": 1, "seeds": [-1]}), "convergence.seeds[0]: got -1"),
     (having(convergence={"epochs": 1, "target": {"metric": "a"}}), "convergence.target: give exactly one of"),
     (having(convergence={"epochs": 1, "target": {"at_least": 1.0}}), "convergence.target.metric: is missing"),

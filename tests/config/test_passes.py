@@ -60,16 +60,16 @@ def test_nothing_that_only_follows_from_a_mistake_is_reported(text: str, problem
     assert all(one.startswith(start) for one, start in zip(found, problems, strict=True)), found
 
 
+BATCHES = "grid.global_batch_size or grid.per_device_batch_size"
+
+
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
         ({"devices": [1, 2]}, "devices: unknown key; did you mean grid.devices?"),
         ({"blocks": 3}, "blocks: unknown key; did you mean throughput.blocks?"),
         ({"epochs": 3}, "epochs: unknown key; did you mean convergence.epochs?"),
-        (
-            {"batch_size": 3},
-            "batch_size: unknown key; did you mean grid.global_batch_size or grid.per_device_batch_size",
-        ),
+        ({"batch_size": 3}, f"batch_size: unknown key; did you mean {BATCHES}"),
         ({"Seed": 3}, "Seed: unknown key; did you mean 'seed'?"),
         ({"throughput": {"devices": 3}}, "throughput.devices: unknown key; did you mean grid.devices?"),
         ({"throughput": {"Blocks": 3}}, "throughput.Blocks: unknown key; did you mean 'blocks'?"),

@@ -83,11 +83,6 @@ def test_305_bytes_of_nested_aliases_are_refused_before_anything_is_built() -> N
     assert problem == "not valid YAML: line 5: more than 20000 keys and values, those that aliases repeat included"
 
 
-def test_a_key_that_overrides_a_merged_one_is_no_duplicate() -> None:
-    text = "first: &first {x: 1}\ndeep: [[&second {<<: *first, x: 2}]]\nthird: {<<: *second}\n"
-    assert yaml_source.parse_mapping(text, source="f.yaml")["deep"] == [[{"x": 2}]]
-
-
 def test_all_duplicates_are_reported_in_the_order_of_the_file() -> None:
     with pytest.raises(ExperimentError) as caught:
         yaml_source.parse_mapping("a: 1\na: {x: 1, x: 2}\nb: 1\nb: {y: 1,\n y: 2}\n", source="f.yaml")
@@ -109,13 +104,12 @@ def test_what_is_no_experiment_file(tmp_path: Path) -> None:
             yaml_source.read_mapping(tmp_path / name)
 
 
-def test_aliases_and_merges_of_a_usual_size() -> None:
+def test_aliases_merges_nesting_and_numbers_up_to_the_limit_are_read() -> None:
     text = "base: &base {devices: [1, 2], batch: 8}\ncells: [*base, {<<: *base, batch: 16}]\n"
     content = yaml_source.parse_mapping(text, source="f.yaml")
     assert content["cells"] == [{"devices": [1, 2], "batch": 8}, {"devices": [1, 2], "batch": 16}]
-
-
-def test_nesting_and_numbers_up_to_the_limit() -> None:
+    text = "first: &first {x: 1}\ndeep: [[&second {<<: *first, x: 2}]]\nthird: {<<: *second}\n"
+    assert yaml_source.parse_mapping(text, source="f.yaml")["deep"] == [[{"x": 2}]]
     content = yaml_source.parse_mapping(f"a: {'[' * 18}{'9' * 100}{']' * 18}", source="f.yaml")
     assert str(content).count("9") == 100
 

@@ -20,6 +20,7 @@ from harness.run.execution import Execution
 
 TESTS = Path(__file__).parents[1]
 Executed = tuple[Results, list[Event]]
+Execute = Callable[[Experiment], Executed]
 
 
 @pytest.fixture(scope="package")
@@ -29,9 +30,7 @@ def ray_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="package")
-def execute(
-    ray_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Experiment], Executed]]:
+def execute(ray_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Execute]:
     """Runs an experiment on the shared cluster and loads what it left."""
     from harness.launch.ray.launcher import RayLauncher
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -14,13 +13,12 @@ import harness
 from harness.analysis.doubts import FOREIGN_CORES, kind_of
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
-from harness.config.load import parse_experiment
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
-from tests.conftest import laptop
-from tests.on_ray.conftest import TESTS, Executed
+from tests.conftest import experiment_of, laptop
+from tests.on_ray.conftest import TESTS, Execute
 from tests.processes import most_foreign_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -33,23 +31,15 @@ THROUGHPUT = {"blocks": 1, "warmup_steps": 5, "windows": 2, "window_steps": 10, 
 
 def study(faults: list[str], **sections: object) -> Experiment:
     """single and ddp on one and two devices, with what explains them, and fsdp on two, for each fault."""
-    content = {
-        "name": "injected",
-        "grid": {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 4},
-        "cells": [{"strategy": "fsdp", "devices": 2, "per_device_batch_size": 4}],
-        "workload": "tests.injected_workload:Injected",
-        "workload_options": {"fault": faults},
-        "optimizer": {"name": "SGD", "lr": 0.0001},
-        "throughput": THROUGHPUT,
-        "equivalence": False,
-        "preflight": False,
-        **sections,
-    }
-    return parse_experiment(content, source="injected.yaml")
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 4}
+    workload = {"workload": "tests.injected_workload:Injected", "workload_options": {"fault": faults}}
+    cells = {"grid": grid, "cells": [{"strategy": "fsdp", "devices": 2, "per_device_batch_size": 4}]}
+    timed = {"throughput": {**THROUGHPUT, "explain": True}, "optimizer": {"name": "SGD", "lr": 0.0001}}
+    return experiment_of(**{**cells, **timed, **workload, **sections})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def injected(execute: Callable[[Experiment], Executed]) -> Results:
+def injected(execute: Execute) -> Results:
     """All faults in one study, in the same two worker groups."""
     results, _ = execute(study(FAULTS))
     measured = results.trials[results.trials["outcome"] != "skipped"]
@@ -103,16 +93,13 @@ def test_a_sleeping_loader_is_data_wait(injected: Results) -> None:
     assert len(waits) == 2 and (waits > 0.018).all()
 
 
-def test_large_gradients_are_exposed_communication(injected: Results) -> None:
-    parts = losses(injected, "gradients")
-    assert max(parts, key=lambda part: parts[part]) == "exposed communication"
-
-
-def test_a_rank_that_sleeps_is_the_slowest_and_is_named(injected: Results) -> None:
+def test_a_sleeping_rank_is_the_slowest_and_large_gradients_are_exposed(injected: Results) -> None:
     parts = losses(injected, "rank1")
     assert max(parts, key=lambda part: parts[part]) == "slowest rank"
     assert parts["slowest rank"] > 0.3  # 20 ms of 40
     assert "slow rank 1" in doubts(injected, "rank1")
+    parts = losses(injected, "gradients")
+    assert max(parts, key=lambda part: parts[part]) == "exposed communication"
 
 
 def test_a_collectives_duration_is_measured(injected: Results) -> None:

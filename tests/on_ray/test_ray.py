@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -19,7 +18,8 @@ from harness.launch.ray import session
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
-from tests.conftest import Make
+from tests.cluster.machines import wait_for
+from tests.conftest import experiment_of
 from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow
@@ -35,15 +35,10 @@ def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
     assert dict(os.environ) == before
 
 
-def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: Make, ray_cluster: Cluster) -> None:
-    experiment = make_experiment(
-        {"strategy": ["single", "dp", "ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8},
-        cells=[{"strategy": "ddp", "devices": 4, "per_device_batch_size": 8}],
-        workload="ray_workload:ConfiguredFault",
-        throughput=QUICK,
-        oversubscribe=True,
-    )
-    results, _ = execute(experiment)
+def test_ranks_devices_and_threads_are_recorded(execute: Any, ray_cluster: Cluster) -> None:
+    grid = {"strategy": ["single", "dp", "ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8}
+    shared = {"cells": [{"strategy": "ddp", "devices": 4, "per_device_batch_size": 8}], "oversubscribe": True}
+    results, _ = execute(experiment_of(grid, workload="ray_workload:ConfiguredFault", throughput=QUICK, **shared))
     ok = results.trials[results.trials["outcome"] == "ok"]
     placed = [*product(("dp", "ddp", "fsdp"), (1, 2)), ("ddp", 4), ("single", 1)]
     assert sorted(zip(ok["strategy"], ok["devices"], strict=True)) == sorted(placed)
@@ -73,47 +68,24 @@ def test_ranks_devices_and_threads_are_recorded(execute: Any, make_experiment: M
     assert ("oversubscribed" in (results.folder.path / "report.html").read_text()) == (cores < 4)
 
 
-def test_without_batch_statistics_ddp_follows_one_device_closely(execute: Any, make_experiment: Make) -> None:
-    # at larger steps float32 rounding grows into another training; in float64 the curves are the same at any step
-    experiment = make_experiment(
-        {"model": "resnet8", "strategy": ["single", "ddp"], "devices": [1, 2], "global_batch_size": 64},
-        workload_options={"width": 8, "norm": "group"},
-        optimizer={"name": "SGD", "lr": 0.001, "momentum": 0.9},
-        schedule={"name": "CosineAnnealingLR", "T_max": 4},
-        throughput=None,
-        convergence={"epochs": 4, "seeds": [0], "only": {"global_batch_size": 64}},
-    )
-    results, _ = execute(experiment)
-    curves = results.epochs.merge(results.trials[["trial_id", "strategy"]], on="trial_id")
-    losses = curves.pivot_table(index="epoch", columns="strategy", values="train_loss", aggfunc="first")
-    assert len(losses) == 4
-    assert ((losses["ddp"] - losses["single"]).abs() / losses["single"]).max() <= 1e-3
-
-
-def small_group(make: Make, ready: Cluster) -> tuple[Any, Any]:
+def small_group(ready: Cluster) -> tuple[Any, Any]:
     """A launcher on the cluster, and a group of one rank with two trials."""
     from harness.launch.ray.launcher import RayLauncher
 
-    experiment = make(
-        {"strategy": "single", "per_device_batch_size": [8, 16]},
-        workload="ray_workload:ConfiguredFault",
-        throughput=QUICK,
-        limits={"trial": 10},
-    )
+    grid, workload = {"strategy": "single", "per_device_batch_size": [8, 16]}, "ray_workload:ConfiguredFault"
+    experiment = experiment_of(grid, workload=workload, throughput=QUICK, limits={"trial": 10})
     plan = make_plan(experiment, ready.inventory)
     (group,) = plan.groups
     return RayLauncher(ready, experiment, plan.machine, str(TESTS)), group
 
 
-def test_a_dead_agent_is_replaced_if_its_node_is_alive(
-    ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_agent_is_replaced_if_its_node_is_alive(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     from harness.launch.ray.nodes import ask_agents
 
     monkeypatch.syspath_prepend(str(TESTS))
-    launcher, group = small_group(make_experiment, ray_cluster)
+    launcher, group = small_group(ray_cluster)
     ((node, agent),) = ray_cluster.agents.items()
     heard = []
     for message in launcher.launch(group, deadline=None):
@@ -129,11 +101,9 @@ def test_a_dead_agent_is_replaced_if_its_node_is_alive(
     assert ask_agents(ray_cluster, "alive", [("no such node", 1)]) == [None]
 
 
-def test_a_killed_rank_without_peers_is_a_lost_trial(
-    ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_rank_without_peers_is_a_lost_trial(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TESTS))
-    launcher, group = small_group(make_experiment, ray_cluster)
+    launcher, group = small_group(ray_cluster)
     rows = []
     for message in launcher.launch(group, deadline=None):
         if isinstance(message, GroupStarted):
@@ -145,16 +115,14 @@ def test_a_killed_rank_without_peers_is_a_lost_trial(
     assert 0.0 <= first.facts["freed_s"] < 30.0  # a collective would wait for minutes
 
 
-def test_a_killed_mailbox_loses_the_trial_and_ends_its_ranks(
-    ray_cluster: Cluster, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_mailbox_loses_a_trial_and_ends_ranks(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     from harness.launch.ray.mailbox import Mailbox
 
     monkeypatch.syspath_prepend(str(TESTS))
     own = ray.remote(num_cpus=0)(Mailbox).remote()
-    launcher, group = small_group(make_experiment, replace(ray_cluster, mailbox=own))
+    launcher, group = small_group(replace(ray_cluster, mailbox=own))
     pids = []
     with pytest.raises(ClusterLostError, match=r"the run's mailbox on Ray is gone \(ActorDiedError\)"):
         for message in launcher.launch(group, deadline=None):
@@ -163,10 +131,6 @@ def test_a_killed_mailbox_loses_the_trial_and_ends_its_ranks(
                 ray.kill(own)
     launcher.close()
     assert pids
-    until = time.monotonic() + 10
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]
-    assert {each["state"] for each in placement_group_table().values()} == {"REMOVED"}, (
-        "no device is held: another run of this process starts at once"
-    )
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)), 10, pids)
+    states = {each["state"] for each in placement_group_table().values()}
+    assert states == {"REMOVED"}, "no device is held: another run of this process starts at once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.execution import Execution
-from tests.conftest import Make
+from tests.conftest import experiment_of
 from tests.on_ray.conftest import TESTS
 
 pytestmark = pytest.mark.slow
@@ -21,23 +22,18 @@ EXACT = ["epoch", "samples", "train_loss", "learning_rate", "val_loss"]
 
 
 def test_a_ddp_training_with_a_killed_worker_resumes_to_the_same_numbers(
-    ray_cluster: Cluster, make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from harness.launch.ray.launcher import RayLauncher
 
     monkeypatch.syspath_prepend(str(TESTS))
     kept = tmp_path / "kept"
-    experiment = make_experiment(
-        {"strategy": "ddp", "devices": 2, "global_batch_size": 16, "workload.kills": [0, 2]},
-        workload="ray_workload:Killed",
-        workload_options={"folder": str(tmp_path)},
-        optimizer={"name": "SGD", "lr": 0.01, "momentum": 0.9},
-        schedule={"name": "MultiStepLR", "milestones": [[2, 4]], "gamma": 0.5},
-        throughput=None,
-        convergence={"epochs": 5, "seeds": 0, "only": {"strategy": "ddp"}},
-        checkpoint={"every": 1, "folder": str(kept)},
-        limits={"attempts": 2},
-    )
+    grid = {"strategy": "ddp", "devices": 2, "global_batch_size": 16, "workload.kills": [0, 2]}
+    sections: dict[str, Any] = {"workload": "ray_workload:Killed", "workload_options": {"folder": str(tmp_path)}}
+    sections |= {"schedule": {"name": "MultiStepLR", "milestones": [[2, 4]], "gamma": 0.5}, "limits": {"attempts": 2}}
+    sections |= {"optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9}, "throughput": None}
+    sections |= {"convergence": {"epochs": 5, "seeds": 0, "only": {"strategy": "ddp"}}}
+    experiment = experiment_of(grid, checkpoint={"every": 1, "folder": str(kept)}, **sections)
     plan = make_plan(experiment, ray_cluster.inventory)
     folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
     for _ in range(2):  # both attempts of the first invocation are killed; the second invocation is --resume

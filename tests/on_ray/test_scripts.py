@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.analysis.results import Results
-from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
 from harness.launch.ray import cluster
 from tests.conftest import ROOT
-from tests.on_ray.conftest import Executed
+from tests.on_ray.conftest import Execute
 
 pytestmark = pytest.mark.slow
 QUICK = {"blocks": 1, "twin": False, "warmup_steps": 3, "warmup_rounds": 2, "windows": 1, "window_steps": 4}
+QUICK |= {"window_seconds": 0.0}
+GRID = {"devices": [1, 2], "per_device_batch_size": 64}
 HANGS = """
 import torch
 weight = torch.zeros(1, requires_grad=True)
@@ -32,22 +32,14 @@ stuck()
 """
 
 
-def run(execute: Callable[[Experiment], Executed], script: Path, **sections: object) -> Results:
-    content = {
-        "name": "script",
-        "script": str(script),
-        "grid": {"devices": [1, 2], "per_device_batch_size": 64},
-        "throughput": {**QUICK, "window_seconds": 0.0},
-        **sections,
-    }
+def run(execute: Execute, script: Path, **sections: object) -> Results:
+    content = {"name": "script", "script": str(script), "grid": GRID, "throughput": QUICK, **sections}
     results, _ = execute(parse_experiment(content, source="script.yaml"))
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(script.parent) in " ".join(p.info["cmdline"] or ())]
     return results
 
 
-def test_a_script_for_torchrun_is_measured_on_one_rank_and_on_two_and_named_as_connected(
-    execute: Callable[[Experiment], Executed],
-) -> None:
+def test_a_script_for_torchrun_is_measured_on_one_rank_and_on_two_and_named_as_connected(execute: Execute) -> None:
     if cluster.local_inventory().nodes[0].cores < 2:
         pytest.skip("needs two cores")
     script = ROOT / "experiments" / "my_script.py"
@@ -61,34 +53,23 @@ def test_a_script_for_torchrun_is_measured_on_one_rank_and_on_two_and_named_as_c
     assert scaling["throughput_per_s"].notna().all() and scaling["excluded"].isna().all()
 
 
-def test_a_script_that_hangs_is_named_by_its_own_line_and_leaves_nothing(
-    execute: Callable[[Experiment], Executed], tmp_path: Path
-) -> None:
+def test_a_script_that_hangs_is_named_by_its_own_line_and_leaves_nothing(execute: Execute, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HANGS)
-    results = run(
-        execute, tmp_path / "train.py", grid={"devices": 1, "per_device_batch_size": 64}, limits={"trial": 8.0}
-    )
+    results = run(execute, tmp_path / "train.py", grid={**GRID, "devices": 1}, limits={"trial": 8.0})
     (reason,) = results.trials["reason"]
-    assert results.trials["outcome"].tolist() == ["timeout"] and re.search(
-        r"rank 0 in stuck \(train.py:[67]\)$", reason
-    ), reason
+    assert results.trials["outcome"].tolist() == ["timeout"]
+    assert re.search(r"rank 0 in stuck \(train.py:[67]\)$", reason), reason
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
-def loop(execute: Callable[[Experiment], Executed], name: str, **sections: object) -> Results:
-    content = {
-        "name": "loop",
-        "loop": name,
-        "grid": {"devices": [1, 2], "per_device_batch_size": 64},
-        "throughput": {**QUICK, "window_seconds": 0.0},
-        **sections,
-    }
+def loop(execute: Execute, name: str, **sections: object) -> Results:
+    content = {"name": "loop", "loop": name, "grid": GRID, "throughput": QUICK, **sections}
     results, _ = execute(parse_experiment(content, source="loop.yaml"))
     return results
 
 
 def test_a_ray_train_function_is_measured_in_a_worker_group_of_its_own_for_each_size(
-    execute: Callable[[Experiment], Executed], monkeypatch: pytest.MonkeyPatch
+    execute: Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cluster.local_inventory().nodes[0].cores < 2:
         pytest.skip("needs two cores")
@@ -107,7 +88,7 @@ def test_a_ray_train_function_is_measured_in_a_worker_group_of_its_own_for_each_
         ("no_step", "ScriptEnded on rank 0: the script ended by itself"),
     ],
 )
-def test_a_loop_that_fails_is_a_row(execute: Callable[[Experiment], Executed], name: str, reason: str) -> None:
+def test_a_loop_that_fails_is_a_row(execute: Execute, name: str, reason: str) -> None:
     results = loop(execute, f"tests.ray_loops:{name}", grid={"devices": 1, "per_device_batch_size": 8})
     assert results.trials["outcome"].tolist() == ["error"]
     assert results.trials["reason"].iloc[0].startswith(reason)

@@ -10,52 +10,19 @@ import pytest
 from harness.plan.cell import Cell, why_none
 from harness.plan.comparison import axes_of
 
-CELL = Cell(
-    workload="image_classification",
-    data="digits",
-    model="resnet18",
-    strategy="ddp",
-    device="cpu",
-    devices=4,
-    nodes=2,
-    scaling="weak",
-    per_device_batch_size=8,
-    global_batch_size=32,
-    strategy_options={"bucket_cap_mb": 25},
-    optimizer={"name": "SGD", "lr": 0.1},
-)
-
-OTHER: dict[str, Any] = {
-    "workload": "a:B",
-    "data": None,
-    "model": "resnet34",
-    "strategy": "fsdp",
-    "device": "cuda",
-    "devices": 2,
-    "nodes": 1,
-    "scaling": "strong",
-    "per_device_batch_size": None,
-    "global_batch_size": 64,
-    "precision": "bf16",
-    "compile": True,
-    "oversubscribed": True,
-    "launcher": "torchrun",
-    "device_ids": (4, 5, 6, 7),
-    "strategy_options": {"bucket_cap_mb": 1},
-    "workload_options": {"width": 3},
-    "optimizer": {"name": "SGD", "lr": 0.2},
-    "schedule": {"name": "ConstantLR"},
-    "training": {"accumulation": 2},
-    "loader": {"workers": 1},
-    "uneven": True,
-    "variant": "after",
-    "code": "0123456789ab",
-}
+OPTIONS: dict[str, Any] = {"strategy_options": {"bucket_cap_mb": 25}, "optimizer": {"name": "SGD", "lr": 0.1}}
+CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 4, 2, "weak", 8, 32, **OPTIONS)
+OTHER = Cell("a:B", None, "resnet34", "fsdp", "cuda", 2, 1, "strong", None, 64, "bf16", True, True, "torchrun", (4, 5))
+OTHER = replace(OTHER, strategy_options={"bucket_cap_mb": 1}, workload_options={"width": 3}, uneven=True)
+OTHER = replace(OTHER, optimizer={"name": "SGD", "lr": 0.2}, schedule={"name": "ConstantLR"}, loader={"workers": 1})
+OTHER = replace(OTHER, training={"accumulation": 2}, variant="after", code="0123456789ab")
+"""A cell that differs in every field."""
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Cell) if field.compare])
 def test_every_field_changes_the_id(name: str) -> None:
-    assert replace(CELL, **{name: OTHER[name]}).id != CELL.id
+    assert getattr(OTHER, name) != getattr(CELL, name)
+    assert replace(CELL, **{name: getattr(OTHER, name)}).id != CELL.id
 
 
 def test_the_id_does_not_depend_on_the_order_of_options() -> None:
@@ -65,25 +32,15 @@ def test_the_id_does_not_depend_on_the_order_of_options() -> None:
     assert len({one, CELL}) == 1
 
 
-@pytest.mark.parametrize(
-    ("wanted", "matches"),
-    [
-        ({}, True),
-        ({"strategy": "ddp"}, True),
-        ({"strategy": ["dp", "ddp"], "devices": 4}, True),
-        ({"strategy": "ddp", "devices": 2}, False),
-        ({"optimizer.lr": 0.1}, True),
-        ({"optimizer.lr": [0.2]}, False),
-        ({"fsdp.reshard_after_forward": True}, False),
-        ({"ddp.bucket_cap_mb": 25}, True),
-        ({"devices": [[2, 4]]}, True),
-        ({"devices": [[1, 2], 3]}, False),
-        ({"compile": [[True, False]]}, True),
-        ({"compile": 0}, False),
-    ],
-)
-def test_filters(wanted: dict[str, Any], matches: bool) -> None:
-    assert CELL.matches(wanted) is matches
+MATCHING = [{}, {"strategy": "ddp"}, {"strategy": ["dp", "ddp"], "devices": 4}, {"optimizer.lr": 0.1}]
+MATCHING += [{"ddp.bucket_cap_mb": 25}, {"devices": [[2, 4]]}, {"compile": [[True, False]]}]
+OTHERS = [{"strategy": "ddp", "devices": 2}, {"optimizer.lr": [0.2]}, {"fsdp.reshard_after_forward": True}]
+OTHERS += [{"devices": [[1, 2], 3]}, {"compile": 0}]
+
+
+@pytest.mark.parametrize(("several", "matches"), [(MATCHING, True), (OTHERS, False)], ids=["matching", "others"])
+def test_filters(several: list[dict[str, Any]], matches: bool) -> None:
+    assert [wanted for wanted in several if CELL.matches(wanted) is not matches] == []
 
 
 def test_what_no_cell_matches_is_explained_by_the_values_of_the_cells() -> None:

@@ -36,12 +36,8 @@ def test_diagnostic_cells_train_alike_and_the_check_drops_batch_dependent_option
     training = {"accumulation": 4, "lr_scaling": "linear", "lr_base_batch_size": 8, "clip_grad_norm": 1.0}
     cell = replace(CELL, training=training)
     assert cell.micro_batches == 4
-    assert (
-        single_device_cell(cell).training
-        == wrapped_single_device_cell(cell).training
-        == base_cell(cell).training
-        == training
-    )
+    for alike in (single_device_cell, wrapped_single_device_cell, base_cell):
+        assert alike(cell).training == training
     check = equivalence_cell(cell, 8)
     assert check.training == {"clip_grad_norm": 1.0}
     assert (check.micro_batches, check.lr_factor) == (1, 1.0)
@@ -61,14 +57,11 @@ def test_wrappers_of_ranks_on_several_devices_are_explained_on_one() -> None:
     assert set(explaining_cells([dp, base_cell(dp)])) == {single_device_cell(dp)}
 
 
-def test_the_control_is_the_same_cell_under_the_other_launcher() -> None:
-    assert other_launcher_cells(CELL) == [replace(CELL, launcher="torchrun")]
-    assert other_launcher_cells(replace(CELL, launcher="torchrun")) == [CELL]
-
-
-def test_the_partners_of_a_cell_have_its_variant() -> None:
+def test_the_partners_of_a_cell_have_its_variant_and_the_control_the_other_launcher() -> None:
     after = replace(CELL, variant="after", code="1")
     assert base_cell(after) == replace(base_cell(CELL), variant="after", code="1")
+    assert other_launcher_cells(CELL) == [replace(CELL, launcher="torchrun")]
+    assert other_launcher_cells(replace(CELL, launcher="torchrun")) == [CELL]
 
 
 def ids(**changes: Any) -> dict[str, str | None]:

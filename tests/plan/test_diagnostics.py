@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from harness.plan.cell import place
+from harness.plan.cell import Cell, place
 from harness.plan.comparison import base_cell
 from harness.plan.diagnostics import seconds_of_links
 from harness.plan.inventory import Inventory
-from harness.plan.planner import filter_plan, make_plan, single_rank_only
+from harness.plan.planner import Plan, filter_plan, make_plan, single_rank_only
 from harness.record.lines import trial_columns
-from tests.conftest import Make, gpu_cluster, laptop
+from tests.conftest import experiment_of, gpu_cluster, laptop, plan_of
 
 WEAK = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
 STRONG = {"strategy": "ddp", "devices": [2, 4], "global_batch_size": 64}
 
 
-def test_every_block_has_a_twin_of_every_base_in_other_processes(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 3}), laptop())
+def cells_for(purpose: str, plan: Plan) -> list[Cell]:
+    return [trial.cell for trial in plan.trials if trial.purpose == purpose]
+
+
+def test_every_block_has_a_twin_of_every_base_in_other_processes() -> None:
+    plan = plan_of(WEAK, diagnostics=True, throughput={"blocks": 3})
     twins = [trial for trial in plan.trials if trial.purpose == "twin"]
     assert len(twins) == 3 * 2
     for group in plan.groups:
@@ -27,38 +33,26 @@ def test_every_block_has_a_twin_of_every_base_in_other_processes(make_experiment
     assert all(trial.cell == base_cell(trial.cell) for trial in twins)
 
 
-def test_weak_scaling_adds_only_diagnostic_cells_missing_from_the_grid(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 1}), laptop())
-    assert not [trial for trial in plan.trials if trial.purpose == "explain"]
-    without = {**WEAK, "devices": [2]}
-    plan = make_plan(make_experiment({**without, "strategy": "ddp"}, diagnostics=True), laptop())
-    explaining = {(t.cell.strategy, t.cell.devices) for t in plan.trials if t.purpose == "explain"}
-    assert explaining == {("ddp", 1)}
-
-
-def test_strong_scaling_is_explained_by_one_device_at_the_smaller_batch(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(STRONG, diagnostics=True, throughput={"blocks": 1}), gpu_cluster())
-    explaining = {
-        (t.cell.strategy, t.cell.devices, t.cell.global_batch_size) for t in plan.trials if t.purpose == "explain"
-    }
+def test_cells_that_explain_are_those_missing_from_the_grid_at_the_smaller_batch() -> None:
+    assert cells_for("explain", plan_of(WEAK, diagnostics=True, throughput={"blocks": 1})) == []
+    plan = plan_of({**WEAK, "devices": [2], "strategy": "ddp"}, diagnostics=True)
+    assert {(cell.strategy, cell.devices) for cell in cells_for("explain", plan)} == {("ddp", 1)}
+    plan = plan_of(STRONG, gpu_cluster(), diagnostics=True, throughput={"blocks": 1})
+    explaining = {(cell.strategy, cell.devices, cell.global_batch_size) for cell in cells_for("explain", plan)}
     assert explaining == {("single", 1, 32), ("ddp", 1, 32), ("single", 1, 16), ("ddp", 1, 16)}
 
 
-def test_each_strategy_and_device_count_is_checked_once_in_the_first_block(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 3}), laptop())
+def test_each_strategy_and_device_count_is_checked_once_in_the_first_block() -> None:
+    plan = plan_of(WEAK, diagnostics=True, throughput={"blocks": 3})
     checks = [trial for trial in plan.trials if trial.purpose == "equivalence"]
-    assert {(t.cell.strategy, t.cell.devices, t.cell.global_batch_size, t.block) for t in checks} == {
-        ("single", 1, 8, 0),
-        ("ddp", 1, 8, 0),
-        ("ddp", 2, 8, 0),
-    }
+    checked = {(t.cell.strategy, t.cell.devices, t.cell.global_batch_size, t.block) for t in checks}
+    assert checked == {("single", 1, 8, 0), ("ddp", 1, 8, 0), ("ddp", 2, 8, 0)}
 
 
-def test_checks_open_their_group_epochs_and_links_follow_and_profiles_close_it(make_experiment: Make) -> None:
+def test_checks_open_their_group_epochs_and_links_follow_and_profiles_close_it() -> None:
     """The profiler may stay attached to the process and slow the timed windows, or epochs, that follow."""
     grid = {**WEAK, "strategy": ["single", "dp", "ddp", "fsdp"]}
-    experiment = make_experiment(grid, diagnostics=True, throughput={"blocks": 2}, convergence={"epochs": 1})
-    plan = make_plan(experiment, laptop())
+    plan = plan_of(grid, diagnostics=True, throughput={"blocks": 2}, convergence={"epochs": 1})
     for group in plan.groups:
         turns = {"doctor": -2, "equivalence": -1, "links": 2, "profile": 3}
         ranks = [turns.get(t.purpose, int(t.kind == "convergence")) for t in group.trials]
@@ -68,18 +62,11 @@ def test_checks_open_their_group_epochs_and_links_follow_and_profiles_close_it(m
     assert not [t for t in single_rank_only(plan).trials if t.purpose == "profile"], "one process has all groups"
 
 
-def test_of_a_sweep_the_extremes_are_examined(make_experiment: Make) -> None:
-    grid = {**WEAK, "optimizer.lr": [0.1, 0.05, 0.001, 30]}
-    plan = make_plan(make_experiment(grid, preflight=True), laptop())
-    examined = [t.cell for t in plan.trials if t.purpose == "doctor"]
-    rates = [(cell.strategy, cell.devices, cell.optimizer["lr"]) for cell in examined]
-    assert sorted(rates) == [
-        ("ddp", 1, 0.1),
-        ("ddp", 2, 0.001),
-        ("ddp", 2, 30),
-        ("single", 1, 0.001),
-        ("single", 1, 30),
-    ]
+def test_of_a_sweep_the_extremes_are_examined() -> None:
+    plan = plan_of({**WEAK, "optimizer.lr": [0.1, 0.05, 0.001, 30]}, preflight=True)
+    examined = cells_for("doctor", plan)
+    rates = sorted((cell.strategy, cell.devices, cell.optimizer["lr"]) for cell in examined)
+    assert rates == [("ddp", 1, 0.1), ("ddp", 2, 0.001), ("ddp", 2, 30), ("single", 1, 0.001), ("single", 1, 30)]
     labels = {plan.labels.of_cell(cell) for cell in examined}
     assert {label for label in labels if "lr=30" in label} and len(labels) == len(examined)
 
@@ -87,54 +74,42 @@ def test_of_a_sweep_the_extremes_are_examined(make_experiment: Make) -> None:
 @pytest.mark.parametrize(
     ("precisions", "checked"), [(["fp32", "tf32"], ["fp32"]), (["fp32", "bf16"], ["bf16", "fp32"])]
 )
-def test_a_cells_check_is_independent_of_batch_and_runs_in_its_precision_if_that_has_16_bits(
-    make_experiment: Make, precisions: list[str], checked: list[str]
-) -> None:
-    grid = {**WEAK, "precision": precisions}
-    inventory = Inventory.assume(1, 2)
-    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}), inventory)
-    assert sorted({t.cell.precision for t in plan.trials if t.purpose == "equivalence"}) == checked
-    checks = {t.cell.id for t in plan.trials if t.purpose == "equivalence"}
-    ids = {
-        t.check_id for t in plan.trials if t.kind == "throughput" and t.cell.strategy == "ddp" and t.cell.devices == 2
-    }
-    assert len(ids) == len(checked)
-    assert ids < checks
+def test_checks_ignore_the_batch_and_keep_precisions_of_16_bits(precisions: list[str], checked: list[str]) -> None:
+    plan = plan_of({**WEAK, "precision": precisions}, gpu_cluster(gpus=2), diagnostics=True, throughput={"blocks": 1})
+    checks = cells_for("equivalence", plan)
+    assert sorted({cell.precision for cell in checks}) == checked
+    timed = [t for t in plan.trials if t.kind == "throughput"]
+    ids = {t.check_id for t in timed if t.cell.strategy == "ddp" and t.cell.devices == 2}
+    assert len(ids) == len(checked) and ids < {cell.id for cell in checks}
     assert {t.check_id for t in plan.trials if t.cell.strategy == "single"} == {None}
 
 
-def test_a_training_has_a_check_even_without_throughput_cells(make_experiment: Make) -> None:
+def test_a_training_has_a_check_even_without_throughput_cells() -> None:
     section = {"epochs": 1, "global_batch_size": 32}
-    plan = make_plan(make_experiment(WEAK, diagnostics=True, convergence=section), laptop())
-    checks = {t.cell.id: t.cell for t in plan.trials if t.purpose == "equivalence"}
+    plan = plan_of(WEAK, diagnostics=True, convergence=section)
+    checks = {cell.id: cell for cell in cells_for("equivalence", plan)}
     trainings = [t for t in plan.trials if t.kind == "convergence" and t.cell.strategy == "ddp"]
     assert trainings
     for training in trainings:
         check = checks[str(training.check_id)]
         assert (check.strategy, check.devices) == (training.cell.strategy, training.cell.devices)
-    alone = make_plan(make_experiment(WEAK, diagnostics=True, throughput=None, convergence=section), laptop())
+    alone = plan_of(WEAK, diagnostics=True, throughput=None, convergence=section)
     assert {t.check_id for t in alone.trials if t.kind == "convergence" and t.cell.strategy == "ddp"} <= set(checks)
-    assert [t for t in alone.trials if t.purpose == "equivalence"]
+    assert cells_for("equivalence", alone)
 
 
-def test_only_keeps_diagnostic_trials_of_its_cells(make_experiment: Make) -> None:
-    whole = make_plan(make_experiment(WEAK, diagnostics=True, throughput={"blocks": 1}), laptop())
+def test_only_keeps_diagnostic_trials_of_its_cells() -> None:
+    whole = plan_of(WEAK, diagnostics=True, throughput={"blocks": 1})
     part = filter_plan(whole, {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8})
     seen = {(t.cell.strategy, t.cell.devices, t.cell.global_batch_size, t.purpose) for t in part.trials}
-    assert seen == {
-        ("ddp", 2, 16, ""),
-        ("ddp", 1, 8, ""),
-        ("single", 1, 8, ""),
-        ("single", 1, 8, "twin"),
-        ("ddp", 2, 8, "equivalence"),
-        ("single", 1, 8, "equivalence"),
-        ("ddp", 2, 16, "links"),
-    }
+    measured = {("ddp", 2, 16, ""), ("ddp", 1, 8, ""), ("single", 1, 8, ""), ("single", 1, 8, "twin")}
+    checks = {("ddp", 2, 8, "equivalence"), ("single", 1, 8, "equivalence"), ("ddp", 2, 16, "links")}
+    assert seen == measured | checks
 
 
-def test_links_are_measured_once_a_placement_of_several_devices_in_the_first_block(make_experiment: Make) -> None:
+def test_links_are_measured_once_a_placement_of_several_devices_in_the_first_block() -> None:
     grid = {"strategy": ["dp", "ddp", "fsdp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
-    experiment = make_experiment(grid, diagnostics=True, throughput={"blocks": 2})
+    experiment = experiment_of(grid, diagnostics=True, throughput={"blocks": 2})
     for machine, placements in ((laptop(4), [(2, 1), (4, 1)]), (gpu_cluster(), [(1, 2), (1, 4), (2, 1), (4, 1)])):
         groups = [g for g in make_plan(experiment, machine).groups if any(t.purpose == "links" for t in g.trials)]
         measured = [place(t.cell) for group in groups for t in group.trials if t.purpose == "links"]
@@ -145,38 +120,30 @@ def test_links_are_measured_once_a_placement_of_several_devices_in_the_first_blo
         assert all(set(order[order.index("links") + 1 :]) <= {"links", "profile"} for order in orders)
 
 
-LAUNCHERS = {"launcher": ["torchrun", "ray"]}
 TWO = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8}
-FSDP = {**TWO, "strategy": "fsdp"}
+FSDP = {"grid": {**TWO, "strategy": "fsdp"}}
+PAIRS = {"grid": {"strategy": ["ddp", "fsdp"], "device_ids": [[0, 1], [2, 3]], "per_device_batch_size": 8}}
+BACKENDS = {"grid": {**TWO, "ddp.backend": ["auto", "nccl", "gloo"]}}
+LAUNCHERS = {"launcher": ["torchrun", "ray"]}
 
 
 @pytest.mark.parametrize(
-    ("purpose", "grid", "sections", "inventory", "axis", "values"),
+    ("purpose", "sections", "inventory", "axis", "values"),
     [
-        (
-            *("links", {"strategy": ["ddp", "fsdp"], "device_ids": [[0, 1], [2, 3]], "per_device_batch_size": 8}, {}),
-            *(gpu_cluster(), "device_ids", [(0, 1), (2, 3)]),
-        ),
-        ("links", {**TWO, "ddp.backend": ["auto", "nccl", "gloo"]}, {}, gpu_cluster(), "backend", ["auto", "gloo"]),
-        ("links", {**TWO, "ddp.backend": ["auto", "gloo"]}, {}, laptop(), "backend", ["auto"]),
-        ("links", WEAK, {"oversubscribe": True}, laptop(1), "devices", []),  # devices that ranks share
-        ("links", WEAK, LAUNCHERS, laptop(), "launcher", ["ray"]),
-        ("profile", FSDP, LAUNCHERS, laptop(), "launcher", ["ray"]),
-        ("profile", FSDP, {"launcher": ["torchrun"]}, laptop(), "launcher", ["torchrun"]),
+        ("links", PAIRS, gpu_cluster(), "device_ids", [(0, 1), (2, 3)]),
+        ("links", BACKENDS, gpu_cluster(), "backend", ["auto", "gloo"]),
+        ("links", BACKENDS, laptop(), "backend", ["auto"]),
+        ("links", {"grid": WEAK, "oversubscribe": True}, laptop(1), "devices", []),  # devices that ranks share
+        ("links", {"grid": WEAK, **LAUNCHERS}, laptop(), "launcher", ["ray"]),
+        ("profile", {**FSDP, **LAUNCHERS}, laptop(), "launcher", ["ray"]),
+        ("profile", {**FSDP, "launcher": ["torchrun"]}, laptop(), "launcher", ["torchrun"]),
     ],
 )
 def test_which_cells_have_a_diagnostic_trial(
-    *,
-    make_experiment: Make,
-    purpose: str,
-    grid: dict[str, object],
-    sections: dict[str, object],
-    inventory: Inventory,
-    axis: str,
-    values: list[object],
+    purpose: str, sections: dict[str, Any], inventory: Inventory, axis: str, values: list[object]
 ) -> None:
-    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}, **sections), inventory)
-    assert sorted(getattr(t.cell, axis) for t in plan.trials if t.purpose == purpose) == values
+    plan = plan_of(inventory=inventory, diagnostics=True, throughput={"blocks": 1}, **sections)
+    assert sorted(getattr(cell, axis) for cell in cells_for(purpose, plan)) == values
 
 
 @pytest.mark.parametrize(
@@ -188,25 +155,25 @@ def test_which_cells_have_a_diagnostic_trial(
     ],
 )
 def test_what_the_file_switches_off_is_not_planned(
-    settings: dict[str, object], sections: dict[str, object], purposes: set[str], make_experiment: Make
+    settings: dict[str, object], sections: dict[str, object], purposes: set[str]
 ) -> None:
     grid = {**STRONG, "strategy": ["ddp", "fsdp"]}
-    whole = make_plan(make_experiment(grid, diagnostics=True), gpu_cluster())
-    plan = make_plan(make_experiment(grid, diagnostics=True, throughput=settings, **sections), gpu_cluster())
+    whole = plan_of(grid, gpu_cluster(), diagnostics=True)
+    plan = plan_of(grid, gpu_cluster(), diagnostics=True, throughput=settings, **sections)
     assert {t.purpose for t in whole.trials} - {t.purpose for t in plan.trials} == purposes
 
 
-def test_links_take_five_seconds_on_gpus_one_on_cpu_slots_or_what_the_file_says(make_experiment: Make) -> None:
-    default = make_experiment().throughput
-    chosen = make_experiment(throughput={"links_seconds": 7}).throughput
+def test_links_take_five_seconds_on_gpus_one_on_cpu_slots_or_what_the_file_says() -> None:
+    default = experiment_of().throughput
+    chosen = experiment_of(throughput={"links_seconds": 7}).throughput
     assert default and chosen
     assert [seconds_of_links(default, device) for device in ("cuda", "cpu")] == [5.0, 1.0]
     assert [seconds_of_links(chosen, device) for device in ("cuda", "cpu")] == [7.0, 7.0]
 
 
-def test_a_check_whose_batch_does_not_divide_is_still_compared(make_experiment: Make) -> None:
+def test_a_check_whose_batch_does_not_divide_is_still_compared() -> None:
     grid = {"strategy": "ddp", "devices": [1, 3], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, diagnostics=True, throughput={"blocks": 1}), laptop(4))
+    plan = plan_of(grid, laptop(4), diagnostics=True, throughput={"blocks": 1})
     rows = [trial_columns(t) for t in plan.trials if t.purpose == "equivalence" and t.cell.devices == 3]
     assert rows[0]["per_device_batch_size"] is None
-    assert rows[0]["base_id"] in {t.cell.id for t in plan.trials if t.purpose == "equivalence"}
+    assert rows[0]["base_id"] in {cell.id for cell in cells_for("equivalence", plan)}

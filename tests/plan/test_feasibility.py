@@ -11,11 +11,24 @@ from harness.plan.cell import Cell
 from harness.plan.feasibility import IMPOSSIBLE, end_of, reason_of_impossibility, reason_to_skip
 from harness.plan.inventory import Machine
 from harness.plan.run_environment import spent_device_seconds
-from tests.conftest import Make
+from tests.conftest import experiment_of
 
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 2, 1, "weak", 8, 16)
 LAPTOP = Machine("cpu", 1, (2,), compiler=True)
-TWO_NODES = Machine("cuda", 8, (8, 8), compiler=True)
+NODES = Machine("cuda", 8, (8, 8), compiler=True)
+IN_CLUSTER = replace(LAPTOP, single_machine=False)
+UNEVEN = {"scaling": "strong", "per_device_batch_size": None, "global_batch_size": 33}
+STATIC = {"training": {"accumulation": 2}, "strategy_options": {"static_graph": True}}
+NCCL = {"strategy_options": {"backend": "nccl"}}
+HYBRID = {"strategy": "fsdp", "strategy_options": {"mesh": "hybrid"}}
+TOO_FEW = "too_few_devices: too few devices"
+ONE_NODE_LAUNCHER = "launcher_nodes: launcher torchrun runs on one node only, not on 2"
+HERE_LAUNCHER = "launcher_cluster: launcher torchrun runs on this machine only, not in a cluster"
+INDIVISIBLE = "micro_batch_indivisible: per-device batch 8 does not divide into"
+DP_NODES = "strategy_nodes: dp runs on one node only: one process uses all its devices"
+DP_COMPILED = "strategy_compile: compile does not apply to dp: its replicas are rebuilt at every step"
+STATIC_GRAPH = "static_graph: static_graph is incompatible with training.accumulation: DDP fails in a backward pass "
+STATIC_GRAPH += "without gradient synchronisation"
 GLOO_SHARDS = "gloo_shards: fsdp needs NCCL: gloo crashes if it gathers shards of a GPU whole"
 
 
@@ -27,94 +40,41 @@ GLOO_SHARDS = "gloo_shards: fsdp needs NCCL: gloo crashes if it gathers shards o
         ({"strategy": "single"}, LAPTOP, "strategy_devices: single runs on at most one device"),
         ({"strategy": "single", "devices": 1}, LAPTOP, None),
         ({"strategy": "dp"}, LAPTOP, None),
-        (
-            {"strategy": "dp", "nodes": 2},
-            TWO_NODES,
-            "strategy_nodes: dp runs on one node only: one process uses all its devices",
-        ),
-        (
-            {"strategy": "dp", "devices": 16},
-            TWO_NODES,
-            "too_few_devices: too few devices: needs 16 on one node, has 8 + 8 GPUs",
-        ),
-        ({"devices": 16, "nodes": 2}, TWO_NODES, None),
+        ({"strategy": "dp", "nodes": 2}, NODES, DP_NODES),
+        ({"strategy": "dp", "devices": 16}, NODES, f"{TOO_FEW}: needs 16 on one node, has 8 + 8 GPUs"),
+        ({"devices": 16, "nodes": 2}, NODES, None),
         ({"launcher": "torchrun"}, LAPTOP, None),
         ({"launcher": "torchrun", "devices": 4, "oversubscribed": True}, LAPTOP, None),
-        (
-            {"launcher": "torchrun", "devices": 16, "nodes": 2},
-            TWO_NODES,
-            "launcher_nodes: launcher torchrun runs on one node only, not on 2",
-        ),
-        (
-            {"launcher": "torchrun"},
-            replace(LAPTOP, single_machine=False),
-            "launcher_cluster: launcher torchrun runs on this machine only, not in a cluster",
-        ),
-        ({"devices": 3, "nodes": 2}, TWO_NODES, "uneven_nodes: 3 devices do not split evenly over 2 nodes"),
-        (
-            {"devices": 18, "nodes": 2},
-            TWO_NODES,
-            "too_few_devices: too few devices: needs 9 devices on each of 2 nodes, has 8 + 8 GPUs",
-        ),
-        ({"nodes": 2}, LAPTOP, "too_few_devices: too few devices: needs 1 devices on each of 2 nodes, has 2 CPU slots"),
+        ({"launcher": "torchrun", "devices": 16, "nodes": 2}, NODES, ONE_NODE_LAUNCHER),
+        ({"launcher": "torchrun"}, IN_CLUSTER, HERE_LAUNCHER),
+        ({"devices": 3, "nodes": 2}, NODES, "uneven_nodes: 3 devices do not split evenly over 2 nodes"),
+        ({"devices": 18, "nodes": 2}, NODES, f"{TOO_FEW}: needs 9 devices on each of 2 nodes, has 8 + 8 GPUs"),
+        ({"nodes": 2}, LAPTOP, f"{TOO_FEW}: needs 1 devices on each of 2 nodes, has 2 CPU slots"),
         ({"devices": 4, "oversubscribed": True}, LAPTOP, None),
-        (
-            {"scaling": "strong", "per_device_batch_size": None, "global_batch_size": 33},
-            LAPTOP,
-            "batch_indivisible: global batch 33 does not divide by 2 devices",
-        ),
+        (UNEVEN, LAPTOP, "batch_indivisible: global batch 33 does not divide by 2 devices"),
         ({"training": {"accumulation": 4}}, LAPTOP, None),
-        (
-            {"training": {"accumulation": 3}},
-            LAPTOP,
-            "micro_batch_indivisible: per-device batch 8 does not divide into 3 micro-batches (training.accumulation)",
-        ),
-        (
-            {"training": {"accumulation": 16}},
-            LAPTOP,
-            "micro_batch_indivisible: per-device batch 8 does not divide into 16 micro-batches (training.accumulation)",
-        ),
-        (
-            {"training": {"accumulation": 2}, "strategy_options": {"static_graph": True}},
-            LAPTOP,
-            "static_graph: static_graph is incompatible with training.accumulation: DDP fails in a backward pass "
-            "without gradient synchronisation",
-        ),
+        ({"training": {"accumulation": 3}}, LAPTOP, f"{INDIVISIBLE} 3 micro-batches (training.accumulation)"),
+        ({"training": {"accumulation": 16}}, LAPTOP, f"{INDIVISIBLE} 16 micro-batches (training.accumulation)"),
+        (STATIC, LAPTOP, STATIC_GRAPH),
         ({"compile": True}, LAPTOP, None),
         ({"compile": True}, replace(LAPTOP, compiler=False), "no_compiler: compile needs a C++ compiler on every node"),
-        (
-            {"compile": True, "strategy": "dp"},
-            LAPTOP,
-            "strategy_compile: compile does not apply to dp: its replicas are rebuilt at every step",
-        ),
+        ({"compile": True, "strategy": "dp"}, LAPTOP, DP_COMPILED),
         ({"precision": "tf32"}, LAPTOP, "needs_cuda: tf32 is a mode of CUDA devices"),
-        ({"precision": "tf32"}, TWO_NODES, None),
+        ({"precision": "tf32"}, NODES, None),
         ({"precision": "bf16"}, LAPTOP, None),
         ({"strategy_options": {"sync_batch_norm": True}}, LAPTOP, "needs_cuda: sync_batch_norm is a CUDA operator"),
-        ({"strategy_options": {"sync_batch_norm": True}}, TWO_NODES, None),
-        (
-            {"strategy_options": {"backend": "nccl"}},
-            LAPTOP,
-            "needs_cuda: ddp.backend nccl connects GPUs; CPU slots use gloo",
-        ),
-        ({"strategy_options": {"backend": "nccl"}}, TWO_NODES, None),
+        ({"strategy_options": {"sync_batch_norm": True}}, NODES, None),
+        (NCCL, LAPTOP, "needs_cuda: ddp.backend nccl connects GPUs; CPU slots use gloo"),
+        (NCCL, NODES, None),
         ({"strategy_options": {"backend": "gloo"}}, LAPTOP, None),
-        (
-            {"strategy_options": {"backend": "nccl"}, "oversubscribed": True},
-            TWO_NODES,
-            "shared_device: ddp.backend nccl rejects ranks that share a GPU",
-        ),
-        ({"strategy": "fsdp", "oversubscribed": True}, TWO_NODES, GLOO_SHARDS),
-        ({"strategy": "fsdp", "strategy_options": {"backend": "gloo"}}, TWO_NODES, GLOO_SHARDS),
-        ({"strategy": "fsdp", "strategy_options": {"backend": "gloo"}, "devices": 1}, TWO_NODES, None),
+        ({**NCCL, "oversubscribed": True}, NODES, "shared_device: ddp.backend nccl rejects ranks that share a GPU"),
+        ({"strategy": "fsdp", "oversubscribed": True}, NODES, GLOO_SHARDS),
+        ({"strategy": "fsdp", "strategy_options": {"backend": "gloo"}}, NODES, GLOO_SHARDS),
+        ({"strategy": "fsdp", "strategy_options": {"backend": "gloo"}, "devices": 1}, NODES, None),
         ({"strategy": "fsdp", "oversubscribed": True}, LAPTOP, None),
-        (
-            {"strategy": "fsdp", "strategy_options": {"mesh": "hybrid"}},
-            TWO_NODES,
-            "one_node: fsdp.mesh hybrid shards inside nodes and replicates between them: one is flat",
-        ),
-        ({"strategy": "fsdp", "strategy_options": {"mesh": "hybrid"}, "nodes": 2}, TWO_NODES, None),
-        ({"strategy": "fsdp", "strategy_options": {"mesh": "hybrid"}, "devices": 1}, TWO_NODES, None),
+        (HYBRID, NODES, "one_node: fsdp.mesh hybrid shards inside nodes and replicates between them: one is flat"),
+        ({**HYBRID, "nodes": 2}, NODES, None),
+        ({**HYBRID, "devices": 1}, NODES, None),
     ],
 )
 def test_reasons_of_infeasible_cells(change: dict[str, Any], machine: Machine, reason: str | None) -> None:
@@ -143,30 +103,23 @@ PRICE = {"per_device_hour": 2.5, "currency": "USD"}
     ],
 )
 def test_the_first_limit_ends_the_run_of_eight_devices(
-    make_experiment: Make, limits: dict[str, Any], spent_s: float, name: str | None, seconds: float | None
+    limits: dict[str, Any], spent_s: float, name: str | None, seconds: float | None
 ) -> None:
-    found = end_of(make_experiment(limits=limits, cost=PRICE), 8, spent_s)
+    found = end_of(experiment_of(limits=limits, cost=PRICE), 8, spent_s)
     assert (found and found.name, found and found.seconds) == (name, seconds)
 
 
-def test_the_reason_names_the_limit_and_how_to_go_on(make_experiment: Make) -> None:
-    found = end_of(make_experiment(limits={"cost": 10}, cost=PRICE), 8)
+def test_the_reason_names_the_limit_and_how_to_go_on() -> None:
+    found = end_of(experiment_of(limits={"cost": 10}, cost=PRICE), 8)
     assert found
     assert found.reason == "time is up: limits.cost was reached (10 USD of the whole run; raise it to go on)"
 
 
 def test_every_invocation_counts_with_its_own_devices_and_a_killed_one_until_its_last_record() -> None:
     group = {"invocation": 2, "started_at": 1000.0, "whole_s": 30.0}
-    environment: Any = {
-        "invocations": [
-            {"started_at": 0.0, "wall_s": 100.0, "devices": 4},
-            {"started_at": 500.0},
-            {"started_at": 990.0},
-            {"started_at": 2000.0},
-        ],
-        "groups": [group],
-    }
+    invocations: list[Any] = [{"started_at": 0.0, "wall_s": 100.0, "devices": 4}]
+    invocations += [{"started_at": at} for at in (500.0, 990.0, 2000.0)]
+    environment: Any = {"invocations": invocations, "groups": [group]}
     ends = {1: 520.0, 2: 1025.0}
     lines: Any = [{"invocation": i, "started_at": end - 5.0, "trial_s": 5.0} for i, end in ends.items()]
-    spent = spent_device_seconds(environment, lines, 2)
-    assert spent == 100 * 4 + 20 * 2 + 40 * 2
+    assert spent_device_seconds(environment, lines, 2) == 100 * 4 + 20 * 2 + 40 * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 
 from harness.plan.inventory import Inventory, Machine, Node
 from harness.plan.node_demand import Demand, cpus_of_a_slot, joint_bundles, lacking, needed_bundles
-from harness.plan.planner import Plan, make_plan
-from tests.conftest import Make
+from harness.plan.planner import Plan
+from tests.conftest import plan_of
 
 EMPTY = Inventory((), attached=True)
 
@@ -20,12 +19,8 @@ def nodes(*gpus: int, cores: int = 32) -> Inventory:
     return Inventory(tuple(Node(f"n{i}", "", f"n{i}", cores, n) for i, n in enumerate(gpus)), attached=True)
 
 
-@pytest.fixture
-def plan_of(make_experiment: Make) -> Callable[..., Plan]:
-    def plan(inventory: Inventory, device: str = "cuda", **grid: Any) -> Plan:
-        return make_plan(make_experiment({"per_device_batch_size": 8, **grid}, device=device), inventory)
-
-    return plan
+def plan_on(inventory: Inventory, device: str = "cuda", **grid: Any) -> Plan:
+    return plan_of({"per_device_batch_size": 8, **grid}, inventory, device=device)
 
 
 @pytest.mark.parametrize(
@@ -64,16 +59,14 @@ def test_joint_bundles(demands: list[Demand], bundles: list[int]) -> None:
         ({"strategy": "ddp", "devices": [2, 3], "nodes": 2}, EMPTY, [1, 1]),  # 3 devices on 2 nodes are impossible
     ],
 )
-def test_what_the_largest_cells_need(
-    plan_of: Callable[..., Plan], grid: dict[str, Any], there: Inventory, bundles: list[int]
-) -> None:
-    assert needed_bundles(plan_of(there, **grid)) == [{"GPU": float(size)} for size in bundles]
+def test_what_the_largest_cells_need(grid: dict[str, Any], there: Inventory, bundles: list[int]) -> None:
+    assert needed_bundles(plan_on(there, **grid)) == [{"GPU": float(size)} for size in bundles]
 
 
-def test_cpu_slots_are_requested_in_the_cpus_that_ray_counts(plan_of: Callable[..., Plan]) -> None:
+def test_cpu_slots_are_requested_in_the_cpus_that_ray_counts() -> None:
     """A node of 4 cores and 8 hardware threads has 2 slots of 2 threads each, for which Ray counts 4 CPUs."""
     node = Node("n0", "", "n0", 4, slots=8)
-    plan = plan_of(Inventory((node,), attached=True), "cpu", strategy="ddp", devices=[2, 6])
+    plan = plan_on(Inventory((node,), attached=True), "cpu", strategy="ddp", devices=[2, 6])
     assert (plan.machine.threads_per_device, plan.machine.devices_per_node) == (2, (2,))
     assert needed_bundles(plan) == [{"CPU": 4.0}] * 6
 
@@ -87,14 +80,14 @@ def test_cpus_of_a_slot(offers: tuple[int, ...], per_node: tuple[int, ...], cpus
     assert cpus_of_a_slot(inventory, Machine("cpu", 2, per_node, compiler=True)) == cpus
 
 
-def test_cells_that_share_devices_need_no_more_nodes(make_experiment: Make) -> None:
+def test_cells_that_share_devices_need_no_more_nodes() -> None:
     grid = {"strategy": "ddp", "devices": [1, 8], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, device="cuda", oversubscribe=True), nodes(2))
+    plan = plan_of(grid, nodes(2), device="cuda", oversubscribe=True)
     assert not lacking(plan) and needed_bundles(plan) == [{"GPU": 1.0}]
 
 
-def test_what_the_autoscaler_cannot_bring_is_left_out_of_the_request(plan_of: Callable[..., Plan]) -> None:
-    plan = plan_of(nodes(4), strategy=["dp", "ddp"], devices=[4, 8, 12])
+def test_what_the_autoscaler_cannot_bring_is_left_out_of_the_request() -> None:
+    plan = plan_on(nodes(4), strategy=["dp", "ddp"], devices=[4, 8, 12])
     assert len(lacking(plan)) == 4
     assert needed_bundles(plan) == [{"GPU": 12.0}]
     given_up = {Demand(1, 12)}
@@ -109,24 +102,18 @@ def test_demands_are_ordered_by_their_devices_and_then_by_those_together() -> No
     assert sorted(demands, key=lambda each: each.size) == [demands[i] for i in (1, 2, 0, 4, 3)]
 
 
-def test_what_did_not_come_is_skipped_with_that_reason(make_experiment: Make) -> None:
-    experiment = make_experiment({"strategy": "ddp", "devices": [2, 8], "per_device_batch_size": 8}, device="cuda")
-    plan = make_plan(experiment, replace(nodes(4), waited_s=600.0))
+def test_what_did_not_come_is_skipped_with_that_reason_if_it_is_all() -> None:
+    plan = plan_on(replace(nodes(4), waited_s=600.0), strategy="ddp", devices=[2, 8])
     reason = "too few devices: needs 8 on one node, has 4 GPUs; no more came in 600 s (cluster.wait_for)"
     assert {skip.reason for skip in plan.skips} == {reason}
-
-
-def test_a_cluster_without_any_device_has_a_plan_of_skips(make_experiment: Make) -> None:
     for device in ("cpu", "cuda", "auto"):
-        plan = make_plan(make_experiment(device=device), EMPTY)
+        plan = plan_of(inventory=EMPTY, device=device)
         assert not plan.trials and {skip.skip_code for skip in plan.skips} == {"too_few_devices"}
 
 
-def test_the_wait_changes_no_cell(make_experiment: Make) -> None:
+def test_the_wait_changes_no_cell() -> None:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    plain, waiting = (
-        make_plan(make_experiment(grid, **more), nodes(2)) for more in ({}, {"cluster": {"wait_for": "10m"}})
-    )
+    plain, waiting = (plan_of(grid, nodes(2), **more) for more in ({}, {"cluster": {"wait_for": "10m"}}))
     assert [trial.id for trial in plain.trials] == [trial.id for trial in waiting.trials]
     assert plain.experiment.cluster is None
     assert waiting.experiment.cluster is not None and waiting.experiment.cluster.wait_for == 600

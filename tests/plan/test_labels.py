@@ -19,23 +19,11 @@ from harness.plan.comparison import axes_of
 from harness.plan.labels import LONGEST, SEPARATOR, Labels, batch_text, devices_text, strategy_text
 from harness.plan.planner import make_plan
 from tests.any_experiment import experiments
-from tests.conftest import Make, gpu_cluster, laptop
+from tests.conftest import gpu_cluster, laptop, plan_of
 
 PLACED = {"strategy", "devices", "device_ids", "nodes", "oversubscribed", "emulated"}
-CELL = Cell(
-    workload="image_classification",
-    data="digits",
-    model="resnet8",
-    strategy="ddp",
-    device="cpu",
-    devices=2,
-    nodes=1,
-    scaling="weak",
-    per_device_batch_size=8,
-    global_batch_size=16,
-    strategy_options={"bucket_cap_mb": 25},
-    optimizer={"name": "SGD", "lr": 0.1},
-)
+CELL = Cell("image_classification", "digits", "resnet8", "ddp", "cpu", 2, 1, "weak", 8, 16)
+CELL = replace(CELL, strategy_options={"bucket_cap_mb": 25}, optimizer={"name": "SGD", "lr": 0.1})
 
 
 def labels_of(*cells: Cell) -> list[str]:
@@ -45,7 +33,10 @@ def labels_of(*cells: Cell) -> list[str]:
 
 SINGLE = replace(CELL, strategy="single", devices=1, strategy_options={})
 OTHER = replace(CELL, model="resnet14", per_device_batch_size=16, precision="bf16", launcher="torchrun", compile=True)
-SCHEDULED = replace(CELL, schedule={"lr": 1})
+ALL_OF_CELL = "ddp x2 · resnet8 · batch 8/device · fp32 · eager · ray"
+ALL_OF_OTHER = "ddp x2 · resnet14 · batch 16/device · bf16 · compiled · torchrun"
+SMALL, SCHEDULED = replace(CELL, strategy_options={"bucket_cap_mb": 1}), replace(CELL, schedule={"lr": 1})
+FAST, ADAM = {"name": "SGD", "lr": 0.2}, {"name": "Adam", "lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -53,30 +44,15 @@ SCHEDULED = replace(CELL, schedule={"lr": 1})
     [
         # strategy and devices are always named, and nothing else that all share
         ([CELL, replace(CELL, devices=4, global_batch_size=32)], ["ddp x2", "ddp x4"]),
-        (
-            [CELL, OTHER],
-            [
-                "ddp x2 · resnet8 · batch 8/device · fp32 · eager · ray",
-                "ddp x2 · resnet14 · batch 16/device · bf16 · compiled · torchrun",
-            ],
-        ),
+        ([CELL, OTHER], [ALL_OF_CELL, ALL_OF_OTHER]),
         ([CELL, CELL.at_global_batch_size(16)], ["ddp x2 · batch 8/device", "ddp x2 · global batch 16"]),
         ([CELL, replace(CELL, data=None)], ["ddp x2 · digits", "ddp x2 · no data"]),
         # options of a strategy differ among its own cells alone
         ([SINGLE, CELL], ["single x1", "ddp x2"]),
-        (
-            [SINGLE, CELL, replace(CELL, strategy_options={"bucket_cap_mb": 1})],
-            ["single x1", "ddp x2 · bucket_cap_mb=25", "ddp x2 · bucket_cap_mb=1"],
-        ),
+        ([SINGLE, CELL, SMALL], ["single x1", "ddp x2 · bucket_cap_mb=25", "ddp x2 · bucket_cap_mb=1"]),
         # the full name of an option, if its last part is that of another or of an axis
-        (
-            [SCHEDULED, replace(SCHEDULED, optimizer={"name": "SGD", "lr": 0.2})],
-            ["ddp x2 · optimizer.lr=0.1", "ddp x2 · optimizer.lr=0.2"],
-        ),
-        (
-            [CELL, replace(CELL, optimizer={"name": "Adam", "lr": 0.1})],
-            ["ddp x2 · optimizer.name=SGD", "ddp x2 · optimizer.name=Adam"],
-        ),
+        ([SCHEDULED, replace(SCHEDULED, optimizer=FAST)], ["ddp x2 · optimizer.lr=0.1", "ddp x2 · optimizer.lr=0.2"]),
+        ([CELL, replace(CELL, optimizer=ADAM)], ["ddp x2 · optimizer.name=SGD", "ddp x2 · optimizer.name=Adam"]),
         ([CELL, replace(CELL, loader={"workers": 2})], ["ddp x2", "ddp x2 · workers=2"]),
     ],
 )
@@ -127,12 +103,15 @@ def test_a_diagnostic_cell_names_what_differs_from_all_others() -> None:
     assert labels.of_cell(replace(check, compile=True)) == "ddp x2 · global batch 8 · fp32 · compiled"
 
 
-def test_trials_of_a_cell_are_numbered(make_experiment: Make) -> None:
+def test_trials_of_a_cell_are_numbered() -> None:
     grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, diagnostics=True, convergence={"epochs": 1, "seeds": [7]}), laptop())
+    plan = plan_of(grid, diagnostics=True, convergence={"epochs": 1, "seeds": [7]})
     labels = {plan.labels.of_trial(trial) for trial in plan.trials}
     assert {"single x1 · block 0", "single x1 · block 0 · twin", "ddp x2 · block 1", "ddp x2 · seed 7"} <= labels
     assert "ddp x2 · global batch 8 · block 0 · equivalence" in labels
+
+
+FEW = settings(max_examples=10, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate])
 
 
 def parts_of(cell: Cell, cells: Sequence[Cell]) -> int:
@@ -158,14 +137,7 @@ def parts_of(cell: Cell, cells: Sequence[Cell]) -> int:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=10,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-)
+@settings(FEW, suppress_health_check=list(HealthCheck))
 @given(experiments())
 def test_labels_of_any_file_name_exactly_what_differs(content: dict[str, Any]) -> None:
     experiment = parse_experiment(yaml_source.parse_mapping(yaml.safe_dump(content), source="f"), source="f")

@@ -24,9 +24,7 @@ def node(persistence: list[bool | None] | None = None, **state: Any) -> Any:
         ({"persistence": [True, False, None, False]}, "persistence mode is off on GPU 1, 3", "nvidia-smi -pm 1"),
     ],
 )
-def test_each_setting_that_makes_speed_vary_is_one_finding_with_its_command(
-    facts: dict[str, Any], seen: str, advice: str
-) -> None:
+def test_each_setting_that_makes_speed_vary_has_its_command(facts: dict[str, Any], seen: str, advice: str) -> None:
     (found,) = judge_machine([node(**facts)])
     assert seen in found.seen and found.seen.startswith("n0: ") and advice in found.advice
     assert found.severity == "note"

@@ -11,13 +11,14 @@ import pytest
 from harness.plan.cell import place
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import Plan, filter_plan, is_base, make_plan, only_variant
-from tests.conftest import Make, gpu_cluster, laptop, variants
+from tests.conftest import experiment_of, gpu_cluster, laptop, plan_of, variants
 
 GRID = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
+SMALL = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
 
 
-def test_every_cell_of_a_plan_runs_once_a_block_is_skipped_or_impossible(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(GRID, throughput={"blocks": 3}), laptop())
+def test_every_cell_of_a_plan_runs_once_a_block_is_skipped_or_impossible() -> None:
+    plan = plan_of(GRID, throughput={"blocks": 3})
     for block in range(3):
         groups = [group for group in plan.groups if group.block == block]
         cells = [trial.cell for group in groups for trial in group.trials]
@@ -30,72 +31,60 @@ def test_every_cell_of_a_plan_runs_once_a_block_is_skipped_or_impossible(make_ex
     assert not never & {trial.cell for trial in (*plan.trials, *(skip.trial for skip in plan.skips))}
 
 
-def test_only_narrows_the_cells_that_no_machine_can_run(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(GRID), laptop())
+def test_only_narrows_the_cells_that_no_machine_can_run() -> None:
+    plan = plan_of(GRID)
     part = filter_plan(plan, {"strategy": "single", "devices": 4})
     assert not part.trials and not part.skips
     assert {(each.cell.strategy, each.cell.devices) for each in part.impossible} == {("single", 4)}
     assert not filter_plan(plan, {"strategy": "ddp"}).impossible
 
 
-def test_the_order_is_random_but_the_seed_decides_it(make_experiment: Make) -> None:
+def test_the_order_is_random_but_the_seed_decides_it() -> None:
     def order(seed: int) -> list[str]:
-        experiment = make_experiment(GRID, seed=seed, throughput={"blocks": 4})
+        experiment = experiment_of(GRID, seed=seed, throughput={"blocks": 4})
         return [trial.id for trial in make_plan(experiment, gpu_cluster()).trials]
 
     assert order(1) == order(1)
     assert order(1) != order(2) and sorted(order(1)) == sorted(order(2))
-    one, two = (
-        [t.cell for g in make_plan(make_experiment(GRID), gpu_cluster()).groups if g.block == b for t in g.trials]
-        for b in (0, 1)
-    )
-    assert one != two
-    assert set(one) == set(two)
+    plan = plan_of(GRID, gpu_cluster())
+    one, two = ([t.cell for t in plan.trials if t.block == block] for block in (0, 1))
+    assert one != two and set(one) == set(two)
 
 
-def test_each_convergence_seed_is_in_its_own_block(make_experiment: Make) -> None:
-    plan = make_plan(
-        make_experiment(GRID, throughput={"blocks": 2}, convergence={"epochs": 1, "seeds": [7, 8, 9]}), laptop()
-    )
+def test_convergence_takes_the_most_devices_at_one_batch_size_and_a_block_a_seed() -> None:
+    plan = plan_of(GRID, throughput=None, convergence={"epochs": 1, "seeds": 0})
+    chosen = {(t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size) for t in plan.trials}
+    assert chosen == {("single", 1, 8), ("dp", 2, 8), ("ddp", 2, 8)}
+    plan = plan_of(GRID, throughput={"blocks": 2}, convergence={"epochs": 1, "seeds": [7, 8, 9]})
     seeds = {(t.block, t.seed) for t in plan.trials if t.kind == "convergence"}
     assert seeds == {(0, 7), (1, 8), (2, 9)}
 
 
-def test_convergence_takes_the_largest_runnable_device_count_at_one_batch_size(make_experiment: Make) -> None:
-    plan = make_plan(make_experiment(GRID, throughput=None, convergence={"epochs": 1, "seeds": 0}), laptop())
-    chosen = {(t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size) for t in plan.trials}
-    assert chosen == {("single", 1, 8), ("dp", 2, 8), ("ddp", 2, 8)}
-
-
 @pytest.mark.parametrize("only", [{}, {"devices": 8}])
-def test_convergence_that_this_machine_cannot_hold_is_skipped_with_the_reason(
-    make_experiment: Make, only: dict[str, int]
-) -> None:
+def test_convergence_that_this_machine_cannot_hold_is_skipped_with_the_reason(only: dict[str, int]) -> None:
     grid = {"strategy": "ddp", "devices": 8, "per_device_batch_size": 8}
     settings = {"epochs": 1, "seeds": 0, "only": only}
-    plan = make_plan(make_experiment(grid, throughput=None, convergence=settings), laptop())
+    plan = plan_of(grid, throughput=None, convergence=settings)
     assert [(skip.trial.cell.devices, skip.skip_code) for skip in plan.skips] == [(8, "too_few_devices")]
 
 
-def test_convergence_at_a_stated_global_batch_compares_like_with_like(make_experiment: Make) -> None:
+def test_convergence_at_a_stated_global_batch_compares_like_with_like() -> None:
     settings = {"epochs": 1, "seeds": 0, "global_batch_size": 32, "only": {"strategy": "ddp", "devices": [1, 2]}}
-    plan = make_plan(make_experiment(GRID, throughput=None, convergence=settings), laptop())
-    chosen = {
-        (t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size, t.cell.global_batch_size, t.added)
-        for t in plan.trials
-    }
-    assert chosen == {("ddp", 1, 32, 32, False), ("ddp", 2, 16, 32, False), ("single", 1, 32, 32, True)}
+    plan = plan_of(GRID, throughput=None, convergence=settings)
+    chosen = {(t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size, t.added) for t in plan.trials}
+    assert chosen == {("ddp", 1, 32, False), ("ddp", 2, 16, False), ("single", 1, 32, True)}
+    assert {t.cell.global_batch_size for t in plan.trials} == {32}
 
 
-def test_the_least_time_of_a_trial_counts_its_windows(make_experiment: Make) -> None:
+def test_the_least_time_of_a_trial_counts_its_windows() -> None:
     settings = {"blocks": 1, "windows": 2, "window_seconds": 3.0}
-    plan = make_plan(make_experiment({"per_device_batch_size": 8}, throughput=settings), laptop())
+    plan = plan_of({"per_device_batch_size": 8}, throughput=settings)
     assert len(plan.groups) == 1 and [plan.least_trial_seconds(trial) for trial in plan.trials] == [6.0]
 
 
-def test_planning_does_not_collect_garbage_so_that_it_stays_linear(make_experiment: Make) -> None:
+def test_planning_does_not_collect_garbage_so_that_it_stays_linear() -> None:
     seen: list[str] = []
-    experiment = make_experiment(GRID, throughput={"blocks": 200})
+    experiment = experiment_of(GRID, throughput={"blocks": 200})
     gc.collect()
     gc.callbacks.append(lambda phase, _: seen.append(phase))
     try:
@@ -105,66 +94,49 @@ def test_planning_does_not_collect_garbage_so_that_it_stays_linear(make_experime
     assert seen.count("start") <= 1  # the one that was held back
 
 
-def test_cells_of_another_backend_have_worker_groups_of_their_own(make_experiment: Make) -> None:
+def test_cells_of_another_backend_have_worker_groups_of_their_own() -> None:
     grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "ddp.backend": ["auto", "nccl", "gloo"]}
-    plan = make_plan(make_experiment(grid), gpu_cluster())
-    backends = {
-        (trial.cell.backend, group.backend)
-        for group in plan.groups
-        for trial in group.trials
-        if trial.cell.devices == 2
-    }
+    plan = plan_of(grid, gpu_cluster())
+    backends = {(t.cell.backend, group.backend) for group in plan.groups for t in group.trials if t.cell.devices == 2}
     assert backends == {("auto", "cpu:gloo,cuda:nccl"), ("nccl", "cpu:gloo,cuda:nccl"), ("gloo", "gloo")}
-    on_cpu = make_plan(make_experiment(grid), laptop())
+    on_cpu = plan_of(grid)
     assert {skip.skip_code for skip in on_cpu.skips} == {"needs_cuda"}
     assert {group.backend for group in on_cpu.groups} == {"gloo"}
 
 
 def sizes(plan: Plan) -> list[list[tuple[str, int, str]]]:
     """The strategy, workers and purpose of the trials of each worker group."""
-    groups = [
-        sorted((trial.cell.strategy, place(trial.cell).workers, trial.purpose) for trial in group.trials)
-        for group in plan.groups
-    ]
-    return sorted(groups)
+    return sorted(sorted((t.cell.strategy, place(t.cell).workers, t.purpose) for t in g.trials) for g in plan.groups)
 
 
-def test_smaller_placements_share_the_group_of_a_larger_one(make_experiment: Make) -> None:
-    """On one node's CPU slots, under Ray."""
-    grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    one = make_experiment(grid, throughput={"blocks": 1})
-    shared = [("ddp", 1, ""), ("ddp", 2, ""), ("dp", 1, ""), ("dp", 1, ""), ("single", 1, "")]
-    assert sizes(make_plan(one, laptop())) == [shared]
-    assert [group.is_shared for group in make_plan(one, laptop()).groups] == [True]
-    assert len(make_plan(one, gpu_cluster()).groups) == 3  # NCCL
-    by_both = make_plan(make_experiment(grid, launcher=["ray", "torchrun"], throughput={"blocks": 1}), laptop())
+def test_smaller_placements_share_the_group_of_a_larger_one() -> None:
+    grid: dict[str, Any] = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    one = plan_of(grid, throughput={"blocks": 1})
+    assert sizes(one) == [[("ddp", 1, ""), ("ddp", 2, ""), ("dp", 1, ""), ("dp", 1, ""), ("single", 1, "")]]
+    assert [group.is_shared for group in one.groups] == [True]
+    assert len(plan_of(grid, gpu_cluster(), throughput={"blocks": 1}).groups) == 3  # NCCL
+    by_both = plan_of(grid, launcher=["ray", "torchrun"], throughput={"blocks": 1})
     assert Counter(group.launcher for group in by_both.groups) == {"ray": 1, "torchrun": 3}
-    more = make_plan(
-        make_experiment({**grid, "devices": [1, 2, 4]}, oversubscribe=True, throughput={"blocks": 1}), laptop()
-    )
+    grid["devices"] = [1, 2, 4]
+    more = plan_of(grid, oversubscribe=True, throughput={"blocks": 1})
     assert Counter(group.oversubscribe for group in more.groups) == {False: 1, True: 1}
     two_nodes = Inventory(tuple(Node(f"n{i}", f"10.0.0.{i}", "node", 2) for i in range(2)))
-    apart = make_plan(make_experiment({**grid, "devices": [1, 2, 4]}, throughput={"blocks": 1}), two_nodes)
-    assert {(str(group.placement), group.is_shared) for group in apart.groups} == {
-        ("2 workers with 1 device each", True),
-        ("4 workers with 1 device each on 2 nodes", False),
-    }
+    apart = plan_of(grid, two_nodes, throughput={"blocks": 1})
+    shared = {str(group.placement): group.is_shared for group in apart.groups}
+    assert shared == {"2 workers with 1 device each": True, "4 workers with 1 device each on 2 nodes": False}
 
 
-def test_one_worker_with_all_devices_holds_no_placement_of_several_workers(make_experiment: Make) -> None:
+def test_one_worker_with_all_devices_holds_no_placement_of_several_workers() -> None:
     grid = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8}
     exclude = [{"strategy": "ddp", "devices": 4}]
-    plan = make_plan(make_experiment(grid, exclude=exclude, throughput={"blocks": 1}), laptop(4))
-    assert {str(group.placement) for group in plan.groups} == {
-        "1 worker with 4 devices",
-        "2 workers with 1 device each",
-    }
+    plan = plan_of(grid, laptop(4), exclude=exclude, throughput={"blocks": 1})
+    placements = {str(group.placement) for group in plan.groups}
+    assert placements == {"1 worker with 4 devices", "2 workers with 1 device each"}
     assert all(group.placement.holds(place(trial.cell)) for group in plan.groups for trial in group.trials)
 
 
-def test_ranks_rotate_by_block_and_a_twin_runs_beside_its_base(make_experiment: Make) -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": 8}
-    plan = make_plan(make_experiment(grid, throughput={"blocks": 5, "explain": False, "twin": True}), laptop(4))
+def test_ranks_rotate_by_block_and_a_twin_runs_beside_its_base() -> None:
+    plan = plan_of({**SMALL, "devices": [1, 2, 4]}, laptop(4), throughput={"blocks": 5, "explain": False, "twin": True})
     ranks: dict[tuple[int, str], set[tuple[int, ...]]] = {}
     for group in plan.groups:
         for trial in group.trials:
@@ -176,11 +148,8 @@ def test_ranks_rotate_by_block_and_a_twin_runs_beside_its_base(make_experiment: 
     assert ranks == {(1, ""): each, (1, "twin"): each, (2, ""): {(0, 1), (2, 3)}, (4, ""): {(0, 1, 2, 3)}}
 
 
-def test_a_group_shrinks_to_the_workers_that_its_trials_need(make_experiment: Make) -> None:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    (group,) = make_plan(
-        make_experiment(grid, throughput={"blocks": 1, "explain": False, "twin": True}), laptop()
-    ).groups
+def test_a_group_shrinks_to_the_workers_that_its_trials_need() -> None:
+    (group,) = plan_of(SMALL, throughput={"blocks": 1, "explain": False, "twin": True}).groups
     alone = group.keeping(lambda trial: trial.purpose == "twin")
     assert (alone.placement.workers, alone.is_shared, list(alone.ranks_of(alone.trials[0]))) == (1, False, [0])
     assert group.keeping(lambda trial: trial.cell.devices == 1).placement.workers == 2  # base and twin, beside it
@@ -191,54 +160,41 @@ def test_a_group_shrinks_to_the_workers_that_its_trials_need(make_experiment: Ma
 VARIANTS = {"workload": "own:Own", "variants": {"before": "/code/before", "after": "/code/after"}}
 
 
-def variants_plan(make_experiment: Make, **sections: Any) -> Plan:
-    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
-    return make_plan(make_experiment(grid, **VARIANTS, **sections), laptop(), variants=variants("before", "after"))
+def variants_plan(**sections: Any) -> Plan:
+    return make_plan(experiment_of(SMALL, **VARIANTS, **sections), laptop(), variants=variants("before", "after"))
 
 
-def test_a_worker_group_imports_one_variant_and_a_block_has_the_groups_of_all(make_experiment: Make) -> None:
-    plan = variants_plan(make_experiment, throughput={"blocks": 8})
+def test_a_worker_group_imports_one_variant_and_a_block_has_the_groups_of_all() -> None:
+    plan = variants_plan(throughput={"blocks": 8})
     assert all({trial.cell.variant for trial in group.trials} == {group.variant} for group in plan.groups)
     orders = set()
     for block in range(8):
         groups = [group for group in plan.groups if group.block == block]
-        assert {(group.variant, group.placement.workers) for group in groups} == {
-            (variant, 2) for variant in ("before", "after")
-        }
+        assert {(group.variant, group.placement.workers) for group in groups} == {("before", 2), ("after", 2)}
         orders.add(tuple(group.variant for group in groups))
     assert len(orders) > 1
     assert str(plan.groups[0]).startswith("2 workers with 1 device each of ")
 
 
-def test_each_variant_is_examined_and_checked_and_has_bases_and_twins_of_its_own(make_experiment: Make) -> None:
-    plan = variants_plan(make_experiment, diagnostics=True)
+def test_each_variant_is_examined_and_checked_and_has_bases_and_twins_of_its_own() -> None:
+    plan = variants_plan(diagnostics=True)
     for purpose in ("twin", "equivalence", "doctor"):
-        kinds = {
-            variant: {
-                (trial.cell.strategy, trial.cell.devices)
-                for trial in plan.trials
-                if trial.purpose == purpose and trial.cell.variant == variant
-            }
-            for variant in ("before", "after")
-        }
-        assert kinds["before"] == kinds["after"] != set(), purpose
+        cells = [trial.cell for trial in plan.trials if trial.purpose == purpose]
+        before, after = ({(c.strategy, c.devices) for c in cells if c.variant == each} for each in ("before", "after"))
+        assert before == after != set(), purpose
     by_id = {trial.cell.id: trial.cell for trial in plan.trials}
     checked = [trial for trial in plan.trials if trial.check_id]
     assert checked and all(by_id[str(trial.check_id)].variant == trial.cell.variant for trial in checked)
 
 
-def test_a_part_of_the_plan_is_one_variant_with_its_bases(make_experiment: Make) -> None:
-    plan = variants_plan(make_experiment, diagnostics=True)
+def test_a_part_of_the_plan_or_its_trainings_are_of_one_variant() -> None:
+    plan = variants_plan(diagnostics=True)
     part = filter_plan(plan, {"variant": "after", "devices": 2})
     assert {trial.cell.variant for trial in part.trials if trial.purpose != "links"} == {"after"}
     assert {trial.cell.devices for trial in part.trials if trial.kind == "throughput"} == {1, 2}
     assert {trial.cell.variant for trial in only_variant(plan, "before").trials} == {"before"}
-
-
-def test_convergence_is_of_every_variant_or_of_one(make_experiment: Make) -> None:
     both, one = (
-        variants_plan(make_experiment, convergence={"epochs": 1, "seeds": [0], "only": only})
-        for only in ({}, {"variant": "after"})
+        variants_plan(convergence={"epochs": 1, "seeds": [0], "only": only}) for only in ({}, {"variant": "after"})
     )
     assert {t.cell.variant for t in both.trials if t.kind == "convergence"} == {"before", "after"}
     assert {t.cell.variant for t in one.trials if t.kind == "convergence"} == {"after"}

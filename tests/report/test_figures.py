@@ -37,7 +37,7 @@ from harness.report.figures.steps import step_phases
 from harness.report.tables.ratios import versus_table
 from harness.report.tables.scaling import convergence_table, scaling_by_setting, scaling_table
 from harness.report.tables.text import NO_BREAK
-from tests.conftest import Make
+from tests.conftest import experiment_of
 from tests.records import epochs_of, line, steps_of, with_set_ids
 
 HATCH = "$////$"
@@ -127,7 +127,6 @@ class Drawings(dict[str, Drawing]):
 
 
 def drawn(name: str, lines: list[dict[str, Any]], epochs: pd.DataFrame | None = None) -> Drawing:
-    """Return one figure of these trials."""
     return Drawings(results_of(lines, epochs))[name]
 
 
@@ -173,7 +172,6 @@ def axes_of(figure: Figure | None) -> list[Any]:
 
 
 def marked(drawing: Drawing, marker: str) -> list[Any]:
-    """Return the lines of all panels with this marker."""
     lines = [one for axes in axes_of(drawing.figure) for one in axes.get_lines()]
     return [one for one in lines if str(one.get_marker()) == marker]
 
@@ -203,9 +201,7 @@ def test_throughput_is_logarithmic_with_an_ideal_line_from_the_base_and_hollow_m
     assert "not a claim about speed" in drawing.caption
 
 
-def test_on_two_numbers_of_devices_each_cell_has_a_line_with_its_blocks_and_its_efficiency(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_two_device_counts_a_cell_has_a_line_with_its_blocks_and_efficiency(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "FEW_SIZES", 2)
     drawing = Drawings(full_results(), laid_out=True)["throughput"]
     axes = axes_of(drawing.figure)
@@ -260,9 +256,7 @@ def test_efficiency_needs_two_device_counts_and_batch_sizes_two_batches() -> Non
         ({"outcome": "skipped", "skip_code": "too_few_devices"}, []),
     ],
 )
-def test_batch_sizes_mark_cells_that_failed_or_lack_memory_or_samples(
-    columns: dict[str, Any], crosses: list[list[int]]
-) -> None:
+def test_crosses_mark_cells_that_lack_memory_or_samples(columns: dict[str, Any], crosses: list[list[int]]) -> None:
     drawing = drawn("batch_sizes", [*full_study(), study_line("ddp", 32, 0, (1.0, 1.0), **columns)])
     assert [list(one.get_xdata()) for one in marked(drawing, "x")] == crosses
     assert ("Crosses: 1 oom (trials)." in drawing.caption) == (columns["outcome"] == "oom")
@@ -315,11 +309,9 @@ def test_learning_curves_hold_the_median_and_range_of_a_cell_s_seeds_and_a_row_a
         (None, []),
     ],
 )
-def test_the_target_is_a_dashed_line_in_the_panels_of_its_metric(
-    target: dict[str, Any] | None, drawn_at: list[float], make_experiment: Make
-) -> None:
+def test_a_target_is_a_dashed_line_in_its_metric_s_panels(target: dict[str, Any] | None, drawn_at: list[float]) -> None:
     lines = [training()]
-    experiment = make_experiment(convergence={"epochs": 2} | ({"target": target} if target else {}))
+    experiment = experiment_of(convergence={"epochs": 2} | ({"target": target} if target else {}))
     results = with_tables(results_of(lines, curves_of(lines, [0.5, 0.8])), experiment=experiment)
     drawing = Drawings(results)["convergence"]
     metric, loss = axes_of(drawing.figure)
@@ -609,9 +601,7 @@ def titles_of(figure: Figure | None) -> list[str]:
     return [axes.get_title() for axes in axes_of(figure)]
 
 
-def test_waterfalls_stand_in_the_order_of_their_importance_with_the_same_rows_and_six_are_in_the_report(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_six_waterfalls_with_equal_rows_are_in_the_report_by_importance(monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = waterfall_of(*losing(2, "dp", "replicate"), *losing(6), leading="ddp1")
     assert titles_of(drawing.figure) == ["ddp1", "ddp5", "ddp4", "ddp3", "ddp2", "ddp0"]
     assert [titles_of(figure) for figure in drawing.more] == [["dp1*", "dp0*"]]

@@ -25,9 +25,7 @@ def version(tmp_path: Path) -> CodeVersion:
     return CodeVersion("after", str(after), code_hash(after), ("harness_own",), (str(tmp_path / "before"), str(after)))
 
 
-def test_the_version_is_first_and_the_others_are_not_on_the_import_path(
-    version: CodeVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_version_is_on_sys_path(version: CodeVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "before")
     before = ["", str(tmp_path / "before"), str(tmp_path / "link"), *sys.path, version.folder]
     monkeypatch.setattr(sys, "path", list(before))
@@ -38,9 +36,7 @@ def test_the_version_is_first_and_the_others_are_not_on_the_import_path(
     assert sys.path == before
 
 
-def test_the_folder_of_this_package_stays_and_relative_ones_are_beside_it(
-    version: CodeVersion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_this_package_stays_with_relative_ones_beside_it(version: CodeVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     home = str(PACKAGE_FOLDER.parent)
     monkeypatch.setattr(sys, "path", [home, "/elsewhere"])
     assert path_without(home, "/elsewhere") == [home]
@@ -48,9 +44,7 @@ def test_the_folder_of_this_package_stays_and_relative_ones_are_beside_it(
     assert version.place == Path(version.folder)
 
 
-def test_a_module_from_elsewhere_and_code_that_changed_are_refused(
-    version: CodeVersion, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_modules_and_changed_code_are_refused(version: CodeVersion, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("harness_own")
     monkeypatch.setitem(sys.modules, "harness_own", module)
     module.__file__ = f"{version.folder}/harness_own.py"

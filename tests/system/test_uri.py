@@ -12,41 +12,28 @@ def test_a_uri_is_known_from_a_folder() -> None:
     assert not any(map(is_uri, ["results", "/a/b", "./s3:x", "a:b", "C:/x", "auto"]))
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "s3://bucket",
-        "s3://bucket/a/b?region=eu-west-1&endpoint_override=127.0.0.1:9000&scheme=http",
-        "gs://bucket/a",
-        "gs://anonymous@bucket/a",
-        "abfs://container@account.dfs.core.windows.net/a",
-        "abfss://container@account.dfs.core.windows.net/a",
-        "file:///tmp/a",
-    ],
-)
+AZURE = "account.dfs.core.windows.net/a"
+ALLOWED = ["s3://bucket", "s3://bucket/a/b?region=eu-west-1&endpoint_override=127.0.0.1:9000&scheme=http"]
+ALLOWED += ["gs://bucket/a", "gs://anonymous@bucket/a", "file:///tmp/a"]
+ALLOWED += [f"abfs://container@{AZURE}", f"abfss://container@{AZURE}"]
+SECRET = [
+    "s3://AKIAXXXX:hunter2@bucket/a",
+    "s3://hunter2@bucket/a",
+    "s3://user:hunter2/x@bucket",
+    "gs://hunter2@bucket",
+]
+SECRET += [f"abfs://container:hunter2@{AZURE}", f"abfs://container@{AZURE}?sig=hunter2", "s3://bucket?hunter2"]
+SECRET += ["https://account.blob.core.windows.net/a?sig=hunter2", "gs://bucket/a?project_id=hunter2@x"]
+SECRET += [f"s3://bucket/a?{name}=hunter2&region=x" for name in ("access_key", "secret_key", "session_token")]
+SECRET += [f"s3://bucket/a?endpoint_override={host}" for host in ("http://user:hunter2@host", "user%3Ahunter2%40host")]
+
+
+@pytest.mark.parametrize("uri", ALLOWED)
 def test_allowed(uri: str) -> None:
     assert problem_of(uri) == ""
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "s3://AKIAXXXX:hunter2@bucket/a",
-        "s3://hunter2@bucket/a",
-        "s3://bucket/a?access_key=hunter2",
-        "s3://bucket/a?secret_key=hunter2&region=x",
-        "s3://bucket/a?session_token=hunter2",
-        "abfs://container:hunter2@account.dfs.core.windows.net/a",
-        "abfs://container@account.dfs.core.windows.net/a?sig=hunter2",
-        "https://account.blob.core.windows.net/a?sig=hunter2",
-        "gs://hunter2@bucket",
-        "s3://user:hunter2/x@bucket",
-        "s3://bucket?hunter2",
-        "s3://bucket/a?endpoint_override=http://user:hunter2@host",
-        "s3://bucket/a?endpoint_override=user%3Ahunter2%40host",
-        "gs://bucket/a?project_id=hunter2@x",
-    ],
-)
+@pytest.mark.parametrize("uri", SECRET)
 def test_credentials_are_refused_and_not_repeated(uri: str) -> None:
     assert problem_of(uri) and "hunter2" not in problem_of(uri)
 

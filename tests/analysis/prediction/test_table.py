@@ -50,9 +50,8 @@ def test_the_step_of_more_ranks_is_met_by_parts_that_add_up() -> None:
 
 def test_links_are_fitted_once_for_all_sizes_that_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(
-        "harness.analysis.prediction.collective_times.fit_ring", lambda *given: made.append(given) or fit_ring(*given)
-    )
+    name = "harness.analysis.prediction.collective_times.fit_ring"
+    monkeypatch.setattr(name, lambda *given: made.append(given) or fit_ring(*given))
     found = rows(family(), Asked(devices=(8, 16, 32), nodes=(8, 16, 32)), Links(collectives()))
     assert [row["kind"] for row in found[-3:]] == ["asked"] * 3
     assert len(made) == 2  # for the size that is held out, from its smaller ones, and for all that are asked
@@ -192,10 +191,6 @@ def test_a_family_without_ground_is_refused_with_the_reason(of: Family, reason: 
     assert pd.isna(found["step_s"]) and pd.isna(found["throughput_per_s"])
 
 
-def test_a_family_with_a_cell_that_is_not_equivalent_is_refused() -> None:
-    assert asked_row(family(), cell2="not equivalent to one device")["refusal"] == "not equivalent to one device"
-
-
 def test_beyond_eight_times_the_largest_fitted_size_far_is_needed() -> None:
     at_64 = {"devices": (64,), "nodes": (64,)}
     refused = asked_row(family(), Asked(**at_64))
@@ -283,10 +278,8 @@ def test_a_size_without_its_links_is_named_with_its_own_remedy() -> None:
     sizes = {size: observed(size) for size in (Size(1, 1), Size(2, 1))}
     inside = SLOW_LINK.assign(tier="inside a node", nodes=1)
     found = asked_row(family(sizes), ASKED, Links(pd.concat([inside, collectives()])))
-    assert (
-        "whose parts are known, which are: 1; of 2 devices, all-reduce inside a node (gloo): 3 of the 4"
-        in found["refusal"]
-    )
+    known = "whose parts are known, which are: 1; of 2 devices, all-reduce inside a node (gloo): 3 of the 4"
+    assert known in found["refusal"]
     assert "raise throughput.links_seconds" in found["refusal"] and "explain" not in found["refusal"]
 
 
@@ -333,9 +326,10 @@ def test_held_out_sizes_take_nothing_from_their_own_placement_and_can_be_held_ou
     assert found[8]["fitted"] == ("1", "2 on 2 nodes") and found[16]["fitted"] == ("1", "2 on 2 nodes")
 
 
-def test_rows_that_are_no_claim_are_marked() -> None:
+def test_rows_that_are_no_claim_are_marked_or_refused() -> None:
     assert asked_row(changed(emulated=True, faulty=True))["marks"] == ("emulated", "faulty")
     assert asked_row(changed(oversubscribed=True))["marks"] == ("oversubscribed",)
+    assert asked_row(family(), cell2="not equivalent to one device")["refusal"] == "not equivalent to one device"
 
 
 def test_the_same_run_gives_the_same_numbers_and_no_family_no_rows() -> None:

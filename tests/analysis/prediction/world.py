@@ -58,18 +58,10 @@ def collectives(
     ranks: Sequence[int] = (2, 4), cost: RingCost = COST, powers: Sequence[int] = range(12, 23), **changed: Any
 ) -> pd.DataFrame:
     """The table of measured collectives of sizes that are powers of two, of a rank a node."""
+    fixed = {"backend": "gloo", "device_model": "CPU", "tier": "between nodes", **changed}
     return COLLECTIVES.frame(
-        {
-            "devices": n,
-            "nodes": n,
-            "backend": "gloo",
-            "device_model": "CPU",
-            "operation": operation,
-            "tier": "between nodes",
-            "size_bytes": 2**power,
-            "time_s": sum(cost.parts(operation, 2**power, n)),
-            **changed,
-        }
+        {"devices": n, "nodes": n, "operation": operation, "size_bytes": 2**power}
+        | {"time_s": sum(cost.parts(operation, 2**power, n)), **fixed}
         for n in ranks
         for operation in ("all_reduce", "all_gather", "reduce_scatter")
         for power in powers
