@@ -81,19 +81,24 @@ def judge(
             "pass {per_device_batch_size} in arguments, divide by the number of ranks if the script's is the global "
             "batch, or set the grid's batch size to that of the script",
         )
-    if facts[0].evaluation_batches:
+    yield from _of_steps(first, profiles)
+
+
+def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps]) -> Iterator[Finding]:
+    """Yield findings on what the counted steps of the first rank hold, and on the GPUs' idle time in the profile."""
+    if first.facts.evaluation_batches:
         yield Finding(
             SCRIPT,
             "note",
-            f"{facts[0].evaluation_batches} batches without gradients in the timed windows",
+            f"{first.facts.evaluation_batches} batches without gradients in the timed windows",
             "evaluation counts as time of training",
             "leave it out by step: {pause: validation}, or by probe.pause() in the script",
         )
-    if len(facts[0].optimizers) > 1:
+    if len(first.facts.optimizers) > 1:
         yield Finding(
             SCRIPT,
             "note",
-            f"optimizers in the order of their first steps: {', '.join(facts[0].optimizers)}",
+            f"optimizers in the order of their first steps: {', '.join(first.facts.optimizers)}",
             "the steps of one of them are counted",
             "nothing to do if that is a step; else step: {optimizer: 1}, or probe.steps() in the script",
         )
