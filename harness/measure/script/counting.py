@@ -305,6 +305,11 @@ class StepRecorder:
         self._steps.device_s += [first.elapsed_time(second) / 1000.0 for first, second in pairs]
         self._events = []
 
+    @property
+    def measured(self) -> bool:
+        """Whether the last window has ended."""
+        return self._sent
+
     def finish(self) -> None:
         """Send all steps after the script has ended by itself."""
         if self._sent:

@@ -107,7 +107,7 @@ class Following:
 
 
 def _run(function: Callable[..., object], config: dict[str, Any], recorder: StepRecorder) -> None:
-    """Call the function; its own errors are raised, its end after the last window is not."""
+    """Call the function; its own errors are raised, unless they come after its last window, and its end is not."""
     try:
         function(config)
     except EndOfTrial:
@@ -115,9 +115,12 @@ def _run(function: Callable[..., object], config: dict[str, Any], recorder: Step
     except SystemExit as end:
         recorder.fail("SystemExit", f"the loop ended with exit code {end.code}")
         return
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
-        raise
+        if not recorder.measured:
+            raise
+        recorder.fail(type(error).__name__, str(error))
+        return
     recorder.finish()
 
 

@@ -10,8 +10,9 @@ import torch
 
 from harness.config.strategy_traits import COLLECTIVES
 from harness.measure.profiles import PROFILED_STEPS, Event
-from harness.measure.script.counting import EndOfTrial, Finished, Profiled, Schedule, StepRecorder
+from harness.measure.script.counting import EndOfTrial, Finished, Profiled, Schedule, StepRecorder, WindowsBegun
 from harness.measure.script.following import exchange_of, profiled_windows
+from harness.measure.script.loop import _run
 from harness.measure.script.profiling import MARK, STEPS, ProfiledSteps, StepProfiler, seconds_of
 from harness.measure.stepper import window_rows
 
@@ -66,13 +67,36 @@ def test_steps_of_one_process_have_no_exchange() -> None:
     assert found and found.step_s > 0 and found.exchange_s == found.exposed_s == 0 and found.idle_s is None
 
 
-@pytest.mark.parametrize("steps", [1, 3, STEPS])
-def test_the_steps_after_the_windows_are_profiled_and_those_of_a_script_that_ends_before_are_not(steps: int) -> None:
+def profiling_recorder() -> tuple[StepRecorder, Any]:
+    """A recorder with one window of two steps after the first, and a profile; and its parent's connection."""
     ours, theirs = Pipe()
     recorder = StepRecorder(theirs, lambda: None, optimizer=0, pauses=False, profiles=True)
     ours.send(Schedule(start=1, steps=2, windows=1))
     recorder._follow()
     ours.send("end")
+    return recorder, ours
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_loop_that_fails_after_its_last_window_is_measured(steps: int) -> None:
+    recorder, parent = profiling_recorder()
+
+    def loop(config: dict[str, Any]) -> None:
+        for _ in range(steps):
+            recorder.step()
+        raise ValueError("no more data")
+
+    if steps < 3:
+        with pytest.raises(ValueError, match="no more data"):
+            _run(loop, {}, recorder)
+        return
+    _run(loop, {}, recorder)
+    assert [type(parent.recv()) for _ in range(3)] == [WindowsBegun, Finished, Profiled]
+
+
+@pytest.mark.parametrize("steps", [1, 3, STEPS])
+def test_the_steps_after_the_windows_are_profiled_and_those_of_a_script_that_ends_before_are_not(steps: int) -> None:
+    recorder, ours = profiling_recorder()
     ended = False
     for _ in range(3 + steps):
         try:
