@@ -35,6 +35,7 @@ from harness.plan.run_environment import NodeEnvironment, RunEnvironment
 from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, STALLS
 
+LEAST_STEPS = 10
 SLOW_RANK = 1.20
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -120,9 +121,13 @@ def throttling(rank: Row) -> list[str]:
 
 
 def slow_ranks(windows: pd.DataFrame) -> dict[TrialKey, int]:
-    """Return the slowest rank of each trial, if its step without gradient exchange exceeds SLOW_RANK medians."""
+    """Return the slowest rank of each trial, if its step without gradient exchange exceeds SLOW_RANK medians.
+
+    Over fewer than LEAST_STEPS steps, as those of a script's profile, a rank may be slow by chance.
+    """
     alone = windows[windows["window_kind"] == "alone"]
     sums = alone.groupby([*KEYS, "rank"])[["duration_s", "steps"]].sum()
+    sums = sums[sums["steps"] >= LEAST_STEPS]
     by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(KEYS)
     slow = by_trial.max() > SLOW_RANK * by_trial.quantile(0.5, interpolation="lower")  # a single rank is its own median
     return {(trial_id, attempt): int(rank) for trial_id, attempt, rank in by_trial.idxmax()[slow]}

@@ -184,9 +184,8 @@ def waterfall(
     known = grouped(timed, lambda row: (row.cell_id, row.block))
     profiles = {(row.launchers_id, row.block): row for row in rows_of(measured(trials, "profile"))}
     claims = rows_of(scaling[scaling["excluded"].isna()])
-    # a program of the user's is its own base
-    own = {row.cell_id: row for row in claims if row.base_devices == 1 and row.base_strategy == row.strategy}
-    ratios = {**own, **{row.cell_id: row for row in claims if row.base_strategy == BASE_STRATEGY}}
+    programs = set(trials.loc[trials["connected_ranks"].notna(), "cell_id"])  # each is its own base
+    ratios = {row.cell_id: row for row in claims if row.base_strategy == BASE_STRATEGY or row.cell_id in programs}
     rows: list[Row] = []
     for cell_id, group in by_cell(rows_of(measured(trials))).items():
         ratio = ratios.get(cell_id)

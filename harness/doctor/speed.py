@@ -18,7 +18,7 @@ from harness.measure.window import synchronize
 from harness.plan.cell import int_option, place
 from harness.plan.checks import Finding, join_names
 from harness.train.loader import Batches, endless_shares
-from harness.train.ranks import crowded, pinned
+from harness.train.ranks import Ranks, crowded, pinned
 from harness.train.workloads import collate_of
 
 NAME = "loader throughput"
@@ -149,21 +149,33 @@ class Alone:
 
 
 def observe_slow_rank(subject: Subject) -> Alone:
-    """Time this rank's fastest step alone, or a product of matrices if the model does not fit on one device.
+    """Time this rank's fastest step alone, or products of matrices if that is too short, or the model does not fit.
 
-    If a rank is slow, the steps are repeated, all ranks with the first rank's part of the batch: parts may differ in
-    their cost, and other load may pass.
+    The steps are repeated by all ranks with the first rank's part of the batch: parts may differ in their cost.
     """
-    ranks, fits = subject.ranks, all(steps.own_step_s for steps in subject.steps)
+    ranks, host = subject.ranks, socket.gethostname()
+    if ranks.world_size == 1:
+        return Alone(0.0, host)
     same = replace(subject, ranks=replace(ranks, rank=0))
-    own = subject.steps[ranks.rank].own_step_s if fits or ranks.world_size == 1 else _products_s(subject.device)
+    steps_s: Sequence[float] = [steps.own_step_s for steps in subject.steps]
+    if all(steps_s):
+        steps_s = _repeated(steps_s, ranks, lambda: observe_own_part(same.fresh()).step_s)
+    if not all(steps_s) or (min(steps_s) < LEAST_S and not _slow(steps_s)):
+        products_s = ranks.gather(_products_s(subject.device))
+        steps_s = _repeated(products_s, ranks, lambda: _products_s(subject.device))
+    return Alone(steps_s[ranks.rank], host)
+
+
+def _repeated(seconds: Sequence[float], ranks: Ranks, again: Callable[[], float]) -> Sequence[float]:
+    """Return the seconds of all ranks; if one is slow, the least of further measurements: other load may pass."""
+    own = math.inf
     for number in range(ROUNDS):
-        if not _slow(ranks.gather(own)):
+        if not _slow(seconds):
             break
         time.sleep(PAUSE_S * 2**number)
-        again = observe_own_part(same.fresh()).step_s if fits else _products_s(subject.device)
-        own = again if number == 0 else min(own, again)  # the first time was of another part
-    return Alone(own, socket.gethostname())
+        own = min(own, again())
+        seconds = ranks.gather(own)
+    return seconds
 
 
 def _products_s(device: torch.device) -> float:

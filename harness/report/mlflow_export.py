@@ -163,16 +163,16 @@ def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Seq
         params = [entities.Param(*one) for one in run.params.items()]
         metrics = [entities.Metric(metric, value, end_ms, step) for metric, value, step in run.metrics]
         client.log_batch(run_id, metrics, params)  # in requests of a size that MLflow accepts
-        client.set_terminated(run_id, status="FINISHED", end_time=end_ms)
         return run_id
 
     parent = write(whole, {})
-    for cell in cells:
-        write(cell, {PARENT: parent})
+    written = [write(cell, {PARENT: parent}) for cell in cells]
     for path in filter(Path.is_file, (folder.report, folder.path / "experiment.yaml")):
         client.log_artifact(parent, str(path))
     for path in sorted(folder.tables.glob("*.csv")):
         client.log_artifact(parent, str(path), "tables")
+    for run_id in (*written, parent):  # until then the export is still running, as MLflow shows it
+        client.set_terminated(run_id, status="FINISHED", end_time=end_ms)
     for run_id in earlier:
         client.delete_run(run_id)
     return bool(earlier)

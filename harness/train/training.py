@@ -225,7 +225,7 @@ class Training:
         (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
         if tokens:
             factor = divisor / tokens.value()
-            if factor.device.type != "cpu" or factor != 1:  # on a GPU the host would wait for the comparison
+            if not is_one(factor):
                 scale_gradients(self.model, factor)
         return loss.detach(), weight
 
@@ -380,6 +380,11 @@ def on_device(weight: Tensor | float, device: torch.device) -> Tensor:
     if isinstance(weight, Tensor) and weight.device == device:
         return weight.detach().float()
     return torch.full((), float(weight), device=device)
+
+
+def is_one(factor: Tensor) -> bool:
+    """Return whether a factor is 1; False on a GPU, for which the host would wait, and for a fake tensor."""
+    return factor.device.type == "cpu" and type(factor) is Tensor and bool(factor == 1)
 
 
 def scale_gradients(model: nn.Module, factor: Tensor) -> None:

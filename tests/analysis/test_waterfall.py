@@ -96,6 +96,7 @@ def test_parts_of_a_script_are_of_the_profile_after_its_windows(name: str) -> No
         window("alone", 1, 3, 0.130, 0.010),
     ]
     facts = {"exposed_s": {"exposed communication": 0.03}, "exchange_s": {"exposed communication": 0.05}}
+    facts["connected_ranks"] = 2  # type: ignore[assignment]
     base, of_two = {"devices": 1, "alone_id": "script1"}, {"base_id": "script1", "alone_id": "script1", "facts": facts}
     lines = [trial("script1", one, strategy=name, **base), trial("script2", two, strategy=name, **of_two)]
     parts = "side by side 5, slowest rank 10, exposed communication 30, waiting for data 8, rest 15"

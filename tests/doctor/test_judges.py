@@ -334,16 +334,19 @@ def test_a_rank_whose_own_step_is_slow_is_named() -> None:
         assert speed.judge_slow_rank(alone(*times), case()) == []
 
 
-def test_ranks_of_a_model_that_does_not_fit_on_one_device_are_compared_by_matrix_products(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("step_s", [0.0, 0.002])
+def test_ranks_of_a_model_that_does_not_fit_on_one_device_or_has_short_steps_are_compared_by_matrix_products(
+    step_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Two(Ranks):
         def gather(self, value: Any) -> Any:
-            return [0.01, value]
+            return [0.01, value]  # of the other rank
 
     monkeypatch.setattr(speed, "PAUSE_S", 0.0)
     monkeypatch.setattr(speed, "_products_s", lambda device: next(times))
-    subject = Subject(cell(), None, (), 0, Two(1, 2, 1, 0, "n", "127.0.0.1", (CPU,)), steps=[steps(), steps()])
+    subject = Subject(
+        cell(), None, (), 0, Two(1, 2, 1, 0, "n", "127.0.0.1", (CPU,)), steps=[steps(own_step_s=step_s)] * 2
+    )
     for given, found in (([0.06] * 20, 0.06), ([0.06, 0.05, 0.01], 0.01)):  # slow throughout; other load that passes
         times = iter(given)
         assert speed.observe_slow_rank(subject).seconds == found

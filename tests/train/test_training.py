@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import IterableDataset
 
@@ -23,7 +24,7 @@ from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
 from harness.train.strategies.base import Single
-from harness.train.training import Training, on_device
+from harness.train.training import Training, is_one, on_device
 from harness.train.workloads import as_datasets, as_loss
 from harness.train.workloads.image_classification import ImageClassification
 from tests.equivalence import BATCH, SAMPLES, SEED, Regression
@@ -325,6 +326,13 @@ def test_gradients_are_scaled_after_backward_only_if_samples_have_other_tokens_t
     taken = steps(training_of(CELL, OfOneLength(longer), world_size=2))
     next(taken), next(taken)
     assert scaled == ([0.75] if longer else [])
+
+
+def test_a_factor_without_a_value_is_not_compared() -> None:
+    """As in a trace of memory, whose tensors are fake."""
+    assert is_one(torch.ones(())) and not is_one(torch.full((), 0.5))
+    with FakeTensorMode():
+        assert not is_one(torch.ones(()))
 
 
 def test_a_weight_in_the_hosts_memory_is_not_copied_to_the_device() -> None:

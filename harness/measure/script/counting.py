@@ -267,8 +267,8 @@ class StepRecorder:
             if self._events:
                 self._record(0)
             return
-        self._sent = True
         self._send(Finished(steps, self.facts(), by_itself=False, late=self._late))
+        self._sent = True
         if not self._profiles or self._late is not None:
             self._end()
         self._profiler = StepProfiler(self._devices())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -57,8 +57,9 @@ MARGIN_S = 4 * TICK_S
 RECENT, MOST_MARGIN = 50, 10_000
 LEAST_TIMED = 2
 """The least number of steps that make a window of a script that ends early."""
-PROFILE_S, PROFILE_STEPS = 60.0, 10 * (1 + PROFILED_STEPS)
-"""The longest wait for the profile of a few steps, and beyond it their time at the pace of the warm-up, ten times."""
+PROFILE_S, PROFILE_STEPS, MOST_PROFILE_S = 30.0, 10 * (1 + PROFILED_STEPS), 240.0
+"""The longest wait for the profile of a few steps: beside ten times their time in the windows, and in all."""
+NOT_PROFILED = "the steps after the windows were not profiled: they paused, or ended, or profile themselves"
 WAIT_S, LAST_OUTPUT_S = 1.0, 2.0
 """Timeouts of a look at a script's messages, and of its end after it has failed."""
 
@@ -109,7 +110,9 @@ def script(context: TrialContext) -> TrialResult:
         process = ScriptProcess(start, environment_of(ranks, trial.cell, master, gpus, plain=plain), folder)
         try:
             with context.part("script"):
-                followed = follow(process, ranks, settings, profiles=start.profiles, shared=trial.cell.oversubscribed)
+                advances = context.advance if start.profiles else None
+                shared = trial.cell.oversubscribed
+                followed = follow(process, ranks, settings, shared=shared, profile_advances=advances)
             with context.part("end of the script"):
                 process.end(END_S)
             return result(context, experiment, followed, stated, process.output())
@@ -127,8 +130,18 @@ def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
     return {**values, **cell.workload_options, "seed": seed, "folder": str(folder)}
 
 
-def follow(process: Process, ranks: Ranks, settings: Throughput, *, profiles: bool, shared: bool) -> Followed:
-    """Follow the warm-up, name the windows on all ranks alike, and wait for their end, and that of the profile."""
+def follow(
+    process: Process,
+    ranks: Ranks,
+    settings: Throughput,
+    *,
+    shared: bool = False,
+    profile_advances: Callable[[], None] | None = None,
+) -> Followed:
+    """Follow the warm-up, name the windows on all ranks alike, and wait for their end.
+
+    ``profile_advances``: wait for the profile too, and call this meanwhile, for the watchdog; None: there is none.
+    """
     warm_up = WarmUp(settings, ranks.devices[0].type)
     count, end = _to_windows(process, ranks, warm_up, settings)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
@@ -148,7 +161,9 @@ def follow(process: Process, ranks: Ranks, settings: Throughput, *, profiles: bo
         )
         raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
-    profiled = _profiled(process, end.steps) if profiles and not end.by_itself else None
+    profiled = None
+    if profile_advances and not end.by_itself:
+        profiled = _profiled(process, end.steps, profile_advances)
     process.remember_children()
     ranks.barrier()  # no rank's script ends while another still needs it
     process.send("end")
@@ -156,11 +171,12 @@ def follow(process: Process, ranks: Ranks, settings: Throughput, *, profiles: bo
     return Followed(end, load if begun else RankFacts(), steady, profiled.steps if profiled else None)
 
 
-def _profiled(process: Process, steps: Steps) -> Profiled | None:
+def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Profiled | None:
     """Wait for the profile of the steps after the windows, which are measured already: a script may fail in it."""
     (first, began), (last, over) = steps.edges[0], steps.edges[-1]
-    until = time.monotonic() + PROFILE_S + PROFILE_STEPS * (over - began) / (last - first)
+    until = time.monotonic() + min(MOST_PROFILE_S, PROFILE_S + PROFILE_STEPS * (over - began) / (last - first))
     while time.monotonic() < until and process.exit_code is None:
+        advance()
         for message in process.messages(WAIT_S):
             if isinstance(message, Profiled):
                 return message
@@ -251,6 +267,7 @@ def result(
     gathered = ranks.gather((window_rows(ranks.rank, windows), columns))
     by_rank = [steps for _, steps in gathered]
     known = [each for each in profiles if each] if own else []
+    asked = experiment.profiles(trial.purpose) and not end.by_itself
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
     findings = judge(seen, trial.cell, stated, known) if trial.purpose == "doctor" or not trial.block else ()
@@ -262,6 +279,7 @@ def result(
         "evaluation_batches": facts.evaluation_batches,
         "connected_ranks": together([each.facts for each in seen]),
         **exchange_of(known),
+        **({"explain_error": NOT_PROFILED} if asked and not known else {}),
     }
     return TrialResult(
         trial.id,
@@ -276,13 +294,16 @@ def result(
 
 
 def profiled_windows(profile: ProfiledSteps) -> list[TimedWindow]:
-    """Return the profiled steps without their exchange and, on a GPU, whose timed windows mark no wait, whole."""
+    """Return the profiled steps without their exchange and, on a GPU, whose timed windows mark no wait, whole.
+
+    ``idle_s`` is the part of the GPU's idle time in which the host waits for data.
+    """
 
     def window(kind: WindowKind, step_s: float) -> TimedWindow:
         steps, idle_s = PROFILED_STEPS, profile.idle_s
         duration_s, nothing = steps * step_s, [0.0] * steps
         by_host = with_rest({"wait": steps * profile.wait_s}, duration_s)
-        phases = by_host if idle_s is None else with_rest({"idle": steps * idle_s}, duration_s)
+        phases = by_host if idle_s is None else with_rest({"idle": steps * min(idle_s, profile.wait_s)}, duration_s)
         seconds = [step_s] * steps
         of_host = {} if idle_s is None else by_host
         return TimedWindow(kind, Window(duration_s, seconds, nothing, nothing, nothing, phases, of_host), 0.0)
@@ -301,8 +322,9 @@ def exchange_of(profiles: Sequence[ProfiledSteps]) -> TrialFacts:
 
     The others wait for that rank, which is no cost of exchange.
     """
-    least = min(profiles, key=lambda profile: profile.exposed_s, default=None)
-    if least is None or not least.exchange_s:
+    exchanging = [profile for profile in profiles if profile.exchange_s]
+    least = min(exchanging, key=lambda profile: profile.exposed_s, default=None)
+    if least is None:
         return {}
     name = COLLECTIVES.name
     return {"exchange_s": {name: least.exchange_s}, "exposed_s": {name: least.exposed_s}}

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from harness.config.script import ScriptExperiment
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.counting import EndOfTrial, StepRecorder
-from harness.measure.script.following import Followed, follow, result, values_of
+from harness.measure.script.following import MOST_PROFILE_S, Followed, follow, result, values_of
 from harness.measure.script.parent import ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.user_code import load_user_function
 from harness.train.ranks import Ranks
 
-FOLLOWED_S = 30.0
+FOLLOWED_S = 30.0 + MOST_PROFILE_S
 """The longest time until the thread that follows a loop has seen its end."""
 
 
@@ -72,7 +72,10 @@ def loop(context: TrialContext) -> TrialResult:
     with _own_group(ranks) as control, context.part("script"):
         following = Following(
             lambda: follow(
-                InThread(ours), control, experiment.throughput_of(trial.purpose), profiles=profiles, shared=False
+                InThread(ours),
+                control,
+                experiment.throughput_of(trial.purpose),
+                profile_advances=context.advance if profiles else None,
             )
         )
         _run(function, experiment.config_of(values), recorder)

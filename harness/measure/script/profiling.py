@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,41 +33,52 @@ class ProfiledSteps:
 
 
 class StepProfiler:
-    """Profiles STEPS steps of this thread; torch ends a profile of the script's own."""
+    """Profiles STEPS steps of this thread. Steps of a script that has a profiler of its own are only counted."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = devices
         self._waits: list[float] = []
-        self._pauses: list[float] = []
-        self._profiler = profile(
-            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices else [])], acc_events=True
-        )
-        self._profiler.start()
+        self._paused = False
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices else [])]
+        # torch has one profile a thread, and a second one ends the first, whose later calls then fail
+        self._profiler = None if has_profiler() else profile(activities=activities, acc_events=True)
+        if self._profiler:
+            self._profiler.start()
 
     def step(self, wait_s: float, pause_s: float) -> bool:
         """Mark the end of a step, with its seconds of waiting for data and of pauses; return whether it is the last."""
+        self._paused |= bool(self._waits) and pause_s > 0
         self._waits.append(wait_s)
-        self._pauses.append(pause_s)
         if len(self._waits) in (1, STEPS):  # nothing of another step runs on a GPU between both marks
             for device in self._devices:
                 torch.cuda.synchronize(device)
         with record_function(MARK):
             pass
-        return len(self._waits) == STEPS
+        return len(self._waits) >= STEPS
 
     def end(self) -> ProfiledSteps | None:
-        """Return the seconds of the steps; None if the profile was ended, as by one of the script's own."""
-        self._profiler.stop()
-        device = self._devices[0] if self._devices else torch.device("cpu")
-        return seconds_of(events_of(self._profiler), device, sum(self._waits[1:]), sum(self._pauses[1:]))
+        """Return the seconds of the steps; None if they are not known: of steps with a pause, or without a profile."""
+        try:
+            if not self._profiler:
+                return None
+            self._profiler.stop()
+            device = self._devices[0] if self._devices else torch.device("cpu")
+            return None if self._paused else seconds_of(events_of(self._profiler), device, sum(self._waits[1:]))
+        except Exception:  # of the profiler: the script is measured already
+            return None
 
 
-def seconds_of(
-    events: Sequence[Event], device: torch.device, wait_s: float, pause_s: float = 0.0
-) -> ProfiledSteps | None:
-    """Return seconds a step between the first mark and the last; None if there are not two.
+def has_profiler() -> bool:
+    """Return whether the process holds a profiler of torch, running or not."""
+    gc.collect()  # what nothing holds any more is none
+    kinds = (torch.autograd.profiler.profile, torch.profiler.profile)
+    return any(issubclass(type(each), kinds) for each in gc.get_objects())
 
-    ``wait_s``, ``pause_s``: those of all these steps.
+
+def seconds_of(events: Sequence[Event], device: torch.device, wait_s: float) -> ProfiledSteps | None:
+    """Return seconds a step between the first mark and the last; None if there are not two, or no kernel of a GPU.
+
+    ``wait_s``: that of all these steps.
     """
     marks = sorted(event.span for event in events if event.name == MARK and event.gpu is None)
     if len(marks) < 2:
@@ -76,10 +88,12 @@ def seconds_of(
     time = collective_times(inside, (COLLECTIVES,), device)[COLLECTIVES.name]
     steps, idle_s = len(marks) - 1, None
     if device.type == "cuda":
+        if all(event.gpu is None for event in events):  # CUPTI is not permitted, or in use
+            return None
         busy = union(each.span for each in inside if each.gpu == (device.index or 0) and not each.annotation)
         idle_s = sum(end - start for start, end in minus([whole], busy)) / 1e9 / steps
     return ProfiledSteps(
-        ((whole[1] - whole[0]) / 1e9 - pause_s) / steps,
+        (whole[1] - whole[0]) / 1e9 / steps,
         wait_s / steps,
         time.total_s / steps if time else 0.0,
         time.exposed_s / steps if time else 0.0,

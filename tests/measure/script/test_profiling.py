@@ -37,8 +37,8 @@ def test_on_a_cpu_a_collective_is_exposed_while_no_operator_runs() -> None:
         event("gloo:broadcast", 3.0, 3.25, thread=2),
         event("aten::mm", 3.25, 4.0, thread=1),
     ]
-    found = seconds_of(events, CPU, wait_s=0.5, pause_s=1.0)
-    assert found == ProfiledSteps(step_s=1.5, wait_s=0.25, exchange_s=0.75, exposed_s=0.5, idle_s=None)
+    found = seconds_of(events, CPU, wait_s=0.5)
+    assert found == ProfiledSteps(step_s=2.0, wait_s=0.25, exchange_s=0.75, exposed_s=0.5, idle_s=None)
 
 
 def test_on_a_gpu_kernels_of_nccl_are_exposed_and_without_any_kernel_it_is_idle() -> None:
@@ -54,8 +54,8 @@ def test_on_a_gpu_kernels_of_nccl_are_exposed_and_without_any_kernel_it_is_idle(
     assert found == ProfiledSteps(step_s=2.0, wait_s=0.0, exchange_s=0.75, exposed_s=0.5, idle_s=0.75)
 
 
-def test_without_two_marks_nothing_is_known() -> None:
-    assert seconds_of(marks(1), CPU, wait_s=0.0) is None
+def test_without_two_marks_or_kernels_of_a_gpu_nothing_is_known() -> None:
+    assert seconds_of(marks(1), CPU, wait_s=0.0) is seconds_of(marks(1, 2), GPU, wait_s=0.0) is None
 
 
 def test_steps_of_one_process_have_no_exchange() -> None:
@@ -75,6 +75,22 @@ def profiling_recorder() -> tuple[StepRecorder, Any]:
     recorder._follow()
     ours.send("end")
     return recorder, ours
+
+
+@pytest.mark.parametrize(("pause_s", "known"), [((1.0, 0.0), True), ((0.0, 1.0), False)])
+def test_steps_with_a_pause_are_not_known_but_the_first_may_have_one(pause_s: tuple[float, float], known: bool) -> None:
+    profiler = StepProfiler([])
+    for number in range(STEPS):
+        profiler.step(0.0, pause_s[min(number, 1)])
+    assert (profiler.end() is not None) == known
+
+
+def test_the_steps_of_a_script_with_a_profiler_of_its_own_are_counted_alone() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+        profiler = StepProfiler([])
+        assert [profiler.step(0.0, 0.0) for _ in range(STEPS)] == [False] * (STEPS - 1) + [True]
+        assert profiler.end() is None
+    assert own.events()
 
 
 @pytest.mark.parametrize("steps", [2, 4])
@@ -115,12 +131,14 @@ def test_the_window_without_exchange_lacks_what_is_exposed_and_marks_the_wait_fo
     (own,) = window_rows(0, profiled_windows(ProfiledSteps(1.0, 0.25, 0.5, 0.25, None)))
     assert own["window_kind"] == "alone" and own["duration_s"] == 0.75 * PROFILED_STEPS
     assert own["wait_s"] == 0.25 * PROFILED_STEPS and own["rest_s"] == 0.5 * PROFILED_STEPS
-    alone, whole = window_rows(0, profiled_windows(ProfiledSteps(1.0, 0.25, 0.5, 0.25, 0.125)))
-    assert (alone["window_kind"], whole["window_kind"]) == ("alone", "phases")
-    assert whole["idle_s"] == 0.125 * PROFILED_STEPS and whole["host_wait_s"] == 0.25 * PROFILED_STEPS
+    for idle_s, waiting_s in ((0.125, 0.125), (0.5, 0.25)):  # a GPU that waits for kernels waits for no data
+        alone, whole = window_rows(0, profiled_windows(ProfiledSteps(1.0, 0.25, 0.5, 0.25, idle_s)))
+        assert (alone["window_kind"], whole["window_kind"]) == ("alone", "phases")
+        assert whole["idle_s"] == waiting_s * PROFILED_STEPS and whole["host_wait_s"] == 0.25 * PROFILED_STEPS
 
 
 def test_the_exchange_is_that_of_the_rank_that_waits_least() -> None:
     ranks = [ProfiledSteps(1.0, 0.0, 0.75, exposed, None) for exposed in (0.5, 0.25)]
+    ranks.append(ProfiledSteps(1.0, 0.0, 0.0, 0.0, None))  # whose profile shows no collective
     assert exchange_of(ranks) == {"exchange_s": {COLLECTIVES.name: 0.75}, "exposed_s": {COLLECTIVES.name: 0.25}}
     assert exchange_of([]) == exchange_of([ProfiledSteps(1.0, 0.0, 0.0, 0.0, None)]) == {}
