@@ -251,7 +251,7 @@ def measured(folder: Path, seconds: float, variables: dict[str, str], prefixes: 
 
 @pytest.mark.slow
 def test_two_processes_measure_every_operation_within_the_time(tmp_path: Path) -> None:
-    found = measured(tmp_path, 2.0, {PER_NODE: "2"})
+    found = measured(tmp_path, 5.0, {PER_NODE: "2"})
     rows = found["rows"]
     assert list(dict.fromkeys(row["operation"] for row in rows)) == OPERATIONS
     assert found["notes"] == []  # that the time ends a sweep: test_links.py, by a clock of its own
