@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from harness.config.load import parse_experiment
-from tests.report.test_causes import cause
+from tests.report.test_causes import cause, text_of
 from tests.report.test_verdict import CELL, FASTEST, TRUST, verdict_of
 
 RUN = "results/study/1"
@@ -43,6 +43,19 @@ def test_a_cause_is_tried_with_a_file_that_runs_once_nothing_is_open() -> None:
     )
     assert command == f"python -m harness.run {RUN}/next.yaml"
     assert next_of(FASTEST, WAITS, DECIDED)["grid"]["loader.workers"] == [0, 2, 4]
+
+
+def test_a_script_s_cause_is_to_be_changed_in_the_program_which_has_no_options_of_harness() -> None:
+    grid = {"devices": [8], "per_device_batch_size": [32]}
+    script: dict[str, Any] = {"experiment": {"script": "train.py", "grid": grid}}
+    last = [*verdict_of(FASTEST, WAITS, DECIDED, **script).by_heading.values()][-1][0]
+    assert last.text.startswith("81 % of the step is waiting for data: try more workers of the DataLoader")
+    assert last.command == "" and "loader.workers" not in last.text
+    assert verdict_of(FASTEST, WAITS, UNDECIDED, **script).command.endswith("--add-blocks 4")  # first what is open
+    why = text_of(EXCHANGE, **script)
+    assert why.endswith(
+        "try other sizes of buckets (bucket_cap_mb), accumulation with no_sync(), or a communication hook."
+    )
 
 
 def test_blocks_that_decide_what_is_open_come_before_an_option() -> None:

@@ -161,17 +161,16 @@ def follow(
         )
         raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
-    profiled = None
+    profile = None
     if profile_advances and not end.by_itself:
-        profiled = _profiled(process, end.steps, profile_advances)
+        profile = _profiled(process, end.steps, profile_advances)
     process.remember_children()
     ranks.barrier()  # no rank's script ends while another still needs it
     process.send("end")
-    steady = ranks.broadcast(warm_up.steady)
-    return Followed(end, load if begun else RankFacts(), steady, profiled.steps if profiled else None)
+    return Followed(end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady), profile)
 
 
-def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Profiled | None:
+def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> ProfiledSteps | None:
     """Wait for the profile of the steps after the windows, which are measured already: a script may fail in it."""
     (first, began), (last, over) = steps.edges[0], steps.edges[-1]
     until = time.monotonic() + min(MOST_PROFILE_S, PROFILE_S + PROFILE_STEPS * (over - began) / (last - first))
@@ -179,7 +178,7 @@ def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Pr
         advance()
         for message in process.messages(WAIT_S):
             if isinstance(message, Profiled):
-                return message
+                return message.steps
     return None
 
 

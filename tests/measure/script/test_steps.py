@@ -17,6 +17,7 @@ from harness.measure.script.counting import Facts, Finished, Schedule, Steps, di
 from harness.measure.script.following import values_of, windows_of
 from harness.measure.script.judging import Seen, judge, together
 from harness.measure.script.parent import ScriptFailed, environment_of, lay_out, link_tree, unused, visible_gpus
+from harness.measure.script.profiling import ProfiledSteps
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
 
@@ -100,6 +101,19 @@ def having(**facts: Any) -> Finished:
 )
 def test_findings_follow_from_what_was_counted(end: Finished, stated: float | None, seen: list[str]) -> None:
     assert [finding.seen for finding in judge([Seen.of(end)] * 2, CELL, stated)] == seen
+
+
+@pytest.mark.parametrize(
+    ("idle_s", "wait_s", "share"),
+    [((0.5, 0.3), 0.0, ["30 %"]), ((0.5, 0.3), 0.25, []), ((0.5, 0.1), 0.0, []), ((None, None), 0.0, [])],
+)
+def test_gpus_that_run_no_kernel_and_wait_for_no_data_are_bound_by_the_host(
+    idle_s: tuple[float | None, ...], wait_s: float, share: list[str]
+) -> None:
+    profiles = [ProfiledSteps(1.0, wait_s, 0.0, 0.0, each) for each in idle_s]
+    found = [*judge([Seen.of(HEALTHY)] * 2, CELL, None, profiles)]
+    assert [finding.seen.rpartition(": ")[2] for finding in found] == share
+    assert all("bound by the host" in finding.means for finding in found)
 
 
 def test_independent_copies_are_an_error_and_one_device_is_none() -> None:
