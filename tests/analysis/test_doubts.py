@@ -225,6 +225,7 @@ def test_the_slow_rank_is_named(seconds: list[float], slow: int | None) -> None:
     alone = {"trial_id": "t", "attempt": 1, "window": 3, "window_kind": "alone", "steps": 10}
     windows = WINDOWS.frame({**alone, "rank": rank, "duration_s": value} for rank, value in enumerate(seconds))
     assert slow_ranks(windows) == ({} if slow is None else {("t", 1): slow})
+    assert slow_ranks(windows.assign(steps=5)) == {}  # those of a script's profile: too few to know
 
 
 def test_doubts_are_counted_over_blocks_a_list_in_memory_and_text_in_a_table(tmp_path: Path) -> None:

@@ -325,7 +325,10 @@ class StepRecorder:
             self._send(Raised(kind, message, len(self._steps.ended)))
 
     def _not_profiled(self) -> None:
+        """Send that the profile is missing, and stop it: torch may crash at the end of a process that profiles."""
         if not self._done:
+            if self._profiler:
+                self._profiler.end()
             self._send(Profiled(None))
 
     def facts(self) -> Facts:

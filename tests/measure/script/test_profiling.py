@@ -125,6 +125,7 @@ def test_the_steps_after_the_windows_are_profiled_and_those_of_a_script_that_end
     (profiled,) = others
     assert isinstance(profiled, Profiled) and (profiled.steps is not None) == ended == (steps == STEPS)
     assert not ours.poll()
+    assert not torch.autograd._profiler_enabled()  # torch may crash at the end of a process that profiles
 
 
 def test_the_window_without_exchange_lacks_what_is_exposed_and_marks_the_wait_for_data() -> None:
