@@ -267,12 +267,14 @@ def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     for cell_id, twin in twins.items():
         if pair := paired(twin, bases.get(cell_id, []), rule):
             base = bases[cell_id]
-            row = _row(pair, ("twin_throughput_per_s", "throughput_per_s"), rule, None, twin, base)
+            row = ratio_row(pair, ("twin_throughput_per_s", "throughput_per_s"), rule, None, twin, base)
             rows.append({**row, "doubts": tally(twin, "twin") + tally(base, "base")})
     return NOISE.frame(sorted(rows, key=order))
 
 
-def _row(pair: Paired, names: tuple[str, str], rule: Rule | None, checked: Verdicts | None, *cells: Records) -> Values:
+def ratio_row(
+    pair: Paired, names: tuple[str, str], rule: Rule | None, checked: Verdicts | None, *cells: Records
+) -> Values:
     """Return the columns of the ratio of two cells, with the mean throughput of each in a column of ``names``."""
     speeds = zip(names, (pair.speeds, pair.others), strict=True)
     return {
@@ -292,7 +294,7 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | N
     for group in cells.values():
         control = controls.get(group[0].launchers_id, [])
         if group[0].launcher == "ray" and (pair := paired(group, control, rule)):
-            row = _row(pair, ("throughput_per_s", "control_throughput_per_s"), rule, checked, group, control)
+            row = ratio_row(pair, ("throughput_per_s", "control_throughput_per_s"), rule, checked, group, control)
             doubts = _doubts_of(group, control, "torchrun")
             rows.append({**row, "control_id": control[0].cell_id, "doubts": doubts})
     return PARITY.frame(sorted(rows, key=order))
@@ -320,7 +322,7 @@ def versus(
         if pair := paired(group, other, own_rule):
             rows.append(
                 {
-                    **_row(pair, ("throughput_per_s", "other_throughput_per_s"), own_rule, checked, group, other),
+                    **ratio_row(pair, ("throughput_per_s", "other_throughput_per_s"), own_rule, checked, group, other),
                     **{tag: any(is_no_claim({tag: getattr(one[0], tag)}) for one in (group, other)) for tag in TAGS},
                     **{f"other_{column}": getattr(other[0], column) for column in ("label", "strategy")},
                     "other_id": other[0].cell_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.evidence import stalls
 from harness.analysis.findings import findings, static_findings, with_faulty
 from harness.analysis.hardware import collectives, device_memory, gpus, links
+from harness.analysis.improvements import STEPS, Step, improvements
 from harness.analysis.phases import host_phases, ledger, phases
 from harness.analysis.prediction import Asked, Links, families, predictions, recorded_exchanges
 from harness.analysis.preview import preview
@@ -49,6 +50,8 @@ from harness.record.frames import records
 from harness.record.mirror import on_this_machine
 from harness.record.schema import FINDINGS, VERDICT, empty_table
 
+IMPROVE_FOLDER = "improve"
+"""The folder of a run folder for the runs of ``--improve``: improve/<cell>/<step>/<time>-<id>."""
 SUMMARY = (
     *("devices", "global_batch_size", "blocks", "throughput_per_s", "throughput_low", "throughput_high"),
     *("speedup", "low", "high", "p_value", "efficiency"),
@@ -260,6 +263,23 @@ def _trials(results: Results) -> pd.DataFrame:
     return frame.assign(doubts=doubts(frame, *tables))
 
 
+def improving_runs(folder: RunFolder) -> Iterator[tuple[str, str, Results]]:
+    """Yield the runs that ``--improve`` made: the cell to improve, the step, and its newest run, in their order."""
+    for cell in sorted((folder.path / IMPROVE_FOLDER).glob("*")):
+        for step in STEPS:
+            runs = sorted(path.parent for path in (cell / step).glob("*/plan.json"))
+            if runs:
+                yield cell.name, step, Results(RunFolder.open(runs[-1]))
+
+
+def _improvements(results: Results) -> pd.DataFrame:
+    def wall_s(run: Results) -> float:
+        return sum(one.get("wall_s", 0.0) + one.get("report_s", 0.0) for one in run.environment.get("invocations", []))
+
+    runs = improving_runs(results.folder)
+    return improvements(Step(cell_id, name, run.trials, run.verdicts, wall_s(run)) for cell_id, name, run in runs)
+
+
 def _convergence(results: Results) -> pd.DataFrame:
     settings = results.experiment.convergence
     return convergence(results.trials, results.epochs, settings.target if settings else None, results.verdicts)
@@ -302,6 +322,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "leaders": lambda r: leaders(r.trials, r.rule, r.verdicts, r.significance),
     "verdict": lambda r: VERDICT.frame(statement.row() for statement in r.statements),
     "versus": lambda r: versus(r.trials, r.rule, r.verdicts, tuple(r.experiment.variants), r.experiment.placements),
+    "improvements": _improvements,
     "equivalence": lambda r: equivalence(r.trials, r.checks),
     "waterfall": lambda r: waterfall(
         r.trials, r.windows, r.scaling, r.pilot, exchange_times(r.exchanges, r.collectives)

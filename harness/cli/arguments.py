@@ -120,6 +120,20 @@ def parse_assumed(text: str) -> Inventory:
     return Inventory.assume(nodes, gpus, device=device)
 
 
+def parse_time(text: str, option: str) -> float:
+    """Return 300.0 for '5m'; raises ExperimentError unless it is a time above 0."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from harness.config.values import Seconds
+
+    try:
+        seconds: float = TypeAdapter(Seconds).validate_python(text)
+    except ValidationError:
+        problem = f"got {text[:80]!r}; allowed: a time above 0 such as '90s', '5m' or '1h'"
+        raise ExperimentError(option, [problem]) from None
+    return seconds
+
+
 def parse_only(text: str, option: str = "--only") -> dict[str, Any]:
     """Return {'strategy': ['ddp'], 'devices': [2]} for 'strategy=ddp,devices=2'; an axis may have several values."""
     from harness.config.axes import check_filter

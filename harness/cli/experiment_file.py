@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from harness.cli.arguments import NoUserCode, away_from_current_folder, exit_code_of, parse_assumed, parse_only
+from harness.cli.arguments import (
+    NoUserCode,
+    away_from_current_folder,
+    exit_code_of,
+    parse_assumed,
+    parse_only,
+    parse_time,
+)
 from harness.errors import Collected, ExperimentError
 from harness.system.process import INTERRUPTED, UNSETTLED
 
@@ -62,6 +69,10 @@ Like = Annotated[
         metavar="RUN_FOLDER", help="Estimate the time from this run; else from the newest in --output with these cells."
     ),
 ]
+ImproveFor = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Then try options on the best cell, for TIME such as 5m, and confirm the best."),
+]
 Preflight = Annotated[
     bool,
     typer.Option("--preflight/--no-preflight", help="First run the doctor's checks on each kind of cell."),
@@ -101,7 +112,7 @@ def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **opti
                 elif request.plans_only:
                     from harness.run.dry_run import show_plan as carry_out
                 else:
-                    from harness.run.pipeline import run as carry_out
+                    from harness.run.improve import run_and_improve as carry_out
                 return carry_out(request, experiment, sink)
 
     raise typer.Exit(exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))
@@ -114,6 +125,7 @@ def _request_of(
     dry_run: DryRun = False,
     resume: Resume = None,
     add_blocks: AddBlocks = 0,
+    improve: ImproveFor = None,
     output: Output = None,
     local: Local = None,
     like: Like = None,
@@ -133,6 +145,7 @@ def _request_of(
     places = found.value(lambda: places_of(output, local, resume, absolute=no_user_code)) or nowhere
     assumed = found.value(lambda: None if assume is None else parse_assumed(assume))
     wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
+    improve_s = found.value(lambda: None if improve is None else parse_time(improve, "--improve"))
     here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
     return Request(
         file=here(_file_of(file, places, found)),
@@ -140,6 +153,7 @@ def _request_of(
         assumed=assumed,
         dry_run=dry_run,
         add_blocks=add_blocks,
+        improve=improve_s,
         **places._asdict(),
         like=here(like) if like else None,
         only=wanted,

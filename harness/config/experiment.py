@@ -27,6 +27,7 @@ from harness.config.sections import (
     Effort,
     Grid,
     GrowingCluster,
+    Improve,
     Limits,
     Loader,
     StrategyOptions,
@@ -75,6 +76,7 @@ class Experiment(Strict):
     convergence: Convergence | None = None
     checkpoint: Checkpoint | None = None
     published: Annotated[tuple[Published, ...], BeforeValidator(as_tuple), Field(max_length=MOST_PUBLISHED)] = ()
+    improve: Improve | None = None
     limits: Limits = Limits()
     cost: Cost | None = None
     cluster: GrowingCluster | None = None
@@ -111,6 +113,11 @@ class Experiment(Strict):
                 self.throughput is None and self.convergence is None,
                 "throughput and convergence are both off: there is nothing to measure",
                 ("throughput", "convergence"),
+            ),
+            Conflict(
+                self.improve is not None and self.throughput is None,
+                "improve: needs a throughput section; options are compared by their throughput",
+                ("improve", "throughput"),
             ),
             Conflict(
                 self.checkpoint is not None and self.convergence is None,

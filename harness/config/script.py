@@ -56,6 +56,7 @@ UNUSED_SECTIONS = {
     "strategy_options": "the script has its own strategy",
     "convergence": "not measured for scripts",
     "checkpoint": "needs a convergence section",
+    "improve": "its options are the script's own; make them axes of the grid",
     "variants": "not possible for scripts; name the script's versions by an argument",
     "oversubscribe": "each rank of a script has a device of its own",
 }

@@ -35,6 +35,7 @@ from harness.config.values import (
     Seed,
     Text,
     absolute_folders,
+    as_axis,
     builtin_or_own,
 )
 
@@ -320,6 +321,25 @@ class Limits(Strict):
     def collective_s(self) -> int:
         """Timeout of collectives in seconds: above the limit of a trial, whose error names what each rank was doing."""
         return int(2 * self.trial + 60)
+
+
+Changed = Literal["precision", "compile", "batch"]
+
+
+class Improve(Strict):
+    """The time to try options of the best cell in, once the blocks are measured; as a number: ``improve: 5m``.
+
+    Options that change speed alone are tried. ``allow``: what else is: precision (bf16, and gradients exchanged in it),
+    compile, batch (twice the batch a device).
+    """
+
+    time: Seconds
+    allow: Annotated[tuple[Changed, ...], BeforeValidator(as_axis)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _time_alone(cls, value: object) -> object:
+        return {"time": value} if isinstance(value, str | int | float) else value
 
 
 LrScaling = Literal["none", "linear", "sqrt"]

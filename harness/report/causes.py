@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS
 from harness.analysis.verdict import Statement
@@ -14,7 +15,7 @@ from harness.config.sections import Grid
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
 from harness.config.values import PlainValue
 from harness.config.yaml_source import dump
-from harness.report.row import Row, is_missing, number, plural
+from harness.report.row import Row, Scalar, is_missing, number, plural
 from harness.report.sentence import Context, Said
 from harness.report.tables.text import percent, with_ends
 
@@ -74,15 +75,20 @@ NOTHING_TO_CHANGE = frozenset({*MACHINE, OWN_COLLECTIVES, "rest"})
 """The causes that no option changes: the advice is against the largest of the others."""
 
 
-def options_to_try(part: str, row: Row, experiment: Experiment, cores: int | None = None) -> list[Option]:
-    """Return what may reduce a part of a cell's step, without the axes that the file already varies.
+def applicable(options: Sequence[Option], row: Row, experiment: Experiment, cores: int | None = None) -> list[Option]:
+    """Return those of some options that a cell may have and that the file does not vary already.
 
     Without what the cell excludes: sizes of buckets, or compression, of a gradient that the first bucket holds, and
     more loader workers than the ``cores`` of a node.
     """
     varied = set(varied_options(experiment))
-    varied |= {axis for axis in ("compile", "strategy") for grid in _grids(experiment) if len(getattr(grid, axis)) > 1}
-    offered = (_within(cores, option, row) for option in ADVICE.get(part, ()) if option.axis not in varied)
+    varied |= {
+        axis
+        for axis in ("compile", "precision", "strategy")
+        for grid in _grids(experiment)
+        if len(getattr(grid, axis)) > 1
+    }
+    offered = (_within(cores, option, row) for option in options if option.axis not in varied)
     return [option for option in offered if len(option.values) > 1 and _applies(option, row)]
 
 
@@ -110,15 +116,27 @@ def _applies(option: Option, row: Row) -> bool:
     return section not in BUILTIN_TRAITS or section == row.strategy
 
 
-def next_experiment(experiment: Experiment, row: Row, option: Option) -> str:
-    """Return an experiment file that compares the values of one option in one cell of this experiment, all else equal.
+def next_experiment(experiment: Experiment, row: Row, axes: Mapping[str, PlainValue]) -> str:
+    """Return an experiment file of one cell of this experiment with some axes as given, all else equal.
 
     The cell's options that vary in this experiment are held fixed. Trainings to convergence are left out.
     """
-    options = row.get("options") or {}
+    grid = {**grid_of(row, experiment), **axes}
+    content = {**settings_of(experiment), "name": f"{experiment.name[:40]}-next", "grid": grid}
+    return dump(content, flow=None, width=100)
+
+
+def settings_of(experiment: Experiment) -> dict[str, Any]:
+    """Return the content of an experiment's file that timed trials of other cells share with it."""
     content = experiment.model_dump(mode="json", exclude_defaults=True)
-    for name in ("cells", "exclude", "convergence", "checkpoint", "published"):
+    for name in ("grid", "cells", "exclude", "convergence", "checkpoint", "published", "improve"):
         content.pop(name, None)
+    return content
+
+
+def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
+    """Return the grid that holds one cell of an experiment alone."""
+    options = row.get("options") or {}
     batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
     axes = ("data", "model", "strategy", "devices", "nodes", batch, "precision", "compile", "variant")
     grid: dict[str, list[PlainValue]] = {axis: [row[axis]] for axis in axes if not is_missing(row.get(axis))}
@@ -126,8 +144,7 @@ def next_experiment(experiment: Experiment, row: Row, option: Option) -> str:
     if not is_missing(row.device_ids):
         del grid["devices"]
         grid["device_ids"] = [[int(number) for number in row.device_ids.split(",")]]
-    content |= {"name": f"{experiment.name[:40]}-next", "grid": {**grid, option.axis: list(option.values)}}
-    return dump(content, flow=None, width=100)
+    return grid
 
 
 def varied_options(experiment: Experiment) -> list[str]:
@@ -225,15 +242,20 @@ def _advice(causes: Sequence[Statement], context: Context) -> str:
 
 def options_of(cause: Statement, context: Context) -> list[Option]:
     """Return the options that may reduce a cause, without those that the file varies already."""
-    cell = context.cells.get(str(cause.cell_id))
-    if cell is None or context.of_program:
+    return [] if context.of_program else options_in(ADVICE.get(str(cause.subject), ()), cause.cell_id, context)
+
+
+def options_in(options: Sequence[Option], cell_id: Scalar, context: Context) -> list[Option]:
+    """Return those of some options that a cell of the run has and the file does not vary."""
+    cell = context.cells.get(str(cell_id))
+    if cell is None:
         return []
     trials = context.table("trials").dropna(subset="parameters")  # which an examination, the first, does not know
-    known = trials.loc[trials["cell_id"] == cause.cell_id, "parameters"]
+    known = trials.loc[trials["cell_id"] == cell_id, "parameters"]
     cell = Row(cell, parameters=known.max() if len(known) else None)
     nodes = [node for group in context.results.environment.get("groups", []) for node in group["nodes"]]
     cores = min((node["cores"] for node in nodes if node["cores"]), default=None)
-    return options_to_try(str(cause.subject), cell, context.results.experiment, cores)
+    return applicable(options, cell, context.results.experiment, cores)
 
 
 def smaller_causes(causes: Sequence[Statement], context: Context) -> Iterator[str]:

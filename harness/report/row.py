@@ -65,7 +65,7 @@ def is_not_equivalent(row: Row) -> bool:
 
 def why_excluded(row: Row) -> str:
     """Return in two words why the row has no ratio."""
-    return str(row.excluded).partition(":")[0]
+    return "" if is_missing(row.excluded) else str(row.excluded).partition(":")[0]
 
 
 def settings(frame: pd.DataFrame, *, batch: bool = True, own: bool = False) -> pd.Series[str]:

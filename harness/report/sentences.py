@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from harness.analysis.common import Record, is_no_claim
 from harness.analysis.doubts import doubt_of, plain_doubt
+from harness.analysis.improvements import CONFIRMING_BLOCKS
 from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
 from harness.analysis.verdict import Statement
@@ -32,7 +33,7 @@ from harness.report.row import (
 )
 from harness.report.sentence import MOST, Context, Said, Sentence
 from harness.report.tables.ratios import pair_label, pair_setting
-from harness.report.tables.text import decimal, percent, speed, with_ends
+from harness.report.tables.text import decimal, duration, percent, speed, with_ends
 from harness.report.tables.trust import INTERVALS, imprecise
 
 times = decimal("{:.2f}")
@@ -46,6 +47,7 @@ REASONS: Mapping[str, str] = {
     "equivalence": "it is not known whether it trains as one device does",
     "script": "what the ranks of a script train is not compared with one device",
 }
+UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
 QUIET = "one setting measured twice does not differ from itself (A/A test), no doubts"
 ENDED: Mapping[str | None, str] = {
     "interrupted": "the run was interrupted",
@@ -266,6 +268,24 @@ def _reached(trainings: Sequence[Row]) -> str:
     return f"{cell_label(trainings[0])} in {low if low == high else f'{low} to {high}'} s"
 
 
+def _improved(row: Statement, context: Context) -> Said:
+    """Return what --improve tried on a cell, and what came of it."""
+    tried = f"{plural(row.n, 'option')} tried in {duration(row.facts.wall_s)}"
+    if row.code == "no option helped":
+        return context.name(row.cell_id), f"{tried}: none helped."
+    if row.subject is None:
+        return context.name(row.cell_id), f"{tried}; {UNCONFIRMED}."
+    ratio = with_ends(times, row.facts.ratio, row.facts.low, row.facts.high) if row.facts.ratio else ""
+    blocks = f" in {plural(row.facts.blocks, 'block')} of fresh processes"
+    if row.code == "confirmed":
+        found = f"is confirmed, {CLEAR}: {ratio} times its throughput{blocks}"
+    elif row.code == "not confirmed":
+        found = f"is not confirmed: {'; '.join(row.reasons) or f'{ratio} times its throughput{blocks}'}"
+    else:
+        found = f"helped; {'; '.join(row.reasons) or UNCONFIRMED}"
+    return context.name(row.cell_id), f"{tried}; {row.subject} {found}."
+
+
 # -- losses, trust, failures, open questions --------------------------------------------------------------------------
 
 
@@ -370,6 +390,7 @@ TOPICS: Mapping[str, tuple[str, Callable[[Statement, Context], Said]]] = {
     "trust": ("How sure", _trust),
     "scaling": ("How far it scales", _scaling),
     "loss": ("Why not better", why_not_better),
+    "improved": ("Options tried", _improved),
     "training": ("Convergence", _training),
     "equivalence": ("Same training", _equivalence),
     "failed": ("Failed", _failed),
@@ -390,10 +411,15 @@ LINES: Mapping[str, Mapping[str, Short]] = {
     "OPTIONS": {"choice": _options},
     "TARGET": {"training": _whole},
     "WHY": {"loss": _why},
+    "TRIED": {"improved": _whole},
     "SURE": {"trust": _whole, "equivalence": _not_equivalent},
     "OPEN": {"fastest": _open_settings, "open": _whole},
 }
 """The lines of the decision by label, each with its topics and the parts that a statement of each gives."""
+
+
+CAN_WAIT = ("TARGET", "OPTIONS")
+"""The lines that give way to others."""
 
 
 def sentences(context: Context) -> list[Sentence]:
@@ -421,8 +447,9 @@ def decision(context: Context) -> dict[str, list[Sentence]]:
         if found:
             more = f"And {len(found) - MOST_PARTS} more, below."
             lines[label] = found[:MOST_PARTS] + [Sentence(found[0].topic, "", more)] * (len(found) > MOST_PARTS)
-    if "INCOMPLETE" in lines:  # the one line that can wait: at most eight are read
-        lines.pop("TARGET", None)
+    more = [label for label in ("INCOMPLETE", "TRIED") if label in lines]  # which most runs lack: eight lines are read
+    for waiting in CAN_WAIT[: len(more)]:
+        lines.pop(waiting, None)
     return lines
 
 

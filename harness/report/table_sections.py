@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from harness.analysis.improvements import CONFIRMING_BLOCKS
 from harness.analysis.results import Results
 from harness.report import summary
 from harness.report.page import Part, Parts
@@ -72,6 +73,16 @@ SCALING = (
         "Ratio of the throughputs of two cells that differ in one axis, paired by block: neighbouring values, and the "
         "last against the first; of placements (device_ids), which have no order, each against the first of the file. "
         "Shaded: the interval excludes 1. Italics: emulated, oversubscribed or faulty.",
+        level=3,
+    ),
+    Section(
+        "Options tried",
+        "improvements",
+        lambda results: ratios.improvements_table(results.improvements),
+        "The cell to improve beside the same cell with other options, in worker groups of their own, paired by block. "
+        "Screening and combination choose what to measure and claim nothing. The one setting that is left is confirmed "
+        f"in {CONFIRMING_BLOCKS} blocks of fresh processes, whose interval is that of one comparison. Each step is a "
+        "run of its own, with its report, in the folder improve/.",
         level=3,
     ),
     Section(

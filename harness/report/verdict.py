@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
-from harness.config.yaml_source import dump
+from harness.config.yaml_source import dump, parse_value
 from harness.report.causes import IN_PROGRAM, Option, name_of, next_experiment, options_of, smaller_causes, target
 from harness.report.row import is_missing, number, plural
 from harness.report.sentence import Context, Sentence, context_of
@@ -77,6 +77,8 @@ def next_step(context: Context) -> NextStep:
         blocks = None  # such a run is never resumed
     elif unfinished := _unfinished(context):
         step = NextStep(unfinished, _resume(results), proposal.file if proposal else NOTHING_NEXT)
+    elif improved := _improved(context):
+        step = improved
     elif blocks and feasible:
         step = _more_blocks(blocks, proposal, context)
     elif proposal and proposal.least > 0:
@@ -116,10 +118,12 @@ def _unfinished(context: Context) -> str:
 def _proposal(context: Context) -> Proposal | None:
     """Return the first option to try against a cause of a leading cell, the one that stands out most from the noise."""
     found = []
+    tried = {one.cell_id for one in context.stated("improved")}
     for cell_id, causes in context.causes.items():
-        cause = target(causes)
+        cause = None if cell_id in tried else target(causes)
         if cause and (options := options_of(cause, context)):
-            text = next_experiment(context.results.experiment, context.cells[cell_id], options[0])
+            axes = {options[0].axis: list(options[0].values)}
+            text = next_experiment(context.results.experiment, context.cells[cell_id], axes)
             head = f"# Compares {options[0].axis} in {context.label(cell_id)}.\n"
             found.append(Proposal(options[0], cause, f"{head}{text}"))
     return max(found, key=lambda one: one.least, default=None)
@@ -134,6 +138,18 @@ def _in_program(context: Context) -> NextStep | None:
     largest = max(known, key=lambda cause: number(cause.facts.share))
     why = f"{percent(largest.facts.share)} of the step is {name_of(largest)}: try {IN_PROGRAM[str(largest.subject)]}"
     return NextStep(f"{why}. As an argument and an axis of the grid it is compared in one run.", "")
+
+
+def _improved(context: Context) -> NextStep | None:
+    """Return how to go on with the setting that an improvement has confirmed."""
+    one = next((one for one in context.stated("improved") if one.code == "confirmed"), None)
+    if one is None:
+        return None
+    changes = parse_value(f"{{{one.subject}}}", source="improvements")
+    head = f"# {context.label(one.cell_id)}, improved by {one.subject}.\n"
+    file = f"{head}{next_experiment(context.results.experiment, context.cells[str(one.cell_id)], changes)}"
+    why = f"With {one.subject} {context.name(one.cell_id)} is faster. To measure it alone, all else as here:"
+    return _run_file(why, file, context.results)
 
 
 def _try(proposal: Proposal, context: Context) -> NextStep:

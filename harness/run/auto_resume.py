@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from harness.config.experiment import Experiment
 from harness.errors import HarnessError, RunFolderError, StoreError, cause_of
-from harness.plan.run_environment import Invocation
 from harness.record.folder import RunFolder
 from harness.record.mirror import copy_down, runs_below
 from harness.record.store import open_store
@@ -133,13 +132,14 @@ def _runs_of(experiment: Experiment, parent: Path) -> Iterator[_Run]:
                 invocations = folder.environment().get("invocations", [])
                 began = invocations[-1].get("started_at") if invocations else None
                 start = (began, "") if isinstance(began, int | float) else (-inf, path.name.rpartition("-")[0])
-                yield _Run(path, _why_unfinished(folder, invocations), start)
+                yield _Run(path, why_unfinished(folder), start)
         except HarnessError:  # another file, a damaged run, or one of another version: nothing to resume
             continue
 
 
-def _why_unfinished(folder: RunFolder, invocations: Sequence[Invocation]) -> str:
+def why_unfinished(folder: RunFolder) -> str:
     """Return why a run is not finished; '' if it is. A failed trial alone does not make it unfinished."""
+    invocations = folder.environment().get("invocations", [])
     if not invocations:
         return "it recorded no trial"
     lines = {line["trial_id"]: line for line in folder.trial_lines()}

@@ -169,7 +169,7 @@ class ConsoleSink:
             case RunStarted(folder, plan, groups, done, limit_s):
                 self._labels, self._left = plan.labels, TimeLeft(plan, groups, limit_s=limit_s)
                 trials = sum(len(group.trials) for group in groups)
-                self._progress.update(self._task, total=trials, visible=True)
+                self._progress.reset(self._task, total=trials, visible=True)
                 already = f", {done} already done" * bool(done)
                 measuring = f"Run folder {folder}: {plural(trials, 'trial')} to measure{already}"
                 self._show(measuring if folder else f"{plural(trials, 'cell')} to examine; nothing is recorded")

@@ -19,6 +19,7 @@ from harness.plan.run_environment import spent_device_seconds
 from harness.record.estimate import Estimate
 from harness.record.folder import RunFolder
 from harness.report.tables.preview import preview_lines, preview_table, source_line, total_line
+from harness.report.tables.text import duration
 from harness.run.auto_resume import prepare_run
 from harness.run.child_process import child_process
 from harness.run.events import Emit, MemoryForecast, Note, Planned, Previewed
@@ -47,11 +48,17 @@ class Estimated(NamedTuple):
         plan, estimate, earlier, spent_device_s = self
         table = preview_table(preview(estimate, plan.machine.devices), plan.experiment.cost, fits)
         lines = preview_lines(plan, estimate, earlier, savings(plan, earlier), spent_device_s)
-        return Previewed(tuple(lines), table)
+        return Previewed((*lines, *self._improvement()), table)
 
     def in_short(self) -> Previewed:
         """Return the total and its source, for the beginning of a run."""
-        return Previewed((total_line(self.plan, self.estimate), source_line(self.plan, self.earlier)))
+        lines = (total_line(self.plan, self.estimate), source_line(self.plan, self.earlier))
+        return Previewed((*lines, *self._improvement()))
+
+    def _improvement(self) -> list[str]:
+        """Return the sentence on the time of ``improve``, which no estimate has."""
+        settings = self.plan.experiment.improve
+        return [f"Then options are tried on the best cell, for at most {duration(settings.time)}."] if settings else []
 
 
 def estimated(request: Request, plan: Plan, resumed: RunFolder | None) -> Estimated:

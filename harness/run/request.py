@@ -17,6 +17,8 @@ from typing import NamedTuple
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
 from harness.config.load import load_experiment, parse_experiment
+from harness.config.script import UNUSED_SECTIONS, ScriptExperiment
+from harness.config.sections import Improve
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import parse_mapping, parse_value
@@ -37,7 +39,8 @@ class Request:
     ``like``: the run that the time is estimated from; None: the newest with its cells. ``output``: the local folder of
     run folders. ``store``: the URI to which they are sent, or None; a run that is resumed may be there alone.
     ``content``: the experiment as YAML if it is in no file; ``file`` then stands for it in messages, and its folder is
-    that of relative paths and of the user's own modules.
+    that of relative paths and of the user's own modules. ``improve``: the time of ``--improve`` in seconds, which
+    replaces that of the file.
     """
 
     file: Path
@@ -58,6 +61,7 @@ class Request:
     quiet: bool = False
     verbose: bool = False
     memory: bool = False
+    improve: float | None = None
 
     @property
     def home(self) -> Path:
@@ -136,6 +140,8 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
         if request.no_user_code:
             check_no_user_code(experiment, request.file)
         check_variants(experiment, request.file)
+        if request.improve is not None:
+            experiment = with_improvement(experiment, request.improve)
         if missing := [name for name in experiment.programs if not os.path.isfile(name)]:
             raise ExperimentError(source, [f"script: got {name!r}; there is no such file" for name in missing])
         if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
@@ -165,10 +171,25 @@ def mistakes(request: Request) -> Iterator[HarnessError]:
         yield ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
     elif request.add_blocks and request.resume == AUTO:
         yield ExperimentError("--add-blocks", ["it adds to one run; give its folder with --resume instead of auto"])
+    if request.improve is not None and (request.inline or request.store):
+        problem = "it measures in worker groups and in the local run folder; leave out --inline, and --output URI"
+        yield ExperimentError("--improve", [problem])
     if request.memory and not request.plans_only:
         yield ExperimentError("--memory", ["it belongs to a plan; add --dry-run, or leave it out: a run measures it"])
     elif request.memory and request.no_user_code:
         yield ExperimentError("--memory", ["it runs the workload's code; leave it out, or --no-user-code"])
+
+
+def with_improvement(experiment: Experiment, time_s: float) -> Experiment:
+    """Return the experiment with the time of --improve; raises ExperimentError if nothing can be improved."""
+    if experiment.throughput is None:
+        raise ExperimentError("--improve", ["the file has no throughput section; options are compared by throughput"])
+    if isinstance(experiment, ScriptExperiment):
+        raise ExperimentError(
+            "--improve", [f"{UNUSED_SECTIONS['improve']}: it is for workloads, not for a script or loop"]
+        )
+    settings = experiment.improve or Improve(time=time_s)
+    return experiment.model_copy(update={"improve": settings.model_copy(update={"time": time_s})})
 
 
 def check_variants(experiment: Experiment, file: Path) -> None:

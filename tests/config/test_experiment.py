@@ -63,8 +63,8 @@ def test_all_problems_are_reported_at_once() -> None:
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; allowed: an integer",
         "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, cluster, convergence, cost, "
-        "device, effort, equivalence, exclude, grid, launcher, limits, loader, name, optimizer, oversubscribe, "
-        "preflight, published, schedule, seed, strategy_options, throughput, training, variants, workload, "
+        "device, effort, equivalence, exclude, grid, improve, launcher, limits, loader, name, optimizer, "
+        "oversubscribe, preflight, published, schedule, seed, strategy_options, throughput, training, variants, workload, "
         "workload_options)",
     ]
 

@@ -14,12 +14,13 @@ from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
-from harness.report.causes import ADVICE, BUCKETS, MACHINE, next_experiment, options_to_try, varied_options
+from harness.report.causes import ADVICE, BUCKETS, MACHINE, applicable, next_experiment, varied_options
 from harness.report.row import Row
 from harness.report.tables.text import NO_BREAK
 from tests.report.test_verdict import CELL, RATIO, sentences_on, verdict_of
 
 TRIAL = {**CELL, "trial_id": "a", "cell_id": "a"}
+BUCKET_SIZES = {BUCKETS.axis: list(BUCKETS.values)}
 DDP = "ddp.bucket_cap_mb: [1, 25, 100]; training.accumulation: [1, 4]; ddp.comm_hook: [none, bf16_compress]"
 
 
@@ -168,8 +169,8 @@ def cells_of(study: Experiment) -> tuple[Cell, ...]:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_each_proposal_is_an_experiment_file_that_compares_its_values(part: str, strategy: str) -> None:
     cell = Row(LEADING, strategy=strategy)
-    for option in options_to_try(part, cell, experiment()):
-        text = next_experiment(experiment(), cell, option)
+    for option in applicable(ADVICE[part], cell, experiment()):
+        text = next_experiment(experiment(), cell, {option.axis: list(option.values)})
         found = parse_experiment(yaml.safe_load(text), source="next")
         cells = cells_of(found)
         assert len({str(cell.axis(option.axis)) for cell in cells}) == len(option.values)
@@ -177,16 +178,16 @@ def test_each_proposal_is_an_experiment_file_that_compares_its_values(part: str,
 
 
 def test_options_of_another_strategy_and_of_a_batch_that_does_not_divide_are_not_proposed() -> None:
-    found = options_to_try("exposed communication", Row(LEADING, strategy="fsdp"), experiment())
+    found = applicable(ADVICE["exposed communication"], Row(LEADING, strategy="fsdp"), experiment())
     assert [str(option) for option in found] == ["training.accumulation: [1, 4]"]
     uneven = Row(LEADING, strategy="fsdp", per_device_batch_size=6)
-    assert options_to_try("reduce-scatter", uneven, experiment()) == []
+    assert applicable(ADVICE["reduce-scatter"], uneven, experiment()) == []
 
 
 def test_an_axis_that_the_file_varies_is_not_proposed_again() -> None:
     in_section = {"strategy_options": {"ddp": {"bucket_cap_mb": [1, 25]}}}
     contents: list[dict[str, Any]] = [{}, in_section, {"grid": {**GRID, "ddp.bucket_cap_mb": [1, 25]}}]
-    found = [options_to_try("exposed communication", LEADING, experiment(**content)) for content in contents]
+    found = [applicable(ADVICE["exposed communication"], LEADING, experiment(**content)) for content in contents]
     assert [BUCKETS in options for options in found] == [True, False, False]
 
 
@@ -194,7 +195,7 @@ def test_an_axis_that_the_file_varies_is_not_proposed_again() -> None:
 def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_holds(
     parameters: int | None, offered: bool
 ) -> None:
-    found = options_to_try("exposed communication", Row(LEADING, parameters=parameters), experiment())
+    found = applicable(ADVICE["exposed communication"], Row(LEADING, parameters=parameters), experiment())
     assert [option.axis for option in found if option.axis.startswith("ddp.")] == (
         ["ddp.bucket_cap_mb", "ddp.comm_hook"] if offered else []
     )
@@ -202,14 +203,14 @@ def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_ho
 
 @pytest.mark.parametrize(("cores", "values"), [(1, None), (2, (0, 1)), (4, (0, 2)), (6, (0, 2, 3)), (64, (0, 2, 4))])
 def test_a_node_has_cores_for_the_loader_workers_of_its_devices(cores: int, values: tuple[int, ...] | None) -> None:
-    found = options_to_try("waiting for data", LEADING, experiment(), cores)
+    found = applicable(ADVICE["waiting for data"], LEADING, experiment(), cores)
     assert [option.values for option in found] == ([values] if values else [])
 
 
 def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus() -> None:
     sgd = {"name": "SGD", "lr": [0.1, 0.2]}
     study = experiment(optimizer=sgd, throughput={"blocks": 4}, workload_options={"width": 8})
-    text = next_experiment(study, Row(LEADING, options={"optimizer.lr": 0.2}), BUCKETS)
+    text = next_experiment(study, Row(LEADING, options={"optimizer.lr": 0.2}), BUCKET_SIZES)
     found = parse_experiment(yaml.safe_load(text), source="next")
     assert varied_options(study) == ["optimizer.lr"]
     assert found.throughput is not None and found.throughput.blocks == 4
@@ -217,7 +218,7 @@ def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus
     cells = cells_of(found)
     assert {(cell.optimizer["lr"], cell.workload_options["width"]) for cell in cells} == {(0.2, 8)}
     cell = Row(LEADING, device_ids="0,4")
-    grid = yaml.safe_load(next_experiment(experiment(), cell, BUCKETS))["grid"]
+    grid = yaml.safe_load(next_experiment(experiment(), cell, BUCKET_SIZES))["grid"]
     assert grid["device_ids"] == [[0, 4]] and "devices" not in grid
 
 

@@ -84,7 +84,7 @@ def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
         {"topic": "incomplete", "code": "missing", "n": 3},
         scaling=[RATIO],
     )
-    assert list(found) == [label for label in LINES if label not in ("NOT", "TARGET")]
+    assert list(found) == [label for label in LINES if label not in ("NOT", "TARGET", "TRIED")]
     assert found["OPTIONS"] == ["ddp x8 · bucket_cap_mb=25 / 1: 1.20 times the throughput."]  # only what is clear
     assert found["WHY"] == ["50 % waiting for data, 20 % unexplained."]
     assert [text.partition(":")[0] for text in found["SURE"]] == ["Low", "fsdp on 8 devices · batch 32/device"]
@@ -121,4 +121,40 @@ def test_a_target_that_was_reached_has_a_line_without_a_winner_if_seeds_are_few(
     assert alone == {"TARGET": ["acc >= 0.9: reached by ddp x8 in 2 s (global batch 256; 1 seed)."]}
     missed = {**trained_to, "code": "missed", "n": 1}
     assert lines(missed) == {"TARGET": ["Global batch 256: no training reached acc >= 0.9 with every seed."]}
-    assert "TARGET" not in lines(missed, {"topic": "incomplete", "code": "missing", "n": 3})
+    incomplete, tried = {"topic": "incomplete", "code": "missing", "n": 3}, {**IMPROVED, "code": "no option helped"}
+    assert "TARGET" not in lines(missed, incomplete)
+    assert list(lines(missed, CHOICE, tried)) == ["OPTIONS", "TRIED"]
+    assert list(lines(missed, CHOICE, incomplete, tried)) == ["INCOMPLETE", "TRIED"]
+
+
+IMPROVED = {"topic": "improved", "cell_id": "a", "n": 4, "wall_s": 200.0}
+CONFIRMED = {**IMPROVED, "subject": "loader.workers: 2", "value": 1.14, "low": 1.08, "high": 1.2, "blocks": 5}
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ({**IMPROVED, "code": "no option helped"}, "none helped."),
+        ({**IMPROVED, "code": "unfinished"}, "; no confirmation of 5 blocks was measured."),
+        (
+            {**CONFIRMED, "code": "confirmed"},
+            "; loader.workers: 2 is confirmed, clear: 1.14 (1.08 to 1.20) times its throughput in 5 blocks of fresh "
+            "processes.",
+        ),
+        (
+            {**CONFIRMED, "code": "not confirmed", "value": 1.01, "low": 0.9, "high": 1.1},
+            "is not confirmed: 1.01 (0.90 to 1.10) times its throughput in 5 blocks of fresh processes.",
+        ),
+        ({**CONFIRMED, "code": "not confirmed", "reasons": ("other updates",)}, "is not confirmed: other updates."),
+        (
+            {**CONFIRMED, "code": "unfinished", "value": None, "reasons": ("ran out of memory",)},
+            "; loader.workers: 2 helped; ran out of memory.",
+        ),
+    ],
+)
+def test_what_was_tried_has_a_line_with_its_time_and_its_interval_only_if_it_was_confirmed(
+    statement: dict[str, Any], words: str
+) -> None:
+    (line,) = lines(statement)["TRIED"]
+    assert line.replace(NO_BREAK, " ").startswith("ddp on 8 devices · batch 32/device: 4 options tried in 3 min 20 s")
+    assert line.replace(NO_BREAK, " ").endswith(words)

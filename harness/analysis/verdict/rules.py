@@ -11,6 +11,7 @@ from statistics import median
 import pandas as pd
 
 from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
+from harness.analysis.improvements import CONFIRMATION, CONFIRMING_BLOCKS, SCREENING
 from harness.analysis.stats import CLEAR, holm_of_known, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
@@ -197,6 +198,27 @@ def open_questions(tables: Tables) -> Iterator[Statement]:
         )
 
 
+def improved(tables: Tables) -> Iterator[Statement]:
+    """State of each cell that ``--improve`` was to improve what was tried, and whether the best of it is confirmed.
+
+    ``subject``: the changes; ``n``: the number of changes that were tried alone; ``facts``: the row of the last step.
+    """
+    for cell_id, rows in grouped(rows_of(tables["improvements"]), lambda row: str(row.improved_id)).items():
+        tried = [row for row in rows if row.step == SCREENING]
+        last = next((row for row in rows if row.step == CONFIRMATION), None)
+        wall_s = sum({row.step: row.wall_s for row in rows}.values())
+        if last is None:
+            code = "unfinished" if any(row.kept for row in rows) else "no option helped"
+            yield Statement("improved", code, "improvements", cell_id, facts=Record({"wall_s": wall_s}), n=len(tried))
+            continue
+        few = pd.isna(last.ratio) or last.blocks < CONFIRMING_BLOCKS
+        code = "confirmed" if last.kept else "unfinished" if few and pd.isna(last.excluded) else "not confirmed"
+        facts = Record({**vars(last), "wall_s": wall_s})
+        reasons = tuple(str(why) for why in (last.excluded, last.reason) if not pd.isna(why))
+        others = (str(last.cell_id),)
+        yield Statement("improved", code, "improvements", cell_id, others, facts, len(tried), last.changes, reasons)
+
+
 DATA = "waiting for data"
 """The part of the step that has two measurements: against one device in the waterfall, as a whole in the phases."""
 WAITS = 0.10
@@ -308,6 +330,6 @@ def statements(tables: Tables) -> list[Statement]:
     found = [*follow(incomplete), *to_use, *follow(choices, leading), *follow(training)]
     for of_leading in (efficiencies, causes, trust):
         found += follow(of_leading, leading)
-    for of_run in (equivalence, failures, open_questions):
+    for of_run in (improved, equivalence, failures, open_questions):
         found += follow(of_run)
     return [*found, *([Statement("failed", "tables", "", n=len(failed), reasons=tuple(failed))] if failed else [])]

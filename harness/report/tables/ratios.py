@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from harness.analysis.common import is_no_claim
@@ -54,8 +56,19 @@ def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
     return _ratio_table(versus, names, speeds, "ratio")
 
 
-def _ratio_table(frame: pd.DataFrame, names: list[Column], speeds: dict[str, str], title: str) -> TextTable:
-    """Return what names each pair, its throughputs by heading, its ratio and the number of blocks."""
+def improvements_table(improvements: pd.DataFrame) -> TextTable:
+    """Return each setting that was tried against the cell to improve; one that failed with the reason."""
+    names: list[Column] = [("step", "step", words), ("changes", "changes", words)]
+    after: list[Column] = [("went on, or is confirmed", lambda row: "yes" if is_true(row.kept) else "no", words)]
+    after.append(("reason", "reason", words))
+    speeds = {"before": "improved_throughput_per_s", "with it": "throughput_per_s"}
+    return _ratio_table(improvements, names, speeds, "ratio", after)
+
+
+def _ratio_table(
+    frame: pd.DataFrame, names: list[Column], speeds: dict[str, str], title: str, after: Sequence[Column] = ()
+) -> TextTable:
+    """Return what names each pair, its throughputs by heading, its ratio, the number of blocks, and what follows."""
     unit, heading = rate_unit(frame), f"{title} (95 % interval)"
 
     def text(row: Row) -> str:
@@ -69,6 +82,7 @@ def _ratio_table(frame: pd.DataFrame, names: list[Column], speeds: dict[str, str
         *((f"{name} ({unit})", column, speed) for name, column in speeds.items()),
         (heading, text, flush_right),
         ("n", "blocks", flush_right),
+        *after,
     )
     return make_table(columns, rows_of(frame), kind, keys={heading: "ratio"})
 

@@ -1,0 +1,101 @@
+"""What ``--improve`` tried: each setting against the cell that it is to improve, and whether the last is confirmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from harness.analysis.common import (
+    Record,
+    Records,
+    Values,
+    axis_value,
+    by_cell,
+    columns_of,
+    differing_axes,
+    measured,
+    rows_of,
+)
+from harness.analysis.equivalence import Verdicts
+from harness.analysis.ratios import AXES, paired, ratio_row
+from harness.config.values import PlainValue
+from harness.record.schema import IMPROVEMENTS
+
+STEPS = ("screening", "combination", "confirmation")
+"""The steps of an improvement, each with a run folder of its own, in their order."""
+SCREENING, COMBINATION, CONFIRMATION = STEPS
+CONFIRMING_BLOCKS = 5
+"""The fewest blocks of fresh processes of a confirmation."""
+HELPS = 1.01
+"""The ratio from which on a change is tried further."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the improvement of a cell: the trials of its run, the verdicts on them, its wall time in seconds."""
+
+    improved_id: str
+    name: str
+    trials: pd.DataFrame
+    checked: Verdicts
+    wall_s: float
+
+    @property
+    def rows(self) -> list[Values]:
+        """A row of the table IMPROVEMENTS for each setting, the fastest first, those that failed last."""
+        known = {str(row.cell_id): row for row in self._timed()}
+        if (improved := known.pop(self.improved_id, None)) is None:
+            return []
+        measured_cells = by_cell(rows_of(measured(self.trials)))
+        others = measured_cells.get(self.improved_id, [])
+        found = [self._row(row, improved, measured_cells.get(cell_id, []), others) for cell_id, row in known.items()]
+        found.sort(key=lambda row: -float(row.get("ratio") or 0))
+        for at, row in enumerate(found):
+            row["kept"] = self._is_kept(row, first=at == 0)
+        return found
+
+    def _timed(self) -> Iterator[Record]:
+        """Yield a row of each setting: of the cell to improve, and of those on as many devices; not of their bases."""
+        rows = rows_of(self.trials[self.trials["kind"] == "throughput"].drop_duplicates("cell_id", keep="last"))
+        places = ("strategy", "devices", "nodes")
+        own = next((columns_of(row, *places) for row in rows if row.cell_id == self.improved_id), None)
+        yield from (row for row in rows if columns_of(row, *places) == own)
+
+    def _row(self, row: Record, improved: Record, group: Records, others: Records) -> Values:
+        pair, names = paired(group, others), ("throughput_per_s", "improved_throughput_per_s")
+        found = ratio_row(pair, names, None, self.checked, group) if pair else columns_of(row, *AXES)
+        return {
+            **found,
+            "improved_id": self.improved_id,
+            "step": self.name,
+            "changes": changes_text(changes_of(vars(improved), vars(row))),
+            "reason": pair.apart or (None if pair else row.reason or "not measured in a block with the other"),
+            "wall_s": self.wall_s,
+        }
+
+    def _is_kept(self, row: Mapping[str, Any], *, first: bool) -> bool:
+        if not row.get("ratio") or row.get("excluded"):
+            return False
+        if self.name == CONFIRMATION:
+            return bool(row["blocks"] >= CONFIRMING_BLOCKS and row["low"] > 1)
+        return bool(row["ratio"] >= HELPS and (first or self.name == SCREENING))
+
+
+def improvements(steps: Iterable[Step]) -> pd.DataFrame:
+    """Return the table IMPROVEMENTS of the steps of a run's improvements."""
+    return IMPROVEMENTS.frame(row for step in steps for row in step.rows)
+
+
+def changes_of(improved: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, PlainValue]:
+    """Return the values of a setting by axis or option, where they differ from those of the cell to improve."""
+    return {axis: axis_value(row, axis) for axis in differing_axes(improved, row)}
+
+
+def changes_text(changes: Mapping[str, PlainValue]) -> str:
+    """Return changes as they stand in an experiment file: 'loader.workers: 2, ddp.bucket_cap_mb: 1'."""
+    values = {axis: value if isinstance(value, str) else json.dumps(value) for axis, value in changes.items()}
+    return ", ".join(f"{axis}: {value}" for axis, value in values.items())

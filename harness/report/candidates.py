@@ -1,0 +1,105 @@
+"""The options that may make a cell faster, and the experiment files that try some and confirm one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from harness.analysis.verdict.rules import SAVED
+from harness.config.experiment import Experiment
+from harness.config.values import PlainValue
+from harness.config.yaml_source import dump
+from harness.report.causes import (
+    ACCUMULATION,
+    ADVICE,
+    BUCKETS,
+    COMPILE,
+    COMPRESSION,
+    Option,
+    grid_of,
+    options_in,
+    settings_of,
+)
+from harness.report.row import Row
+from harness.report.sentence import Context
+
+Changes = Mapping[str, PlainValue]
+"""The values of a candidate by axis, where they differ from those of the cell that is improved."""
+PRECISION = Option("precision", ("fp32", "bf16"))
+OF_STRATEGIES = (
+    Option("ddp.find_unused_parameters", (True, False)),
+    Option("ddp.gradient_as_bucket_view", (False, True)),
+    BUCKETS,
+    *ADVICE["shard copies"],
+)
+"""What a strategy can do otherwise without a change of what is trained. A step that needs it the other way fails."""
+ALLOWED_BY: Mapping[str, str] = {
+    COMPILE.axis: "compile",
+    COMPRESSION.axis: "precision",
+    PRECISION.axis: "precision",
+    "per_device_batch_size": "batch",
+    "global_batch_size": "batch",
+}
+"""By axis that changes what is trained, or its numbers, the word of ``improve.allow`` without which it is not tried."""
+NEVER = frozenset({"strategy", "ddp.broadcast_buffers", ("ddp.find_unused_parameters", True)})
+"""What the grid compares, what changes the statistics of a batch norm, and what only costs."""
+
+
+def candidates(cell_id: str, context: Context, allow: Collection[str] = ()) -> list[Changes]:
+    """Return what may make a cell of a run faster, one change each, the most likely first.
+
+    What reduces the parts of its step that take time, the largest part first; then what its strategy can do otherwise,
+    accumulation that the file asks for, and what ``allow`` names.
+    """
+    row = context.cells[cell_id]
+    causes = [cause for cause in context.causes.get(cell_id, ()) if cause.code != SAVED]
+    advised = [option for cause in causes for option in ADVICE.get(str(cause.subject), ())]
+    if any(cause.subject == "waiting for data" for cause in causes) and _value(row, "loader.workers"):
+        advised.append(Option("loader.prefetch_factor", (2, 4, 8)))
+    once = Option(ACCUMULATION.axis, (1, _value(row, ACCUMULATION.axis)))  # the same batch in one pass
+    offered = options_in([*advised, *OF_STRATEGIES, once, COMPILE, COMPRESSION, PRECISION], cell_id, context)
+    batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
+    offered.append(Option(batch, (2 * row[batch],)))
+    found = [
+        {option.axis: value}
+        for option in offered
+        if ALLOWED_BY.get(option.axis, "") in ("", *allow)
+        for value in option.values
+        if value != _value(row, option.axis) and not {option.axis, (option.axis, value)} & NEVER
+    ]
+    return [change for at, change in enumerate(found) if change not in found[:at]]
+
+
+def _value(row: Row, axis: str) -> PlainValue:
+    value: PlainValue = row.options.get(axis) if "." in axis else row[axis]
+    return value
+
+
+def combined(helped: Sequence[Changes]) -> list[Changes]:
+    """Return the combinations of the first two, three, ... of some changes, at most one of each axis."""
+    by_axis: dict[str, PlainValue] = {}
+    found: list[Changes] = []
+    for change in helped:
+        by_axis = {**change, **by_axis}
+        if len(by_axis) > max(1, len(found[-1]) if found else 1):
+            found.append(by_axis)
+    return found
+
+
+def experiment_of(
+    experiment: Experiment, name: str, cells: Sequence[tuple[Row, Changes]], wall_s: float, **throughput: object
+) -> str:
+    """Return an experiment file that times some cells of a run, each with changes, for at most ``wall_s`` seconds.
+
+    ``throughput``: what differs in that section. No cell is measured twice in a block.
+    """
+    settings = settings_of(experiment)
+    grids = [{**grid_of(row, experiment), **changes} for row, changes in cells]
+    content = {
+        **settings,
+        "name": name,
+        "cells": [grid for at, grid in enumerate(grids) if grid not in grids[:at]],
+        "launcher": [cells[0][0].launcher],
+        "limits": {**settings.get("limits", {}), "wall": wall_s},
+        "throughput": {**settings.get("throughput", {}), "twin": False, **throughput},
+    }
+    return dump(content, flow=None, width=100)

@@ -1,0 +1,259 @@
+"""``--improve``: what is tried, what goes on, and what is said of it; the runs are made by hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import harness
+from harness.analysis.improvements import CONFIRMATION, STEPS
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
+from harness.errors import ExperimentError
+from harness.plan.cell import Cell
+from harness.record.folder import RunFolder
+from harness.report.candidates import candidates, combined
+from harness.report.html import write_report
+from harness.report.sentence import context_of
+from harness.report.verdict import make_verdict
+from harness.run import improve
+from harness.run.events import Emit, Event, Note, Reported
+from harness.run.request import Request, mistakes, with_improvement
+from harness.system.process import INTERRUPTED
+from tests.run_folders import make_run
+
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [64], "model": ["resnet8"]}
+WASTEFUL: dict[str, Any] = {
+    "name": "wasteful",
+    "grid": GRID,
+    "training": {"accumulation": 4},
+    "strategy_options": {"ddp": {"find_unused_parameters": True, "gradient_as_bucket_view": True}},
+    "throughput": {"blocks": 5, "explain": False},
+    "equivalence": False,
+    "improve": "5m",
+}
+NOISE = (1.0, 1.02, 0.99, 1.01, 0.98, 1.0, 1.01, 0.99)
+
+
+def experiment(**changes: Any) -> Experiment:
+    return parse_experiment({**WASTEFUL, **changes}, source="test")
+
+
+def rate(cell: Cell, block: int) -> float | None:
+    """The planted speeds: accumulation costs half, find_unused_parameters a tenth; nothing else matters."""
+    speed = 1000.0 * (0.9 * cell.devices if cell.devices > 1 else 1.0) * NOISE[(block + cell.devices) % 8]
+    speed *= 0.5 if cell.axis("training.accumulation") == 4 else 1.0
+    return speed * (0.9 if cell.axis("ddp.find_unused_parameters") else 1.0)
+
+
+class Runs:
+    """Stands for ``pipeline.run``: each run is made at once with the planted speeds. ``asked``: its experiments."""
+
+    def __init__(self, place: Path, speeds: Any = rate) -> None:
+        self.place, self.speeds, self.asked = place, speeds, list[Experiment]()
+
+    def __call__(self, request: Request, asked: Experiment, emit: Emit) -> int:
+        self.asked.append(asked)
+        main = not request.output.is_relative_to(self.place / asked.name) and asked.name not in STEPS
+        path = make_run(self.place if main else request.output, asked, self.speeds)
+        if main:
+            write_report(path)
+            emit(Reported(path, path / "report.html", {}, make_verdict(harness.load(path)), 1.0))
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.report.html.FIGURES", {})
+
+
+def improved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speeds: Any = rate, **changes: Any) -> Any:
+    """Run and improve; return the results, the experiments of all runs and the events."""
+    runs, events = Runs(tmp_path, speeds), list[Event]()
+    monkeypatch.setattr(improve, "run", runs)
+    assert improve.run_and_improve(Request(file=tmp_path / "x.yaml"), experiment(**changes), events.append) == 0
+    folder = next(event.folder for event in events if isinstance(event, Reported))
+    return harness.load(folder), runs.asked, events
+
+
+def test_what_helps_is_combined_and_confirmed_and_the_verdict_says_by_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, asked, _ = improved(tmp_path, monkeypatch)
+    assert [each.name for each in asked] == ["wasteful", *STEPS]
+    table = results.improvements
+    kept = table[table["kept"]]
+    assert kept.groupby("step")["changes"].agg(list).to_dict() == {
+        "screening": ["training.accumulation: 1", "ddp.find_unused_parameters: false"],
+        "combination": ["ddp.find_unused_parameters: false, training.accumulation: 1"],
+        "confirmation": ["ddp.find_unused_parameters: false, training.accumulation: 1"],
+    }
+    last = table[table["step"] == CONFIRMATION].iloc[0]
+    assert last.blocks == 5 and last.ratio == pytest.approx(2 / 0.9) and last.low > 1
+    verdict = make_verdict(results)
+    (tried,) = verdict.lines["TRIED"]
+    both = "ddp.find_unused_parameters: false, training.accumulation: 1"
+    assert f"{both} is confirmed, clear: 2.22" in tried.text and "in 5 blocks of fresh processes" in tried.text
+    best = parse_experiment(yaml.safe_load(verdict.next_file), source="next")
+    assert best.grids[0].options == {"ddp.find_unused_parameters": False, "training.accumulation": 1}
+    assert best.grids[0].devices == (2,) and best.improve is None
+    assert "<td>screening</td>" in results.folder.report.read_text()
+
+
+def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_measures_no_twin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, (_, screening, _, confirmation), _ = improved(tmp_path, monkeypatch)
+    assert screening.throughput and confirmation.throughput
+    assert (screening.throughput.blocks, confirmation.throughput.blocks) == (2, 5)
+    assert not screening.throughput.twin and not screening.throughput.explain and confirmation.throughput.explain
+    assert screening.limits.wall and confirmation.limits.wall
+    assert screening.limits.wall <= 0.35 * 300 < confirmation.limits.wall <= 300
+    assert all(grid.strategy == ("ddp",) for grid in screening.cells)
+    bases = [grid.options for grid in confirmation.cells if grid.strategy == ("single",)]
+    assert bases == [{}, {"training.accumulation": 1}]  # of the waterfall before and after
+
+
+def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alike(cell: Cell, block: int) -> float:
+        return 1000.0 * NOISE[block % 8]
+
+    results, asked, _ = improved(tmp_path, monkeypatch, alike)
+    assert [each.name for each in asked] == ["wasteful", "screening"]
+    (tried,) = make_verdict(results).lines["TRIED"]
+    assert tried.text.endswith("none helped.")
+
+    def lucky(cell: Cell, block: int) -> float:
+        changed = cell.axis("training.accumulation") == 1
+        return 1000.0 * (1.1 if changed and block in (0, 1) else 0.95 if changed else 1.0) * NOISE[block % 8]
+
+    other = tmp_path / "other"
+    other.mkdir()
+    results, asked, _ = improved(other, monkeypatch, lucky)
+    assert asked[-1].name == CONFIRMATION
+    (tried,) = make_verdict(results).lines["TRIED"]
+    assert "training.accumulation: 1 is not confirmed: 1.0" in tried.text
+
+
+def test_a_confirmation_of_too_few_blocks_and_a_setting_that_fails_are_no_gain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(cell: Cell, block: int) -> float | None:
+        return None if cell.axis("ddp.find_unused_parameters") is False else rate(cell, block)
+
+    results, asked, _ = improved(tmp_path, monkeypatch, fails)
+    table = results.improvements
+    failed = table[table["changes"] == "ddp.find_unused_parameters: false"].iloc[0]
+    assert not failed.kept and failed.reason == "ValueError on rank 0: bad"
+    assert asked[-1].name == CONFIRMATION and make_verdict(results).command.endswith("next.yaml")
+
+    def short(cell: Cell, block: int) -> float | None:
+        return None if block > 3 and cell.axis("training.accumulation") == 1 else rate(cell, block)
+
+    other = tmp_path / "other"
+    other.mkdir()
+    results, *_ = improved(other, monkeypatch, short)
+    (tried,) = make_verdict(results).lines["TRIED"]
+    assert "helped; no confirmation of 5 blocks was measured." in tried.text
+
+
+def test_steps_that_are_measured_are_kept_and_an_interrupted_one_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, *_ = improved(tmp_path, monkeypatch)
+    again, events = Runs(tmp_path), list[Event]()
+    monkeypatch.setattr(improve, "run", again)
+    settings = experiment().improve
+    assert settings
+    request = Request(file=tmp_path / "x.yaml")
+    assert improve.Improvement(request, harness.load(results.folder.path), settings, events.append).run() == 0
+    assert (
+        again.asked == [] and sum("already measured" in event.text for event in events if isinstance(event, Note)) == 3
+    )
+    confirmation = next((results.folder.path / "improve").glob("*/confirmation/*"))
+    RunFolder.open(confirmation).set_invocation(0, {"ended": "interrupted"})
+    assert improve.Improvement(request, harness.load(results.folder.path), settings, events.append).run() == 0
+    assert [each.name for each in again.asked] == [CONFIRMATION]
+
+
+def test_an_interruption_ends_the_improvement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(tmp_path)
+
+    def run(request: Request, asked: Experiment, emit: Emit) -> int:
+        return INTERRUPTED if asked.name == "screening" else runs(request, asked, emit)
+
+    monkeypatch.setattr(improve, "run", run)
+    assert improve.run_and_improve(Request(file=tmp_path / "x.yaml"), experiment(), lambda event: None) == INTERRUPTED
+    assert [each.name for each in runs.asked] == ["wasteful"]
+
+
+def test_without_improve_or_a_leader_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, asked, _ = improved(tmp_path, monkeypatch, improve=None)
+    assert len(asked) == 1
+    other = tmp_path / "other"
+    other.mkdir()
+    _, asked, events = improved(other, monkeypatch, lambda cell, block: None)
+    assert len(asked) == 1 and Note(improve.NO_LEADER) in events
+
+
+def offered(tmp_path: Path, allow: tuple[str, ...] = (), **changes: Any) -> list[dict[str, Any]]:
+    results = harness.load(make_run(tmp_path, experiment(**changes), rate))
+    context = context_of(results)
+    cell_id = improve.best_cell(context)
+    assert cell_id
+    return [dict(change) for change in candidates(cell_id, context, allow)]
+
+
+def test_what_changes_the_training_is_tried_only_if_it_is_allowed(tmp_path: Path) -> None:
+    plain = {"strategy_options": {}, "training": {}}
+    speed_alone = [{"ddp.gradient_as_bucket_view": True}, {"ddp.bucket_cap_mb": 1}, {"ddp.bucket_cap_mb": 100}]
+    assert offered(tmp_path, **plain) == speed_alone
+    assert offered(tmp_path, ("compile",), **plain)[-1] == {"compile": True}
+    assert offered(tmp_path, ("precision",), **plain)[-1] == {"precision": "bf16"}
+    assert offered(tmp_path, ("batch",), **plain)[-1] == {"per_device_batch_size": 128}
+    strong = {"grid": {**GRID, "per_device_batch_size": None, "global_batch_size": [64]}}
+    assert offered(tmp_path, ("batch",), **strong, **plain)[-1] == {"global_batch_size": 128}
+
+
+def test_what_the_file_asks_for_is_tried_without_and_what_it_varies_is_not(tmp_path: Path) -> None:
+    asked = offered(tmp_path)
+    assert {"training.accumulation": 1} in asked and {"ddp.find_unused_parameters": False} in asked
+    varied = offered(tmp_path, training={"accumulation": [1, 4]})
+    assert not any("training.accumulation" in change for change in varied)
+
+
+def test_changes_of_different_axes_are_combined_the_best_value_of_each() -> None:
+    a, b, c = {"a": 1}, {"b": 1}, {"c": 1}
+    assert combined([]) == combined([a]) == combined([a, {"a": 2}]) == []
+    assert combined([a, {"a": 2}, b, c]) == [{"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1}]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"improve": "soon"}, "improve.time: got 'soon'; allowed: a number of seconds, or '90s'"),
+        ({"improve": {"time": "5m", "allow": "speed"}}, "improve.allow"),
+        ({"throughput": None, "convergence": {"epochs": 1}}, "improve: needs a throughput section"),
+    ],
+)
+def test_a_wrong_section_is_one_error(content: dict[str, Any], words: str) -> None:
+    with pytest.raises(ExperimentError, match=re.escape(words)):
+        experiment(**content)
+
+
+def test_the_option_replaces_the_time_of_the_file_and_is_refused_where_it_has_no_meaning() -> None:
+    longer = with_improvement(experiment(improve={"time": "5m", "allow": ["batch"]}), 600.0).improve
+    assert longer and (longer.time, longer.allow) == (600.0, ("batch",))
+    script = {"name": "s", "script": "train.py", "grid": {"devices": [1], "per_device_batch_size": [1]}}
+    with pytest.raises(ExperimentError, match="options are the script's own; make them axes of the grid"):
+        with_improvement(parse_experiment(script, source="test"), 60.0)
+    with pytest.raises(ExperimentError, match="no throughput section"):
+        with_improvement(experiment(throughput=None, improve=None, convergence={"epochs": 1}), 60.0)
+    for request in (Request(Path("x"), improve=1.0, inline=True), Request(Path("x"), improve=1.0, store="s3://b/f")):
+        assert [str(error) for error in mistakes(request) if "worker groups and in the local" in str(error)]
