@@ -34,3 +34,55 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     assert results.scaling["blocks"].tolist() == [1, 1, 1]
     assert results.environment["invocations"][0]["wall_s"] > 0
     assert "\x1b" not in done.stdout  # plain lines where the output is no terminal
+
+
+WASTEFUL = """
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Wasteful:
+    unit = "samples"
+
+    def build_model(self):
+        return nn.Linear(4, 1)
+
+    def datasets(self):
+        data = TensorDataset(torch.ones(64, 4), torch.ones(64, 1))
+        return data, data
+
+    def loss(self, model, batch):
+        time.sleep(0.02)  # of each pass, whatever its size
+        x, y = batch
+        return (model(x) - y).square().sum(), torch.tensor(len(x))
+"""
+EIGHT_PASSES = """
+name: wasteful
+workload: wasteful:Wasteful
+grid: {per_device_batch_size: [16]}
+training: {accumulation: 8}
+optimizer: {name: SGD, lr: 0.001}
+throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 3, window_seconds: 0}
+equivalence: false
+preflight: false
+"""
+
+
+def test_what_slows_a_step_is_tried_confirmed_and_said(tmp_path: Path) -> None:
+    (tmp_path / "wasteful.py").write_text(WASTEFUL)
+    (tmp_path / "wasteful.yaml").write_text(EIGHT_PASSES)
+    asked = ("-m", "harness.run", tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "5m")
+    done = ended(sys.executable, *asked)
+    assert "TRIED" in done.stdout, done.stdout + done.stderr
+    run = next((tmp_path / "results" / "wasteful").glob("*"))
+    (screened, confirmed) = harness.load(run).improvements.to_dict("records")
+    assert screened["changes"] == confirmed["changes"] == "training.accumulation: 1"
+    assert (confirmed["step"], confirmed["blocks"], confirmed["kept"]) == ("confirmation", 5, True)
+    assert (
+        5 < confirmed["low"] < 8 < confirmed["high"] * 1.6
+    )  # eight passes in place of one, but for the rest of a step
+    assert "accumulation: 1" in (run / "next.yaml").read_text()
+    assert len(list(run.glob("improve/*/*/*/report.html"))) == 2

@@ -86,11 +86,11 @@ def combined(helped: Sequence[Changes]) -> list[Changes]:
 
 
 def experiment_of(
-    experiment: Experiment, name: str, cells: Sequence[tuple[Row, Changes]], wall_s: float, **throughput: object
+    experiment: Experiment, name: str, cells: Sequence[tuple[Row, Changes]], blocks: int, wall_s: float, *, proves: bool
 ) -> str:
     """Return an experiment file that times some cells of a run, each with changes, for at most ``wall_s`` seconds.
 
-    ``throughput``: what differs in that section. No cell is measured twice in a block.
+    ``proves``: whether the cells are explained, and checked for equivalence. No cell is measured twice in a block.
     """
     settings = settings_of(experiment)
     grids = [{**grid_of(row, experiment), **changes} for row, changes in cells]
@@ -100,6 +100,13 @@ def experiment_of(
         "cells": [grid for at, grid in enumerate(grids) if grid not in grids[:at]],
         "launcher": [cells[0][0].launcher],
         "limits": {**settings.get("limits", {}), "wall": wall_s},
-        "throughput": {**settings.get("throughput", {}), "twin": False, **throughput},
+        "throughput": {
+            **settings.get("throughput", {}),
+            "blocks": blocks,
+            "twin": False,
+            "explain": proves,
+            "links_seconds": 0,
+        },
+        "equivalence": proves and experiment.equivalence,
     }
     return dump(content, flow=None, width=100)

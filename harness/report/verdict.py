@@ -23,6 +23,7 @@ HEADINGS: Mapping[str, str] = {topic: heading for topic, (heading, _) in TOPICS.
 MOST_BLOCKS = 100
 """The most further blocks that are proposed."""
 NEXT_FILE = "next.yaml"
+TIME_TO_IMPROVE = 300.0
 LONGER = 4
 """The factor by which windows are made longer where noise hides what is to be seen."""
 SHORTEST = 0.25
@@ -141,10 +142,14 @@ def _in_program(context: Context) -> NextStep | None:
 
 
 def _improved(context: Context) -> NextStep | None:
-    """Return how to go on with the setting that an improvement has confirmed."""
-    one = next((one for one in context.stated("improved") if one.code == "confirmed"), None)
-    if one is None:
-        return None
+    """Return how to go on with the setting that an improvement has confirmed, or how to confirm what helped."""
+    found = {one.code: one for one in context.stated("improved")}
+    if (one := found.get("confirmed")) is None:
+        if "unfinished" not in found:
+            return None
+        settings = context.results.experiment.improve
+        command = f"{_resume(context.results)} --improve {settings.time if settings else TIME_TO_IMPROVE:.0f}s"
+        return NextStep("To confirm what helped, in fresh processes; what was tried is not measured again:", command)
     changes = parse_value(f"{{{one.subject}}}", source="improvements")
     head = f"# {context.label(one.cell_id)}, improved by {one.subject}.\n"
     file = f"{head}{next_experiment(context.results.experiment, context.cells[str(one.cell_id)], changes)}"

@@ -111,9 +111,8 @@ class Improvement:
         if step == CONFIRMATION:  # for the waterfall before and after
             cells += self._bases(tried[0])
         left_s = self._began + SHARE.get(step, 1.0) * self.settings.time - time.time()
-        content = experiment_of(
-            self.results.experiment, step, cells, max(left_s, 1.0), blocks=blocks, explain=step == CONFIRMATION
-        )
+        proves = step == CONFIRMATION
+        content = experiment_of(self.results.experiment, step, cells, blocks, max(left_s, 1.0), proves=proves)
         output = self.results.folder.path / IMPROVE_FOLDER / self._cell_id
         asked = replace(
             self.request, content=content, output=output, resume=None, add_blocks=0, only={}, like=None, preflight=False

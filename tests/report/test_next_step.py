@@ -45,6 +45,23 @@ def test_a_cause_is_tried_with_a_file_that_runs_once_nothing_is_open() -> None:
     assert next_of(FASTEST, WAITS, DECIDED)["grid"]["loader.workers"] == [0, 2, 4]
 
 
+def test_an_improvement_is_confirmed_then_measured_alone_and_its_options_are_tried_once() -> None:
+    tried = {"topic": "improved", "cell_id": "a", "n": 4, "wall_s": 200.0, "blocks": 5, "value": 1.2}
+    why, command = said(FASTEST, WAITS, DECIDED, {**tried, "code": "unfinished"})
+    assert (
+        why.startswith("To confirm what helped") and command == f"python -m harness.run --resume {RUN} --improve 300s"
+    )
+    longer = {"experiment": {"improve": "10m"}}
+    assert said(FASTEST, WAITS, DECIDED, {**tried, "code": "unfinished"}, **longer)[1].endswith("--improve 600s")
+    confirmed = {**tried, "code": "confirmed", "subject": "loader.workers: 2, precision: bf16"}
+    why, command = said(FASTEST, WAITS, UNDECIDED, confirmed)
+    assert why.startswith("With loader.workers: 2, precision: bf16 ddp on 8 devices") and command.endswith("next.yaml")
+    grid = next_of(FASTEST, WAITS, UNDECIDED, confirmed)["grid"]
+    assert (grid["loader.workers"], grid["precision"], grid["devices"]) == (2, "bf16", [8])
+    for code in ("not confirmed", "no option helped"):
+        assert "Compare" not in said(FASTEST, WAITS, DECIDED, {**tried, "code": code})[0]
+
+
 def test_a_script_s_cause_is_to_be_changed_in_the_program_which_has_no_options_of_harness() -> None:
     grid = {"devices": [8], "per_device_batch_size": [32]}
     script: dict[str, Any] = {"experiment": {"script": "train.py", "grid": grid}}
