@@ -55,7 +55,7 @@ class Step:
         found = [self._row(row, improved, measured_cells.get(cell_id, []), others) for cell_id, row in known.items()]
         found.sort(key=lambda row: -float(row.get("ratio") or 0))
         for at, row in enumerate(found):
-            row["kept"] = self._is_kept(row, first=at == 0)
+            row["kept"] = is_kept(self.name, row, first=at == 0)
         return found
 
     def _timed(self) -> Iterator[Record]:
@@ -77,12 +77,14 @@ class Step:
             "wall_s": self.wall_s,
         }
 
-    def _is_kept(self, row: Mapping[str, Any], *, first: bool) -> bool:
-        if not row.get("ratio") or row.get("excluded"):
-            return False
-        if self.name == CONFIRMATION:
-            return bool(row["blocks"] >= CONFIRMING_BLOCKS and row["low"] > 1)
-        return bool(row["ratio"] >= HELPS and (first or self.name == SCREENING))
+
+def is_kept(step: str, row: Mapping[str, Any], *, first: bool) -> bool:
+    """Return whether a setting goes on from a step, or is confirmed; ``first``: whether it is the step's fastest."""
+    if not row.get("ratio") or row.get("excluded"):
+        return False
+    if step == CONFIRMATION:
+        return bool(row["blocks"] >= CONFIRMING_BLOCKS and row["low"] > 1)
+    return bool(row["ratio"] >= HELPS and (first or step == SCREENING))
 
 
 def improvements(steps: Iterable[Step]) -> pd.DataFrame:

@@ -447,8 +447,8 @@ def decision(context: Context) -> dict[str, list[Sentence]]:
         if found:
             more = f"And {len(found) - MOST_PARTS} more, below."
             lines[label] = found[:MOST_PARTS] + [Sentence(found[0].topic, "", more)] * (len(found) > MOST_PARTS)
-    more = [label for label in ("INCOMPLETE", "TRIED") if label in lines]  # which most runs lack: eight lines are read
-    for waiting in CAN_WAIT[: len(more)]:
+    unusual = sum(label in lines for label in ("INCOMPLETE", "TRIED"))  # which most runs lack: eight lines are read
+    for waiting in CAN_WAIT[:unusual]:
         lines.pop(waiting, None)
     return lines
 

@@ -33,6 +33,7 @@ from tests.benchmarks.coverage import (
     coverage,
     false_alarms,
     false_decisions,
+    improves_falsely,
     stated_claims,
 )
 
@@ -216,3 +217,9 @@ def test_a_change_of_five_times_the_spread_is_found_in_runs_that_spread_more_tha
 def test_runs_that_spread_less_than_stated_are_judged_by_the_stated_noise() -> None:
     claimed, by_stated = stated_claims(0.2, 5, 1, shared=True, planted=14, draws=200)  # of which the half is claimed
     assert claimed == by_stated and 0.2 < claimed < 0.8
+
+
+@pytest.mark.parametrize("noise", FOR_LOOKS)
+def test_options_that_change_nothing_are_seldom_confirmed_whatever_the_screening_chose(noise: str) -> None:
+    claimed, of_confirmed = improves_falsely(FOR_LOOKS[noise], draws=300)
+    assert claimed <= of_confirmed <= 0.05

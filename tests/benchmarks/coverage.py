@@ -24,12 +24,14 @@ from rich.table import Table
 
 from harness.analysis import stats
 from harness.analysis.history import RunRatio, noise_within
+from harness.analysis.improvements import COMBINATION, CONFIRMATION, CONFIRMING_BLOCKS, SCREENING, is_kept
 from harness.analysis.ratios import within
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS, LOOKS_SIGNIFICANCE, deciding_blocks, geometric_mean, holm
 from harness.analysis.stats import SIGNIFICANCE as ALPHA
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.analysis.verdict.trust import HALFWIDTH as EQUAL_WITHIN
 from harness.config.sections import LOOKS
+from harness.run.improve import SCREENING_BLOCKS
 
 TRUTH = 1.7
 DRAWS = 2000
@@ -219,6 +221,36 @@ def leads_falsely(noise: Noise, random: np.random.Generator) -> bool:
     return min(holm(p_values)) <= stats.look_significance(1)
 
 
+CANDIDATES = 6
+
+
+def improves_falsely(noise: Noise, *, draws: int = DRAWS, seed: int = 1) -> tuple[float, float]:
+    """The parts of improvements by options that change nothing: those that claim a gain, and those that confirm one.
+
+    CANDIDATES and their first combinations are screened, and the fastest is confirmed, as ``--improve`` does. The first
+    number is of all improvements, the second of those that had something to confirm.
+    """
+    random = np.random.default_rng([seed, 99])
+
+    def kept(step: str, settings: int, blocks: int) -> list[int]:
+        """Return the settings that go on, the fastest first."""
+        own = noise(random, blocks)
+        estimates = [geometric_mean((noise(random, blocks) / own).tolist()) for _ in range(settings)]
+        ranked = sorted(range(settings), key=lambda at: -estimates[at].value)
+        rows = [{"ratio": estimates[at].value, "low": estimates[at].low, "blocks": blocks} for at in ranked]
+        return [at for at, row in zip(ranked, rows, strict=True) if is_kept(step, row, first=row is rows[0])]
+
+    tried, claimed = 0, 0
+    for _ in range(draws):
+        helped = kept(SCREENING, CANDIDATES, SCREENING_BLOCKS)
+        if len(helped) > 1:
+            kept(COMBINATION, len(helped), SCREENING_BLOCKS)
+        if helped:
+            tried += 1
+            claimed += bool(kept(CONFIRMATION, 1, CONFIRMING_BLOCKS))
+    return claimed / draws, claimed / max(tried, 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS)
@@ -256,7 +288,12 @@ def main() -> None:
             looked.add_row(both, f"{100 * first:.1f} %", f"{100 * held:.1f} %", f"{blocks:.1f}")
     first, held, blocks = by_looks(normal(0.03), normal(0.03), drift=0.05, draws=draws)
     looked.add_row("normal 3 %, drift of 5 %", f"{100 * first:.1f} %", f"{100 * held:.1f} %", f"{blocks:.1f}")
-    Console().print(table, alarms, stated, decided, looked)
+    headings = ("all", "that have something to confirm")
+    title = f"Part of {draws} improvements by {CANDIDATES} options that change nothing in which a gain is claimed"
+    improved = Table("noise of a measurement", *headings, title=title)
+    for name, noise in FOR_LOOKS.items():
+        improved.add_row(name, *(f"{100 * rate:.1f} %" for rate in improves_falsely(noise, draws=draws)))
+    Console().print(table, alarms, stated, decided, looked, improved)
 
 
 if __name__ == "__main__":
