@@ -145,6 +145,10 @@ CONFIRMED = {**IMPROVED, "subject": "loader.workers: 2", "value": 1.14, "low": 1
             {**CONFIRMED, "code": "not confirmed", "value": 1.01, "low": 0.9, "high": 1.1},
             "is not confirmed: 1.01 (0.90 to 1.10) times its throughput in 5 blocks of fresh processes.",
         ),
+        (
+            {**CONFIRMED, "code": "confirmed", "subject": "precision: bf16"},
+            "fresh processes; it changes what is trained, and no convergence was compared.",
+        ),
         ({**CONFIRMED, "code": "not confirmed", "reasons": ("other updates",)}, "is not confirmed: other updates."),
         (
             {**CONFIRMED, "code": "unfinished", "value": None, "reasons": ("ran out of memory",)},
