@@ -36,27 +36,45 @@ HELPS = 1.01
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the improvement of a cell: the trials of its run, the verdicts on them, its wall time in seconds."""
+    """One step of the improvement of a cell: the trials of its run, the verdicts on them, its wall time in seconds.
+
+    ``finished``: whether no limit or interruption has left out trials.
+    """
 
     improved_id: str
     name: str
     trials: pd.DataFrame
     checked: Verdicts
     wall_s: float
+    finished: bool
 
     @property
     def rows(self) -> list[Values]:
-        """A row of the table IMPROVEMENTS for each setting, the fastest first, those that failed last."""
+        """A row of the table IMPROVEMENTS for each setting, the fastest first, those that failed last.
+
+        Without those that were not measured, or in no block with the cell to improve, for lack of time.
+        """
         known = {str(row.cell_id): row for row in self._timed()}
         if (improved := known.pop(self.improved_id, None)) is None:
             return []
         measured_cells = by_cell(rows_of(measured(self.trials)))
         others = measured_cells.get(self.improved_id, [])
-        found = [self._row(row, improved, measured_cells.get(cell_id, []), others) for cell_id, row in known.items()]
+        rows = (self._row(row, improved, measured_cells.get(cell_id, []), others) for cell_id, row in known.items())
+        found = [row for row in rows if row["reason"] or row.get("ratio")]
         found.sort(key=lambda row: -float(row.get("ratio") or 0))
         for at, row in enumerate(found):
             row["kept"] = is_kept(self.name, row, first=at == 0)
         return found
+
+    def _why_few(self, blocks: int) -> str | None:
+        """Return why a confirmation is none, if it lacks blocks that no further call would measure."""
+        if self.name != CONFIRMATION or blocks >= CONFIRMING_BLOCKS or not self.finished:
+            return None
+        return f"measured in {blocks} of {CONFIRMING_BLOCKS} blocks, its other trials failed"
+
+    def _failure(self, row: Record) -> str | None:
+        """Return why the last trial of a setting failed; None if it was not made, or could have formed a pair."""
+        return None if row.outcome in ("ok", "skipped") else str(row.reason)
 
     def _timed(self) -> Iterator[Record]:
         """Yield a row of each setting: of the cell to improve, and of those on as many devices; not of their bases."""
@@ -73,7 +91,7 @@ class Step:
             "improved_id": self.improved_id,
             "step": self.name,
             "changes": changes_text(changes_of(vars(improved), vars(row))),
-            "reason": pair.apart or (None if pair else row.reason or "not measured in a block with the other"),
+            "reason": pair.apart or self._why_few(len(pair.speeds)) or (None if pair else self._failure(row)),
             "wall_s": self.wall_s,
         }
 

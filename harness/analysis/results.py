@@ -277,7 +277,10 @@ def _improvements(results: Results) -> pd.DataFrame:
         return sum(one.get("wall_s", 0.0) + one.get("report_s", 0.0) for one in run.environment.get("invocations", []))
 
     runs = improving_runs(results.folder)
-    return improvements(Step(cell_id, name, run.trials, run.verdicts, wall_s(run)) for cell_id, name, run in runs)
+    return improvements(
+        Step(cell_id, name, run.trials, run.verdicts, wall_s(run), not run.folder.why_unfinished)
+        for cell_id, name, run in runs
+    )
 
 
 def _convergence(results: Results) -> pd.DataFrame:

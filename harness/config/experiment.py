@@ -120,6 +120,11 @@ class Experiment(Strict):
                 ("improve", "throughput"),
             ),
             Conflict(
+                self.improve is not None and bool(self.variants),
+                "improve: not together with variants; improve one version of your code",
+                ("improve", "variants"),
+            ),
+            Conflict(
                 self.checkpoint is not None and self.convergence is None,
                 "checkpoint: needs a convergence section; only its trials have epochs to resume from",
                 ("checkpoint", "convergence"),

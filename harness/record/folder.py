@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -233,6 +234,23 @@ class RunFolder:
     def environment(self) -> RunEnvironment:
         """Return the content of environment.jsonl: invocations and worker groups."""
         return read_environment(self._environment) if self._environment.exists() else {}
+
+    @property
+    def why_unfinished(self) -> str:
+        """Why the run is not finished; '' if it is. A failed trial alone does not make it unfinished."""
+        invocations = self.environment().get("invocations", [])
+        if not invocations:
+            return "it recorded no trial"
+        lines = {line["trial_id"]: line for line in self.trial_lines()}
+        if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in lines.values()):
+            return ""  # a run for a debugger is never resumed
+        if (ended := invocations[-1].get("ended")) == "interrupted":
+            return "it was interrupted"
+        if ended != "finished":
+            return "its last invocation failed, was killed or still runs"
+        late = [line["reason"] for line in lines.values() if line["skip_code"] == "time_up"]
+        limits = dict.fromkeys(limit for reason in late for limit in re.findall(r"limits\.\w+", reason))
+        return f"{' and '.join(limits)} left out {len(late)} trials" if late else ""
 
     def plan(self) -> Json:
         """Return the content of plan.json; its skipped trials and impossible cells are rows as of trials.jsonl."""

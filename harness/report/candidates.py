@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from harness.analysis.verdict.rules import SAVED
 from harness.config.experiment import Experiment
 from harness.config.values import PlainValue
-from harness.config.yaml_source import dump
+from harness.plan.planner import least_warmup_s
 from harness.report.causes import (
     ACCUMULATION,
     ADVICE,
     BUCKETS,
     COMPILE,
     COMPRESSION,
+    OF_OTHER_CELLS,
     Option,
     grid_of,
     options_in,
-    settings_of,
+    pinned,
 )
 from harness.report.row import Row
 from harness.report.sentence import Context
@@ -40,7 +42,15 @@ ALLOWED_BY: Mapping[str, str] = {
     "global_batch_size": "batch",
 }
 """By axis that changes what is trained, or its numbers, the word of ``improve.allow`` without which it is not tried."""
-NEVER = frozenset({"strategy", "ddp.broadcast_buffers", ("ddp.find_unused_parameters", True)})
+NEVER = frozenset(
+    {
+        "strategy",
+        "ddp.broadcast_buffers",
+        ("ddp.find_unused_parameters", True),
+        ("precision", "fp32"),
+        ("compile", False),
+    }
+)
 """What the grid compares, what changes the statistics of a batch norm, and what only costs."""
 
 
@@ -86,22 +96,34 @@ def combined(helped: Sequence[Changes]) -> list[Changes]:
 
 
 def experiment_of(
-    experiment: Experiment, name: str, cells: Sequence[tuple[Row, Changes]], blocks: int, wall_s: float, *, proves: bool
-) -> str:
-    """Return an experiment file that times some cells of a run, each with changes, for at most ``wall_s`` seconds.
+    experiment: Experiment,
+    name: str,
+    cells: Sequence[tuple[Row, Changes]],
+    blocks: int,
+    shorter: float,
+    *,
+    proves: bool,
+) -> dict[str, Any]:
+    """Return the content of an experiment file that times some cells of a run, each with changes.
 
-    ``proves``: whether the cells are explained, and checked for equivalence. No cell is measured twice in a block.
+    ``shorter``: the length of warm-up and windows as a share of the run's. ``proves``: whether the cells are explained,
+    and checked for equivalence. No cell is measured twice in a block.
     """
-    settings = settings_of(experiment)
+    row, timed = cells[0][0], experiment.throughput
+    assert timed is not None  # an experiment with improve has the section
+    settings = {**experiment.model_dump(mode="json"), **pinned(row, experiment)}
+    warmup_s = timed.warmup_seconds if timed.warmup_seconds is not None else least_warmup_s(timed, row.device)
     grids = [{**grid_of(row, experiment), **changes} for row, changes in cells]
-    content = {
-        **settings,
+    return {
+        **{name: value for name, value in settings.items() if name not in OF_OTHER_CELLS},
         "name": name,
         "cells": [grid for at, grid in enumerate(grids) if grid not in grids[:at]],
-        "launcher": [cells[0][0].launcher],
-        "limits": {**settings.get("limits", {}), "wall": wall_s},
+        "launcher": [row.launcher],
         "throughput": {
-            **settings.get("throughput", {}),
+            **settings["throughput"],
+            **{part: max(2, round(shorter * getattr(timed, part))) for part in ("warmup_steps", "window_steps")},
+            "warmup_seconds": shorter * warmup_s,
+            "window_seconds": shorter * timed.window_seconds,
             "blocks": blocks,
             "twin": False,
             "explain": proves,
@@ -109,4 +131,3 @@ def experiment_of(
         },
         "equivalence": proves and experiment.equivalence,
     }
-    return dump(content, flow=None, width=100)

@@ -13,7 +13,7 @@ from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
-from harness.config.values import PlainValue
+from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
 from harness.report.row import Row, Scalar, is_missing, number, plural
 from harness.report.sentence import Context, Said
@@ -81,7 +81,8 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
     Without what the cell excludes: sizes of buckets, or compression, of a gradient that the first bucket holds, and
     more loader workers than the ``cores`` of a node.
     """
-    varied = set(varied_options(experiment))
+    varied = {name for name, values in experiment.option_axes().items() if len(values) > 1}
+    varied |= {name for grid in _grids(experiment) for name, values in grid.options.items() if len(as_axis(values)) > 1}
     varied |= {
         axis
         for axis in ("compile", "precision", "strategy")
@@ -122,25 +123,33 @@ def next_experiment(experiment: Experiment, row: Row, axes: Mapping[str, PlainVa
     The cell's options that vary in this experiment are held fixed. Trainings to convergence are left out.
     """
     grid = {**grid_of(row, experiment), **axes}
-    content = {**settings_of(experiment), "name": f"{experiment.name[:40]}-next", "grid": grid}
+    content = experiment.model_dump(mode="json", exclude_defaults=True)
+    content = {name: value for name, value in content.items() if name not in OF_OTHER_CELLS}
+    content |= {**pinned(row, experiment), "name": f"{experiment.name[:40]}-next", "grid": grid}
     return dump(content, flow=None, width=100)
 
 
-def settings_of(experiment: Experiment) -> dict[str, Any]:
-    """Return the content of an experiment's file that timed trials of other cells share with it."""
-    content = experiment.model_dump(mode="json", exclude_defaults=True)
-    for name in ("grid", "cells", "exclude", "convergence", "checkpoint", "published", "improve"):
-        content.pop(name, None)
-    return content
+OF_OTHER_CELLS = frozenset({"grid", "cells", "exclude", "convergence", "checkpoint", "published", "improve"})
+"""The sections of a file that timed trials of one of its cells do without."""
+
+
+def pinned(row: Row, experiment: Experiment) -> dict[str, Any]:
+    """Return the section strategy_options with the cell's values of an own strategy's options, which are no axes."""
+    content = experiment.strategy_options.model_dump(mode="json", exclude_defaults=True)
+    if row.strategy not in content or row.strategy in BUILTIN_TRAITS:
+        return {}
+    own = {name: row.options.get(f"{row.strategy}.{name}", value) for name, value in content[row.strategy].items()}
+    return {"strategy_options": {**content, row.strategy: own}}
 
 
 def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
     """Return the grid that holds one cell of an experiment alone."""
     options = row.get("options") or {}
     batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
-    axes = ("data", "model", "strategy", "devices", "nodes", batch, "precision", "compile", "variant")
+    axes = ("data", "model", "strategy", "devices", "nodes", batch, "precision", "compile")
     grid: dict[str, list[PlainValue]] = {axis: [row[axis]] for axis in axes if not is_missing(row.get(axis))}
-    grid |= {name: [options[name]] for name in varied_options(experiment) if name in options}
+    varied = (name for name in varied_options(experiment) if name in options and ":" not in name)  # see pinned()
+    grid |= {name: [options[name]] for name in varied}
     if not is_missing(row.device_ids):
         del grid["devices"]
         grid["device_ids"] = [[int(number) for number in row.device_ids.split(",")]]

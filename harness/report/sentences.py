@@ -47,8 +47,8 @@ REASONS: Mapping[str, str] = {
     "equivalence": "it is not known whether it trains as one device does",
     "script": "what the ranks of a script train is not compared with one device",
 }
-CHANGES_TRAINING = ("precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
-"""The axes of which a faster setting may need more samples to the same target."""
+CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
+"""The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
 QUIET = "one setting measured twice does not differ from itself (A/A test), no doubts"
 ENDED: Mapping[str | None, str] = {
@@ -282,7 +282,7 @@ def _improved(row: Statement, context: Context) -> Said:
     if row.code == "confirmed":
         found = f"is confirmed, {CLEAR}: {ratio} times its throughput{blocks}"
         if any(f"{axis}: " in row.subject for axis in CHANGES_TRAINING):
-            found += "; it changes what is trained, and no convergence was compared"
+            found += "; it may change what is trained, and no convergence was compared"
     elif row.code == "not confirmed":
         found = f"is not confirmed: {'; '.join(row.reasons) or f'{ratio} times its throughput{blocks}'}"
     else:

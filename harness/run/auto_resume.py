@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.analysis.results import IMPROVE_FOLDER
 from harness.config.experiment import Experiment
 from harness.errors import HarnessError, RunFolderError, StoreError, cause_of
 from harness.record.folder import RunFolder
@@ -132,23 +133,12 @@ def _runs_of(experiment: Experiment, parent: Path) -> Iterator[_Run]:
                 invocations = folder.environment().get("invocations", [])
                 began = invocations[-1].get("started_at") if invocations else None
                 start = (began, "") if isinstance(began, int | float) else (-inf, path.name.rpartition("-")[0])
-                yield _Run(path, why_unfinished(folder), start)
+                yield _Run(path, folder.why_unfinished or _open_improvement(path), start)
         except HarnessError:  # another file, a damaged run, or one of another version: nothing to resume
             continue
 
 
-def why_unfinished(folder: RunFolder) -> str:
-    """Return why a run is not finished; '' if it is. A failed trial alone does not make it unfinished."""
-    invocations = folder.environment().get("invocations", [])
-    if not invocations:
-        return "it recorded no trial"
-    lines = {line["trial_id"]: line for line in folder.trial_lines()}
-    if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in lines.values()):
-        return ""  # a run for a debugger is never resumed
-    if (ended := invocations[-1].get("ended")) == "interrupted":
-        return "it was interrupted"
-    if ended != "finished":
-        return "its last invocation failed, was killed or still runs"
-    late = [line["reason"] for line in lines.values() if line["skip_code"] == "time_up"]
-    limits = dict.fromkeys(limit for reason in late for limit in re.findall(r"limits\.\w+", reason))
-    return f"{' and '.join(limits)} left out {len(late)} trials" if late else ""
+def _open_improvement(path: Path) -> str:
+    """Return why a run's improvement is not finished; '' if it is, or if there is none."""
+    runs = (RunFolder.open(plan.parent) for plan in path.glob(f"{IMPROVE_FOLDER}/*/*/*/plan.json"))
+    return next((f"of its improvement, {run.why_unfinished}" for run in runs if run.why_unfinished), "")

@@ -6,20 +6,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from harness.analysis.improvements import COMBINATION, CONFIRMATION, CONFIRMING_BLOCKS, SCREENING, changes_of
 from harness.analysis.results import IMPROVE_FOLDER, Results, improving_runs, load
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
 from harness.config.sections import Improve
-from harness.config.yaml_source import parse_mapping
+from harness.config.yaml_source import dump, parse_mapping
+from harness.errors import HarnessError
 from harness.report.candidates import Changes, candidates, combined, experiment_of
 from harness.report.html import write_report
 from harness.report.row import Row, number, plural, rows_of
 from harness.report.sentence import Context, context_of
 from harness.report.tables.text import duration
 from harness.report.verdict import verdict_if_possible
-from harness.run.auto_resume import why_unfinished
 from harness.run.events import (
     Emit,
     Event,
@@ -32,15 +33,21 @@ from harness.run.events import (
     TrialStarting,
 )
 from harness.run.pipeline import SHOWN, run
-from harness.run.request import Request
+from harness.run.request import Request, resume_command
 from harness.system.process import INTERRUPTED, UNSETTLED
 
 SCREENING_BLOCKS = 2
 SHARE = {SCREENING: 0.35, COMBINATION: 0.5}
 """The share of the time after which a step starts no further trial; the confirmation has what is left."""
+OF_TRIALS = 0.5
+"""The share of a step's time for its trials; the rest is for starts of processes and for reports."""
+SHORTEST = 0.1
+"""The least time of a trial, as a share of that in the run: fewer candidates are tried instead."""
+LEAST_S = 5.0
+"""The seconds below which a step is not started."""
+EXPLAINED = 3
+"""The number of trials a block of a confirmation with bases and explaining trials, as a multiple of that without."""
 SHOWN_EVENTS = (RunStarted, GroupStarting, GroupReady, TrialStarting, TrialEnded)
-NO_LEADER = "Nothing to improve: no setting was measured that makes a claim about speed"
-NO_CANDIDATE = "Nothing to try for {name}: no option reduces what its waterfall names; improve.allow may name more"
 
 
 def run_and_improve(request: Request, experiment: Experiment, emit: Emit) -> int:
@@ -48,18 +55,19 @@ def run_and_improve(request: Request, experiment: Experiment, emit: Emit) -> int
 
     INTERRUPTED if the improvement is interrupted. Raises what ``run`` raises.
     """
-    folders: list[Path] = []
+    reported: list[Reported] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, Reported):
-            folders.append(event.folder)
+            reported.append(event)
         emit(event)
 
     code = run(request, experiment, listen)
-    settings = experiment.improve
-    if settings is None or not folders or code in (INTERRUPTED, UNSETTLED):
+    if experiment.improve is None or not reported or code in (INTERRUPTED, UNSETTLED):
         return code
-    return Improvement(request, load(folders[-1]), settings, emit).run() or code
+    results = load(reported[-1].folder)
+    with results.folder.locked():
+        return Improvement(request, experiment, experiment.improve, results, emit).run() or code
 
 
 @dataclass
@@ -67,8 +75,9 @@ class Improvement:
     """The improvement of one cell of a run, whose steps are runs of their own in its folder."""
 
     request: Request
-    results: Results
+    experiment: Experiment
     settings: Improve
+    results: Results
     emit: Emit
 
     def __post_init__(self) -> None:
@@ -76,50 +85,111 @@ class Improvement:
         self._context = context_of(self.results)
 
     def run(self) -> int:
-        """Try, combine and confirm; write the report again. Return INTERRUPTED, or 0."""
-        if (cell_id := best_cell(self._context)) is None:
-            self.emit(Note(NO_LEADER))
+        """Try, combine and confirm; write the report again. Return INTERRUPTED, or 0: the run itself is fine."""
+        cell_id, why = best_cell(self._context), self._refusal()
+        if why or cell_id is None:
+            self.emit(Note(f"Nothing is improved: {why or 'no setting was measured that makes a claim about speed'}."))
             return 0
         self._cell_id, self._row = cell_id, self._context.cells[cell_id]
-        name, tried = self._context.name(cell_id), candidates(cell_id, self._context, self.settings.allow)
-        if not tried:
-            self.emit(Note(NO_CANDIDATE.format(name=name)))
+        try:
+            interrupted = self._steps()
+            results = write_report(self.results.folder.path)
+        except KeyboardInterrupt:
+            interrupted = True
+        except HarnessError as error:
+            self.emit(Note(f"The improvement ended: {error}"))
             return 0
-        time_s = duration(self.settings.time)
-        self.emit(Note(f"Improve {name}: {plural(len(tried), 'option')} to try, at most {time_s}."))
-        code = self._measure(SCREENING, tried, SCREENING_BLOCKS)
-        helped = self._kept(SCREENING)
-        if not code and (several := combined(helped)):
-            code = self._measure(COMBINATION, [helped[0], *several], SCREENING_BLOCKS)
-            helped = self._kept(COMBINATION) or helped
-        if not code and helped:
-            code = self._measure(CONFIRMATION, helped[:1], CONFIRMING_BLOCKS)
-        if code:
-            return code
-        results, path = write_report(self.results.folder.path), self.results.folder
+        if interrupted:
+            resume = resume_command(replace(self.request, improve=self.settings.time), self.results.folder.path)
+            self.emit(Note(f"The improvement was interrupted; the run is complete. Go on with: {resume}"))
+            return INTERRUPTED
         tables, spent_s = {name: getattr(results, name) for name in SHOWN}, time.time() - self._began
-        self.emit(Reported(path.path, path.report, tables, verdict_if_possible(results), spent_s))
+        folder = results.folder
+        self.emit(Reported(folder.path, folder.report, tables, verdict_if_possible(results), spent_s))
         return 0
 
-    def _measure(self, step: str, tried: Sequence[Changes], blocks: int) -> int:
-        """Time the cell to improve beside the same cell with each of some changes; a step that is finished is kept."""
-        earlier = self._run_of(step)
-        if earlier and not why_unfinished(earlier.folder):
-            self.emit(Note(f"{step.capitalize()}: already measured in {earlier.folder.path}."))
-            return 0
-        cells: list[tuple[Row, Changes]] = [(self._row, {}), *((self._row, changes) for changes in tried)]
-        if step == CONFIRMATION:  # for the waterfall before and after
-            cells += self._bases(tried[0])
+    def _refusal(self) -> str:
+        """Return why nothing more is measured; empty if there is no reason."""
+        if any(one.code == "time_up" for one in self._context.stated("incomplete")):
+            return "a limit has ended the run"
+        limits = self.experiment.limits
+        if limits.cost is not None or limits.device_hours is not None:
+            return "limits.cost and limits.device_hours hold for the run alone; leave them out, improve.time is a limit"
+        return ""
+
+    def _steps(self) -> bool:
+        """Measure the steps; return whether one was interrupted."""
+        name, tried = self._context.name(self._cell_id), self._candidates()
+        if not tried:
+            self.emit(Note(f"Nothing to try for {name}: no option reduces what takes time; improve.allow has more."))
+            return False
+        most = duration(self.settings.time)
+        self.emit(Note(f"Improve {name}: {plural(len(tried), 'option')} to try, about {most}."))
+        if self._measure(SCREENING, tried, SCREENING_BLOCKS):
+            return True
+        helped = self._kept(SCREENING)
+        if several := combined(helped):
+            if self._measure(COMBINATION, [helped[0], *several], SCREENING_BLOCKS):
+                return True
+            helped = self._kept(COMBINATION) or helped
+        return bool(helped) and self._measure(CONFIRMATION, helped[:1], CONFIRMING_BLOCKS)
+
+    def _candidates(self) -> list[Changes]:
+        """Return what there is time to try, the most likely first."""
+        found = candidates(self._cell_id, self._context, self.settings.allow)
+        trials = OF_TRIALS * SHARE[SCREENING] * self.settings.time / (SCREENING_BLOCKS * SHORTEST * self._trial_s)
+        return found[: max(1, int(trials) - 1)]
+
+    @property
+    def _trial_s(self) -> float:
+        """The time of a trial of the cell in the run."""
+        lines = (line for line in self.results.lines if line["cell_id"] == self._cell_id and line["outcome"] == "ok")
+        return max(median([line["trial_s"] or 0.0 for line in lines if line["kind"] == "throughput"]), 0.01)
+
+    def _measure(self, step: str, tried: Sequence[Changes], blocks: int) -> bool:
+        """Time the cell to improve beside the same cell with each of some changes; return whether it was interrupted.
+
+        A step of the same settings is kept if it is finished, and resumed if it is not.
+        """
         left_s = self._began + SHARE.get(step, 1.0) * self.settings.time - time.time()
-        proves = step == CONFIRMATION
-        content = experiment_of(self.results.experiment, step, cells, blocks, max(left_s, 1.0), proves=proves)
-        output = self.results.folder.path / IMPROVE_FOLDER / self._cell_id
-        asked = replace(
-            self.request, content=content, output=output, resume=None, add_blocks=0, only={}, like=None, preflight=False
+        trial_s = OF_TRIALS * max(left_s, 0.0) / (blocks * (1 + len(tried)))
+        proves = step == CONFIRMATION and EXPLAINED * self._trial_s <= trial_s
+        cells: list[tuple[Row, Changes]] = [(self._row, {}), *((self._row, changes) for changes in tried)]
+        if proves:  # for the waterfall before and after
+            cells += self._bases(tried[0])
+        shorter = min(1.0, max(trial_s / self._trial_s, SHORTEST))
+        content = experiment_of(self.experiment, step, cells, blocks, shorter, proves=proves)
+        text = dump({**content, "limits": self._limits(left_s)}, flow=None, width=100)
+        experiment = parse_experiment(parse_mapping(text, source=step), source=step, home=self.request.home)
+        resumed: Path | None = None
+        if (earlier := self._run_of(step)) and _settings(earlier.experiment, tried) == _settings(experiment, tried):
+            if not earlier.folder.why_unfinished:
+                self.emit(Note(f"{step.capitalize()}: already measured in {earlier.folder.path}."))
+                return False
+            resumed, kept = earlier.folder.path, earlier.experiment
+            proves = proves or bool(kept.throughput and kept.throughput.explain)
+            as_before = {"cells": kept.cells, "throughput": kept.throughput, "equivalence": kept.equivalence}
+            experiment = experiment.model_copy(update=as_before)
+        if left_s < LEAST_S:
+            self.emit(Note(f"{step.capitalize()}: no time is left; give --improve more."))
+            return False
+        asked = Request(
+            self.request.file,
+            text,
+            self.request.address,
+            resume=resumed,
+            output=self.results.folder.path / IMPROVE_FOLDER / self._cell_id,
+            only={} if proves else {axis: self._row[axis] for axis in ("strategy", "devices")},  # without added bases
+            no_user_code=self.request.no_user_code,
+            preflight=False,
         )
-        experiment = parse_experiment(parse_mapping(content, source=step), source=step, home=asked.home)
         code = run(asked, experiment, lambda event: self.emit(event) if isinstance(event, SHOWN_EVENTS) else None)
-        return code if code in (INTERRUPTED, UNSETTLED) else 0
+        return code in (INTERRUPTED, UNSETTLED)
+
+    def _limits(self, left_s: float) -> dict[str, float]:
+        """Return the limits of a step: a trial that hangs may not take more than the step."""
+        trial_s = min(self.experiment.limits.trial, max(left_s, LEAST_S))
+        return {"wall": max(left_s, LEAST_S), "trial": trial_s, "attempts": 1}
 
     def _bases(self, changes: Changes) -> list[tuple[Row, Changes]]:
         """Return the base of the cell to improve, as it is and with the changes that a base can have."""
@@ -134,11 +204,9 @@ class Improvement:
         """Return the changes of a step that went on, the fastest first."""
         found = self._run_of(step)
         known = {row.cell_id: row for row in rows_of(found.trials)} if found else {}
-        improvements = Results(self.results.folder).improvements  # computed anew
-        kept = [
-            row for row in rows_of(improvements) if row.improved_id == self._cell_id and row.step == step and row.kept
-        ]
-        return [changes_of(known[self._cell_id], known[row.cell_id]) for row in kept]
+        rows = rows_of(Results(self.results.folder).improvements)  # computed anew
+        kept = [row.cell_id for row in rows if (row.improved_id, row.step) == (self._cell_id, step) and row.kept]
+        return [changes_of(known[self._cell_id], known[cell_id]) for cell_id in kept]
 
     def _run_of(self, step: str) -> Results | None:
         """Return the newest run of a step of this improvement."""
@@ -146,10 +214,16 @@ class Improvement:
         return next((run for cell_id, name, run in runs if (cell_id, name) == (self._cell_id, step)), None)
 
 
+def _settings(experiment: Experiment, tried: Sequence[Changes]) -> list[dict[str, object]]:
+    """Return the cell to improve and what is tried, as grids; without their bases."""
+    return [grid.model_dump() for grid in experiment.cells[: 1 + len(tried)]]
+
+
 def best_cell(context: Context) -> str | None:
     """Return the leading cell that loses the largest share of its step; None if no cell leads."""
     leading = [str(one.cell_id) for one in context.stated("fastest")]
-    lost = {
-        cell_id: sum(max(number(one.facts.share), 0) for one in causes) for cell_id, causes in context.causes.items()
-    }
-    return max(leading, key=lambda cell_id: lost.get(cell_id, 0.0), default=None)
+
+    def lost(cell_id: str) -> float:
+        return sum(max(number(one.facts.share), 0.0) for one in context.causes.get(cell_id, ()))
+
+    return max(leading, key=lost, default=None)

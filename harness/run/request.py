@@ -144,6 +144,8 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
             experiment = with_improvement(experiment, request.improve)
         if missing := [name for name in experiment.programs if not os.path.isfile(name)]:
             raise ExperimentError(source, [f"script: got {name!r}; there is no such file" for name in missing])
+        if request.store and experiment.improve:
+            raise ExperimentError(source, ["improve: its runs are in the local run folder; leave out --output URI"])
         if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
             problem = "are not sent to --output URI; give a folder that all nodes see and that outlives them"
             raise ExperimentError(source, [f"checkpoint.folder: checkpoints {problem}"])
@@ -171,9 +173,8 @@ def mistakes(request: Request) -> Iterator[HarnessError]:
         yield ExperimentError("--add-blocks", ["it adds to a run that is there; give its folder with --resume"])
     elif request.add_blocks and request.resume == AUTO:
         yield ExperimentError("--add-blocks", ["it adds to one run; give its folder with --resume instead of auto"])
-    if request.improve is not None and (request.inline or request.store):
-        problem = "it measures in worker groups and in the local run folder; leave out --inline, and --output URI"
-        yield ExperimentError("--improve", [problem])
+    if request.improve is not None and request.inline:
+        yield ExperimentError("--improve", ["it measures in worker groups; leave out --inline"])
     if request.memory and not request.plans_only:
         yield ExperimentError("--memory", ["it belongs to a plan; add --dry-run, or leave it out: a run measures it"])
     elif request.memory and request.no_user_code:
@@ -249,7 +250,13 @@ def _command(request: Request, more: Mapping[str, str]) -> str:
             axes.append(f"{axis}={text if is_plain else json.dumps(value)}")
     flags = ["--no-user-code"] * request.no_user_code + ["--no-preflight"] * (not request.preflight)
     flags += ["--links"] * request.links + ["--quiet"] * request.quiet + ["--verbose"] * request.verbose
-    options = {"--address": None if in_job() else request.address, "--only": ",".join(axes), **more}
+    improve = None if request.improve is None else f"{request.improve:g}s"
+    options = {
+        "--address": None if in_job() else request.address,
+        "--only": ",".join(axes),
+        "--improve": improve,
+        **more,
+    }
     given = [part for name, value in options.items() if value for part in (name, value)]
     submit = ["ray", "job", "submit", "--working-dir", ".", "--"] if in_job() else []
     return shlex.join([*submit, *program("doctor" if request.links else "run"), str(request.file), *flags, *given])

@@ -147,7 +147,7 @@ CONFIRMED = {**IMPROVED, "subject": "loader.workers: 2", "value": 1.14, "low": 1
         ),
         (
             {**CONFIRMED, "code": "confirmed", "subject": "precision: bf16"},
-            "fresh processes; it changes what is trained, and no convergence was compared.",
+            "fresh processes; it may change what is trained, and no convergence was compared.",
         ),
         ({**CONFIRMED, "code": "not confirmed", "reasons": ("other updates",)}, "is not confirmed: other updates."),
         (

@@ -13,7 +13,7 @@ import harness
 from harness.analysis.improvements import CONFIRMATION, STEPS
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
-from harness.errors import ExperimentError
+from harness.errors import ClusterError, ExperimentError
 from harness.plan.cell import Cell
 from harness.record.folder import RunFolder
 from harness.report.candidates import candidates, combined
@@ -22,7 +22,8 @@ from harness.report.sentence import context_of
 from harness.report.verdict import make_verdict
 from harness.run import improve
 from harness.run.events import Emit, Event, Note, Reported
-from harness.run.request import Request, mistakes, with_improvement
+from harness.run.request import Request, mistakes, read_experiment, resume_command, with_improvement
+from harness.run.resume import same_experiment
 from harness.system.process import INTERRUPTED
 from tests.run_folders import make_run
 
@@ -58,6 +59,9 @@ class Runs:
 
     def __call__(self, request: Request, asked: Experiment, emit: Emit) -> int:
         self.asked.append(asked)
+        if request.resume:
+            RunFolder.open(request.resume).set_invocation(0, {"ended": "finished"})
+            return 0
         main = not request.output.is_relative_to(self.place / asked.name) and asked.name not in STEPS
         path = make_run(self.place if main else request.output, asked, self.speeds)
         if main:
@@ -160,7 +164,16 @@ def test_a_confirmation_of_too_few_blocks_and_a_setting_that_fails_are_no_gain(
     other.mkdir()
     results, *_ = improved(other, monkeypatch, short)
     (tried,) = make_verdict(results).lines["TRIED"]
+    assert (
+        "training.accumulation: 1 is not confirmed: measured in 4 of 5 blocks, its other trials failed." in tried.text
+    )
+    cell = next((results.folder.path / "improve").glob("*"))
+    RunFolder.open(next(cell.glob("confirmation/*"))).set_invocation(0, {"ended": "interrupted"})
+    (tried,) = make_verdict(harness.load(results.folder.path)).lines["TRIED"]
     assert "helped; no confirmation of 5 blocks was measured." in tried.text
+    RunFolder.open(next(cell.glob("screening/*"))).path.joinpath("trials.jsonl").unlink()  # no time was left for any
+    (tried,) = make_verdict(harness.load(results.folder.path)).lines["TRIED"]
+    assert tried.text.startswith("0 options tried")
 
 
 def test_steps_that_are_measured_are_kept_and_an_interrupted_one_is_measured_again(
@@ -171,15 +184,20 @@ def test_steps_that_are_measured_are_kept_and_an_interrupted_one_is_measured_aga
     monkeypatch.setattr(improve, "run", again)
     settings = experiment().improve
     assert settings
-    request = Request(file=tmp_path / "x.yaml")
-    assert improve.Improvement(request, harness.load(results.folder.path), settings, events.append).run() == 0
-    assert (
-        again.asked == [] and sum("already measured" in event.text for event in events if isinstance(event, Note)) == 3
-    )
+
+    def run() -> int:
+        found = harness.load(results.folder.path)
+        return improve.Improvement(Request(tmp_path / "x.yaml"), experiment(), settings, found, events.append).run()
+
+    assert run() == 0
+    assert again.asked == [] and sum("already measured" in text for text in notes(events)) == 3
     confirmation = next((results.folder.path / "improve").glob("*/confirmation/*"))
     RunFolder.open(confirmation).set_invocation(0, {"ended": "interrupted"})
-    assert improve.Improvement(request, harness.load(results.folder.path), settings, events.append).run() == 0
-    assert [each.name for each in again.asked] == [CONFIRMATION]
+    before = harness.load(results.folder.path).improvements
+    assert run() == 0
+    assert [each.name for each in again.asked] == [CONFIRMATION]  # resumed: with the cells and windows that it had
+    assert len([*results.folder.path.glob("improve/*/confirmation/*")]) == 1
+    assert harness.load(results.folder.path).improvements["ratio"].equals(before["ratio"])
 
 
 def test_an_interruption_ends_the_improvement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +217,44 @@ def test_without_improve_or_a_leader_nothing_is_tried(tmp_path: Path, monkeypatc
     other = tmp_path / "other"
     other.mkdir()
     _, asked, events = improved(other, monkeypatch, lambda cell, block: None)
-    assert len(asked) == 1 and Note(improve.NO_LEADER) in events
+    assert len(asked) == 1 and any("no setting was measured that makes a claim" in text for text in notes(events))
+
+
+def notes(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Note)]
+
+
+def test_a_limit_of_cost_or_an_error_of_a_step_ends_the_improvement_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, asked, events = improved(tmp_path, monkeypatch, limits={"device_hours": 4})
+    assert len(asked) == 1 and any("limits.device_hours hold for the run" in text for text in notes(events))
+    runs, events = Runs(tmp_path), []
+
+    def run(request: Request, asked: Experiment, emit: Emit) -> int:
+        if asked.name in STEPS:
+            raise ClusterError("no node answers")
+        return runs(request, asked, emit)
+
+    monkeypatch.setattr(improve, "run", run)
+    assert improve.run_and_improve(Request(file=tmp_path / "x.yaml"), experiment(), events.append) == 0
+    assert "The improvement ended: no node answers" in notes(events)
+
+
+def test_windows_are_shortened_and_candidates_left_out_as_the_time_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"throughput": {**WASTEFUL["throughput"], "window_seconds": 5.0, "window_steps": 50}}
+    _, (_, screening, *_), _ = improved(tmp_path, monkeypatch, improve="10s", **long)  # trials of 2 s in run_folders
+    assert screening.throughput and screening.throughput.window_seconds == pytest.approx(0.53, rel=0.1)
+    assert screening.throughput.window_steps in (5, 6)
+    assert len(screening.cells) == 1 + 3  # of five candidates
+
+
+def test_the_run_resumes_with_another_time_and_the_command_to_go_on_has_it(tmp_path: Path) -> None:
+    folder = RunFolder.open(make_run(tmp_path, experiment(), rate))
+    assert same_experiment(folder, experiment(improve=None)) and same_experiment(folder, experiment(improve="9m"))
+    assert resume_command(Request(tmp_path / "x.yaml", improve=300.0), folder.path).count("--improve 300s") == 1
 
 
 def offered(tmp_path: Path, allow: tuple[str, ...] = (), **changes: Any) -> list[dict[str, Any]]:
@@ -239,6 +294,7 @@ def test_changes_of_different_axes_are_combined_the_best_value_of_each() -> None
     [
         ({"improve": "soon"}, "improve.time: got 'soon'; allowed: a number of seconds, or '90s'"),
         ({"improve": {"time": "5m", "allow": "speed"}}, "improve.allow"),
+        ({"workload": "a:B", "variants": {"a": ".", "b": ".."}}, "improve: not together with variants"),
         ({"throughput": None, "convergence": {"epochs": 1}}, "improve: needs a throughput section"),
     ],
 )
@@ -255,5 +311,8 @@ def test_the_option_replaces_the_time_of_the_file_and_is_refused_where_it_has_no
         with_improvement(parse_experiment(script, source="test"), 60.0)
     with pytest.raises(ExperimentError, match="no throughput section"):
         with_improvement(experiment(throughput=None, improve=None, convergence={"epochs": 1}), 60.0)
-    for request in (Request(Path("x"), improve=1.0, inline=True), Request(Path("x"), improve=1.0, store="s3://b/f")):
-        assert [str(error) for error in mistakes(request) if "worker groups and in the local" in str(error)]
+    (mistake,) = mistakes(Request(Path("x"), improve=1.0, inline=True))
+    assert "it measures in worker groups; leave out --inline" in str(mistake)
+    in_store = Request(Path("x"), yaml.safe_dump(WASTEFUL), store="s3://b/f")
+    with pytest.raises(ExperimentError, match="improve: its runs are in the local run folder; leave out --output URI"):
+        read_experiment(in_store)

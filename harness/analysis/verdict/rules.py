@@ -204,7 +204,7 @@ def improved(tables: Tables) -> Iterator[Statement]:
     ``subject``: the changes; ``n``: the number of changes that were tried alone; ``facts``: the row of the last step.
     """
     for cell_id, rows in grouped(rows_of(tables["improvements"]), lambda row: str(row.improved_id)).items():
-        tried = [row for row in rows if row.step == SCREENING]
+        tried = [row for row in rows if row.step == SCREENING]  # those that were measured, or failed
         last = next((row for row in rows if row.step == CONFIRMATION), None)
         wall_s = sum({row.step: row.wall_s for row in rows}.values())
         if last is None:
@@ -212,7 +212,8 @@ def improved(tables: Tables) -> Iterator[Statement]:
             yield Statement("improved", code, "improvements", cell_id, facts=Record({"wall_s": wall_s}), n=len(tried))
             continue
         few = pd.isna(last.ratio) or last.blocks < CONFIRMING_BLOCKS
-        code = "confirmed" if last.kept else "unfinished" if few and pd.isna(last.excluded) else "not confirmed"
+        open_yet = few and pd.isna(last.excluded) and pd.isna(last.reason)
+        code = "confirmed" if last.kept else "unfinished" if open_yet else "not confirmed"
         facts = Record({**vars(last), "wall_s": wall_s})
         reasons = tuple(str(why) for why in (last.excluded, last.reason) if not pd.isna(why))
         others = (str(last.cell_id),)
