@@ -54,7 +54,7 @@ def profiles_agree(device: torch.device, teardown: str) -> Verdict:
         stepper = stepper_of(cell_of(device, {**SMALL, "strategy": "fsdp"}), device)
         for _ in range(FIRST_STEPS):
             stepper.step()
-        profiles = [profiled_steps(stepper) for _ in range(2)]
+        profiles = [profiled_steps(stepper).events for _ in range(2)]
     if folder := kept():
         rows = [[*event] for event in profiles[0]]
         (folder / f"profile_{teardown}.json").write_text(json.dumps(rows))
