@@ -112,7 +112,8 @@ MAX_THREADS_PER_GPU = 8
 class Node:
     """One node. ``cores``: physical cores. ``compiler``: whether a C++ compiler is on its path.
 
-    ``memory_bytes``: of the node itself; ``gpu_memory_bytes``: of each GPU, known if the node is assumed.
+    ``memory_bytes``: of the node itself; ``gpu_memory_bytes``: of its smallest GPU. ``gpu_model``: names of different
+    GPUs are joined by ' + '.
     ``slots``: the CPUs that ``ray start --num-cpus`` offers, which may be more than it has; None without a cluster.
     ``cpu``: the processor's name.
     """
