@@ -11,9 +11,10 @@ import yaml
 
 import harness
 from harness.config import load as config
-from harness.plan.inventory import Inventory
+from harness.plan.inventory import KNOWN_DEVICES, Inventory
 from harness.plan.planner import make_plan
 from harness.report.html import write_report
+from harness.train.strategies import make_strategy
 from tests.conftest import FEW_STEPS, experiment_of, gpu_cluster
 from tests.processes import ROOT, RUN, ended
 from tests.run_folders import run_inline
@@ -81,6 +82,21 @@ def test_the_studies_are_planned_on_their_hardware() -> None:
     assert pairs == {(strategy, 2, ids, 128, "cifar10", "fp32", lr) for strategy, ids, lr in chosen}
     segmentation = cells_of("segmentation.yaml", Inventory.assume(1, 0, 8))
     assert segmentation == {(*placed, (), 16, model) for placed in sharded for model in ("small", "medium")}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "compiled"), [("resnet50_8xgpu", 8, {False, True}), ("gpu_pairs_4xgpu", 4, {False})]
+)
+def test_files_for_gpus_are_fast_and_compare_like_with_like(name: str, gpus: int, compiled: set[bool]) -> None:
+    """Slow computing flatters every efficiency; fsdp's policy computes in other dtypes than its base."""
+    node = Inventory.assume(1, gpus, device=KNOWN_DEVICES["H100-80GB"])
+    plan = make_plan(config.load_experiment(ROOT / "experiments" / f"{name}.yaml"), node)
+    assert not plan.skips
+    cells = [trial.cell for trial in plan.trials if trial.kind == "throughput"]
+    assert {cell.precision for cell in cells} == {"bf16"} and {cell.compile for cell in cells} == compiled
+    assert all(cell.training.get("channels_last") and cell.training.get("cudnn_benchmark") for cell in cells)
+    sharded = [make_strategy("fsdp").autocasts(cell.strategy_options) for cell in cells if cell.strategy == "fsdp"]
+    assert sharded and all(sharded)
 
 
 SMALL_IMAGES = {"workload.image_size": 8, "workload.samples": 16}

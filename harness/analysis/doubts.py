@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import Records, Row, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
+from harness.analysis.common import (
+    Lines,
+    Records,
+    Row,
+    bases_of,
+    by_cell,
+    grouped,
+    measured,
+    nearest,
+    rows_of,
+    trial_key,
+)
 from harness.analysis.evidence import (
     SLOW_RANK,
     Evidence,
@@ -184,6 +195,14 @@ DOUBTS: Mapping[str, Doubt] = {
         "the device models are not the base's",
         beside=lambda trial, base: trial.differs(base, "device_model"),
     ),
+    "other dtypes than the base's": Doubt(
+        "it computes in other dtypes than its base (fsdp does not with mixed_precision: autocast)",
+        "the dtypes of weights, gradients, forward pass or loss are not the base's: a ratio is partly one of "
+        "arithmetic. In bf16 and fp16 one device keeps residuals and norms in float32 under autocast, which casts the "
+        "weights in each forward pass; fsdp's policy computes all but BatchNorm in 16 bits. "
+        "`fsdp.mixed_precision: autocast` is the arithmetic of one device",
+        beside=lambda trial, base: None not in (trial.dtypes, base.dtypes) and trial.dtypes != base.dtypes,
+    ),
     "other hosts than the base's": Doubt(
         "the machines are others",
         "a host of the base is not among the trial's hosts",
@@ -219,12 +238,13 @@ def doubts(
     ranks: pd.DataFrame,
     environment: RunEnvironment,
     epochs: pd.DataFrame,
+    lines: Lines,
 ) -> pd.Series[Any]:
     """Return the names of each row's doubts in ``trials``, as a tuple."""
     read = trials[[*COLUMNS]]
     rows = rows_of(read)
     in_epochs = steps_in_epochs(trials, windows, epochs)
-    evidence = gather_evidence(rows, times, windows, ranks, environment, in_epochs)
+    evidence = gather_evidence(rows, times, windows, ranks, environment, in_epochs, lines)
     ok = [row for row in rows if row.outcome == "ok" and not row.purpose]
     measured_in = grouped(ok, lambda row: (row.cell_id, row.block))
     bases = bases_of(by_cell(rows_of(measured(read))))

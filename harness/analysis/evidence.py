@@ -17,6 +17,7 @@ import pandas as pd
 
 from harness.analysis.common import (
     KEYS,
+    Lines,
     Record,
     Records,
     Row,
@@ -57,7 +58,7 @@ class Evidence:
     ``row``: its columns. ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the
     rank that exceeds SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison.
     ``drift``: the highest rate of the timed windows over the lowest. ``stalled``: whether a timed step of a rank
-    stalled. ``in_epochs``: see ``steps_in_epochs``.
+    stalled. ``in_epochs``: see ``steps_in_epochs``. ``dtypes``: of weights, gradients, forward pass and loss.
     """
 
     row: Record
@@ -68,6 +69,7 @@ class Evidence:
     drift: float | None
     stalled: bool
     in_epochs: Pair | None
+    dtypes: str | None
 
     @property
     def per_device_per_s(self) -> float | None:
@@ -91,8 +93,10 @@ def gather_evidence(
     ranks: pd.DataFrame,
     environment: RunEnvironment,
     in_epochs: Mapping[TrialKey, Pair],
+    lines: Lines,
 ) -> dict[TrialKey, Evidence]:
     """Return the evidence of each trial, by its id and attempt. ``in_epochs``: see ``steps_in_epochs``."""
+    dtypes = {(line["trial_id"], line["attempt"]): line["facts"].get("dtypes") for line in lines}
     steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
     spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
     signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
@@ -109,6 +113,7 @@ def gather_evidence(
             drift.get(key),
             key in times.stalled,
             in_epochs.get(key),
+            dtypes.get(key),
         )
         for row in trials
     }

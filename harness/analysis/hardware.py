@@ -94,6 +94,11 @@ _H100_NVL = f"NVIDIA, https://www.nvidia.com/en-us/data-center/h100/, {_TORCHTIT
 _H200 = f"NVIDIA, https://www.nvidia.com/en-us/data-center/h200/, {_ML_ENGINEERING}"
 _B200 = f"NVIDIA, https://www.nvidia.com/en-us/data-center/hgx/, {_PYTORCH}"
 _GB200 = f"NVIDIA GB200, one of its two GPUs, {_ML_ENGINEERING}"
+_L40S = f"NVIDIA L40S, {_ML_ENGINEERING}"
+_A10 = f"NVIDIA A10 datasheet, {_LIGHTNING}"
+_H20 = "NVIDIA H20, read in Hugging Face, https://huggingface.co/hardware/h20"
+_B300 = "NVIDIA HGX B300, read in Glenn K. Lockwood, https://glennklockwood.com/garden/processors/B300"
+_MI300X = f"AMD Instinct MI300X data sheet, {_PYTORCH}"
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,12 @@ _TABLE: dict[str, tuple[str, dict[str, float]]] = {
     # fp32: sources disagree, 80 TFLOP/s and 75
     "NVIDIA B200": (_B200, {"tf32": 1125e12, "bf16": 2250e12}),
     "NVIDIA GB200": (_GB200, {"fp32": 80e12, "tf32": 1250e12, "bf16": 2500e12}),
+    "NVIDIA B300 SXM6 AC": (_B300, {"fp32": 75e12, "tf32": 1125e12, "bf16": 2250e12}),
+    "NVIDIA H20": (_H20, {"bf16": 148e12}),
+    "NVIDIA L40S": (_L40S, {"fp32": 91.6e12, "tf32": 183e12, "bf16": 362e12}),
+    # not the A10G, for which sources give 62.5 and 125 TFLOP/s in 16 bits
+    "NVIDIA A10": (_A10, {"fp32": 31.2e12, "tf32": 62.5e12, "bf16": 125e12}),
+    "AMD Instinct MI300X": (_MI300X, {"fp32": 163.4e12, "tf32": 653.7e12, "bf16": 1307.4e12}),
 }
 """By the driver's full device name: a MIG slice, a laptop GPU or another board is another device.
 

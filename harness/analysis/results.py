@@ -260,7 +260,7 @@ def attempt(results: Results, name: str) -> pd.DataFrame | None:
 def _trials(results: Results) -> pd.DataFrame:
     frame = trials(results.lines, results.step_times)
     tables = (results.step_times, results.windows, results.ranks, results.environment, results.epochs)
-    return frame.assign(doubts=doubts(frame, *tables))
+    return frame.assign(doubts=doubts(frame, *tables, results.lines))
 
 
 def improving_runs(folder: RunFolder) -> Iterator[tuple[str, str, Results]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -34,15 +35,17 @@ def describe_node(node_id: str, address: str) -> Node:
     from harness.measure.environment import cpu_model
 
     gpus = torch.cuda.device_count()  # without starting CUDA in this process
+    known = _gpus() if gpus else []
     return Node(
         node_id=node_id,
         address=address,
         host=socket.gethostname(),
         cores=usable_cores(),
         gpus=gpus,
-        gpu_model=_gpu_name() if gpus else None,
+        gpu_model=(" + ".join(sorted({name for name, _ in known})) or "GPU") if gpus else None,
         memory_bytes=psutil.virtual_memory().total,
         compiler=any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")),
+        gpu_memory_bytes=min((size for _, size in known), default=None),
         cpu=cpu_model(),
     )
 
@@ -62,13 +65,24 @@ def busy_cores() -> float:
     return psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
 
 
-def _gpu_name() -> str:
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+GPUS = """
+import json, torch
+found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+print(json.dumps([(gpu.name, gpu.total_memory) for gpu in found]))
+"""
+
+
+def _gpus() -> list[tuple[str, int]]:
+    """Return the name and the bytes of each GPU, or slice of one, that torch sees here; none if it fails.
+
+    By torch in a new process: nvidia-smi gives the name of the whole GPU for a slice, and lists hidden GPUs too.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return "GPU"
-    return (done.stdout.strip().splitlines() or ["GPU"])[0]
+        command = [sys.executable, "-c", GPUS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S, check=True)
+        return [(str(name), int(size)) for name, size in json.loads(done.stdout.splitlines()[-1])]
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return []
 
 
 def interface_of(address: str) -> str | None:

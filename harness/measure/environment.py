@@ -171,30 +171,40 @@ def interfaces() -> list[Interface]:
 
 
 def adapters(root: Path = Path("/")) -> list[Adapter]:
-    """Return the RDMA adapters with an active port, by name, whose device file is there: a container may lack it."""
-    found: dict[str, Adapter] = {}
-    with suppress(OSError):  # a description of the node never fails a trial
-        for verbs in (root / "sys/class/infiniband_verbs").glob("uverbs*/ibdev"):
-            name = verbs.read_text().strip()
-            for port in (root / "sys/class/infiniband" / name / "ports").glob("*"):
-                if "ACTIVE" in (port / "state").read_text() and (root / "dev/infiniband" / verbs.parent.name).exists():
-                    found[name] = {"name": name, "link_layer": (port / "link_layer").read_text().strip()}
-    return [found[name] for name in sorted(found)]
+    """Return the RDMA adapters by name, each with its first active port, else its first one."""
+    files = {_read(verbs): verbs.parent.name for verbs in (root / "sys/class/infiniband_verbs").glob("uverbs*/ibdev")}
+    found: list[Adapter] = []
+    for device in sorted((root / "sys/class/infiniband").glob("*"), key=lambda path: (len(path.name), path.name)):
+        states = {port: (_read(port / "state") or "").partition(": ")[2] for port in sorted(device.glob("ports/*"))}
+        port = next((port for port, state in states.items() if state == "ACTIVE"), next(iter(states), device))
+        numa, file = _read(device / "device/numa_node"), files.get(device.name)
+        found.append(
+            {
+                "name": device.name,
+                "link_layer": _read(port / "link_layer"),
+                "state": states.get(port) or None,
+                "rate": _read(port / "rate"),
+                "numa": int(numa) if numa and numa.isdecimal() else None,  # -1: the firmware has no value
+                "has_file": file is not None and (root / "dev/infiniband" / file).exists(),
+            }
+        )
+    return found
+
+
+def _read(path: Path) -> str | None:
+    """Return the text of a file of the system; None if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text().strip()
+    return None
 
 
 def machine_state(root: Path = Path("/")) -> MachineState:
     """Return the settings of this machine on which the speed of its processors depends."""
     processors = root / "sys/devices/system/cpu"
-
-    def read(path: Path) -> str | None:
-        with suppress(OSError):
-            return path.read_text().strip()
-        return None
-
-    governors = {read(path) for path in processors.glob("cpu[0-9]*/cpufreq/scaling_governor")}
-    boost, no_turbo = read(processors / "cpufreq/boost"), read(processors / "intel_pstate/no_turbo")
+    governors = {_read(path) for path in processors.glob("cpu[0-9]*/cpufreq/scaling_governor")}
+    boost, no_turbo = _read(processors / "cpufreq/boost"), _read(processors / "intel_pstate/no_turbo")
     cgroups = root / "sys/fs/cgroup"
-    text = read(cgroups / "cpu.stat") or read(cgroups / "cpu/cpu.stat") or ""  # version 2, version 1
+    text = _read(cgroups / "cpu.stat") or _read(cgroups / "cpu/cpu.stat") or ""  # version 2, version 1
     quota = dict(line.split() for line in text.splitlines())
     counts = [int(quota[name]) if name in quota else None for name in ("nr_periods", "nr_throttled")]
     return {

@@ -184,7 +184,7 @@ def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: Cache) 
     model = ("flops", cell.workload, cell.data, cell.model, options, size)  # of other sizes not all ranks have it
     if model not in cache:
         batch = first_samples(stepper.one_batch(), FLOPS_SAMPLES)
-        cache[model] = count_flops(workload, batch, device, without_memory=cell.traits.shards_parameters)
+        cache[model] = count_flops(workload, batch, device, sharded=cell.traits.shards_parameters)
     peak = ("peak", cell.precision)
     if peak not in cache and stepper.ranks.first:
         cache[peak] = None

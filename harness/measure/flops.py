@@ -57,7 +57,7 @@ class Flops:
     reason: str = ""
 
 
-def count_flops(workload: Workload, batch: object, device: torch.device, *, without_memory: bool = False) -> Flops:
+def count_flops(workload: Workload, batch: object, device: torch.device, *, sharded: bool = False) -> Flops:
     """Count the FLOPs of one ``workload.loss`` and its backward on a new, unwrapped, eager model, per unit of weight.
 
     Counted are matrix products, convolutions and attention; causal attention counts as full, as in MFU
@@ -65,12 +65,17 @@ def count_flops(workload: Workload, batch: object, device: torch.device, *, with
     batch normalisation may fail. Random generators and grad mode are restored. An exception of the workload, out of
     memory included, becomes the reason; KeyboardInterrupt and SystemExit pass. Work outside torch's operators,
     such as a Triton kernel started by hand, is not counted. All ranks call it, since loss() may have collectives.
-    ``without_memory``: count on parameters that have shapes but no memory, for a model that may not fit on the device;
-    what reads a value that depends on them is the reason.
+    The parameters have shapes but no memory, which the training beside them may need. Only if loss() reads a value that
+    depends on them are they real, and never those of a ``sharded`` model, which may not fit on one device.
     """
     with _leaving_no_trace(device):
         try:
-            return _count(workload, batch, device, without_memory)
+            try:
+                return _count(workload, batch, device, without_memory=True)
+            except Exception:
+                if sharded:
+                    raise
+            return _count(workload, batch, device, without_memory=False)
         except Exception as error:
             return Flops(None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
@@ -84,7 +89,7 @@ def first_samples(batch: object, count: int) -> object:
     return _cut(batch, count) if len(lengths) == 1 and () not in lengths else batch
 
 
-def _count(workload: Workload, batch: object, device: torch.device, without_memory: bool) -> Flops:
+def _count(workload: Workload, batch: object, device: torch.device, *, without_memory: bool) -> Flops:
     if without_memory:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # operators on fake tensors compute shapes alone
             model = faked(workload.build_model(), mode, device)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.config.strategy_traits import ALL_REDUCE, ProfiledPart, StrategyTraits
 from harness.measure.stepper import Stepper, TimedWindow
@@ -27,7 +27,15 @@ MEMORY = ("Memcpy", "Memset")
 OF_CUDA = re.compile(r"cu(da)?[A-Z]")
 """The names of calls of CUDA, which are numbered apart from torch's operators: a kernel has its operator's number."""
 FIRST_STEPS, PROFILED_STEPS = 3, 5
-"""Steps before the profile, which allocate buffers and connect the ranks, and those of the profile."""
+"""Steps before the profile, which allocate buffers and connect the ranks, and those of the profile that count.
+
+The first one of a profile does not: CUPTI may lose kernels there (pytorch/pytorch issue 192021, CUDA 12.6 to 13.0).
+"""
+MARK = "harness: end of a step"
+"""The range that marks the end of a step. Nothing of another step runs on a GPU between the first and the last one."""
+LAUNCH = re.compile(r"cu(da)?Launch(Cooperative)?Kernel")
+"""The names of CUDA's calls that launch a kernel, which has the number of its call."""
+LOST = "the profile lacks {} of {} kernels that a rank launched, so collectives are not known"
 NO_KERNELS = "the profile has no kernel of a GPU: CUPTI is not permitted or not there, so collectives are not known"
 ROUNDS = 2
 LEAST_STEPS = 5
@@ -78,6 +86,42 @@ def events_of(profiler: torch.profiler.profile) -> list[Event]:
             )
         )
     return found
+
+
+def mark_step(devices: Sequence[torch.device]) -> None:
+    """Mark the end of a step in a profile, after the work of these devices."""
+    synchronize(devices)
+    with record_function(MARK):
+        pass
+
+
+class MarkedSteps(NamedTuple):
+    """The steps between the first mark of a profile and the last: their time, number and events."""
+
+    span: Span
+    steps: int
+    events: list[Event]
+
+    @property
+    def launched(self) -> set[int]:
+        """The numbers of the kernels that the host launched."""
+        return {event.correlation for event in self.events if event.gpu is None and LAUNCH.match(event.name)}
+
+    @property
+    def lost(self) -> int:
+        """The number of launched kernels that the profile lacks: any of them may have covered a collective."""
+        seen = {event.correlation for event in self.events if event.gpu is not None and not event.annotation}
+        return len(self.launched - seen)
+
+
+def marked_steps(events: Sequence[Event]) -> MarkedSteps:
+    """Return the steps of a profile between its marks; none with less than two of these."""
+    marks = sorted(event.span for event in events if event.name == MARK and event.gpu is None)
+    if len(marks) < 2:
+        return MarkedSteps((0, 0), 0, [])
+    start, end = marks[0][1], marks[-1][0]
+    inside = [event for event in events if start <= event.span[0] and event.span[1] <= end]
+    return MarkedSteps((start, end), len(marks) - 1, inside)
 
 
 def collective_times(
@@ -212,33 +256,38 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
     device = stepper.ranks.devices[0]
     for _ in range(FIRST_STEPS):
         stepper.step()
-    events = profiled_steps(stepper)
-    by_rank = stepper.ranks.gather(collective_times(events, traits.profiled_parts, device))
+    profiled = profiled_steps(stepper)
+    times = collective_times(profiled.events, traits.profiled_parts, device)
+    of_ranks = stepper.ranks.gather((times, profiled.lost, len(profiled.launched)))
+    lost, launched = max((lost, launched) for _, lost, launched in of_ranks)
+    if lost:
+        return {"explain_error": LOST.format(lost, launched)}
     waiting = [part.name for part in traits.profiled_parts if part.waits]
 
     def exposed_s(times: Mapping[str, CollectiveTime | None]) -> float:
         return sum(time.exposed_s for name in waiting if (time := times[name])) or float("inf")
 
-    seen = {name: time for name, time in min(by_rank, key=exposed_s).items() if time}
+    seen = {name: time for name, time in min((times for times, *_ in of_ranks), key=exposed_s).items() if time}
     facts: TrialFacts = {
-        "exchange_s": {name: time.total_s / PROFILED_STEPS for name, time in seen.items()},
-        "exposed_s": {name: time.exposed_s / PROFILED_STEPS for name, time in seen.items()},
+        "exchange_s": {name: time.total_s / profiled.steps for name, time in seen.items()},
+        "exposed_s": {name: time.exposed_s / profiled.steps for name, time in seen.items()},
     }
-    unseen = device.type == "cuda" and all(event.gpu is None for event in events)
+    unseen = device.type == "cuda" and all(event.gpu is None for event in profiled.events)
     return facts | ({"explain_error": NO_KERNELS} if unseen else {})
 
 
-def profiled_steps(stepper: Stepper) -> list[Event]:
-    """Return the events of PROFILED_STEPS steps, which all ranks begin together."""
+def profiled_steps(stepper: Stepper) -> MarkedSteps:
+    """Profile PROFILED_STEPS steps after a first one that does not count; all ranks begin them together."""
     devices = stepper.ranks.devices
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices[0].type == "cuda" else [])]
-    stepper.ranks.barrier()
-    synchronize(devices)
     with profile(activities=activities) as profiler:
-        for _ in range(PROFILED_STEPS):
+        stepper.step()
+        stepper.ranks.barrier()
+        mark_step(devices)
+        for number in range(PROFILED_STEPS):
             stepper.step()
-        synchronize(devices)
-    return events_of(profiler)
+            mark_step(devices if number == PROFILED_STEPS - 1 else ())
+    return marked_steps(events_of(profiler))
 
 
 def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[TimedWindow]:

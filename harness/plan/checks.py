@@ -10,7 +10,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import GIB
 from harness.plan.cell import Cell
 from harness.plan.rows import FindingRow, Severity
-from harness.plan.run_environment import Interface, NodeEnvironment, Topology
+from harness.plan.run_environment import Adapter, Interface, NodeEnvironment, Topology
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,15 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
     Beside NCCL's adapters gloo carries the harness's own small messages alone.
     """
     known, variables = {each["name"]: each for each in node.get("interfaces") or ()}, node.get("variables") or {}
-    if adapters := _adapters(node):
-        socket = variables.get(USED["NCCL"], "its socket interface")
-        seen = f"{node['host']}: NCCL uses {adapters}; {socket} is for the first contact of its ranks alone"
-        yield Finding(NETWORK, "note", seen, "the link of its ranks", "none")
+    socket = variables.get(USED["NCCL"], "its socket interface")
+    adapters, unused = _adapters(node)
+    if adapters:
+        seen = f"NCCL uses {_places(node, adapters)}; {socket} is for the first contact of its ranks alone"
+        yield Finding(NETWORK, "note", f"{node['host']}: {seen}", "the link of its ranks", "none")
+    for (severity, why, advice), names in unused.items():
+        means = "less bandwidth between nodes" if adapters else f"NCCL exchanges through {socket}"
+        seen = f"{node['host']}: NCCL does not use {join_names(names, 8)}: {why}"
+        yield Finding(NETWORK, severity, seen, means, advice)
     by_interface: dict[str, list[str]] = {}
     for library, variable in USED.items():
         no_nccl = adapters or node.get("nccl", "") is None
@@ -188,15 +193,64 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
             )
 
 
-def _adapters(node: NodeEnvironment) -> str:
-    """Return the adapters that NCCL uses between nodes, 'mlx5_0 (InfiniBand)'; nothing if it uses sockets."""
-    variables = node.get("variables") or {}
-    off = variables.get("NCCL_IB_DISABLE", "0") != "0" or variables.get("NCCL_NET", "").lower() == "socket"
-    kinds = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
-    adapters = [] if off or node.get("nccl") is None else node.get("adapters") or []
-    found = [f"{each['name']} ({kinds.get(each['link_layer'], 'by a plugin, if there is one')})" for each in adapters]
-    chosen = variables.get("NCCL_IB_HCA")
-    return ", ".join(found) + (f" as NCCL_IB_HCA={chosen} selects" if found and chosen else "")
+Reason = tuple[Severity, str, str]
+"""Why NCCL does not use an adapter: the severity, the reason, and the advice."""
+
+
+def _adapters(node: NodeEnvironment) -> tuple[list[Adapter], dict[Reason, list[str]]]:
+    """Return the adapters that NCCL uses between nodes, and the names of others by their reason; none without NCCL."""
+    variables, used, unused = node.get("variables") or {}, list[Adapter](), dict[Reason, list[str]]()
+    off = {name: variables.get(name, "") for name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")}
+    for adapter in (node.get("adapters") or []) if node.get("nccl") is not None else []:
+        reason: Reason | None = None
+        if adapter["state"] != "ACTIVE":
+            why = f"its port is {adapter['state'] or 'in an unknown state'}"
+            reason = ("note", why, "check its cable and the subnet manager, if the ranks are to use it")
+        elif not adapter["has_file"]:
+            why = "its device file is not in /dev/infiniband"
+            reason = ("warning", why, "give the container /dev/infiniband (docker run --device=/dev/infiniband)")
+        elif off["NCCL_IB_DISABLE"] not in ("", "0"):
+            reason = ("note", f"NCCL_IB_DISABLE={off['NCCL_IB_DISABLE']}", "unset it, if the ranks are to use it")
+        elif off["NCCL_NET"].lower() == "socket":
+            reason = ("note", f"NCCL_NET={off['NCCL_NET']}", "unset it, if the ranks are to use it")
+        elif not _selected(adapter["name"], off["NCCL_IB_HCA"]):
+            reason = ("note", f"NCCL_IB_HCA={off['NCCL_IB_HCA']}", "change it, if the ranks are to use it")
+        if reason:
+            unused.setdefault(reason, []).append(adapter["name"])
+        else:
+            used.append(adapter)
+    return used, unused
+
+
+def _selected(name: str, adapters: str) -> bool:
+    """Return whether NCCL_IB_HCA selects an adapter: by prefixes, = exact names, ^ all but these; ports may follow.
+
+    Source: NCCL's documentation of its environment variables.
+    """
+    rest = adapters.removeprefix("^")
+    names = [entry.partition(":")[0] for entry in rest.removeprefix("=").split(",")]
+    found = name in names if rest.startswith("=") else name.startswith(tuple(names))
+    return found != adapters.startswith("^")
+
+
+def _places(node: NodeEnvironment, adapters: Sequence[Adapter]) -> str:
+    """Return adapters by kind and NUMA node: 'InfiniBand at 400 Gb/sec (4X NDR): mlx5_0 at NUMA node 0 (GPU 0, 1)'."""
+    kinds, topology = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}, node.get("topology")
+    alike: dict[str, dict[int | None, list[str]]] = {}
+    for each in adapters:
+        kind = kinds.get(each["link_layer"] or "", "a network of its own plugin, if there is one,")
+        of_kind = alike.setdefault(f"{kind} at {each['rate'] or 'an unknown rate'}", {})
+        of_kind.setdefault(each["numa"], []).append(each["name"])
+    near = (topology.get("numa") or ()) if topology else ()
+    words = []
+    for kind, by_numa in alike.items():
+        places = []
+        for numa, names in by_numa.items():
+            gpus = ", ".join(str(gpu) for gpu, place in enumerate(near) if place == numa)
+            at = "" if numa is None else f" at NUMA node {numa}" + (f" (GPU {gpus})" if gpus else "")
+            places.append(join_names(names, 8) + at)
+        words.append(f"{kind}: {', '.join(places)}")
+    return "; ".join(words)
 
 
 def _text(interface: Interface) -> str:

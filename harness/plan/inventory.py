@@ -59,10 +59,12 @@ _DEVICES = (
     KnownDevice("H100-94GB-NVL", 94, _H100, ("NVIDIA H100 NVL",)),
     KnownDevice("H200-141GB", 141, _H200, ("NVIDIA H200",)),
     KnownDevice("H200-141GB-NVL", 141, _H200, ("NVIDIA H200 NVL",)),
+    KnownDevice("H20-96GB", 96, "Hugging Face, hardware page of the H20", ("NVIDIA H20",)),
     KnownDevice("GH200-96GB", 96, _GH200, ("NVIDIA GH200 480GB",)),
     KnownDevice("GH200-144GB", 144, _GH200, ("NVIDIA GH200 144G HBM3e",)),
     # 1,440 GB of eight
     KnownDevice("B200-180GB", 180, "NVIDIA DGX B200 data sheet", ("NVIDIA B200",)),
+    KnownDevice("B300-288GB", 288, "Glenn K. Lockwood, page of the B300", ("NVIDIA B300 SXM6 AC",)),
     KnownDevice("GB200-186GB", 186, "NVIDIA GB200 NVL72, product page", ("NVIDIA GB200",)),
     KnownDevice("RTX-3080-10GB", 10, _AMPERE, ("NVIDIA GeForce RTX 3080",)),
     KnownDevice("RTX-3090-24GB", 24, _AMPERE, ("NVIDIA GeForce RTX 3090",)),
@@ -78,7 +80,7 @@ _DEVICES = (
     KnownDevice("MI210-64GB", 64, "AMD Instinct MI210 accelerator data sheet"),
     # a module has two such devices
     KnownDevice("MI250X-64GB", 64, "AMD Instinct MI250X accelerator data sheet"),
-    KnownDevice("MI300X-192GB", 192, "AMD Instinct MI300X accelerator data sheet"),
+    KnownDevice("MI300X-192GB", 192, "AMD Instinct MI300X accelerator data sheet", ("AMD Instinct MI300X",)),
 )
 KNOWN_DEVICES: Mapping[str, KnownDevice] = {device.name: device for device in _DEVICES}
 
@@ -112,7 +114,8 @@ MAX_THREADS_PER_GPU = 8
 class Node:
     """One node. ``cores``: physical cores. ``compiler``: whether a C++ compiler is on its path.
 
-    ``memory_bytes``: of the node itself; ``gpu_memory_bytes``: of each GPU, known if the node is assumed.
+    ``memory_bytes``: of the node itself; ``gpu_memory_bytes``: of its smallest GPU. ``gpu_model``: names of different
+    GPUs are joined by ' + '.
     ``slots``: the CPUs that ``ray start --num-cpus`` offers, which may be more than it has; None without a cluster.
     ``cpu``: the processor's name.
     """

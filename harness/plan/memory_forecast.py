@@ -14,7 +14,7 @@ from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell, Options
 from harness.plan.checks import Finding
 from harness.plan.comparison import REDUCED_PRECISIONS, single_device_cell
-from harness.plan.inventory import Inventory, Node, device_of_driver
+from harness.plan.inventory import Inventory
 from harness.plan.rows import ActivationBytes, Examination, MemoryFacts, ModelBytes, Severity
 
 NAME = "memory"
@@ -354,11 +354,6 @@ def available(cell: Cell, inventory: Inventory) -> int | None:
     if cell.device == "cpu":
         sizes = [node.memory_bytes for node in inventory.nodes]
     else:
-        sizes = [_gpu_bytes(node) for node in inventory.nodes if node.gpus]
+        sizes = [node.gpu_memory_bytes for node in inventory.nodes if node.gpus]
     known = [size for size in sizes if size is not None]
     return min(known) if known and len(known) == len(sizes) else None
-
-
-def _gpu_bytes(node: Node) -> int | None:
-    known = device_of_driver(node.gpu_model) if node.gpu_model else None
-    return node.gpu_memory_bytes or (known.memory_bytes if known else None)

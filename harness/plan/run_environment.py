@@ -44,10 +44,18 @@ class Interface(TypedDict):
 
 
 class Adapter(TypedDict):
-    """An active RDMA adapter of a node that this process may open. ``link_layer``: InfiniBand, or Ethernet (RoCE)."""
+    """An RDMA adapter of a node. ``link_layer``: InfiniBand, or Ethernet (RoCE).
+
+    ``state``, ``rate``: of its port, as Linux names them: 'ACTIVE', '400 Gb/sec (4X NDR)'. ``numa``: its NUMA node.
+    ``has_file``: whether its device file is there; a container may lack it.
+    """
 
     name: str
-    link_layer: str
+    link_layer: str | None
+    state: str | None
+    rate: str | None
+    numa: int | None
+    has_file: bool
 
 
 class MachineState(TypedDict):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
@@ -32,6 +33,9 @@ from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, STEPS, TRIALS, WINDOWS
 from harness.report.tables.scaling import scaling_by_setting, scaling_table
 from harness.report.tables.trust import stalls_table
+from harness.train.precision import Precision
+from harness.train.strategies import make_strategy
+from harness.train.strategies.base import WrapContext
 from tests.records import epochs_of, line, steps_of, trials_of
 
 
@@ -50,7 +54,7 @@ def doubts_of(
         environment or {},
         EPOCHS.frame([]) if epochs is None else epochs,
     )
-    return doubts(trials, *tables).tolist()
+    return doubts(trials, *tables, lines).tolist()
 
 
 def with_ranks(one: dict[str, Any], *by_rank: dict[str, Any], **columns: Any) -> dict[str, Any]:
@@ -117,6 +121,26 @@ def test_differences_from_the_base_become_doubts(
     assert doubts_of([base, other]) == [(), (doubt,) if doubt else ()]
 
 
+@pytest.mark.parametrize(
+    ("precision", "options", "doubt"),
+    [
+        ("bf16", {}, ("other dtypes than the base's",)),
+        ("fp16", {}, ("other dtypes than the base's",)),
+        ("bf16", {"mixed_precision": "autocast"}, ()),  # the fair pair
+        ("fp32", {}, ()),
+    ],
+)
+def test_fsdps_policy_computes_in_other_dtypes_than_one_device(
+    precision: str, options: dict[str, Any], doubt: tuple[str, ...]
+) -> None:
+    device = torch.device("cuda", 0)
+    context = WrapContext((device,), options, lambda model: [], Precision(precision, "cuda"), 1, None)
+    dtypes = {name: make_strategy(name).dtypes(context) for name in ("single", "ddp", "fsdp")}
+    made = [line(name, rates=(50.0,), facts={"dtypes": text}) for name, text in dtypes.items()]
+    assert doubts_of(made) == [(), (), doubt]
+    assert doubts_of([made[0], line("fsdp", rates=(50.0,))]) == [(), ()]  # not known
+
+
 def test_the_settings_of_all_ranks_are_one_doubt_with_its_words() -> None:
     texts = ("anomaly mode, dtype float64", "TORCH_DISTRIBUTED_DEBUG=DETAIL, anomaly mode")
     one = line("ddp2", rates=(50.0, 50.0))
@@ -139,7 +163,7 @@ def test_a_step_that_waits_for_data_for_most_of_its_time_is_a_doubt_beside_its_e
     lines = [line(f"ddp{n}", block=block, rates=(90.0,) * n) for n in (1, 2) for block in range(3)]
     trials = trials_of(lines).assign(wait_fraction=pd.array([waits] * len(lines), dtype="Float64"))
     found = doubts(
-        trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {}, EPOCHS.frame([])
+        trials, steps_of(lines), trial_tables.windows(lines), trial_tables.ranks(lines), {}, EPOCHS.frame([]), lines
     )
     assert set(found) == {doubt}
     scaling = ratios.scaling(trials.assign(doubts=found))

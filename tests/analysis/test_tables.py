@@ -181,7 +181,7 @@ def test_on_cuda_a_wait_for_data_is_one_of_host_and_stream(idle_s: float, host_w
     trials = trials_of(lines)
     assert trials["wait_fraction"].tolist() == [pytest.approx(fraction)]
     windows, ranks = trial_tables.windows(lines), trial_tables.ranks(lines)
-    found = doubts(trials, steps_of(lines), windows, ranks, {}, EPOCHS.frame([]))
+    found = doubts(trials, steps_of(lines), windows, ranks, {}, EPOCHS.frame([]), lines)
     assert found.tolist() == [("waits for data",) if fraction > 0.5 else ()]
 
 

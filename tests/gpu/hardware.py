@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.doctor import communication, placement
 from harness.doctor.subject import Subject
+from harness.launch.agent import describe_node
 from harness.launch.rank import gpus_by_number
 from harness.measure.flops import count_flops, measured_peak
 from harness.train import workloads
@@ -23,11 +24,15 @@ CPU = torch.device("cpu")
 
 
 def pci_addresses(device: torch.device) -> Verdict:
-    """Every GPU has a PCI address, by which it is numbered as nvidia-smi does."""
+    """Every GPU has a PCI address, by which it is numbered as nvidia-smi does; a node has their names and memory."""
     need_cuda(device)
     everyone = list(range(torch.cuda.device_count()))
     found = [gpu.index for gpu in gpus_by_number(everyone)]
-    return judged(sorted(found) == everyone, f"by address: {', '.join(map(str, found))}")
+    known = map(torch.cuda.get_device_properties, everyone)
+    here, node = {gpu.name: gpu.total_memory for gpu in known}, describe_node("here", "127.0.0.1")
+    same = (node.gpu_model, node.gpu_memory_bytes) == (" + ".join(sorted(here)), min(here.values()))
+    text = f"by address: {', '.join(map(str, found))}; {node.gpu_model}, {node.gpu_memory_bytes} bytes"
+    return judged(sorted(found) == everyone and same, text)
 
 
 def copies_arrive(device: torch.device) -> Verdict:

@@ -47,14 +47,15 @@ def kernels_are_seen(device: torch.device) -> Verdict:
 
 
 def profiles_agree(device: torch.device, teardown: str) -> Verdict:
-    """Two profiles of a process have the same kernels, each as often in every step: none is lost at its start."""
+    """Two profiles of a process have the same kernels, each as often in every step, and one for each launch."""
     need_cuda(device)
     os.environ["TEARDOWN_CUPTI"] = teardown
     with group_of_one(device):
         stepper = stepper_of(cell_of(device, {**SMALL, "strategy": "fsdp"}), device)
         for _ in range(FIRST_STEPS):
             stepper.step()
-        profiles = [profiled_steps(stepper) for _ in range(2)]
+        steps = [profiled_steps(stepper) for _ in range(2)]
+    profiles, lost = [each.events for each in steps], sum(each.lost for each in steps)
     if folder := kept():
         rows = [[*event] for event in profiles[0]]
         (folder / f"profile_{teardown}.json").write_text(json.dumps(rows))
@@ -63,7 +64,8 @@ def profiles_agree(device: torch.device, teardown: str) -> Verdict:
     other = sum(((counts[0] - counts[1]) + (counts[1] - counts[0])).values())
     first, second = (of_one.total() for of_one in counts)
     text = f"{first} and {second} kernels in {PROFILED_STEPS} steps; {other} differ, {uneven} beyond whole steps"
-    return judged(first > 0 and not uneven and not other, text, first=first, second=second)
+    text += f", {lost} of {sum(len(each.launched) for each in steps)} launches without one"
+    return judged(first > 0 and not uneven and not other and not lost, text, first=first, second=second)
 
 
 def _profile(device: torch.device, stepper: Stepper) -> profile:

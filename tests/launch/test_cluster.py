@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
+from harness.config.values import GIB
 from harness.errors import ClusterError
 from harness.launch import agent
 from harness.launch.ray import cluster, controller, nodes, private, session
 from harness.launch.ray.session import JOB_VARIABLE
+from harness.plan.cell import Cell
 from harness.plan.inventory import Inventory, Node
+from harness.plan.memory_forecast import available
 from harness.plan.planner import make_plan
 from harness.run import prepare
 from harness.system.scratch import PREFIX
@@ -166,6 +170,39 @@ def test_import_errors_are_reported_with_their_last_line_within_the_timeout(
         "breaks": "ModuleNotFoundError: No module named 'nowhere_at_all'",
         "hangs": "it takes more than 3 s",
     }
+
+
+FAKE_TORCH = """
+from types import SimpleNamespace
+SEEN = {seen}
+cuda = SimpleNamespace(
+    device_count=lambda: len(SEEN),
+    get_device_properties=lambda index: SimpleNamespace(name=SEEN[index][0], total_memory=SEEN[index][1]),
+)
+print("a warning of an import")
+"""
+WHOLE, SLICE = ("NVIDIA H100 80GB HBM3", 79 * GIB), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("seen", "model", "bytes_of_gpu"),
+    [
+        ([WHOLE] * 8, WHOLE[0], 79 * GIB),
+        ([SLICE], SLICE[0], 9 * GIB),  # nvidia-smi names the whole GPU
+        ([WHOLE, ("NVIDIA A10", 22 * GIB)], "NVIDIA A10 + NVIDIA H100 80GB HBM3", 22 * GIB),
+        ("no list", "GPU", None),
+    ],
+)
+def test_gpus_have_the_names_and_the_memory_that_torch_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: Any, model: str, bytes_of_gpu: int | None
+) -> None:
+    (tmp_path / "torch.py").write_text(FAKE_TORCH.format(seen=seen))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
+    node = agent.describe_node("n", "127.0.0.1")
+    assert (node.gpus, node.gpu_model, node.gpu_memory_bytes) == (len(seen), model, bytes_of_gpu)
+    single = Cell("w", None, None, "single", "cuda", 1, 1, "weak", 8, 8)
+    assert available(single, Inventory((node,))) == bytes_of_gpu
 
 
 class Agents:

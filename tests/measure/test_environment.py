@@ -62,26 +62,38 @@ def test_this_node_has_facts_and_no_limit_is_none(monkeypatch: pytest.MonkeyPatc
     assert environment.shared_memory_bytes() is None
 
 
-def adapter(root: Path, name: str, number: int, *, state: str, layer: str, opened: bool = True) -> None:
-    port, verbs = root / f"sys/class/infiniband/{name}/ports/1", root / f"sys/class/infiniband_verbs/uverbs{number}"
-    for folder in (port, verbs, root / "dev/infiniband"):
+def adapter(root: Path, name: str, number: int, *states: str, layer: str, numa: str = "0", file: bool = True) -> None:
+    """Make an adapter below root/sys as Linux does, with a port of each state, the later the faster."""
+    device, verbs = root / f"sys/class/infiniband/{name}", root / f"sys/class/infiniband_verbs/uverbs{number}"
+    for folder in (device / "device", verbs, root / "dev/infiniband"):
         folder.mkdir(parents=True, exist_ok=True)
-    (port / "state").write_text(f"{state}\n")
-    (port / "link_layer").write_text(f"{layer}\n")
+    for port, state in enumerate(states, start=1):
+        (device / f"ports/{port}").mkdir(parents=True)
+        for what, text in (("state", state), ("link_layer", layer), ("rate", f"{port}00 Gb/sec (4X EDR)")):
+            (device / f"ports/{port}" / what).write_text(f"{text}\n")
+    (device / "device/numa_node").write_text(f"{numa}\n")
     (verbs / "ibdev").write_text(f"{name}\n")
-    if opened:
+    if file:
         (root / f"dev/infiniband/uverbs{number}").touch()
 
 
-def test_adapters_are_active_and_can_be_opened(tmp_path: Path) -> None:
+def test_adapters_have_the_state_and_rate_of_a_port_and_their_numa_node(tmp_path: Path) -> None:
     assert environment.adapters(tmp_path) == []
-    adapter(tmp_path, "mlx5_1", 0, state="4: ACTIVE", layer="Ethernet")
-    adapter(tmp_path, "mlx5_0", 1, state="4: ACTIVE", layer="InfiniBand")
-    adapter(tmp_path, "mlx5_2", 2, state="1: DOWN", layer="InfiniBand")
-    adapter(tmp_path, "mlx5_3", 3, state="4: ACTIVE", layer="InfiniBand", opened=False)  # a container without it
+    adapter(tmp_path, "mlx5_10", 0, "4: ACTIVE", layer="Ethernet", numa="1")
+    adapter(tmp_path, "mlx5_0", 1, "1: DOWN", "4: ACTIVE", layer="InfiniBand")
+    adapter(tmp_path, "mlx5_2", 2, "1: DOWN", layer="InfiniBand", numa="-1")
+    adapter(tmp_path, "mlx5_3", 3, "4: ACTIVE", layer="InfiniBand", file=False)  # a container without it
+    adapter(tmp_path, "mlx5_4", 4, layer="InfiniBand", numa="")
+    names = ("name", "link_layer", "state", "rate", "numa", "has_file")
     assert environment.adapters(tmp_path) == [
-        {"name": "mlx5_0", "link_layer": "InfiniBand"},
-        {"name": "mlx5_1", "link_layer": "Ethernet"},
+        dict(zip(names, row, strict=True))
+        for row in (
+            ("mlx5_0", "InfiniBand", "ACTIVE", "200 Gb/sec (4X EDR)", 0, True),
+            ("mlx5_2", "InfiniBand", "DOWN", "100 Gb/sec (4X EDR)", None, True),
+            ("mlx5_3", "InfiniBand", "ACTIVE", "100 Gb/sec (4X EDR)", 0, False),
+            ("mlx5_4", None, None, None, None, True),
+            ("mlx5_10", "Ethernet", "ACTIVE", "100 Gb/sec (4X EDR)", 1, True),
+        )
     ]
 
 

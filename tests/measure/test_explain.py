@@ -18,7 +18,14 @@ from harness.errors import WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import profiles, throughput
 from harness.measure.explain import measure_replicas
-from harness.measure.profiles import NO_KERNELS, CollectiveTime, Event, measure_collectives, measure_communication
+from harness.measure.profiles import (
+    NO_KERNELS,
+    CollectiveTime,
+    Event,
+    MarkedSteps,
+    measure_collectives,
+    measure_communication,
+)
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
@@ -182,25 +189,77 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
     total_s = {"all-gather": 9.0, "reduce-scatter": 5.0, "shard copies": 3.0}  # no rank waits in its copies
     exposed_s = ((4.0, 4.0, 0.0), (5.0, 2.0, 3.0))
     seen = [dict(zip(total_s, map(CollectiveTime, total_s.values(), of_rank), strict=True)) for of_rank in exposed_s]
-    monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: [])
-    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: seen)
+    monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: MarkedSteps((0, 1), profiles.PROFILED_STEPS, []))
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [(times, *value[1:]) for times in seen])
     found = measure_collectives(BUILTIN_TRAITS["fsdp"], stepper_for(CELL))
     wanted_s = {"exchange_s": (9.0, 5.0, 3.0), "exposed_s": (5.0, 2.0, 3.0)}
     a_step = {kind: [seconds / profiles.PROFILED_STEPS for seconds in each] for kind, each in wanted_s.items()}
     assert found == {kind: dict(zip(total_s, seconds, strict=True)) for kind, seconds in a_step.items()}
 
 
+def measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, events: list[Event], lost_by_other: int = 0) -> Any:
+    """The facts of a profile of dp with these events; the other rank's has lost some of its 9 kernels."""
+    profiled = MarkedSteps((0, 100), profiles.PROFILED_STEPS, events)
+    monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: profiled)
+    monkeypatch.setattr(Stepper, "step", lambda stepper: None)
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, (value[0], lost_by_other, 9)])
+    stepper = stepper_for(CELL)
+    stepper.ranks = replace(stepper.ranks, devices=(torch.device("cuda", 0),))
+    return measure_collectives(BUILTIN_TRAITS["dp"], stepper)
+
+
 @pytest.mark.parametrize("kernels", [True, False])
 def test_a_profile_without_kernels_has_a_reason(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
     """As in a container that forbids CUPTI: the calls are seen, and collectives are unknown, not 0 ms."""
     events = [Event("Broadcast", (0, 9), thread=1, correlation=1), *([Event("sgemm", (0, 9), 0)] if kernels else [])]
-    monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: events)
-    stepper = stepper_for(CELL)
-    stepper.ranks = replace(stepper.ranks, devices=(torch.device("cuda", 0),))
-    monkeypatch.setattr(Stepper, "step", lambda stepper: None)
-    facts = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
+    facts = measured_on_a_gpu(monkeypatch, events)
     assert facts.pop("explain_error", None) == (None if kernels else NO_KERNELS)
     assert facts == {"exchange_s": {}, "exposed_s": {}}
+
+
+REPLICATE = [
+    Event("Broadcast", (0, 9), thread=1, correlation=1),
+    Event("cudaLaunchKernelExC", (1, 2), thread=1, correlation=7),
+    Event("ncclDevKernel_Broadcast_RING_LL", (10, 20), 0, correlation=7, launched_by=1),
+]
+GEMM = [Event("cudaLaunchKernel", (3, 4), thread=1, correlation=8), Event("sgemm", (15, 40), 0, correlation=8)]
+
+
+@pytest.mark.parametrize(
+    ("events", "lost_by_other", "lost"),
+    [
+        ([*REPLICATE, *GEMM], 0, None),
+        ([*REPLICATE, GEMM[0]], 0, (1, 2)),  # the copy would be exposed in full
+        ([*REPLICATE, GEMM[0], GEMM[1]._replace(annotation=True)], 0, (1, 2)),  # annotations have other numbers
+        ([*REPLICATE[:2], *GEMM], 0, (1, 2)),  # and here not be seen
+        ([*REPLICATE, *GEMM], 3, (3, 9)),  # the rank that waits least may be the other one
+    ],
+)
+def test_collectives_are_unknown_if_a_kernel_that_was_launched_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch, events: list[Event], lost_by_other: int, lost: tuple[int, int] | None
+) -> None:
+    facts = measured_on_a_gpu(monkeypatch, events, lost_by_other)
+    if lost:
+        assert facts == {"explain_error": profiles.LOST.format(*lost)}
+        return
+    ns = {name: seconds["replicate"] * profiles.PROFILED_STEPS * 1e9 for name, seconds in facts.items()}
+    assert ns == {"exchange_s": pytest.approx(10), "exposed_s": pytest.approx(5)}
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler.*")
+def test_the_first_step_of_a_profile_does_not_count() -> None:
+    taken: list[int] = []
+    stepper = stepper_for(CELL)
+
+    def step() -> None:
+        with torch.profiler.record_function(f"step {len(taken)}"):
+            taken.append(0)
+
+    stepper.step = step  # type: ignore[method-assign, assignment]
+    profiled = profiles.profiled_steps(stepper)
+    names = [event.name for event in profiled.events if event.name.startswith("step")]
+    assert names == [f"step {number}" for number in range(1, 1 + profiles.PROFILED_STEPS)]
+    assert profiled.steps == profiles.PROFILED_STEPS and len(taken) == 1 + profiles.PROFILED_STEPS
 
 
 TWO = replace(CELL, strategy="dp", devices=2, global_batch_size=16)

@@ -185,6 +185,19 @@ def test_kernels_of_a_recorded_profile_belong_to_the_operators_that_launched_the
     assert len(computation) == 480 - len(kernels) and not any(k.name.startswith(profiles.MEMORY) for k in computation)
 
 
+def test_each_launch_of_a_recorded_profile_has_its_kernel(recorded: list[Event]) -> None:
+    """So that a launch without one is a record that CUPTI lost: at the start of a profile, by issue 192021 of torch."""
+    begin, end = 0, max(event.span[1] for event in recorded)
+    marks = [Event(profiles.MARK, (at, at), thread=0) for at in (begin, end)]
+    marked = profiles.marked_steps([*marks, *recorded])
+    assert (marked.steps, len(marked.launched), marked.lost) == (1, 96 * profiles.PROFILED_STEPS, 0)
+    kernels = sorted((e for e in recorded if e.gpu is not None and not e.annotation), key=lambda event: event.span)
+    first = {e.correlation for e in kernels[:20]}
+    left = [e for e in recorded if e.gpu is None or e.annotation or e.correlation not in first]
+    copies = sum(e.name.startswith(profiles.MEMORY) for e in kernels[:20])
+    assert profiles.marked_steps([*marks, *left]).lost == 20 - copies
+
+
 def test_one_gpu_exchanges_nothing_in_a_recorded_profile(recorded: list[Event]) -> None:
     assert set(collective_times(recorded, FSDP, GPU).values()) == {None}
     kernels = [event for event in recorded if event.gpu == 0 and not event.annotation]

@@ -129,10 +129,10 @@ def test_without_the_memory_of_the_device_there_is_no_verdict() -> None:
 
 
 def test_the_memory_that_is_there_is_the_smallest_of_the_devices() -> None:
-    gpu = {"gpus": 1, "gpu_model": "Tesla T4"}
+    gpu = {"gpus": 1, "gpu_memory_bytes": 10 * GIB}
     two = Inventory((*node(**gpu).nodes, *h100s().nodes, *node(GIB).nodes))
-    assert available(cell(), two) == 16 * 10**9
-    assert available(cell(), Inventory((*two.nodes, *node(gpus=1, gpu_model="unheard of").nodes))) is None
+    assert available(cell(), two) == 10 * GIB
+    assert available(cell(), Inventory((*two.nodes, *node(gpus=1, gpu_model="Tesla T4").nodes))) is None
     assert available(cell(device="cpu"), node(GIB)) == GIB
 
 

@@ -40,37 +40,88 @@ def test_a_slow_interface_beside_a_fast_one_is_a_warning(speed: int | None, warn
     assert found == [f"n0: gloo and NCCL use {slow} beside {fast}"] * warns
 
 
-RDMA = [{"name": "mlx5_0", "link_layer": "InfiniBand"}, {"name": "mlx5_1", "link_layer": "Ethernet"}]
+def adapter(name: str = "mlx5_0", **facts: Any) -> dict[str, Any]:
+    kind = {"link_layer": "InfiniBand", "state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
+    return {"name": name, **kind, "numa": None, "has_file": True, **facts}
 
 
-def with_adapters(nccl: str | None = "2.29.3", adapters: Any = RDMA, **variables: str) -> list[str]:
+RDMA = [adapter(), adapter("mlx5_1", link_layer="Ethernet", rate="100 Gb/sec (4X EDR)")]
+
+
+def with_adapters(nccl: str | None = "2.29.3", adapters: Any = RDMA, numa: Any = None, **variables: str) -> list[str]:
     """Return the findings of two nodes, each with a slow interface beside a fast one."""
-    one = node("n0", interface(), interface("ib0", 100_000), nccl=nccl, adapters=adapters)
+    topology = {"numa": numa} if numa else None
+    one = node("n0", interface(), interface("ib0", 100_000), nccl=nccl, adapters=adapters, topology=topology)
     one["variables"] |= variables
     found = checks.judge_network([one, node("n1")])
     return [f"{each.severity}: {each.seen.split(' (10000')[0]}" for each in found][:-1]
 
 
+FIRST_CONTACT = "; eth0 is for the first contact of its ranks alone"
+
+
 def test_between_nodes_with_adapters_the_interface_is_no_link_of_nccls() -> None:
-    nccl = "note: n0: NCCL uses mlx5_0 (InfiniBand), mlx5_1 (RoCE); eth0 is for the first contact of its ranks alone"
-    assert with_adapters() == [nccl, "note: n0: gloo uses eth0"]
-    (chosen, _) = with_adapters(NCCL_IB_HCA="mlx5_0", NCCL_IB_DISABLE="0")
-    assert "mlx5_1 (RoCE) as NCCL_IB_HCA=mlx5_0 selects;" in chosen
-    (plugin, _) = with_adapters(adapters=[{"name": "rdmap0s6", "link_layer": "Unspecified"}])
-    assert "NCCL uses rdmap0s6 (by a plugin, if there is one);" in plugin
+    infiniband, roce = "InfiniBand at 400 Gb/sec (4X NDR): mlx5_0", "RoCE at 100 Gb/sec (4X EDR): mlx5_1"
+    both = f"note: n0: NCCL uses {infiniband}; {roce}{FIRST_CONTACT}"
+    assert with_adapters() == with_adapters(NCCL_IB_DISABLE="0", NCCL_NET="IB") == [both, "note: n0: gloo uses eth0"]
+    used, unused, _ = with_adapters(NCCL_IB_HCA="=mlx5_0")
+    assert used == f"note: n0: NCCL uses {infiniband}{FIRST_CONTACT}"
+    assert unused == "note: n0: NCCL does not use mlx5_1: NCCL_IB_HCA==mlx5_0"
+    (plugin, _) = with_adapters(adapters=[adapter("rdmap0s6", link_layer="Unspecified", rate=None)])
+    assert "NCCL uses a network of its own plugin, if there is one, at an unknown rate: rdmap0s6;" in plugin
+
+
+def test_adapters_stand_by_their_numa_node_beside_its_gpus() -> None:
+    adapters = [adapter(f"mlx5_{number}", numa=number // 2) for number in range(4)]
+    (used, *_) = with_adapters(adapters=adapters, numa=[0, 0, 0, 0])
+    places = "mlx5_0, mlx5_1 at NUMA node 0 (GPU 0, 1, 2, 3), mlx5_2, mlx5_3 at NUMA node 1"
+    assert used == f"note: n0: NCCL uses InfiniBand at 400 Gb/sec (4X NDR): {places}{FIRST_CONTACT}"
 
 
 @pytest.mark.parametrize(
-    ("facts", "users"),
+    ("selection", "used"),
     [
-        ({"adapters": []}, "gloo and NCCL use"),
-        ({"NCCL_IB_DISABLE": "1"}, "gloo and NCCL use"),
-        ({"NCCL_NET": "Socket"}, "gloo and NCCL use"),
-        ({"nccl": None}, "gloo uses"),  # no GPU: gloo knows no adapter
+        ("", [1, 10]),
+        ("mlx5_1", [1, 10]),  # a prefix
+        ("=mlx5_1", [1]),
+        ("=mlx5_1:1,mlx5_2:1", [1]),
+        ("^=mlx5_1", [10]),
+        ("^mlx5", []),
+        ("mlx4,mlx5_10", [10]),
     ],
 )
-def test_without_adapters_for_nccl_a_slow_interface_is_a_warning(facts: dict[str, Any], users: str) -> None:
-    assert with_adapters(**facts) == [f"note: n0: {users} eth0", f"warning: n0: {users} eth0"]
+def test_adapters_are_selected_by_prefixes_or_names(selection: str, used: list[int]) -> None:
+    assert [number for number in (1, 10) if checks._selected(f"mlx5_{number}", selection)] == used
+
+
+@pytest.mark.parametrize(
+    ("facts", "users", "unused"),
+    [
+        ({"adapters": []}, "gloo and NCCL use", None),
+        (
+            {"NCCL_IB_DISABLE": "1"},
+            "gloo and NCCL use",
+            "note: n0: NCCL does not use mlx5_0, mlx5_1: NCCL_IB_DISABLE=1",
+        ),
+        ({"NCCL_NET": "Socket"}, "gloo and NCCL use", "note: n0: NCCL does not use mlx5_0, mlx5_1: NCCL_NET=Socket"),
+        (
+            {"adapters": [adapter(has_file=False)]},
+            "gloo and NCCL use",
+            "warning: n0: NCCL does not use mlx5_0: its device file is not in /dev/infiniband",
+        ),
+        (
+            {"adapters": [adapter(state="DOWN")]},
+            "gloo and NCCL use",
+            "note: n0: NCCL does not use mlx5_0: its port is DOWN",
+        ),
+        ({"nccl": None}, "gloo uses", None),  # no GPU: gloo knows no adapter
+    ],
+)
+def test_without_adapters_for_nccl_a_slow_interface_is_a_warning(
+    facts: dict[str, Any], users: str, unused: str | None
+) -> None:
+    found = [f"note: n0: {users} eth0", f"warning: n0: {users} eth0"]
+    assert with_adapters(**facts) == ([unused] if unused else []) + found
 
 
 def test_two_libraries_may_have_two_interfaces() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -120,7 +120,9 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
         for line in lines
         if (found := line.get("exchanges"))
     }
-    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), exchanges, net_step_times(times))
+    on_gpus = {trial_key(row) for row in rows if row.device == "cuda"}
+    steps = net_step_times(times, on_gpus)
+    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), exchanges, steps)
     several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]
     return [measured.family(family_id) for family_id in dict.fromkeys(str(row.family_id) for row in several)]
 
@@ -134,11 +136,16 @@ def optimizer_seconds(windows: pd.DataFrame) -> dict[TrialKey, float]:
     return seconds
 
 
-def net_step_times(times: StepTimes) -> dict[TrialKey, Array]:
-    """Return the seconds of each trial's steps, without their wait for data where it is known."""
-    keys = ((str(trial_id), int(attempt)) for trial_id, attempt in times.trials)
-    pairs = zip(times.step_s, times.wait_s, strict=True)
-    return dict(zip(keys, (step_s - np.nan_to_num(wait_s) for step_s, wait_s in pairs), strict=True))
+def net_step_times(times: StepTimes, on_gpus: Collection[TrialKey]) -> dict[TrialKey, Array]:
+    """Return the seconds of each trial's steps, without their wait for data if that is by the clock of the steps.
+
+    On a GPU the host waits while the stream computes: its wait is no part of the stream's step.
+    """
+    found: dict[TrialKey, Array] = {}
+    for (trial_id, attempt), step_s, wait_s in zip(times.trials, times.step_s, times.wait_s, strict=True):
+        key = str(trial_id), int(attempt)
+        found[key] = step_s if key in on_gpus else step_s - np.nan_to_num(wait_s)
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from harness.config.strategy_traits import COLLECTIVES
-from harness.measure.profiles import PROFILED_STEPS, Event, collective_times, events_of, minus, union
+from harness.measure.profiles import (
+    PROFILED_STEPS,
+    Event,
+    collective_times,
+    events_of,
+    mark_step,
+    marked_steps,
+    minus,
+    union,
+)
 
-MARK = "harness: end of a step"
-"""The range that marks the end of a step. The first is that of a step in which ranks wait for those that began late."""
 STEPS = 1 + PROFILED_STEPS
+"""In the first one, which does not count, ranks wait for those that began late."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +57,7 @@ class StepProfiler:
         """Mark the end of a step, with its seconds of waiting for data and of pauses; return whether it is the last."""
         self._paused |= bool(self._waits) and pause_s > 0
         self._waits.append(wait_s)
-        if len(self._waits) in (1, STEPS):  # nothing of another step runs on a GPU between both marks
-            for device in self._devices:
-                torch.cuda.synchronize(device)
-        with record_function(MARK):
-            pass
+        mark_step(self._devices if len(self._waits) in (1, STEPS) else ())
         return len(self._waits) >= STEPS
 
     def end(self) -> ProfiledSteps | None:
@@ -76,17 +80,15 @@ def has_profiler() -> bool:
 
 
 def seconds_of(events: Sequence[Event], device: torch.device, wait_s: float) -> ProfiledSteps | None:
-    """Return seconds a step between the first mark and the last; None if there are not two, or no kernel of a GPU.
+    """Return seconds a step between the first mark and the last; None without two of them, or if kernels are lost.
 
     ``wait_s``: that of all these steps.
     """
-    marks = sorted(event.span for event in events if event.name == MARK and event.gpu is None)
-    if len(marks) < 2:
+    whole, steps, inside = marked = marked_steps(events)
+    if not steps or marked.lost:
         return None
-    whole = (marks[0][1], marks[-1][0])
-    inside = [event for event in events if whole[0] <= event.span[0] and event.span[1] <= whole[1]]
     time = collective_times(inside, (COLLECTIVES,), device)[COLLECTIVES.name]
-    steps, idle_s = len(marks) - 1, None
+    idle_s = None
     if device.type == "cuda":
         if all(event.gpu is None for event in events):  # CUPTI is not permitted, or in use
             return None

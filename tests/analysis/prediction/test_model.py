@@ -76,12 +76,13 @@ def test_what_is_exposed_lies_between_no_and_full_overlap(parts: list[tuple[int,
     assert exposed >= later - 1e-9  # nor all before the link has carried them
 
 
-def test_steps_are_without_their_wait_for_data() -> None:
-    trials = pd.MultiIndex.from_tuples([("waits", 1), ("unknown", 2)])
-    steps = [np.array([0.3, 0.2]), np.array([0.5, 0.4])]
-    times = StepTimes(trials, steps, [np.array([0.1, 0.0]), np.array([np.nan, np.nan])])
-    found = net_step_times(times)
+def test_steps_are_without_their_wait_for_data_unless_a_gpu_computes_meanwhile() -> None:
+    trials = pd.MultiIndex.from_tuples([("waits", 1), ("unknown", 2), ("gpu", 1)])
+    steps = [np.array([0.3, 0.2]), np.array([0.5, 0.4]), np.array([0.3, 0.2])]
+    times = StepTimes(trials, steps, [np.array([0.1, 0.0]), np.array([np.nan, np.nan]), np.array([0.25, 0.19])])
+    found = net_step_times(times, {("gpu", 1)})
     assert found["waits", 1] == pytest.approx([0.2, 0.2]) and found["unknown", 2] == pytest.approx([0.5, 0.4])
+    assert found["gpu", 1] == pytest.approx([0.3, 0.2])
 
 
 def test_a_size_has_words() -> None:

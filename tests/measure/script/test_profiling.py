@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from harness.config.strategy_traits import COLLECTIVES
-from harness.measure.profiles import PROFILED_STEPS, Event
+from harness.measure.profiles import MARK, PROFILED_STEPS, Event
 from harness.measure.script.counting import EndOfTrial, Finished, Profiled, Schedule, StepRecorder, WindowsBegun
 from harness.measure.script.following import exchange_of, profiled_windows
 from harness.measure.script.loop import _run
-from harness.measure.script.profiling import MARK, STEPS, ProfiledSteps, StepProfiler, seconds_of
+from harness.measure.script.profiling import STEPS, ProfiledSteps, StepProfiler, seconds_of
 from harness.measure.stepper import window_rows
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -56,6 +56,10 @@ def test_on_a_gpu_kernels_of_nccl_are_exposed_and_without_any_kernel_it_is_idle(
 
 def test_without_two_marks_or_kernels_of_a_gpu_nothing_is_known() -> None:
     assert seconds_of(marks(1), CPU, wait_s=0.0) is seconds_of(marks(1, 2), GPU, wait_s=0.0) is None
+    kernels = [*marks(0, 2), event("gemm", 0.5, 1.0, gpu=0, correlation=1)]
+    launches = [event("cudaLaunchKernel", 0.1, 0.2, thread=1, correlation=number) for number in (1, 2)]
+    assert seconds_of([*kernels, launches[0]], GPU, wait_s=0.0)
+    assert seconds_of([*kernels, *launches], GPU, wait_s=0.0) is None  # one that was launched is lost
 
 
 def test_steps_of_one_process_have_no_exchange() -> None:
