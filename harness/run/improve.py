@@ -43,7 +43,7 @@ OF_TRIALS = 0.5
 """The share of a step's time for its trials; the rest is for starts of processes and for reports."""
 SHORTEST = 0.1
 """The least time of a trial, as a share of that in the run: fewer candidates are tried instead."""
-LEAST_S = 5.0
+LEAST_S = 2.0
 """The seconds below which a step is not started."""
 EXPLAINED = 3
 """The number of trials a block of a confirmation with bases and explaining trials, as a multiple of that without."""
