@@ -177,6 +177,7 @@ def _arithmetic(trial: Record, speed: float, ceiling: float | None) -> Values:
     }
 
 
+NO_METRIC = "no such metric was recorded"
 OF_TRAINING = (*KEYS, "cell_id", "seed", "effective_lr", "training_samples", *DESCRIPTION)
 """The columns of a trial that the row of a training has."""
 
@@ -218,7 +219,7 @@ def _time_to_target(curve: pd.DataFrame, target: Target | None) -> Values:
     if not target:
         return {}
     if target.metric not in curve:
-        return {"target": f"{target.metric}: no such metric was recorded"}
+        return {"target": f"{target.metric}: {NO_METRIC}"}
     values = curve[target.metric].astype("Float64")
     if target.at_least is not None:
         reached, words = values >= target.at_least, f">= {target.at_least:g}"

@@ -28,6 +28,7 @@ from harness.system.process import INTERRUPTED, handle_signals
 from harness.system.sanitize import escape_control
 
 if TYPE_CHECKING:
+    from harness.config.sections import Target
     from harness.plan.inventory import Inventory
 
 FAILED, BAD_INPUT = 1, 2
@@ -132,6 +133,26 @@ def parse_time(text: str, option: str) -> float:
         problem = f"got {text[:80]!r}; allowed: a time above 0 such as '90s', '5m' or '1h'"
         raise ExperimentError(option, [problem]) from None
     return seconds
+
+
+def parse_target(text: str) -> Target:
+    """Return the target of 'val_accuracy=0.95', or with >= or <=; = is at most of a loss or a perplexity.
+
+    Raises PredictionError.
+    """
+    from harness.config.sections import Target
+
+    match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=)\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*", text)
+    try:
+        value = float(match[3]) if match else None
+    except ValueError:
+        value = None
+    if match is None or value is None:
+        raise PredictionError(
+            f"--target: got {text[:80]!r}; allowed: METRIC=VALUE, such as val_accuracy=0.95 or val_loss<=0.3"
+        )
+    falls = match[2] == "<=" or (match[2] == "=" and match[1].endswith(("loss", "perplexity")))
+    return Target(metric=match[1], **{"at_most" if falls else "at_least": value})
 
 
 def parse_only(text: str, option: str = "--only") -> dict[str, Any]:

@@ -16,7 +16,13 @@ from harness.cli.arguments import command, show, versions
 from harness.cli.compare import compare_command, history_command
 from harness.cli.experiment_file import doctor_command, plan_command, run_command
 from harness.cli.init import init_command
-from harness.cli.run_folder import evaluate_command, export_command, predict_command, report_command
+from harness.cli.run_folder import (
+    decide_command,
+    evaluate_command,
+    export_command,
+    predict_command,
+    report_command,
+)
 from harness.errors import ExperimentError, nearest
 
 
@@ -79,6 +85,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare_command,
     "history": history_command,
     "predict": predict_command,
+    "decide": decide_command,
     "export": export_command,
     "evaluate": evaluate_command,
 }

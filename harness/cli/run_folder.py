@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,16 @@ Far = Annotated[bool, typer.Option("--far", help="Predict more than 8 times the 
 FitUpTo = Annotated[
     int | None, typer.Option("--fit-up-to", metavar="N", min=1, help="Predict from sizes of at most N devices.")
 ]
+TargetOption = Annotated[
+    str, typer.Option(metavar="METRIC=VALUE", help="The target: val_accuracy=0.95, or with <= or >= instead of =.")
+]
+DevicesToDecide = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="N,N...", help="The numbers of devices; those not measured are predicted."),
+]
+Price = Annotated[float | None, typer.Option(min=1e-6, help="The price of a device for an hour; default: the file's.")]
+Within = Annotated[str | None, typer.Option(metavar="TIME", help="The longest time, such as 8h.")]
+Budget = Annotated[float | None, typer.Option(min=1e-6, help="The most money.")]
 Local = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="With a URI: the folder below which the run is copied. Default: results."),
@@ -90,6 +101,48 @@ def predict_command(
 
     files = write_prediction(results.folder.figures, table)
     show(f"Figure: {', '.join(map(str, files))}" if files else "No figure: nothing was predicted.")
+    return 0
+
+
+@command
+def decide_command(
+    run_folder: RunArgument,
+    target: TargetOption,
+    devices: DevicesToDecide = None,
+    price: Price = None,
+    within: Within = None,
+    budget: Budget = None,
+) -> int:
+    """Say how many devices to use, for how long and at what price, until RUN_FOLDER's training reaches a target."""
+    from harness.analysis.results import load
+    from harness.analysis.time_to_target import decision
+    from harness.cli.arguments import parse_numbers, parse_target, parse_time
+    from harness.report.decision import NEEDS_PRICE, PILOT, Wish, decision_lines, decision_table, pilot, write_decision
+    from harness.run.console import rich_table
+    from harness.system.files import replace_text
+
+    wanted, within_s = parse_target(target), parse_time(within, "--within") if within else None
+    numbers = parse_numbers(devices, "--devices") if devices else ()
+    results = load(run_folder)
+    cost = results.experiment.cost
+    price = price if price is not None else cost.per_device_hour if cost else None
+    if budget is not None and price is None:
+        raise PredictionError(f"--budget: {NEEDS_PRICE}")
+    wish = Wish(price, cost.currency if cost else "", within_s, budget)
+    table, works = decision(results, wanted, numbers, price)
+    content = decision_table(table, wish)
+    if content.rows:
+        Console().print(rich_table(content, f"Time and price to {target}"), "")
+    for line in decision_lines(table, works, wish):
+        show(line)
+    files = write_decision(results.folder.figures, table, wish)
+    if files:
+        show(f"Figure: {', '.join(map(str, files))}")
+    why, file = pilot(results, wanted, table, works, wish)
+    if file:
+        path = results.folder.path / PILOT
+        replace_text(path, file)
+        show(f"{why}\npython -m harness.run {shlex.quote(str(path))}")
     return 0
 
 

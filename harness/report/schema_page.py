@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.analysis.doubts import DOUBTS
-from harness.record.schema import COMPARED, DERIVED, RECORDED, Table
+from harness.record.schema import COMPARED, DECISION, DERIVED, RECORDED, Table
 
 HEAD = """# Results
 
@@ -36,6 +36,7 @@ def as_markdown() -> str:
         "`harness.load_history(folder)`.\n",
         *map(_section, COMPARED),
     ]
+    parts += ["\n## Of harness decide\n", _section(DECISION)]
     parts += ["\n## Doubts\n\n| doubt | meaning |\n|---|---|\n"]
     parts += [f"| {name} | {doubt.meaning} |\n" for name, doubt in DOUBTS.items()]
     return "".join(parts)

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from harness.analysis.improvements import COMBINATION, CONFIRMATION, CONFIRMING_BLOCKS, SCREENING, changes_of
+from harness.analysis.improvements import (
+    COMBINATION,
+    CONFIRMATION,
+    CONFIRMING_BLOCKS,
+    SCREENING,
+    SCREENING_BLOCKS,
+    changes_of,
+)
 from harness.analysis.results import IMPROVE_FOLDER, Results, improving_runs, load
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
@@ -36,7 +43,6 @@ from harness.run.pipeline import SHOWN, run
 from harness.run.request import Request, resume_command
 from harness.system.process import INTERRUPTED, UNSETTLED
 
-SCREENING_BLOCKS = 2
 SHARE = {SCREENING: 0.35, COMBINATION: 0.5}
 """The share of the time after which a step starts no further trial; the confirmation has what is left."""
 OF_TRIALS = 0.5

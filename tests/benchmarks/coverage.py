@@ -24,14 +24,20 @@ from rich.table import Table
 
 from harness.analysis import stats
 from harness.analysis.history import RunRatio, noise_within
-from harness.analysis.improvements import COMBINATION, CONFIRMATION, CONFIRMING_BLOCKS, SCREENING, is_kept
+from harness.analysis.improvements import (
+    COMBINATION,
+    CONFIRMATION,
+    CONFIRMING_BLOCKS,
+    SCREENING,
+    SCREENING_BLOCKS,
+    is_kept,
+)
 from harness.analysis.ratios import within
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS, LOOKS_SIGNIFICANCE, deciding_blocks, geometric_mean, holm
 from harness.analysis.stats import SIGNIFICANCE as ALPHA
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.analysis.verdict.trust import HALFWIDTH as EQUAL_WITHIN
 from harness.config.sections import LOOKS
-from harness.run.improve import SCREENING_BLOCKS
 
 TRUTH = 1.7
 DRAWS = 2000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.record.schema.compared import COMPARISON, GATE, HISTORY, RUNS
+from harness.record.schema.compared import COMPARISON, DECISION, GATE, HISTORY, RUNS
 from harness.record.schema.conclusions import LEADERS, PUBLISHED, VERDICT
 from harness.record.schema.derived import (
     CELLS,
@@ -50,6 +50,7 @@ __all__ = [
     "COMPARED",
     "COMPARISON",
     "CONVERGENCE",
+    "DECISION",
     "DERIVED",
     "DESCRIPTION",
     "DEVICE_MEMORY",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.record.schema.recorded import REASON
-from harness.record.schema.table import AXIS_COLUMNS, CELL_ID, INTERVAL, UNIT, Table
+from harness.record.schema.table import AXIS_COLUMNS, CELL_COLUMNS, CELL_ID, INTERVAL, UNIT, Column, Table
 from harness.record.schema.table import column as _c
 
 _RUN = _c("run", "string", "letter of the later run, from B; A is the first run")
@@ -81,6 +81,38 @@ GATE = Table(
             "verdict", "string", "fails or passes if p_adjusted is at most 0.05, by the side of the ratio, or undecided"
         ),
         REASON,
+    ),
+)
+
+
+def _ends(name: str, unit: str, meaning: str) -> tuple[Column, ...]:
+    """Return the columns of a value and of its 95 % prediction interval."""
+    of, interval = f"_{unit}" if unit else "", "end of its 95 % prediction interval"
+    meanings = {"": meaning, "_low": f"lower {interval}", "_high": f"upper {interval}"}
+    return tuple(_c(f"{name}{end}{of}", "Float64", words, unit) for end, words in meanings.items())
+
+
+DECISION = Table(
+    "decision",
+    "one number of devices and global batch, with the time and price of a training to a target",
+    (
+        CELL_ID,
+        _c("work", "string", "model, data and precision that are trained"),
+        *CELL_COLUMNS,
+        _c("source", "string", "of the throughput: measured, or predicted from smaller numbers of devices"),
+        _c("trained", "boolean", "true if trainings at this global batch were measured; else the law extrapolates"),
+        _c("throughput_per_s", "Float64", "throughput", "samples/s"),
+        _c("samples", "Float64", "samples to the target by the law E (1 + B / Bc)", "samples"),
+        *_ends("time", "s", "time of one training to the target, its start included"),
+        *_ends("device_hours", "", "devices times hours"),
+        *_ends("price", "", "device-hours times the price of one"),
+        _c(
+            "by_samples",
+            "Float64",
+            "part of the interval's squared width by the samples, the rest by the throughput",
+        ),
+        _c("on_frontier", "boolean", "true if no other is at least as fast and as cheap, and better in one"),
+        _c("reason", "string", "why nothing is said of it"),
     ),
 )
 

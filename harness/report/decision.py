@@ -1,0 +1,244 @@
+"""``harness decide``: how many devices, for how long and at what price until the target is reached; text and figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from harness.analysis.results import Results
+from harness.analysis.time_to_target import LEAST_BATCHES, LEAST_SEEDS, Work
+from harness.analysis.trials import NO_METRIC
+from harness.config.sections import Target
+from harness.config.yaml_source import dump
+from harness.plan.labels import devices_text
+from harness.report.causes import OF_OTHER_CELLS, grid_of
+from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, figure_files, panels, style
+from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
+from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of
+from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, duration, make_table, words
+from harness.system.files import replace_all, writing
+
+PILOT = "pilot.yaml"
+NEEDS_PRICE = "needs a price; give --price, or cost: {per_device_hour: 2.5, currency: USD} in the file"
+TITLE = "Time and price to the target"
+MORE_SEEDS = 3
+EPOCHS = 10
+"""The epochs of a pilot of a run that trained nothing."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for: the price of a device for an hour with its currency, the longest time and the most money."""
+
+    price: float | None = None
+    currency: str = ""
+    within_s: float | None = None
+    budget: float | None = None
+
+    @property
+    def money(self) -> str:
+        """The column of money: price or, without one, device-hours."""
+        return "price" if self.price else "device_hours"
+
+    def cost(self, row: Row, end: str = "") -> str:
+        """Return the price of a row with its currency or, without a price, its device-hours."""
+        return self.amount(number(row[f"{self.money}{end}"]))
+
+    def amount(self, value: float) -> str:
+        return f"{value:,.3g} {self.currency if self.price else 'device-hours'}".strip()
+
+    def fits(self, row: Row) -> bool:
+        """Return whether time and money are enough at the upper ends of their intervals."""
+        in_time = self.within_s is None or number(row.time_high_s) <= self.within_s
+        return in_time and (self.budget is None or number(row[f"{self.money}_high"]) <= self.budget)
+
+
+def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
+    """Return a row for each number of devices and batch, the fastest first; those without a time last."""
+    columns: tuple[Column, ...] = (
+        ("devices", devices_text, words),
+        ("batch", "global_batch_size", decimal("{:,.0f}")),
+        ("strategy", "strategy", words),
+        ("speed", lambda row: "predicted" if row.source == "predicted" else "", words),
+        ("samples", "samples", decimal("{:,.3g}")),
+        ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
+        (f"{wish.money.replace('_', '-')} (95 %)", lambda row: _spanned(row, wish.money, "", wish.amount), words),
+        ("best", lambda row: "*" if is_true(row.on_frontier) else "", words),
+        ("reason", "reason", words),
+    )
+    rows = sorted(rows_of(decision), key=lambda row: math.inf if is_missing(row.time_s) else number(row.time_s))
+    return make_table(columns, rows, lambda row: "base" if is_true(row.on_frontier) else "", ordered=True)
+
+
+def _spanned(row: Row, name: str, unit: str, form: Callable[[float], str]) -> str:
+    of = f"_{unit}" if unit else ""
+    ends = [row[f"{name}{end}{of}"] for end in ("", "_low", "_high")]
+    if is_missing(ends[0]):
+        return ""
+    value, low, high = (form(number(end)) for end in ends)
+    return f"{value} ({low} to {high})".replace(" ", NO_BREAK)
+
+
+def decision_lines(decision: pd.DataFrame, works: Sequence[Work], wish: Wish) -> Iterator[str]:
+    """Yield what to use for each work, what it rests on, or why nothing is said."""
+    for work in works:
+        if work.refusal:
+            yield f"{work.name}: {work.refusal}."
+            continue
+        law = work.law
+        critical = (
+            "larger batches need no more" if math.isinf(law.critical) else f"twice as many at batch {law.critical:,.0f}"
+        )
+        yield (
+            f"{work.name}: {law.efficient:,.3g} samples at a small batch, {critical}; "
+            f"{plural(len(work.samples), 'training')} at {', '.join(map(str, law.trained))}, "
+            f"{law.spread:.0%} around the law."
+        )
+        rows = [row for row in rows_of(decision) if row.work == work.name and not is_missing(row.time_s)]
+        if not rows:
+            yield f"{work.name}: no setting has both a throughput and a batch that the law holds for."
+        elif not (fitting := [row for row in rows if wish.fits(row)]):
+            fastest = min(rows, key=lambda row: number(row.time_high_s))
+            cheapest = min(rows, key=lambda row: number(row[f"{wish.money}_high"]))
+            yield (
+                f"{work.name}: nothing fits with 95 % certainty: the fastest takes up to "
+                f"{duration(number(fastest.time_high_s))}, the cheapest up to {wish.cost(cheapest, '_high')}."
+            )
+        else:
+            yield f"{work.name}: {_use(fitting, wish)}"
+
+
+def chosen(rows: Sequence[Row], wish: Wish) -> Row:
+    """Return the fastest of some rows if there is a budget alone, else the cheapest."""
+    alone = wish.budget is not None and wish.within_s is None
+    return min(rows, key=lambda row: number(row.time_s if alone else row[wish.money]))
+
+
+def _use(rows: Sequence[Row], wish: Wish) -> str:
+    row = chosen(rows, wish)
+    time = _spanned(row, "time", "s", duration).replace(NO_BREAK, " ")
+    cost = _spanned(row, wish.money, "", wish.amount).replace(NO_BREAK, " ")
+    text = f"use {_setting(row)}: {time}, {cost}."
+    if wish.within_s is None and wish.budget is None:
+        fastest = min(rows, key=lambda row: number(row.time_s))
+        text = f"the cheapest is {text.removeprefix('use ')}"
+        if fastest is not row:
+            text += f" The fastest is {_setting(fastest)}: {duration(number(fastest.time_s))}, {wish.cost(fastest)}."
+    return text
+
+
+def _setting(row: Row) -> str:
+    return f"{row.strategy} {on_devices(row)}, global batch {row.global_batch_size:,}"
+
+
+def pilot(
+    results: Results, target: Target, decision: pd.DataFrame, works: Sequence[Work], wish: Wish
+) -> tuple[str, str]:
+    """Return the measurement that would narrow the answer most: a sentence, and the experiment file of it.
+
+    Without an answer the trainings that it needs; else more seeds at the chosen batch if the samples make most of its
+    interval, else more blocks of its cell.
+    """
+    known = [row for row in rows_of(decision) if not is_missing(row.time_s)]
+    trials = rows_of(results.trials[results.trials["kind"] != "diagnostic"].drop_duplicates("cell_id"))
+    if not trials or any(NO_METRIC in (work.refusal or "") for work in works):
+        return "", ""
+    experiment = results.experiment
+    given = experiment.model_dump(mode="json", exclude_defaults=True)
+    settings = {name: value for name, value in given.items() if name not in OF_OTHER_CELLS}
+    trained = experiment.convergence
+    epochs, seeds = (trained.epochs, len(trained.seeds)) if trained else (EPOCHS, LEAST_SEEDS)
+    if known:
+        row = chosen([row for row in known if wish.fits(row)] or known, wish)
+        cell = next((each for each in trials if each.cell_id == row.cell_id), trials[0])
+        if number(row.by_samples) < 0.5:
+            why = "The throughput makes most of the interval"
+            more = {**settings.get("throughput", {}), "blocks": 10}
+            content = {**settings, "grid": grid_of(cell, experiment), "throughput": more}
+            return f"{why}: more blocks of that setting narrow it most.", _file(results, content)
+        batches, why = [int(row.global_batch_size)], "The samples to the target make most of the interval"
+        first = max((seed for work in works for _, seed in work.samples), default=-1) + 1
+        numbers = list(range(first, first + MORE_SEEDS))
+        said = f"{why}: {MORE_SEEDS} more seeds at global batch {batches[0]:,} narrow it most."
+    else:
+        cell, least = trials[0], min(int(row.global_batch_size) for row in trials)
+        batches, numbers = [least * 2**power for power in range(LEAST_BATCHES)], list(range(max(seeds, LEAST_SEEDS)))
+        said = f"What is missing: trainings at {LEAST_BATCHES} global batches, {len(numbers)} seeds each."
+    rule = {"lr_scaling": "linear", "lr_base_batch_size": batches[0]}
+    grid = {name: values for name, values in grid_of(cell, experiment).items() if name != "per_device_batch_size"}
+    asked = {"epochs": epochs, "seeds": numbers, "target": target.model_dump(exclude_none=True)}
+    content = {
+        **settings,
+        "grid": {**grid, "global_batch_size": batches},
+        "training": {**rule, **settings.get("training", {})},
+        "throughput": None,
+        "convergence": {**asked, "only": {"global_batch_size": batches}},
+    }
+    return said, _file(results, content)
+
+
+def _file(results: Results, content: dict[str, object]) -> str:
+    return dump({**content, "name": f"{results.experiment.name[:40]}-pilot"}, flow=None, width=100)
+
+
+def write_decision(folder: Path, decision: pd.DataFrame, wish: Wish) -> list[Path]:
+    """Write the figure of time against money into a folder; return its paths, none without a setting to draw."""
+    with style():
+        drawing = _drawing_of(decision, wish)
+        if drawing.figure is None:
+            return []
+        files = figure_files("decision", drawing.figure)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    paths = {folder / name: content for name, content in files.items()}
+    replace_all(paths.items())
+    return [*paths]
+
+
+def _drawing_of(decision: pd.DataFrame, wish: Wish) -> Drawing:
+    """Draw time against money, a panel for each work, with 95 % intervals; the frontier is a line."""
+    known = decision[decision["time_s"].notna()]
+    if known.empty:
+        return Drawing(TITLE, "Left out: nothing is known of any setting.", None)
+    facets: list[Facet] = [(str(work), part.sort_values("time_s")) for work, part in known.groupby("work", sort=False)]
+    limits = common_limits([_limits(part, "time", "_s") for _, part in facets], log=True)
+    of_money = log_limits(*_ends(known, wish.money, ""))
+
+    def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
+        log_values(axes, "y", ends)
+        log_values(axes, "x", of_money)
+        best = part[part["on_frontier"].fillna(False).astype(bool)]
+        axes.plot(best[wish.money].astype(float), best["time_s"].astype(float), color="0.6", linewidth=1)
+        for row in rows_of(part):
+            place, colour = (number(row[wish.money]), number(row.time_s)), COLOURS.get(str(row.strategy), "0.3")
+            axes.plot([row[f"{wish.money}_low"], row[f"{wish.money}_high"]], [place[1]] * 2, color=colour, alpha=0.4)
+            axes.plot([place[0]] * 2, [row.time_low_s, row.time_high_s], color=colour, alpha=0.4)
+            filled = colour if row.source == "measured" else "white"
+            axes.plot(*place, marker="o", markersize=5, color=colour, markerfacecolor=filled, label=str(row.strategy))
+            if is_true(row.on_frontier):
+                text = f"{plural(row.devices, 'device')}, batch {row.global_batch_size:,}"
+                axes.annotate(text, place, xytext=(4, 4), textcoords="offset points", fontsize=7)
+        axes.set_ylabel("time to target (s)")
+        axes.set_xlabel(" in ".join(filter(None, ("price", wish.currency))) if wish.price else "device-hours")
+
+    figure = panels(facets, draw, limits, legend=())
+    handles = {
+        text: handle for axes in figure.axes for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    add_legend(figure, list(handles.values()))
+    return Drawing(TITLE, "", figure)
+
+
+def _limits(part: pd.DataFrame, name: str, of: str) -> Limits:
+    return log_limits(*_ends(part, name, of))
+
+
+def _ends(part: pd.DataFrame, name: str, of: str) -> tuple[list[float], list[float]]:
+    """Return the values of a column, and the ends of their intervals."""
+    low, high = (part[f"{name}{end}{of}"].astype(float).tolist() for end in ("_low", "_high"))
+    return part[f"{name}{of}"].astype(float).tolist(), [*low, *high]

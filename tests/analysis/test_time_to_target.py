@@ -1,0 +1,207 @@
+"""Samples to a target by batch, and from them time and price: the fit, its intervals, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import harness
+from harness.analysis import time_to_target
+from harness.analysis.results import Results
+from harness.analysis.time_to_target import Work, decision, fit_samples
+from harness.cli.arguments import parse_target
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
+from harness.config.sections import Target
+from harness.errors import PredictionError
+from harness.plan.cell import Cell
+from harness.report.decision import Wish, decision_lines, decision_table, pilot, write_decision
+from harness.report.row import rows_of
+from tests.run_folders import make_run
+
+TARGET = Target(metric="val_accuracy", at_least=0.9)
+BATCHES = [32, 64, 128]
+CONTENT: dict[str, Any] = {
+    "name": "batches",
+    "grid": {"strategy": ["single", "ddp"], "devices": [1, 2], "global_batch_size": BATCHES, "model": ["resnet8"]},
+    "training": {"lr_scaling": "sqrt", "lr_base_batch_size": 32},
+    "throughput": {"blocks": 3, "explain": False, "twin": False},
+    "convergence": {"epochs": 9, "seeds": [0, 1, 2], "only": {"global_batch_size": BATCHES}},
+    "equivalence": False,
+    "preflight": False,
+}
+
+
+def law(batch: int) -> float:
+    return 3000 * (1 + batch / 96)
+
+
+def test_the_law_is_found_in_noise_and_a_law_without_a_critical_batch_has_none() -> None:
+    random, batches = np.random.default_rng(1), [16, 32, 64, 128, 256] * 20
+    samples = [law(batch) * math.exp(0.1 * random.standard_normal()) for batch in batches]
+    found = fit_samples(batches, samples)
+    assert found.efficient == pytest.approx(3000, rel=0.1) and found.critical == pytest.approx(96, rel=0.2)
+    assert found.spread == pytest.approx(0.1, rel=0.2) and found.trained == (16, 32, 64, 128, 256)
+    assert found.at(512)[0] == pytest.approx(law(512), rel=0.1)
+    falling = fit_samples([16, 16, 64, 64], [1000, 1010, 900, 910])
+    assert falling.critical == math.inf and falling.at(64)[0] == falling.at(4096)[0]
+    steep = fit_samples([10, 10, 20, 20, 40, 40], [100, 110, 230, 240, 500, 510])
+    assert steep.efficient > 0 and steep.at(80)[0] == pytest.approx(960, rel=0.1)
+    with pytest.raises(ValueError, match="three trainings of two batches"):
+        fit_samples([16, 16, 16], [1, 2, 3])
+
+
+def test_the_interval_holds_a_further_training_in_95_of_100() -> None:
+    random, held, draws = np.random.default_rng(2), 0, 600
+    batches = [32, 64, 128] * 3
+    for _ in range(draws):
+        found = fit_samples(batches, [law(batch) * math.exp(0.15 * random.standard_normal()) for batch in batches])
+        samples, half = found.at(256)
+        held += abs(math.log(law(256)) + 0.15 * random.standard_normal() - math.log(samples)) <= half
+    assert 0.925 <= held / draws <= 0.975
+
+
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Any = None, **changes: Any) -> Results:
+    """Results of a run whose trainings reach the target after the samples of ``law``, a tenth apart by seed."""
+    experiment: Experiment = parse_experiment({**CONTENT, **changes}, source="test")
+
+    def rate(cell: Cell, block: int) -> float:
+        return 1000.0 * (1.6 if cell.devices == 2 else 1.0) * (1 + 0.01 * block)
+
+    results = harness.load(make_run(tmp_path, experiment, rate))
+    whole = time_to_target.convergence
+
+    def trained(*arguments: Any) -> Any:
+        frame = whole(*arguments)
+        samples = [round(law(row.global_batch_size) * (0.9 + 0.1 * row.seed)) for row in rows_of(frame)]
+        hits = [reached is None or reached(row) for row in rows_of(frame)]
+        return frame.assign(samples_to_target=samples, reached=hits, training_samples=20_000)
+
+    monkeypatch.setattr(time_to_target, "convergence", trained)
+    return results
+
+
+NO_WISH = Wish()
+
+
+def answer(results: Results, wish: Wish = NO_WISH, devices: tuple[int, ...] = ()) -> tuple[Any, list[Work], str]:
+    table, works = decision(results, TARGET, devices, wish.price)
+    return table, works, " ".join(decision_lines(table, works, wish))
+
+
+def test_time_and_price_are_samples_over_throughput_and_the_frontier_has_no_better_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = study(tmp_path, monkeypatch)
+    table, works, said = answer(results, Wish(price=2.5, currency="USD"))
+    assert len(table) == 6 and table["source"].eq("measured").all() and table["trained"].all()
+    start = time_to_target._start_s(results)
+    for row in rows_of(table):
+        speed = 1010.0 * (1.6 if row.devices == 2 else 1.0)
+        assert row.time_s == pytest.approx(law(row.global_batch_size) / speed + start, rel=0.01)
+        assert row.price == pytest.approx(2.5 * row.devices * row.time_s / 3600)
+        assert row.time_low_s < row.time_s < row.time_high_s
+    best = {(row.devices, row.global_batch_size) for row in rows_of(table) if row.on_frontier}
+    assert best == {(1, 32), (2, 32)}
+    assert "twice as many at batch 96" in said and "the cheapest is single on 1 device, global batch 32" in said
+    assert "The fastest is ddp on 2 devices, global batch 32" in said and "USD" in said
+    shown = decision_table(table, Wish(price=2.5, currency="USD"))
+    assert shown.lines[0].cells[0] == "2" and len(shown.lines) == 6
+    assert [path.suffix for path in write_decision(tmp_path / "figures", table, Wish())] == [".png", ".svg"]
+    assert len(works) == 1
+
+
+def test_what_fits_is_chosen_by_the_upper_ends_and_nothing_that_fits_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = study(tmp_path, monkeypatch)
+    table, *_ = answer(results)
+    rows = {(row.devices, row.global_batch_size): row for row in rows_of(table)}
+    between = (rows[2, 32].time_high_s + rows[1, 32].time_high_s) / 2
+    assert "use ddp on 2 devices, global batch 32" in answer(results, Wish(within_s=between))[2]
+    assert "use single on 1 device, global batch 32" in answer(results, Wish(within_s=1e6))[2]
+    rich = Wish(price=2.5, budget=1e6)
+    assert "use ddp on 2 devices, global batch 32" in answer(results, rich)[2]  # the fastest that it pays
+    nothing = answer(results, Wish(within_s=0.001))[2]
+    assert "nothing fits with 95 % certainty: the fastest takes up to" in nothing
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training": {}}, "no rule of the learning rate is declared"),
+        ({"convergence": None}, "no training was measured"),
+        ({"convergence": {**CONTENT["convergence"], "seeds": [0, 1]}}, "needs 3 global batches with 3 seeds each"),
+    ],
+)
+def test_what_cannot_be_known_is_refused_with_what_to_measure_and_a_pilot_that_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    results = study(tmp_path, monkeypatch, **changes)
+    table, works, said = answer(results)
+    assert table.empty and words in said
+    why, file = pilot(results, TARGET, table, works, Wish())
+    asked = parse_experiment(yaml.safe_load(file), source="pilot")
+    assert "What is missing: trainings at 3 global batches, 3 seeds each." in why
+    assert asked.convergence and len(asked.convergence.seeds) >= 3 and asked.throughput is None
+    assert asked.grid and asked.grid.global_batch_size == (32, 64, 128)
+    assert set(asked.training.lr_scaling) != {"none"}
+
+
+def test_batches_that_no_training_reached_and_far_ones_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = study(tmp_path, monkeypatch, lambda row: row.global_batch_size != 128 or row.seed != 1)
+    assert "not reached by each training at 128" in answer(late)[2]
+
+
+def test_only_batches_near_to_what_was_trained_are_extrapolated_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [*BATCHES, 256, 512]
+    grid = {**CONTENT["grid"], "global_batch_size": more}
+    rows = {row.global_batch_size: row for row in rows_of(answer(study(tmp_path, monkeypatch, grid=grid))[0])}
+    assert rows[256].time_s > 0 and rows[256].trained is False
+    assert rows[512].reason == "batch 512 is beyond 2 times the largest that was trained (128)"
+    other = tmp_path / "other"
+    other.mkdir()
+    schedule = {"name": "CosineAnnealingLR", "T_max": 9}
+    rows = {
+        row.global_batch_size: row
+        for row in rows_of(answer(study(other, monkeypatch, grid=grid, schedule=schedule))[0])
+    }
+    assert rows[128].time_s > 0 and "the schedule is fixed" in rows[256].reason
+
+
+def test_the_pilot_of_an_answer_has_more_seeds_at_the_chosen_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = study(tmp_path, monkeypatch)
+    table, works, _ = answer(results)
+    why, file = pilot(results, TARGET, table, works, Wish())
+    asked = parse_experiment(yaml.safe_load(file), source="pilot")
+    assert why.endswith("3 more seeds at global batch 32 narrow it most.")
+    assert asked.convergence and asked.convergence.seeds == (3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("val_accuracy=0.95", Target(metric="val_accuracy", at_least=0.95)),
+        ("val_loss=0.3", Target(metric="val_loss", at_most=0.3)),
+        ("val_mae <= 2", Target(metric="val_mae", at_most=2.0)),
+    ],
+)
+def test_a_target_is_read_from_text(text: str, expected: Target) -> None:
+    assert parse_target(text) == expected
+
+
+@pytest.mark.parametrize("text", ["0.95", "val_accuracy=", "val_accuracy=good", "a=1.2.3", "val accuracy=1"])
+def test_a_wrong_target_is_one_error(text: str) -> None:
+    with pytest.raises(PredictionError, match="allowed: METRIC=VALUE"):
+        parse_target(text)
