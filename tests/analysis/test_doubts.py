@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
@@ -33,9 +32,6 @@ from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, STEPS, TRIALS, WINDOWS
 from harness.report.tables.scaling import scaling_by_setting, scaling_table
 from harness.report.tables.trust import stalls_table
-from harness.train.precision import Precision
-from harness.train.strategies import make_strategy
-from harness.train.strategies.base import WrapContext
 from tests.records import epochs_of, line, steps_of, trials_of
 
 
@@ -119,26 +115,6 @@ def test_differences_from_the_base_become_doubts(
     base = with_ranks(line("single"), device_model="A", sm_clock_mhz=1800)
     other = with_ranks(line("ddp2", rates=(50.0, 50.0)), first, second, device_model="A", own_cpu_s=0.5)
     assert doubts_of([base, other]) == [(), (doubt,) if doubt else ()]
-
-
-@pytest.mark.parametrize(
-    ("precision", "options", "doubt"),
-    [
-        ("bf16", {}, ("other dtypes than the base's",)),
-        ("fp16", {}, ("other dtypes than the base's",)),
-        ("bf16", {"mixed_precision": "autocast"}, ()),  # the fair pair
-        ("fp32", {}, ()),
-    ],
-)
-def test_fsdps_policy_computes_in_other_dtypes_than_one_device(
-    precision: str, options: dict[str, Any], doubt: tuple[str, ...]
-) -> None:
-    device = torch.device("cuda", 0)
-    context = WrapContext((device,), options, lambda model: [], Precision(precision, "cuda"), 1, None)
-    dtypes = {name: make_strategy(name).dtypes(context) for name in ("single", "ddp", "fsdp")}
-    made = [line(name, rates=(50.0,), facts={"dtypes": text}) for name, text in dtypes.items()]
-    assert doubts_of(made) == [(), (), doubt]
-    assert doubts_of([made[0], line("fsdp", rates=(50.0,))]) == [(), ()]  # not known
 
 
 def test_the_settings_of_all_ranks_are_one_doubt_with_its_words() -> None:

@@ -18,12 +18,14 @@ from harness.errors import WorkloadError
 from harness.measure import peak_memory
 from harness.plan.cell import Cell
 from harness.train.loader import Share
+from harness.train.precision import Precision
 from harness.train.ranks import Ranks
-from harness.train.strategies import STRATEGIES
-from harness.train.strategies.base import default_units
+from harness.train.strategies import STRATEGIES, make_strategy
+from harness.train.strategies.base import WrapContext, default_units
 from harness.train.training import Phase, Training
 from harness.train.workloads.image_classification import ImageClassification, SmallResNet
 from harness.train.workloads.language_model import LanguageModel
+from tests.analysis.test_doubts import doubts_of, line
 from tests.worlds import fake_group
 
 CPU = torch.device("cpu")
@@ -325,3 +327,23 @@ def test_a_list_inside_a_block_is_part_of_the_block_and_a_model_without_lists_is
 def test_every_strategy_of_the_file_is_there() -> None:
     assert list(STRATEGIES) == list(BUILTIN_TRAITS) == ["single", "dp", "ddp", "fsdp"]
     assert all(STRATEGIES[name].traits is traits for name, traits in BUILTIN_TRAITS.items())
+
+
+@pytest.mark.parametrize(
+    ("precision", "options", "doubt"),
+    [
+        ("bf16", {}, ("other dtypes than the base's",)),
+        ("fp16", {}, ("other dtypes than the base's",)),
+        ("bf16", {"mixed_precision": "autocast"}, ()),  # the fair pair
+        ("fp32", {}, ()),
+    ],
+)
+def test_fsdps_policy_computes_in_other_dtypes_than_one_device(
+    precision: str, options: dict[str, Any], doubt: tuple[str, ...]
+) -> None:
+    device = torch.device("cuda", 0)
+    context = WrapContext((device,), options, lambda model: [], Precision(precision, "cuda"), 1, None)
+    dtypes = {name: make_strategy(name).dtypes(context) for name in ("single", "ddp", "fsdp")}
+    made = [line(name, rates=(50.0,), facts={"dtypes": text}) for name, text in dtypes.items()]
+    assert doubts_of(made) == [(), (), doubt]
+    assert doubts_of([made[0], line("fsdp", rates=(50.0,))]) == [(), ()]  # not known
