@@ -212,6 +212,27 @@ def test_every_pair_of_ranks_is_measured_once_neighbours_first() -> None:
     assert all(pair.members == {pair.source, pair.target} and pair.legs == 2 for pair in found)
 
 
+def test_of_many_ranks_a_sample_of_pairs_of_each_tier_is_measured_and_stated() -> None:
+    size, per_node = 512, 8
+    one = Ranks(1, size, 1, 0, "a", "127.0.0.1", (CPU,))
+    found = links.pairs(one, "gloo", devices(*(str(rank // per_node) for rank in range(size))))
+    ends = [(pair.source or 0, pair.target or 0) for pair in found]
+    inside = [source // per_node == target // per_node for source, target in ends]
+    assert len(set(ends)) == len(ends) == 2 * links.PAIRS_OF_TIER and ends[0] == (0, 1)
+    assert inside == [True, False] * links.PAIRS_OF_TIER  # if the time ends early, both tiers have some
+    distances = [min(target - source, size - target + source) for source, target in ends[1::2]]
+    assert distances == sorted(distances) and distances[0] == 1 and distances[-1] > 200
+    (note,) = links.left_out([found], size)
+    assert note.startswith("send_receive: all pairs but a sample of 16 of 130816 (8 inside a node, 8 between nodes)")
+    few = links.pairs(replace(one, world_size=17), "gloo", devices(*map(str, range(16)), "0"))  # one pair inside
+    assert len({(pair.source, pair.target) for pair in few}) == len(few) == 1 + links.PAIRS_OF_TIER
+
+
+def test_up_to_sixteen_ranks_all_pairs_are_measured() -> None:
+    found = links.pairs(replace(ALONE, world_size=16), "gloo", devices(*"aaaaaaaabbbbbbbb"))
+    assert len(found) == 16 * 15 // 2 and links.left_out([found], 16) == links.left_out([[]], 1) == []
+
+
 def test_a_process_copies_between_its_gpus_in_both_directions() -> None:
     gpus = tuple(torch.device("cuda", index) for index in range(3))
     square: list[list[str | None]] = [["X", "NV12", "SYS"], ["NV12", "X", "SYS"], ["SYS", "SYS", "X"]]
