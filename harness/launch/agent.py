@@ -21,8 +21,6 @@ from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
 from harness.system.user_code import CodeVersion
 
-IMPORT_S = 50.0
-"""Timeout of one import; two of them fit into the timeout of an agent's answer."""
 STACK_WAIT_S = 1.0
 """Time for the processes to write their stacks before they are killed; their loader workers have half of it."""
 
@@ -90,11 +88,11 @@ class NodeAgent:
         return [path for path in paths if not os.path.exists(path)]
 
     def failing_imports(
-        self, modules: Sequence[str], version: CodeVersion | None = None, folder: str | None = None
+        self, modules: Sequence[str], limit_s: float, version: CodeVersion | None = None, folder: str | None = None
     ) -> dict[str, str]:
         """Return the modules that cannot be imported here, each with the last line of its error; uses a new process.
 
-        ``folder``: first on its import path if the modules are of no version.
+        ``limit_s``: of one import. ``folder``: first on its import path if the modules are of no version.
         """
         import_path = version.import_path() if version else [path for path in (folder, *sys.path) if path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_path)}
@@ -102,9 +100,9 @@ class NodeAgent:
         for module in modules:
             command = [sys.executable, "-c", "import importlib, sys; importlib.import_module(sys.argv[1])", module]
             try:
-                done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=IMPORT_S)
+                done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=limit_s)
             except subprocess.TimeoutExpired:
-                failing[module] = f"it takes more than {IMPORT_S:.0f} s"
+                failing[module] = f"it takes more than {limit_s:.0f} s"
                 continue
             if done.returncode:
                 lines = sanitize.redact_text(done.stderr.decode(errors="replace")).strip().splitlines()

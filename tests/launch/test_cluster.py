@@ -6,17 +6,18 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import ray
 
 from harness.errors import ClusterError
 from harness.launch import agent
-from harness.launch.ray import cluster, controller, nodes, private, session
+from harness.launch.ray import cluster, controller, launcher, nodes, private, session
 from harness.launch.ray.session import JOB_VARIABLE
 from harness.plan.inventory import Inventory, Node
 from harness.plan.planner import make_plan
@@ -161,11 +162,45 @@ def test_import_errors_are_reported_with_their_last_line_within_the_timeout(
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(60)\n")
     (tmp_path / "breaks.py").write_text("print('no word of this')\nimport nowhere_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(agent, "IMPORT_S", 3.0)
-    assert agent.NodeAgent().failing_imports(["json", "breaks", "hangs"]) == {
+    assert agent.NodeAgent().failing_imports(["json", "breaks", "hangs"], 3.0) == {
         "breaks": "ModuleNotFoundError: No module named 'nowhere_at_all'",
         "hangs": "it takes more than 3 s",
     }
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, 120), (64, 435)])
+def test_the_limits_of_a_start_grow_with_the_nodes_that_read_the_same_files(
+    nodes: int, seconds: int, monkeypatch: pytest.MonkeyPatch, make_experiment: Make
+) -> None:
+    waited: list[float] = []
+
+    def get(reference: Any, timeout: float) -> dict[str, str]:
+        waited.append(timeout)
+        return {}
+
+    monkeypatch.setattr(ray, "get", get)
+    limits: list[float] = []
+    agent = SimpleNamespace(
+        failing_imports=SimpleNamespace(remote=lambda modules, limit_s, *more: limits.append(limit_s))
+    )
+    many = tuple(Node(f"n{number}", "10.0.0.1", f"n{number}", 2) for number in range(nodes))
+    ready = cluster.Cluster(Inventory(many), MagicMock(), {node.node_id: agent for node in many}, embedded=False)
+    assert ready.failing_imports(["torch"]) == {}
+    assert waited[0] == pytest.approx(seconds, abs=1) and max(limits) == 0.4 * seconds
+
+    started: list[str | None] = []
+    monkeypatch.setattr(launcher, "Fit", lambda trainer: started.append(os.environ.get(launcher.START_LIMIT)) or 1 / 0)
+    monkeypatch.setattr(launcher.RayLauncher, "_trainer", lambda *given: None)
+    monkeypatch.setattr(launcher.RayLauncher, "choice", SimpleNamespace(nodes_for=lambda group, deadline: many))
+    monkeypatch.setattr(launcher, "_answer", lambda reference: None)
+    experiment = make_experiment({"strategy": "single", "devices": 1, "per_device_batch_size": 8})
+    plan = make_plan(experiment, Inventory(many))
+    for given in (None, "7"):  # what the user has set holds
+        if given:
+            monkeypatch.setenv(launcher.START_LIMIT, given)
+        with closing(launcher.RayLauncher(ready, experiment, plan.machine)) as ours, pytest.raises(ZeroDivisionError):
+            list(ours.launch(plan.groups[0], deadline=None))
+    assert started == [str(seconds), "7"] and os.environ[launcher.START_LIMIT] == "7"
 
 
 class Agents:
