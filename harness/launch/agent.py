@@ -45,14 +45,23 @@ def describe_node(node_id: str, address: str) -> Node:
     )
 
 
-def usable_cores() -> int:
-    """Return the physical cores that this process may use: no hyper-threads, within the container's quota."""
-    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+def usable_cores(root: Path = Path("/sys")) -> int:
+    """Return the physical cores that this process may use: no hyper-threads, within the container's quota.
+
+    A scheduler that gives 32 processors may mean 16 cores of 2 threads: of the processors those count once that share a
+    core.
+    """
+    usable = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        allowed = os.sched_getaffinity(0)
+        usable = min(usable, len(allowed))
+        with contextlib.suppress(OSError):  # no topology
+            cores = [root / f"devices/system/cpu/cpu{number}/topology/thread_siblings_list" for number in allowed]
+            usable = min(usable, len({path.read_text() for path in cores}))
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no cgroup (v2), or no quota: "max"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        allowed = min(allowed, int(quota) // int(period))
-    return max(1, min(physical, allowed))
+        quota, period = (root / "fs/cgroup/cpu.max").read_text().split()
+        usable = min(usable, int(quota) // int(period))
+    return max(1, usable)
 
 
 def busy_cores() -> float:

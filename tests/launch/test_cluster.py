@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,6 +201,38 @@ def test_the_limits_of_a_start_grow_with_the_nodes_that_read_the_same_files(
         with closing(launcher.RayLauncher(ready, experiment, plan.machine)) as ours, pytest.raises(ZeroDivisionError):
             list(ours.launch(plan.groups[0], deadline=None))
     assert started == [str(seconds), "7"] and os.environ[launcher.START_LIMIT] == "7"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "quota", "cores"),
+    [
+        (range(64), "max", 32),
+        (range(32), "max", 16),  # what a scheduler gives: 16 cores of 2 threads each
+        (range(0, 64, 2), "max", 32),  # one thread of each core
+        (range(64), "800000", 8),
+        ([5], "50000", 1),
+    ],
+)
+def test_processors_that_share_a_core_count_once(
+    allowed: Sequence[int], quota: str, cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(agent.psutil, "cpu_count", lambda logical=True: 64 if logical else 32)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(allowed), raising=False)
+    for number in range(64):
+        topology = tmp_path / f"devices/system/cpu/cpu{number}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{number // 2 * 2}-{number // 2 * 2 + 1}\n")
+    (tmp_path / "fs/cgroup").mkdir(parents=True)
+    (tmp_path / "fs/cgroup/cpu.max").write_text(f"{quota} 100000\n")
+    assert agent.usable_cores(tmp_path) == cores
+
+
+def test_without_a_topology_the_processors_that_are_allowed_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(agent.psutil, "cpu_count", lambda logical=True: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 2, 3}, raising=False)
+    assert agent.usable_cores(tmp_path) == 3
 
 
 class Agents:
