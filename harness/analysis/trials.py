@@ -49,8 +49,11 @@ def ranks(lines: Lines) -> pd.DataFrame:
     return _nested(RANKS, lines)
 
 
-def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
-    """Return one row a trial and attempt, with the values derived from its windows and steps."""
+def trials(lines: Lines, times: StepTimes, of_ranks: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return one row a trial and attempt, with the values derived from its windows and steps.
+
+    ``of_ranks``: ``windows(lines)``, if that is there already.
+    """
     labels = labels_of(lines)
     named: dict[tuple[str, str | None], dict[str, str]] = {}
     for line in lines:
@@ -62,7 +65,8 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     merged = frame.merge(stats.reset_index(), on=KEYS, how="left", validate="one_to_one")
     # on CUDA the host may wait while the device computes: only an idle stream meanwhile is a part of the device's step
     on_gpu = merged["device"] == "cuda"
-    known = timings(windows([line for line in lines if line["device"] == "cuda"]))
+    of_ranks = windows(lines) if of_ranks is None else of_ranks
+    known = timings(of_ranks[of_ranks["trial_id"].isin(merged["trial_id"][on_gpu])]) if on_gpu.any() else {}
     keys = zip(merged["trial_id"], merged["attempt"], strict=True)
     waits = floats(known[key].wait_fraction if key in known else None for key in keys)
     merged["wait_fraction"] = merged["wait_fraction"].where(~on_gpu, waits)

@@ -51,11 +51,14 @@ COLUMNS = {
 """Of a trial of all ranks, unless they say otherwise."""
 
 
-def plan_of(ranks: int, trials: int) -> Plan:
-    """Return a plan of about ``trials`` trials of ddp on these ranks, in blocks, beside their bases."""
+def plan_of(ranks: int, trials: int, **more: object) -> Plan:
+    """Return a plan of about ``trials`` trials of ddp on these ranks, in blocks, beside their bases.
+
+    ``more``: of the section ``throughput``.
+    """
     batches = list(range(1, max(1, trials // BLOCKS) + 1))
     grid = {"strategy": ["ddp"], "devices": [ranks], "per_device_batch_size": batches, "data": ["synthetic"]}
-    throughput = {"blocks": BLOCKS, "links_seconds": 0}
+    throughput = {"blocks": BLOCKS, "links_seconds": 0, **more}
     content = {"name": "scale", "grid": grid, "throughput": throughput, **UNCHECKED}
     nodes = Inventory.assume(max(1, ranks // PER_NODE), PER_NODE, device=KNOWN_DEVICES["H100-80GB"])
     return make_plan(parse_experiment(content, source="scale"), nodes)

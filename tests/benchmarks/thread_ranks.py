@@ -6,7 +6,7 @@ import dataclasses
 import pickle
 import queue
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -37,16 +37,16 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.size, self.received = size, [0] * size
-        self._barrier, self._given, self._sizes = threading.Barrier(size), [None] * size, [0] * size
+        self._barrier, self._given = threading.Barrier(size), [b""] * size
 
     def gather(self, rank: int, value: Any, receives: bool) -> list[Any]:
         """Return all values, in order of the ranks; torch pads each to the size of the largest."""
-        self._given[rank], self._sizes[rank] = value, len(pickle.dumps(value))
+        self._given[rank] = pickle.dumps(value)
         self._barrier.wait()
         given = list(self._given) if receives else []
-        self.received[rank] += (self.size - 1) * max(self._sizes) if receives else 0
+        self.received[rank] += (self.size - 1) * max(map(len, given), default=0)
         self._barrier.wait()  # all have read
-        return given
+        return list(map(pickle.loads, given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,11 @@ class ThreadLauncher:
             self.received.append(meeting.received)
 
 
-def make_up_ranks(steps: int) -> None:
-    """Replace what a rank trains and what a process does once: windows of ``steps`` steps, GPUs that are not there."""
+def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setattr) -> None:
+    """Replace what a rank trains and what a process does once: windows of ``steps`` steps, GPUs that are not there.
+
+    A window depends on its trial and rank alone. ``put``: replaces an attribute, for good or for a test.
+    """
     links_of_node = [["X" if one == other else "NV18" for other in range(PER_NODE)] for one in range(PER_NODE)]
     here = environment.capture_environment("node", (torch.device("cpu"),))
 
@@ -161,4 +164,4 @@ def make_up_ranks(steps: int) -> None:
         worker: dict.fromkeys(("_prepare_process", "_preload", "_release"), lambda *arguments: None),
     }.items():
         for name, value in replaced.items():
-            setattr(module, name, value)
+            put(module, name, value)
