@@ -29,7 +29,7 @@ from harness.analysis.common import (
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.hardware import peak_flops
-from harness.analysis.phases import timings
+from harness.analysis.phases import ROWS, timings
 from harness.analysis.stats import geometric_mean
 from harness.analysis.step_times import StepTimes
 from harness.config.sections import Target
@@ -252,9 +252,15 @@ def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
 
 def _nested(table: Table, lines: Lines) -> pd.DataFrame:
     """Return the rows nested in each line under the table's name, with the line's trial and attempt."""
-    entries = [line[table.name] for line in lines]
-    frame = table.frame(entry for of_line in entries for entry in of_line)
-    counts = [len(of_line) for of_line in entries]
+    counts = [len(line[table.name]) for line in lines]
+    parts = (
+        np.cumsum(counts, dtype=int) // ROWS
+    )  # of so many rows at a time: as mappings they take ten times the memory
+    by_part = [
+        [line for line, of_line in zip(lines, parts, strict=True) if of_line == part] for part in np.unique(parts)
+    ]
+    frames = [table.frame(entry for line in some for entry in line[table.name]) for some in by_part or [[]]]
+    frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
     frame["trial_id"] = pd.array([line["trial_id"] for line in lines], dtype="string").repeat(counts)
     frame["attempt"] = pd.array([line["attempt"] for line in lines], dtype="Int64").repeat(counts)
     return frame

@@ -1,4 +1,7 @@
-"""Steps of the slowest rank alone, as recorded by default, against all ranks' steps: the same run, both ways."""
+"""What a report of many ranks leaves out or holds otherwise changes no number: the same run, both ways.
+
+Steps of the slowest rank alone, as recorded by default, against all ranks' steps; rows by column, and some at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
+from harness.analysis import phases, trials
 from harness.analysis.results import TABLES, Results, load
+from harness.record import by_rank
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
 from tests.benchmarks import scale
@@ -42,6 +47,18 @@ def test_no_number_but_quantiles_of_steps_depends_on_which_ranks_steps_are_kept(
         assert_frame_equal(one[left], other[left], check_exact=True, obj=name)
         differ |= {column for column in one if column in QUANTILES and not same(one[column], other[column])}
     assert differ == QUANTILES  # else the two runs are the same, and this test shows nothing
+
+
+def test_no_table_depends_on_how_many_rows_are_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up_ranks(40, monkeypatch.setattr)
+    results = kept("slowest", tmp_path, 4)
+    expected = {name: getattr(results, name) for name in TABLES}
+    for module, name in ((by_rank, "MANY"), (phases, "ROWS"), (trials, "ROWS")):
+        monkeypatch.setattr(module, name, 3)
+    few = load(results.folder.path)
+    assert isinstance(few.lines[0]["windows"], by_rank.Rows)
+    for name, table in expected.items():
+        assert_frame_equal(getattr(few, name), table, check_exact=True, obj=name)
 
 
 def same(one: pd.Series, other: pd.Series) -> bool:
