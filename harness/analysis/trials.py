@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from statistics import mean
 from types import MappingProxyType
 
@@ -253,14 +254,13 @@ def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
 def _nested(table: Table, lines: Lines) -> pd.DataFrame:
     """Return the rows nested in each line under the table's name, with the line's trial and attempt."""
     counts = [len(line[table.name]) for line in lines]
-    parts = (
-        np.cumsum(counts, dtype=int) // ROWS
-    )  # of so many rows at a time: as mappings they take ten times the memory
-    by_part = [
-        [line for line, of_line in zip(lines, parts, strict=True) if of_line == part] for part in np.unique(parts)
+    # of some lines at a time: as mappings rows take ten times the memory of a frame
+    parts = np.cumsum(counts, dtype=int) // ROWS
+    cuts = [*np.flatnonzero(np.diff(parts, prepend=-1)), len(lines)]
+    frames = [
+        table.frame(row for line in lines[first:last] for row in line[table.name]) for first, last in pairwise(cuts)
     ]
-    frames = [table.frame(entry for line in some for entry in line[table.name]) for some in by_part or [[]]]
-    frame = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    frame = frames[0] if len(frames) == 1 else pd.concat([table.frame([]), *frames], ignore_index=True)
     frame["trial_id"] = pd.array([line["trial_id"] for line in lines], dtype="string").repeat(counts)
     frame["attempt"] = pd.array([line["attempt"] for line in lines], dtype="Int64").repeat(counts)
     return frame
