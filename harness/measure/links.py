@@ -148,11 +148,9 @@ def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operati
         by_tier: dict[LinkTier, list[tuple[int, int]]] = {}
         for one, other in by_distance:
             by_tier.setdefault(_tier(devices[one], devices[other]), []).append((one, other))
-        places = range(PAIRS_OF_TIER)
-        spaced = zip(
-            *([pairs[len(pairs) * k // PAIRS_OF_TIER] for k in places] for pairs in by_tier.values()), strict=True
-        )
-        by_distance = [*dict.fromkeys(two for of_tiers in spaced for two in of_tiers)]
+        number = range(PAIRS_OF_TIER)
+        spaced = [[of_tier[len(of_tier) * k // PAIRS_OF_TIER] for k in number] for of_tier in by_tier.values()]
+        by_distance = [*dict.fromkeys(two for of_tiers in zip(*spaced, strict=True) for two in of_tiers)]
     return [
         Operation(
             "send_receive",

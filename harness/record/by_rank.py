@@ -37,7 +37,7 @@ _ABSENT = object()
 class Rows(Sequence[Json]):
     """The rows of a trial of many ranks, kept by column and made anew each time that they are read.
 
-    As mappings the ranks and 8 windows of 512 ranks take 3.9 MiB, so 0.8.
+    As mappings the ranks and 8 windows of 512 ranks take 3.9 MiB, so 0.7.
     """
 
     def __init__(self, rows: Sequence[Json]) -> None:

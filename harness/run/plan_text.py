@@ -28,7 +28,7 @@ WIDE = 120
 """The least columns of a terminal in which each part of the state has a column of its own."""
 MANY_NODES = 8
 FILES_OF_IMPORT = 4300
-"""The files that a process opens to import torch, Ray and this package, as counted by strace."""
+"""The files that a process opens to import torch, Ray and this package."""
 COLOURS = {"fits": "green", "may not fit": "yellow", "will not fit": "red"}
 
 

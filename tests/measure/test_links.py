@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -226,6 +228,19 @@ def test_of_many_ranks_a_sample_of_pairs_of_each_tier_is_measured_and_stated() -
     assert note.startswith("send_receive: all pairs but a sample of 16 of 130816 (8 inside a node, 8 between nodes)")
     few = links.pairs(replace(one, world_size=17), "gloo", devices(*map(str, range(16)), "0"))  # one pair inside
     assert len({(pair.source, pair.target) for pair in few}) == len(few) == 1 + links.PAIRS_OF_TIER
+
+
+def test_the_row_of_a_trial_states_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = replace(ALONE, world_size=64)
+    series = [links.pairs(many, "gloo", devices(*(str(rank // 8) for rank in range(64))))]
+    monkeypatch.setattr(links, "operations_of", lambda ranks: series)
+    monkeypatch.setattr(links, "measure_links", lambda *given: ([], ["all_gather: no"]))
+    monkeypatch.setattr(links, "Meter", lambda *given: None)
+    context: Any = SimpleNamespace(ranks=many, advance=None, trial=SimpleNamespace(id="t"), parts={"links": 1.0})
+    context.part = lambda name: nullcontext()
+    context.experiment = SimpleNamespace(throughput=SimpleNamespace(links_seconds=1.0))
+    stated = links.run_links_trial(context).facts["links_error"]
+    assert stated.startswith("all_gather: no; send_receive: all pairs but a sample of 16 of 2016 (8 inside a node, ")
 
 
 def test_up_to_sixteen_ranks_all_pairs_are_measured() -> None:
