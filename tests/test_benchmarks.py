@@ -15,7 +15,7 @@ from harness.config.load import parse_experiment
 from harness.launch.protocol import TrialStarted
 from harness.plan.planner import make_plan
 from harness.system import files
-from tests.benchmarks import control_plane, growth, run_time
+from tests.benchmarks import control_plane, growth, run_time, scale
 from tests.conftest import ROOT, laptop
 
 
@@ -169,3 +169,13 @@ def test_the_control_plane_s_trials_are_one_worker_group(ranks: int) -> None:
     experiment = parse_experiment(control_plane.experiment_of(ranks), source="control_plane")
     (group,) = control_plane.without_bases(make_plan(experiment, laptop(ranks)), ranks).groups
     assert len(group.trials) == control_plane.TRIALS and group.placement.workers == ranks
+
+
+@pytest.mark.slow
+def test_scale_runs_ranks_as_threads_through_driver_record_and_report() -> None:
+    row = scale.measure(16, 10, 40)
+    assert row.keys() == scale.COLUMNS.keys() and all(value > 0 for value in row.values())
+    assert (row["ranks"], row["trials"]) == (16, 10)
+    # 16 ranks' windows reach rank 0 alone
+    assert row["received_first_kib"] > 16 * 5 and row["received_kib"] < row["received_first_kib"] / 20
+    assert row["line_kib"] < 2.5 < row["by_rank_kib"]

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jsonschema
@@ -36,8 +38,11 @@ LONGEST_NAME = 47
 """Of a RayJob: names of what the operator makes for it are longer, and a label has at most 63 characters."""
 
 
-def documents() -> dict[str, Any]:
-    return {each["kind"]: each for each in yaml.safe_load_all(KUBERAY.read_text())}
+def documents(uncommented: bool = False) -> dict[str, Any]:
+    """The manifests by their kind; also with the lines that only some clusters need."""
+    text = KUBERAY.read_text()
+    text = re.sub("^( *)#: ", r"\1", text, flags=re.MULTILINE) if uncommented else text
+    return {each["kind"]: each for each in yaml.safe_load_all(text)}
 
 
 def schema_problem(cluster: dict[str, Any]) -> str:
@@ -100,9 +105,14 @@ def pods(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_pods_claim_and_experiment_have_kubernetes_own_schema() -> None:
+@pytest.mark.parametrize("uncommented", [False, True])
+def test_pods_claim_and_experiment_have_kubernetes_own_schema(uncommented: bool) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    found = documents()
+    found = documents(uncommented)
+    (worker,) = pods(found["RayJob"])["gpu"]["spec"]["containers"]
+    assert ("storageClassName" in found["PersistentVolumeClaim"]["spec"]) == uncommented
+    assert ("kueue.x-k8s.io/queue-name" in found["RayJob"]["metadata"].get("labels", {})) == uncommented
+    assert ("securityContext" in worker and "rdma/hca" in worker["resources"]["limits"]) == uncommented
     plain = {"claim": found["PersistentVolumeClaim"], "map": found["ConfigMap"], **pods(found["RayJob"])}
     assert set(plain) == {"claim", "map", "head", "gpu"}
     for manifest in plain.values():
@@ -169,18 +179,21 @@ def test_the_batch_script_requeues_for_usr1_alone_and_the_page_names_every_file(
 
 CALLED = '#!/bin/bash\necho "$(basename "$0") $*" >> "$CALLS"\n'
 COMMAND = f"""{CALLED}
-[ "$1" != - ] || {{ cat > /dev/null; echo starting; exec sleep ${{START_S:-0}}; }}
+echo $$ > "$CALLS.pid"
+[ "$1" != - ] || {{ cat > /dev/null; echo starting; exec sleep ${{SLEEPS:-0}}; }}
 echo measuring
 trap 'exit $CODE' TERM
 for second in 1 2 3 4 5 6; do sleep 0.5; done
 """
+NAMES = f"{CALLED}[ $1 != show ] || printf '%s\\n' {platform.node()} n63\n"
 STEP = f"""{CALLED}
 trap '' TERM
 [ -z "$LASTS" ] || sleep 9
 while [ "$1" != bash ]; do shift; done
 [ -n "$LASTS" ] || "$@"
 """
-"""Stand-ins: of python, which starts the nodes and then measures, and of srun, which runs the step on one node."""
+"""Stand-ins: of python, which starts the nodes, then measures, of scontrol, which names this node and another, and of
+srun, which runs the step on one node."""
 
 
 @dataclass(frozen=True)
@@ -196,22 +209,30 @@ class SlurmJob:
         return self.process.returncode, output.decode(), (self.folder / "calls").read_text().splitlines()
 
 
-def start_job(folder: Path, *, without: str = "", python: str = COMMAND, ray: str = CALLED, **more: str) -> SlurmJob:
+PROGRAMS = {"python": COMMAND, "srun": STEP, "ray": CALLED, "scontrol": NAMES, "scancel": CALLED}
+
+
+def start_job(
+    folder: Path, others: Mapping[str, str | None] = MappingProxyType({}), *, start_s: str = "1", **more: str
+) -> SlurmJob:
+    """Start our script. ``others``: stand-ins in place of PROGRAMS; ``start_s``: of the nodes; ``more``: variables."""
     (folder / "bin").mkdir()
-    programs = {"python": python, "srun": STEP, "ray": ray, "scontrol": CALLED, "scancel": CALLED}
-    for name in programs.keys() - {without}:
-        (folder / "bin" / name).write_text(programs[name])
+    for name, program in {**PROGRAMS, **others}.items():
+        if program is None:
+            continue
+        (folder / "bin" / name).write_text(program)
         (folder / "bin" / name).chmod(0o755)
     (folder / "calls").touch()
     text = SCRIPT.read_text()
-    for limit in ("-lt 300", "within $nodes 30", "within $run 600"):
+    limits = {"$((300 + 5 * SLURM_JOB_NUM_NODES))": start_s, "within $nodes 30": "within $nodes 1"}
+    for limit, short in {**limits, "within $run 600": "within $run 1"}.items():
         assert limit in text
-        text = text.replace(limit, f"{limit.rpartition(' ')[0]} 1")
-    (folder / "job.sbatch").write_text(text)
+        text = text.replace(limit, short)
+    (folder / "job.sbatch").write_text(text if "SLURMD_NODENAME" not in more else in_pyxis(text))
     slurm = {"SLURM_SUBMIT_DIR": "/", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NUM_NODES": "2"}
     slurm |= {"SLURM_PROCID": "0", "RAY_TMPDIR": str(folder)}
     places = {"PATH": "/usr/sbin:/usr/bin:/bin", "VENV": str(folder), "CALLS": str(folder / "calls")}
-    variables = {**slurm, **places, "HEAD": "127.0.0.1", "CODE": "130", "LASTS": "", **more}
+    variables = {**slurm, **places, "IFACE": "lo", "CODE": "130", "LASTS": "", **more}
     words = ["bash", "job.sbatch", "e.yaml"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     return SlurmJob(subprocess.Popen(words, cwd=folder, env=variables, **pipes), folder)  # type: ignore[call-overload]
@@ -220,13 +241,13 @@ def start_job(folder: Path, *, without: str = "", python: str = COMMAND, ray: st
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_while_nodes_start_ends_the_job_and_it_is_not_requeued(tmp_path: Path, sent: signal.Signals) -> None:
-    job = start_job(tmp_path, START_S="15")
+    job = start_job(tmp_path, SLEEPS="15")
     assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
     job.process.send_signal(sent)
     code, output, called = job.end()
     said = "job 7 is not requeued: it settled no trial in its time limit" in output
     assert code == 5 and said == (sent == signal.SIGUSR1)  # a job that is cancelled had no limit
-    assert not any(line.startswith(("python -u", "scontrol")) for line in called)
+    assert not any(line.startswith(("python -u", "scontrol requeue")) for line in called)
 
 
 @pytest.mark.slow
@@ -251,7 +272,7 @@ def test_a_job_is_requeued_if_a_trial_settled(tmp_path: Path, sent: signal.Signa
 
 
 def test_without_ray_in_the_environment_no_node_is_used(tmp_path: Path) -> None:
-    code, output, called = start_job(tmp_path, without="ray").end()
+    code, output, called = start_job(tmp_path, {"ray": None}).end()
     assert code == 2 and called == [] and "no ray in " in output and "VENV=FOLDER sbatch" in output
 
 
@@ -260,21 +281,61 @@ FAILS = CALLED + "exit 3\n"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rank", "log"), [("0", "Ray ended with exit code 3"), ("1", "nothing listens on 127.0.0.1:20007 after 300 s")]
+    ("rank", "log"), [("0", "Ray ended with exit code 3"), ("1", "nothing listens on 127.0.0.1:20007 after 1 s")]
 )
 def test_a_node_that_does_not_start_ends_the_job_at_once_and_is_named(tmp_path: Path, rank: str, log: str) -> None:
-    (tmp_path / "ray.py").write_text("def is_initialized(): return False\ndef init(**_): raise ConnectionError\n")
+    init = "open('connected', 'w').close()"  # only once the head listens: else Ray logs an error in a healthy job
+    (tmp_path / "ray.py").write_text(f"def is_initialized(): return False\ndef init(**_): {init}\n")
     python = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
-    code, output, called = start_job(tmp_path, ray=FAILS, python=python, SLURM_PROCID=rank).end()
+    code, output, called = start_job(tmp_path, {"ray": FAILS, "python": python}, SLURM_PROCID=rank).end()
     assert code == 1 and f"a node did not start: {platform.node()}: Ray ended with exit code" in output
     assert log in (tmp_path / "ray-7.log").read_text() and not (tmp_path / "ray-7").exists()
+    assert not (tmp_path / "connected").exists()
     assert "scancel --signal=TERM 7.0" in called
+
+
+@pytest.mark.slow
+def test_nodes_that_do_not_start_in_time_are_named(tmp_path: Path) -> None:
+    alive = [{"Alive": True, "NodeManagerHostname": platform.node()}, {"Alive": False, "NodeManagerHostname": "n63"}]
+    (tmp_path / "ray.py").write_text(f"def is_initialized(): return True\ndef nodes(): return {alive}\n")
+    python = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
+    code, output, called = start_job(tmp_path, {"python": python}, start_s="-19").end()
+    assert code == 1 and "nodes that did not start in 1 s: n63; see ray-7.log; sbatch --exclude=NODES" in output
+    assert "scancel --signal=TERM 7.0" in called
+
+
+def test_an_interface_that_the_first_node_lacks_is_named_before_any_node_is_used(tmp_path: Path) -> None:
+    code, output, called = start_job(tmp_path, IFACE="ib7").end()
+    assert code == 2 and called == [] and f"{platform.node()}: no IPv4 address of ib7;" in output
+
+
+def in_pyxis(text: str) -> str:
+    """The script with the lines for pyxis uncommented."""
+    _, lines, _ = re.split("#    (?:pyxis|Apptainer).*:\n", text)
+    return text.replace(lines, re.sub("^# ", "", lines, flags=re.MULTILINE))
+
+
+@pytest.mark.slow
+def test_a_command_in_a_container_of_pyxis_is_stopped_by_its_step(tmp_path: Path) -> None:
+    """As the lines to uncomment have it; srun itself would kill the step."""
+    srun = f'{CALLED}while [ "$1" != bash ] && [ "$1" != python ]; do shift; done\n"$@"\n'
+    scancel = f'{CALLED}[ "$*" != "--signal=TERM 7.2" ] || kill -TERM $(cat "$CALLS.pid")\n'
+    job = start_job(tmp_path, {"srun": srun, "scancel": scancel}, SLURMD_NODENAME="n0")
+    assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
+    assert job.process.stdout.readline() == b"measuring\n"
+    job.process.send_signal(signal.SIGUSR1)
+    code, _, called = job.end()
+    options = f"--container-image=/tmp/harness.sqsh --container-mounts={tmp_path}:{tmp_path},/tmp:/tmp"
+    steps = [line for line in called if line.startswith("srun ")]
+    assert len(steps) == 3 and all(options in step for step in steps)
+    assert ["--overlap" in step for step in steps] == [False, True, True]
+    assert code == INTERRUPTED and {"scancel --signal=TERM 7.2", "scontrol requeue 7"} <= {*called}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lasts", ["", "yes"])
 def test_a_step_that_does_not_end_is_killed(tmp_path: Path, lasts: str) -> None:
     python = CALLED + '[ "$1" != - ] || cat > /dev/null\n'
-    code, _, called = start_job(tmp_path, python=python, LASTS=lasts).end()
+    code, _, called = start_job(tmp_path, {"python": python}, LASTS=lasts).end()
     assert code == 0 and "scancel --signal=TERM 7.0" in called
     assert ("scancel --signal=KILL 7.0" in called) == bool(lasts)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import pandas as pd
 
 from harness.analysis.common import (
@@ -23,6 +25,7 @@ from harness.analysis.common import (
     trial_key,
 )
 from harness.analysis.stats import mean_interval
+from harness.analysis.step_times import trial_starts
 from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, HOST_PHASES, LEDGER, PHASES
 
@@ -105,6 +108,7 @@ def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
     return LEDGER.frame(rows)
 
 
+ROWS = 50_000
 WINDOW_COLUMNS = (
     *(*KEYS, "rank", "window", "window_kind", "duration_s", "steps"),
     *("wait_s", "idle_s", "host_wait_s", "in_turn_s"),
@@ -146,9 +150,21 @@ class Timing:
 
 
 def timings(windows: pd.DataFrame) -> dict[TrialKey, Timing]:
-    """Return the timing of every trial that was timed, by its id and attempt."""
-    by_trial = grouped(rows_of(windows[[*WINDOW_COLUMNS]]), trial_key)
-    return {key: timing for key, rows in by_trial.items() if (timing := _timing(rows))}
+    """Return the timing of every trial that was timed, by its id and attempt. The rows of a trial stand together."""
+    found: dict[TrialKey, Timing] = {}
+    for part in _parts(windows[[*WINDOW_COLUMNS]]):
+        by_trial = grouped(rows_of(part), trial_key)
+        found.update((key, timing) for key, rows in by_trial.items() if (timing := _timing(rows)))
+    return found
+
+
+def _parts(windows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield the windows of whole trials, about ROWS at a time: as records they need most of a report's memory."""
+    starts = trial_starts(windows)
+    after = np.searchsorted(starts, np.arange(0, len(windows), ROWS))  # of the trials that begin there or later
+    ends = [*np.unique(starts[after[after < len(starts)]]), len(windows)]
+    for first, last in pairwise(ends):
+        yield windows.iloc[first:last]
 
 
 def _timing(rows: Records) -> Timing | None:

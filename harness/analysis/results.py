@@ -258,7 +258,7 @@ def attempt(results: Results, name: str) -> pd.DataFrame | None:
 
 
 def _trials(results: Results) -> pd.DataFrame:
-    frame = trials(results.lines, results.step_times)
+    frame = trials(results.lines, results.step_times, results.windows)
     tables = (results.step_times, results.windows, results.ranks, results.environment, results.epochs)
     return frame.assign(doubts=doubts(frame, *tables, results.lines))
 

@@ -58,7 +58,7 @@ def step_times(steps: pd.DataFrame) -> StepTimes:
     """Return the timed steps of a table of steps."""
     if steps.empty:
         return StepTimes(pd.MultiIndex.from_frame(steps[KEYS]), [], [])
-    starts = _starts(steps)
+    starts = trial_starts(steps)
     keys = steps[KEYS].iloc[starts]
     if keys.duplicated().any():  # a trial's rows are not contiguous, as they are in files
         return step_times(steps.sort_values(KEYS, kind="stable", ignore_index=True))
@@ -72,11 +72,11 @@ def step_times(steps: pd.DataFrame) -> StepTimes:
     return StepTimes(pd.MultiIndex.from_frame(keys[counts > 0]), step_s, wait_s)
 
 
-def _starts(steps: pd.DataFrame) -> np.ndarray:
+def trial_starts(rows: pd.DataFrame) -> np.ndarray:
     """Return the positions of the rows at which another trial begins."""
-    changed = np.zeros(len(steps), dtype=bool)
+    changed = np.zeros(len(rows), dtype=bool)
     changed[:1] = True
     for key in KEYS:
-        values = steps[key].array
+        values = rows[key].array
         changed[1:] |= np.asarray(values[1:] != values[:-1], dtype=bool)
     return np.flatnonzero(changed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from statistics import mean
 from types import MappingProxyType
 
@@ -29,7 +30,7 @@ from harness.analysis.common import (
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.hardware import peak_flops
-from harness.analysis.phases import timings
+from harness.analysis.phases import ROWS, timings
 from harness.analysis.stats import geometric_mean
 from harness.analysis.step_times import StepTimes
 from harness.config.sections import Target
@@ -49,8 +50,11 @@ def ranks(lines: Lines) -> pd.DataFrame:
     return _nested(RANKS, lines)
 
 
-def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
-    """Return one row a trial and attempt, with the values derived from its windows and steps."""
+def trials(lines: Lines, times: StepTimes, of_ranks: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return one row a trial and attempt, with the values derived from its windows and steps.
+
+    ``of_ranks``: ``windows(lines)``, if that is there already.
+    """
     labels = labels_of(lines)
     named: dict[tuple[str, str | None], dict[str, str]] = {}
     for line in lines:
@@ -62,7 +66,8 @@ def trials(lines: Lines, times: StepTimes) -> pd.DataFrame:
     merged = frame.merge(stats.reset_index(), on=KEYS, how="left", validate="one_to_one")
     # on CUDA the host may wait while the device computes: only an idle stream meanwhile is a part of the device's step
     on_gpu = merged["device"] == "cuda"
-    known = timings(windows([line for line in lines if line["device"] == "cuda"]))
+    of_ranks = windows(lines) if of_ranks is None else of_ranks
+    known = timings(of_ranks[of_ranks["trial_id"].isin(merged["trial_id"][on_gpu])]) if on_gpu.any() else {}
     keys = zip(merged["trial_id"], merged["attempt"], strict=True)
     waits = floats(known[key].wait_fraction if key in known else None for key in keys)
     merged["wait_fraction"] = merged["wait_fraction"].where(~on_gpu, waits)
@@ -249,9 +254,14 @@ def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
 
 def _nested(table: Table, lines: Lines) -> pd.DataFrame:
     """Return the rows nested in each line under the table's name, with the line's trial and attempt."""
-    entries = [line[table.name] for line in lines]
-    frame = table.frame(entry for of_line in entries for entry in of_line)
-    counts = [len(of_line) for of_line in entries]
+    counts = [len(line[table.name]) for line in lines]
+    # of some lines at a time: as mappings rows take ten times the memory of a frame
+    parts = np.cumsum(counts, dtype=int) // ROWS
+    cuts = [*np.flatnonzero(np.diff(parts, prepend=-1)), len(lines)]
+    frames = [
+        table.frame(row for line in lines[first:last] for row in line[table.name]) for first, last in pairwise(cuts)
+    ]
+    frame = frames[0] if len(frames) == 1 else pd.concat([table.frame([]), *frames], ignore_index=True)
     frame["trial_id"] = pd.array([line["trial_id"] for line in lines], dtype="string").repeat(counts)
     frame["attempt"] = pd.array([line["attempt"] for line in lines], dtype="Int64").repeat(counts)
     return frame

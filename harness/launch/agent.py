@@ -22,8 +22,6 @@ from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
 from harness.system.user_code import CodeVersion
 
-IMPORT_S = 50.0
-"""Timeout of one import; two of them fit into the timeout of an agent's answer."""
 STACK_WAIT_S = 1.0
 """Time for the processes to write their stacks before they are killed; their loader workers have half of it."""
 
@@ -50,14 +48,23 @@ def describe_node(node_id: str, address: str) -> Node:
     )
 
 
-def usable_cores() -> int:
-    """Return the physical cores that this process may use: no hyper-threads, within the container's quota."""
-    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+def usable_cores(root: Path = Path("/sys")) -> int:
+    """Return the physical cores that this process may use: no hyper-threads, within the container's quota.
+
+    A scheduler that gives 32 processors may mean 16 cores of 2 threads: of the processors those count once that share a
+    core.
+    """
+    usable = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        allowed = os.sched_getaffinity(0)
+        usable = min(usable, len(allowed))
+        with contextlib.suppress(OSError):  # no topology
+            cores = [root / f"devices/system/cpu/cpu{number}/topology/thread_siblings_list" for number in allowed]
+            usable = min(usable, len({path.read_text() for path in cores}))
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # no cgroup (v2), or no quota: "max"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        allowed = min(allowed, int(quota) // int(period))
-    return max(1, min(physical, allowed))
+        quota, period = (root / "fs/cgroup/cpu.max").read_text().split()
+        usable = min(usable, int(quota) // int(period))
+    return max(1, usable)
 
 
 def busy_cores() -> float:
@@ -104,11 +111,11 @@ class NodeAgent:
         return [path for path in paths if not os.path.exists(path)]
 
     def failing_imports(
-        self, modules: Sequence[str], version: CodeVersion | None = None, folder: str | None = None
+        self, modules: Sequence[str], limit_s: float, version: CodeVersion | None = None, folder: str | None = None
     ) -> dict[str, str]:
         """Return the modules that cannot be imported here, each with the last line of its error; uses a new process.
 
-        ``folder``: first on its import path if the modules are of no version.
+        ``limit_s``: of one import. ``folder``: first on its import path if the modules are of no version.
         """
         import_path = version.import_path() if version else [path for path in (folder, *sys.path) if path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_path)}
@@ -116,9 +123,9 @@ class NodeAgent:
         for module in modules:
             command = [sys.executable, "-c", "import importlib, sys; importlib.import_module(sys.argv[1])", module]
             try:
-                done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=IMPORT_S)
+                done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=limit_s)
             except subprocess.TimeoutExpired:
-                failing[module] = f"it takes more than {IMPORT_S:.0f} s"
+                failing[module] = f"it takes more than {limit_s:.0f} s"
                 continue
             if done.returncode:
                 lines = sanitize.redact_text(done.stderr.decode(errors="replace")).strip().splitlines()

@@ -13,6 +13,19 @@ import psutil
 from harness.launch.postmortem import ProcessOutput, output_of_this_process
 from harness.launch.protocol import Sent
 
+START_S, NODE_S = 120.0, 5.0
+IMPORT_PART = 0.4
+"""The part of a start that one import may take: two of them, one after the other, fit into it."""
+
+
+def start_limit_s(nodes: int) -> float:
+    """Return the timeout of a start on this number of nodes, in seconds: 120 on one, 435 on 64.
+
+    Each process opens about 4,300 files to import torch and Ray; if the nodes share that file system, they wait for it
+    the longer the more they are.
+    """
+    return START_S + NODE_S * (nodes - 1)
+
 
 @dataclass(frozen=True)
 class Registration:

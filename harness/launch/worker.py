@@ -196,11 +196,11 @@ def _preload(job: Job, ranks: Ranks, cache: Cache) -> None:
 def _announce(ranks: Ranks, send: Send) -> str | None:
     """Send the ranks and one environment a node, from rank 0; return the link between the ranks' GPUs on each node."""
     row: GroupRank = {**_place_of(ranks), "pid": os.getpid(), "devices": [str(device) for device in ranks.devices]}
-    seen = ranks.gather((row, environment.capture_environment(ranks.node_id, ranks.devices)))
+    seen = ranks.gather_to_first((row, environment.capture_environment(ranks.node_id, ranks.devices)))
     if ranks.first:
         nodes = {facts["node_id"]: facts for _, facts in seen}
         send(GroupStarted(tuple(nodes.values()), tuple(row for row, _ in seen)))
-    return _link([facts for _, facts in seen])
+    return ranks.broadcast(_link([facts for _, facts in seen]))
 
 
 def _link(environments: Sequence[NodeEnvironment]) -> str | None:
@@ -229,7 +229,7 @@ def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResu
         )
 
     def complete(result: TrialResult) -> TrialResult:
-        rows = ranks.gather(_rank_row(ranks, context.rank_facts))
+        rows = ranks.gather_to_first(_rank_row(ranks, context.rank_facts))
         result = replace(result, facts={**result.facts, "link": link})
         return with_times(result, context, started_at, time.perf_counter() - start, rows)
 

@@ -326,7 +326,7 @@ class Epochs:
         return self._mean_loss(window, epoch), rate
 
     def _mean_loss(self, window: Window, epoch: int) -> float:
-        """Count the epoch on the clock, note its steps and whether it diverged; return its mean loss over all ranks."""
+        """Count the epoch on the clock; note whether it diverged and, on rank 0, its steps; return its mean loss."""
         steps_before = (epoch - 1) * self.data.steps
         means = [loss / max(weight, 1.0) for loss, weight in zip(window.losses, window.weights, strict=True)]
         diverged = first_in(means, self.ranks.rank, steps_before)
@@ -334,14 +334,15 @@ class Epochs:
             diverged = Divergence(self.ranks.rank)
         own = _EpochTotals(window.duration_s, window.losses, window.weights, diverged)
         self.clock.add_window(self.ranks.rank, window, sum(own.weights))
-        totals = self.ranks.gather(own)
-        epoch_s = max(each.duration_s for each in totals)  # that of the slowest rank
-        self.clock.train_s += epoch_s
-        self.clock.spent["epochs"] += epoch_s
-        self.diverged = earliest(each.diverged for each in totals)
+        totals = self.ranks.gather_to_first(own)
         losses, weights = [each.losses for each in totals], [each.weights for each in totals]
         self.steps.add(epoch, steps_before, losses, weights, list(map(float, self._rates)))
-        return sum(map(sum, losses)) / sum(map(sum, weights))
+        slowest_s, diverged = max(each.duration_s for each in totals), earliest(each.diverged for each in totals)
+        known = slowest_s, diverged, sum(map(sum, losses)), sum(map(sum, weights))
+        epoch_s, self.diverged, loss, weight = self.ranks.broadcast(known)
+        self.clock.train_s += epoch_s
+        self.clock.spent["epochs"] += epoch_s
+        return loss / weight
 
     def _save(self, epoch: int, *, last: bool) -> None:
         """Save a checkpoint. The order of the data follows from the seed and the epoch: the sampler's state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
@@ -38,6 +39,9 @@ REPETITION_S, MOST_CALLS = 0.001, 20
 """A repetition makes calls for about this time, at most this many, back to back, as nccl-tests does."""
 FIRST_CONTACT = 0.25
 """The part of the time in which every pair must have exchanged its first message; pairs beyond are left out."""
+MOST_PAIRED, PAIRS_OF_TIER = 16, 8
+"""Up to the first number of ranks every pair is measured; beyond it the second number of pairs of each tier: each size
+of each pair is a barrier of all ranks, and the pairs of 512 ranks are 130,816."""
 T = TypeVar("T")
 
 
@@ -132,13 +136,21 @@ def collectives(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[l
 def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operation]:
     """Return a message that is sent and returned, for each two ranks; neighbours in the ring of ranks first.
 
-    gloo sends from the host's memory only.
+    Of more than MOST_PAIRED ranks, for PAIRS_OF_TIER pairs of each tier, evenly spaced in that order. gloo sends from
+    the host's memory only.
     """
     device = ranks.devices[0] if backend == "nccl" else torch.device("cpu")
     size = ranks.world_size
     by_distance = sorted(
         combinations(range(size), 2), key=lambda two: (min(two[1] - two[0], size - two[1] + two[0]), two)
     )
+    if size > MOST_PAIRED:
+        by_tier: dict[LinkTier, list[tuple[int, int]]] = {}
+        for one, other in by_distance:
+            by_tier.setdefault(_tier(devices[one], devices[other]), []).append((one, other))
+        number = range(PAIRS_OF_TIER)
+        spaced = [[of_tier[len(of_tier) * k // PAIRS_OF_TIER] for k in number] for of_tier in by_tier.values()]
+        by_distance = [*dict.fromkeys(two for of_tiers in zip(*spaced, strict=True) for two in of_tiers)]
     return [
         Operation(
             "send_receive",
@@ -323,15 +335,27 @@ def run_links_trial(context: TrialContext) -> TrialResult:
     settings = context.experiment.throughput
     assert settings
     ranks = context.ranks
+    series = operations_of(ranks)
     with context.part("links"):
         rows, notes = measure_links(
-            operations_of(ranks),
+            series,
             Meter(ranks, context.advance),
             seconds_of_links(settings, ranks.devices[0].type),
             ranks,
         )
+    notes += left_out(series, ranks.world_size)
     facts: TrialFacts = {"links_error": "; ".join(notes)} if notes else {}
     return TrialResult(context.trial.id, "ok", steps_s=context.parts["links"], facts=facts, links=tuple(rows))
+
+
+def left_out(series: Sequence[Sequence[Operation]], world_size: int) -> list[str]:
+    """Return a note on the pairs of ranks that are not among the operations; none if all are."""
+    tiers = Counter(pair.tier for alike in series for pair in alike if pair.name == "send_receive")
+    every, sample = world_size * (world_size - 1) // 2, tiers.total()
+    if sample == every:
+        return []
+    each = ", ".join(f"{count} {tier}" for tier, count in tiers.items())
+    return [f"send_receive: all pairs but a sample of {sample} of {every} ({each}), beyond {MOST_PAIRED} ranks"]
 
 
 def measure_links(

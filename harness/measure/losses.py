@@ -98,7 +98,7 @@ def scale_columns(before: LossScale | None, after: LossScale | None, steps: int)
 
 
 class StepLosses:
-    """The losses of a training's steps, over all ranks, alike on every rank. ``columns`` grows with each epoch.
+    """The losses of a training's steps, on rank 0 over all ranks. ``columns`` grows with each epoch.
 
     ``total``: the number of steps of the whole training, which decides the distance of the steps that are kept.
     """

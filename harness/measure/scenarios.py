@@ -140,7 +140,7 @@ def throughput(context: TrialContext) -> TrialResult:
         return measured
     context.keep(measured)
     explanation = _explanation(context, stepper, speed, setup.workload)
-    windows = context.ranks.gather(of_rank(context.ranks.rank, explanation.windows, first=len(speed.windows)))
+    windows = context.ranks.gather_to_first(of_rank(context.ranks.rank, explanation.windows, first=len(speed.windows)))
     return replace(
         measured,
         facts={**measured.facts, **explanation.facts},
@@ -206,10 +206,10 @@ def is_device_error(error: Exception) -> bool:
 
 
 def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement, steps_s: float) -> TrialResult:
-    """Assemble the result of all ranks' windows and steps, without their explanation."""
+    """Assemble, on rank 0, the result of all ranks' windows and steps, without their explanation."""
     ranks, training = context.ranks, setup.training
     facts: TrialFacts = {"steady": speed.steady, **training.facts, **speed.facts}
-    gathered = ranks.gather((window_rows(ranks.rank, speed.windows), step_columns(ranks.rank, speed.windows)))
+    gathered = ranks.gather_to_first((window_rows(ranks.rank, speed.windows), step_columns(ranks.rank, speed.windows)))
     by_rank = [steps for _, steps in gathered]
     diverged = earliest(first_in(steps["loss"], rank) for rank, steps in enumerate(by_rank))
     settings = context.experiment.throughput
@@ -252,7 +252,7 @@ def convergence(context: TrialContext) -> TrialResult:
         unit=setup.workload.unit,
         parameters=setup.training.parameters,
         steps_s=spent["epochs"],
-        windows=tuple(row for row in ranks.gather(epochs.clock.window) if row),
+        windows=tuple(row for row in ranks.gather_to_first(epochs.clock.window) if row),
         epochs=columns_of(epochs.rows),
         training_steps=epochs.steps.columns,
     )

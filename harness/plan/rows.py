@@ -6,7 +6,7 @@ here. Optional keys are absent from rows of some devices or kinds of trials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -449,5 +449,5 @@ class TrialLine(TrialColumns, Circumstances):
 class RecordedTrial(TrialLine):
     """One attempt at a trial, with the rows of its ranks and of their windows."""
 
-    ranks: list[RankRow]
-    windows: list[WindowRow]
+    ranks: Sequence[RankRow]
+    windows: Sequence[WindowRow]

@@ -26,6 +26,9 @@ STATE = ("para-\nmeters", "gradi-\nents", "opti-\nmizer", "buckets")
 REST = ("activa-\ntions", "allow-\nance")
 WIDE = 120
 """The least columns of a terminal in which each part of the state has a column of its own."""
+MANY_NODES = 8
+FILES_OF_IMPORT = 4300
+"""The files that a process opens to import torch, Ray and this package."""
 COLOURS = {"fits": "green", "may not fit": "yellow", "will not fit": "red"}
 
 
@@ -106,7 +109,18 @@ def _numbers(plan: Plan) -> list[str]:
     )
     most = plan.experiment.throughput.wait_for_quiet if plan.experiment.throughput else None
     waits = [f"Before each block: a wait until other programs are idle, at most {duration(most)}."] if most else []
-    return [*lines, together, *waits]
+    return [*lines, together, *waits, *_imports(plan)]
+
+
+def _imports(plan: Plan) -> list[str]:
+    """Return a line on the imports of a worker group of many nodes: one file system may not serve all of them."""
+    nodes, processes = max((group.placement.nodes, group.placement.workers) for group in plan.groups)
+    if nodes < MANY_NODES:
+        return []
+    return [
+        f"Largest group: {processes} processes on {nodes} nodes import the packages at once, about {FILES_OF_IMPORT:,} "
+        "files each: keep them on each node's own disk or in an image (experiments/clusters/README.md)."
+    ]
 
 
 def memory_table(event: MemoryForecast, width: int) -> Table:

@@ -30,6 +30,8 @@ from harness.system.user_code import module_file
 
 AUTO = Path("auto")
 """The value of --resume that means the newest unfinished run of the file; a folder of this name is ./auto."""
+SUBMIT_VARIABLE = "HARNESS_SUBMIT"
+"""Set by a batch script that starts a cluster and ends it: the words that submit the script, before its arguments."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,10 @@ def check_output(request: Request) -> None:
 
 
 def _command(request: Request, more: Mapping[str, str]) -> str:
-    """Return the shell command of the request with more options; a job's driver has the address from Ray."""
+    """Return the shell command of the request with more options; a job's driver has the address from Ray.
+
+    In a batch script that ends its cluster, the words of SUBMIT_VARIABLE start it again, with an address of its own.
+    """
     axes = []
     for axis, values in request.only.items():
         for value in as_axis(values):
@@ -250,16 +255,14 @@ def _command(request: Request, more: Mapping[str, str]) -> str:
             axes.append(f"{axis}={text if is_plain else json.dumps(value)}")
     flags = ["--no-user-code"] * request.no_user_code + ["--no-preflight"] * (not request.preflight)
     flags += ["--links"] * request.links + ["--quiet"] * request.quiet + ["--verbose"] * request.verbose
+batch = shlex.split(os.environ.get(SUBMIT_VARIABLE, ""))
+    address = None if in_job() or batch else request.address
     improve = None if request.improve is None else f"{request.improve:g}s"
-    options = {
-        "--address": None if in_job() else request.address,
-        "--only": ",".join(axes),
-        "--improve": improve,
-        **more,
-    }
+    options = {"--address": address, "--only": ",".join(axes), "--improve": improve, **more}
     given = [part for name, value in options.items() if value for part in (name, value)]
     submit = ["ray", "job", "submit", "--working-dir", ".", "--"] if in_job() else []
-    return shlex.join([*submit, *program("doctor" if request.links else "run"), str(request.file), *flags, *given])
+    words = batch or [*submit, *program("doctor" if request.links else "run")]
+    return shlex.join([*words, str(request.file), *flags, *given])
 
 
 def program(command: str) -> list[str]:

@@ -60,7 +60,7 @@ def capture(training: Training, ranks: Ranks) -> State:
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
     parameters = dcp.get_model_state_dict(training.unwrapped, options=options)
     optimizer = training.strategy.optimizer_state(training.model, training.optimizer)
-    generators = ranks.gather(_generators(ranks.devices))
+    generators = ranks.gather_to_first(_generators(ranks.devices))
     tensors, values = _parted(optimizer)
     rng = {f"rank{rank}.{name}": state for rank, (states, _) in enumerate(generators) for name, state in states.items()}
     values["scaler"] = training.scaler_state()

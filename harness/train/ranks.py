@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -58,12 +59,38 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def gather_to_first(self, value: T) -> list[T]:
+        """Return every rank's value, in the order of the ranks, on rank 0; on the others only their own."""
+        if self.world_size == 1:
+            return [value]
+        values: list[T] = [value] * self.world_size if self.first else [value]
+        dist.gather_object(value, values if self.first else None, dst=0, group=self.group)
+        return values
+
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise sum over the ranks."""
         total = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
             dist.all_reduce(total, group=self.group)
         return [float(value) for value in total.tolist()]
+
+
+@contextmanager
+def connecting_on_use(backend: str) -> Iterator[None]:
+    """Have gloo, in process groups made inside, connect two ranks when they first exchange something.
+
+    By default it connects each rank with all others at once: with n ranks n (n - 1) / 2 sockets, most of them unused,
+    since a collective's ring and tree need about log n for each rank. Only for a ``backend`` with NCCL, beside which
+    gloo has the harness's own small messages: with gloo alone connections would fall into the training.
+    """
+    name, before = "TORCH_GLOO_LAZY_INIT", os.environ.get("TORCH_GLOO_LAZY_INIT")
+    if "nccl" in backend and before is None:
+        os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)  # the user's own groups are made as ever
 
 
 def pinned() -> frozenset[int]:

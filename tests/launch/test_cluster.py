@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import ray
@@ -18,7 +19,7 @@ import torch
 from harness.config.values import GIB
 from harness.errors import ClusterError
 from harness.launch import agent
-from harness.launch.ray import cluster, controller, nodes, private, session
+from harness.launch.ray import cluster, controller, launcher, nodes, private, session
 from harness.launch.ray.session import JOB_VARIABLE
 from harness.plan.cell import Cell
 from harness.plan.inventory import Inventory, Node
@@ -165,8 +166,7 @@ def test_import_errors_are_reported_with_their_last_line_within_the_timeout(
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(60)\n")
     (tmp_path / "breaks.py").write_text("print('no word of this')\nimport nowhere_at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(agent, "IMPORT_S", 3.0)
-    assert agent.NodeAgent().failing_imports(["json", "breaks", "hangs"]) == {
+    assert agent.NodeAgent().failing_imports(["json", "breaks", "hangs"], 3.0) == {
         "breaks": "ModuleNotFoundError: No module named 'nowhere_at_all'",
         "hangs": "it takes more than 3 s",
     }
@@ -203,6 +203,73 @@ def test_gpus_have_the_names_and_the_memory_that_torch_sees(
     assert (node.gpus, node.gpu_model, node.gpu_memory_bytes) == (len(seen), model, bytes_of_gpu)
     single = Cell("w", None, None, "single", "cuda", 1, 1, "weak", 8, 8)
     assert available(single, Inventory((node,))) == bytes_of_gpu
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, 120), (64, 435)])
+def test_the_limits_of_a_start_grow_with_the_nodes_that_read_the_same_files(
+    nodes: int, seconds: int, monkeypatch: pytest.MonkeyPatch, make_experiment: Make
+) -> None:
+    waited: list[float] = []
+
+    def get(reference: Any, timeout: float) -> dict[str, str]:
+        waited.append(timeout)
+        return {}
+
+    monkeypatch.setattr(ray, "get", get)
+    limits: list[float] = []
+    agent = SimpleNamespace(
+        failing_imports=SimpleNamespace(remote=lambda modules, limit_s, *more: limits.append(limit_s))
+    )
+    many = tuple(Node(f"n{number}", "10.0.0.1", f"n{number}", 2) for number in range(nodes))
+    ready = cluster.Cluster(Inventory(many), MagicMock(), {node.node_id: agent for node in many}, embedded=False)
+    assert ready.failing_imports(["torch"]) == {}
+    assert waited[0] == pytest.approx(seconds, abs=1) and max(limits) == 0.4 * seconds
+
+    started: list[str | None] = []
+    monkeypatch.setattr(launcher, "Fit", lambda trainer: started.append(os.environ.get(launcher.START_LIMIT)) or 1 / 0)
+    monkeypatch.setattr(launcher.RayLauncher, "_trainer", lambda *given: None)
+    monkeypatch.setattr(launcher.RayLauncher, "choice", SimpleNamespace(nodes_for=lambda group, deadline: many))
+    monkeypatch.setattr(launcher, "_answer", lambda reference: None)
+    experiment = make_experiment({"strategy": "single", "devices": 1, "per_device_batch_size": 8})
+    plan = make_plan(experiment, Inventory(many))
+    for given in (None, "7"):  # what the user has set holds
+        if given:
+            monkeypatch.setenv(launcher.START_LIMIT, given)
+        with closing(launcher.RayLauncher(ready, experiment, plan.machine)) as ours, pytest.raises(ZeroDivisionError):
+            list(ours.launch(plan.groups[0], deadline=None))
+    assert started == [str(seconds), "7"] and os.environ[launcher.START_LIMIT] == "7"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "quota", "cores"),
+    [
+        (range(64), "max", 32),
+        (range(32), "max", 16),  # what a scheduler gives: 16 cores of 2 threads each
+        (range(0, 64, 2), "max", 32),  # one thread of each core
+        (range(64), "800000", 8),
+        ([5], "50000", 1),
+    ],
+)
+def test_processors_that_share_a_core_count_once(
+    allowed: Sequence[int], quota: str, cores: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(agent.psutil, "cpu_count", lambda logical=True: 64 if logical else 32)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(allowed), raising=False)
+    for number in range(64):
+        topology = tmp_path / f"devices/system/cpu/cpu{number}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{number // 2 * 2}-{number // 2 * 2 + 1}\n")
+    (tmp_path / "fs/cgroup").mkdir(parents=True)
+    (tmp_path / "fs/cgroup/cpu.max").write_text(f"{quota} 100000\n")
+    assert agent.usable_cores(tmp_path) == cores
+
+
+def test_without_a_topology_the_processors_that_are_allowed_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(agent.psutil, "cpu_count", lambda logical=True: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 2, 3}, raising=False)
+    assert agent.usable_cores(tmp_path) == 3
 
 
 class Agents:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -210,6 +212,40 @@ def test_every_pair_of_ranks_is_measured_once_neighbours_first() -> None:
     tiers = {ends: pair.tier for ends, pair in zip(ends, found, strict=True)}
     assert [ends for ends, tier in tiers.items() if tier == "inside a node"] == [(0, 1), (2, 3)]
     assert all(pair.members == {pair.source, pair.target} and pair.legs == 2 for pair in found)
+
+
+def test_of_many_ranks_a_sample_of_pairs_of_each_tier_is_measured_and_stated() -> None:
+    size, per_node = 512, 8
+    one = Ranks(1, size, 1, 0, "a", "127.0.0.1", (CPU,))
+    found = links.pairs(one, "gloo", devices(*(str(rank // per_node) for rank in range(size))))
+    ends = [(pair.source or 0, pair.target or 0) for pair in found]
+    inside = [source // per_node == target // per_node for source, target in ends]
+    assert len(set(ends)) == len(ends) == 2 * links.PAIRS_OF_TIER and ends[0] == (0, 1)
+    assert inside == [True, False] * links.PAIRS_OF_TIER  # if the time ends early, both tiers have some
+    distances = [min(target - source, size - target + source) for source, target in ends[1::2]]
+    assert distances == sorted(distances) and distances[0] == 1 and distances[-1] > 200
+    (note,) = links.left_out([found], size)
+    assert note.startswith("send_receive: all pairs but a sample of 16 of 130816 (8 inside a node, 8 between nodes)")
+    few = links.pairs(replace(one, world_size=17), "gloo", devices(*map(str, range(16)), "0"))  # one pair inside
+    assert len({(pair.source, pair.target) for pair in few}) == len(few) == 1 + links.PAIRS_OF_TIER
+
+
+def test_the_row_of_a_trial_states_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = replace(ALONE, world_size=64)
+    series = [links.pairs(many, "gloo", devices(*(str(rank // 8) for rank in range(64))))]
+    monkeypatch.setattr(links, "operations_of", lambda ranks: series)
+    monkeypatch.setattr(links, "measure_links", lambda *given: ([], ["all_gather: no"]))
+    monkeypatch.setattr(links, "Meter", lambda *given: None)
+    context: Any = SimpleNamespace(ranks=many, advance=None, trial=SimpleNamespace(id="t"), parts={"links": 1.0})
+    context.part = lambda name: nullcontext()
+    context.experiment = SimpleNamespace(throughput=SimpleNamespace(links_seconds=1.0))
+    stated = links.run_links_trial(context).facts["links_error"]
+    assert stated.startswith("all_gather: no; send_receive: all pairs but a sample of 16 of 2016 (8 inside a node, ")
+
+
+def test_up_to_sixteen_ranks_all_pairs_are_measured() -> None:
+    found = links.pairs(replace(ALONE, world_size=16), "gloo", devices(*"aaaaaaaabbbbbbbb"))
+    assert len(found) == 16 * 15 // 2 and links.left_out([found], 16) == links.left_out([[]], 1) == []
 
 
 def test_a_process_copies_between_its_gpus_in_both_directions() -> None:

@@ -58,7 +58,7 @@ def test_warm_up_steps_are_recorded_and_marked(within: Within) -> None:
 
 
 def test_one_row_a_step_is_recorded_or_every_ranks(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, value])
+    monkeypatch.setattr(Ranks, "gather_to_first", lambda ranks, value: [value, value])
     slowest, every = (run_scenario(within(throughput={"keep_steps": kept})).steps for kept in ("slowest", "all"))
     assert "mean_s" in slowest and "mean_s" not in every
     timed_rows = [sum(1 for flag in steps["warmup"] if not flag) for steps in (slowest, every)]
@@ -107,7 +107,8 @@ def test_a_failed_diagnostic_on_one_of_several_ranks_is_raised(within: Within, m
     monkeypatch.setattr(scenarios, "explain", broken)
     monkeypatch.setattr(Ranks, "sum", lambda ranks, values: [2.0 * value for value in values])
     monkeypatch.setattr(Ranks, "broadcast", lambda ranks, value: value)
-    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, value])
+    for name in ("gather", "gather_to_first"):
+        monkeypatch.setattr(Ranks, name, lambda ranks, value: [value, value])
     with pytest.raises(RuntimeError, match="no profile"):
         run_scenario(within(ranks=replace(ALONE, world_size=2)))
 

@@ -29,7 +29,7 @@ QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "windo
 
 def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
     before = dict(os.environ)
-    with session._variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
+    with session.variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
         assert os.environ["RAY_AUTH_TOKEN"] == before.get("RAY_AUTH_TOKEN", "x")
         assert os.environ["HOME"] == before["HOME"]
     assert dict(os.environ) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -30,7 +31,7 @@ from harness.run.auto_resume import choose_run, copied_run, prepare_run
 from harness.run.events import Emit, Event, Note
 from harness.run.request import AUTO, Request, check_output, places_of, read_experiment, resume_command
 from harness.run.resume import OtherMeasuresError
-from tests.conftest import Make, laptop
+from tests.conftest import ROOT, Make, laptop
 from tests.stores import watched
 
 TEXT = (
@@ -269,6 +270,19 @@ def test_a_run_resumes_as_it_was_started(
     monkeypatch.setattr(shutil, "which", on_path.get)
     command = resume_command(Request(Path("a b.yaml"), quiet=True), Path("results/x/1"))
     assert command == f"{begins} 'a b.yaml' --quiet --resume results/x/1"
+
+
+def test_in_a_batch_job_the_resume_command_submits_the_script_without_the_address_that_ends_with_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = re.search(
+        '^export (HARNESS_SUBMIT)="(.*?)"', (ROOT / "experiments/clusters/slurm.sbatch").read_text(), re.MULTILINE
+    )
+    assert words
+    request = Request(Path("e.yaml"), address="10.0.0.1:26379", quiet=True)
+    assert "--address 10.0.0.1:26379" in resume_command(request, Path("r"))
+    monkeypatch.setenv(*words.groups())
+    assert resume_command(request, Path("r")) == "sbatch slurm.sbatch e.yaml --quiet --resume r"
 
 
 def test_a_resume_command_repeats_machine_selection_and_trust_options() -> None:

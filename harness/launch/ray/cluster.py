@@ -19,6 +19,7 @@ from harness.launch.ray import private
 from harness.launch.ray.mailbox import Mailbox
 from harness.launch.ray.reaper import end_holders, reaper_for
 from harness.launch.ray.session import as_ray_reads, check_reachable, has_working_dir, session
+from harness.launch.startup import IMPORT_PART, start_limit_s
 from harness.plan.inventory import Inventory, Node
 from harness.plan.rows import Json
 from harness.system.files import PACKAGE_FOLDER, python_files
@@ -31,15 +32,12 @@ if TYPE_CHECKING:
 
     from harness.launch.ray.node_request import NodeRequest
 
-ANSWER_TIMEOUT_S = 120
-"""Timeout of a node's agent: its start and the description of its machine."""
 LOCAL_ADDRESS = "127.0.0.1"
 LONGEST_PARENT = 16
 """Characters of the path of Ray's folder: a socket's path has 107, of which 25 go to our folder and 66 to Ray's own."""
 
 _QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
@@ -110,7 +108,8 @@ class Cluster:
         ``version``: the version of the user's code that the modules are of. ``folder``: that of the code without one,
         if it is on no node's import path.
         """
-        return self._of_every_node("failing_imports", list(modules), used, version, folder)
+        limit_s = IMPORT_PART * start_limit_s(len(self.inventory.nodes))
+        return self._of_every_node("failing_imports", list(modules), used, limit_s, version, folder)
 
     def _of_every_node(self, question: str, about: list[str], used: Sequence[bool] | None, *more: object) -> Json:
         """Return the answers that are not empty, by host."""
@@ -247,7 +246,7 @@ def _answers(names: Sequence[str], references: Sequence[ObjectRef]) -> list[Any]
     """
     import ray
 
-    until, answers = time.monotonic() + ANSWER_TIMEOUT_S, []
+    until, answers = time.monotonic() + start_limit_s(len(names)), []
     for name, reference in zip(names, references, strict=True):
         try:
             answers.append(ray.get(reference, timeout=max(1.0, until - time.monotonic())))

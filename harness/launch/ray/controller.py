@@ -123,6 +123,8 @@ def _join(backend: str, rank: int, world_size: int, meeting: str, timeout_s: flo
     from ray.train.torch import get_device
     from torch import distributed
 
+    from harness.train.ranks import connecting_on_use
+
     context = get_context()
     os.environ["LOCAL_RANK"] = str(context.get_local_rank())
     os.environ["LOCAL_WORLD_SIZE"] = str(context.get_local_world_size())
@@ -132,9 +134,10 @@ def _join(backend: str, rank: int, world_size: int, meeting: str, timeout_s: flo
     if "nccl" in backend and "TORCH_NCCL_BLOCKING_WAIT" not in os.environ:
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # a collective that timed out ends its process
     timeout = timedelta(seconds=timeout_s)
-    distributed.init_process_group(
-        backend=backend, init_method=meeting, rank=rank, world_size=world_size, timeout=timeout
-    )
+    with connecting_on_use(backend):
+        distributed.init_process_group(
+            backend=backend, init_method=meeting, rank=rank, world_size=world_size, timeout=timeout
+        )
 
 
 def _leave() -> None:

@@ -38,7 +38,8 @@ from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, register, startup_callbacks
 from harness.launch.ray.nodes import NodeChoice, ask_agents, patience
-from harness.launch.startup import Received, Registration, StartupTimer
+from harness.launch.ray.session import variables
+from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
 from harness.plan.cell import Placement
 from harness.plan.inventory import Machine, Node
@@ -51,6 +52,7 @@ from harness.train.ranks import Ranks
 UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 """Ray's callbacks that a run does without: the manager of Ray Data's datasets, and one that frees the resources of a
 controller that died. Ray frees them itself when the driver is gone, and ``free_devices`` while the driver runs."""
+START_LIMIT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 END_S = 60.0
 """Timeout of Ray to notice that the workers of a group were killed."""
 GIVEN_UP_S = 5.0
@@ -181,10 +183,11 @@ class RayLauncher:
             return
         number = next(self._launches)
         _answer(self.cluster.mailbox.open.remote(number, deadline, self.holds))
-        fit = Fit(self._trainer(group, nodes, number))
         watchdog = Watchdog(partial(ask_agents, self.cluster), self.experiment.limits.trial, grace_s=GRACE_S)
-        timer = StartupTimer(time.time(), "controller")
-        end = yield from supervise(RayGroup(self.cluster, fit, watchdog), watchdog, timer, group.trials[-1].id)
+        with variables({START_LIMIT: f"{start_limit_s(len(nodes)):.0f}"}):  # which fit() hands to its controller
+            fit = Fit(self._trainer(group, nodes, number))
+            timer = StartupTimer(time.time(), "controller")
+            end = yield from supervise(RayGroup(self.cluster, fit, watchdog), watchdog, timer, group.trials[-1].id)
         failed = _failed_trials(group, end, fit.error, watchdog)
         rows = (lost_if_waiting(explained(row, watchdog), group) for row in failed)
         yield from (despite(row, end.measured) for row in rows)

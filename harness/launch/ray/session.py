@@ -72,7 +72,7 @@ def session(folder: Path | None = None, **arguments: object) -> Iterator[None]:
     try:
         try:
             with sigterm_blocked():  # Ray ends a driver whose raylet is gone, at once and without a message
-                private.init(folder, lambda fixed: _variables({}, fixed), **quiet, **arguments)
+                private.init(folder, lambda fixed: variables({}, fixed), **quiet, **arguments)
         except Exception as error:  # if it does not come up in time, Ray raises no narrower one
             raise ClusterError(f"Ray did not start: {type(error).__name__}: {error}") from error
         except SystemExit:  # Ray's reaction to a SIGTERM until our handler is back
@@ -96,7 +96,7 @@ def as_ray_reads(defaults: Mapping[str, str], fixed: Mapping[str, str] = Mapping
     """
     imported_before = "ray" in sys.modules
     try:
-        with _variables(defaults, {**fixed, **NO_AUTO_INIT}):
+        with variables(defaults, {**fixed, **NO_AUTO_INIT}):
             import ray  # which reads the variables, if it was not imported before
 
             certain = all([private.reread_configuration(), private.disable_auto_init()])
@@ -112,7 +112,7 @@ def as_ray_reads(defaults: Mapping[str, str], fixed: Mapping[str, str] = Mapping
 
 
 @contextlib.contextmanager
-def _variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+def variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Set the defaults that the environment lacks, and the fixed variables; restore the environment afterwards."""
     wanted = {**{name: value for name, value in defaults.items() if name not in os.environ}, **fixed}
     before = {name: os.environ.get(name) for name in wanted}

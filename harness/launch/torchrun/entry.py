@@ -17,7 +17,7 @@ from harness.launch.startup import register_process
 from harness.launch.torchrun.driver_socket import DriverLine
 from harness.launch.worker import TrialFailed, failure
 from harness.system.process import die_with_parent
-from harness.train.ranks import Ranks
+from harness.train.ranks import Ranks, connecting_on_use
 
 SOCKET, STORE = "driver", "ranks"
 """The files beside the job through which the ranks find the driver, and each other."""
@@ -49,13 +49,14 @@ def _join(job: Job, folder: Path) -> Ranks:
     devices = devices_of(job.group, local_rank, gpus, local_rank * job.group.placement.devices_per_worker)
     if devices[0].type == "cuda" and not job.experiment.programs:
         torch.cuda.set_device(devices[0])
-    dist.init_process_group(
-        job.group.backend,
-        store=dist.FileStore(str(folder / STORE), size),  # type: ignore[attr-defined]
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=job.experiment.limits.collective_s),
-    )
+    with connecting_on_use(job.group.backend):
+        dist.init_process_group(
+            job.group.backend,
+            store=dist.FileStore(str(folder / STORE), size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=job.experiment.limits.collective_s),
+        )
     return Ranks(rank, size, local_rank, 0, NODE_ID, ADDRESS, devices)
 
 

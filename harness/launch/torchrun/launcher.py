@@ -24,7 +24,7 @@ from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.launch.agent import NodeAgent, busy_cores, interface_of, runs
 from harness.launch.failures import despite, explained, from_exit, from_hang, primary
 from harness.launch.protocol import GroupStarted, Job, Message, process_variables
-from harness.launch.startup import Received, Registration, StartupTimer
+from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
 from harness.launch.supervision import Answers, Ending, GroupEnd, Watchdog, supervise
 from harness.launch.torchrun.driver_socket import SocketMailbox
 from harness.launch.torchrun.entry import ADDRESS, KEY_VARIABLE, SOCKET
@@ -38,8 +38,6 @@ from harness.system.user_code import CodeVersion
 
 OUTPUT_BYTES = 20_000
 END_S, POLL_S = 5.0, 0.01
-START_S = 120.0
-"""Timeout until the first process registers: that of Ray's worker groups."""
 
 
 @dataclass
@@ -183,7 +181,7 @@ class TorchrunLauncher:
         """Run one trial in processes of its own; the last message is its result, unless the deadline comes first."""
         (trial,) = job.group.trials
         timer = StartupTimer(time.time(), "torchrun", before=parts)
-        watchdog = Watchdog(ask_here, self.experiment.limits.trial, start_s=START_S)
+        watchdog = Watchdog(ask_here, self.experiment.limits.trial, start_s=start_limit_s(1))
         with start_processes(job, deadline, watchdog) as processes:
             end = yield from supervise(processes, watchdog, timer, trial.id)
             if not end.finished and not processes.mailbox.refused:

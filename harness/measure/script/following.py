@@ -263,7 +263,7 @@ def result(
         context.parts[part] = sum(each.window.duration_s for each in windows if each.kind == kind)
     context.parts["script"] -= context.parts["warmup"] + context.parts["windows"]
     columns = step_columns(ranks.rank, windows)
-    gathered = ranks.gather((window_rows(ranks.rank, windows), columns))
+    gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), columns))
     by_rank = [steps for _, steps in gathered]
     known = [each for each in profiles if each] if own else []
     asked = experiment.profiles(trial.purpose) and not end.by_itself

@@ -22,7 +22,7 @@ from harness.measure.script.following import MOST_PROFILE_S, Followed, follow, r
 from harness.measure.script.parent import ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.user_code import load_user_function
-from harness.train.ranks import Ranks
+from harness.train.ranks import Ranks, connecting_on_use
 
 FOLLOWED_S = 30.0 + MOST_PROFILE_S
 """The longest time until the thread that follows a loop has seen its end."""
@@ -130,7 +130,10 @@ def _run(function: Callable[..., object], config: dict[str, Any], recorder: Step
 @contextmanager
 def _own_group(ranks: Ranks) -> Iterator[Ranks]:
     """Give the thread that follows a process group of its own, beside which the loop uses the default one."""
-    group: Any = dist.new_group(backend="gloo") if ranks.world_size > 1 else None
+    group: Any = None
+    if ranks.world_size > 1:
+        with connecting_on_use(dist.get_backend_config()):
+            group = dist.new_group(backend="gloo")
     yield replace(ranks, group=group)
     if group is not None:
         with suppress(ValueError, RuntimeError):  # the loop has destroyed all groups

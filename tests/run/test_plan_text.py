@@ -1,0 +1,19 @@
+"""The plan as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.plan.inventory import Inventory
+from harness.plan.planner import make_plan
+from harness.run.plan_text import plan_lines
+from tests.conftest import Make
+
+
+@pytest.mark.parametrize(("devices", "warned"), [(32, ""), (512, "Largest group: 512 processes on 64 nodes import")])
+def test_a_plan_of_many_nodes_says_that_all_of_them_import_at_once(
+    make_experiment: Make, devices: int, warned: str
+) -> None:
+    experiment = make_experiment({"strategy": "ddp", "devices": [1, devices], "per_device_batch_size": 8})
+    lines = plan_lines(make_plan(experiment, Inventory.assume(64, 8)))
+    assert [line for line in lines if "import" in line and line.startswith(warned)] == lines[-1:] * bool(warned)
