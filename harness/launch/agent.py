@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from harness.launch.postmortem import ProcessOutput, killed_for_memory, what_it_printed
+from harness.launch.startup import IMPORT_PART, start_limit_s
 from harness.launch.supervision import read_counter
 from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
@@ -85,8 +86,8 @@ def _gpus() -> list[tuple[str, int]]:
     By torch in a new process: nvidia-smi gives the name of the whole GPU for a slice, and lists hidden GPUs too.
     """
     try:
-        command = [sys.executable, "-c", GPUS]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S, check=True)
+        command, limit_s = [sys.executable, "-c", GPUS], IMPORT_PART * start_limit_s(1)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=True)
         return [(str(name), int(size)) for name, size in json.loads(done.stdout.splitlines()[-1])]
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return []

@@ -255,7 +255,7 @@ def _command(request: Request, more: Mapping[str, str]) -> str:
             axes.append(f"{axis}={text if is_plain else json.dumps(value)}")
     flags = ["--no-user-code"] * request.no_user_code + ["--no-preflight"] * (not request.preflight)
     flags += ["--links"] * request.links + ["--quiet"] * request.quiet + ["--verbose"] * request.verbose
-batch = shlex.split(os.environ.get(SUBMIT_VARIABLE, ""))
+    batch = shlex.split(os.environ.get(SUBMIT_VARIABLE, ""))
     address = None if in_job() or batch else request.address
     improve = None if request.improve is None else f"{request.improve:g}s"
     options = {"--address": address, "--only": ",".join(axes), "--improve": improve, **more}
