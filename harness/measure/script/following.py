@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.config.axes import PLAIN_AXES
 from harness.config.script import GIVEN, ScriptExperiment
-from harness.config.sections import Throughput
+from harness.config.sections import Convergence, Throughput
 from harness.config.strategy_traits import COLLECTIVES
 from harness.config.values import PlainValue
 from harness.measure.profiles import PROFILED_STEPS
@@ -44,7 +44,16 @@ from harness.measure.script.parent import (
     visible_gpus,
 )
 from harness.measure.script.profiling import ProfiledSteps
-from harness.measure.stepper import TimedWindow, joined, of_slowest, step_columns, step_quantiles, window_rows
+from harness.measure.script.reports import NOTHING, Report, Reports, curve_of, first_not_finite, judge_reports
+from harness.measure.stepper import (
+    TimedWindow,
+    columns_of,
+    joined,
+    of_slowest,
+    step_columns,
+    step_quantiles,
+    window_rows,
+)
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
 from harness.measure.window import Window
 from harness.plan.cell import Cell
@@ -52,8 +61,8 @@ from harness.plan.rows import RankFacts, TrialFacts, WindowKind
 from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
 
-MARGIN_S = 4 * TICK_S
-"""How long before the first window its step is named, at the pace of the warm-up, so that every rank knows it."""
+MARGIN_TICKS = 4
+"""How long before the first window its step is named, in looks at the script, at the pace of the steps before."""
 RECENT, MOST_MARGIN = 50, 10_000
 LEAST_TIMED = 2
 """The least number of steps that make a window of a script that ends early."""
@@ -87,10 +96,12 @@ class Followed:
 
 
 def script(context: TrialContext) -> TrialResult:
-    """Run a script on this rank until its last window; raise ScriptFailed if it fails or takes too few steps."""
+    """Run a script on this rank until its last window, or the end of its training.
+
+    Raise ScriptFailed if it fails, takes too few steps, or reports nothing of a training.
+    """
     experiment, trial, ranks = context.experiment, context.trial, context.ranks
     assert isinstance(experiment, ScriptExperiment) and experiment.script
-    settings = experiment.throughput_of(trial.purpose)
     master, gpus = master_address(ranks, trial.cell), visible_gpus(ranks)
     kept = Path(experiment.keep) / trial.id if isinstance(experiment.keep, str) else None
     with trial_folder(ranks, experiment.script, kept) as folder:
@@ -102,7 +113,8 @@ def script(context: TrialContext) -> TrialResult:
             arguments=tuple(experiment.command(values)),
             optimizer=experiment.step.optimizer,
             pauses=experiment.step.pause == "validation",
-            profiles=experiment.profiles(trial.purpose),
+            profiles=profiles_of(context, experiment),
+            trains=trial.kind == "convergence",
             counter=os.environ.get(COUNTER_VARIABLE),
             stack=os.environ.get(STACK_VARIABLE),
         )
@@ -110,9 +122,7 @@ def script(context: TrialContext) -> TrialResult:
         process = ScriptProcess(start, environment_of(ranks, trial.cell, master, gpus, plain=plain), folder)
         try:
             with context.part("script"):
-                advances = context.advance if start.profiles else None
-                shared = trial.cell.oversubscribed
-                followed = follow(process, ranks, settings, shared=shared, profile_advances=advances)
+                followed = follow(process, context, experiment, start.profiles)
             with context.part("end of the script"):
                 process.end(END_S)
             return result(context, experiment, followed, stated, process.output())
@@ -130,20 +140,73 @@ def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
     return {**values, **cell.workload_options, "seed": seed, "folder": str(folder)}
 
 
-def follow(
-    process: Process,
-    ranks: Ranks,
-    settings: Throughput,
-    *,
-    shared: bool = False,
-    profile_advances: Callable[[], None] | None = None,
-) -> Followed:
-    """Follow the warm-up, name the windows on all ranks alike, and wait for their end.
+def profiles_of(context: TrialContext, experiment: ScriptExperiment) -> bool:
+    """Return whether steps after the windows of the trial are profiled."""
+    return context.trial.kind != "convergence" and experiment.profiles(context.trial.purpose)
 
-    ``profile_advances``: wait for the profile too, and call this meanwhile, for the watchdog; None: there is none.
+
+def follow(process: Process, context: TrialContext, experiment: ScriptExperiment, profiles: bool) -> Followed:
+    """Follow the process to the end of its windows, or of its training, on all ranks alike.
+
+    ``profiles``: wait for the profile too, and meanwhile advance the watchdog's counter.
     """
+    ranks, trial = context.ranks, context.trial
+    profile, load, steady = None, RankFacts(), True
+    if trial.kind == "convergence":
+        assert experiment.convergence
+        end = _followed_training(process, ranks, experiment.convergence)
+    else:
+        settings = experiment.throughput_of(trial.purpose)
+        end, load, steady = _followed_windows(process, ranks, settings, shared=trial.cell.oversubscribed)
+        if profiles and not end.by_itself:
+            profile = _profiled(process, end.steps, context.advance)
+    process.remember_children()
+    ranks.barrier()  # no rank's script ends while another still needs it
+    process.send("end")
+    return Followed(end, load, steady, profile)
+
+
+def _followed_training(process: Process, ranks: Ranks, settings: Convergence) -> Finished:
+    """Follow a training to its own end or its limit; return this rank's end.
+
+    It ends at the end of the step after the last one, so that an evaluation after that is reported.
+    """
+    if settings.steps:
+        process.send(Schedule(settings.steps + 1))
+    until: list[float] = []
+
+    def limit(seconds: list[float], count: int) -> Schedule | None:
+        if settings.seconds and count and not until:
+            until.append(time.monotonic() + settings.seconds)
+        del seconds[:-RECENT]
+        return Schedule(count + _margin(seconds, WAIT_S)) if until and time.monotonic() > until[0] else None
+
+    count, end = _to_schedule(process, ranks, limit, WAIT_S)
+    while end is None:
+        for message in process.messages(WAIT_S):
+            end = _end_of(message) or end
+            if end is not None:
+                break
+        _check(process, end, count)
+    if end.late is not None:
+        said = f"rank {ranks.rank} was at step {end.late} before it knew where its training ends: its steps are"
+        raise ScriptFailed("StepsIrregular", f"{said} irregular; limit it by convergence.steps")
+    return end
+
+
+def _followed_windows(
+    process: Process, ranks: Ranks, settings: Throughput, *, shared: bool
+) -> tuple[Finished, RankFacts, bool]:
+    """Follow the warm-up and name the windows; return this rank's end, its load, and whether the warm-up was steady."""
     warm_up = WarmUp(settings, ranks.devices[0].type)
-    count, end = _to_windows(process, ranks, warm_up, settings)
+
+    def windows(seconds: list[float], count: int) -> Schedule | None:
+        if not warm_up.is_over(seconds):
+            return None
+        steps = window_length(settings, warm_up.pace_s)
+        return Schedule(count + _margin(seconds, TICK_S), steps, settings.windows)
+
+    count, end = _to_schedule(process, ranks, windows, TICK_S)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
     begun = False
     while end is None:
@@ -161,13 +224,7 @@ def follow(
         )
         raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
-    profile = None
-    if profile_advances and not end.by_itself:
-        profile = _profiled(process, end.steps, profile_advances)
-    process.remember_children()
-    ranks.barrier()  # no rank's script ends while another still needs it
-    process.send("end")
-    return Followed(end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady), profile)
+    return end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady)
 
 
 def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> ProfiledSteps | None:
@@ -182,13 +239,18 @@ def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Pr
     return None
 
 
-def _to_windows(process: Process, ranks: Ranks, warm_up: WarmUp, settings: Throughput) -> tuple[int, Finished | None]:
-    """Follow the warm-up until the windows are named, or all ranks have ended; return this rank's steps, and end."""
+def _to_schedule(
+    process: Process, ranks: Ranks, named: Callable[[list[float], int], Schedule | None], tick_s: float
+) -> tuple[int, Finished | None]:
+    """Follow the steps until rank 0 names a schedule, or all ranks have ended; return this rank's steps, and end.
+
+    ``named``: of rank 0's seconds of steps so far and the most steps of a rank, the schedule, once it is known.
+    """
     seconds: list[float] = []
     count, end = 0, None
     first_end: float | None = None
     while True:
-        for message in process.messages(TICK_S):
+        for message in process.messages(tick_s):
             if isinstance(message, Progress):
                 seconds += message.seconds
                 count = message.count
@@ -196,14 +258,7 @@ def _to_windows(process: Process, ranks: Ranks, warm_up: WarmUp, settings: Throu
         _check(process, end, count)
         counts = ranks.gather(len(end.steps.ended) if end else count)
         ended = ranks.gather(end is not None)
-        schedule = None
-        if ranks.first and not any(ended) and warm_up.is_over(seconds):
-            shortest = float(np.percentile(seconds[-RECENT:], 10))  # between evaluations steps may be much shorter
-            margin = max(2, math.ceil(MARGIN_S / shortest)) if shortest > 0 else MOST_MARGIN
-            schedule = Schedule(
-                max(counts) + min(margin, MOST_MARGIN), window_length(settings, warm_up.pace_s), settings.windows
-            )
-        schedule = ranks.broadcast(schedule)
+        schedule = ranks.broadcast(named(seconds, max(counts)) if ranks.first and not any(ended) else None)
         if schedule:
             process.send(schedule)
         if schedule or all(ended):
@@ -212,6 +267,12 @@ def _to_windows(process: Process, ranks: Ranks, warm_up: WarmUp, settings: Throu
         first_end = (first_end or time.monotonic()) if different else None
         if first_end and time.monotonic() - first_end > END_S:
             _different(counts)
+
+
+def _margin(seconds: Sequence[float], tick_s: float) -> int:
+    """Return how many steps ahead a step is named, so that every rank knows it before."""
+    shortest = float(np.percentile(seconds[-RECENT:], 10)) if seconds else 0.0  # much shorter between evaluations
+    return min(max(2, math.ceil(MARGIN_TICKS * tick_s / shortest)), MOST_MARGIN) if shortest > 0 else MOST_MARGIN
 
 
 def _different(counts: Sequence[int]) -> None:
@@ -240,9 +301,11 @@ def result(
 ) -> TrialResult:
     """Return the rows of all ranks; ``stated``: samples of a step, None if they were counted."""
     ranks, end, trial = context.ranks, followed.end, context.trial
-    settings, unit = experiment.throughput_of(trial.purpose), str(experiment.step.unit)
     if len({*(counts := ranks.gather(len(end.steps.ended)))}) > 1:
         _different(counts)
+    if end.reports is not None:
+        return _trained(context, experiment, end, end.reports, stated, output)
+    settings, unit = experiment.throughput_of(trial.purpose), str(experiment.step.unit)
     seen, weight = ranks.gather(Seen.of(end)), stated
     if stated is None and not all(each.samples for each in seen):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
@@ -288,6 +351,52 @@ def result(
         windows=tuple(row for own, _ in gathered for row in own),
         steps={name: values for name, values in rows.items() if name != "loss"},
         facts=found,
+        detail=output,
+    )
+
+
+def _trained(
+    context: TrialContext,
+    experiment: ScriptExperiment,
+    end: Finished,
+    reports: Reports,
+    stated: float | None,
+    output: str,
+) -> TrialResult:
+    """Return the learning curve of a training: what the first rank that reports anything has reported.
+
+    Raise ScriptFailed if none has.
+    """
+    ranks, trial, steps = context.ranks, context.trial, end.steps
+    summaries = ranks.gather(reports.summary())
+    chosen = next((rank for rank, each in enumerate(summaries) if each.names), None)
+    if chosen is None:
+        raise ScriptFailed("NothingReported", NOTHING.format(steps=len(steps.ended)))
+    counts = stated is not None or all(ranks.gather(sum(steps.samples) > 0))
+
+    def samples_of(report: Report) -> float | None:
+        own = report.samples if stated is None else stated * report.step
+        return round(own * ranks.world_size) if counts and experiment.step.unit == "samples" else None
+
+    rows = ranks.gather(curve_of(reports.in_order(), samples_of) if ranks.rank == chosen else [])[chosen]
+    train_s = steps.ended[-1] - steps.ended[0] - sum(steps.pause_s[1:])
+    context.parts |= {"script": context.parts["script"] - train_s, "epochs": train_s}
+    seen = ranks.gather(Seen.of(end))
+    findings = [] if trial.block else [*judge_reports(summaries, chosen)]
+    facts: TrialFacts = {
+        "findings": [finding.row() for finding in findings],
+        "optimizers": ", ".join(end.facts.optimizers),
+        "connected_ranks": together([each.facts for each in seen]),
+    }
+    diverged = first_not_finite(rows)
+    return TrialResult(
+        trial.id,
+        "diverged" if diverged else "ok",
+        diverged or "",
+        unit=str(experiment.step.unit),
+        steps_s=train_s,
+        epochs=columns_of(rows),
+        facts=facts,
         detail=output,
     )
 
