@@ -75,13 +75,13 @@ CURVE_METRICS = ("val_", REPORTED)
 
 def column_of(name: str) -> str:
     """Return the column of the table epochs for a metric that a script reports: val_accuracy for 'eval/acc'."""
-    plain = re.sub(r"\W+", "_", name).strip("_")[:60].removesuffix("_epoch")
+    plain = re.sub(r"\W+", "_", name).strip("_").removeprefix(REPORTED)[:60].removesuffix("_epoch")
     if plain in ("lr", "learning_rate"):
         return "learning_rate"
     first, _, rest = plain.partition("_")
     first, rest = OTHER_NAMES.get(first, first), "accuracy" if rest == "acc" else rest
     known = first in ("train", "val") and rest not in ("", "s")  # train_s is the time
-    return f"{first}_{rest}" if known else f"{REPORTED}{plain.removeprefix(REPORTED)}"
+    return f"{first}_{rest}" if known else f"{REPORTED}{plain}"
 
 
 class Step(Strict):

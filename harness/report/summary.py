@@ -148,8 +148,9 @@ def convergence_words(results: Results) -> str:
     words = f"{length}; median over seeds, smallest and largest in brackets."
     if target := settings.target:
         bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
+        when = "at the end of each epoch" if settings.epochs else "at each report"
         words += (
-            f" Target: {target.metric} {bound}, checked at the end of each epoch; a seed that misses it counts as "
+            f" Target: {target.metric} {bound}, checked {when}; a seed that misses it counts as "
             f"infinite in the median. {settings.clock}"
         )
     return words + (f" {plural(resumed, 'training')} resumed from a checkpoint." if resumed else "")

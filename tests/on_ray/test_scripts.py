@@ -81,6 +81,26 @@ def test_a_ray_train_function_is_measured_in_a_worker_group_of_its_own_for_each_
     assert results.scaling.set_index("devices").loc[2, "equivalence"] == "connected" and results.findings.empty
 
 
+def test_what_a_ray_train_function_reports_is_its_learning_curve(execute: Execute) -> None:
+    if cluster.local_inventory().nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    config = {"batch_size": "{per_device_batch_size}", "width": 16, "lr": 0.01, "epochs": 3}
+    results = loop(
+        execute,
+        "tests.ray_loops:trains",
+        config=config,
+        throughput=None,
+        convergence={"seeds": 0, "target": {"metric": "loss", "at_most": 1000.0}},
+    )
+    assert results.trials["outcome"].tolist() == ["ok", "ok"], results.trials["reason"].tolist()
+    epochs = results.epochs
+    assert epochs["epoch"].tolist() == [1, 2, 3] * 2 and (epochs["reported_loss"] > 0).all()
+    assert epochs["samples"].tolist() == [8192, 16384, 24576] * 2
+    trained = results.convergence.set_index("devices")
+    assert trained["target"].unique().tolist() == ["reported_loss <= 1000"] and trained["reached"].all()
+    assert trained.loc[2, "equivalence"] == "connected"
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

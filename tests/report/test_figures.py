@@ -305,7 +305,7 @@ def test_learning_curves_hold_the_median_and_range_of_a_cell_s_seeds_and_a_row_a
     [
         ({"metric": "val_accuracy", "at_least": 0.7}, [0.7]),
         ({"metric": "val_accuracy", "at_least": 0.95}, [0.95]),
-        ({"metric": "val_loss", "at_most": 0.7}, []),
+        ({"metric": "val_loss", "at_most": 0.7}, [0.7]),
         (None, []),
     ],
 )

@@ -248,7 +248,10 @@ class StepRecorder:
         """Keep what the script reports of its training; in a trial of its speed nothing."""
         if self._reports is None or not values:
             return
-        self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples)
+        if self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples):
+            self._samples = (
+                0.0  # batches since the last step were the evaluation's: Trainer fetches them with gradients
+            )
         self._advance()  # an evaluation between steps is no hang
 
     def _train_s(self) -> float:

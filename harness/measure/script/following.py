@@ -382,7 +382,7 @@ def _trained(
     train_s = steps.ended[-1] - steps.ended[0] - sum(steps.pause_s[1:])
     context.parts |= {"script": context.parts["script"] - train_s, "epochs": train_s}
     seen = ranks.gather(Seen.of(end))
-    findings = [] if trial.block else [*judge_reports(summaries, chosen)]
+    findings = [] if trial.block else [*judge_reports(summaries, chosen, rows)]
     facts: TrialFacts = {
         "findings": [finding.row() for finding in findings],
         "optimizers": ", ".join(end.facts.optimizers),

@@ -21,7 +21,7 @@ from harness.plan.checks import SCRIPT, Finding, join_names
 Values: TypeAlias = Mapping[str, object]
 MOST_REPORTS, MOST_NAMES = 2_000, 50
 """The most reports of validation, and of others, that are kept: of more every second, fourth ... is; and of columns."""
-VALIDATION, EPOCH = "val_", "epoch"
+VALIDATION, EPOCH, ACCURACIES = "val_", "epoch", ("train_accuracy", "val_accuracy")
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Reports:
     _counts: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     _last: dict[bool, Report] = field(default_factory=dict)
 
-    def add(self, given: Values, step: int, clock: Callable[[], float], samples: float) -> None:
-        """Add a report, at the time that the clock shows once its values are known."""
+    def add(self, given: Values, step: int, clock: Callable[[], float], samples: float) -> bool:
+        """Add a report, at the time that the clock shows once its values are known; return if it is of validation."""
         values = dict(self._numbers(given))
         epoch = values.pop(EPOCH, None)
         if not values:
-            return
+            return False
         report = Report(step, clock(), samples, epoch, values)
         kind = any(name.startswith(VALIDATION) for name in values)
         kept, every = self._kept[kind], self.every[kind]
@@ -69,6 +69,7 @@ class Reports:
                 self._kept[kind], self.every[kind] = kept[::2], 2 * every
         self._counts[kind] += 1
         self._last[kind] = report
+        return kind
 
     def _numbers(self, given: Values) -> Iterator[tuple[str, float]]:
         """Yield the finite numbers among the values by column, and losses that are not finite."""
@@ -98,6 +99,7 @@ def _number(value: object) -> float | None:
     if isinstance(value, str | bool):
         return None
     try:
+        value = getattr(value, "detach", lambda: value)()  # torch warns of a tensor with a gradient
         return float(value)  # type: ignore[arg-type]  # any type may convert itself
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
@@ -163,8 +165,10 @@ NOTHING = (
 )
 
 
-def judge_reports(ranks: Sequence[Reports], chosen: int) -> Iterator[Finding]:
-    """Yield findings on what the ranks reported; ``chosen``: the rank whose reports are recorded."""
+def judge_reports(
+    ranks: Sequence[Reports], chosen: int, rows: Sequence[Mapping[str, float | None]]
+) -> Iterator[Finding]:
+    """Yield findings on what the ranks reported; ``chosen``: the rank whose reports are recorded, as ``rows``."""
     own = ranks[chosen]
     others = sorted({name for each in ranks for name in each.names} - {*own.names})
     if others:
@@ -182,6 +186,15 @@ def judge_reports(ranks: Sequence[Reports], chosen: int) -> Iterator[Finding]:
             f"reported, and no finite number or beyond {MOST_NAMES} names: {join_names(own.left_out)}",
             "these values are not recorded",
             "report numbers, such as 0.5 or a tensor with one element",
+        )
+    largest = max(((row.get(name) or 0.0, name) for row in rows for name in ACCURACIES), default=(0.0, ""))
+    if largest[0] > 1:
+        yield Finding(
+            SCRIPT,
+            "warning",
+            f"{largest[1]} is {largest[0]:.4g}",
+            "an accuracy is a fraction: it is shown as a percentage, times 100",
+            "report correct / total, without a factor of 100",
         )
     if (every := max(own.every.values())) > 1:
         yield Finding(

@@ -26,6 +26,7 @@ from harness.report.figures.drawing import (
     hatch_point,
     make_grid,
     mark,
+    name_line,
     strategy_legend,
 )
 from harness.report.figures.scales import linear_values, log_limits, log_values
@@ -195,17 +196,24 @@ def _over_seeds(epochs: pd.DataFrame, values: list[str]) -> pd.DataFrame:
 def _draw(axes: Axes, part: pd.DataFrame, clock: str, value: str, differing: Collection[str], *, few: bool) -> None:
     """Draw a quantity of one setting against a clock; the last point of the cells that differ is hatched.
 
-    ``few``: whether every epoch shows its value on hover, or the last one of each cell.
+    ``few``: whether every epoch shows its value on hover, or the last one of each cell. Lines of one strategy have the
+    number of their devices at their end.
     """
     draw_lines(axes, part, clock, value, ["cell_id"])
+    counts = part.groupby("strategy")["devices"].nunique()
+    if counts.max() > 1:
+        axes.margins(x=0.1)  # for the names
     for cell, curve in part.groupby("cell_id", sort=False):
-        colour = COLOURS[str(curve["strategy"].iloc[0])]
+        strategy = str(curve["strategy"].iloc[0])
+        colour = COLOURS[strategy]
         axes.fill_between(
             curve[clock], curve[f"{value}_low"], curve[f"{value}_high"], color=colour, alpha=0.15, linewidth=0
         )
         known = curve.dropna(subset=[clock, value])
         if cell in differing and len(known):
             hatch_point(axes, known[clock].iloc[-1], known[value].iloc[-1])
+        if counts[strategy] > 1 and len(known):
+            name_line(axes, f"x{curve['devices'].iloc[0]}", (known[clock].iloc[-1], known[value].iloc[-1]), strategy)
         form = accuracy if value == "val_accuracy" else "{:.4g}".format
         for row in rows_of(known if few else known[-1:]):
             low, high = form(row[f"{value}_low"]), form(row[f"{value}_high"])
