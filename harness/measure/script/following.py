@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +15,6 @@ import numpy as np
 from harness.config.axes import PLAIN_AXES
 from harness.config.script import GIVEN, ScriptExperiment
 from harness.config.sections import Convergence, Throughput
-from harness.config.strategy_traits import COLLECTIVES
 from harness.config.values import PlainValue
 from harness.measure.profiles import PROFILED_STEPS
 from harness.measure.scenarios import TrialContext
@@ -45,8 +43,8 @@ from harness.measure.script.parent import (
 )
 from harness.measure.script.profiling import ProfiledSteps
 from harness.measure.script.reports import NOTHING, Report, Reports, curve_of, first_not_finite, judge_reports
+from harness.measure.script.windows import exchange_of, profiled_windows, windows_of
 from harness.measure.stepper import (
-    TimedWindow,
     columns_of,
     joined,
     of_slowest,
@@ -55,17 +53,14 @@ from harness.measure.stepper import (
     window_rows,
 )
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
-from harness.measure.window import Window
 from harness.plan.cell import Cell
-from harness.plan.rows import RankFacts, TrialFacts, WindowKind
+from harness.plan.rows import RankFacts, TrialFacts
 from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
 
 MARGIN_TICKS = 4
 """How long before the first window its step is named, in looks at the script, at the pace of the steps before."""
 RECENT, MOST_MARGIN = 50, 10_000
-LEAST_TIMED = 2
-"""The least number of steps that make a window of a script that ends early."""
 PROFILE_S, PROFILE_STEPS, MOST_PROFILE_S = 30.0, 10 * (1 + PROFILED_STEPS), 240.0
 """The longest wait for the profile of a few steps: beside ten times their time in the windows, and in all."""
 NOT_PROFILED = "the steps after the windows were not profiled: they paused, or ended, or profile themselves"
@@ -181,7 +176,7 @@ def _followed_training(process: Process, ranks: Ranks, settings: Convergence) ->
         del seconds[:-RECENT]
         return Schedule(count + _margin(seconds, WAIT_S)) if until and time.monotonic() > until[0] else None
 
-    count, end = _to_schedule(process, ranks, limit, WAIT_S)
+    count, end = _to_schedule(process, ranks, limit, WAIT_S, waits=True)
     while end is None:
         for message in process.messages(WAIT_S):
             end = _end_of(message) or end
@@ -240,13 +235,20 @@ def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Pr
 
 
 def _to_schedule(
-    process: Process, ranks: Ranks, named: Callable[[list[float], int], Schedule | None], tick_s: float
+    process: Process,
+    ranks: Ranks,
+    named: Callable[[list[float], int], Schedule | None],
+    tick_s: float,
+    *,
+    waits: bool = False,
 ) -> tuple[int, Finished | None]:
     """Follow the steps until rank 0 names a schedule, or all ranks have ended; return this rank's steps, and end.
 
     ``named``: of rank 0's seconds of steps so far and the most steps of a rank, the schedule, once it is known.
+    ``waits``: whether a rank that takes steps after another one's end is waited for.
     """
     seconds: list[float] = []
+    counts: list[int] = []
     count, end = 0, None
     first_end: float | None = None
     while True:
@@ -256,14 +258,14 @@ def _to_schedule(
                 count = message.count
             end = _end_of(message) or end
         _check(process, end, count)
-        counts = ranks.gather(len(end.steps.ended) if end else count)
+        before, counts = counts, ranks.gather(len(end.steps.ended) if end else count)
         ended = ranks.gather(end is not None)
         schedule = ranks.broadcast(named(seconds, max(counts)) if ranks.first and not any(ended) else None)
         if schedule:
             process.send(schedule)
         if schedule or all(ended):
             return count, end
-        different = any(ended) and len({*counts}) > 1
+        different = any(ended) and len({*counts}) > 1 and not (waits and counts != before)
         first_end = (first_end or time.monotonic()) if different else None
         if first_end and time.monotonic() - first_end > END_S:
             _different(counts)
@@ -399,92 +401,3 @@ def _trained(
         facts=facts,
         detail=output,
     )
-
-
-def profiled_windows(profile: ProfiledSteps) -> list[TimedWindow]:
-    """Return the profiled steps without their exchange and, on a GPU, whose timed windows mark no wait, whole.
-
-    ``idle_s`` is the part of the GPU's idle time in which the host waits for data.
-    """
-
-    def window(kind: WindowKind, step_s: float) -> TimedWindow:
-        steps, idle_s = PROFILED_STEPS, profile.idle_s
-        duration_s, nothing = steps * step_s, [0.0] * steps
-        by_host = with_rest({"wait": steps * profile.wait_s}, duration_s)
-        phases = by_host if idle_s is None else with_rest({"idle": steps * min(idle_s, profile.wait_s)}, duration_s)
-        seconds = [step_s] * steps
-        of_host = {} if idle_s is None else by_host
-        return TimedWindow(kind, Window(duration_s, seconds, nothing, nothing, nothing, phases, of_host), 0.0)
-
-    of_gpu = [] if profile.idle_s is None else [window("phases", profile.step_s)]
-    return [window("alone", profile.step_s - profile.exposed_s), *of_gpu]
-
-
-def with_rest(phases: Mapping[str, float], duration_s: float) -> dict[str, float]:
-    """Return the seconds of phases with those of the rest of a window."""
-    return {**phases, "rest": duration_s - sum(phases.values())}
-
-
-def exchange_of(profiles: Sequence[ProfiledSteps]) -> TrialFacts:
-    """Return the seconds a step in which collectives ran, and were exposed, of the rank that waits least for them.
-
-    The others wait for that rank, which is no cost of exchange.
-    """
-    exchanging = [profile for profile in profiles if profile.exchange_s]
-    least = min(exchanging, key=lambda profile: profile.exposed_s, default=None)
-    if least is None:
-        return {}
-    name = COLLECTIVES.name
-    return {"exchange_s": {name: least.exchange_s}, "exposed_s": {name: least.exposed_s}}
-
-
-def windows_of(end: Finished, settings: Throughput, stated: float | None) -> list[TimedWindow]:
-    """Return the warm-up and the timed windows of a script's steps.
-
-    ``stated``: samples of a step; None: those that were counted. Of a script that ended early the complete windows
-    count; without one all steps after the warm-up, or after half of them. Raises ScriptFailed if they are too few.
-    """
-    steps = end.steps
-    ended = np.asarray(steps.ended)
-    edges = list(steps.edges)
-    if len(edges) < 2:
-        first = min(settings.warmup_steps, len(ended) // 2)
-        if first < 1 or len(ended) - first < LEAST_TIMED:
-            said = f"the script ended by itself after {len(ended)} steps of an optimizer; at least {1 + LEAST_TIMED}"
-            raise ScriptFailed("ScriptEnded", f"{said} are needed")
-        edges = [(first, float(ended[first - 1])), (len(ended), float(ended[-1]))]
-    pause = np.asarray(steps.pause_s)
-    samples = np.asarray(steps.samples) if stated is None else np.full(len(ended), stated)
-    waits = np.asarray(steps.wait_s)
-
-    def window(
-        kind: WindowKind, first: int, last: int, began: float, over: float, seconds: Sequence[float]
-    ) -> TimedWindow:
-        """Return the window of the steps after number ``first``, up to number ``last``."""
-        of = slice(first, last)
-        duration = over - began - float(pause[of].sum())
-        nothing = [0.0] * (last - first)
-        # a GPU may compute while the host waits
-        phases = {} if end.facts.on_cuda else with_rest({"wait": float(waits[of].sum())}, duration)
-        return TimedWindow(
-            kind,
-            Window(duration, list(seconds), waits[of].tolist(), nothing, nothing, phases, {}),
-            float(samples[of].sum()),
-        )
-
-    def by_host(first: int, last: int, began: float) -> list[float]:
-        between = np.diff(np.concatenate([[began], ended[first:last]]))
-        return list(map(float, between - pause[first:last]))
-
-    start = edges[0][0]
-    warm_up = window("warmup", 1, start, float(ended[0]), float(ended[start - 1]), by_host(1, start, float(ended[0])))
-    found = [warm_up] if start > 1 else []
-    for (first, began), (last, over) in pairwise(edges):
-        offset = first - start
-        by_device = steps.device_s[offset : offset + last - first]
-        seconds = by_host(first, last, began)
-        if len(by_device) == last - first:  # a pause is in the stream's time too
-            pairs = zip(by_device, seconds, pause[first:last], strict=True)
-            seconds = [host if paused else device for device, host, paused in pairs]
-        found.append(window("timed", first, last, began, over, seconds))
-    return found

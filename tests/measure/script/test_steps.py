@@ -14,10 +14,11 @@ import torch
 from harness.config.sections import Throughput
 from harness.measure.script.child import own_copy
 from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests, size_of
-from harness.measure.script.following import values_of, windows_of
+from harness.measure.script.following import values_of
 from harness.measure.script.judging import Seen, judge, together
 from harness.measure.script.parent import ScriptFailed, environment_of, lay_out, link_tree, unused, visible_gpus
 from harness.measure.script.profiling import ProfiledSteps
+from harness.measure.script.windows import windows_of
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
 
