@@ -249,9 +249,7 @@ class StepRecorder:
         if self._reports is None or not values:
             return
         if self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples):
-            self._samples = (
-                0.0  # batches since the last step were the evaluation's: Trainer fetches them with gradients
-            )
+            self._samples = 0.0  # of the evaluation, whose batches a Trainer fetches with gradients enabled
         self._advance()  # an evaluation between steps is no hang
 
     def _train_s(self) -> float:
