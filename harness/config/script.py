@@ -19,7 +19,7 @@ from harness.config.experiment import Experiment
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.sections import Convergence, Grid, Throughput
 from harness.config.strategy_traits import StrategyTraits, Strict
-from harness.config.values import USER_CLASS, Axis, FilePath, Options, PlainValue, Text, as_axis, as_tuple, leaves
+from harness.config.values import USER_CLASS, Axis, FilePath, Name, Options, PlainValue, Text, as_axis, as_tuple, leaves
 from harness.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
@@ -36,7 +36,7 @@ OPERATORS: Mapping[type, Callable[[float, float], float]] = {
 SCRIPT_TRAITS = StrategyTraits(own_program=True, own_ranks=True, marker="o", summary="the script decides")
 LOOP_TRAITS = StrategyTraits(own_program=True, marker="o", summary="the loop decides")
 """The traits of whatever strategy a script uses, or a Ray Train function: one process a device."""
-OF_SCRIPTS, OF_LOOPS = ("arguments", "one_rank", "keep"), ("config",)
+OF_SCRIPTS, OF_LOOPS = ("arguments", "one_rank", "keep"), ("config", "datasets")
 """The keys that only the one or the other has."""
 EXAMINED = {
     "warmup_steps": 5,
@@ -125,6 +125,9 @@ def check_function(value: object) -> object:
     return value
 
 
+FunctionName = Annotated[Text, BeforeValidator(check_function)]
+
+
 def split(value: object) -> object:
     """Return the arguments in a text, split as a shell does, and those in a list as texts."""
     if isinstance(value, str):
@@ -140,12 +143,14 @@ class ScriptExperiment(Experiment):
     ``arguments``: text that is split as a shell splits it, or a list; each ``{name}`` is replaced by the cell's value,
     and an argument that becomes empty is left out. ``one_rank``: whether one device has torchrun's variables (RANK and
     so on) too, or is ``python FILE``. ``keep``: the files that the script writes stay in the run folder. ``config``:
-    the loop's argument; a text that is one ``{name}`` is the cell's value itself.
+    the loop's argument; a text that is one ``{name}`` is the cell's value itself. ``datasets``: of Ray Data, for
+    ``ray.train.get_dataset_shard``: a name and the function without arguments that returns each.
     """
 
     workload: str = ""
     script: FilePath | None = None
-    loop: Annotated[Text, BeforeValidator(check_function)] | None = None
+    loop: FunctionName | None = None
+    datasets: dict[Name, FunctionName] = Field(default_factory=dict)
     config: Options = Field(default_factory=dict)
     arguments: Annotated[tuple[str, ...], BeforeValidator(split)] = ()
     step: Step = Step()
@@ -284,9 +289,8 @@ class ScriptExperiment(Experiment):
     @property
     def command_code(self) -> str:
         """A hash of what makes the same values another command, or another step."""
-        return hashlib.sha256(
-            repr((self.name, self.arguments, self.config, self.step, self.one_rank)).encode()
-        ).hexdigest()[:12]
+        own = (self.name, self.arguments, self.config, self.step, self.one_rank)
+        return hashlib.sha256(repr((*own, self.datasets) if self.datasets else own).encode()).hexdigest()[:12]
 
     def stated_samples(self, values: Mapping[str, PlainValue]) -> float | None:
         """Return the samples or tokens of one rank and step that the file states; None if it states none."""
@@ -302,7 +306,8 @@ class ScriptExperiment(Experiment):
 
     @property
     def own_modules(self) -> tuple[str, ...]:
-        return (self.loop.partition(":")[0],) if self.loop else ()
+        names = [*([self.loop] if self.loop else []), *self.datasets.values()]
+        return tuple(dict.fromkeys(name.partition(":")[0] for name in names))
 
     @property
     def own_strategies(self) -> tuple[str, ...]:

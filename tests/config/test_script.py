@@ -100,6 +100,7 @@ def test_the_waterfall_of_strong_scaling_needs_the_script_on_one_device_at_the_s
         ({"oversubscribe": True}, "oversubscribe: has no meaning beside script"),
         ({"equivalence": True}, "equivalence: cannot be checked of a script"),
         ({"script": 3}, "script: got 3"),
+        ({"datasets": {"train": "mine:data"}}, "datasets: has no meaning beside script: it belongs to loop"),
         ({"grid": {**GRID, "flag": "", "global_batch_size": 3}}, "grid: give exactly one of per_device_batch_size"),
     ],
 )
@@ -152,6 +153,13 @@ def test_a_loop_s_argument_has_the_values_themselves() -> None:
     assert loop(config=config).config_of(values) == {"lr": 0.1, "path": "/d/0.1", "sizes": [16, 3], "name": "x"}
 
 
+def test_datasets_are_of_the_user_s_modules_and_part_of_a_cell() -> None:
+    plain, own, other = (loop(datasets=each) for each in ({}, {"train": "data:a"}, {"train": "data:b"}))
+    assert own.own_modules == ("mine", "data") and plain.own_modules == ("mine",)
+    assert parse_experiment(own.model_dump(mode="json"), source="f") == own
+    assert len({each.command_code for each in (plain, own, other)}) == 3
+
+
 def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> None:
     experiment = loop(throughput={"blocks": 1, "twin": False})
     assert experiment.own_code and experiment.own_modules == ("mine",) and experiment.programs == ()
@@ -172,6 +180,8 @@ def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> No
         ({"launcher": ["ray", "torchrun"]}, "launcher: a loop runs under Ray Train; allowed: ray"),
         ({"config": {"a": 1}}, "grid.lr: unknown axis"),
         ({"config": {"lr": "{rate}"}}, "arguments: {rate} is no axis of grid"),
+        ({"datasets": "mine:data"}, "datasets: got 'mine:data'; allowed: a mapping"),
+        ({"datasets": {"train": "data.csv"}}, "datasets.train: got 'data.csv'; allowed: package.module:function"),
     ],
 )
 def test_a_mistake_about_a_loop_is_named(sections: dict[str, Any], problem: str) -> None:
