@@ -323,7 +323,7 @@ def test_a_target_is_a_dashed_line_in_its_metric_s_panels(target: dict[str, Any]
 
 
 def reports_of(lines: list[dict[str, Any]], **metrics: float) -> pd.DataFrame:
-    """What scripts report: these metrics twice, without a number of samples."""
+    """What scripts report: these metrics twice."""
     rows = [
         {"trial_id": one["trial_id"], "attempt": 1, "epoch": epoch, "train_s": float(epoch), **metrics}
         for one in lines
@@ -339,6 +339,7 @@ def reports_of(lines: list[dict[str, Any]], **metrics: float) -> pd.DataFrame:
         ({"reported_f1": 0.5}, ["reported f1"]),
         ({"reported_f1": 0.5, "reported_loss": 0.5, "train_loss": 1.0}, ["reported loss", "training loss"]),
         ({"train_loss": 1.0}, ["training loss"]),
+        ({"train_loss": 1.0, "samples": 10}, ["training loss", "training loss"]),
         ({"train_f1": 1.0}, ["training f1"]),
     ],
 )
@@ -352,7 +353,8 @@ def test_what_scripts_report_is_drawn_against_time(metrics: dict[str, float], pa
     drawing = Drawings(results)["convergence"]
     axes = axes_of(drawing.figure)
     assert [one.get_ylabel() for one in axes] == panels
-    assert {one.get_xlabel() for one in axes} == {"training time (s)"}
+    clocks = ["training time (s)", "training samples" if "samples" in metrics else "training time (s)"]
+    assert [one.get_xlabel() for one in axes] == clocks[: len(axes)]
     assert [text.get_text() for text in axes[0].texts] == ["x1", "x2"]  # lines of one colour
     assert "it contains evaluation, but no pauses" in drawing.caption
     dashed = [one for one in axes[0].get_lines() if one.get_linestyle() == "--"]

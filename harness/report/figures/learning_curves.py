@@ -124,7 +124,7 @@ def learning_curves(results: Results) -> Drawing:
     clocks = dict.fromkeys([(metric, "train_s"), ("train_loss", counted)])
     known = [(value, clock) for value, clock in clocks if value == metric or epochs[value].notna().any()]
     quantities = [(value, metric_title(value), clock) for value, clock in known]
-    curves = _over_seeds(epochs, [value for value, *_ in quantities])
+    curves = _over_seeds(epochs, [*dict.fromkeys(value for value, *_ in quantities)])
     differing = results.convergence[results.convergence["excluded"].notna()]
     names = _settings_in_order(trials, curves)
     figure, grid = make_grid(len(names), len(quantities), (WIDTH / 2, PANEL[1]))
