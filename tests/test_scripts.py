@@ -181,6 +181,8 @@ def test_samples_are_the_loader_s_with_gradients_and_evaluation_can_be_left_out(
         assert result.outcome == "ok", result.reason
         assert [window["weight"] for window in result.windows if window["window_kind"] == "timed"] == [64.0, 64.0]
         assert result.unit == "samples" and result.facts["evaluation_batches"] > 0
+    seen = [" ".join(finding["seen"] for finding in result.facts["findings"]) for result in (whole, paused)]
+    assert ["without gradients" in each for each in seen] == [True, False]
     # 4 steps are 2 epochs: 10 batches of 100 ms without gradients
     of_window = [result.windows[1]["duration_s"] for result in (whole, paused)]
     assert of_window[0] > 1.0 > of_window[1]

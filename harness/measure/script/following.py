@@ -334,7 +334,9 @@ def result(
     asked = experiment.profiles(trial.purpose) and not end.by_itself
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
-    findings = judge(seen, trial.cell, stated, known) if trial.purpose == "doctor" or not trial.block else ()
+    paused = experiment.step.pause == "validation"
+    judged = trial.purpose == "doctor" or not trial.block
+    findings = judge(seen, trial.cell, stated, known, paused=paused) if judged else ()
     found: TrialFacts = {
         "findings": [finding.row() for finding in findings],
         "steady": followed.steady and not end.by_itself,

@@ -117,6 +117,10 @@ def test_gpus_that_run_no_kernel_and_wait_for_no_data_are_bound_by_the_host(
     assert all("bound by the host" in finding.means for finding in found)
 
 
+def test_evaluation_that_is_a_pause_needs_no_advice() -> None:
+    assert not [*judge([Seen.of(having(evaluation_batches=3))] * 2, CELL, None, paused=True)]
+
+
 def test_independent_copies_are_an_error_and_one_device_is_none() -> None:
     (found,) = judge([Seen.of(having(connected=0))] * 2, CELL, None)
     assert (found.severity, found.stops) == ("error", False)
