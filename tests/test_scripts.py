@@ -155,6 +155,13 @@ def test_a_script_that_ends_early_counts_with_the_steps_that_it_took(tmp_path: P
     assert [window["steps"] for window in result.windows] == [2, 3]
 
 
+def test_a_script_that_is_examined_for_trainings_alone_may_end_early(tmp_path: Path) -> None:
+    alone = {"throughput": None, "convergence": {"seeds": 0}, "preflight": True}
+    found = results(tmp_path, "for _ in range(6): step()", **alone)
+    examined = next(result for result in found if result.trial_id.endswith("d"))
+    assert examined.outcome == "ok" and not [f for f in examined.facts["findings"] if "ended by itself" in f["seen"]]
+
+
 LOADED = """
 from harness import probe
 from torch.utils.data import DataLoader, TensorDataset

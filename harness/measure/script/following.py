@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,7 +54,7 @@ from harness.measure.stepper import (
 )
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
 from harness.plan.cell import Cell
-from harness.plan.rows import RankFacts, TrialFacts
+from harness.plan.rows import FindingRow, RankFacts, TrialFacts
 from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
 
@@ -334,11 +334,9 @@ def result(
     asked = experiment.profiles(trial.purpose) and not end.by_itself
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
-    paused = experiment.step.pause == "validation"
     judged = trial.purpose == "doctor" or not trial.block
-    findings = judge(seen, trial.cell, stated, known, paused=paused) if judged else ()
     found: TrialFacts = {
-        "findings": [finding.row() for finding in findings],
+        "findings": _findings(experiment, trial.cell, seen, stated, known) if judged else [],
         "steady": followed.steady and not end.by_itself,
         "optimizers": ", ".join(facts.optimizers),
         "ended_early": end.by_itself,
@@ -357,6 +355,20 @@ def result(
         facts=found,
         detail=output,
     )
+
+
+def _findings(
+    experiment: ScriptExperiment,
+    cell: Cell,
+    seen: Sequence[Seen],
+    stated: float | None,
+    profiles: Sequence[ProfiledSteps],
+) -> list[FindingRow]:
+    """Return the findings on a script's steps."""
+    if experiment.throughput is None:  # examined for trainings alone, which end by themselves
+        seen = [replace(each, by_itself=False) for each in seen]
+    paused = experiment.step.pause == "validation"
+    return [finding.row() for finding in judge(seen, cell, stated, profiles, paused=paused)]
 
 
 def _trained(
