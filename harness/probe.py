@@ -5,16 +5,17 @@ for batch in probe.steps(loader):            # for loops without an optimizer of
     probe.count(len(batch["y"]))             # samples or tokens of this rank
 with probe.pause():                          # no part of the time of training
     evaluate(model)
+probe.report(val_accuracy=accuracy, epoch=epoch)    # a point of the learning curve
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
-__all__ = ["count", "pause", "steps"]
+__all__ = ["count", "pause", "report", "steps"]
 
 
 class Recorder(Protocol):
@@ -24,6 +25,7 @@ class Recorder(Protocol):
     def count(self, samples: float) -> None: ...
     def pause(self) -> None: ...
     def go_on(self) -> None: ...
+    def report(self, values: Mapping[str, object]) -> None: ...
 
 
 _recorder: Recorder | None = None
@@ -59,3 +61,13 @@ def pause() -> Iterator[None]:
     finally:
         if _recorder:
             _recorder.go_on()
+
+
+def report(**values: object) -> None:
+    """Report metrics of the training as it is now: numbers, or tensors with one element.
+
+    ``train_loss``, ``val_accuracy`` (a fraction) and so on, and if it is known ``epoch``, how many have been trained.
+    Rank 0's are recorded; calls on other ranks are allowed.
+    """
+    if _recorder:
+        _recorder.report(values)

@@ -155,6 +155,13 @@ def test_a_script_that_ends_early_counts_with_the_steps_that_it_took(tmp_path: P
     assert [window["steps"] for window in result.windows] == [2, 3]
 
 
+def test_a_script_that_is_examined_for_trainings_alone_may_end_early(tmp_path: Path) -> None:
+    alone = {"throughput": None, "convergence": {"seeds": 0}, "preflight": True}
+    found = results(tmp_path, "for _ in range(6): step()", **alone)
+    examined = next(result for result in found if result.trial_id.endswith("d"))
+    assert examined.outcome == "ok" and not [f for f in examined.facts["findings"] if "ended by itself" in f["seen"]]
+
+
 LOADED = """
 from harness import probe
 from torch.utils.data import DataLoader, TensorDataset
@@ -181,6 +188,8 @@ def test_samples_are_the_loader_s_with_gradients_and_evaluation_can_be_left_out(
         assert result.outcome == "ok", result.reason
         assert [window["weight"] for window in result.windows if window["window_kind"] == "timed"] == [64.0, 64.0]
         assert result.unit == "samples" and result.facts["evaluation_batches"] > 0
+    seen = [" ".join(finding["seen"] for finding in result.facts["findings"]) for result in (whole, paused)]
+    assert ["without gradients" in each for each in seen] == [True, False]
     # 4 steps are 2 epochs: 10 batches of 100 ms without gradients
     of_window = [result.windows[1]["duration_s"] for result in (whole, paused)]
     assert of_window[0] > 1.0 > of_window[1]

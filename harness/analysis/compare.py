@@ -21,6 +21,7 @@ from harness.analysis.run_cells import Metric, run_columns, side_by_side, starte
 from harness.analysis.run_pairs import Pair, Question, Side, make_side, match, no_shared_cell, unmatched_cells
 from harness.analysis.stats import SIGNIFICANCE, holm_of_known, mean_interval
 from harness.config.axes import AXES
+from harness.config.script import CURVE_METRICS
 from harness.errors import ComparisonError
 from harness.plan.labels import Labels
 from harness.record.frames import records
@@ -210,7 +211,7 @@ def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
     for (key, seed), row in first.trainings.items():
         if (key, seed) in later.trainings:
             cells.setdefault(key, []).append((row, later.trainings[key, seed]))
-    names = ["train_loss", *(name for name in first.results.convergence if str(name).startswith("val_")), *TIMES]
+    names = ["train_loss", *(name for name in first.results.convergence if str(name).startswith(CURVE_METRICS)), *TIMES]
     found = [_training(later.letter, pairs, str(name), question) for pairs in cells.values() for name in names]
     return [row for row in found if row]
 

@@ -67,8 +67,9 @@ class TrialTime:
         factors: dict[str, float] = {}
         if then.throughput and now.throughput and then.throughput != now.throughput:
             factors = self._timed_factors(then.throughput, now.throughput, device)
-        if then.convergence and now.convergence:
-            factors |= dict.fromkeys(TRAINING_PARTS, now.convergence.epochs / then.convergence.epochs)
+        epochs = [settings.convergence.epochs if settings.convergence else None for settings in (then, now)]
+        if epochs[0] and epochs[1]:
+            factors |= dict.fromkeys(TRAINING_PARTS, epochs[1] / epochs[0])
         return sum(seconds * factors.get(part, 1.0) for part, seconds in self.parts.items())
 
     def _timed_factors(self, then: Throughput, now: Throughput, device: str) -> dict[str, float]:

@@ -157,7 +157,8 @@ def steps_in_epochs(trials: pd.DataFrame, windows: pd.DataFrame, epochs: pd.Data
     in_window: dict[TrialKey, float] = {}
     for key, sums in timed.groupby(KEYS).sum().iterrows():
         in_window[key] = float(sums["duration_s"] / sums["steps"])  # type: ignore[index]
-    curves = grouped(rows_of(epochs.sort_values([*KEYS, "epoch"])), trial_key) if in_window else {}
+    by_themselves = epochs[epochs["evaluation_s"].notna()].sort_values([*KEYS, "epoch"])  # a script's contain more
+    curves = grouped(rows_of(by_themselves), trial_key) if in_window else {}
     ok = rows_of(trials.loc[trials["outcome"] == "ok", [*KEYS, "kind", *TRAINED_ALIKE]])
     found: dict[TrialKey, Pair] = {}
     for rows in grouped(ok, lambda row: tuple(str(getattr(row, name)) for name in TRAINED_ALIKE)).values():

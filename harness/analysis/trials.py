@@ -33,6 +33,7 @@ from harness.analysis.hardware import peak_flops
 from harness.analysis.phases import ROWS, timings
 from harness.analysis.stats import geometric_mean
 from harness.analysis.step_times import StepTimes
+from harness.config.script import CURVE_METRICS
 from harness.config.sections import Target
 from harness.plan.labels import Labels, joined
 from harness.plan.run_environment import RunEnvironment
@@ -208,7 +209,7 @@ def convergence(
                 **columns_of(trial, *OF_TRAINING),
                 "epochs": last["epoch"],
                 **{name: last[name] for name in ("train_loss", "train_accuracy", "train_s")},
-                **{name: last[name] for name in curve.columns if str(name).startswith("val_")},
+                **{name: last[name] for name in curve.columns if str(name).startswith(CURVE_METRICS)},
                 "best_val_accuracy": curve["val_accuracy"].max(),
                 **_time_to_target(curve, target),
                 **verdict_columns(checked, [trial.check_id]),

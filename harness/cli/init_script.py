@@ -72,6 +72,8 @@ def script_text(script: Path, file: Path) -> str:
         "  devices: [1, 2]                 # GPUs, or CPU slots; each is a rank",
         f"  per_device_batch_size: [{size}]     # of a rank; or global_batch_size, here and above: of all ranks",
         "effort: quick                     # 5 blocks of short windows; normal and careful take longer",
+        "# Learning curves, of probe.report() in the script or a Trainer's logs; the epochs to train are in arguments:",
+        "# convergence: {seeds: [0], target: {metric: val_loss, at_most: 1}}",
         "limits: {trial: 5m}               # the longest time without a step, from the start of the script on",
         "",
     ]

@@ -137,6 +137,7 @@ class Experiment(Strict):
             found._unnamed("optimizer", found.optimizer, "a class of torch.optim such as SGD"),
             found._unnamed("schedule", found.schedule, "a class of torch.optim.lr_scheduler such as StepLR"),
             *self._variant_conflicts(),
+            *self._length_conflicts(),
             *self._unknown_names(),
             *self._dotted_conflicts(),
         )
@@ -169,6 +170,15 @@ class Experiment(Strict):
         )
         alone = f"variants: got {', '.join(self.variants)} alone; allowed: at least two, to compare"
         yield Conflict(len(self.variants) == 1, alone, ("variants",))
+
+    def _length_conflicts(self) -> Iterator[Conflict]:
+        """Check how long a training is: a workload's has epochs."""
+        if settings := self.convergence:
+            keys = ("convergence",)
+            yield Conflict(settings.epochs is None, "convergence.epochs: is missing", keys)
+            for name in ("steps", "seconds"):
+                text = f"convergence.{name}: is the length of a script's or a loop's training; give epochs"
+                yield Conflict(getattr(settings, name) is not None, text, keys)
 
     def _unknown_names(self) -> Iterator[Conflict]:
         """Check the names of models and data against those of a built-in workload."""

@@ -17,9 +17,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from harness.config.axes import OWN_PRECISION, PLAIN_AXES, OwnPrecision, PrecisionName
 from harness.config.experiment import Experiment
 from harness.config.problems import Conflict, raise_conflicts
-from harness.config.sections import Grid, Throughput
+from harness.config.sections import Convergence, Grid, Throughput
 from harness.config.strategy_traits import StrategyTraits, Strict
-from harness.config.values import USER_CLASS, Axis, FilePath, Options, PlainValue, Text, as_axis, as_tuple, leaves
+from harness.config.values import USER_CLASS, Axis, FilePath, Name, Options, PlainValue, Text, as_axis, as_tuple, leaves
 from harness.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
@@ -36,7 +36,7 @@ OPERATORS: Mapping[type, Callable[[float, float], float]] = {
 SCRIPT_TRAITS = StrategyTraits(own_program=True, own_ranks=True, marker="o", summary="the script decides")
 LOOP_TRAITS = StrategyTraits(own_program=True, marker="o", summary="the loop decides")
 """The traits of whatever strategy a script uses, or a Ray Train function: one process a device."""
-OF_SCRIPTS, OF_LOOPS = ("arguments", "one_rank", "keep"), ("config",)
+OF_SCRIPTS, OF_LOOPS = ("arguments", "one_rank", "keep"), ("config", "datasets")
 """The keys that only the one or the other has."""
 EXAMINED = {
     "warmup_steps": 5,
@@ -54,13 +54,35 @@ UNUSED_SECTIONS = {
     "training": "the script has its own loop",
     "loader": "the script has its own",
     "strategy_options": "the script has its own strategy",
-    "convergence": "not measured for scripts",
-    "checkpoint": "needs a convergence section",
+    "checkpoint": "the script writes its own",
     "improve": "its options are the script's own; make them axes of the grid",
     "variants": "not possible for scripts; name the script's versions by an argument",
     "oversubscribe": "each rank of a script has a device of its own",
 }
 """The sections of a file that a script has no use for, each with the reason."""
+OF_WORKLOADS = {
+    "epochs": "the script trains to its own end; give steps or seconds to end it before",
+    "train_metrics": "the script reports its own",
+    "uneven": "the script has its own batches",
+}
+"""The options of the section convergence that a script has no use for, each with the reason."""
+OTHER_NAMES = {"eval": "val", "valid": "val", "validation": "val", "training": "train"}
+"""Other beginnings of the names of metrics."""
+REPORTED = "reported_"
+"""How the columns begin of metrics that are not said to be of training or of validation."""
+CURVE_METRICS = ("val_", REPORTED)
+"""How the columns of metrics begin, beside those of training."""
+
+
+def column_of(name: str) -> str:
+    """Return the column of the table epochs for a metric that a script reports: val_accuracy for 'eval/acc'."""
+    plain = re.sub(r"\W+", "_", name).strip("_").removeprefix(REPORTED)[:60].removesuffix("_epoch")
+    if plain in ("lr", "learning_rate"):
+        return "learning_rate"
+    first, _, rest = plain.partition("_")
+    first, rest = OTHER_NAMES.get(first, first), "accuracy" if rest == "acc" else rest
+    known = first in ("train", "val") and rest not in ("", "s")  # train_s is the time
+    return f"{first}_{rest}" if known else f"{REPORTED}{plain}"
 
 
 class Step(Strict):
@@ -104,6 +126,9 @@ def check_function(value: object) -> object:
     return value
 
 
+FunctionName = Annotated[Text, BeforeValidator(check_function)]
+
+
 def split(value: object) -> object:
     """Return the arguments in a text, split as a shell does, and those in a list as texts."""
     if isinstance(value, str):
@@ -119,12 +144,14 @@ class ScriptExperiment(Experiment):
     ``arguments``: text that is split as a shell splits it, or a list; each ``{name}`` is replaced by the cell's value,
     and an argument that becomes empty is left out. ``one_rank``: whether one device has torchrun's variables (RANK and
     so on) too, or is ``python FILE``. ``keep``: the files that the script writes stay in the run folder. ``config``:
-    the loop's argument; a text that is one ``{name}`` is the cell's value itself.
+    the loop's argument; a text that is one ``{name}`` is the cell's value itself. ``datasets``: of Ray Data, for
+    ``ray.train.get_dataset_shard``: a name and the function without arguments that returns each.
     """
 
     workload: str = ""
     script: FilePath | None = None
-    loop: Annotated[Text, BeforeValidator(check_function)] | None = None
+    loop: FunctionName | None = None
+    datasets: dict[Name, FunctionName] = Field(default_factory=dict)
     config: Options = Field(default_factory=dict)
     arguments: Annotated[tuple[str, ...], BeforeValidator(split)] = ()
     step: Step = Step()
@@ -139,7 +166,30 @@ class ScriptExperiment(Experiment):
     def _check_script(self) -> Self:
         raise_conflicts(*self._script_conflicts())
         named = self._named_strategies() if self.loop else {}
-        return self.model_copy(update={"workload": self.program, **named})
+        return self.model_copy(update={"workload": self.program, "convergence": self._with_column(), **named})
+
+    def _with_column(self) -> Convergence | None:
+        """Return the section convergence, whose target names a column."""
+        if not (self.convergence and self.convergence.target):
+            return self.convergence
+        target = self.convergence.target
+        target = target.model_copy(update={"metric": column_of(target.metric)})
+        return self.convergence.model_copy(update={"target": target})
+
+    def _length_conflicts(self) -> Iterator[Conflict]:
+        """Check how long a training is, and that seeds differ in something."""
+        if not (settings := self.convergence):
+            return
+        keys = ("convergence",)
+        for name, why in OF_WORKLOADS.items():
+            broken = getattr(settings, name) != type(settings).model_fields[name].default
+            yield Conflict(broken, f"convergence.{name}: has no meaning here: {why}; leave it out", keys)
+        both = settings.steps is not None and settings.seconds is not None
+        yield Conflict(both, "convergence: give steps or seconds, not both", keys)
+        passed, place = "seed" in self._used(), "arguments" if self.script else "config"
+        text = f"convergence.seeds: got {', '.join(map(str, settings.seeds))}, and {place} have no {{seed}}: all would "
+        text += "train alike; pass it to the training, or set seeds: [0]"
+        yield Conflict(len(settings.seeds) > 1 and not passed, text, (*keys, place))
 
     def _named_strategies(self) -> dict[str, object]:
         """Return the grids of a loop, whose strategy is called so unless they name another."""
@@ -161,11 +211,8 @@ class ScriptExperiment(Experiment):
             yield Conflict(broken, f"{name}: has no meaning beside {kind}: {why}; leave it out", (name,))
         torchrun = bool(self.loop) and self.launcher != ("ray",)
         yield Conflict(torchrun, "launcher: a loop runs under Ray Train; allowed: ray", ("launcher",))
-        yield Conflict(
-            self.throughput is None, "throughput: a script is timed; leave `throughput: null` out", ("throughput",)
-        )
         yield Conflict(self.equivalence, f"equivalence: cannot be checked of a {kind}; leave it out", ("equivalence",))
-        used = {found for text in self._templates() for found in PLACEHOLDER.findall(text)}
+        used = self._used()
         constants = set(self.workload_options)
         for place, grid in self._placed_grids():
             yield from self._reserved(place, grid, used)
@@ -203,19 +250,19 @@ class ScriptExperiment(Experiment):
         numbered = [(f"cells[{number}]", grid) for number, grid in enumerate(self.cells)]
         return [*([("grid", self.grid)] if self.grid else []), *numbered]
 
-    def _templates(self) -> list[str]:
-        """Return the texts that may name values of a cell."""
-        return [*self.arguments, *(str(leaf) for leaf in leaves([*self.config.values()])), str(self.step.samples)]
+    def _used(self) -> set[str]:
+        """Return the placeholders that arguments, config and the step's samples use."""
+        texts = [*self.arguments, *(str(leaf) for leaf in leaves([*self.config.values()])), str(self.step.samples)]
+        return {found for text in texts for found in PLACEHOLDER.findall(text)}
 
     def throughput_of(self, purpose: str) -> Throughput:
         """Return the options of a trial's steps: few for an examination."""
-        assert self.throughput
-        return self.throughput.model_copy(update=EXAMINED) if purpose == "doctor" else self.throughput
+        timed = self.throughput or Throughput()
+        return timed.model_copy(update=EXAMINED) if purpose == "doctor" else timed
 
     def profiles(self, purpose: str) -> bool:
         """Return whether steps after the windows of a trial are profiled: not of a twin, which repeats another one."""
-        assert self.throughput
-        return self.throughput.explain and purpose not in ("doctor", "twin")
+        return self.explains and purpose not in ("doctor", "twin")
 
     @property
     def program(self) -> str:
@@ -243,9 +290,8 @@ class ScriptExperiment(Experiment):
     @property
     def command_code(self) -> str:
         """A hash of what makes the same values another command, or another step."""
-        return hashlib.sha256(
-            repr((self.name, self.arguments, self.config, self.step, self.one_rank)).encode()
-        ).hexdigest()[:12]
+        own = (self.name, self.arguments, self.config, self.step, self.one_rank)
+        return hashlib.sha256(repr((*own, self.datasets) if self.datasets else own).encode()).hexdigest()[:12]
 
     def stated_samples(self, values: Mapping[str, PlainValue]) -> float | None:
         """Return the samples or tokens of one rank and step that the file states; None if it states none."""
@@ -261,7 +307,8 @@ class ScriptExperiment(Experiment):
 
     @property
     def own_modules(self) -> tuple[str, ...]:
-        return (self.loop.partition(":")[0],) if self.loop else ()
+        names = [*([self.loop] if self.loop else []), *self.datasets.values()]
+        return tuple(dict.fromkeys(name.partition(":")[0] for name in names))
 
     @property
     def own_strategies(self) -> tuple[str, ...]:

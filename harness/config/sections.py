@@ -258,15 +258,19 @@ class Target(Strict):
 
 
 class Convergence(Strict):
-    """Options of convergence trials: cells, number of epochs, seeds, target.
+    """Options of convergence trials: cells, length, seeds, target.
 
+    ``epochs``: of a workload, whose trainings have no other length. A script or a loop trains to its own end, or until
+    after ``steps`` optimizer steps, or until ``seconds`` after its first step have passed.
     ``devices``: the device counts to train on; by default each strategy's largest. ``only``: a filter on cells.
     ``uneven``: a global batch that does not divide by the devices trains with unequal shares, instead of not at all.
     ``train_metrics``: the workload's metrics, such as the accuracy, are also computed on the training set, after each
     epoch and not on the training clock.
     """
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)]
+    epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    seconds: Seconds | None = None
     seeds: Axis[Seed] = (0, 1, 2)
     target: Target | None = None
     only: Filter = Field(default_factory=dict)
@@ -282,6 +286,22 @@ class Convergence(Strict):
         if self.devices and "devices" in self.only:
             raise ValueError("devices: got it here and in only; give one of both")
         return self
+
+    @property
+    def length(self) -> str:
+        """How long a training is, in words."""
+        if self.epochs:
+            return f"{self.epochs} epochs"
+        if self.steps:
+            return f"at most {self.steps} steps"
+        return f"at most {self.seconds:g} s" if self.seconds else "to the program's own end"
+
+    @property
+    def clock(self) -> str:
+        """What the time of a training contains, as a sentence."""
+        if self.epochs:
+            return "Training time excludes evaluation; the first epoch includes the warm-up of its first steps."
+        return "Training time is since the end of the first step; it contains evaluation, but no pauses."
 
 
 class Checkpoint(Strict):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from harness.errors import WorkloadError
 from harness.launch.supervision import Watchdog
 from harness.plan.known_errors import with_remedy
 from harness.plan.rows import Outcome
@@ -202,6 +203,8 @@ def _classify(error: BaseException) -> TrialResult:
     if not named:
         inner = getattr(error, "controller_failure", None) or error
         kind = type(inner).__name__
+        if isinstance(inner, WorkloadError):  # of the user's datasets, which the controller makes
+            return TrialResult("", "error", str(inner), error_type=kind, detail=detail)
         reason = f"the worker group did not start or was terminated: {kind}: {str(inner)[:300]}"
         return TrialResult("", "lost", reason, error_type=kind, detail=detail)
     rank, cause = next(iter((ended or named).items()))

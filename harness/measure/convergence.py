@@ -282,6 +282,7 @@ class Epochs:
 
     def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
         """Train and evaluate epoch by epoch; stop early if the training diverges."""
+        assert settings.epochs  # of a workload
         options = self.data.cell.schedule
         optimizer, workload = self.training.optimizer, self.data.workload
         schedule = own_or_named(workload, "schedule", optimizer, options, lambda: make_schedule(optimizer, options))

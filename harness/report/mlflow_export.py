@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from harness.analysis.common import KEYS
 from harness.analysis.results import Results
 from harness.config.axes import CELL_AXES
+from harness.config.script import CURVE_METRICS
 from harness.errors import ExportError
 from harness.report.row import Row, is_missing, number, rows_of, texts
 from harness.report.sentence import Context, context_of
@@ -47,7 +48,7 @@ RATIOS = {
 """Columns of the table scaling that become metrics, each with its name there."""
 TARGET = {name: name for name in ("time_to_target_s", "samples_to_target", "epochs_to_target")}
 """Columns of the table convergence that become metrics for each seed, each with its name there."""
-CURVES = ("train_loss", "train_accuracy", "learning_rate", "val_")
+CURVES = ("train_loss", "train_accuracy", "learning_rate", *CURVE_METRICS)
 """How the names of the columns of a learning curve begin."""
 LONGEST_PARAM, LONGEST_TAG = 500, 5000
 """The most characters that every version of MLflow accepts."""

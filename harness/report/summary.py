@@ -82,7 +82,7 @@ def asked(results: Results) -> list[tuple[str, str]]:
         )
         asked.append(("throughput", words))
     if c := experiment.convergence:
-        asked.append(("convergence", f"{c.epochs} epochs, seeds {', '.join(map(str, c.seeds))}"))
+        asked.append(("convergence", f"{c.length}, seeds {', '.join(map(str, c.seeds))}"))
     return asked
 
 
@@ -144,12 +144,14 @@ def convergence_words(results: Results) -> str:
     if settings is None:
         return ""
     resumed = int(results.trials["resumed_epoch"].notna().sum())
-    words = f"{settings.epochs} epochs; median over seeds, smallest and largest in brackets."
+    length = settings.length[0].upper() + settings.length[1:]
+    words = f"{length}; median over seeds, smallest and largest in brackets."
     if target := settings.target:
         bound = f"at least {target.at_least:g}" if target.at_least is not None else f"at most {target.at_most:g}"
+        when = "at the end of each epoch" if settings.epochs else "at each report"
         words += (
-            f" Target: {target.metric} {bound}, checked at the end of each epoch; a seed that misses it counts as "
-            "infinite in the median. Training time excludes evaluation, and includes the first epoch's warm-up."
+            f" Target: {target.metric} {bound}, checked {when}; a seed that misses it counts as "
+            f"infinite in the median. {settings.clock}"
         )
     return words + (f" {plural(resumed, 'training')} resumed from a checkpoint." if resumed else "")
 

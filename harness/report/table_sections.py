@@ -115,9 +115,9 @@ DETAILS = (
         "Trainings by epoch",
         "epochs",
         lambda results: scaling.epochs_table(results.epochs, results.trials),
-        "Training loss: mean over the steps of the epoch. Learning rate: of its last step. At most "
-        f"{scaling.MOST_EPOCHS} epochs of a training are shown, evenly spaced; epochs.parquet has all, "
-        "training_steps.parquet their steps.",
+        "Training loss: mean over the steps of the epoch. Learning rate: of its last step; a script's are those that "
+        f"it reports, a row a report of validation. At most {scaling.MOST_EPOCHS} epochs of a training are shown, "
+        "evenly spaced; epochs.parquet has all, training_steps.parquet their steps.",
         level=3,
         folded="Every training, epoch by epoch",
     ),

@@ -89,7 +89,7 @@ def next_step(context: Context) -> NextStep:
     elif blocks:
         step = _longer_windows(context)
     elif {one.code for one in context.stated("training")} == {"missed"}:
-        step = _more_epochs(results)
+        step = _longer_trainings(results)
     else:
         command = f"python -m harness export {folder_of(results)} --markdown"
         step = NextStep("Nothing here calls for another measurement. To show the verdict to others:", command)
@@ -206,11 +206,14 @@ def _longer_windows(context: Context) -> NextStep:
     return _run_file(f"The intervals of this run are too wide for a decision. {why}", file, results)
 
 
-def _more_epochs(results: Results) -> NextStep:
-    settings = results.experiment.convergence
-    epochs = 2 * (settings.epochs if settings else 1)
-    file = _changed(results, "With more epochs.", {"convergence": {"epochs": epochs}})
-    why = f"No training reached the target. With convergence.epochs: {epochs}, all else as here:"
+def _longer_trainings(results: Results) -> NextStep:
+    given = results.experiment.convergence
+    lengths = {name: getattr(given, name) for name in ("epochs", "steps", "seconds") if getattr(given, name, None)}
+    if not lengths:
+        return NextStep("No training reached the target: let the program train longer, by its own arguments.", "")
+    ((name, length),) = lengths.items()
+    file = _changed(results, f"With more {name}.", {"convergence": {name: 2 * length}})
+    why = f"No training reached the target. With convergence.{name}: {2 * length:g}, all else as here:"
     return _run_file(why, file, results)
 
 

@@ -235,9 +235,9 @@ def _advised(advice: str) -> Iterator[None]:
 
 
 def check_target(experiment: Experiment) -> None:
-    """Raise WorkloadError if the target's metric is no column that the epochs will have."""
+    """Raise WorkloadError if the target's metric is no column that the epochs will have; a script's are unknown."""
     settings = experiment.convergence
-    if settings is None or settings.target is None:
+    if settings is None or settings.target is None or isinstance(experiment, ScriptExperiment):
         return
     known = ["train_loss", "val_loss"]
     found = workloads.load_class(experiment.workload)

@@ -394,6 +394,12 @@ def test_windows_are_compared_with_the_epochs_of_the_same_setting(
     assert [tuple(name for name in of_trial if "epochs" in name) for of_trial in found] == [doubt, doubt, ()]
 
 
+def test_the_time_of_a_script_s_training_which_contains_evaluation_is_compared_with_no_window() -> None:
+    trained, epochs = training_of(1.0, 50.0, 50.0, scaling="strong")
+    unknown = epochs.assign(evaluation_s=pd.NA, samples=pd.NA)
+    assert not any("epochs" in name for names in doubts_of([line(), trained], epochs=unknown) for name in names)
+
+
 OTHERS = [{"model": "resnet14"}, {"global_batch_size": 20}, {"options": {"loader.workers": 2}}]
 
 

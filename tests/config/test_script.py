@@ -87,7 +87,11 @@ def test_the_waterfall_of_strong_scaling_needs_the_script_on_one_device_at_the_s
         ({"step": {"samples": "{other}"}}, "arguments: {other} is no axis of grid"),
         ({"step": {"pause": "always"}}, "step.pause: got 'always'"),
         ({"optimizer": {"name": "Adam"}}, "optimizer: has no meaning beside script: the script has its own"),
-        ({"convergence": {"epochs": 1}}, "convergence: has no meaning beside script"),
+        ({"convergence": {"epochs": 1}}, "convergence.epochs: has no meaning here: the script trains to its own end"),
+        ({"convergence": {"uneven": True}}, "convergence.uneven: has no meaning here: the script has its own batches"),
+        ({"convergence": {"steps": 9, "seconds": 9}}, "convergence: give steps or seconds, not both"),
+        ({"convergence": {}}, "convergence.seeds: got 0, 1, 2, and arguments have no {seed}: all would train alike"),
+        ({"throughput": None}, "throughput and convergence are both off: there is nothing to measure"),
         ({"workload": "mlp"}, "workload: has no meaning beside script"),
         ({"grid": {**GRID, "flag": "", "seed": [1, 2]}}, "grid.seed: is set by harness; name the axis otherwise"),
         ({"arguments": "{lr} {flag} {precision}"}, "arguments: {precision} is used, and grid has no precision"),
@@ -96,6 +100,7 @@ def test_the_waterfall_of_strong_scaling_needs_the_script_on_one_device_at_the_s
         ({"oversubscribe": True}, "oversubscribe: has no meaning beside script"),
         ({"equivalence": True}, "equivalence: cannot be checked of a script"),
         ({"script": 3}, "script: got 3"),
+        ({"datasets": {"train": "mine:data"}}, "datasets: has no meaning beside script: it belongs to loop"),
         ({"grid": {**GRID, "flag": "", "global_batch_size": 3}}, "grid: give exactly one of per_device_batch_size"),
     ],
 )
@@ -148,6 +153,13 @@ def test_a_loop_s_argument_has_the_values_themselves() -> None:
     assert loop(config=config).config_of(values) == {"lr": 0.1, "path": "/d/0.1", "sizes": [16, 3], "name": "x"}
 
 
+def test_datasets_are_of_the_user_s_modules_and_part_of_a_cell() -> None:
+    plain, own, other = (loop(datasets=each) for each in ({}, {"train": "data:a"}, {"train": "data:b"}))
+    assert own.own_modules == ("mine", "data") and plain.own_modules == ("mine",)
+    assert parse_experiment(own.model_dump(mode="json"), source="f") == own
+    assert len({each.command_code for each in (plain, own, other)}) == 3
+
+
 def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> None:
     experiment = loop(throughput={"blocks": 1, "twin": False})
     assert experiment.own_code and experiment.own_modules == ("mine",) and experiment.programs == ()
@@ -168,9 +180,36 @@ def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> No
         ({"launcher": ["ray", "torchrun"]}, "launcher: a loop runs under Ray Train; allowed: ray"),
         ({"config": {"a": 1}}, "grid.lr: unknown axis"),
         ({"config": {"lr": "{rate}"}}, "arguments: {rate} is no axis of grid"),
+        ({"datasets": "mine:data"}, "datasets: got 'mine:data'; allowed: a mapping"),
+        ({"datasets": {"train": "data.csv"}}, "datasets.train: got 'data.csv'; allowed: package.module:function"),
     ],
 )
 def test_a_mistake_about_a_loop_is_named(sections: dict[str, Any], problem: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         parse_experiment({**LOOP, "config": {"lr": "{lr}"}, **sections}, source="f")
     assert any(each.startswith(problem) for each in caught.value.problems), caught.value.problems
+
+
+def test_a_training_has_each_seed_on_the_most_devices_and_the_base_and_its_target_names_a_column() -> None:
+    target = {"metric": "eval/acc", "at_least": 0.9}
+    experiment = script(
+        arguments="{lr} {per_device_batch_size} {flag} {seed}",
+        convergence={"seeds": [3, 4], "target": target, "only": {"workload.lr": 0.1, "workload.flag": ""}},
+        throughput=None,
+    )
+    settings = experiment.convergence
+    assert settings and settings.target and settings.target.metric == "val_accuracy"
+    assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
+    trials = make_plan(experiment, laptop(2)).trials
+    found = sorted((trial.cell.devices, trial.cell.per_device_batch_size, trial.seed, trial.kind) for trial in trials)
+    assert found == [(devices, 16, seed, "convergence") for devices in (1, 2) for seed in (3, 4)]
+    assert {trial.check_id == trial.cell.id for trial in trials if trial.cell.devices == 2} == {True}
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [({}, "to the program's own end"), ({"steps": 9}, "at most 9 steps"), ({"seconds": "2m"}, "at most 120 s")],
+)
+def test_how_long_a_script_trains_is_said(length: dict[str, Any], words: str) -> None:
+    settings = script(convergence={"seeds": 0, **length}).convergence
+    assert settings and settings.length == words and "contains evaluation" in settings.clock

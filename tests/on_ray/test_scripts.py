@@ -81,6 +81,58 @@ def test_a_ray_train_function_is_measured_in_a_worker_group_of_its_own_for_each_
     assert results.scaling.set_index("devices").loc[2, "equivalence"] == "connected" and results.findings.empty
 
 
+def test_what_a_ray_train_function_reports_is_its_learning_curve(execute: Execute) -> None:
+    if cluster.local_inventory().nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    config = {"batch_size": "{per_device_batch_size}", "width": 16, "lr": 0.01, "epochs": 3}
+    results = loop(
+        execute,
+        "tests.ray_loops:trains",
+        config=config,
+        throughput=None,
+        convergence={"seeds": 0, "target": {"metric": "loss", "at_most": 1000.0}},
+    )
+    assert results.trials["outcome"].tolist() == ["ok", "ok"], results.trials["reason"].tolist()
+    epochs = results.epochs
+    assert epochs["epoch"].tolist() == [1, 2, 3] * 2 and (epochs["reported_loss"] > 0).all()
+    assert epochs["samples"].tolist() == [8192, 16384, 24576] * 2
+    trained = results.convergence.set_index("devices")
+    assert trained["target"].unique().tolist() == ["reported_loss <= 1000"] and trained["reached"].all()
+    assert trained.loc[2, "equivalence"] == "connected"
+
+
+def test_a_ray_train_function_gets_its_part_of_ray_data_s_datasets(execute: Execute) -> None:
+    if cluster.local_inventory().nodes[0].cores < 2:
+        pytest.skip("needs two cores")
+    results = loop(
+        execute,
+        "tests.ray_loops:reads_datasets",
+        config={"batch_size": "{per_device_batch_size}", "epochs": 2},
+        datasets={"train": "tests.ray_loops:numbers"},
+        throughput=None,
+        convergence={"seeds": 0},
+        limits={"trial": 120.0},
+    )
+    assert results.trials["outcome"].tolist() == ["ok", "ok"], results.trials["reason"].tolist()
+    epochs = results.epochs.merge(results.trials[["trial_id", "devices"]], on="trial_id")
+    assert epochs["val_rows"].tolist() == [640 / devices for devices in epochs["devices"]]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        ("no_file", "FileNotFoundError: no file numbers.csv"),
+        ("nobers", "has no function 'nobers'; did you mean 'numbers'?"),
+    ],
+)
+def test_datasets_that_cannot_be_made_are_a_row(execute: Execute, function: str, reason: str) -> None:
+    grid = {"devices": 1, "per_device_batch_size": 8}
+    datasets = {"train": f"tests.ray_loops:{function}"}
+    results = loop(execute, "tests.ray_loops:reads_datasets", grid=grid, datasets=datasets, config={"epochs": 1})
+    assert results.trials["outcome"].tolist() == ["error"], results.trials[["outcome", "reason"]].to_dict()
+    assert reason in results.trials["reason"].iloc[0], results.trials["reason"].tolist()
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

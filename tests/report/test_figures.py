@@ -264,7 +264,8 @@ def test_crosses_mark_cells_that_lack_memory_or_samples(columns: dict[str, Any],
 
 def training(name: str = "ddp2", **columns: Any) -> dict[str, Any]:
     """Return a training on two devices; that of a seed is in a block of its own."""
-    return line(name, kind="convergence", rates=(1.0, 1.0), block=columns.get("seed", 0), **columns)
+    fixed = {"kind": "convergence", "rates": (1.0, 1.0), "block": columns.get("seed", 0)}
+    return line(name, **{**fixed, **columns})
 
 
 def curves_of(lines: list[dict[str, Any]], *accuracies: list[float]) -> pd.DataFrame:
@@ -305,7 +306,7 @@ def test_learning_curves_hold_the_median_and_range_of_a_cell_s_seeds_and_a_row_a
     [
         ({"metric": "val_accuracy", "at_least": 0.7}, [0.7]),
         ({"metric": "val_accuracy", "at_least": 0.95}, [0.95]),
-        ({"metric": "val_loss", "at_most": 0.7}, []),
+        ({"metric": "val_loss", "at_most": 0.7}, [0.7]),
         (None, []),
     ],
 )
@@ -319,6 +320,45 @@ def test_a_target_is_a_dashed_line_in_its_metric_s_panels(target: dict[str, Any]
     low, high = metric.get_ylim()
     assert all(low < level < high for level in drawn_at), "also one that was not reached is on the axis"
     assert len(loss.get_lines()) == 1 and ("Dashed: the target." in drawing.caption) == bool(drawn_at)
+
+
+def reports_of(lines: list[dict[str, Any]], **metrics: float) -> pd.DataFrame:
+    """What scripts report: these metrics twice."""
+    rows = [
+        {"trial_id": one["trial_id"], "attempt": 1, "epoch": epoch, "train_s": float(epoch), **metrics}
+        for one in lines
+        for epoch in (1, 2)
+    ]
+    return EPOCHS.frame(rows)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "panels"),
+    [
+        ({"val_loss": 2.0, "train_loss": 1.0}, ["validation loss", "training loss"]),
+        ({"reported_f1": 0.5}, ["reported f1"]),
+        ({"reported_f1": 0.5, "reported_loss": 0.5, "train_loss": 1.0}, ["reported loss", "training loss"]),
+        ({"train_loss": 1.0}, ["training loss"]),
+        ({"train_loss": 1.0, "samples": 10}, ["training loss", "training loss"]),
+        ({"train_f1": 1.0}, ["training f1"]),
+    ],
+)
+def test_what_scripts_report_is_drawn_against_time(metrics: dict[str, float], panels: list[str]) -> None:
+    lines = [training(f"script{n}", strategy="script", devices=n, rates=(1.0,) * n) for n in (1, 2)]
+    target = {"metric": "loss", "at_most": 0.1}
+    grid = {"devices": [1, 2], "per_device_batch_size": [16]}
+    content = {"name": "x", "script": "x.py", "grid": grid, "convergence": {"seeds": 0, "target": target}}
+    experiment = parse_experiment(content, source="x.yaml")
+    results = with_tables(results_of(lines, reports_of(lines, **metrics)), experiment=experiment)
+    drawing = Drawings(results)["convergence"]
+    axes = axes_of(drawing.figure)
+    assert [one.get_ylabel() for one in axes] == panels
+    clocks = ["training time (s)", "training samples" if "samples" in metrics else "training time (s)"]
+    assert [one.get_xlabel() for one in axes] == clocks[: len(axes)]
+    assert [text.get_text() for text in axes[0].texts] == ["x1", "x2"]  # lines of one colour
+    assert "it contains evaluation, but no pauses" in drawing.caption
+    dashed = [one for one in axes[0].get_lines() if one.get_linestyle() == "--"]
+    assert len(dashed) == ("reported_loss" in metrics)
 
 
 def test_a_median_ends_where_the_first_of_its_seeds_diverged() -> None:

@@ -218,8 +218,9 @@ def test_a_cell_has_its_axes_and_options_as_parameters_and_speeds_with_their_int
 
 def test_cells_have_their_curves_by_epoch_and_seed_and_what_the_verdict_says(exported: Runs) -> None:
     run = cell(exported, "single")
-    curve = [(value, step) for name, value, step in run.metrics if name == "val_accuracy/seed_1"]
-    assert curve == [(0.7, 1)]
+    for metric in ("val_accuracy", "reported_f1"):
+        curve = [(value, step) for name, value, step in run.metrics if name == f"{metric}/seed_1"]
+        assert curve == [(0.7, 1)]
     found = values(run)
     assert found["time_to_target_s/seed_0"] == 2.0 and "time_to_target_s/seed_1" not in found
     tags = [run.tags for run in exported[1]]

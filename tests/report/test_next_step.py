@@ -123,6 +123,15 @@ def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
     given = {"experiment": {"throughput": None, "convergence": {"epochs": 3}}}
     assert said(missed, **given)[0].startswith("No training reached the target. With convergence.epochs: 6")
     assert next_of(missed, **given)["convergence"]["epochs"] == 6
+    grid = {"devices": [8], "per_device_batch_size": [32]}
+    script: dict[str, Any] = {"script": "train.py", "grid": grid, "throughput": None}
+    limited = {"experiment": {**script, "convergence": {"seeds": 0, "steps": 5}}}
+    assert next_of(missed, **limited)["convergence"]["steps"] == 10
+    last = [*verdict_of(missed, experiment={**script, "convergence": {"seeds": 0}}).by_heading.values()][-1][0]
+    assert (last.text, last.command) == (
+        "No training reached the target: let the program train longer, by its own arguments.",
+        "",
+    )
     reached = {**missed, "code": "reached", "value": 5.0}
     assert "Nothing here calls for another measurement" in said(missed, reached, **given)[0]
 

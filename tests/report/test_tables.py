@@ -371,6 +371,18 @@ def test_the_table_has_every_epoch_or_some_of_a_long_training_and_always_the_las
     assert len(table_of(epochs_of("ddp2-s0", [0.5] * 20))) == 1 + 20
 
 
+def test_the_metrics_of_a_script_have_their_own_names() -> None:
+    epochs = epochs_of("ddp2-s0", [0.5]).assign(val_accuracy=pd.NA, train_loss=pd.NA, reported_accuracy=[91.5])
+    titles, row = table_of(epochs.assign(val_f1=[0.25]))
+    assert dict(zip(titles, row, strict=True)).items() >= {"reported accuracy": "91.5", "validation f1": "0.25"}.items()
+    found = convergence(trials_of([line("ddp2", kind="convergence", rates=(1.0,))]), epochs, None)
+    heads = [heading.title for heading in convergence_table(found).columns]
+    assert "reported accuracy" in heads and "accuracy" not in heads
+    assert epoch_lines({"epoch": [3], "train_loss": [None], "learning_rate": [None], "reported_f1": [0.5]}) == [
+        "epoch 3: reported f1 0.5"
+    ]
+
+
 def test_lines_for_a_terminal_have_what_was_computed() -> None:
     timed = {"epoch": [1, 2], "samples": [1437, 2874], "train_s": [1.0, 2.0], "learning_rate": [0.1, 0.01]}
     losses = {"train_loss": [1.2, float("nan")], "val_loss": [0.5, None]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from ray.util import placement_group_table, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 
 from harness.config.experiment import Experiment
-from harness.errors import ClusterLostError
+from harness.config.script import ScriptExperiment
+from harness.errors import ClusterLostError, WorkloadError
 from harness.launch.failures import (
     blamed,
     despite,
@@ -46,12 +48,14 @@ from harness.plan.inventory import Machine, Node
 from harness.plan.rows import Json
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.scratch import Scratch
-from harness.system.user_code import CodeVersion
+from harness.system.user_code import CodeVersion, load_user_function
 from harness.train.ranks import Ranks
 
-UNUSED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
-"""Ray's callbacks that a run does without: the manager of Ray Data's datasets, and one that frees the resources of a
-controller that died. Ray frees them itself when the driver is gone, and ``free_devices`` while the driver runs."""
+CLEANER, MANAGER = "PlacementGroupCleanerCallback", "DatasetsCallback"
+"""Ray's callbacks that a run does without: one that frees the resources of a controller that died, which Ray does
+itself when the driver is gone, and ``free_devices`` while it runs; and, unless a loop has some, that of datasets."""
+DATA_CORES = 1
+"""Cores of a node that Ray does not reserve for workers if a loop has datasets, whose tasks need them."""
 START_LIMIT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 END_S = 60.0
 """Timeout of Ray to notice that the workers of a group were killed."""
@@ -196,6 +200,7 @@ class RayLauncher:
         version = self.versions.get(group.variant)
         job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path, version)
         mailbox = self.cluster.mailbox
+        datasets = datasets_of(self.experiment, self.import_path)
         trainer = TorchTrainer(
             train,
             train_loop_config={"job": job, "mailbox": mailbox, "launch": number},
@@ -203,6 +208,7 @@ class RayLauncher:
                 backend=group.backend, timeout_s=self.experiment.limits.collective_s, mailbox=mailbox, launch=number
             ),
             scaling_config=self._scaling(group, nodes),
+            datasets=datasets,
             run_config=RunConfig(
                 name=f"{group.id}-{number}",
                 storage_path=str(self._storage.path),
@@ -212,7 +218,7 @@ class RayLauncher:
                 worker_runtime_env={"env_vars": process_variables(group, self.machine.threads_per_device)},
             ),
         )
-        private.drop_callbacks(trainer, UNUSED)
+        private.drop_callbacks(trainer, (CLEANER,) if datasets else (CLEANER, MANAGER))
         if self.cluster.request:
             private.leave_out_requests(trainer)
         return trainer
@@ -222,12 +228,33 @@ class RayLauncher:
         if len(self.cluster.inventory.nodes) > 1:
             names = [node.node_id for node in nodes for _ in range(group.placement.workers_per_node)]
             pinned["label_selector"] = [{"ray.io/node-id": name} for name in names]
+        resources = worker_resources(group, self.machine, nodes)
+        if datasets_of(self.experiment, None):
+            cores = min(node.cores for node in nodes)
+            resources["CPU"] = int(100 * resources["CPU"] * max(0, cores - DATA_CORES) / cores) / 100
         return ScalingConfig(
             num_workers=group.placement.workers,
             use_gpu=group.device == "cuda",
-            resources_per_worker=worker_resources(group, self.machine, nodes),
+            resources_per_worker=resources,
             **pinned,
         )
+
+
+def datasets_of(experiment: Experiment, import_path: str | None) -> dict[str, Callable[[], Any]]:
+    """Return the functions that make a loop's datasets, which Ray Train's controller calls."""
+    named = experiment.datasets if isinstance(experiment, ScriptExperiment) else {}
+    return {name: partial(_dataset, name, function, import_path) for name, function in named.items()}
+
+
+def _dataset(name: str, function: str, import_path: str | None) -> object:
+    if import_path and import_path not in sys.path:
+        sys.path.insert(0, import_path)
+    what = f"datasets.{name} {function!r}"
+    make = load_user_function(what, function)
+    try:
+        return make()
+    except Exception as error:
+        raise WorkloadError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Start:
     optimizer: int
     pauses: bool
     profiles: bool
+    trains: bool
     counter: str | None
     stack: str | None
 
@@ -62,7 +63,12 @@ def run_script(parent: Connection, start: Start) -> int:
     from harness.measure.script.counting import EndOfTrial, StepRecorder
 
     recorder = StepRecorder(
-        parent, _advance(start.counter), optimizer=start.optimizer, pauses=start.pauses, profiles=start.profiles
+        parent,
+        _advance(start.counter),
+        optimizer=start.optimizer,
+        pauses=start.pauses,
+        profiles=start.profiles,
+        trains=start.trains,
     )
     recorder.install()
     for name in ("spawn", "start_processes"):

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 import weakref
+from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -23,6 +24,7 @@ from torch.utils.data import dataloader
 
 from harness import probe
 from harness.measure.script.profiling import ProfiledSteps, StepProfiler
+from harness.measure.script.reports import Reports, Values, read_libraries
 from harness.system.process import resident_peak
 
 TICK_S = 0.2
@@ -35,15 +37,22 @@ clock = time.perf_counter
 
 @dataclass(frozen=True)
 class Schedule:
-    """The timed windows: the step after which the first begins, the steps of each, and their number."""
+    """The timed windows: the step after which the first begins, the steps of each, and their number.
+
+    Without windows, of a training: the step at whose end it ends.
+    """
 
     start: int
-    steps: int
-    windows: int
+    steps: int = 0
+    windows: int = 0
 
     @property
     def edges(self) -> tuple[int, ...]:
         return tuple(self.start + number * self.steps for number in range(self.windows + 1))
+
+
+def _numbers() -> MutableSequence[float]:
+    return array("d")  # 8 bytes each: a training may have millions
 
 
 @dataclass
@@ -54,10 +63,10 @@ class Steps:
     each step from the first edge on by the GPU's stream; empty on a CPU.
     """
 
-    ended: list[float] = field(default_factory=list)
-    wait_s: list[float] = field(default_factory=list)
-    samples: list[float] = field(default_factory=list)
-    pause_s: list[float] = field(default_factory=list)
+    ended: MutableSequence[float] = field(default_factory=_numbers)
+    wait_s: MutableSequence[float] = field(default_factory=_numbers)
+    samples: MutableSequence[float] = field(default_factory=_numbers)
+    pause_s: MutableSequence[float] = field(default_factory=_numbers)
     edges: list[tuple[int, float]] = field(default_factory=list)
     device_s: list[float] = field(default_factory=list)
 
@@ -96,12 +105,16 @@ class WindowsBegun:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last window has ended, or the script itself; ``late``: the step at which the first edge was noticed."""
+    """The last window has ended, or the script itself; ``late``: the step at which the first edge was noticed.
+
+    ``reports``: those of a training.
+    """
 
     steps: Steps
     facts: Facts
     by_itself: bool
     late: int | None = None
+    reports: Reports | None = None
 
 
 @dataclass(frozen=True)
@@ -128,14 +141,24 @@ class StepRecorder:
     """Counts the steps of this process, sends them to the parent and ends the script after the last window.
 
     ``optimizer``: the number of the optimizer whose steps count. ``pauses``: whether evaluation is no training time.
-    ``profiles``: whether steps after the windows are profiled. ``advance``: counts a step for the watchdog.
+    ``profiles``: whether steps after the windows are profiled. ``trains``: whether the trial is a training, whose
+    reports are kept. ``advance``: counts a step for the watchdog.
     """
 
     def __init__(
-        self, parent: Connection, advance: Callable[[], None], *, optimizer: int, pauses: bool, profiles: bool
+        self,
+        parent: Connection,
+        advance: Callable[[], None],
+        *,
+        optimizer: int,
+        pauses: bool,
+        profiles: bool,
+        trains: bool = False,
     ) -> None:
         self._parent, self._advance, self._optimizer, self._pauses = parent, advance, optimizer, pauses
         self._profiles = profiles
+        self._reports = Reports() if trains else None
+        self._all_samples = self._all_pauses_s = 0.0
         self._profiler: StepProfiler | None = None
         self._lock = threading.Lock()
         self._steps = Steps()
@@ -159,6 +182,8 @@ class StepRecorder:
         register_optimizer_step_post_hook(self._after_optimizer)
         probe.record_by(self)
         self._time_loaders()
+        if self._reports:
+            read_libraries(self.report)
         threading.Thread(target=self._follow, daemon=True, name="harness").start()
 
     def _send(self, message: object) -> None:
@@ -177,9 +202,10 @@ class StepRecorder:
                     seconds = [ended[i] - ended[i - 1] - paused[i] for i in range(first, count)]
                     self._send(Progress(seconds, count))
                     sent = count
-            schedule: Schedule = self._parent.recv()
-            self._edges = deque(schedule.edges)
-            self._next_edge = schedule.start
+            schedule = self._parent.recv()
+            if isinstance(schedule, Schedule):  # else the end of a training that has ended by itself
+                self._edges = deque(schedule.edges)
+                self._next_edge = schedule.start
 
     # -- what a step is
 
@@ -213,8 +239,23 @@ class StepRecorder:
     def go_on(self) -> None:
         if self._paused_at is not None:
             self._synchronize()
-            self._pause_s += clock() - self._paused_at
+            paused_s = clock() - self._paused_at
+            self._pause_s += paused_s
+            self._all_pauses_s += paused_s
             self._paused_at = None
+
+    def report(self, values: Values) -> None:
+        """Keep what the script reports of its training; in a trial of its speed nothing."""
+        if self._reports is None or not values:
+            return
+        if self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples):
+            self._samples = 0.0  # of the evaluation, whose batches a Trainer fetches with gradients enabled
+        self._advance()  # an evaluation between steps is no hang
+
+    def _train_s(self) -> float:
+        """Return the seconds since the end of the first step, without pauses."""
+        now = clock() if self._paused_at is None else self._paused_at
+        return now - self._steps.ended[0] - self._all_pauses_s if self._steps.ended else 0.0
 
     def _take(self) -> None:
         steps = self._steps
@@ -227,10 +268,14 @@ class StepRecorder:
         steps.samples.append(self._samples)
         steps.pause_s.append(self._pause_s)
         steps.ended.append(now)  # last: the other thread reads as many of each as there are ends
+        self._all_samples += self._samples
         self._wait_s = self._samples = self._pause_s = 0.0
         self._advance()
         if len(steps.ended) == 1:
+            self._all_pauses_s = 0.0
             self._note_group()
+            if self._reports:
+                read_libraries(self.report)  # a Trainer that takes steps is imported
         if self._profiler:
             if self._profiler.step(steps.wait_s[-1], steps.pause_s[-1]):
                 self._send(Profiled(self._profiler.end()))
@@ -267,7 +312,7 @@ class StepRecorder:
             if self._events:
                 self._record(0)
             return
-        self._send(Finished(steps, self.facts(), by_itself=False, late=self._late))
+        self._send(self._finished(by_itself=False))
         self._sent = True
         if not self._profiles or self._late is not None:
             self._end()
@@ -315,7 +360,10 @@ class StepRecorder:
         if self._sent:
             self._not_profiled()
         else:
-            self._send(Finished(self._steps, self.facts(), by_itself=True))
+            self._send(self._finished(by_itself=True))
+
+    def _finished(self, *, by_itself: bool) -> Finished:
+        return Finished(self._steps, self.facts(), by_itself, self._late, self._reports)
 
     def fail(self, kind: str, message: str) -> None:
         """Send the error that ended the script, unless that was after the last window."""

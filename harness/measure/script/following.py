@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +14,7 @@ import numpy as np
 
 from harness.config.axes import PLAIN_AXES
 from harness.config.script import GIVEN, ScriptExperiment
-from harness.config.sections import Throughput
-from harness.config.strategy_traits import COLLECTIVES
+from harness.config.sections import Convergence, Throughput
 from harness.config.values import PlainValue
 from harness.measure.profiles import PROFILED_STEPS
 from harness.measure.scenarios import TrialContext
@@ -44,19 +42,25 @@ from harness.measure.script.parent import (
     visible_gpus,
 )
 from harness.measure.script.profiling import ProfiledSteps
-from harness.measure.stepper import TimedWindow, joined, of_slowest, step_columns, step_quantiles, window_rows
+from harness.measure.script.reports import NOTHING, Report, Reports, curve_of, first_not_finite, judge_reports
+from harness.measure.script.windows import exchange_of, profiled_windows, windows_of
+from harness.measure.stepper import (
+    columns_of,
+    joined,
+    of_slowest,
+    step_columns,
+    step_quantiles,
+    window_rows,
+)
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
-from harness.measure.window import Window
 from harness.plan.cell import Cell
-from harness.plan.rows import RankFacts, TrialFacts, WindowKind
+from harness.plan.rows import FindingRow, RankFacts, TrialFacts
 from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
 
-MARGIN_S = 4 * TICK_S
-"""How long before the first window its step is named, at the pace of the warm-up, so that every rank knows it."""
+MARGIN_TICKS = 4
+"""How long before the first window its step is named, in looks at the script, at the pace of the steps before."""
 RECENT, MOST_MARGIN = 50, 10_000
-LEAST_TIMED = 2
-"""The least number of steps that make a window of a script that ends early."""
 PROFILE_S, PROFILE_STEPS, MOST_PROFILE_S = 30.0, 10 * (1 + PROFILED_STEPS), 240.0
 """The longest wait for the profile of a few steps: beside ten times their time in the windows, and in all."""
 NOT_PROFILED = "the steps after the windows were not profiled: they paused, or ended, or profile themselves"
@@ -87,10 +91,12 @@ class Followed:
 
 
 def script(context: TrialContext) -> TrialResult:
-    """Run a script on this rank until its last window; raise ScriptFailed if it fails or takes too few steps."""
+    """Run a script on this rank until its last window, or the end of its training.
+
+    Raise ScriptFailed if it fails, takes too few steps, or reports nothing of a training.
+    """
     experiment, trial, ranks = context.experiment, context.trial, context.ranks
     assert isinstance(experiment, ScriptExperiment) and experiment.script
-    settings = experiment.throughput_of(trial.purpose)
     master, gpus = master_address(ranks, trial.cell), visible_gpus(ranks)
     kept = Path(experiment.keep) / trial.id if isinstance(experiment.keep, str) else None
     with trial_folder(ranks, experiment.script, kept) as folder:
@@ -102,7 +108,8 @@ def script(context: TrialContext) -> TrialResult:
             arguments=tuple(experiment.command(values)),
             optimizer=experiment.step.optimizer,
             pauses=experiment.step.pause == "validation",
-            profiles=experiment.profiles(trial.purpose),
+            profiles=profiles_of(context, experiment),
+            trains=trial.kind == "convergence",
             counter=os.environ.get(COUNTER_VARIABLE),
             stack=os.environ.get(STACK_VARIABLE),
         )
@@ -110,9 +117,7 @@ def script(context: TrialContext) -> TrialResult:
         process = ScriptProcess(start, environment_of(ranks, trial.cell, master, gpus, plain=plain), folder)
         try:
             with context.part("script"):
-                advances = context.advance if start.profiles else None
-                shared = trial.cell.oversubscribed
-                followed = follow(process, ranks, settings, shared=shared, profile_advances=advances)
+                followed = follow(process, context, experiment, start.profiles)
             with context.part("end of the script"):
                 process.end(END_S)
             return result(context, experiment, followed, stated, process.output())
@@ -130,20 +135,73 @@ def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
     return {**values, **cell.workload_options, "seed": seed, "folder": str(folder)}
 
 
-def follow(
-    process: Process,
-    ranks: Ranks,
-    settings: Throughput,
-    *,
-    shared: bool = False,
-    profile_advances: Callable[[], None] | None = None,
-) -> Followed:
-    """Follow the warm-up, name the windows on all ranks alike, and wait for their end.
+def profiles_of(context: TrialContext, experiment: ScriptExperiment) -> bool:
+    """Return whether steps after the windows of the trial are profiled."""
+    return context.trial.kind != "convergence" and experiment.profiles(context.trial.purpose)
 
-    ``profile_advances``: wait for the profile too, and call this meanwhile, for the watchdog; None: there is none.
+
+def follow(process: Process, context: TrialContext, experiment: ScriptExperiment, profiles: bool) -> Followed:
+    """Follow the process to the end of its windows, or of its training, on all ranks alike.
+
+    ``profiles``: wait for the profile too, and meanwhile advance the watchdog's counter.
     """
+    ranks, trial = context.ranks, context.trial
+    profile, load, steady = None, RankFacts(), True
+    if trial.kind == "convergence":
+        assert experiment.convergence
+        end = _followed_training(process, ranks, experiment.convergence)
+    else:
+        settings = experiment.throughput_of(trial.purpose)
+        end, load, steady = _followed_windows(process, ranks, settings, shared=trial.cell.oversubscribed)
+        if profiles and not end.by_itself:
+            profile = _profiled(process, end.steps, context.advance)
+    process.remember_children()
+    ranks.barrier()  # no rank's script ends while another still needs it
+    process.send("end")
+    return Followed(end, load, steady, profile)
+
+
+def _followed_training(process: Process, ranks: Ranks, settings: Convergence) -> Finished:
+    """Follow a training to its own end or its limit; return this rank's end.
+
+    It ends at the end of the step after the last one, so that an evaluation after that is reported.
+    """
+    if settings.steps:
+        process.send(Schedule(settings.steps + 1))
+    until: list[float] = []
+
+    def limit(seconds: list[float], count: int) -> Schedule | None:
+        if settings.seconds and count and not until:
+            until.append(time.monotonic() + settings.seconds)
+        del seconds[:-RECENT]
+        return Schedule(count + _margin(seconds, WAIT_S)) if until and time.monotonic() > until[0] else None
+
+    count, end = _to_schedule(process, ranks, limit, WAIT_S, waits=True)
+    while end is None:
+        for message in process.messages(WAIT_S):
+            end = _end_of(message) or end
+            if end is not None:
+                break
+        _check(process, end, count)
+    if end.late is not None:
+        said = f"rank {ranks.rank} was at step {end.late} before it knew where its training ends: its steps are"
+        raise ScriptFailed("StepsIrregular", f"{said} irregular; limit it by convergence.steps")
+    return end
+
+
+def _followed_windows(
+    process: Process, ranks: Ranks, settings: Throughput, *, shared: bool
+) -> tuple[Finished, RankFacts, bool]:
+    """Follow the warm-up and name the windows; return this rank's end, its load, and whether the warm-up was steady."""
     warm_up = WarmUp(settings, ranks.devices[0].type)
-    count, end = _to_windows(process, ranks, warm_up, settings)
+
+    def windows(seconds: list[float], count: int) -> Schedule | None:
+        if not warm_up.is_over(seconds):
+            return None
+        steps = window_length(settings, warm_up.pace_s)
+        return Schedule(count + _margin(seconds, TICK_S), steps, settings.windows)
+
+    count, end = _to_schedule(process, ranks, windows, TICK_S)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
     begun = False
     while end is None:
@@ -161,13 +219,7 @@ def follow(
         )
         raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
-    profile = None
-    if profile_advances and not end.by_itself:
-        profile = _profiled(process, end.steps, profile_advances)
-    process.remember_children()
-    ranks.barrier()  # no rank's script ends while another still needs it
-    process.send("end")
-    return Followed(end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady), profile)
+    return end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady)
 
 
 def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> ProfiledSteps | None:
@@ -182,36 +234,47 @@ def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Pr
     return None
 
 
-def _to_windows(process: Process, ranks: Ranks, warm_up: WarmUp, settings: Throughput) -> tuple[int, Finished | None]:
-    """Follow the warm-up until the windows are named, or all ranks have ended; return this rank's steps, and end."""
+def _to_schedule(
+    process: Process,
+    ranks: Ranks,
+    named: Callable[[list[float], int], Schedule | None],
+    tick_s: float,
+    *,
+    waits: bool = False,
+) -> tuple[int, Finished | None]:
+    """Follow the steps until rank 0 names a schedule, or all ranks have ended; return this rank's steps, and end.
+
+    ``named``: of rank 0's seconds of steps so far and the most steps of a rank, the schedule, once it is known.
+    ``waits``: whether a rank that takes steps after another one's end is waited for.
+    """
     seconds: list[float] = []
+    counts: list[int] = []
     count, end = 0, None
     first_end: float | None = None
     while True:
-        for message in process.messages(TICK_S):
+        for message in process.messages(tick_s):
             if isinstance(message, Progress):
                 seconds += message.seconds
                 count = message.count
             end = _end_of(message) or end
         _check(process, end, count)
-        counts = ranks.gather(len(end.steps.ended) if end else count)
+        before, counts = counts, ranks.gather(len(end.steps.ended) if end else count)
         ended = ranks.gather(end is not None)
-        schedule = None
-        if ranks.first and not any(ended) and warm_up.is_over(seconds):
-            shortest = float(np.percentile(seconds[-RECENT:], 10))  # between evaluations steps may be much shorter
-            margin = max(2, math.ceil(MARGIN_S / shortest)) if shortest > 0 else MOST_MARGIN
-            schedule = Schedule(
-                max(counts) + min(margin, MOST_MARGIN), window_length(settings, warm_up.pace_s), settings.windows
-            )
-        schedule = ranks.broadcast(schedule)
+        schedule = ranks.broadcast(named(seconds, max(counts)) if ranks.first and not any(ended) else None)
         if schedule:
             process.send(schedule)
         if schedule or all(ended):
             return count, end
-        different = any(ended) and len({*counts}) > 1
+        different = any(ended) and len({*counts}) > 1 and not (waits and counts != before)
         first_end = (first_end or time.monotonic()) if different else None
         if first_end and time.monotonic() - first_end > END_S:
             _different(counts)
+
+
+def _margin(seconds: Sequence[float], tick_s: float) -> int:
+    """Return how many steps ahead a step is named, so that every rank knows it before."""
+    shortest = float(np.percentile(seconds[-RECENT:], 10)) if seconds else 0.0  # much shorter between evaluations
+    return min(max(2, math.ceil(MARGIN_TICKS * tick_s / shortest)), MOST_MARGIN) if shortest > 0 else MOST_MARGIN
 
 
 def _different(counts: Sequence[int]) -> None:
@@ -240,9 +303,11 @@ def result(
 ) -> TrialResult:
     """Return the rows of all ranks; ``stated``: samples of a step, None if they were counted."""
     ranks, end, trial = context.ranks, followed.end, context.trial
-    settings, unit = experiment.throughput_of(trial.purpose), str(experiment.step.unit)
     if len({*(counts := ranks.gather(len(end.steps.ended)))}) > 1:
         _different(counts)
+    if end.reports is not None:
+        return _trained(context, experiment, end, end.reports, stated, output)
+    settings, unit = experiment.throughput_of(trial.purpose), str(experiment.step.unit)
     seen, weight = ranks.gather(Seen.of(end)), stated
     if stated is None and not all(each.samples for each in seen):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
@@ -269,9 +334,9 @@ def result(
     asked = experiment.profiles(trial.purpose) and not end.by_itself
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
-    findings = judge(seen, trial.cell, stated, known) if trial.purpose == "doctor" or not trial.block else ()
+    judged = trial.purpose == "doctor" or not trial.block
     found: TrialFacts = {
-        "findings": [finding.row() for finding in findings],
+        "findings": _findings(experiment, trial.cell, seen, stated, known) if judged else [],
         "steady": followed.steady and not end.by_itself,
         "optimizers": ", ".join(facts.optimizers),
         "ended_early": end.by_itself,
@@ -292,90 +357,61 @@ def result(
     )
 
 
-def profiled_windows(profile: ProfiledSteps) -> list[TimedWindow]:
-    """Return the profiled steps without their exchange and, on a GPU, whose timed windows mark no wait, whole.
+def _findings(
+    experiment: ScriptExperiment,
+    cell: Cell,
+    seen: Sequence[Seen],
+    stated: float | None,
+    profiles: Sequence[ProfiledSteps],
+) -> list[FindingRow]:
+    """Return the findings on a script's steps."""
+    if experiment.throughput is None:  # examined for trainings alone, which end by themselves
+        seen = [replace(each, by_itself=False) for each in seen]
+    paused = experiment.step.pause == "validation"
+    return [finding.row() for finding in judge(seen, cell, stated, profiles, paused=paused)]
 
-    ``idle_s`` is the part of the GPU's idle time in which the host waits for data.
+
+def _trained(
+    context: TrialContext,
+    experiment: ScriptExperiment,
+    end: Finished,
+    reports: Reports,
+    stated: float | None,
+    output: str,
+) -> TrialResult:
+    """Return the learning curve of a training: what the first rank that reports anything has reported.
+
+    Raise ScriptFailed if none has.
     """
+    ranks, trial, steps = context.ranks, context.trial, end.steps
+    summaries = ranks.gather(reports.summary())
+    chosen = next((rank for rank, each in enumerate(summaries) if each.names), None)
+    if chosen is None:
+        raise ScriptFailed("NothingReported", NOTHING.format(steps=len(steps.ended)))
+    counts = stated is not None or all(ranks.gather(sum(steps.samples) > 0))
 
-    def window(kind: WindowKind, step_s: float) -> TimedWindow:
-        steps, idle_s = PROFILED_STEPS, profile.idle_s
-        duration_s, nothing = steps * step_s, [0.0] * steps
-        by_host = with_rest({"wait": steps * profile.wait_s}, duration_s)
-        phases = by_host if idle_s is None else with_rest({"idle": steps * min(idle_s, profile.wait_s)}, duration_s)
-        seconds = [step_s] * steps
-        of_host = {} if idle_s is None else by_host
-        return TimedWindow(kind, Window(duration_s, seconds, nothing, nothing, nothing, phases, of_host), 0.0)
+    def samples_of(report: Report) -> float | None:
+        own = report.samples if stated is None else stated * report.step
+        return round(own * ranks.world_size) if counts and experiment.step.unit == "samples" else None
 
-    of_gpu = [] if profile.idle_s is None else [window("phases", profile.step_s)]
-    return [window("alone", profile.step_s - profile.exposed_s), *of_gpu]
-
-
-def with_rest(phases: Mapping[str, float], duration_s: float) -> dict[str, float]:
-    """Return the seconds of phases with those of the rest of a window."""
-    return {**phases, "rest": duration_s - sum(phases.values())}
-
-
-def exchange_of(profiles: Sequence[ProfiledSteps]) -> TrialFacts:
-    """Return the seconds a step in which collectives ran, and were exposed, of the rank that waits least for them.
-
-    The others wait for that rank, which is no cost of exchange.
-    """
-    exchanging = [profile for profile in profiles if profile.exchange_s]
-    least = min(exchanging, key=lambda profile: profile.exposed_s, default=None)
-    if least is None:
-        return {}
-    name = COLLECTIVES.name
-    return {"exchange_s": {name: least.exchange_s}, "exposed_s": {name: least.exposed_s}}
-
-
-def windows_of(end: Finished, settings: Throughput, stated: float | None) -> list[TimedWindow]:
-    """Return the warm-up and the timed windows of a script's steps.
-
-    ``stated``: samples of a step; None: those that were counted. Of a script that ended early the complete windows
-    count; without one all steps after the warm-up, or after half of them. Raises ScriptFailed if they are too few.
-    """
-    steps = end.steps
-    ended = np.asarray(steps.ended)
-    edges = list(steps.edges)
-    if len(edges) < 2:
-        first = min(settings.warmup_steps, len(ended) // 2)
-        if first < 1 or len(ended) - first < LEAST_TIMED:
-            said = f"the script ended by itself after {len(ended)} steps of an optimizer; at least {1 + LEAST_TIMED}"
-            raise ScriptFailed("ScriptEnded", f"{said} are needed")
-        edges = [(first, float(ended[first - 1])), (len(ended), float(ended[-1]))]
-    pause = np.asarray(steps.pause_s)
-    samples = np.asarray(steps.samples) if stated is None else np.full(len(ended), stated)
-    waits = np.asarray(steps.wait_s)
-
-    def window(
-        kind: WindowKind, first: int, last: int, began: float, over: float, seconds: Sequence[float]
-    ) -> TimedWindow:
-        """Return the window of the steps after number ``first``, up to number ``last``."""
-        of = slice(first, last)
-        duration = over - began - float(pause[of].sum())
-        nothing = [0.0] * (last - first)
-        # a GPU may compute while the host waits
-        phases = {} if end.facts.on_cuda else with_rest({"wait": float(waits[of].sum())}, duration)
-        return TimedWindow(
-            kind,
-            Window(duration, list(seconds), waits[of].tolist(), nothing, nothing, phases, {}),
-            float(samples[of].sum()),
-        )
-
-    def by_host(first: int, last: int, began: float) -> list[float]:
-        between = np.diff(np.concatenate([[began], ended[first:last]]))
-        return list(map(float, between - pause[first:last]))
-
-    start = edges[0][0]
-    warm_up = window("warmup", 1, start, float(ended[0]), float(ended[start - 1]), by_host(1, start, float(ended[0])))
-    found = [warm_up] if start > 1 else []
-    for (first, began), (last, over) in pairwise(edges):
-        offset = first - start
-        by_device = steps.device_s[offset : offset + last - first]
-        seconds = by_host(first, last, began)
-        if len(by_device) == last - first:  # a pause is in the stream's time too
-            pairs = zip(by_device, seconds, pause[first:last], strict=True)
-            seconds = [host if paused else device for device, host, paused in pairs]
-        found.append(window("timed", first, last, began, over, seconds))
-    return found
+    rows = ranks.gather(curve_of(reports.in_order(), samples_of) if ranks.rank == chosen else [])[chosen]
+    train_s = steps.ended[-1] - steps.ended[0] - sum(steps.pause_s[1:])
+    context.parts |= {"script": context.parts["script"] - train_s, "epochs": train_s}
+    seen = ranks.gather(Seen.of(end))
+    findings = [] if trial.block else [*judge_reports(summaries, chosen, rows)]
+    facts: TrialFacts = {
+        "findings": [finding.row() for finding in findings],
+        "optimizers": ", ".join(end.facts.optimizers),
+        "connected_ranks": together([each.facts for each in seen]),
+    }
+    diverged = first_not_finite(rows)
+    return TrialResult(
+        trial.id,
+        "diverged" if diverged else "ok",
+        diverged or "",
+        unit=str(experiment.step.unit),
+        steps_s=train_s,
+        epochs=columns_of(rows),
+        facts=facts,
+        detail=output,
+    )

@@ -44,9 +44,17 @@ IDLE = 0.2
 
 
 def judge(
-    ranks: Sequence[Seen], cell: Cell, stated: float | None, profiles: Sequence[ProfiledSteps] = ()
+    ranks: Sequence[Seen],
+    cell: Cell,
+    stated: float | None,
+    profiles: Sequence[ProfiledSteps] = (),
+    *,
+    paused: bool = False,
 ) -> Iterator[Finding]:
-    """Yield findings on a script; ``stated``: samples of a step and rank by the file, None if counted."""
+    """Yield findings on a script.
+
+    ``stated``: samples of a step and rank by the file, None if counted. ``paused``: whether evaluation is a pause.
+    """
     facts, first = [each.facts for each in ranks], ranks[0]
     connected, trained = min(each.connected for each in facts), together(facts)
     if cell.devices > 1 and trained < cell.devices:
@@ -81,12 +89,12 @@ def judge(
             "pass {per_device_batch_size} in arguments, divide by the number of ranks if the script's is the global "
             "batch, or set the grid's batch size to that of the script",
         )
-    yield from _of_steps(first, profiles)
+    yield from _of_steps(first, profiles, paused)
 
 
-def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps]) -> Iterator[Finding]:
+def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps], paused: bool) -> Iterator[Finding]:
     """Yield findings on what the counted steps of the first rank hold, and on the GPUs' idle time in the profile."""
-    if first.facts.evaluation_batches:
+    if first.facts.evaluation_batches and not paused:
         yield Finding(
             SCRIPT,
             "note",

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from harness.config.script import ScriptExperiment
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.counting import EndOfTrial, StepRecorder
-from harness.measure.script.following import MOST_PROFILE_S, Followed, follow, result, values_of
+from harness.measure.script.following import MOST_PROFILE_S, Followed, follow, profiles_of, result, values_of
 from harness.measure.script.parent import ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.user_code import load_user_function
@@ -57,27 +57,24 @@ def loop(context: TrialContext) -> TrialResult:
     The processes end with the trial: the function may leave anything behind.
     """
     experiment, trial, ranks = context.experiment, context.trial, context.ranks
-    assert isinstance(experiment, ScriptExperiment) and experiment.loop and experiment.throughput
+    assert isinstance(experiment, ScriptExperiment) and experiment.loop
     context.device_failed = True
-    function = load_user_function(f"loop {experiment.loop!r}", experiment.loop)
     values = values_of(trial.cell, trial.seed, Path())
     stated = experiment.stated_samples(values)
     ours, theirs = Pipe()
-    step = experiment.step
-    profiles = experiment.profiles(trial.purpose)
+    step, profiles = experiment.step, profiles_of(context, experiment)
     recorder = StepRecorder(
-        theirs, context.advance, optimizer=step.optimizer, pauses=step.pause == "validation", profiles=profiles
+        theirs,
+        context.advance,
+        optimizer=step.optimizer,
+        pauses=step.pause == "validation",
+        profiles=profiles,
+        trains=trial.kind == "convergence",
     )
-    recorder.install()
+    recorder.install()  # before the user's module may import a function that is replaced
+    function = load_user_function(f"loop {experiment.loop!r}", experiment.loop)
     with _own_group(ranks) as control, context.part("script"):
-        following = Following(
-            lambda: follow(
-                InThread(ours),
-                control,
-                experiment.throughput_of(trial.purpose),
-                profile_advances=context.advance if profiles else None,
-            )
-        )
+        following = Following(lambda: follow(InThread(ours), replace(context, ranks=control), experiment, profiles))
         _run(function, experiment.config_of(values), recorder)
         followed = following.end()
     return result(context, experiment, followed, stated, "")

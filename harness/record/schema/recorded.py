@@ -112,19 +112,20 @@ TRAINING_STEPS = Table(
 
 EPOCHS = Table(
     "epochs",
-    "one epoch of a convergence trial",
+    "one epoch of a convergence trial, or one report of a script's; metrics that a script reports come last",
     (
         *TRIAL_COLUMNS,
-        _c("epoch", "Int64", "number of the epoch, from 1"),
+        _c("epoch", "Int64", "number of the epoch, from 1; of reports that name none, their number"),
         _c("samples", "Int64", "number of samples trained on, from the start of the training", "samples"),
         _c(
             "train_s",
             "Float64",
-            "training time from the start, with the first steps' warm-up: of the slowest rank, without evaluation",
+            "training time from the start, with the first steps' warm-up: of the slowest rank, without evaluation; "
+            "of a script from the end of its first step, of the rank that reports, with evaluation, without pauses",
             "s",
         ),
-        _c("evaluation_s", "Float64", "time of the evaluation after this epoch", "s"),
-        _c("train_loss", "Float64", "mean training loss over the epoch"),
+        _c("evaluation_s", "Float64", "time of the evaluation after this epoch; `<NA>` of a script", "s"),
+        _c("train_loss", "Float64", "mean training loss over the epoch; of a script as it reports it"),
         _c("learning_rate", "Float64", "learning rate of the epoch's last step, with warm-up and schedule"),
         _c("train_accuracy", "Float64", "the same as val_accuracy on the training set, with convergence.train_metrics"),
         _c("val_loss", "Float64", "mean validation loss, over each sample exactly once"),

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from harness.analysis.common import order
 from harness.analysis.results import Results
+from harness.config.script import CURVE_METRICS
 from harness.plan.labels import TAGS
 from harness.report.figures import captions
 from harness.report.figures.drawing import (
@@ -25,10 +26,12 @@ from harness.report.figures.drawing import (
     hatch_point,
     make_grid,
     mark,
+    name_line,
     strategy_legend,
 )
 from harness.report.figures.scales import linear_values, log_limits, log_values
 from harness.report.row import rows_of, settings
+from harness.report.tables.scaling import metric_title
 from harness.report.tables.text import decimal
 
 TRIAL, PLACE = ["trial_id", "attempt"], ["strategy", "devices"]
@@ -108,7 +111,7 @@ def _set_values(axes: Axes, values: pd.Series[float], *, percent: bool = False, 
 
 
 def learning_curves(results: Results) -> Drawing:
-    """Draw accuracy or validation loss against training time, and training loss against samples, a row a setting.
+    """Draw a metric against training time, and training loss against samples or time, a row a setting.
 
     A line is the median of a cell's seeds, epoch by epoch, its band their range; dashed: the target.
     """
@@ -116,12 +119,12 @@ def learning_curves(results: Results) -> Drawing:
     trials, epochs = _trainings(results, results.epochs)
     if epochs.empty:
         return Drawing(title, "Left out: no training was recorded (the file has no convergence section).", None)
-    metric = "val_accuracy" if epochs["val_accuracy"].notna().any() else "val_loss"
-    quantities = (
-        (metric, metric.replace("val_", "validation "), "train_s"),
-        ("train_loss", "training loss", "samples"),
-    )
-    curves = _over_seeds(epochs, [value for value, *_ in quantities])
+    metric = _metric_of(results, epochs)
+    counted = "samples" if epochs["samples"].notna().any() else "train_s"
+    clocks = dict.fromkeys([(metric, "train_s"), ("train_loss", counted)])
+    known = [(value, clock) for value, clock in clocks if value == metric or epochs[value].notna().any()]
+    quantities = [(value, metric_title(value), clock) for value, clock in known]
+    curves = _over_seeds(epochs, [*dict.fromkeys(value for value, *_ in quantities)])
     differing = results.convergence[results.convergence["excluded"].notna()]
     names = _settings_in_order(trials, curves)
     figure, grid = make_grid(len(names), len(quantities), (WIDTH / 2, PANEL[1]))
@@ -149,13 +152,23 @@ def learning_curves(results: Results) -> Drawing:
     short = trials["outcome"].eq("diverged").any() and seeds[-1] > 1
     caption = (
         f"{over}: {trained}; global batch {batches}.{' Dashed: the target.' if target is not None else ''} "
-        "Training time excludes evaluation; the first epoch includes the warm-up of its first steps."
+        f"{asked.clock if (asked := results.experiment.convergence) else ''}"
         f"{' A line ends where the first of its seeds diverged.' if short else ''}"
         f"{f' Not equivalent to one device, and hatched: {others}.' if others else ''}"
         f"{captions.set_apart(trials)}{captions.unverified(results.convergence)}"
         f"{captions.cut(names)}"
     )
     return Drawing(title, caption, figure)
+
+
+def _metric_of(results: Results, epochs: pd.DataFrame) -> str:
+    """Return the metric that is drawn: the target's, else accuracy, loss or another of validation, else of training."""
+    asked = results.experiment.convergence and results.experiment.convergence.target
+    starts = (*CURVE_METRICS, "train_")
+    names = [str(name) for name in epochs.columns if name != "train_s" and epochs[name].notna().any()]
+    recorded = [name for start in starts for name in names if name.startswith(start)]
+    preferred = [*([asked.metric] if asked else []), "val_accuracy", "val_loss", *recorded]
+    return next((name for name in preferred if name in recorded), "val_loss")
 
 
 def _target(results: Results, metric: str) -> float | None:
@@ -183,17 +196,24 @@ def _over_seeds(epochs: pd.DataFrame, values: list[str]) -> pd.DataFrame:
 def _draw(axes: Axes, part: pd.DataFrame, clock: str, value: str, differing: Collection[str], *, few: bool) -> None:
     """Draw a quantity of one setting against a clock; the last point of the cells that differ is hatched.
 
-    ``few``: whether every epoch shows its value on hover, or the last one of each cell.
+    ``few``: whether every epoch shows its value on hover, or the last one of each cell. Lines of one strategy have the
+    number of their devices at their end.
     """
     draw_lines(axes, part, clock, value, ["cell_id"])
+    counts = part.groupby("strategy")["devices"].nunique()
+    if counts.max() > 1:
+        axes.margins(x=0.1)  # for the names
     for cell, curve in part.groupby("cell_id", sort=False):
-        colour = COLOURS[str(curve["strategy"].iloc[0])]
+        strategy = str(curve["strategy"].iloc[0])
+        colour = COLOURS[strategy]
         axes.fill_between(
             curve[clock], curve[f"{value}_low"], curve[f"{value}_high"], color=colour, alpha=0.15, linewidth=0
         )
         known = curve.dropna(subset=[clock, value])
         if cell in differing and len(known):
             hatch_point(axes, known[clock].iloc[-1], known[value].iloc[-1])
+        if counts[strategy] > 1 and len(known):
+            name_line(axes, f"x{curve['devices'].iloc[0]}", (known[clock].iloc[-1], known[value].iloc[-1]), strategy)
         form = accuracy if value == "val_accuracy" else "{:.4g}".format
         for row in rows_of(known if few else known[-1:]):
             low, high = form(row[f"{value}_low"]), form(row[f"{value}_high"])

@@ -115,8 +115,10 @@ def preview_lines(
     if earlier and lacking:
         lines.append(f"Not in it, so at least: {first_of(lacking, 8)}.")
     if any(part.basis == "unknown" and part.part == TRAINING for part in estimate.parts):
+        settings = plan.experiment.convergence
+        least = "1 epoch and 1 seed" if settings and settings.epochs else "1 seed"
         lines.append(
-            "Convergence: unknown, needs an earlier run of these cells; one of 1 epoch and 1 seed is enough, and "
+            f"Convergence: unknown, needs an earlier run of these cells; one of {least} is enough, and "
             "--like RUN_FOLDER names another."
         )
     if 0 < estimate.at_once < devices:

@@ -12,6 +12,7 @@ import pandas as pd
 from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import LOUD
 from harness.analysis.stats import SIGNIFICANCE, word
+from harness.config.script import CURVE_METRICS, REPORTED
 from harness.plan.labels import batch_text, joined
 from harness.plan.trial import Columns
 from harness.report.row import (
@@ -63,6 +64,7 @@ MOST_EPOCHS = 20
 """The most epochs of a training that are shown."""
 MOST_ROWS = 200
 TRIAL = ["trial_id", "attempt"]
+SETS = {"train": "training", "val": "validation"}
 LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 two_digits = decimal("{:.2f}")
 rate = decimal("{:.4g}")
@@ -164,7 +166,7 @@ def _efficiency(row: Row) -> str:
 
 def convergence_table(convergence: pd.DataFrame) -> TextTable:
     """Return each cell's final losses and metrics, and time and samples to the target, over the seeds."""
-    names = [str(name) for name in convergence.columns if str(name).startswith("val_") and name != "val_loss"]
+    names = [str(name) for name in convergence.columns if str(name).startswith(CURVE_METRICS) and name != "val_loss"]
     metrics = [name for name in names if convergence[name].notna().any()]
     columns: tuple[Column, ...] = (
         ("strategy", lambda row: marked(cell_label(row), row), words),
@@ -174,7 +176,7 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
         ("training loss", "train_loss", flush_right),
         ("training accuracy", "train_accuracy", flush_right),
         ("validation loss", "val_loss", flush_right),
-        *((METRICS[name][0] if name in METRICS else name.removeprefix("val_"), name, flush_right) for name in metrics),
+        *((metric_title(name).removeprefix("validation "), name, flush_right) for name in metrics),
         ("reached target", "reached", flush_right),
         ("time to target (s)", "time_to_target_s", flush_right),
         ("samples to target", "samples_to_target", flush_right),
@@ -297,7 +299,7 @@ def epochs_table(epochs: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
         ("seed", "seed", flush_right),
         ("epoch", "epoch", flush_right),
         *((title, name, _loss) for name, title in LOSSES.items()),
-        *((_title(name), partial(_metric, name), flush_right) for name in _metrics(epochs.columns)),
+        *((metric_title(name), partial(_metric, name), flush_right) for name in _metrics(epochs.columns)),
         ("learning rate", "learning_rate", rate),
         ("training samples", "training_samples", decimal("{:,.0f}")),
     )
@@ -313,8 +315,8 @@ def epoch_lines(epochs: Columns) -> list[str]:
     for row in _some(rows):
         values = (
             *(f"{title} {_loss(row[name])}" for name, title in LOSSES.items() if row.get(name) is not None),
-            *(f"{_title(name)} {_metric(name, row)}" for name in _metrics(row) if not is_missing(row[name])),
-            f"learning rate {rate(row.learning_rate)}",
+            *(f"{metric_title(name)} {_metric(name, row)}" for name in _metrics(row) if not is_missing(row[name])),
+            *([] if is_missing(row.learning_rate) else [f"learning rate {rate(row.learning_rate)}"]),
         )
         lines.append(f"epoch {row.epoch:.0f}: {', '.join(values)}")
     return lines
@@ -332,15 +334,15 @@ def _some(rows: Sequence[Row]) -> list[Row]:
 
 
 def _metrics(names: Iterable[object]) -> list[str]:
-    """Return the metrics among the columns of epochs: of the training set, then of the validation set."""
+    """Return the metrics among the columns of epochs: of the training set, then of the validation set, then others."""
     found = [str(name) for name in names if name not in (*LOSSES, "train_s")]
-    return [name for start in ("train_", "val_") for name in found if name.startswith(start)]
+    return [name for start in ("train_", *CURVE_METRICS) for name in found if name.startswith(start)]
 
 
-def _title(name: str) -> str:
-    """Return the heading of a metric: 'training accuracy', 'validation accuracy'."""
-    kind = "training" if name.startswith("train_") else "validation"
-    return f"{kind} {_format_of(name)[0] or name.partition('_')[2]}"
+def metric_title(name: str) -> str:
+    """Return the heading of a metric: 'training accuracy', 'validation accuracy', 'reported f1'."""
+    of, _, metric = name.partition("_")
+    return f"{SETS.get(of, of)} {_format_of(name)[0] or metric}"
 
 
 def _metric(name: str, row: Row) -> str:
@@ -349,5 +351,6 @@ def _metric(name: str, row: Row) -> str:
 
 
 def _format_of(name: str) -> tuple[str, float, str, str]:
-    """Return title, factor, format and unit of a metric, the same on both sets."""
-    return METRICS.get(f"val_{name.partition('_')[2]}", ("", 1.0, "{:.4g}", ""))
+    """Return title, factor, format and unit of a metric, the same on both sets; reported ones may be percentages."""
+    known = "" if name.startswith(REPORTED) else f"val_{name.partition('_')[2]}"
+    return METRICS.get(known, ("", 1.0, "{:.4g}", ""))

@@ -14,10 +14,11 @@ import torch
 from harness.config.sections import Throughput
 from harness.measure.script.child import own_copy
 from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests, size_of
-from harness.measure.script.following import values_of, windows_of
+from harness.measure.script.following import values_of
 from harness.measure.script.judging import Seen, judge, together
 from harness.measure.script.parent import ScriptFailed, environment_of, lay_out, link_tree, unused, visible_gpus
 from harness.measure.script.profiling import ProfiledSteps
+from harness.measure.script.windows import windows_of
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
 
@@ -114,6 +115,10 @@ def test_gpus_that_run_no_kernel_and_wait_for_no_data_are_bound_by_the_host(
     found = [*judge([Seen.of(HEALTHY)] * 2, CELL, None, profiles)]
     assert [finding.seen.rpartition(": ")[2] for finding in found] == share
     assert all("bound by the host" in finding.means for finding in found)
+
+
+def test_evaluation_that_is_a_pause_needs_no_advice() -> None:
+    assert not [*judge([Seen.of(having(evaluation_batches=3))] * 2, CELL, None, paused=True)]
 
 
 def test_independent_copies_are_an_error_and_one_device_is_none() -> None:

@@ -1,0 +1,272 @@
+"""What a script reports of its training, and its learning curve.
+
+``harness.probe.report``, Ray Train's ``report``, the logs of Hugging Face's Trainer and of Lightning's are read. The
+functions of a library are replaced once the script has imported it; nothing is imported for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from harness.config.script import column_of
+from harness.plan.checks import SCRIPT, Finding, join_names
+
+Values: TypeAlias = Mapping[str, object]
+MOST_REPORTS, MOST_NAMES = 2_000, 50
+"""The most reports of validation, and of others, that are kept: of more every second, fourth ... is; and of columns."""
+VALIDATION, EPOCH, ACCURACIES = "val_", "epoch", ("train_accuracy", "val_accuracy")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Metrics that a script reports, by column, after ``step`` steps; ``epoch``: None if it states none.
+
+    ``train_s``: seconds since the end of the first step, without pauses; evaluation that is no pause is contained.
+    ``samples``: those that a DataLoader delivered to this rank for these steps.
+    """
+
+    step: int
+    train_s: float
+    samples: float
+    epoch: float | None
+    values: Mapping[str, float]
+
+
+@dataclass
+class Reports:
+    """The reports of one process, of which a bounded number is kept.
+
+    ``names``: of their columns. ``left_out``: names of values that are not recorded. ``every``: the distance of those
+    that are kept, by whether they are of validation.
+    """
+
+    names: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    every: dict[bool, int] = field(default_factory=lambda: {True: 1, False: 1})
+    _kept: dict[bool, list[Report]] = field(default_factory=lambda: {True: [], False: []})
+    _counts: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    _last: dict[bool, Report] = field(default_factory=dict)
+
+    def add(self, given: Values, step: int, clock: Callable[[], float], samples: float) -> bool:
+        """Add a report, at the time that the clock shows once its values are known; return if it is of validation."""
+        values = dict(self._numbers(given))
+        epoch = values.pop(EPOCH, None)
+        if not values:
+            return False
+        report = Report(step, clock(), samples, epoch, values)
+        kind = any(name.startswith(VALIDATION) for name in values)
+        kept, every = self._kept[kind], self.every[kind]
+        if self._counts[kind] % every == 0:
+            kept.append(report)
+            if len(kept) > MOST_REPORTS:
+                self._kept[kind], self.every[kind] = kept[::2], 2 * every
+        self._counts[kind] += 1
+        self._last[kind] = report
+        return kind
+
+    def _numbers(self, given: Values) -> Iterator[tuple[str, float]]:
+        """Yield the finite numbers among the values by column, and losses that are not finite."""
+        for name, value in given.items():
+            column, number = column_of(str(name)) if name != EPOCH else EPOCH, _number(value)
+            full = column not in self.names and len(self.names) >= MOST_NAMES
+            if number is None or full or not (math.isfinite(number) or column.endswith("_loss")):
+                if column not in self.left_out and len(self.left_out) < MOST_NAMES:
+                    self.left_out.append(column)
+                continue
+            if column != EPOCH and column not in self.names:
+                self.names.append(column)
+            yield column, number
+
+    def summary(self) -> Reports:
+        """Return the same without the reports."""
+        return Reports(self.names, self.left_out, self.every)
+
+    def in_order(self) -> list[Report]:
+        """Return the kept reports and the last of each kind, by time."""
+        kept = {id(each): each for each in (*self._kept[True], *self._kept[False], *self._last.values())}
+        return sorted(kept.values(), key=lambda report: (report.step, report.train_s))
+
+
+def _number(value: object) -> float | None:
+    """Return a number, also of a tensor with one element; None if it is none."""
+    if isinstance(value, str | bool):
+        return None
+    try:
+        value = getattr(value, "detach", lambda: value)()  # torch warns of a tensor with a gradient
+        return float(value)  # type: ignore[arg-type]  # any type may convert itself
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def curve_of(reports: Iterable[Report], samples_of: Callable[[Report], float | None]) -> list[dict[str, float | None]]:
+    """Return the rows of a training in the table epochs, without trial and attempt.
+
+    Reports at one step are one. If some have a metric of validation, each of these is a row, with the latest other
+    values since the row before; else every report is. ``epoch`` is the stated one if all are whole and increase, plus 1
+    if the first is 0 and not before the first step; else the number of the row.
+    """
+    by_step: dict[int, Report] = {}
+    for report in reports:
+        before = by_step.get(report.step)
+        by_step[report.step] = _joined(before, report) if before else report
+    rows = list(by_step.values())
+    if any(_validates(row) for row in rows):
+        pending, rows = None, []
+        for report in by_step.values():
+            row = _joined(pending, report) if pending else report
+            pending = None if _validates(report) else row
+            rows += [row] if _validates(report) else []
+    epochs = [row.epoch for row in rows if row.epoch is not None and row.epoch == round(row.epoch)]
+    stated = len(epochs) == len(rows) and all(one < other for one, other in pairwise(epochs))
+    first = int(stated and bool(rows) and epochs[0] == 0 and rows[0].step > 0)
+    return [
+        {
+            "epoch": int(epochs[place]) + first if stated else place + 1,
+            "samples": samples_of(row),
+            "train_s": row.train_s,
+            "evaluation_s": None,
+            "learning_rate": None,
+            **row.values,
+        }
+        for place, row in enumerate(rows)
+    ]
+
+
+def _validates(report: Report) -> bool:
+    return any(name.startswith(VALIDATION) for name in report.values)
+
+
+def _joined(before: Report, later: Report) -> Report:
+    """Return the later report with the values that only the one before has."""
+    epoch = before.epoch if later.epoch is None else later.epoch
+    return Report(later.step, later.train_s, later.samples, epoch, {**before.values, **later.values})
+
+
+def first_not_finite(rows: Sequence[Mapping[str, float | None]]) -> str | None:
+    """Return where a reported loss is not finite for the first time; None if all are."""
+    for row in rows:
+        for name, value in row.items():
+            if value is not None and not math.isfinite(value):
+                return f"{name} became {value:g} in epoch {row['epoch']}"
+    return None
+
+
+NOTHING = (
+    "the script reported nothing in {steps} steps: call harness.probe.report(val_accuracy=..., epoch=...) after each "
+    "evaluation, on rank 0 at least; ray.train.report, Hugging Face's Trainer and Lightning's self.log with a logger "
+    "are read without a change"
+)
+
+
+def judge_reports(
+    ranks: Sequence[Reports], chosen: int, rows: Sequence[Mapping[str, float | None]]
+) -> Iterator[Finding]:
+    """Yield findings on what the ranks reported; ``chosen``: the rank whose reports are recorded, as ``rows``."""
+    own = ranks[chosen]
+    others = sorted({name for each in ranks for name in each.names} - {*own.names})
+    if others:
+        yield Finding(
+            SCRIPT,
+            "warning",
+            f"reported by other ranks than rank {chosen}, and not by it: {join_names(others)}",
+            "these metrics are not recorded",
+            f"report the same names on rank {chosen}, of all ranks' data",
+        )
+    if own.left_out:
+        yield Finding(
+            SCRIPT,
+            "note",
+            f"reported, and no finite number or beyond {MOST_NAMES} names: {join_names(own.left_out)}",
+            "these values are not recorded",
+            "report numbers, such as 0.5 or a tensor with one element",
+        )
+    largest = max(((row.get(name) or 0.0, name) for row in rows for name in ACCURACIES), default=(0.0, ""))
+    if largest[0] > 1:
+        yield Finding(
+            SCRIPT,
+            "warning",
+            f"{largest[1]} is {largest[0]:.4g}",
+            "an accuracy is a fraction: it is shown as a percentage, times 100",
+            "report correct / total, without a factor of 100",
+        )
+    if (every := max(own.every.values())) > 1:
+        yield Finding(
+            SCRIPT,
+            "note",
+            f"over {MOST_REPORTS} reports: one in {every} is recorded, and the last",
+            "the time to a target may be that of a later report",
+            "report once an evaluation",
+        )
+
+
+# -- the functions of libraries that are read
+
+
+def _of_trainer(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
+    """Return the metrics in the logs of Hugging Face's Trainer.
+
+    Its last log is a summary: the mean loss of all steps.
+    """
+    logs = named["logs"] if "logs" in named else given[4]
+    noise = ("_runtime", "_per_second", "_time", "total_flos", "grad_norm")
+    kept = {name: value for name, value in logs.items() if not name.endswith(noise)}
+    if "loss" in kept:
+        kept["train_loss"] = kept.pop("loss")
+    return {} if "train_runtime" in logs else kept
+
+
+def _of_lightning(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
+    """Return the metrics that Lightning logs in a fit; its epochs count from 0."""
+    trainer, metrics = given[0].trainer, named["metrics"] if "metrics" in named else given[1]
+    stated = {EPOCH: trainer.current_epoch + 1}
+    return {**metrics, **stated} if metrics and trainer.state.fn == "fit" and not trainer.sanity_checking else {}
+
+
+def _of_ray(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
+    """Return the metrics of a call of ray.train.report."""
+    found: Values = named["metrics"] if "metrics" in named else given[0]
+    return found
+
+
+Read: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Values]
+LIGHTNING = "pytorch.trainer.connectors.logger_connector.logger_connector"
+SOURCES: Sequence[tuple[str, str, str, Read]] = (
+    ("ray.train", "", "report", _of_ray),
+    ("transformers.trainer_callback", "CallbackHandler", "on_log", _of_trainer),
+    (f"lightning.{LIGHTNING}", "_LoggerConnector", "log_metrics", _of_lightning),
+    (f"pytorch_lightning.{LIGHTNING.partition('.')[2]}", "_LoggerConnector", "log_metrics", _of_lightning),
+)
+"""What is read: module, class (empty: a function of the module), function, and how its arguments name metrics."""
+READ = "_read_by_harness"
+
+
+def read_libraries(record: Callable[[Values], None]) -> None:
+    """From now on, record what the libraries that are imported by now report."""
+    for module, owner, name, read in SOURCES:
+        holder = sys.modules.get(module)
+        holder = getattr(holder, owner, None) if owner else holder
+        function = getattr(holder, name, None)
+        if function is not None and not hasattr(function, READ):
+            setattr(holder, name, _recording(function, read, record))
+
+
+def _recording(function: Callable[..., object], read: Read, record: Callable[[Values], None]) -> Callable[..., object]:
+    """Return the function, which also records what its arguments report."""
+
+    @functools.wraps(function)
+    def recording(*given: Any, **named: Any) -> object:
+        values: Values = {}
+        with suppress(LookupError, AttributeError, TypeError):  # arguments of another version
+            values = read(given, named)
+        record(values)
+        return function(*given, **named)
+
+    setattr(recording, READ, True)
+    return recording

@@ -1,0 +1,110 @@
+"""The windows of a script, made of its counted steps and of the profile that follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from harness.config.sections import Throughput
+from harness.config.strategy_traits import COLLECTIVES
+from harness.measure.profiles import PROFILED_STEPS
+from harness.measure.script.counting import Finished
+from harness.measure.script.parent import ScriptFailed
+from harness.measure.script.profiling import ProfiledSteps
+from harness.measure.stepper import TimedWindow
+from harness.measure.window import Window
+from harness.plan.rows import TrialFacts, WindowKind
+
+LEAST_TIMED = 2
+"""The least number of steps that make a window of a script that ends early."""
+
+
+def profiled_windows(profile: ProfiledSteps) -> list[TimedWindow]:
+    """Return the profiled steps without their exchange and, on a GPU, whose timed windows mark no wait, whole.
+
+    ``idle_s`` is the part of the GPU's idle time in which the host waits for data.
+    """
+
+    def window(kind: WindowKind, step_s: float) -> TimedWindow:
+        steps, idle_s = PROFILED_STEPS, profile.idle_s
+        duration_s, nothing = steps * step_s, [0.0] * steps
+        by_host = with_rest({"wait": steps * profile.wait_s}, duration_s)
+        phases = by_host if idle_s is None else with_rest({"idle": steps * min(idle_s, profile.wait_s)}, duration_s)
+        seconds = [step_s] * steps
+        of_host = {} if idle_s is None else by_host
+        return TimedWindow(kind, Window(duration_s, seconds, nothing, nothing, nothing, phases, of_host), 0.0)
+
+    of_gpu = [] if profile.idle_s is None else [window("phases", profile.step_s)]
+    return [window("alone", profile.step_s - profile.exposed_s), *of_gpu]
+
+
+def with_rest(phases: Mapping[str, float], duration_s: float) -> dict[str, float]:
+    """Return the seconds of phases with those of the rest of a window."""
+    return {**phases, "rest": duration_s - sum(phases.values())}
+
+
+def exchange_of(profiles: Sequence[ProfiledSteps]) -> TrialFacts:
+    """Return the seconds a step in which collectives ran, and were exposed, of the rank that waits least for them.
+
+    The others wait for that rank, which is no cost of exchange.
+    """
+    exchanging = [profile for profile in profiles if profile.exchange_s]
+    least = min(exchanging, key=lambda profile: profile.exposed_s, default=None)
+    if least is None:
+        return {}
+    name = COLLECTIVES.name
+    return {"exchange_s": {name: least.exchange_s}, "exposed_s": {name: least.exposed_s}}
+
+
+def windows_of(end: Finished, settings: Throughput, stated: float | None) -> list[TimedWindow]:
+    """Return the warm-up and the timed windows of a script's steps.
+
+    ``stated``: samples of a step; None: those that were counted. Of a script that ended early the complete windows
+    count; without one all steps after the warm-up, or after half of them. Raises ScriptFailed if they are too few.
+    """
+    steps = end.steps
+    ended = np.asarray(steps.ended)
+    edges = list(steps.edges)
+    if len(edges) < 2:
+        first = min(settings.warmup_steps, len(ended) // 2)
+        if first < 1 or len(ended) - first < LEAST_TIMED:
+            said = f"the script ended by itself after {len(ended)} steps of an optimizer; at least {1 + LEAST_TIMED}"
+            raise ScriptFailed("ScriptEnded", f"{said} are needed")
+        edges = [(first, float(ended[first - 1])), (len(ended), float(ended[-1]))]
+    pause = np.asarray(steps.pause_s)
+    samples = np.asarray(steps.samples) if stated is None else np.full(len(ended), stated)
+    waits = np.asarray(steps.wait_s)
+
+    def window(
+        kind: WindowKind, first: int, last: int, began: float, over: float, seconds: Sequence[float]
+    ) -> TimedWindow:
+        """Return the window of the steps after number ``first``, up to number ``last``."""
+        of = slice(first, last)
+        duration = over - began - float(pause[of].sum())
+        nothing = [0.0] * (last - first)
+        # a GPU may compute while the host waits
+        phases = {} if end.facts.on_cuda else with_rest({"wait": float(waits[of].sum())}, duration)
+        return TimedWindow(
+            kind,
+            Window(duration, list(seconds), waits[of].tolist(), nothing, nothing, phases, {}),
+            float(samples[of].sum()),
+        )
+
+    def by_host(first: int, last: int, began: float) -> list[float]:
+        between = np.diff(np.concatenate([[began], ended[first:last]]))
+        return list(map(float, between - pause[first:last]))
+
+    start = edges[0][0]
+    warm_up = window("warmup", 1, start, float(ended[0]), float(ended[start - 1]), by_host(1, start, float(ended[0])))
+    found = [warm_up] if start > 1 else []
+    for (first, began), (last, over) in pairwise(edges):
+        offset = first - start
+        by_device = steps.device_s[offset : offset + last - first]
+        seconds = by_host(first, last, began)
+        if len(by_device) == last - first:  # a pause is in the stream's time too
+            pairs = zip(by_device, seconds, pause[first:last], strict=True)
+            seconds = [host if paused else device for device, host, paused in pairs]
+        found.append(window("timed", first, last, began, over, seconds))
+    return found
