@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
+from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
 from harness.analysis.prediction import Asked
 from harness.analysis.results import Results, predict
-from harness.analysis.stats import half_width
+from harness.analysis.stats import LEAST_BLOCKS, SIGNIFICANCE, half_width
 from harness.analysis.trials import NO_METRIC, convergence
+from harness.config.axes import WORK_AXES
 from harness.config.sections import Target
 from harness.plan.comparison import options_of
 from harness.record.schema import DECISION, DESCRIPTION
@@ -27,6 +29,8 @@ FARTHEST_BATCH = 2
 LARGEST_PART = 0.1
 """The largest batch as a part of the training set: beyond it an epoch has too few steps for the law."""
 ROUNDS = 50
+OF_SPEED = frozenset({"training.accumulation", "training.channels_last", "training.cudnn_benchmark"})
+"""Options of the training that change its speed alone."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class SamplesToTarget:
     It follows from (S / S_min - 1) (E / E_min - 1) = 1 for S steps of E / S samples (McCandlish et al. 2018, arXiv
     1812.06162). ``efficient`` is E, the samples of a small batch; ``critical`` Bc, the batch that needs twice as many,
     infinite if larger ones need no more. ``covariance``: of (E, E / Bc). ``spread``: the relative standard deviation of
-    one training around the law. ``trained``: the batches.
+    one training around the law. ``trained``: the batches. ``lack_of_fit``: the p-value of the F test that the means of
+    the batches lie on the law; None with fewer than three batches.
     """
 
     efficient: float
@@ -45,23 +50,25 @@ class SamplesToTarget:
     spread: float
     freedom: int
     trained: tuple[int, ...]
+    lack_of_fit: float | None
 
-    def at(self, batch: int) -> tuple[float, float]:
+    def at(self, batch: int, resolution: float = 0.0) -> tuple[float, float]:
         """Return the samples of a training at a batch, and the half-width of the logarithm's 95 % prediction interval.
 
-        That of one further training, with the uncertainty of the law by the delta method.
+        That of one further training, with the uncertainty of the law by the delta method. ``resolution``: the relative
+        standard deviation of the count itself, as the target is looked at after each epoch.
         """
         place = np.array([1.0, batch])
         samples = self.efficient * (1 + batch / self.critical)
         of_law = float(place @ self.covariance @ place) / samples**2
-        return samples, half_width(math.sqrt(self.spread**2 + of_law), self.freedom)
+        return samples, half_width(math.sqrt(self.spread**2 + of_law + resolution**2), self.freedom)
 
 
 def fit_samples(batches: Sequence[int], samples: Sequence[float]) -> SamplesToTarget:
     """Fit E (1 + B / Bc) to trainings with a relative spread that is the same at each batch.
 
-    Least squares of the relative residuals, by reweighting; E and E / Bc are at least 0. Raises ValueError with fewer
-    than three trainings or two batches.
+    Least squares of the relative residuals, by reweighting; E / Bc is at least 0. Raises ValueError with fewer than
+    three trainings or two batches, and if the samples grow more than in proportion to the batch, as E is then below 0.
     """
     if len(set(batches)) < 2 or len(samples) < 3:
         raise ValueError(f"needs three trainings of two batches, got {list(batches)}")
@@ -71,10 +78,10 @@ def fit_samples(batches: Sequence[int], samples: Sequence[float]) -> SamplesToTa
     for _ in range(ROUNDS):
         weights = 1 / (matrix @ law)
         law, *_ = np.linalg.lstsq(matrix * weights[:, None], observed * weights, rcond=None)
+        if law[0] <= 0:
+            raise ValueError("samples grow more than in proportion to the batch")
         if law[1] < 0:
-            law = np.array([float(np.average(observed)), 0.0])
-        elif law[0] <= 0:
-            law = np.array([1e-9 * observed.mean(), float(np.average(observed / matrix[:, 1]))])
+            law = np.array([float(observed.mean()), 0.0])
     weights = 1 / (matrix @ law)
     residuals = observed * weights - 1
     freedom = len(samples) - 2
@@ -82,7 +89,23 @@ def fit_samples(batches: Sequence[int], samples: Sequence[float]) -> SamplesToTa
     weighted = matrix * weights[:, None]
     covariance = spread**2 * np.linalg.pinv(weighted.T @ weighted)
     critical = float(law[0] / law[1]) if law[1] > 0 else math.inf
-    return SamplesToTarget(float(law[0]), critical, covariance, spread, freedom, tuple(sorted(set(batches))))
+    trained = tuple(sorted(set(batches)))
+    return SamplesToTarget(
+        float(law[0]), critical, covariance, spread, freedom, trained, _lack_of_fit(batches, residuals, freedom)
+    )
+
+
+def _lack_of_fit(batches: Sequence[int], residuals: np.ndarray, freedom: int) -> float | None:
+    """Return the p-value of the F test of the batches' mean residuals against the spread within batches."""
+    by_batch = [residuals[np.array(batches) == batch] for batch in set(batches)]
+    within, of_means = sum(float(((each - each.mean()) ** 2).sum()) for each in by_batch), len(by_batch) - 2
+    free = freedom - of_means
+    if of_means < 1 or free < 1 or within <= 0:
+        return None
+    between = sum(len(each) * float(each.mean()) ** 2 for each in by_batch)
+    from scipy import stats
+
+    return float(stats.f.sf((between / of_means) / (within / free), of_means, free))
 
 
 @dataclass(frozen=True)
@@ -98,67 +121,93 @@ class Work:
     settings: Sequence[Record]
 
     @cached_property
-    def samples(self) -> dict[tuple[int, int], float]:
-        """The samples to the target by global batch and seed: of several strategies, which train the same, the mean."""
-        reached = [row for row in self.trainings if row.reached and pd.isna(row.excluded)]
-        found = grouped(reached, lambda row: (int(row.global_batch_size), int(row.seed)))
-        return {key: sum(row.samples_to_target for row in rows) / len(rows) for key, rows in found.items()}
+    def reached(self) -> dict[tuple[int, int], Record]:
+        """By global batch and seed a training that reaches the target: strategies train the same, one counts."""
+        found = [row for row in self.trainings if row.reached and pd.isna(row.excluded)]
+        by_key = grouped(found, lambda row: (int(row.global_batch_size), int(row.seed)))
+        return {key: rows[0] for key, rows in by_key.items()}
 
-    @property
+    @cached_property
+    def missed(self) -> list[int]:
+        """The global batches at which some training does not reach the target, in ascending order."""
+        late = (row for row in self.trainings if row.reached is False and pd.isna(row.excluded))
+        return sorted({int(row.global_batch_size) for row in late})
+
+    @cached_property
+    def samples(self) -> dict[tuple[int, int], float]:
+        """The samples to the target by global batch and seed, of the batches that have enough trainings."""
+        seeds = grouped((Record({"batch": batch}) for batch, _ in self.reached), lambda row: int(row.batch))
+        enough = {batch for batch, each in seeds.items() if len(each) >= LEAST_SEEDS and batch not in self.missed}
+        return {key: float(row.samples_to_target) for key, row in self.reached.items() if key[0] in enough}
+
+    @cached_property
     def refusal(self) -> str | None:
         """Why no batch can be compared, and what to measure; None if they can."""
         if not self.trainings:
             return "no training was measured; samples to a target follow from trainings at several global batches"
-        if any(row.unit == "tokens" for row in self.settings):
+        if any(vars(row).get("unit") == "tokens" for row in self.settings):
             return "its throughput counts tokens, and its trainings samples; only workloads of samples are answered"
         if all(row.target and NO_METRIC in row.target for row in self.trainings):
             return f"{self.trainings[0].target}; give the metric of a column val_<name> of epochs"
-        missed = grouped(
-            [row for row in self.trainings if row.reached is False], lambda row: int(row.global_batch_size)
-        )
-        seeds = {batch: [seed for at, seed in self.samples if at == batch] for batch, _ in self.samples}
-        enough = [batch for batch, of_batch in seeds.items() if len(of_batch) >= LEAST_SEEDS and batch not in missed]
-        if len(enough) < LEAST_BATCHES:
-            known = ", ".join(f"{batch} ({len(of_batch)} seeds)" for batch, of_batch in sorted(seeds.items())) or "none"
-            late = f"; not reached by each training at {', '.join(map(str, sorted(missed)))}" if missed else ""
+        if len({batch for batch, _ in self.samples}) < LEAST_BATCHES:
+            seeds = grouped((Record({"batch": batch}) for batch, _ in self.reached), lambda row: int(row.batch))
+            known = ", ".join(f"{batch} ({len(each)} seeds)" for batch, each in sorted(seeds.items())) or "none"
+            late = f"; not reached by each training at {', '.join(map(str, self.missed))}" if self.missed else ""
             needed = f"{LEAST_BATCHES} global batches with {LEAST_SEEDS} seeds each that reach the target"
             return f"needs {needed}, has {known}{late}"
-        if {options_of(vars(row)).get("training.lr_scaling", "none") for row in self.trainings} == {"none"}:
+        options = options_of(vars(self.trainings[0]))
+        if "training.lr_scaling" not in options:
+            return "the rule of its learning rate is the program's own, which is not known here"
+        if options["training.lr_scaling"] == "none":
             return (
                 "no rule of the learning rate is declared, so that it is not known what another batch would be trained "
                 "with; set training.lr_scaling (linear, or sqrt for Adam) and lr_base_batch_size"
             )
+        try:
+            self.law  # noqa: B018  # which fails with the reason
+        except ValueError as error:
+            return f"{error}: the rule of the learning rate does not hold for these batches"
         return None
 
     @cached_property
     def law(self) -> SamplesToTarget:
         """The fit to all trainings that reach the target."""
-        batches = [batch for batch, _ in self.samples]
-        return fit_samples(batches, list(self.samples.values()))
+        return fit_samples([batch for batch, _ in self.samples], list(self.samples.values()))
+
+    @cached_property
+    def resolution(self) -> float:
+        """The relative standard deviation of a count that ends with an epoch: of k epochs that of 1 / k, uniform."""
+        parts = [1 / float(row.epochs_to_target) for row in self.reached.values() if row.epochs_to_target]
+        return math.sqrt(sum(part**2 for part in parts) / len(parts) / 12) if parts else 0.0
 
     def refusal_of(self, batch: int) -> str | None:
         """Return why nothing is said of a batch; None if it is known, or near enough to what is."""
-        trained, size = self.law.trained, next(row.training_samples for row in self.trainings)
-        if batch in trained:
+        law, options = self.law, options_of(vars(self.trainings[0]))
+        if batch in law.trained:
             return None
-        if batch > FARTHEST_BATCH * trained[-1]:
-            return f"batch {batch} is beyond {FARTHEST_BATCH} times the largest that was trained ({trained[-1]})"
-        if batch > LARGEST_PART * size:
+        if any(late <= batch for late in self.missed):
+            return f"not each training at batch {min(self.missed)} reached the target"
+        if batch > FARTHEST_BATCH * law.trained[-1]:
+            return f"batch {batch} is beyond {FARTHEST_BATCH} times the largest that was trained ({law.trained[-1]})"
+        size = self.trainings[0].training_samples
+        if size and batch > LARGEST_PART * size:
             return f"batch {batch} is more than a tenth of the {size:,} training samples"
-        if any(options_of(vars(row)).get("schedule.name") for row in self.trainings):
+        if options.get("schedule.name"):
             return f"batch {batch} was not trained, and the schedule is fixed in epochs or steps"
+        if law.lack_of_fit is not None and law.lack_of_fit <= SIGNIFICANCE:
+            return f"batch {batch} was not trained, and those that were are not on one law (p = {law.lack_of_fit:.2g})"
         return None
 
 
 def decision(
-    results: Results, target: Target, devices: Sequence[int] = (), price: float | None = None
+    results: Results, target: Target, devices: Sequence[int] = (), price: float | None = None, *, far: bool = False
 ) -> tuple[pd.DataFrame, list[Work]]:
     """Return the table DECISION, and what trains the same each, of which some may be refused.
 
-    ``devices``: numbers of devices; those that were not measured are predicted. Without any those that were measured.
-    ``price``: of a device for an hour.
+    ``devices``: numbers of devices; those that were not measured are predicted, with ``far`` at any distance. Without
+    any those that were measured. ``price``: of a device for an hour.
     """
-    works = list(_works(results, target, devices))
+    works = _works(results, target, tuple(dict.fromkeys(devices)), far)
     start_s = _start_s(results)
     rows: list[Mapping[str, object]] = []
     for work in works:
@@ -178,65 +227,113 @@ def _beats(other: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 
 
 def _row(work: Work, setting: Record, price: float | None, start_s: float) -> dict[str, object]:
-    batch, devices = int(setting.global_batch_size), int(setting.devices)
+    batch, devices = setting.global_batch_size, int(setting.devices)
+    reason = setting.refusal or (None if pd.isna(batch) else work.refusal_of(int(batch)))
     row: dict[str, object] = {
         **columns_of(setting, *DESCRIPTION),
         "cell_id": setting.cell_id,
         "work": work.name,
         "source": setting.source,
         "throughput_per_s": setting.throughput_per_s,
-        "reason": work.refusal_of(batch) or setting.refusal,
+        "reason": reason,
     }
-    if row["reason"]:
+    if reason:
         return row
-    samples, of_samples = work.law.at(batch)
+    samples, of_samples = work.law.at(int(batch), work.resolution)
     factor = math.exp(math.hypot(of_samples, setting.log_half))
     time_s = samples / setting.throughput_per_s
     ends = {"": time_s + start_s, "_low": time_s / factor + start_s, "_high": time_s * factor + start_s}
     row |= {f"time{end}_s": value for end, value in ends.items()}
     row |= {f"device_hours{end}": devices * value / 3600 for end, value in ends.items()}
     row |= {f"price{end}": price * devices * value / 3600 for end, value in ends.items()} if price else {}
-    by_samples = of_samples**2 / max(of_samples**2 + setting.log_half**2, 1e-12)
+    by_samples = of_samples**2 / (of_samples**2 + setting.log_half**2)
     return {**row, "samples": samples, "by_samples": by_samples, "trained": batch in work.law.trained}
 
 
-def _works(results: Results, target: Target, devices: Sequence[int]) -> Iterator[Work]:
-    """Yield what trains the same: its trainings, and its fastest settings at each size and batch."""
-    trainings = rows_of(convergence(results.trials, results.epochs, target, results.verdicts))
-    settings = [*_measured(results), *_predicted(results, devices)]
-    wanted = [row for row in settings if row.devices in devices or not devices]
-    by_work = {key: list(rows) for key, rows in grouped(wanted, work_of).items()}
-    of_work = grouped((row for row in trainings if not is_no_claim(vars(row))), work_of)
-    for key in dict.fromkeys([*by_work, *of_work]):
-        first = [*by_work.get(key, []), *of_work.get(key, [])][0]
-        name = " · ".join(str(each) for each in (first.model, first.data, first.precision) if not pd.isna(each))
-        yield Work(name, of_work.get(key, []), by_work.get(key, []))
+def _works(results: Results, target: Target, devices: Sequence[int], far: bool) -> list[Work]:
+    """Return what trains the same each: its trainings, and its fastest settings at each size and batch."""
+    rows = rows_of(convergence(results.trials, results.epochs, target, results.verdicts))
+    trainings = grouped((row for row in rows if not is_no_claim(vars(row))), _key)
+    measured = grouped(_measured(results), _key)
+    predicted = grouped(_predicted(results, devices, far), _key)
+    keys = list(dict.fromkeys([*measured, *trainings]))
+    found = []
+    for key, name in zip(keys, _names(keys), strict=True):
+        own = measured.get(key, [])
+        sizes = {int(row.devices) for row in own}
+        settings = [row for row in own if row.devices in devices or not devices]
+        more = [row for row in predicted.get(key, []) if row.devices not in sizes]
+        known = sizes | {int(row.devices) for row in more}
+        none = {
+            "refusal": "not measured, and not predicted: no exchanges of this setting were recorded",
+            "source": None,
+        }
+        empty = dict.fromkeys(("cell_id", "label", "global_batch_size", "per_device_batch_size", "throughput_per_s"))
+        lacking = [
+            Record({**vars(own[0]), **empty, **none, "devices": number})
+            for number in devices
+            if own and number not in known
+        ]
+        found.append(Work(name, trainings.get(key, []), [*settings, *more, *lacking]))
+    return found
+
+
+def _key(row: Record) -> str:
+    """Return what cells of one training have in common, as text: work, version of the code, recipe."""
+    recipe = {
+        name: value
+        for name, value in options_of(vars(row)).items()
+        if name.startswith(("workload.", "optimizer.", "schedule.", "training.")) and name not in OF_SPEED
+    }
+    return json.dumps({**columns_of(row, *WORK_AXES, "variant"), **recipe}, sort_keys=True, default=str)
+
+
+def _names(keys: Sequence[str]) -> list[str]:
+    """Return the name of each: model, data and precision, and what else tells it from the others."""
+    contents = [json.loads(key) for key in keys]
+    varied = [
+        name for name in dict.fromkeys(n for c in contents for n in c) if len({str(c.get(name)) for c in contents}) > 1
+    ]
+    names = []
+    for content in contents:
+        parts = [str(content[name]) for name in ("model", "data", "precision") if content.get(name)]
+        parts += [f"{name}={content.get(name)}" for name in varied if name not in ("model", "data", "precision")]
+        names.append(" · ".join(parts))
+    return names
 
 
 def _measured(results: Results) -> Iterator[Record]:
-    """Yield the fastest setting of each number of devices and global batch that was measured."""
+    """Yield the fastest setting of each number of devices and global batch that was measured.
+
+    Its interval is that of one further process: the interval of the mean of n blocks times sqrt(n + 1).
+    """
     for row in rows_of(results.leaders):
         if row.cell_id == row.leader_id:
-            log_half = math.log(row.throughput_high / row.throughput_per_s) if not pd.isna(row.throughput_high) else 0.0
-            yield Record({**vars(row), "source": "measured", "refusal": None, "log_half": log_half})
+            few = (
+                f"needs {LEAST_BLOCKS} blocks for an interval, has {row.blocks}"
+                if pd.isna(row.throughput_high)
+                else None
+            )
+            of_mean = 0.0 if few else math.log(row.throughput_high / row.throughput_per_s)
+            more = {"source": "measured", "refusal": few, "log_half": of_mean * math.sqrt(row.blocks + 1)}
+            yield Record({**vars(row), **more})
 
 
-def _predicted(results: Results, devices: Sequence[int]) -> Iterator[Record]:
-    """Yield the settings of numbers of devices that were not measured, as far as they can be predicted."""
-    measured = {int(row.devices) for row in rows_of(results.leaders)}
-    asked = tuple(number for number in devices if number not in measured)
-    if not asked or results.exchanges.empty:
+def _predicted(results: Results, devices: Sequence[int], far: bool) -> Iterator[Record]:
+    """Yield the settings of numbers of devices that are asked for, as far as they can be predicted."""
+    if not devices or results.exchanges.empty:
         return
-    for row in rows_of(predict(results, Asked(asked))):
-        if row.kind == "asked":
+    for row in rows_of(predict(results, Asked(tuple(devices), far=far))):
+        if row.kind == "asked" and not is_no_claim(vars(row)):
             known = not pd.isna(row.step_s)
             log_half = math.log(row.high / row.step_s) if known else 0.0
-            more = {"source": "predicted", "refusal": row.refusal, "log_half": log_half, "cell_id": None, "label": None}
+            refusal = row.refusal or (None if known else "not predicted")
+            more = {"source": "predicted", "refusal": refusal, "log_half": log_half, "cell_id": None, "label": None}
             yield Record({**vars(row), **more})
 
 
 def _start_s(results: Results) -> float:
     """Return the mean time of a worker group outside its trials, which a training takes to start."""
     ledger = results.ledger
-    by_group = ledger[ledger["level"] == "group"].groupby("group_id")["seconds"].sum()
+    by_group = ledger[ledger["level"] == "group"].groupby(["invocation", "group_id"])["seconds"].sum()
     return max(float(by_group.mean()), 0.0) if len(by_group) else 0.0

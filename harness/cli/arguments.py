@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 from collections.abc import Callable, Iterable
@@ -142,17 +143,19 @@ def parse_target(text: str) -> Target:
     """
     from harness.config.sections import Target
 
-    match = re.fullmatch(r"\s*(\w+)\s*(<=|>=|=)\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*", text)
+    match = re.fullmatch(r"\s*((?:val|train|reported)_\w{1,80})\s*(<=|>=|=)\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*", text)
     try:
         value = float(match[3]) if match else None
     except ValueError:
         value = None
-    if match is None or value is None:
+    rises = match is not None and match[1].endswith(("accuracy", "psnr", "iou"))
+    falls = match is not None and match[1].endswith(("loss", "perplexity"))
+    if match is None or value is None or not math.isfinite(value) or (match[2] == "=" and not rises and not falls):
         raise PredictionError(
             f"--target: got {text[:80]!r}; allowed: METRIC=VALUE, such as val_accuracy=0.95 or val_loss<=0.3"
         )
-    falls = match[2] == "<=" or (match[2] == "=" and match[1].endswith(("loss", "perplexity")))
-    return Target(metric=match[1], **{"at_most" if falls else "at_least": value})
+    at_most = match[2] == "<=" or (match[2] == "=" and falls)
+    return Target(metric=match[1], **{"at_most" if at_most else "at_least": value})
 
 
 def parse_only(text: str, option: str = "--only") -> dict[str, Any]:

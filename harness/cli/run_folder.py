@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -112,14 +112,16 @@ def decide_command(
     price: Price = None,
     within: Within = None,
     budget: Budget = None,
+    far: Far = False,
 ) -> int:
     """Say how many devices to use, for how long and at what price, until RUN_FOLDER's training reaches a target."""
     from harness.analysis.results import load
     from harness.analysis.time_to_target import decision
     from harness.cli.arguments import parse_numbers, parse_target, parse_time
     from harness.report.decision import NEEDS_PRICE, PILOT, Wish, decision_lines, decision_table, pilot, write_decision
+    from harness.report.verdict import run_file
     from harness.run.console import rich_table
-    from harness.system.files import replace_text
+    from harness.system.files import remove_all, replace_text
 
     wanted, within_s = parse_target(target), parse_time(within, "--within") if within else None
     numbers = parse_numbers(devices, "--devices") if devices else ()
@@ -128,21 +130,27 @@ def decide_command(
     price = price if price is not None else cost.per_device_hour if cost else None
     if budget is not None and price is None:
         raise PredictionError(f"--budget: {NEEDS_PRICE}")
+    if not all(math.isfinite(value) for value in (price, budget) if value is not None):
+        raise PredictionError("--price, --budget: got a value that is not finite; allowed: a number above 0")
     wish = Wish(price, cost.currency if cost else "", within_s, budget)
-    table, works = decision(results, wanted, numbers, price)
+    table, works = decision(results, wanted, numbers, price, far=far)
+    shown = f"{wanted.metric} {'>=' if wanted.at_least is not None else '<='} "
+    shown += f"{wanted.at_least if wanted.at_least is not None else wanted.at_most:g}"
     content = decision_table(table, wish)
     if content.rows:
-        Console().print(rich_table(content, f"Time and price to {target}"), "")
+        Console().print(rich_table(content, f"Time and price to {shown}"), "")
     for line in decision_lines(table, works, wish):
         show(line)
     files = write_decision(results.folder.figures, table, wish)
     if files:
         show(f"Figure: {', '.join(map(str, files))}")
-    why, file = pilot(results, wanted, table, works, wish)
-    if file:
-        path = results.folder.path / PILOT
-        replace_text(path, file)
-        show(f"{why}\npython -m harness.run {shlex.quote(str(path))}")
+    further, path = pilot(results, wanted, table, works, wish), results.folder.path / PILOT
+    if further.file:
+        replace_text(path, further.file)
+        step = run_file(further.why, path, results)
+        show(f"{step.why}\n{step.command}")
+    else:
+        remove_all([path])  # of an earlier call
     return 0
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,10 +14,12 @@ from matplotlib.axes import Axes
 from harness.analysis.results import Results
 from harness.analysis.time_to_target import LEAST_BATCHES, LEAST_SEEDS, Work
 from harness.analysis.trials import NO_METRIC
+from harness.config.experiment import Experiment
+from harness.config.script import ScriptExperiment
 from harness.config.sections import Target
 from harness.config.yaml_source import dump
-from harness.plan.labels import devices_text
-from harness.report.causes import OF_OTHER_CELLS, grid_of
+from harness.plan.labels import devices_text, joined
+from harness.report.causes import OF_OTHER_CELLS, grid_of, pinned
 from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, figure_files, panels, style
 from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
 from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of
@@ -27,6 +30,8 @@ PILOT = "pilot.yaml"
 NEEDS_PRICE = "needs a price; give --price, or cost: {per_device_hour: 2.5, currency: USD} in the file"
 TITLE = "Time and price to the target"
 MORE_SEEDS = 3
+LARGE = 100
+"""The multiple of the largest batch beyond which a critical batch is not told from none."""
 EPOCHS = 10
 """The epochs of a pilot of a run that trained nothing."""
 
@@ -58,12 +63,25 @@ class Wish:
         return in_time and (self.budget is None or number(row[f"{self.money}_high"]) <= self.budget)
 
 
+@dataclass(frozen=True)
+class Pilot:
+    """A measurement that would tell more: why, and the experiment file of it; both empty without one."""
+
+    why: str = ""
+    file: str = ""
+
+
+NO_PILOT = Pilot()
+
+
 def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
     """Return a row for each number of devices and batch, the fastest first; those without a time last."""
+    works = (("work", "work", words),) if decision["work"].nunique() > 1 else ()
     columns: tuple[Column, ...] = (
+        *works,
         ("devices", devices_text, words),
         ("batch", "global_batch_size", decimal("{:,.0f}")),
-        ("strategy", "strategy", words),
+        ("strategy", lambda row: joined(str(row.strategy), str(row.own_options or "")), words),
         ("speed", lambda row: "predicted" if row.source == "predicted" else "", words),
         ("samples", "samples", decimal("{:,.3g}")),
         ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
@@ -92,7 +110,9 @@ def decision_lines(decision: pd.DataFrame, works: Sequence[Work], wish: Wish) ->
             continue
         law = work.law
         critical = (
-            "larger batches need no more" if math.isinf(law.critical) else f"twice as many at batch {law.critical:,.0f}"
+            "no need of more was seen at larger ones"
+            if law.critical > LARGE * law.trained[-1]
+            else f"twice as many at about batch {law.critical:,.0f}"
         )
         yield (
             f"{work.name}: {law.efficient:,.3g} samples at a small batch, {critical}; "
@@ -136,54 +156,62 @@ def _setting(row: Row) -> str:
     return f"{row.strategy} {on_devices(row)}, global batch {row.global_batch_size:,}"
 
 
-def pilot(
-    results: Results, target: Target, decision: pd.DataFrame, works: Sequence[Work], wish: Wish
-) -> tuple[str, str]:
-    """Return the measurement that would narrow the answer most: a sentence, and the experiment file of it.
+def pilot(results: Results, target: Target, decision: pd.DataFrame, works: Sequence[Work], wish: Wish) -> Pilot:
+    """Return what to measure for an answer, or for a narrower one.
 
-    Without an answer the trainings that it needs; else more seeds at the chosen batch if the samples make most of its
-    interval, else more blocks of its cell.
+    It trains what was trained, and more, beside the throughput of the same settings, so that its run alone answers:
+    three batches where there are fewer; more epochs if the target was not reached; else more seeds if most of the
+    interval comes from the samples, more blocks if it comes from the throughput.
     """
+    experiment, leading = results.experiment, rows_of(results.leaders)
+    work = next((one for one in works if one.settings and NO_METRIC not in (one.refusal or "")), None)
+    own = [row for row in leading if work and row.cell_id in {setting.cell_id for setting in work.settings}]
     known = [row for row in rows_of(decision) if not is_missing(row.time_s)]
-    trials = rows_of(results.trials[results.trials["kind"] != "diagnostic"].drop_duplicates("cell_id"))
-    if not trials or any(NO_METRIC in (work.refusal or "") for work in works):
-        return "", ""
-    experiment = results.experiment
-    given = experiment.model_dump(mode="json", exclude_defaults=True)
-    settings = {name: value for name, value in given.items() if name not in OF_OTHER_CELLS}
-    trained = experiment.convergence
-    epochs, seeds = (trained.epochs, len(trained.seeds)) if trained else (EPOCHS, LEAST_SEEDS)
+    if isinstance(experiment, ScriptExperiment) or work is None or not own or (work.refusal is None and not known):
+        return NO_PILOT
+    settings, timed = experiment.convergence, experiment.throughput
+    epochs, seeds = (settings.epochs or EPOCHS, list(settings.seeds)) if settings else (EPOCHS, [])
+    seeds += [number for number in range(2 * LEAST_SEEDS) if number not in seeds][: max(0, LEAST_SEEDS - len(seeds))]
+    batches, blocks = {*work.missed, *(batch for batch, _ in work.reached)}, timed.blocks if timed else None
     if known:
         row = chosen([row for row in known if wish.fits(row)] or known, wish)
-        cell = next((each for each in trials if each.cell_id == row.cell_id), trials[0])
-        if number(row.by_samples) < 0.5:
-            why = "The throughput makes most of the interval"
-            more = {**settings.get("throughput", {}), "blocks": 10}
-            content = {**settings, "grid": grid_of(cell, experiment), "throughput": more}
-            return f"{why}: more blocks of that setting narrow it most.", _file(results, content)
-        batches, why = [int(row.global_batch_size)], "The samples to the target make most of the interval"
-        first = max((seed for work in works for _, seed in work.samples), default=-1) + 1
-        numbers = list(range(first, first + MORE_SEEDS))
-        said = f"{why}: {MORE_SEEDS} more seeds at global batch {batches[0]:,} narrow it most."
+        batches.add(int(row.global_batch_size))
+        if timed and number(row.by_samples) < 0.5:
+            why, blocks = "Most of the interval comes from the throughput: twice the blocks", 2 * timed.most_blocks
+        else:
+            why = f"Most of the interval comes from the samples: {MORE_SEEDS} more seeds"
+            seeds += range(max(seeds) + 1, max(seeds) + 1 + MORE_SEEDS)
+    elif work.missed:
+        why, epochs = "The target was not reached by each training: twice the epochs", 2 * epochs
     else:
-        cell, least = trials[0], min(int(row.global_batch_size) for row in trials)
-        batches, numbers = [least * 2**power for power in range(LEAST_BATCHES)], list(range(max(seeds, LEAST_SEEDS)))
-        said = f"What is missing: trainings at {LEAST_BATCHES} global batches, {len(numbers)} seeds each."
-    rule = {"lr_scaling": "linear", "lr_base_batch_size": batches[0]}
+        why = f"What is missing: trainings at {LEAST_BATCHES} global batches, {LEAST_SEEDS} seeds each"
+    cell = max(own, key=lambda row: number(row.devices))
+    further = cell.devices * -(-min([*batches, int(cell.global_batch_size)]) // cell.devices)  # that it divides
+    while len(batches) < LEAST_BATCHES:
+        batches.add(further)
+        further *= 2
+    asked = {"epochs": epochs, "seeds": seeds, "target": target.model_dump(exclude_none=True)}
+    devices = sorted({int(row.devices) for row in own})
+    content = _trained(cell, experiment, sorted(batches), devices)
+    content["convergence"] = {**asked, "only": {"global_batch_size": sorted(batches)}}
+    content["throughput"] = {**content.get("throughput", {}), "blocks": blocks}
+    return Pilot(f"{why}, in a run of all of it:", dump(content, flow=None, width=100))
+
+
+def _trained(cell: Row, experiment: Experiment, batches: Sequence[int], devices: Sequence[int]) -> dict[str, Any]:
+    """Return the content of an experiment file that trains a cell at some global batches, under a rule of the rate."""
+    given = experiment.model_dump(mode="json", exclude_defaults=True)
+    shared = {name: value for name, value in given.items() if name not in OF_OTHER_CELLS}
+    rule = "sqrt" if "adam" in str(cell.options.get("optimizer.name")).lower() else "linear"
+    training = {"lr_scaling": rule, "lr_base_batch_size": int(cell.global_batch_size), **given.get("training", {})}
     grid = {name: values for name, values in grid_of(cell, experiment).items() if name != "per_device_batch_size"}
-    asked = {"epochs": epochs, "seeds": numbers, "target": target.model_dump(exclude_none=True)}
-    content = {
-        **settings,
-        "grid": {**grid, "global_batch_size": batches},
-        "training": {**rule, **settings.get("training", {})},
-        "throughput": None,
-        "convergence": {**asked, "only": {"global_batch_size": batches}},
+    return {
+        **shared,
+        **pinned(cell, experiment),
+        "name": f"{experiment.name[:40]}-pilot",
+        "grid": {**grid, "devices": [*devices], "global_batch_size": [*batches]},
+        "training": training,
     }
-    return said, _file(results, content)
-
-
-def _file(results: Results, content: dict[str, object]) -> str:
-    return dump({**content, "name": f"{results.experiment.name[:40]}-pilot"}, flow=None, width=100)
 
 
 def write_decision(folder: Path, decision: pd.DataFrame, wish: Wish) -> list[Path]:

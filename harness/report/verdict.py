@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
@@ -164,12 +165,16 @@ def _try(proposal: Proposal, context: Context) -> NextStep:
 
 
 def _run_file(why: str, file: str, results: Results) -> NextStep:
-    """Return the step that runs next.yaml: in the folder of the experiment file if it names the user's own code."""
-    path = shlex.quote(str(results.folder.path / NEXT_FILE))
+    return replace(run_file(why, results.folder.path / NEXT_FILE, results), file=file)
+
+
+def run_file(why: str, file: Path, results: Results) -> NextStep:
+    """Return the step that runs a file of the run folder: beside the experiment file if that names own code."""
+    path = shlex.quote(str(file))
     if results.experiment.own_code:
         why = f"{why.removesuffix(':')}, in the folder of your experiment file:"
-        return NextStep(why, f"cp {path} . && python -m harness.run {NEXT_FILE}", file)
-    return NextStep(why, f"python -m harness.run {path}", file)
+        return NextStep(why, f"cp {path} . && python -m harness.run {file.name}")
+    return NextStep(why, f"python -m harness.run {path}")
 
 
 def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) -> NextStep:

@@ -89,6 +89,7 @@ class Improvement:
     def __post_init__(self) -> None:
         self._began = time.time()
         self._context = context_of(self.results)
+        self._asked: dict[str, list[dict[str, object]]] = {}  # by step, the settings of this call
 
     def run(self) -> int:
         """Try, combine and confirm; write the report again. Return INTERRUPTED, or 0: the run itself is fine."""
@@ -168,7 +169,13 @@ class Improvement:
         text = dump({**content, "limits": self._limits(left_s)}, flow=None, width=100)
         experiment = parse_experiment(parse_mapping(text, source=step), source=step, home=self.request.home)
         resumed: Path | None = None
-        if (earlier := self._run_of(step)) and _settings(earlier.experiment, tried) == _settings(experiment, tried):
+        self._asked[step] = _settings(experiment, tried)
+        earlier = self._run_of(step)
+        alike = earlier is not None and _settings(earlier.experiment, tried) == self._asked[step]
+        if earlier and step == CONFIRMATION and not alike:  # of several, one would be claimed by chance more often
+            self.emit(Note(f"Another setting was to be confirmed before, in {earlier.folder.path}: only the first is."))
+            return False
+        if earlier and alike:
             if not earlier.folder.why_unfinished:
                 self.emit(Note(f"{step.capitalize()}: already measured in {earlier.folder.path}."))
                 return False
@@ -209,6 +216,9 @@ class Improvement:
     def _kept(self, step: str) -> list[Changes]:
         """Return the changes of a step that went on, the fastest first."""
         found = self._run_of(step)
+        asked = self._asked[step]
+        if found and _settings(found.experiment, asked[1:]) != asked:  # of an earlier call, as no time was left
+            return []
         known = {row.cell_id: row for row in rows_of(found.trials)} if found else {}
         rows = rows_of(Results(self.results.folder).improvements)  # computed anew
         kept = [row.cell_id for row in rows if (row.improved_id, row.step) == (self._cell_id, step) and row.kept]
@@ -220,7 +230,7 @@ class Improvement:
         return next((run for cell_id, name, run in runs if (cell_id, name) == (self._cell_id, step)), None)
 
 
-def _settings(experiment: Experiment, tried: Sequence[Changes]) -> list[dict[str, object]]:
+def _settings(experiment: Experiment, tried: Sequence[object]) -> list[dict[str, object]]:
     """Return the cell to improve and what is tried, as grids; without their bases."""
     return [grid.model_dump() for grid in experiment.cells[: 1 + len(tried)]]
 

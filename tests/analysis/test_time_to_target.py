@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -20,8 +21,11 @@ from harness.config.load import parse_experiment
 from harness.config.sections import Target
 from harness.errors import PredictionError
 from harness.plan.cell import Cell
+from harness.plan.planner import make_plan
+from harness.record.schema import table_of
 from harness.report.decision import Wish, decision_lines, decision_table, pilot, write_decision
 from harness.report.row import rows_of
+from tests.conftest import laptop
 from tests.run_folders import make_run
 
 TARGET = Target(metric="val_accuracy", at_least=0.9)
@@ -50,8 +54,12 @@ def test_the_law_is_found_in_noise_and_a_law_without_a_critical_batch_has_none()
     assert found.at(512)[0] == pytest.approx(law(512), rel=0.1)
     falling = fit_samples([16, 16, 64, 64], [1000, 1010, 900, 910])
     assert falling.critical == math.inf and falling.at(64)[0] == falling.at(4096)[0]
-    steep = fit_samples([10, 10, 20, 20, 40, 40], [100, 110, 230, 240, 500, 510])
-    assert steep.efficient > 0 and steep.at(80)[0] == pytest.approx(960, rel=0.1)
+    with pytest.raises(ValueError, match="more than in proportion"):
+        fit_samples([10, 10, 20, 20, 40, 40], [100, 110, 230, 240, 500, 510])
+    assert found.lack_of_fit and found.lack_of_fit > 0.01 and found.at(64, 0.3)[1] > 2 * found.at(64)[1]
+    bent = [1000.0, 1010.0, 990.0, 1000.0, 1010.0, 990.0, 3000.0, 3010.0, 2990.0]  # the rate fails at the largest batch
+    lack = fit_samples([32] * 3 + [64] * 3 + [128] * 3, bent).lack_of_fit
+    assert lack is not None and lack < 1e-6
     with pytest.raises(ValueError, match="three trainings of two batches"):
         fit_samples([16, 16, 16], [1, 2, 3])
 
@@ -80,7 +88,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Any = None, 
         frame = whole(*arguments)
         samples = [round(law(row.global_batch_size) * (0.9 + 0.1 * row.seed)) for row in rows_of(frame)]
         hits = [reached is None or reached(row) for row in rows_of(frame)]
-        return frame.assign(samples_to_target=samples, reached=hits, training_samples=20_000)
+        return frame.assign(samples_to_target=samples, reached=hits, training_samples=20_000, epochs_to_target=9)
 
     monkeypatch.setattr(time_to_target, "convergence", trained)
     return results
@@ -108,7 +116,7 @@ def test_time_and_price_are_samples_over_throughput_and_the_frontier_has_no_bett
         assert row.time_low_s < row.time_s < row.time_high_s
     best = {(row.devices, row.global_batch_size) for row in rows_of(table) if row.on_frontier}
     assert best == {(1, 32), (2, 32)}
-    assert "twice as many at batch 96" in said and "the cheapest is single on 1 device, global batch 32" in said
+    assert "twice as many at about batch 96" in said and "the cheapest is single on 1 device, global batch 32" in said
     assert "The fastest is ddp on 2 devices, global batch 32" in said and "USD" in said
     shown = decision_table(table, Wish(price=2.5, currency="USD"))
     assert shown.lines[0].cells[0] == "2" and len(shown.lines) == 6
@@ -145,19 +153,35 @@ def test_what_cannot_be_known_is_refused_with_what_to_measure_and_a_pilot_that_p
     results = study(tmp_path, monkeypatch, **changes)
     table, works, said = answer(results)
     assert table.empty and words in said
-    why, file = pilot(results, TARGET, table, works, Wish())
-    asked = parse_experiment(yaml.safe_load(file), source="pilot")
-    assert "What is missing: trainings at 3 global batches, 3 seeds each." in why
-    assert asked.convergence and len(asked.convergence.seeds) >= 3 and asked.throughput is None
-    assert asked.grid and asked.grid.global_batch_size == (32, 64, 128)
+    found = pilot(results, TARGET, table, works, Wish())
+    asked = parse_experiment(yaml.safe_load(found.file), source="pilot")
+    assert found.why.startswith("What is missing: trainings at 3 global batches, 3 seeds each")
+    assert asked.convergence and len(asked.convergence.seeds) >= 3 and asked.throughput
+    assert asked.grid and len(asked.grid.global_batch_size or ()) == 3 and asked.grid.devices == (1, 2)
     assert set(asked.training.lr_scaling) != {"none"}
+    plan = make_plan(asked, laptop())
+    trained = {(trial.cell.global_batch_size, trial.seed) for trial in plan.trials if trial.kind == "convergence"}
+    assert len(trained) == 9  # of every batch and seed
 
 
 def test_batches_that_no_training_reached_and_far_ones_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = study(tmp_path, monkeypatch, lambda row: row.global_batch_size != 128 or row.seed != 1)
-    assert "not reached by each training at 128" in answer(late)[2]
+    table, works, said = answer(late)
+    assert "not reached by each training at 128" in said
+    found = pilot(late, TARGET, table, works, Wish())
+    assert "twice the epochs" in found.why and "epochs: 18" in found.file
+    other = tmp_path / "other"
+    other.mkdir()
+    more = [*BATCHES, 256]
+    grid = {**CONTENT["grid"], "global_batch_size": more}
+    trains = {"convergence": {**CONTENT["convergence"], "only": {"global_batch_size": more}}, "grid": grid}
+    results = study(other, monkeypatch, lambda row: row.global_batch_size != 256 or row.seed == 0, **trains)
+    table, works, _ = answer(results)
+    assert works[0].law.trained == (32, 64, 128)  # nothing of 256 counts
+    reasons = {row.global_batch_size: row.reason for row in rows_of(table)}
+    assert reasons[256] == "not each training at batch 256 reached the target" and reasons[128] is None
 
 
 def test_only_batches_near_to_what_was_trained_are_extrapolated_to(
@@ -183,10 +207,42 @@ def test_the_pilot_of_an_answer_has_more_seeds_at_the_chosen_batch(
 ) -> None:
     results = study(tmp_path, monkeypatch)
     table, works, _ = answer(results)
-    why, file = pilot(results, TARGET, table, works, Wish())
-    asked = parse_experiment(yaml.safe_load(file), source="pilot")
-    assert why.endswith("3 more seeds at global batch 32 narrow it most.")
-    assert asked.convergence and asked.convergence.seeds == (3, 4, 5)
+    found = pilot(results, TARGET, table, works, Wish())
+    asked = parse_experiment(yaml.safe_load(found.file), source="pilot")
+    assert found.why.startswith("Most of the interval comes from the samples: 3 more seeds")
+    assert asked.convergence and asked.convergence.seeds == (0, 1, 2, 3, 4, 5)
+    assert asked.grid and asked.grid.global_batch_size == (32, 64, 128)  # its run alone answers
+
+
+def test_what_has_no_interval_or_another_recipe_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = study(tmp_path, monkeypatch, throughput={"blocks": 2, "explain": False, "twin": False})
+    table, *_ = answer(few)
+    assert table["time_s"].isna().all() and set(table["reason"]) == {"needs 3 blocks for an interval, has 2"}
+    other = tmp_path / "other"
+    other.mkdir()
+    two = study(other, monkeypatch, optimizer={"name": "SGD", "lr": [0.1, 0.2]})
+    _, works, _ = answer(two)
+    assert [work.name.partition(" · optimizer.")[2] for work in works] == ["lr=0.2", "lr=0.1"]
+    assert all(len(work.samples) == 9 for work in works)
+
+
+def test_devices_that_were_not_measured_are_predicted_or_have_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = study(tmp_path, monkeypatch)
+    table, *_ = answer(results, devices=(2, 8))
+    reasons = {row.devices: row.reason for row in rows_of(table)}
+    assert reasons == {2: None, 8: "not measured, and not predicted: no exchanges of this setting were recorded"}
+    known = rows_of(results.leaders)[0]
+    asked = {**known, "kind": "asked", "devices": 8, "step_s": 0.1, "high": 0.11, "low": 0.09, "refusal": None}
+    lacks = {**asked, "devices": 16, "global_batch_size": None, "step_s": None, "refusal": "32 does not divide by 16"}
+    both = [{**asked, "throughput_per_s": 4000.0}, {**lacks, "throughput_per_s": None}]
+    columns = table_of("prediction").names
+    frame = table_of("prediction").frame([{name: row.get(name) for name in columns} for row in both])
+    monkeypatch.setattr(time_to_target, "predict", lambda results, asked: frame)
+    vars(results)["exchanges"] = pd.DataFrame([{"cell_id": "a"}])
+    rows = {row.devices: row for row in rows_of(answer(results, devices=(8, 16))[0])}
+    assert rows[8].source == "predicted" and rows[8].time_s and rows[16].reason == "32 does not divide by 16"
 
 
 @pytest.mark.parametrize(
@@ -195,13 +251,26 @@ def test_the_pilot_of_an_answer_has_more_seeds_at_the_chosen_batch(
         ("val_accuracy=0.95", Target(metric="val_accuracy", at_least=0.95)),
         ("val_loss=0.3", Target(metric="val_loss", at_most=0.3)),
         ("val_mae <= 2", Target(metric="val_mae", at_most=2.0)),
+        ("val_iou>=0.5", Target(metric="val_iou", at_least=0.5)),
     ],
 )
 def test_a_target_is_read_from_text(text: str, expected: Target) -> None:
     assert parse_target(text) == expected
 
 
-@pytest.mark.parametrize("text", ["0.95", "val_accuracy=", "val_accuracy=good", "a=1.2.3", "val accuracy=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.95",
+        "val_accuracy=",
+        "val_accuracy=good",
+        "val_a=1.2.3",
+        "val accuracy=1",
+        "epoch=1",
+        "val_mae=2",
+        "val_loss=1e999",
+    ],
+)
 def test_a_wrong_target_is_one_error(text: str) -> None:
     with pytest.raises(PredictionError, match="allowed: METRIC=VALUE"):
         parse_target(text)

@@ -126,7 +126,7 @@ def test_a_target_that_was_reached_has_a_line_without_a_winner_if_seeds_are_few(
     }
     incomplete, tried = {"topic": "incomplete", "code": "missing", "n": 3}, {**IMPROVED, "code": "no option helped"}
     assert "TARGET" not in lines(missed, incomplete)
-    assert list(lines(missed, CHOICE, tried)) == ["OPTIONS", "TRIED"]
+    assert list(lines(missed, CHOICE, tried, experiment=file)) == ["OPTIONS", "TRIED"]
     assert list(lines(missed, CHOICE, incomplete, tried)) == ["INCOMPLETE", "TRIED"]
 
 
