@@ -26,6 +26,7 @@ def meet(rank: int, world_size: int, out: Path) -> None:
         with connecting_on_use(backend):
             group: Any = dist.new_group(backend="gloo")
         made = _sockets() - before
+        dist.barrier()  # over the group that there was: none connects to another that still counts
         ranks = Ranks(rank, world_size, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),), group)
         gathered = ranks.gather_to_first(f"of rank {rank}")
         ranks.barrier()
