@@ -67,9 +67,11 @@ class TrialTime:
         factors: dict[str, float] = {}
         if then.throughput and now.throughput and then.throughput != now.throughput:
             factors = self._timed_factors(then.throughput, now.throughput, device)
-        epochs = [settings.convergence.epochs if settings.convergence else None for settings in (then, now)]
-        if epochs[0] and epochs[1]:
-            factors |= dict.fromkeys(TRAINING_PARTS, epochs[1] / epochs[0])
+        trained = [settings.convergence for settings in (then, now)]
+        for length in ("epochs", "steps"):
+            before, after = (getattr(settings, length, None) for settings in trained)
+            if before and after:
+                factors |= dict.fromkeys(TRAINING_PARTS, after / before)
         return sum(seconds * factors.get(part, 1.0) for part, seconds in self.parts.items())
 
     def _timed_factors(self, then: Throughput, now: Throughput, device: str) -> dict[str, float]:

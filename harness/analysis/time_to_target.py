@@ -123,7 +123,11 @@ class Work:
     @cached_property
     def reached(self) -> dict[tuple[int, int], Record]:
         """By global batch and seed a training that reaches the target: strategies train the same, one counts."""
-        found = [row for row in self.trainings if row.reached and pd.isna(row.excluded)]
+        found = [
+            row
+            for row in self.trainings
+            if row.reached and pd.isna(row.excluded) and not pd.isna(row.samples_to_target)
+        ]
         by_key = grouped(found, lambda row: (int(row.global_batch_size), int(row.seed)))
         return {key: rows[0] for key, rows in by_key.items()}
 

@@ -26,6 +26,8 @@ COLLATERAL = (
     "communicator was aborted",
     "socket timeout",
     "timed out waiting",
+    "connect timeout",
+    "timed out connecting",
 )
 """Messages of a healthy rank's collective when a peer is gone."""
 COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")

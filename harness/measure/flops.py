@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import time
@@ -91,6 +92,7 @@ def first_samples(batch: object, count: int) -> object:
 
 def _count(workload: Workload, batch: object, device: torch.device, *, without_memory: bool) -> Flops:
     if without_memory:
+        workload = copy.copy(workload)  # build_model() may keep tensors in it, which are fakes here
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # operators on fake tensors compute shapes alone
             model = faked(workload.build_model(), mode, device)
     else:

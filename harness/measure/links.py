@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, permutations
+from itertools import combinations, permutations, zip_longest
 from typing import TypeVar
 
 import psutil
@@ -136,8 +137,8 @@ def collectives(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[l
 def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operation]:
     """Return a message that is sent and returned, for each two ranks; neighbours in the ring of ranks first.
 
-    Of more than MOST_PAIRED ranks, for PAIRS_OF_TIER pairs of each tier, evenly spaced in that order. gloo sends from
-    the host's memory only.
+    Of more than MOST_PAIRED ranks, for PAIRS_OF_TIER pairs of each tier, drawn at random, of ranks that no other pair
+    of the tier has as far as there are some. gloo sends from the host's memory only.
     """
     device = ranks.devices[0] if backend == "nccl" else torch.device("cpu")
     size = ranks.world_size
@@ -148,9 +149,8 @@ def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operati
         by_tier: dict[LinkTier, list[tuple[int, int]]] = {}
         for one, other in by_distance:
             by_tier.setdefault(_tier(devices[one], devices[other]), []).append((one, other))
-        number = range(PAIRS_OF_TIER)
-        spaced = [[of_tier[len(of_tier) * k // PAIRS_OF_TIER] for k in number] for of_tier in by_tier.values()]
-        by_distance = [*dict.fromkeys(two for of_tiers in zip(*spaced, strict=True) for two in of_tiers)]
+        drawn = [_drawn(of_tier) for of_tier in by_tier.values()]
+        by_distance = [two for of_tiers in zip_longest(*drawn) for two in of_tiers if two]
     return [
         Operation(
             "send_receive",
@@ -165,6 +165,18 @@ def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operati
         )
         for source, target in by_distance
     ]
+
+
+def _drawn(of_tier: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return PAIRS_OF_TIER of a tier's pairs, the same on every rank: one slow rank is in few of them."""
+    order = random.Random(len(of_tier)).sample(of_tier, len(of_tier))
+    apart: list[tuple[int, int]] = []
+    for two in order:
+        if not {*two} & {rank for other in apart for rank in other}:
+            apart.append(two)
+        if len(apart) == PAIRS_OF_TIER:
+            break
+    return [*dict.fromkeys([*apart, *order[:PAIRS_OF_TIER]])][:PAIRS_OF_TIER]
 
 
 def _there_and_back(rank: int, source: int, target: int, device: torch.device) -> Callable[[int], Call]:

@@ -232,7 +232,7 @@ def measure_window(
         synchronize()
         start = clock()
         for number in range(steps):
-            if number % MOST_KEPT == MOST_KEPT - 1:
+            if number % MOST_KEPT == MOST_KEPT - 1 and _takes_device_memory(losses):
                 losses, weights = _joined(losses), _joined(weights)
             mark(START)
             batch = next(fetch)
@@ -248,6 +248,10 @@ def measure_window(
         duration = clock() - start
     read = marks.read()
     return Window(duration, read.step_s, read.wait_s, _read(losses), _read(weights), read.phases, read.host_phases)
+
+
+def _takes_device_memory(values: list[Tensor | float]) -> bool:
+    return any(isinstance(value, Tensor) and value.device.type != "cpu" for value in values[:1])
 
 
 def _joined(values: list[Tensor | float]) -> list[Tensor | float]:

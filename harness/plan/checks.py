@@ -203,10 +203,10 @@ def _adapters(node: NodeEnvironment) -> tuple[list[Adapter], dict[Reason, list[s
     off = {name: variables.get(name, "") for name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")}
     for adapter in (node.get("adapters") or []) if node.get("nccl") is not None else []:
         reason: Reason | None = None
-        if adapter["state"] != "ACTIVE":
-            why = f"its port is {adapter['state'] or 'in an unknown state'}"
+        if (state := adapter.get("state", "ACTIVE")) != "ACTIVE":  # of an earlier run it is not known
+            why = f"its port is {state or 'in an unknown state'}"
             reason = ("note", why, "check its cable and the subnet manager, if the ranks are to use it")
-        elif not adapter["has_file"]:
+        elif not adapter.get("has_file", True):
             why = "its device file is not in /dev/infiniband"
             reason = ("warning", why, "give the container /dev/infiniband (docker run --device=/dev/infiniband)")
         elif off["NCCL_IB_DISABLE"] not in ("", "0"):
@@ -239,8 +239,8 @@ def _places(node: NodeEnvironment, adapters: Sequence[Adapter]) -> str:
     alike: dict[str, dict[int | None, list[str]]] = {}
     for each in adapters:
         kind = kinds.get(each["link_layer"] or "", "a network of its own plugin, if there is one,")
-        of_kind = alike.setdefault(f"{kind} at {each['rate'] or 'an unknown rate'}", {})
-        of_kind.setdefault(each["numa"], []).append(each["name"])
+        of_kind = alike.setdefault(f"{kind} at {each.get('rate') or 'an unknown rate'}", {})
+        of_kind.setdefault(each.get("numa"), []).append(each["name"])
     near = (topology.get("numa") or ()) if topology else ()
     words = []
     for kind, by_numa in alike.items():

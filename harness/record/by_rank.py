@@ -31,7 +31,7 @@ class ByRank(TypedDict):
 
 MANY = 500
 """From this number of rows on they are kept by column."""
-_ABSENT = object()
+_ABSENT: object = ...  # one object in copies and other processes too
 
 
 class Rows(Sequence[Json]):

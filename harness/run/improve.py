@@ -92,24 +92,27 @@ class Improvement:
         self._asked: dict[str, list[dict[str, object]]] = {}  # by step, the settings of this call
 
     def run(self) -> int:
-        """Try, combine and confirm; write the report again. Return INTERRUPTED, or 0: the run itself is fine."""
+        """Try, combine and confirm; write the report again.
+
+        Return INTERRUPTED, UNSETTLED if that would be repeated, or 0: the run itself is fine.
+        """
         cell_id, why = best_cell(self._context), self._refusal()
         if why or cell_id is None:
             self.emit(Note(f"Nothing is improved: {why or 'no setting was measured that makes a claim about speed'}."))
             return 0
         self._cell_id, self._row = cell_id, self._context.cells[cell_id]
         try:
-            interrupted = self._steps()
+            code = self._steps()
             results = write_report(self.results.folder.path)
         except KeyboardInterrupt:
-            interrupted = True
+            code = INTERRUPTED
         except HarnessError as error:
             self.emit(Note(f"The improvement ended: {error}"))
             return 0
-        if interrupted:
+        if code:
             resume = resume_command(replace(self.request, improve=self.settings.time), self.results.folder.path)
             self.emit(Note(f"The improvement was interrupted; the run is complete. Go on with: {resume}"))
-            return INTERRUPTED
+            return code
         tables, spent_s = {name: getattr(results, name) for name in SHOWN}, time.time() - self._began
         folder = results.folder
         self.emit(Reported(folder.path, folder.report, tables, verdict_if_possible(results), spent_s))
@@ -124,22 +127,22 @@ class Improvement:
             return "limits.cost and limits.device_hours hold for the run alone; leave them out, improve.time is a limit"
         return ""
 
-    def _steps(self) -> bool:
-        """Measure the steps; return whether one was interrupted."""
+    def _steps(self) -> int:
+        """Measure the steps; return 0, or the exit code of the one that was interrupted."""
         name, tried = self._context.name(self._cell_id), self._candidates()
         if not tried:
             self.emit(Note(f"Nothing to try for {name}: no option reduces what takes time; improve.allow has more."))
-            return False
+            return 0
         most = duration(self.settings.time)
         self.emit(Note(f"Improve {name}: {plural(len(tried), 'option')} to try, about {most}."))
-        if self._measure(SCREENING, tried, SCREENING_BLOCKS):
-            return True
+        if code := self._measure(SCREENING, tried, SCREENING_BLOCKS):
+            return code
         helped = self._kept(SCREENING)
         if several := combined(helped):
-            if self._measure(COMBINATION, [helped[0], *several], SCREENING_BLOCKS):
-                return True
+            if code := self._measure(COMBINATION, [helped[0], *several], SCREENING_BLOCKS):
+                return code
             helped = self._kept(COMBINATION) or helped
-        return bool(helped) and self._measure(CONFIRMATION, helped[:1], CONFIRMING_BLOCKS)
+        return self._measure(CONFIRMATION, helped[:1], CONFIRMING_BLOCKS) if helped else 0
 
     def _candidates(self) -> list[Changes]:
         """Return what there is time to try, the most likely first."""
@@ -153,10 +156,11 @@ class Improvement:
         lines = (line for line in self.results.lines if line["cell_id"] == self._cell_id and line["outcome"] == "ok")
         return max(median([line["trial_s"] or 0.0 for line in lines if line["kind"] == "throughput"]), 0.01)
 
-    def _measure(self, step: str, tried: Sequence[Changes], blocks: int) -> bool:
-        """Time the cell to improve beside the same cell with each of some changes; return whether it was interrupted.
+    def _measure(self, step: str, tried: Sequence[Changes], blocks: int) -> int:
+        """Time the cell to improve beside the same cell with each of some changes.
 
-        A step of the same settings is kept if it is finished, and resumed if it is not.
+        Return 0, or INTERRUPTED or UNSETTLED, as ``run`` does. A step of the same settings is kept if it is finished,
+        and resumed if it is not.
         """
         left_s = self._began + SHARE.get(step, 1.0) * self.settings.time - time.time()
         trial_s = OF_TRIALS * max(left_s, 0.0) / (blocks * (1 + len(tried)))
@@ -174,18 +178,18 @@ class Improvement:
         alike = earlier is not None and _settings(earlier.experiment, tried) == self._asked[step]
         if earlier and step == CONFIRMATION and not alike:  # of several, one would be claimed by chance more often
             self.emit(Note(f"Another setting was to be confirmed before, in {earlier.folder.path}: only the first is."))
-            return False
+            return 0
         if earlier and alike:
             if not earlier.folder.why_unfinished:
                 self.emit(Note(f"{step.capitalize()}: already measured in {earlier.folder.path}."))
-                return False
+                return 0
             resumed, kept = earlier.folder.path, earlier.experiment
             proves = proves or bool(kept.throughput and kept.throughput.explain)
             as_before = {"cells": kept.cells, "throughput": kept.throughput, "equivalence": kept.equivalence}
             experiment = experiment.model_copy(update=as_before)
         if left_s < LEAST_S:
             self.emit(Note(f"{step.capitalize()}: no time is left; give --improve more."))
-            return False
+            return 0
         asked = Request(
             self.request.file,
             text,
@@ -197,7 +201,7 @@ class Improvement:
             preflight=False,
         )
         code = run(asked, experiment, lambda event: self.emit(event) if isinstance(event, SHOWN_EVENTS) else None)
-        return code in (INTERRUPTED, UNSETTLED)
+        return code if code in (INTERRUPTED, UNSETTLED) else 0
 
     def _limits(self, left_s: float) -> dict[str, float]:
         """Return the limits of a step: a trial that hangs may not take more than the step."""

@@ -43,7 +43,7 @@ def _ms(seconds: float) -> str:
 def links(device: torch.device, ranks: str) -> Verdict:
     """Links and collectives between ranks are measured, and a larger message has a higher bandwidth."""
     size = int(ranks)
-    seconds = 3.0 * size if device.type == "cuda" else 1.5
+    seconds = 3.0 * size if device.type == "cuda" else 5.0
     return _bandwidths(run_ranks(links_of, device, size, str(seconds), within_s=seconds + 90.0)[0])
 
 

@@ -220,10 +220,12 @@ def test_of_many_ranks_a_sample_of_pairs_of_each_tier_is_measured_and_stated() -
     found = links.pairs(one, "gloo", devices(*(str(rank // per_node) for rank in range(size))))
     ends = [(pair.source or 0, pair.target or 0) for pair in found]
     inside = [source // per_node == target // per_node for source, target in ends]
-    assert len(set(ends)) == len(ends) == 2 * links.PAIRS_OF_TIER and ends[0] == (0, 1)
+    assert len(set(ends)) == len(ends) == 2 * links.PAIRS_OF_TIER
     assert inside == [True, False] * links.PAIRS_OF_TIER  # if the time ends early, both tiers have some
-    distances = [min(target - source, size - target + source) for source, target in ends[1::2]]
-    assert distances == sorted(distances) and distances[0] == 1 and distances[-1] > 200
+    for of_tier in (ends[::2], ends[1::2]):  # no rank, such as the first, whose node is busier, is in several
+        assert len({rank for two in of_tier for rank in two}) == 2 * links.PAIRS_OF_TIER
+    again = links.pairs(replace(one, rank=9), "gloo", devices(*(str(rank // per_node) for rank in range(size))))
+    assert [(pair.source, pair.target) for pair in again] == ends  # the same on every rank
     (note,) = links.left_out([found], size)
     assert note.startswith("send_receive: all pairs but a sample of 16 of 130816 (8 inside a node, 8 between nodes)")
     few = links.pairs(replace(one, world_size=17), "gloo", devices(*map(str, range(16)), "0"))  # one pair inside

@@ -69,6 +69,8 @@ CLOCK = FakeClock()
 class OnDevice(torch.Tensor):
     """A number of a device, which takes long to read."""
 
+    device = torch.device("cuda", 0)  # type: ignore[assignment]  # as it says
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__float__, torch.Tensor.cpu):

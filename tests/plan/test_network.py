@@ -150,3 +150,8 @@ def test_nodes_that_differ() -> None:
         "limit of locked memory: unlimited on n0, 65536 on n1",
         "MTU of the ranks' interfaces: 1500 on n0, 9000 on n1",
     ]
+
+
+def test_adapters_of_an_earlier_run_whose_state_is_not_known_are_used_as_before() -> None:
+    found = with_adapters(adapters=[{"name": "mlx5_0", "link_layer": "InfiniBand"}])
+    assert "NCCL uses InfiniBand at an unknown rate: mlx5_0" in found[0]

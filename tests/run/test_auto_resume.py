@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -281,8 +283,13 @@ def test_in_a_batch_job_the_resume_command_submits_the_script_without_the_addres
     assert words
     request = Request(Path("e.yaml"), address="10.0.0.1:26379", quiet=True)
     assert "--address 10.0.0.1:26379" in resume_command(request, Path("r"))
-    monkeypatch.setenv(*words.groups())
-    assert resume_command(request, Path("r")) == "sbatch slurm.sbatch e.yaml --quiet --resume r"
+    for given, expected in (({}, "env"), ({"VENV": "/v", "IFACE": "ib0"}, "env VENV=/v IFACE=ib0")):
+        known = {"SLURM_JOB_NUM_NODES": "64", "PATH": os.environ["PATH"], **given}
+        said = subprocess.run(
+            ["bash", "-c", f'echo "{words[2]}"'], env=known, capture_output=True, text=True, check=True
+        )
+        monkeypatch.setenv(words[1], said.stdout.strip())
+        assert resume_command(request, Path("r")) == f"{expected} sbatch -N 64 slurm.sbatch e.yaml --quiet --resume r"
 
 
 def test_a_resume_command_repeats_machine_selection_and_trust_options() -> None:

@@ -108,7 +108,8 @@ class Cluster:
         ``version``: the version of the user's code that the modules are of. ``folder``: that of the code without one,
         if it is on no node's import path.
         """
-        limit_s = IMPORT_PART * start_limit_s(len(self.inventory.nodes))
+        asked = sum(used) if used else len(self.inventory.nodes)
+        limit_s = IMPORT_PART * start_limit_s(asked)
         return self._of_every_node("failing_imports", list(modules), used, limit_s, version, folder)
 
     def _of_every_node(self, question: str, about: list[str], used: Sequence[bool] | None, *more: object) -> Json:

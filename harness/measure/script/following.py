@@ -388,6 +388,10 @@ def _trained(
     chosen = next((rank for rank, each in enumerate(summaries) if each.names), None)
     if chosen is None:
         raise ScriptFailed("NothingReported", NOTHING.format(steps=len(steps.ended)))
+    if not steps.ended:
+        raise ScriptFailed(
+            "NoSteps", "the script reported metrics, and no optimizer of torch took a step; probe.steps counts"
+        )
     counts = stated is not None or all(ranks.gather(sum(steps.samples) > 0))
 
     def samples_of(report: Report) -> float | None:

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -21,6 +21,10 @@ from harness.plan.checks import SCRIPT, Finding, join_names
 Values: TypeAlias = Mapping[str, object]
 MOST_REPORTS, MOST_NAMES = 2_000, 50
 """The most reports of validation, and of others, that are kept: of more every second, fourth ... is; and of columns."""
+LOSSES = ("train_loss", "val_loss", "reported_loss")
+"""The columns whose values diverge."""
+NOISE = ("_runtime", "_per_second", "_time", "total_flos", "grad_norm")
+"""The ends of names that a Trainer logs beside its metrics."""
 VALIDATION, EPOCH, ACCURACIES = "val_", "epoch", ("train_accuracy", "val_accuracy")
 
 
@@ -76,7 +80,7 @@ class Reports:
         for name, value in given.items():
             column, number = column_of(str(name)) if name != EPOCH else EPOCH, _number(value)
             full = column not in self.names and len(self.names) >= MOST_NAMES
-            if number is None or full or not (math.isfinite(number) or column.endswith("_loss")):
+            if number is None or full or not (math.isfinite(number) or column in LOSSES):
                 if column not in self.left_out and len(self.left_out) < MOST_NAMES:
                     self.left_out.append(column)
                 continue
@@ -108,14 +112,18 @@ def _number(value: object) -> float | None:
 def curve_of(reports: Iterable[Report], samples_of: Callable[[Report], float | None]) -> list[dict[str, float | None]]:
     """Return the rows of a training in the table epochs, without trial and attempt.
 
-    Reports at one step are one. If some have a metric of validation, each of these is a row, with the latest other
-    values since the row before; else every report is. ``epoch`` is the stated one if all are whole and increase, plus 1
-    if the first is 0 and not before the first step; else the number of the row.
+    Reports at one step are one, at the time and with the values of the first of validation. If some have a metric of
+    validation, each of these is a row, with the latest other values since the row before; else every report is.
+    ``epoch`` is the stated one if all are whole and increase, plus 1 if the first is 0 and not before the first step;
+    else the number of the row.
     """
     by_step: dict[int, Report] = {}
     for report in reports:
         before = by_step.get(report.step)
-        by_step[report.step] = _joined(before, report) if before else report
+        if before and _validates(before):  # a second evaluation, or a checkpoint's report, changes no value and no time
+            by_step[report.step] = replace(before, values={**report.values, **before.values})
+        else:
+            by_step[report.step] = _joined(before, report) if before else report
     rows = list(by_step.values())
     if any(_validates(row) for row in rows):
         pending, rows = None, []
@@ -215,11 +223,12 @@ def _of_trainer(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
     Its last log is a summary: the mean loss of all steps.
     """
     logs = named["logs"] if "logs" in named else given[4]
-    noise = ("_runtime", "_per_second", "_time", "total_flos", "grad_norm")
-    kept = {name: value for name, value in logs.items() if not name.endswith(noise)}
+    if "train_loss" in logs:  # of the last one alone
+        return {}
+    kept = {name: value for name, value in logs.items() if not name.endswith(NOISE)}
     if "loss" in kept:
         kept["train_loss"] = kept.pop("loss")
-    return {} if "train_runtime" in logs else kept
+    return kept
 
 
 def _of_lightning(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
@@ -230,9 +239,9 @@ def _of_lightning(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
 
 
 def _of_ray(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
-    """Return the metrics of a call of ray.train.report."""
+    """Return the metrics of a call of ray.train.report, which may be the logs of a Trainer."""
     found: Values = named["metrics"] if "metrics" in named else given[0]
-    return found
+    return {name: value for name, value in found.items() if not str(name).endswith(NOISE)}
 
 
 Read: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Values]

@@ -21,6 +21,8 @@ from harness.measure.script.reports import (
     MOST_REPORTS,
     Report,
     Reports,
+    _of_ray,
+    _of_trainer,
     curve_of,
     first_not_finite,
     judge_reports,
@@ -304,3 +306,22 @@ def test_the_end_of_a_training_that_ended_by_itself_is_no_schedule() -> None:
     parent.send("end")
     script._follow()
     assert not script._edges
+
+
+def test_of_several_reports_at_a_step_the_first_of_validation_sets_time_and_values() -> None:
+    first = Report(10, 5.0, 80.0, None, {"val_loss": 2.0})
+    later = Report(10, 65.0, 80.0, None, {"val_loss": 1.0, "reported_test": 3.0})  # of the best model
+    (row,) = curve_of([first, later], lambda report: report.samples)
+    assert (row["train_s"], row["val_loss"], row["reported_test"]) == (5.0, 2.0, 3.0)
+
+
+def test_a_trainer_s_summary_and_what_it_times_are_no_metrics(libraries: dict[str, Any]) -> None:
+    logs = {"loss": 2.0, "train_runtime": 3.0, "num_input_tokens_seen": 9}  # with include_num_input_tokens_seen
+    assert _of_trainer([], {"logs": logs}) == {"train_loss": 2.0, "num_input_tokens_seen": 9}
+    assert _of_trainer([], {"logs": {"train_loss": 2.0, "train_runtime": 3.0}}) == {}
+    assert _of_ray([{"eval_loss": 1.0, "eval_runtime": 4.0}], {}) == {"eval_loss": 1.0}
+
+
+def test_a_best_loss_that_is_infinite_is_no_divergence() -> None:
+    reports = reported({"loss": 1.0, "best_val_loss": math.inf})
+    assert reports.left_out == ["reported_best_val_loss"] and reports.names == ["reported_loss"]
