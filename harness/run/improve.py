@@ -184,7 +184,6 @@ class Improvement:
                 self.emit(Note(f"{step.capitalize()}: already measured in {earlier.folder.path}."))
                 return 0
             resumed, kept = earlier.folder.path, earlier.experiment
-            proves = proves or bool(kept.throughput and kept.throughput.explain)
             as_before = {"cells": kept.cells, "throughput": kept.throughput, "equivalence": kept.equivalence}
             experiment = experiment.model_copy(update=as_before)
         if left_s < LEAST_S:
@@ -196,7 +195,6 @@ class Improvement:
             self.request.address,
             resume=resumed,
             output=self.results.folder.path / IMPROVE_FOLDER / self._cell_id,
-            only={} if proves else {axis: self._row[axis] for axis in ("strategy", "devices")},  # without added bases
             no_user_code=self.request.no_user_code,
             preflight=False,
         )

@@ -124,6 +124,22 @@ def test_parameters_have_no_memory_unless_the_loss_reads_their_values(workload: 
     assert reading.without_memory == [True, False, True]
 
 
+def test_what_build_model_keeps_in_the_workload_is_real_afterwards() -> None:
+    class Keeps(Net):
+        weights: Tensor | None = None
+
+        def __init__(self) -> None:
+            self.weight = 4
+
+        def build_model(self) -> nn.Module:
+            self.weights = torch.ones(3)
+            return nn.Linear(4, 2)
+
+    workload = Keeps()
+    assert count_flops(workload, torch.ones(1, 4), CPU).per_unit
+    assert not isinstance(workload.weights, FakeTensor)  # in which a later step would mix both
+
+
 @pytest.mark.parametrize("built_on", ["cpu", "meta"])
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_model_larger_than_any_memory_is_counted_without_it(built_on: str, sharded: bool) -> None:

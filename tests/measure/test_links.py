@@ -224,6 +224,10 @@ def test_of_many_ranks_a_sample_of_pairs_of_each_tier_is_measured_and_stated() -
     assert inside == [True, False] * links.PAIRS_OF_TIER  # if the time ends early, both tiers have some
     for of_tier in (ends[::2], ends[1::2]):  # no rank, such as the first, whose node is busier, is in several
         assert len({rank for two in of_tier for rank in two}) == 2 * links.PAIRS_OF_TIER
+    places = devices(*(str(rank // per_node) for rank in range(24)))
+    fewer = links.pairs(replace(one, world_size=24), "gloo", places)
+    for of_tier in (fewer[::2], fewer[1::2]):
+        assert len({rank for pair in of_tier for rank in pair.members}) == 2 * links.PAIRS_OF_TIER
     again = links.pairs(replace(one, rank=9), "gloo", devices(*(str(rank // per_node) for rank in range(size))))
     assert [(pair.source, pair.target) for pair in again] == ends  # the same on every rank
     (note,) = links.left_out([found], size)
