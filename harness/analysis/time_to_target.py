@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -140,8 +141,8 @@ class Work:
     @cached_property
     def samples(self) -> dict[tuple[int, int], float]:
         """The samples to the target by global batch and seed, of the batches that have enough trainings."""
-        seeds = grouped((Record({"batch": batch}) for batch, _ in self.reached), lambda row: int(row.batch))
-        enough = {batch for batch, each in seeds.items() if len(each) >= LEAST_SEEDS and batch not in self.missed}
+        seeds = Counter(batch for batch, _ in self.reached)
+        enough = {batch for batch, count in seeds.items() if count >= LEAST_SEEDS and batch not in self.missed}
         return {key: float(row.samples_to_target) for key, row in self.reached.items() if key[0] in enough}
 
     @cached_property
@@ -154,8 +155,8 @@ class Work:
         if all(row.target and NO_METRIC in row.target for row in self.trainings):
             return f"{self.trainings[0].target}; give the metric of a column val_<name> of epochs"
         if len({batch for batch, _ in self.samples}) < LEAST_BATCHES:
-            seeds = grouped((Record({"batch": batch}) for batch, _ in self.reached), lambda row: int(row.batch))
-            known = ", ".join(f"{batch} ({len(each)} seeds)" for batch, each in sorted(seeds.items())) or "none"
+            seeds = sorted(Counter(batch for batch, _ in self.reached).items())
+            known = ", ".join(f"{batch} ({count} seeds)" for batch, count in seeds) or "none"
             late = f"; not reached by each training at {', '.join(map(str, self.missed))}" if self.missed else ""
             needed = f"{LEAST_BATCHES} global batches with {LEAST_SEEDS} seeds each that reach the target"
             return f"needs {needed}, has {known}{late}"

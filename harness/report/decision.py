@@ -20,11 +20,10 @@ from harness.config.sections import Target
 from harness.config.yaml_source import dump
 from harness.plan.labels import devices_text, joined
 from harness.report.causes import OF_OTHER_CELLS, grid_of, pinned
-from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, figure_files, panels, style
+from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, panels, write_figure
 from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
 from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of
-from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, duration, make_table, words
-from harness.system.files import replace_all, writing
+from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, duration, make_table, speed, words
 
 PILOT = "pilot.yaml"
 NEEDS_PRICE = "needs a price; give --price, or cost: {per_device_hour: 2.5, currency: USD} in the file"
@@ -83,7 +82,7 @@ def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
         ("batch", "global_batch_size", decimal("{:,.0f}")),
         ("strategy", lambda row: joined(str(row.strategy), str(row.own_options or "")), words),
         ("speed", lambda row: "predicted" if row.source == "predicted" else "", words),
-        ("samples", "samples", decimal("{:,.3g}")),
+        ("samples", "samples", speed),
         ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
         (f"{wish.money.replace('_', '-')} (95 %)", lambda row: _spanned(row, wish.money, "", wish.amount), words),
         ("best", lambda row: "*" if is_true(row.on_frontier) else "", words),
@@ -115,7 +114,7 @@ def decision_lines(decision: pd.DataFrame, works: Sequence[Work], wish: Wish) ->
             else f"twice as many at about batch {law.critical:,.0f}"
         )
         yield (
-            f"{work.name}: {law.efficient:,.3g} samples at a small batch, {critical}; "
+            f"{work.name}: {speed(law.efficient)} samples at a small batch, {critical}; "
             f"{plural(len(work.samples), 'training')} at {', '.join(map(str, law.trained))}, "
             f"{law.spread:.0%} around the law."
         )
@@ -172,7 +171,7 @@ def pilot(results: Results, target: Target, decision: pd.DataFrame, works: Seque
     settings, timed = experiment.convergence, experiment.throughput
     epochs, seeds = (settings.epochs or EPOCHS, list(settings.seeds)) if settings else (EPOCHS, [])
     seeds += [number for number in range(2 * LEAST_SEEDS) if number not in seeds][: max(0, LEAST_SEEDS - len(seeds))]
-    batches, blocks = {*work.missed, *(batch for batch, _ in work.reached)}, timed.blocks if timed else None
+    batches, blocks = {*work.missed, *(batch for batch, _ in work.reached)}, 0
     if known:
         row = chosen([row for row in known if wish.fits(row)] or known, wish)
         batches.add(int(row.global_batch_size))
@@ -194,7 +193,8 @@ def pilot(results: Results, target: Target, decision: pd.DataFrame, works: Seque
     devices = sorted({int(row.devices) for row in own})
     content = _trained(cell, experiment, sorted(batches), devices)
     content["convergence"] = {**asked, "only": {"global_batch_size": sorted(batches)}}
-    content["throughput"] = {**content.get("throughput", {}), "blocks": blocks}
+    if blocks:
+        content["throughput"] = {**content.get("throughput", {}), "blocks": blocks}
     return Pilot(f"{why}, in a run of all of it:", dump(content, flow=None, width=100))
 
 
@@ -216,16 +216,7 @@ def _trained(cell: Row, experiment: Experiment, batches: Sequence[int], devices:
 
 def write_decision(folder: Path, decision: pd.DataFrame, wish: Wish) -> list[Path]:
     """Write the figure of time against money into a folder; return its paths, none without a setting to draw."""
-    with style():
-        drawing = _drawing_of(decision, wish)
-        if drawing.figure is None:
-            return []
-        files = figure_files("decision", drawing.figure)
-    with writing(folder):
-        folder.mkdir(exist_ok=True)
-    paths = {folder / name: content for name, content in files.items()}
-    replace_all(paths.items())
-    return [*paths]
+    return write_figure(folder, "decision", lambda: _drawing_of(decision, wish))
 
 
 def _drawing_of(decision: pd.DataFrame, wish: Wish) -> Drawing:

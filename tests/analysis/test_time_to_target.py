@@ -205,6 +205,14 @@ def test_only_batches_near_to_what_was_trained_are_extrapolated_to(
     assert rows[128].time_s > 0 and "the schedule is fixed" in rows[256].reason
 
 
+def test_a_pilot_keeps_a_rule_for_the_number_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = {"at_least": 3, "at_most": 6, "halfwidth": 0.05}
+    results = study(tmp_path, monkeypatch, throughput={"blocks": rule, "explain": False, "twin": False})
+    table, works, _ = answer(results)
+    asked = parse_experiment(yaml.safe_load(pilot(results, TARGET, table, works, Wish()).file), source="pilot")
+    assert asked.throughput and asked.throughput.blocks == results.experiment.throughput.blocks  # type: ignore[union-attr]
+
+
 def test_the_pilot_of_an_answer_has_more_seeds_at_the_chosen_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

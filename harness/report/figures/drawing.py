@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import matplotlib
@@ -27,6 +28,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS, strategy_order
 from harness.plan.labels import devices_text, joined
 from harness.report.figures.scales import Limits
 from harness.report.row import NOT_EQUIVALENT, Row, is_not_equivalent, own_options, rows_of, settings, shown_strategy
+from harness.system.files import replace_all, writing
 
 MOST_MARKS = 400
 """The most marks of a figure: each takes about 120 bytes of the page."""
@@ -169,6 +171,20 @@ def figure_files(name: str, figure: Figure) -> dict[str, bytes]:
     drawn = Image.open(io.BytesIO(image_of(figure, "png", dpi=FILE_DPI)))
     drawn.convert("RGB").quantize(FILE_COLOURS).save(png, format="PNG")  # a third of the bytes; pages are sent
     return {f"{name}.png": png.getvalue(), f"{name}.svg": image_of(figure, "svg", metadata={"Date": None})}
+
+
+def write_figure(folder: Path, name: str, draw: Callable[[], Drawing]) -> list[Path]:
+    """Write a figure into a folder, beside the report's own; return its paths, none if it is left out."""
+    with style():
+        drawing = draw()
+        if drawing.figure is None:
+            return []
+        files = figure_files(name, drawing.figure)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    paths = {folder / file: content for file, content in files.items()}
+    replace_all(paths.items())
+    return [*paths]
 
 
 def not_equivalent_cells(results: Results) -> frozenset[str]:

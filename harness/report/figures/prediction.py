@@ -21,15 +21,13 @@ from harness.report.figures.drawing import (
     Drawing,
     Facet,
     add_legend,
-    figure_files,
     mark,
     panels,
-    style,
+    write_figure,
 )
 from harness.report.figures.scales import Limits, common_limits, device_axis, draw_interval, log_limits, log_values
 from harness.report.row import is_missing, rows_of
 from harness.report.tables.prediction import MILLISECONDS, family_label
-from harness.system.files import replace_all, writing
 
 LAWS: Mapping[str, tuple[str, Literal["--", "-.", ":"]]] = {
     "ideal_s": ("ideal", "--"),
@@ -97,16 +95,7 @@ def _drawing_of(prediction: pd.DataFrame) -> Drawing:
 
 def write_prediction(folder: Path, prediction: pd.DataFrame) -> list[Path]:
     """Write the figure of asked predictions into a folder, beside the report's own; return its paths, none without."""
-    with style():
-        drawing = _drawing_of(prediction)
-        if drawing.figure is None:
-            return []
-        files = figure_files("prediction_asked", drawing.figure)
-    with writing(folder):
-        folder.mkdir(exist_ok=True)
-    paths = {folder / name: content for name, content in files.items()}
-    replace_all(paths.items())
-    return [*paths]
+    return write_figure(folder, "prediction_asked", lambda: _drawing_of(prediction))
 
 
 def _draw_predicted(axes: Axes, part: pd.DataFrame) -> None:
