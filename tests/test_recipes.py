@@ -11,7 +11,8 @@ import yaml
 
 import harness
 from harness.config import load as config
-from harness.plan.inventory import KNOWN_DEVICES, Inventory
+from harness.config.known_hardware import KNOWN_DEVICES
+from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.report.html import write_report
 from harness.train.strategies import make_strategy

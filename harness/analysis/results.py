@@ -39,10 +39,10 @@ from harness.analysis.verdict import Statement, Tables
 from harness.analysis.verdict.rules import statements
 from harness.analysis.waterfall import exchange_times, waterfall
 from harness.config.experiment import Experiment
-from harness.config.sections import BlockRule, Rule
+from harness.config.sections import AssumedLink, BlockRule, Rule
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import HarnessError
-from harness.plan.rows import RecordedTrial
+from harness.plan.rows import LinkTier, RecordedTrial
 from harness.plan.run_environment import RunEnvironment
 from harness.record.estimate import read_estimate
 from harness.record.folder import RunFolder
@@ -313,12 +313,19 @@ def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | 
     found = families(results.trials, results.windows, results.lines, results.step_times)
     per_node = max(results.folder.plan()["machine"]["devices_per_node"], default=None)
     asked = replace(asked or Asked(), per_node=per_node)
-    return predictions(found, Links(results.collectives, links), excluded, asked)
+    hardware = results.experiment.hardware
+    assumed: Mapping[LinkTier, AssumedLink | None] = {
+        "inside a node": hardware.inside_a_node,
+        "between nodes": asked.between or hardware.between_nodes,
+    }
+    return predictions(found, Links(results.collectives, links, assumed), excluded, asked)
 
 
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "trials": _trials,
-    "cells": lambda r: cells(r.trials, r.step_times, r.pilot, peak_estimates(r.lines)),
+    "cells": lambda r: cells(
+        r.trials, r.step_times, r.pilot, peak_estimates(r.lines), r.experiment.hardware.peak_flops
+    ),
     "scaling": lambda r: scaling(r.trials, r.rule, r.verdicts),
     "noise": lambda r: noise(r.trials, r.rule),
     "parity": lambda r: parity(r.trials, r.rule, r.verdicts),

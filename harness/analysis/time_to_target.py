@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
-from harness.analysis.prediction import Asked
+from harness.analysis.prediction import ASSUMED, Asked
 from harness.analysis.results import Results, predict
 from harness.analysis.stats import LEAST_BLOCKS, SIGNIFICANCE, half_width
 from harness.analysis.trials import NO_METRIC, convergence
@@ -30,6 +30,7 @@ FARTHEST_BATCH = 2
 LARGEST_PART = 0.1
 """The largest batch as a part of the training set: beyond it an epoch has too few steps for the law."""
 ROUNDS = 50
+NOTHING_ASKED = Asked()
 OF_SPEED = frozenset({"training.accumulation", "training.channels_last", "training.cudnn_benchmark"})
 """Options of the training that change its speed alone."""
 
@@ -205,14 +206,14 @@ class Work:
 
 
 def decision(
-    results: Results, target: Target, devices: Sequence[int] = (), price: float | None = None, *, far: bool = False
+    results: Results, target: Target, asked: Asked = NOTHING_ASKED, price: float | None = None
 ) -> tuple[pd.DataFrame, list[Work]]:
     """Return the table DECISION, and what trains the same each, of which some may be refused.
 
-    ``devices``: numbers of devices; those that were not measured are predicted, with ``far`` at any distance. Without
-    any those that were measured. ``price``: of a device for an hour.
+    ``asked``: numbers of devices; those that were not measured are predicted. Without any those that were measured.
+    ``price``: of a device for an hour.
     """
-    works = _works(results, target, tuple(dict.fromkeys(devices)), far)
+    works = _works(results, target, replace(asked, devices=tuple(dict.fromkeys(asked.devices))))
     start_s = _start_s(results)
     rows: list[Mapping[str, object]] = []
     for work in works:
@@ -255,12 +256,12 @@ def _row(work: Work, setting: Record, price: float | None, start_s: float) -> di
     return {**row, "samples": samples, "by_samples": by_samples, "trained": batch in work.law.trained}
 
 
-def _works(results: Results, target: Target, devices: Sequence[int], far: bool) -> list[Work]:
+def _works(results: Results, target: Target, asked: Asked) -> list[Work]:
     """Return what trains the same each: its trainings, and its fastest settings at each size and batch."""
     rows = rows_of(convergence(results.trials, results.epochs, target, results.verdicts))
     trainings = grouped((row for row in rows if not is_no_claim(vars(row))), _key)
     measured = grouped(_measured(results), _key)
-    predicted = grouped(_predicted(results, devices, far), _key)
+    devices, predicted = asked.devices, grouped(_predicted(results, asked), _key)
     keys = list(dict.fromkeys([*measured, *trainings]))
     found = []
     for key, name in zip(keys, _names(keys), strict=True):
@@ -324,16 +325,18 @@ def _measured(results: Results) -> Iterator[Record]:
             yield Record({**vars(row), **more})
 
 
-def _predicted(results: Results, devices: Sequence[int], far: bool) -> Iterator[Record]:
+def _predicted(results: Results, asked: Asked) -> Iterator[Record]:
     """Yield the settings of numbers of devices that are asked for, as far as they can be predicted."""
-    if not devices or results.exchanges.empty:
+    if not asked.devices or results.exchanges.empty:
         return
-    for row in rows_of(predict(results, Asked(tuple(devices), far=far))):
+    for row in rows_of(predict(results, asked)):
         if row.kind == "asked" and not is_no_claim(vars(row)):
             known = not pd.isna(row.step_s)
             log_half = math.log(row.high / row.step_s) if known else 0.0
             refusal = row.refusal or (None if known else "not predicted")
-            more = {"source": "predicted", "refusal": refusal, "log_half": log_half, "cell_id": None, "label": None}
+            over = [mark for mark in row.marks if mark.startswith(ASSUMED)]
+            source = ", ".join(["predicted", *over])
+            more = {"source": source, "refusal": refusal, "log_half": log_half, "cell_id": None, "label": None}
             yield Record({**vars(row), **more})
 
 

@@ -29,10 +29,11 @@ from harness.analysis.common import (
 )
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
-from harness.analysis.hardware import peak_flops
 from harness.analysis.phases import ROWS, timings
 from harness.analysis.stats import geometric_mean
 from harness.analysis.step_times import StepTimes
+from harness.config.axes import PrecisionName
+from harness.config.known_hardware import Peak, peak_flops
 from harness.config.script import CURVE_METRICS
 from harness.config.sections import Target
 from harness.plan.labels import Labels, joined
@@ -120,11 +121,13 @@ def cells(
     times: StepTimes,
     pilot: int | None = None,
     estimates: Mapping[str, int] = MappingProxyType({}),
+    own_peaks: Mapping[PrecisionName, float] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return one row a measured cell: its throughput over blocks, step times and peak memory.
 
     ``pilot``: the number of pilot blocks, if a rule set the number of blocks.
-    ``estimates``: those of peak memory, by cell id.
+    ``estimates``: those of peak memory, by cell id. ``own_peaks``: FLOP/s of one device by precision, in place of the
+    published ones.
     """
     counted = last_of_blocks(trials)
     with_peak = rows_of(trials[trials["measured_peak_flops_per_s"].notna()])
@@ -149,7 +152,7 @@ def cells(
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
                 "estimated_peak_bytes": estimates.get(cell_id),
-                **_arithmetic(first, speed.value, ceilings.get(_device_kind(first))),
+                **_arithmetic(first, speed.value, ceilings.get(_device_kind(first)), own_peaks),
                 "doubts": tally(group),
             }
         )
@@ -164,7 +167,7 @@ def _device_kind(trial: Record) -> tuple[object, ...]:
     return trial.device_model, trial.precision, trial.threads
 
 
-def _arithmetic(trial: Record, speed: float, ceiling: float | None) -> Values:
+def _arithmetic(trial: Record, speed: float, ceiling: float | None, own_peaks: Mapping[PrecisionName, float]) -> Values:
     """Return the FLOP/s of one device and their fraction of its peak: MFU as Chowdhery et al. 2022 define it.
 
     No fraction if ranks share a device: ``devices`` then counts ranks, and one rank's part is not a device's.
@@ -175,6 +178,8 @@ def _arithmetic(trial: Record, speed: float, ceiling: float | None) -> Values:
     if trial.oversubscribed:
         return {"achieved_flops_per_s": achieved}
     known = None if pd.isna(trial.device_model) else peak_flops(trial.device_model, trial.precision)
+    if own := own_peaks.get(trial.precision):
+        known = Peak(own, "hardware.peak_flops of the experiment file")
     return {
         "achieved_flops_per_s": achieved,
         "mfu": achieved / known.flops_per_s if known else None,

@@ -29,7 +29,7 @@ from harness.system.process import INTERRUPTED, handle_signals
 from harness.system.sanitize import escape_control
 
 if TYPE_CHECKING:
-    from harness.config.sections import Target
+    from harness.config.sections import AssumedLink, Target
     from harness.plan.inventory import Inventory
 
 FAILED, BAD_INPUT = 1, 2
@@ -103,7 +103,8 @@ def _version(name: str) -> str:
 
 def parse_assumed(text: str) -> Inventory:
     """Return the inventory of '2x8' or '2x8:H100-80GB', two nodes of eight GPUs; raises ExperimentError."""
-    from harness.plan.inventory import Inventory, device_named
+    from harness.config.known_hardware import device_named
+    from harness.plan.inventory import Inventory
 
     size, colon, name = text.partition(":")
     match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,3})", size)
@@ -120,6 +121,21 @@ def parse_assumed(text: str) -> Inventory:
     if not gpus:
         raise ExperimentError("--assume", [f"got {text[:80]!r}: no GPU that is one; allowed: at least 1 a node"])
     return Inventory.assume(nodes, gpus, device=device)
+
+
+def parse_link(text: str | None) -> AssumedLink | None:
+    """Return the link of '8x infiniband-ndr'; raises PredictionError."""
+    from pydantic import ValidationError
+
+    from harness.config.problems import describe_errors
+    from harness.config.sections import AssumedLink
+
+    if text is None:
+        return None
+    try:
+        return AssumedLink.model_validate(text)
+    except ValidationError as error:
+        raise PredictionError(f"--between-nodes: {'; '.join(describe_errors(error, AssumedLink))}") from None
 
 
 def parse_time(text: str, option: str) -> float:

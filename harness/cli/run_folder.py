@@ -27,6 +27,14 @@ LinksOf = Annotated[
         "tables/collectives.csv.",
     ),
 ]
+BetweenNodes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LINK",
+        help="The link between nodes to assume where none was measured: infiniband-ndr, or 8x infiniband-ndr for the "
+        "ports of a node. Default: hardware.between_nodes of the file.",
+    ),
+]
 Far = Annotated[bool, typer.Option("--far", help="Predict more than 8 times the largest measured size, marked.")]
 FitUpTo = Annotated[
     int | None, typer.Option("--fit-up-to", metavar="N", min=1, help="Predict from sizes of at most N devices.")
@@ -68,16 +76,23 @@ def predict_command(
     devices: Devices,
     nodes: Nodes = None,
     links: LinksOf = None,
+    between_nodes: BetweenNodes = None,
     far: Far = False,
     fit_up_to: FitUpTo = None,
 ) -> int:
     """Predict step times for more devices than RUN_FOLDER measured, with 95 % intervals; measures nothing."""
     from harness.analysis.prediction import Asked, read_links
     from harness.analysis.results import load, predict
-    from harness.cli.arguments import parse_numbers
+    from harness.cli.arguments import parse_link, parse_numbers
 
     numbers = parse_numbers(devices, "--devices")
-    asked = Asked(numbers, parse_numbers(nodes, "--nodes") if nodes else (), far=far, most_fitted=fit_up_to)
+    asked = Asked(
+        numbers,
+        parse_numbers(nodes, "--nodes") if nodes else (),
+        far=far,
+        most_fitted=fit_up_to,
+        between=parse_link(between_nodes),
+    )
     asked.check()
     results = load(run_folder)
     if results.exchanges.empty:
@@ -112,12 +127,14 @@ def decide_command(
     price: Price = None,
     within: Within = None,
     budget: Budget = None,
+    between_nodes: BetweenNodes = None,
     far: Far = False,
 ) -> int:
     """Say how many devices to use, for how long and at what price, until RUN_FOLDER's training reaches a target."""
+    from harness.analysis.prediction import Asked
     from harness.analysis.results import load
     from harness.analysis.time_to_target import decision
-    from harness.cli.arguments import parse_numbers, parse_target, parse_time
+    from harness.cli.arguments import parse_link, parse_numbers, parse_target, parse_time
     from harness.report.decision import NEEDS_PRICE, PILOT, Wish, decision_lines, decision_table, pilot, write_decision
     from harness.report.verdict import run_file
     from harness.run.console import rich_table
@@ -133,7 +150,7 @@ def decide_command(
     if not all(math.isfinite(value) for value in (price, budget) if value is not None):
         raise PredictionError("--price, --budget: got a value that is not finite; allowed: a number above 0")
     wish = Wish(price, cost.currency if cost else "", within_s, budget)
-    table, works = decision(results, wanted, numbers, price, far=far)
+    table, works = decision(results, wanted, Asked(numbers, far=far, between=parse_link(between_nodes)), price)
     shown = f"{wanted.metric} {'>=' if wanted.at_least is not None else '<='} "
     shown += f"{wanted.at_least if wanted.at_least is not None else wanted.at_most:g}"
     content = decision_table(table, wish)

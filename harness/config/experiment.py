@@ -27,6 +27,7 @@ from harness.config.sections import (
     Effort,
     Grid,
     GrowingCluster,
+    Hardware,
     Improve,
     Limits,
     Loader,
@@ -79,6 +80,7 @@ class Experiment(Strict):
     improve: Improve | None = None
     limits: Limits = Limits()
     cost: Cost | None = None
+    hardware: Hardware = Hardware()
     cluster: GrowingCluster | None = None
     device: DeviceRequest = "auto"
     launcher: Axis[LauncherName] = ("ray",)

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails
 
 from harness.config.axes import PLAIN_AXES, Filter, PrecisionName, is_option_axis
+from harness.config.known_hardware import link_named
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS, Strict
 from harness.config.values import (
@@ -360,6 +361,39 @@ class Improve(Strict):
     @classmethod
     def _time_alone(cls, value: object) -> object:
         return {"time": value} if isinstance(value, str | int | float) else value
+
+
+class AssumedLink(Strict):
+    """A link for predictions over devices whose links were not measured; also as text: ``8x infiniband-ndr``.
+
+    ``gb_per_s``: 10^9 bytes a second in one direction, of all ports of a node or, inside one, of a device.
+    ``latency_us``: of one step of a ring.
+    """
+
+    gb_per_s: Amount
+    latency_us: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    name: Annotated[str, Field(min_length=1, max_length=40)] = "own figures"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        link, ports = link_named(value)
+        return {"gb_per_s": ports * link.gb_per_s, "latency_us": link.latency_us, "name": value.strip().casefold()}
+
+
+class Hardware(Strict):
+    """What the tables of devices and links lack or have wrong; no part of any cell's id.
+
+    ``memory_gb``: of one GPU, for forecasts. ``peak_flops``: dense FLOP/s of one device by precision, for MFU.
+    ``inside_a_node``, ``between_nodes``: links for predictions where none were measured.
+    """
+
+    memory_gb: Amount | None = None
+    peak_flops: dict[PrecisionName, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    inside_a_node: AssumedLink | None = None
+    between_nodes: AssumedLink | None = None
 
 
 LrScaling = Literal["none", "linear", "sqrt"]

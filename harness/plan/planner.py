@@ -186,6 +186,7 @@ def make_plan(
     ``own_traits``: the traits of the user's own strategies, which the planner does not import. ``variants``: the code
     of each variant, with its own traits.
     """
+    inventory = inventory.with_gpu_memory(experiment.hardware.memory_gb)
     counts = device_counts(experiment)
     machine = resolve(inventory, request=experiment.device, device_counts=counts, emulated=experiment.emulated_compute)
     cells = expand(experiment, machine, own_traits, variants)

@@ -81,7 +81,7 @@ def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
         ("devices", devices_text, words),
         ("batch", "global_batch_size", decimal("{:,.0f}")),
         ("strategy", lambda row: joined(str(row.strategy), str(row.own_options or "")), words),
-        ("speed", lambda row: "predicted" if row.source == "predicted" else "", words),
+        ("speed", lambda row: "" if row.source == "measured" else str(row.source or ""), words),
         ("samples", "samples", speed),
         ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
         (f"{wish.money.replace('_', '-')} (95 %)", lambda row: _spanned(row, wish.money, "", wish.amount), words),

@@ -58,7 +58,7 @@ def attempts(lines: Lines) -> dict[str, int]:
     return counts
 
 
-LIMITS = {"limits", "published", "cost", "cluster", "improve"}
+LIMITS = {"limits", "published", "cost", "cluster", "improve", "hardware"}
 """The sections that may differ on resume: they are no part of what is measured."""
 
 

@@ -7,17 +7,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis import hardware
 from harness.analysis import trials as trial_tables
-from harness.analysis.hardware import bus_factor, collectives, device_memory, gpus, links, peak_flops
+from harness.analysis.hardware import bus_factor, collectives, device_memory, gpus, links
+from harness.config.known_hardware import KNOWN_DEVICES, peak_flops
 from harness.report.tables.cost import device_memory_table, gpu_table
 from tests.records import line, link_row, links_line, steps_of, trials_of
 
 TERA, GIB = 1e12, 2**30
 
 
-def cells_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    return trial_tables.cells(trials_of(lines), steps_of(lines))
+def cells_of(lines: list[dict[str, Any]], **own: Any) -> pd.DataFrame:
+    return trial_tables.cells(trials_of(lines), steps_of(lines), **own)
 
 
 # -- links and collectives ------------------------------------------------------------------------------------------
@@ -112,10 +112,14 @@ def test_another_device_or_a_unit_that_it_lacks_has_no_peak(device: str, precisi
 
 
 def test_every_peak_has_a_source_and_a_plausible_value() -> None:
-    for device, (source, figures) in hardware._TABLE.items():
-        assert ("AMD" if device.startswith("AMD") else "NVIDIA") in source and "https://" in source
-        assert min(figures.values()) >= 8 * TERA and max(figures.values()) <= 2500 * TERA, device
-        assert list(figures.values()) == sorted(figures.values()), f"{device}: a lower precision is no slower"
+    known = [device for device in KNOWN_DEVICES.values() if device.peaks]
+    assert len(known) >= 20
+    for device in known:
+        assert ("AMD" if device.name.startswith("MI") else "NVIDIA") in device.peak_source
+        assert "https://" in device.peak_source, device.name
+        figures = list(device.peaks.values())
+        assert min(figures) >= 8 and max(figures) <= 2500, device.name
+        assert figures == sorted(figures), f"{device.name}: a lower precision is no slower"
 
 
 # -- achieved FLOP/s ------------------------------------------------------------------------------------------------
@@ -148,6 +152,14 @@ def test_mfu_is_achieved_over_the_published_peak_of_the_precision_in_effect(prec
     row, known = cell_of(counted(model=H100, precision=precision)), peak_flops(H100, precision)
     assert known and known.flops_per_s == pytest.approx(peak, rel=0.01)
     assert row["mfu"] == pytest.approx(3e11 / known.flops_per_s) and row["peak_source"] == known.source
+
+
+def test_the_peak_of_the_experiment_file_goes_before_the_published_one() -> None:
+    for model in ("some CPU", H100):
+        (row,) = cells_of([counted(model=model)], own_peaks={"fp32": 6e11}).to_dict("records")
+        assert row["mfu"] == pytest.approx(0.5) and "hardware.peak_flops" in row["peak_source"]
+        (row,) = cells_of([counted(model=model)], own_peaks={"bf16": 6e11}).to_dict("records")
+        assert pd.isna(row["mfu"]) is (model != H100)
 
 
 @pytest.mark.parametrize(

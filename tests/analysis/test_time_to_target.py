@@ -13,6 +13,7 @@ import yaml
 
 import harness
 from harness.analysis import time_to_target
+from harness.analysis.prediction import Asked
 from harness.analysis.results import Results
 from harness.analysis.time_to_target import Work, decision, fit_samples
 from harness.cli.arguments import parse_target
@@ -98,7 +99,7 @@ NO_WISH = Wish()
 
 
 def answer(results: Results, wish: Wish = NO_WISH, devices: tuple[int, ...] = ()) -> tuple[Any, list[Work], str]:
-    table, works = decision(results, TARGET, devices, wish.price)
+    table, works = decision(results, TARGET, Asked(tuple(devices)), wish.price)
     return table, works, " ".join(decision_lines(table, works, wish))
 
 
@@ -247,13 +248,18 @@ def test_devices_that_were_not_measured_are_predicted_or_have_a_reason(
     known = rows_of(results.leaders)[0]
     asked = {**known, "kind": "asked", "devices": 8, "step_s": 0.1, "high": 0.11, "low": 0.09, "refusal": None}
     lacks = {**asked, "devices": 16, "global_batch_size": None, "step_s": None, "refusal": "32 does not divide by 16"}
+    asked["marks"] = ("far", "assumed link: ethernet-10g")
     both = [{**asked, "throughput_per_s": 4000.0}, {**lacks, "throughput_per_s": None}]
     columns = table_of("prediction").names
     frame = table_of("prediction").frame([{name: row.get(name) for name in columns} for row in both])
     monkeypatch.setattr(time_to_target, "predict", lambda results, asked: frame)
     vars(results)["exchanges"] = pd.DataFrame([{"cell_id": "a"}])
     rows = {row.devices: row for row in rows_of(answer(results, devices=(8, 16))[0])}
-    assert rows[8].source == "predicted" and rows[8].time_s and rows[16].reason == "32 does not divide by 16"
+    assert (
+        rows[8].source == "predicted, assumed link: ethernet-10g"
+        and rows[8].time_s
+        and rows[16].reason == "32 does not divide by 16"
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.analysis.results import TABLES, load
+from harness.config.known_hardware import KNOWN_DEVICES
 from harness.config.load import parse_experiment
-from harness.plan.inventory import KNOWN_DEVICES, Inventory
+from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import build_report

@@ -309,6 +309,8 @@ def test_no_run_or_one_without_recorded_exchanges_is_one_line(tmp_path: Path) ->
     run = Path(shutil.copytree(EXAMPLE, tmp_path / "run"))
     lines = [json.loads(line) for line in (run / "trials.jsonl").read_text().splitlines()]
     (run / "trials.jsonl").write_text("".join(json.dumps({**line, "exchanges": None}) + "\n" for line in lines))
+    wrong = CliRunner().invoke(app, ["predict", str(EXAMPLE), "--devices", "8", "--between-nodes", "infiniband"])
+    assert wrong.exit_code == 2 and "got the link 'infiniband'; did you mean 'infiniband-" in wrong.output
     problems = ((run, "recorded no exchanges, from which steps are predicted"), (tmp_path, "not a run folder"))
     for folder, problem in problems:
         done = CliRunner().invoke(app, ["predict", str(folder), "--devices", "8"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.config import load as config
+from harness.config.known_hardware import KNOWN_LINKS
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import ExperimentError
@@ -63,7 +64,7 @@ def test_all_problems_are_reported_at_once() -> None:
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; allowed: an integer",
         "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, cluster, convergence, cost, "
-        "device, effort, equivalence, exclude, grid, improve, launcher, limits, loader, name, optimizer, "
+        "device, effort, equivalence, exclude, grid, hardware, improve, launcher, limits, loader, name, optimizer, "
         "oversubscribe, preflight, published, schedule, seed, strategy_options, throughput, training, variants, "
         "workload, workload_options)",
     ]
@@ -245,3 +246,30 @@ def test_an_effort_sets_what_the_file_does_not_give() -> None:
     )
     assert again.throughput == quick
     assert problems_of({**grid, "effort": ["quick"]}) and problems_of({**grid, "effort": "fast"})
+
+
+def test_links_are_named_with_the_ports_of_a_node_or_given_by_figures() -> None:
+    named = {"inside_a_node": "NVLink-4", "between_nodes": "8x infiniband-ndr"}
+    hardware = config.parse_experiment(having(hardware=named), source="f").hardware
+    assert hardware.inside_a_node and hardware.between_nodes
+    assert (hardware.inside_a_node.gb_per_s, hardware.between_nodes.gb_per_s) == (450, 400)
+    assert hardware.between_nodes.latency_us == KNOWN_LINKS["infiniband-ndr"].latency_us
+    own = {"between_nodes": {"gb_per_s": 3, "latency_us": 50}, "memory_gb": 40, "peak_flops": {"bf16": 1e12}}
+    hardware = config.parse_experiment(having(hardware=own), source="f").hardware
+    assert hardware.between_nodes and hardware.between_nodes.gb_per_s == 3
+    assert config.parse_experiment(having(hardware=hardware.model_dump(mode="json")), source="f").hardware == hardware
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"between_nodes": "infiniband-nrd"}, "did you mean 'infiniband-ndr'"),
+        ({"between_nodes": "0x infiniband-ndr"}, "got the link '0x infiniband-ndr'"),
+        ({"between_nodes": {"gb_per_s": 3}}, "latency_us"),
+        ({"peak_flops": {"int4": 1}}, "int4"),
+        ({"memory_gb": 0}, "memory_gb"),
+    ],
+)
+def test_a_wrong_section_hardware_is_one_problem(section: dict[str, Any], message: str) -> None:
+    (problem,) = problems_of(having(hardware=section))
+    assert problem.startswith("hardware.") and message in problem

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.hardware import _TABLE
-from harness.plan.inventory import KNOWN_DEVICES, Inventory, Node, device_named, device_of_driver, resolve
+from harness.config.known_hardware import KNOWN_DEVICES, device_named, device_of_driver
+from harness.plan.inventory import Inventory, Node, resolve
 
 
 def test_the_name_of_a_device_ends_with_its_memory_or_its_board() -> None:
@@ -23,7 +23,7 @@ def test_a_device_is_named_in_upper_or_lower_case_or_by_its_driver() -> None:
     found = device_of_driver("NVIDIA H100 80GB HBM3")
     assert found and found.name == "H100-80GB"
     assert device_of_driver("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
-    assert [model for model in _TABLE if device_of_driver(model) is None] == [], "each with a published peak is known"
+    assert all(bool(device.peaks) == bool(device.peak_source) for device in KNOWN_DEVICES.values())
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,12 @@ def test_an_assumed_device_is_that_of_every_node() -> None:
     assert {(node.gpu_model, node.gpu_memory_bytes) for node in inventory.nodes} == {("H100-80GB", 80 * 10**9)}
     assert str(inventory) == "assumed: 2 nodes, 128 CPU cores, 16 GPUs (H100-80GB)"
     assert str(nodes((2, 0))) == "1 node, 2 CPU cores, no GPU"
+
+
+def test_the_memory_of_the_experiment_file_is_that_of_every_gpu() -> None:
+    inventory = Inventory.assume(1, 2, device=device_named("H100-80GB")).with_gpu_memory(40)
+    assert inventory.nodes[0].gpu_memory_bytes == 40 * 10**9
+    assert nodes((2, 0)).with_gpu_memory(40).nodes[0].gpu_memory_bytes is None
 
 
 def nodes(*cores_and_gpus: tuple[int, int]) -> Inventory:

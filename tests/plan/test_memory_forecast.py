@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from harness.config.known_hardware import KNOWN_DEVICES
 from harness.config.strategy_traits import StrategyTraits
 from harness.config.values import GIB
 from harness.plan.cell import Cell
-from harness.plan.inventory import KNOWN_DEVICES, Inventory, Node
+from harness.plan.inventory import Inventory, Node
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, available, forecast, traced_cell
 from harness.plan.rows import Examination
 

@@ -11,8 +11,9 @@ import pytest
 
 from harness.analysis.durations import Durations, TimedRun
 from harness.analysis.preview import estimate_of, preview, savings
+from harness.config.known_hardware import device_named
 from harness.config.sections import Cost
-from harness.plan.inventory import Inventory, device_named
+from harness.plan.inventory import Inventory
 from harness.plan.planner import Plan, make_plan
 from harness.record.schema import PREVIEW
 from harness.report.tables.preview import amount, grade_line, preview_lines, preview_table

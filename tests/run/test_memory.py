@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness.config.known_hardware import KNOWN_DEVICES
 from harness.config.load import load_experiment
 from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell
 from harness.plan.comparison import axes_of
-from harness.plan.inventory import KNOWN_DEVICES, Inventory
+from harness.plan.inventory import Inventory
 from harness.plan.labels import Labels
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, Forecast, State
 from harness.plan.planner import make_plan

@@ -25,6 +25,7 @@ from harness.analysis.common import Lines
 from harness.analysis.hardware import collectives
 from harness.analysis.prediction.observed import Array, Size
 from harness.analysis.waterfall import seconds_of
+from harness.config.sections import AssumedLink
 from harness.errors import PredictionError
 from harness.plan.rows import Collective, LinkTier
 from harness.record.folder import RunFolder
@@ -79,11 +80,29 @@ class RingFit:
     """A fit of one collective: its best parameters, others that the measurement admits, and how far it misses.
 
     ``miss``: the largest relative difference to the measured time of all exchanges of a step, over numbers of ranks.
+    ``assumed``: the name of the link, if it was not measured.
     """
 
     cost: RingCost
     others: tuple[RingCost, ...]
     miss: float
+    assumed: str = ""
+
+
+LINK_SHARES = (0.5, 0.8, 0.95)
+"""The least, the expected and the largest share of a link's stated bandwidth that collectives reach; an assumption."""
+LATENCY_FACTOR = 2.0
+"""By how much the latency of an assumed link may be smaller or larger; an assumption."""
+
+
+def assumed_ring(link: AssumedLink, generator: np.random.Generator, draws: int) -> RingFit:
+    """Return the cost of collectives over a link that was not measured, with others that its figures admit."""
+    least, share, most = LINK_SHARES
+    hop_s, speed = link.latency_us / 1e6, link.gb_per_s * 1e9
+    shares = generator.uniform(least, most, draws)
+    hops = hop_s * LATENCY_FACTOR ** generator.uniform(-1, 1, draws)
+    others = tuple(RingCost(0.0, float(h), float(s) * speed, 0.0) for h, s in zip(hops, shares, strict=True))
+    return RingFit(RingCost(0.0, hop_s, share * speed, 0.0), others, 0.0, link.name)
 
 
 def fit_ring(
@@ -177,10 +196,14 @@ SAME = ["backend", "operation", "tier", "devices", "nodes", "size_bytes"]
 
 @dataclass(frozen=True)
 class Links:
-    """The measured collectives of the run itself, and further ones of placements and sizes that it did not measure."""
+    """The measured collectives of the run itself, and further ones of placements and sizes that it did not measure.
+
+    ``assumed``: the link of each tier, if any, for collectives that neither measured.
+    """
 
     own: pd.DataFrame
     further: pd.DataFrame | None = None
+    assumed: Mapping[LinkTier, AssumedLink | None] = field(default_factory=dict)
     _known: dict[object, Fits] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Fits by what they were asked for: the sizes of a family share most of theirs."""
 
@@ -219,6 +242,8 @@ class Links:
             known = [t for size, t in measured if size.devices <= most_devices or size not in self._placements]
             where = f"{tier} ({backend}" + f", up to {most_devices} devices" * (len(known) < len(measured)) + ")"
             fit = fit_ring(operation, known, sizes, generator, draws)
+            if fit is None and (link := self.assumed.get(tier)):
+                fit = assumed_ring(link, generator, draws)
             fits[operation] = fit or reason_of_links(operation, tier, where, known, sizes)
         self._known[key] = fits
         return fits
@@ -286,7 +311,8 @@ def reason_of_links(
     """Return why the ``known`` times of a collective have no fit at the exchanged ``sizes`` (bytes)."""
     further = "give --links (the run folder of harness doctor FILE --links)"
     if not known:
-        nodes = ", or, if one node has that many devices, say so with --nodes" * (tier == "between nodes")
+        nodes = ", or assume a link, as --between-nodes '8x infiniband-ndr'"
+        nodes = f"{nodes}; if one node has that many devices, say so with --nodes" * (tier == "between nodes")
         return (
             f"not every collective of its step was measured {where}; measure a placement {tier}, with "
             f"throughput.links_seconds above 0, or {further}{nodes}"

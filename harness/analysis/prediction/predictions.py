@@ -13,6 +13,7 @@ from harness.analysis.prediction.collective_times import SEED, Fits, Links, Ring
 from harness.analysis.prediction.observed import Family, Size
 from harness.analysis.prediction.step_model import DRAWS, LANES, Model, by_laws
 from harness.analysis.stats import mean_interval
+from harness.config.sections import AssumedLink
 from harness.config.strategy_traits import BUILTIN_TRAITS, OWN_COLLECTIVES
 from harness.errors import PredictionError
 from harness.plan.rows import Collective, LinkTier
@@ -99,6 +100,8 @@ def refusal_of_links(tier: LinkTier, fits: Mapping[Collective, RingFit | str]) -
     return None
 
 
+ASSUMED = "assumed link: "
+"""The beginning of the mark of a prediction over a link that was not measured."""
 FITTED, HELD_OUT, ASKED = "measured", "held out", "asked"
 DOUBLINGS = 3
 
@@ -110,7 +113,7 @@ class Asked:
     ``devices``: if empty, of cells with held-out sizes the next DOUBLINGS of the largest one. ``nodes``: of each number
     of devices; if empty, as few as hold them with ``per_node`` devices each, or with as many as the largest measured
     size has. ``far``: allow any distance from the measured sizes. ``most_fitted``: devices of the largest size to
-    predict from; None for all that are smaller.
+    predict from; None for all that are smaller. ``between``: the link between nodes, if none was measured.
     """
 
     devices: tuple[int, ...] = ()
@@ -118,6 +121,7 @@ class Asked:
     per_node: int | None = None
     far: bool = False
     most_fitted: int | None = None
+    between: AssumedLink | None = None
 
     def check(self) -> None:
         """Raise PredictionError if the nodes are not those of the devices."""
@@ -175,10 +179,15 @@ class _FamilyTable:
         """Return the row of one size, with the reason in place of a prediction if there is none."""
         ground = self._ground(size, smaller)
         far = ground.fitted and size.devices > FARTHEST * max(each.devices for each in ground.fitted)
+        assumed = dict.fromkeys(
+            f"{ASSUMED}{fit.assumed}"
+            for fit in ground.fits[size.tier].values()
+            if isinstance(fit, RingFit) and fit.assumed
+        )
         row = {
             **self._described(size, kind),
             "fitted": tuple(map(str, ground.fitted)),
-            "marks": (*(["far"] if far else []), *claim_tags(self.family.row)),
+            "marks": (*(["far"] if far else []), *assumed, *claim_tags(self.family.row)),
         }
         steps = {each.devices: self.family.sizes[each].mean_s for each in smaller}
         laws = by_laws(steps, size.devices, strong=self.family.row["scaling"] == "strong")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.prediction import Size
+from harness.analysis.prediction import ASSUMED, LINK_SHARES, Size
 from harness.plan.labels import devices_text, joined
 from harness.report.row import Row, Scalar, is_missing, rows_of, texts
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, words
@@ -48,12 +48,15 @@ def prediction_words(prediction: pd.DataFrame) -> str:
         mean = percent(sum(errors) / len(errors))
         graded = f"Predictions of {len(errors)} measured sizes from smaller ones were {mean} off on average, at most "
         graded += f"{percent(max(errors))}. "
+    least, expected, most = (percent(share) for share in LINK_SHARES)
+    over = f"An assumed link is taken to reach {expected} ({least} to {most}) of its stated bandwidth; measure it. "
+    over *= any(mark.startswith(ASSUMED) for row in rows_of(prediction) for mark in texts(row.marks))
     return (
         f"{graded}Mean step of a new run, with its 95 % prediction interval: the slowest rank's own time, the exchange "
         "that computation does not cover, replayed with the measured collectives, and the rest. Ranks are taken to be "
         "as alike as those measured: a slower machine is not predicted. Beside it the same by Amdahl's law and by a "
         "cost as (n-1)/n and n-1 (ring line), fitted to the same sizes, over what was measured or, if nothing was, "
-        f"over the prediction. {' '.join(refusals(prediction))}"
+        f"over the prediction. {over}{' '.join(refusals(prediction))}"
     ).strip()
 
 

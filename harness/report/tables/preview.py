@@ -10,9 +10,9 @@ import pandas as pd
 
 from harness.analysis.durations import TimedRun
 from harness.analysis.preview import CELL, COMMAND, MEASUREMENT, REPORT, TOTAL, TRAINING
+from harness.config.known_hardware import device_of_driver
 from harness.config.sections import Cost
 from harness.plan.feasibility import HOUR_S, end_of
-from harness.plan.inventory import device_of_driver
 from harness.plan.planner import Plan
 from harness.record.estimate import Estimate, read_estimate
 from harness.record.folder import RunFolder

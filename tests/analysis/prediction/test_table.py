@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 
 from harness.analysis.prediction import Asked, Links, predictions
-from harness.analysis.prediction.collective_times import RingCost, fit_ring
+from harness.analysis.prediction.collective_times import LINK_SHARES, RingCost, fit_ring
 from harness.analysis.prediction.observed import Exchange, Family, Size
 from harness.analysis.prediction.step_model import DOUBLING_ERROR
+from harness.config.sections import AssumedLink
 from harness.errors import PredictionError
 from harness.record.frames import records
 from tests.analysis.prediction.world import BATCH, COST, LINKS, OWN_S, collectives, family, observed, row, step_s
@@ -336,3 +337,32 @@ def test_the_same_run_gives_the_same_numbers_and_no_family_no_rows() -> None:
     first, second = (asked_row(family()) for _ in range(2))
     assert first == {**second} and not math.isnan(first["step_s"])
     assert predictions([], LINKS, {}, ASKED).empty
+
+
+INSIDE = family({size: observed(size) for size in (Size(1, 1), Size(2, 1), Size(4, 1))})
+"""Sizes of one node, of whose network nothing was measured."""
+
+
+def test_links_between_nodes_that_were_not_measured_may_be_assumed_with_a_mark_and_a_wide_interval() -> None:
+    asked, measured = Asked(devices=(8,), nodes=(2,)), collectives(tier="inside a node", nodes=1)
+    refused = asked_row(INSIDE, asked, Links(measured))
+    assert "--between-nodes" in refused["refusal"] and pd.isna(refused["step_s"])
+
+    def over(gb_per_s: float) -> dict[str, Any]:
+        link = AssumedLink(gb_per_s=gb_per_s, latency_us=1, name="test")
+        return asked_row(INSIDE, asked, Links(measured, None, {"between nodes": link}))
+
+    speed = COST.bytes_per_s / 1e9
+    found = over(speed / LINK_SHARES[1])  # whose expected share is the speed of the measured links
+    expected = step_s(8, cost=RingCost(0.0, 1e-6, COST.bytes_per_s, 0.0))
+    assert found["step_s"] == pytest.approx(expected, rel=0.02) and "assumed link: test" in found["marks"]
+    assert found["low"] < step_s(8, cost=RingCost(0.0, 5e-7, COST.bytes_per_s * 0.95 / 0.8, 0.0))
+    assert found["high"] > step_s(8, cost=RingCost(0.0, 2e-6, COST.bytes_per_s * 0.55 / 0.8, 0.0))
+    assert over(1000 * speed)["step_s"] < found["step_s"]
+
+
+def test_measured_links_are_used_rather_than_an_assumed_one() -> None:
+    link = AssumedLink(gb_per_s=1000, latency_us=1)
+    plain = asked_row(family(), links=Links(collectives()))
+    found = asked_row(family(), links=Links(collectives(), None, {"between nodes": link}))
+    assert found == plain and found["marks"] == ()
