@@ -113,6 +113,11 @@ def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **opti
                     from harness.run.dry_run import show_plan as carry_out
                 else:
                     from harness.run.improve import run_and_improve as carry_out
+                if experiment.seeks_batches:
+                    from harness.run.largest_batch import with_largest_batches
+
+                    search = act == "run" and not request.plans_only
+                    experiment = with_largest_batches(request, experiment, sink, search=search)
                 return carry_out(request, experiment, sink)
 
     raise typer.Exit(exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))

@@ -20,7 +20,9 @@ from harness.config.doctor_checks import check_allowed
 from harness.config.problems import Conflict, describe_errors, raise_conflicts
 from harness.config.published import Published
 from harness.config.sections import (
+    AUTO,
     EFFORTS,
+    ONE_BATCH,
     Checkpoint,
     Convergence,
     Cost,
@@ -139,6 +141,7 @@ class Experiment(Strict):
             found._unnamed("optimizer", found.optimizer, "a class of torch.optim such as SGD"),
             found._unnamed("schedule", found.schedule, "a class of torch.optim.lr_scheduler such as StepLR"),
             *self._variant_conflicts(),
+            *self._batch_conflicts(),
             *self._length_conflicts(),
             *self._unknown_names(),
             *self._dotted_conflicts(),
@@ -159,6 +162,11 @@ class Experiment(Strict):
         return (*((self.grid,) if self.grid else ()), *self.cells)
 
     @property
+    def seeks_batches(self) -> bool:
+        """Whether a grid has the largest batch of a device, ``max``."""
+        return any(grid.seeks_max for grid in self.grids)
+
+    @property
     def placements(self) -> tuple[str, ...]:
         """The numbers of GPUs that the grids name, each as text, '6,7', in the order of the file."""
         named = [ids for grid in self.grids for ids in grid.device_ids or ()]
@@ -172,6 +180,17 @@ class Experiment(Strict):
         )
         alone = f"variants: got {', '.join(self.variants)} alone; allowed: at least two, to compare"
         yield Conflict(len(self.variants) == 1, alone, ("variants",))
+
+    def _batch_conflicts(self) -> Iterator[Conflict]:
+        """Check that micro-batches are automatic where a grid has both batches, and only there."""
+        for grid in self.grids:
+            given = as_axis(grid.options.get("training.accumulation", self.training.accumulation))
+            both = grid.batches_of_devices and grid.global_batch_size is not None
+            yield Conflict(both and (*given,) != (AUTO,), f"grid: {ONE_BATCH}", ("grid", "cells", "training"))
+            text = "training.accumulation: auto needs both per_device_batch_size and global_batch_size"
+            yield Conflict(not both and AUTO in given, text, ("grid", "cells", "training"))
+        text = "per_device_batch_size: max not together with variants; find the batch of one version"
+        yield Conflict(self.seeks_batches and bool(self.variants), text, ("grid", "cells", "variants"))
 
     def _length_conflicts(self) -> Iterator[Conflict]:
         """Check how long a training is: a workload's has epochs."""

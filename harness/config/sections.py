@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
-from harness.config.axes import PLAIN_AXES, Filter, PrecisionName, is_option_axis
+from harness.config.axes import BATCHES, PLAIN_AXES, Filter, PrecisionName, is_option_axis
 from harness.config.known_hardware import link_named
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS, Strict
@@ -57,10 +57,19 @@ _PlainGrid: Any = create_model("_PlainGrid", __base__=Strict, **_plain_axes)  # 
 """The axes of a grid that need no rule of their own, from the table of axes."""
 
 
+MAX, AUTO = "max", "auto"
+"""In place of a batch of a device, the largest that trains; in place of micro-batches a step, so many as are needed."""
+ONE_BATCH = (
+    "give exactly one of per_device_batch_size (weak) and global_batch_size (strong); both with "
+    "training.accumulation: auto, where per_device_batch_size is the most of a micro-batch"
+)
+
+
 class Grid(_PlainGrid):
     """Axes whose product is a set of cells. Keys such as ``optimizer.lr`` make any option an axis too.
 
     ``device_ids`` names GPUs of one node; their number is the number of devices, so ``devices`` is left out.
+    ``seeks_max``: ``max`` stands among the batches of a device; the largest that trains is found before a run.
     """
 
     data: Axis[DataName] | None = None
@@ -72,6 +81,7 @@ class Grid(_PlainGrid):
     nodes: Axis[Count] | None = None
     per_device_batch_size: Axis[Batch] | None = None
     global_batch_size: Axis[Batch] | None = None
+    seeks_max: bool = False
     options: Options = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -87,17 +97,17 @@ class Grid(_PlainGrid):
         options = plain.get("options", {})
         if not isinstance(options, dict):
             raise ValueError(f"options: got {repr(options)[:80]}; write optimizer.lr and the like in the grid itself")
-        return {**plain, "options": {**options, **dotted}} if dotted else plain
+        plain = {**plain, "options": {**options, **dotted}} if dotted else plain
+        batches = as_axis(plain.get("per_device_batch_size"))
+        if MAX not in batches:
+            return plain
+        numbers = [batch for batch in batches if batch != MAX]
+        return {**plain, "per_device_batch_size": numbers or None, "seeks_max": True}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        both_or_none = (self.per_device_batch_size is None) == (self.global_batch_size is None)
         raise_conflicts(
-            Conflict(
-                both_or_none,
-                "give exactly one of per_device_batch_size (weak) and global_batch_size (strong)",
-                ("per_device_batch_size", "global_batch_size"),
-            ),
+            Conflict(not self.batches_of_devices and self.global_batch_size is None, ONE_BATCH, BATCHES),
             *(
                 Conflict(True, f"options: unknown axis {key[:80]!r}; allowed: an option such as optimizer.lr", ())
                 for key in self.options
@@ -111,6 +121,11 @@ class Grid(_PlainGrid):
     @classmethod
     def _folders(cls, options: Options, info: ValidationInfo) -> Options:
         return absolute_folders(options, "workload.data_folder", info)
+
+    @property
+    def batches_of_devices(self) -> bool:
+        """Whether the grid gives batches of a device."""
+        return self.per_device_batch_size is not None or self.seeks_max
 
     def _named_counts(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(len(ids) for ids in self.device_ids or ()))
@@ -410,10 +425,17 @@ class Loader(Strict):
     prefetch_factor: Axis[Annotated[int, Field(ge=1, le=1024)]] = (2,)
 
 
+MicroBatches = Annotated[
+    Annotated[int, Field(ge=1, le=65_536), Tag("number")] | Annotated[Literal["auto"], Tag("auto")],
+    Discriminator(lambda value: "auto" if value == AUTO else "number"),
+]
+
+
 class TrainingOptions(Strict):
     """Options of an optimizer step, and of its learning rate's dependence on the global batch. A list is an axis.
 
-    ``accumulation``: micro-batches a step, into which each device's share of the global batch is split.
+    ``accumulation``: micro-batches a step, into which each device's share of the global batch is split; ``auto``: the
+    fewest that keep the global batch with micro-batches of at most the grid's per_device_batch_size.
     ``clip_grad_norm``: the maximum 2-norm of the whole gradient. ``clip_grad_value``: the maximum absolute value of its
     elements.
     ``lr_scaling``: the learning rate is multiplied by k (linear: Goyal et al. 2017, arXiv 1706.02677) or by the
@@ -423,7 +445,7 @@ class TrainingOptions(Strict):
     ``warmup_epochs``: epochs over which the rate rises, step by step, from the rate in the file to the scaled rate.
     """
 
-    accumulation: Axis[Annotated[int, Field(ge=1, le=65_536)]] = (1,)
+    accumulation: Axis[MicroBatches] = (1,)
     clip_grad_norm: Axis[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = (None,)
     clip_grad_value: Axis[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = (None,)
     lr_scaling: Axis[LrScaling] = ("none",)

@@ -167,7 +167,7 @@ def _fixed_axes(grid: Grid, experiment: Experiment) -> dict[str, tuple[Any, ...]
         "device_ids": grid.device_ids or ((),),
         "devices": (None,) if grid.device_ids else grid.devices,  # the number of ids
         "nodes": grid.nodes or (None,),
-        "per_device_batch_size": grid.per_device_batch_size or (None,),  # a grid has one of the two
+        "per_device_batch_size": grid.per_device_batch_size or (None,),
         "global_batch_size": grid.global_batch_size or (None,),
         **{name: getattr(grid, name) for name in PLAIN_AXES},
         "launcher": experiment.launcher,
@@ -214,7 +214,11 @@ def _cell(
     traits = own or BUILTIN_TRAITS[strategy]
     nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
     per_device, total = point["per_device_batch_size"], point["global_batch_size"]
-    scaling: Scaling = "strong" if per_device is None else "weak"
+    scaling: Scaling = "weak" if total is None else "strong"
+    if total is not None and per_device is not None:  # micro-batches of at most as many samples
+        share = share_of(total, devices) or 1
+        fewest = next(n for n in range(-(-share // per_device), share + 1) if share % n == 0)
+        options = {**options, "training": {**options.get("training", {}), "accumulation": fewest}}
     unchanged: Json = {name: point[name] for name in (*TAKEN, *PLAIN_AXES)}
     unchanged |= {field: options.get(section, {}) for section, field in SHARED_SECTIONS.items()}
     return Cell(
@@ -223,8 +227,8 @@ def _cell(
         devices=devices,
         nodes=nodes,
         scaling=scaling,
-        per_device_batch_size=share_of(total, devices) if per_device is None else per_device,
-        global_batch_size=total if per_device is None else per_device * devices,
+        per_device_batch_size=per_device if total is None else share_of(total, devices),
+        global_batch_size=per_device * devices if total is None else total,
         oversubscribed=oversubscribed,
         strategy_options=options.get(strategy, {}),
         code=code,

@@ -342,6 +342,11 @@ def without_doctor_trials(plan: Plan) -> Plan:
     return keeping(plan, lambda trial: trial.purpose != "doctor")
 
 
+def without_added_bases(plan: Plan) -> Plan:
+    """Return the plan without the bases that the file does not name: no ratio is wanted."""
+    return keeping(plan, lambda trial: not trial.added)
+
+
 def single_rank_only(plan: Plan) -> Plan:
     """Return the plan for ``--inline``: trials of worker groups of several ranks become skips.
 

@@ -18,6 +18,7 @@ from harness.report.notebook import RunResults, load
 from harness.run.console import ConsoleSink, Lasting
 from harness.run.events import Event, RunStarted
 from harness.run.improve import run_and_improve
+from harness.run.largest_batch import with_largest_batches
 from harness.run.request import Request, places_of, read_experiment
 from harness.system.process import INTERRUPTED, UNSETTLED, handle_signals
 
@@ -84,7 +85,7 @@ def run_experiment(
                 folders.append(event.folder)
             sink(event)
 
-        code = run_and_improve(request, checked, emit)
+        code = run_and_improve(request, with_largest_batches(request, checked, emit, search=True), emit)
     if code in (INTERRUPTED, UNSETTLED):
         raise KeyboardInterrupt
     return load(folders[0])

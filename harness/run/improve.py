@@ -197,6 +197,7 @@ class Improvement:
             output=self.results.folder.path / IMPROVE_FOLDER / self._cell_id,
             no_user_code=self.request.no_user_code,
             preflight=False,
+            bases=proves,
         )
         code = run(asked, experiment, lambda event: self.emit(event) if isinstance(event, SHOWN_EVENTS) else None)
         return code if code in (INTERRUPTED, UNSETTLED) else 0

@@ -30,6 +30,7 @@ from harness.plan.planner import (
     make_plan,
     only_links_trials,
     single_rank_only,
+    without_added_bases,
     without_doctor_trials,
 )
 from harness.record.folder import RunFolder
@@ -135,6 +136,7 @@ def make_checked_plan(
 
 def _requested(request: Request, plan: Plan) -> Plan:
     plan = filter_plan(plan, request.only) if request.only else plan
+    plan = plan if request.bases else without_added_bases(plan)
     plan = plan if request.preflight else without_doctor_trials(plan)
     plan = only_links_trials(plan) if request.links else plan
     if request.links and not plan.trials:

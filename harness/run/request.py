@@ -42,7 +42,7 @@ class Request:
     run folders. ``store``: the URI to which they are sent, or None; a run that is resumed may be there alone.
     ``content``: the experiment as YAML if it is in no file; ``file`` then stands for it in messages, and its folder is
     that of relative paths and of the user's own modules. ``improve``: the time of ``--improve`` in seconds, which
-    replaces that of the file.
+    replaces that of the file. ``bases``: whether bases that the file does not name are measured.
     """
 
     file: Path
@@ -64,6 +64,7 @@ class Request:
     verbose: bool = False
     memory: bool = False
     improve: float | None = None
+    bases: bool = True
 
     @property
     def home(self) -> Path:

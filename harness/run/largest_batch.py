@@ -1,0 +1,264 @@
+"""``per_device_batch_size: max``: the largest batch of a device that trains, found before a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.results import load
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
+from harness.config.sections import AUTO, Grid
+from harness.config.values import MAX_BATCH
+from harness.config.yaml_source import dump, parse_mapping
+from harness.errors import ExperimentError
+from harness.plan.memory_forecast import available
+from harness.report.causes import OF_OTHER_CELLS, grid_of
+from harness.report.row import Row, is_missing, rows_of
+from harness.run.events import Emit, Event, Note, Reported
+from harness.run.pipeline import run
+from harness.run.prepare import prepare
+from harness.run.request import AUTO as NEWEST
+from harness.run.request import Request
+from harness.system.files import replace_text
+from harness.system.process import INTERRUPTED, UNSETTLED
+
+NAME = "largest_batch"
+FIRST, GROWTH, MOST_GROWTH = 8, 4, 16
+"""The first batch of a device; by how much the second, and any further one, may be larger than one that fits."""
+STEP = 8
+"""Batches of at least twice this are multiples of it, as matrix units prefer."""
+SHARE = 0.9
+"""The largest peak, as a share of a device's memory."""
+ACCUMULATION = "training.accumulation"
+NAMED = ("model", "strategy", "devices", "precision")
+"""The axes by which a message names a cell."""
+CLOSE = 0.03
+"""The search ends at this share below the limit, or below a batch that fails."""
+MOST_ROUNDS = 12
+ROUND: Mapping[str, float | bool] = {
+    "blocks": 1,
+    "warmup_steps": 5,
+    "warmup_rounds": 2,
+    "warmup_seconds": 0.0,
+    "windows": 1,
+    "window_steps": 10,
+    "window_seconds": 0.0,
+    "twin": False,
+    "explain": False,
+    "links_seconds": 0.0,
+}
+"""The throughput section of a round, of 20 steps: two rounds of warm-up and a window."""
+APART = frozenset({*OF_OTHER_CELLS - {"grid", "cells"}, "throughput", "equivalence", "preflight", "limits", "effort"})
+"""The sections on which a largest batch does not depend."""
+
+
+@dataclass
+class Search:
+    """The search for the largest batch of a device at which a cell trains below a limit of memory.
+
+    ``cell``: its grid without a batch. ``fits``, ``fails``: the largest batch that trained below the limit, the
+    smallest that did not. ``peaks``: bytes by batch, of those that trained. ``hopeless``: whether the first failed for
+    another reason than memory, for which a smaller batch would fail too.
+    """
+
+    cell: Mapping[str, Any]
+    fits: int = 0
+    fails: int | None = None
+    peaks: dict[int, int] = field(default_factory=dict)
+    hopeless: bool = False
+
+    def add(self, batch: int, peak: int | None, limit: float, *, of_memory: bool) -> None:
+        """Add the peak of a batch in bytes; None if it did not train. ``of_memory``: whether for lack of memory."""
+        if peak is not None:
+            self.peaks[batch] = peak
+        if peak is not None and peak <= limit:
+            self.fits = max(self.fits, batch)
+        else:
+            self.fails = min(batch, self.fails or batch)
+            self.hopeless = not self.peaks and not of_memory
+
+    def next_batch(self, limit: float) -> int | None:
+        """Return the batch to try next; None if the largest is known, or if not even one sample fits.
+
+        Peaks grow by a constant amount a sample, so that the first and the last forecast the largest batch; between one
+        that fits and one that fails it is bisected if the forecast is not between them.
+        """
+        if self.hopeless or self.fits == MAX_BATCH or self.fails == 1:
+            return None
+        if not self.fits:
+            return max(1, self.fails // GROWTH) if self.fails else FIRST
+        step = STEP if self.fits >= 2 * STEP else 1
+        if self.fails is not None and self.fails - self.fits <= max(step, CLOSE * self.fits):
+            return None
+        if self.peaks[self.fits] >= (1 - CLOSE) * limit:
+            return None
+        guess, (one, *_, two) = self.fits * GROWTH, [*sorted(self.peaks), max(self.peaks)]
+        if self.peaks[two] > self.peaks[one]:
+            rate = (self.peaks[two] - self.peaks[one]) / (two - one)
+            guess = min(int(one + (limit - self.peaks[one]) / rate), self.fits * MOST_GROWTH)
+        guess = min(guess, MAX_BATCH) // step * step
+        if self.fails is None:
+            return guess if guess > self.fits else None
+        middle = max((self.fits + self.fails) // 2 // step * step, self.fits + 1)
+        return guess if self.fits < guess < self.fails else middle
+
+    def sentence(self, limit: float) -> str:
+        """Return what was found."""
+        which = " ".join(str(self.cell[axis][0]) for axis in NAMED if axis in self.cell)
+        if not self.fits:
+            why = "it does not train" if self.hopeless else f"not even one sample trains in {limit / 1e9:.3g} GB"
+            return f"max of {which}: {why}; the run has it at batch 1."
+        tried = ", ".join(map(str, sorted({*self.peaks, *([self.fails] if self.fails else [])})))
+        peak = f"{self.peaks[self.fits] / 1e9:.3g} of {limit / 1e9:.3g} GB that may be used"
+        return f"max of {which}: {self.fits} a device ({peak}; tried {tried})."
+
+
+def with_largest_batches(request: Request, experiment: Experiment, emit: Emit, *, search: bool) -> Experiment:
+    """Return the experiment with numbers in place of ``max``, of an earlier search or, with ``search``, of a new one.
+
+    Without either it is FIRST, for a plan. Raises ExperimentError if the memory of a device is not known, what ``run``
+    raises, and KeyboardInterrupt.
+    """
+    if not experiment.seeks_batches:
+        return experiment
+    runs = request.resume.parent if request.resume not in (None, NEWEST) else request.output / experiment.name
+    path, key = runs / f"{NAME}.json", _key(experiment)
+    found = _read(path, key)
+    if found is None and not search:
+        emit(Note(f"max: found when the run begins; planned as a batch of {FIRST} a device."))
+        return _of_grids(experiment, [_with(grid, FIRST) for grid in experiment.grids])
+    if found is None:
+        found = _found(request, experiment, emit)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps({"key": key, "cells": found}, indent=1))
+    else:
+        emit(Note(f"max: as found by an earlier search, in {path}; remove it to search again."))
+    given = [grid for grid in experiment.grids if grid.per_device_batch_size or not grid.seeks_max]
+    numbers = [grid.model_copy(update={"seeks_max": False}) for grid in given]
+    return _of_grids(experiment, [*numbers, *map(Grid.model_validate, found)])
+
+
+def _key(experiment: Experiment) -> str:
+    content = experiment.model_dump(mode="json", exclude={*APART})
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read(path: Path, key: str) -> list[dict[str, Any]] | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return [dict(cell) for cell in kept["cells"]] if kept["key"] == key else None
+    return None
+
+
+def _of_grids(experiment: Experiment, grids: Sequence[Grid]) -> Experiment:
+    return experiment.model_copy(update={"grid": None, "cells": tuple(grids)})
+
+
+def _with(grid: Grid, batch: int) -> Grid:
+    """Return a grid with a number in place of ``max``."""
+    batches = (*(grid.per_device_batch_size or ()), *((batch,) if grid.seeks_max else ()))
+    return grid.model_copy(update={"per_device_batch_size": batches or None, "seeks_max": False})
+
+
+def _found(request: Request, experiment: Experiment, emit: Emit) -> list[dict[str, Any]]:
+    """Search; return a grid for each cell with the largest batch, or with 1 if not even one sample trains."""
+    found: list[dict[str, Any]] = []
+    for grid in (grid for grid in experiment.grids if grid.seeks_max):
+        total = grid.global_batch_size
+        options = {name: value for name, value in grid.options.items() if name != ACCUMULATION or not total}
+        without = {"per_device_batch_size": None, "global_batch_size": None, "options": options}
+        alone = grid.model_copy(update=without)
+        cells = [_with(alone, FIRST).model_dump(mode="json")]
+        limit = _limit(request, _content(experiment, cells))
+        searches: dict[str, Search] = {}
+        for number in range(MOST_ROUNDS):
+            tried = ", ".join(str(cell["per_device_batch_size"][0]) for cell in cells)
+            emit(Note(f"max, round {number + 1}: 20 steps at a batch of {tried} a device."))
+            for row, peak in _round(request, _content(experiment, cells)):
+                cell = grid_of(row, experiment)
+                (batch,) = cell.pop("per_device_batch_size")
+                one = searches.setdefault(json.dumps(cell, sort_keys=True), Search(cell))
+                one.add(int(str(batch)), peak, limit, of_memory=row.outcome == "oom")
+            batches = [(one, one.next_batch(limit)) for one in searches.values()]
+            cells = [{**one.cell, "per_device_batch_size": [batch]} for one, batch in batches if batch]
+            if not cells:
+                break
+        for one in searches.values():
+            emit(Note(one.sentence(limit)))
+        kept = {"global_batch_size": total, ACCUMULATION: AUTO} if total else {}
+        found += [{**one.cell, **kept, "per_device_batch_size": [max(one.fits, 1)]} for one in searches.values()]
+    return found
+
+
+def _content(experiment: Experiment, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the content of the file of a round."""
+    settings = experiment.model_dump(mode="json")
+    automatic = settings["training"]["accumulation"] == [AUTO]
+    return {
+        **{name: value for name, value in settings.items() if name not in OF_OTHER_CELLS},
+        "name": NAME,
+        "cells": list(cells),
+        "launcher": settings["launcher"][:1],
+        "training": {**settings["training"], **({"accumulation": [1]} if automatic else {})},
+        "throughput": ROUND,
+        "equivalence": False,
+    }
+
+
+def _limit(request: Request, content: Mapping[str, Any]) -> float:
+    """Return the bytes that a rank may use of its device. Raises ExperimentError if its memory is not known."""
+    asked, experiment = _asked(request, content, Path())
+    with ExitStack() as stack:
+        plan = prepare(asked, experiment, stack, lambda event: None).plan
+    cell, gb = plan.trials[0].cell, experiment.hardware.memory_gb
+    memory = gb * 1e9 if gb else None if cell.device == "cpu" else available(cell, plan.inventory)
+    if memory is None:
+        what = "of one rank's process" if cell.device == "cpu" else "of a GPU, which the driver does not report"
+        raise ExperimentError(
+            str(request.file), [f"per_device_batch_size: max needs hardware.memory_gb, the memory {what}, as 8"]
+        )
+    return SHARE * memory
+
+
+def _asked(request: Request, content: Mapping[str, Any], output: Path) -> tuple[Request, Experiment]:
+    """Return the request and the experiment of a round."""
+    text = dump(dict(content), flow=None, width=100)
+    experiment = parse_experiment(parse_mapping(text, source=NAME), source=NAME, home=request.home)
+    asked = Request(
+        request.file,
+        text,
+        request.address,
+        output=output,
+        no_user_code=request.no_user_code,
+        inline=request.inline,
+        preflight=False,
+        bases=False,
+    )
+    return asked, experiment
+
+
+def _round(request: Request, content: Mapping[str, Any]) -> list[tuple[Row, int | None]]:
+    """Train each cell for some steps; return its row, and the largest peak of its ranks if it trained, in bytes."""
+    with tempfile.TemporaryDirectory(prefix="harness-") as output:
+        asked, experiment = _asked(request, content, Path(output))
+        folders: list[Path] = []
+
+        def listen(event: Event) -> None:
+            if isinstance(event, Reported):
+                folders.append(event.folder)
+
+        if run(asked, experiment, listen) in (INTERRUPTED, UNSETTLED):
+            raise KeyboardInterrupt
+        results = load(folders[0])
+        peaks: dict[str, int] = {}
+        for rank in rows_of(results.ranks):
+            used = rank.peak_memory_bytes if is_missing(rank.peak_reserved_bytes) else rank.peak_reserved_bytes
+            peaks[rank.trial_id] = max(peaks.get(rank.trial_id, 0), int(used))
+        return [(row, peaks.get(row.trial_id) if row.outcome == "ok" else None) for row in rows_of(results.trials)]

@@ -1,0 +1,191 @@
+"""``per_device_batch_size: max``: what is tried, what is found, and what is said of it; rounds are made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from harness.config.experiment import Experiment
+from harness.config.load import parse_experiment
+from harness.errors import ExperimentError
+from harness.plan.inventory import Inventory
+from harness.plan.planner import make_plan
+from harness.report.row import Row, rows_of
+from harness.run import largest_batch
+from harness.run.events import Event, Note
+from harness.run.largest_batch import FIRST, Search, with_largest_batches
+from harness.run.request import Request
+from tests.run_folders import make_run
+
+GB = 10**9
+GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [32, "max"], "model": ["resnet8"]}
+SOUGHT: dict[str, Any] = {"name": "sought", "grid": GRID, "hardware": {"memory_gb": 4}, "equivalence": False}
+
+
+def experiment(**changes: Any) -> Experiment:
+    return parse_experiment({**SOUGHT, **changes}, source="test")
+
+
+def needed(row: Row, batch: int) -> float:
+    """The planted peak: one GB and, a sample, 5 MB, of ddp on two devices 6 MB."""
+    return GB + batch * (6e6 if (row.strategy, row.devices) == ("ddp", 2) else 5e6)
+
+
+class Rounds:
+    """Stands for a round: cells whose peak is above ``memory`` bytes run out of it. ``tried``: the batches of each."""
+
+    def __init__(self, place: Path, memory: float = 1e12, outcome: str = "oom") -> None:
+        self.place, self.memory, self.outcome, self.tried = place, memory, outcome, list[list[int]]()
+
+    def __call__(self, request: Request, content: Mapping[str, Any]) -> list[tuple[Row, int | None]]:
+        path = make_run(self.place, parse_experiment(dict(content), source="round"), lambda cell, block: 100.0)
+        rows = [row for row in rows_of(harness.load(path).trials) if not row.added]
+        self.tried.append([row.per_device_batch_size for row in rows])
+        peaks = [needed(row, row.per_device_batch_size) for row in rows]
+        return [
+            (row, int(peak)) if peak <= self.memory else (Row(row, outcome=self.outcome), None)
+            for row, peak in zip(rows, peaks, strict=True)
+        ]
+
+
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: Rounds, **changes: Any) -> tuple[Any, list[str]]:
+    """The batches of a device by strategy and devices, and the notes."""
+    events: list[Event] = []
+    monkeypatch.setattr(largest_batch, "_round", rounds)
+    request = Request(file=tmp_path / "x.yaml", output=tmp_path / "results")
+    resolved = with_largest_batches(request, experiment(**changes), events.append, search=True)
+    assert not resolved.seeks_batches
+    batches: dict[tuple[str, int], set[int]] = {}
+    for cell in {
+        trial.cell for trial in make_plan(resolved, Inventory.assume(1, 0, cores=2)).trials if not trial.added
+    }:
+        batches.setdefault((cell.strategy, cell.devices), set()).add(cell.per_device_batch_size or 0)
+    return batches, [event.text for event in events if isinstance(event, Note)]
+
+
+def test_the_forecast_of_two_peaks_is_tried_and_is_within_3_percent_of_the_largest_multiple_of_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(tmp_path / "rounds")
+    batches, notes = found(tmp_path, monkeypatch, rounds)
+    assert batches == {("single", 1): {32, 512}, ("ddp", 1): {32, 512}, ("ddp", 2): {32, 432}}
+    assert [len(tried) for tried in rounds.tried] == [3, 3, 3] and {*rounds.tried[0]} == {FIRST}
+    assert "max of resnet8 ddp 2 fp32: 432 a device (3.59 of 3.6 GB that may be used; tried 8, 32, 432)." in notes
+
+
+@pytest.mark.parametrize("memory_gb", [1.7, 2.6])
+def test_a_batch_that_runs_out_of_memory_before_the_limit_is_a_step_of_the_bisection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_gb: float
+) -> None:
+    rounds = Rounds(tmp_path / "rounds", memory=memory_gb * GB)
+    batches, _ = found(tmp_path, monkeypatch, rounds)
+    for (strategy, devices), (_, best) in ((key, sorted(of)) for key, of in batches.items()):
+        true = (memory_gb * GB - GB) / (6e6 if (strategy, devices) == ("ddp", 2) else 5e6)
+        assert max(0.97 * true - 8, 32) <= best <= true
+    assert len(rounds.tried) <= 9
+
+
+def test_a_cell_of_which_not_one_sample_fits_or_that_does_not_train_stays_in_the_run_at_batch_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Rounds(tmp_path / "rounds", memory=GB / 2)
+    batches, notes = found(tmp_path, monkeypatch, small)
+    assert batches["single", 1] == {1, 32} and len(small.tried) == 3
+    assert "not even one sample trains in 3.6 GB; the run has it at batch 1" in notes[-1]
+    broken = Rounds(tmp_path / "rounds", memory=GB / 2, outcome="error")
+    _, notes = found(tmp_path, monkeypatch, broken, seed=1)
+    assert len(broken.tried) == 1 and "it does not train" in notes[-1]
+
+
+def test_a_search_is_kept_for_the_same_cells_and_a_plan_has_a_stand_in_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, events = Request(file=tmp_path / "x.yaml", output=tmp_path / "results"), list[Event]()
+    planned = with_largest_batches(request, experiment(), events.append, search=False)
+    assert [grid.per_device_batch_size for grid in planned.grids] == [(32, FIRST)]
+    rounds = Rounds(tmp_path / "rounds")
+    first, _ = found(tmp_path, monkeypatch, rounds)
+    count = len(rounds.tried)
+    again, notes = found(tmp_path, monkeypatch, rounds, limits={"wall": 60}, throughput={"blocks": 2})
+    assert again == first and len(rounds.tried) == count and "by an earlier search" in notes[0]
+    resumed = Request(file=tmp_path / "x.yaml", resume=tmp_path / "results" / "sought" / "run")
+    assert with_largest_batches(resumed, experiment(), events.append, search=True).cells and len(rounds.tried) == count
+    found(tmp_path, monkeypatch, rounds, hardware={"memory_gb": 3})
+    assert len(rounds.tried) > count
+    damaged = tmp_path / "results" / "sought" / "largest_batch.json"
+    damaged.write_text("{")
+    assert found(tmp_path, monkeypatch, rounds)[0] == first
+
+
+def test_the_global_batch_is_kept_by_micro_batches_of_at_most_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = {**GRID, "per_device_batch_size": "max", "global_batch_size": [1024, 96], "training.accumulation": "auto"}
+    monkeypatch.setattr(largest_batch, "_round", Rounds(tmp_path / "rounds"))
+    request = Request(file=tmp_path / "x.yaml", output=tmp_path / "results")
+    resolved = with_largest_batches(request, experiment(grid=grid), lambda event: None, search=True)
+    cells = {trial.cell for trial in make_plan(resolved, Inventory.assume(1, 0, cores=2)).trials if not trial.added}
+    parts = {(cell.strategy, cell.devices, cell.global_batch_size): cell.micro_batches for cell in cells}
+    assert parts == {
+        ("single", 1, 1024): 2,
+        ("ddp", 1, 1024): 2,
+        ("ddp", 2, 1024): 2,  # of 512 a device, of 432
+        ("single", 1, 96): 1,
+        ("ddp", 1, 96): 1,
+        ("ddp", 2, 96): 1,
+    }
+    assert {cell.scaling for cell in cells} == {"strong"}
+
+
+def test_automatic_micro_batches_are_the_fewest_that_divide_the_share() -> None:
+    grid = {"devices": [1, 2, 4], "strategy": "ddp", "per_device_batch_size": 48, "global_batch_size": 480}
+    asked = experiment(grid=grid, training={"accumulation": "auto"})
+    cells = {trial.cell for trial in make_plan(asked, Inventory.assume(1, 0, cores=4)).trials if not trial.added}
+    assert {cell.devices: cell.micro_batches for cell in cells} == {1: 10, 2: 5, 4: 3}  # of 48, 48, and 40 samples
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": {**GRID, "global_batch_size": 64}}, "training.accumulation: auto, where per_device_batch_size is"),
+        ({"training": {"accumulation": "auto"}}, "auto needs both per_device_batch_size and global_batch_size"),
+        ({"training": {"accumulation": "most"}}, "accumulation"),
+        ({"grid": {**GRID, "per_device_batch_size": "most"}}, "per_device_batch_size"),
+    ],
+)
+def test_batches_that_contradict_each_other_are_one_error(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExperimentError, match=message):
+        experiment(**changes)
+
+
+def test_cpu_slots_need_a_stated_memory_before_anything_is_started(tmp_path: Path) -> None:
+    request = Request(file=tmp_path / "x.yaml", output=tmp_path)
+    with pytest.raises(ExperimentError, match="max needs hardware"):
+        with_largest_batches(request, experiment(hardware={}), lambda event: None, search=True)
+
+
+def test_the_search_ends_for_any_amount_a_sample() -> None:
+    for per_sample in (1.0, 7.0, 1e4, 1e7, 1e9):
+        for noise in (0.0, 0.3):
+            one = Search({})
+            for number in range(largest_batch.MOST_ROUNDS):
+                batch = one.next_batch(3.6e9)
+                if batch is None:
+                    break
+                peak = 1e9 * (1 + noise * (number % 2)) + per_sample * batch
+                one.add(batch, int(peak), 3.6e9, of_memory=True)
+            assert one.next_batch(3.6e9) is None or one.fails, (per_sample, noise)
+            assert one.peaks.get(one.fits, 0) <= 3.6e9
+
+
+def test_a_round_trains_in_real_processes_and_gives_the_peak_of_each_cell(tmp_path: Path) -> None:
+    """In this process: of one rank."""
+    grid = {"strategy": "single", "per_device_batch_size": "max", "model": "resnet8"}
+    asked = experiment(grid=grid, hardware={"memory_gb": 64}, workload="image_classification")
+    content = largest_batch._content(asked, [{**grid, "per_device_batch_size": [16]}])
+    ((row, peak),) = largest_batch._round(Request(file=tmp_path / "x.yaml", inline=True), content)
+    assert (row.outcome, row.per_device_batch_size) == ("ok", 16) and peak and peak > 10**7
