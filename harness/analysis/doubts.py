@@ -324,7 +324,7 @@ def timed(trials: pd.DataFrame) -> pd.DataFrame:
 def usual_doubts(trials: pd.DataFrame) -> dict[str, Share]:
     """Return the usual doubts of a run by name, without ranks; the most frequent first."""
     counted = timed(trials)
-    counts = Counter(kind for names in counted["doubts"] for kind in {*map(kind_of, names)})
+    counts = Counter(kind for names in counted["doubts"] for kind in dict.fromkeys(map(kind_of, names)))
     return {
         kind: (count, len(counted))
         for kind, count in counts.most_common()

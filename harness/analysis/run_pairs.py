@@ -198,8 +198,8 @@ def no_shared_cell(first: Side, later: Side) -> ComparisonError:
     axes = differing_axes(row, other)
     if not axes:
         return ComparisonError(
-            f"{paths} share no cell: cells of the same settings have other ids, since versions of harness train them "
-            "otherwise; make the first run again with this version"
+            f"{paths} share no cell: cells of the same settings have other ids, since your code or harness "
+            "has changed what they train; make the first run again with this code"
         )
     values = {axis: [json.dumps(axis_value(one, axis), default=str) for one in (row, other)] for axis in axes}
     named = "; ".join(f"{axis}: {' and '.join(both)}" for axis, both in values.items())

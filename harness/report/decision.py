@@ -74,7 +74,11 @@ NO_PILOT = Pilot()
 
 
 def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
-    """Return a row for each number of devices and batch, the fastest first; those without a time last."""
+    """Return a row for each number of devices and batch, the fastest first; those without a time last.
+
+    The frontier: settings than which no other is both faster and cheaper.
+    """
+    unit = (wish.currency or "price") if wish.price else "device-hours"
     works = (("work", "work", words),) if decision["work"].nunique() > 1 else ()
     columns: tuple[Column, ...] = (
         *works,
@@ -84,8 +88,8 @@ def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
         ("speed", lambda row: "" if row.source == "measured" else str(row.source or ""), words),
         ("samples", "samples", speed),
         ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
-        (f"{wish.money.replace('_', '-')} (95 %)", lambda row: _spanned(row, wish.money, "", wish.amount), words),
-        ("best", lambda row: "*" if is_true(row.on_frontier) else "", words),
+        (f"{unit} (95 %)", lambda row: _spanned(row, wish.money, "", "{:,.3g}".format), words),
+        ("frontier", lambda row: "*" if is_true(row.on_frontier) else "", words),
         ("reason", "reason", words),
     )
     rows = sorted(rows_of(decision), key=lambda row: math.inf if is_missing(row.time_s) else number(row.time_s))
