@@ -17,18 +17,20 @@ from harness.config.load import parse_experiment
 from harness.config.sections import AUTO, Grid
 from harness.config.values import MAX_BATCH
 from harness.config.yaml_source import dump, parse_mapping
-from harness.errors import ExperimentError
+from harness.errors import ClusterError, ExperimentError
 from harness.plan.memory_forecast import available
 from harness.report.causes import OF_OTHER_CELLS, grid_of
 from harness.report.row import Row, is_missing, rows_of
 from harness.run.events import Emit, Event, Note, Reported
 from harness.run.pipeline import run
-from harness.run.prepare import prepare
+from harness.run.prepare import check_runnable, prepare
 from harness.run.request import AUTO as NEWEST
 from harness.run.request import Request
 from harness.system.files import replace_text
 from harness.system.process import INTERRUPTED, UNSETTLED
 
+Content = dict[str, Any]
+"""The content of an experiment file, or of one of its grids."""
 NAME = "largest_batch"
 FIRST, GROWTH, MOST_GROWTH = 8, 4, 16
 """The first batch of a device; by how much the second, and any further one, may be larger than one that fits."""
@@ -68,7 +70,7 @@ class Search:
     another reason than memory, for which a smaller batch would fail too.
     """
 
-    cell: Mapping[str, Any]
+    cell: Content
     fits: int = 0
     fails: int | None = None
     peaks: dict[int, int] = field(default_factory=dict)
@@ -123,8 +125,8 @@ class Search:
 def with_largest_batches(request: Request, experiment: Experiment, emit: Emit, *, search: bool) -> Experiment:
     """Return the experiment with numbers in place of ``max``, of an earlier search or, with ``search``, of a new one.
 
-    Without either it is FIRST, for a plan. Raises ExperimentError if the memory of a device is not known, what ``run``
-    raises, and KeyboardInterrupt.
+    Without either it is FIRST, for a plan. Raises ExperimentError if the memory of a device is not known, ClusterError
+    if no cell can run here, what ``run`` raises, and KeyboardInterrupt.
     """
     if not experiment.seeks_batches:
         return experiment
@@ -150,7 +152,7 @@ def _key(experiment: Experiment) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _read(path: Path, key: str) -> list[dict[str, Any]] | None:
+def _read(path: Path, key: str) -> list[Content] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         return [dict(cell) for cell in kept["cells"]] if kept["key"] == key else None
@@ -167,9 +169,9 @@ def _with(grid: Grid, batch: int) -> Grid:
     return grid.model_copy(update={"per_device_batch_size": batches or None, "seeks_max": False})
 
 
-def _found(request: Request, experiment: Experiment, emit: Emit) -> list[dict[str, Any]]:
+def _found(request: Request, experiment: Experiment, emit: Emit) -> list[Content]:
     """Search; return a grid for each cell with the largest batch, or with 1 if not even one sample trains."""
-    found: list[dict[str, Any]] = []
+    found: list[Content] = []
     for grid in (grid for grid in experiment.grids if grid.seeks_max):
         total = grid.global_batch_size
         options = {name: value for name, value in grid.options.items() if name != ACCUMULATION or not total}
@@ -197,7 +199,7 @@ def _found(request: Request, experiment: Experiment, emit: Emit) -> list[dict[st
     return found
 
 
-def _content(experiment: Experiment, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _content(experiment: Experiment, cells: Sequence[Content]) -> Content:
     """Return the content of the file of a round."""
     settings = experiment.model_dump(mode="json")
     automatic = settings["training"]["accumulation"] == [AUTO]
@@ -212,11 +214,12 @@ def _content(experiment: Experiment, cells: Sequence[Mapping[str, Any]]) -> dict
     }
 
 
-def _limit(request: Request, content: Mapping[str, Any]) -> float:
+def _limit(request: Request, content: Content) -> float:
     """Return the bytes that a rank may use of its device. Raises ExperimentError if its memory is not known."""
     asked, experiment = _asked(request, content, Path())
     with ExitStack() as stack:
         plan = prepare(asked, experiment, stack, lambda event: None).plan
+    check_runnable(asked, plan)
     cell, gb = plan.trials[0].cell, experiment.hardware.memory_gb
     memory = gb * 1e9 if gb else None if cell.device == "cpu" else available(cell, plan.inventory)
     if memory is None:
@@ -227,7 +230,7 @@ def _limit(request: Request, content: Mapping[str, Any]) -> float:
     return SHARE * memory
 
 
-def _asked(request: Request, content: Mapping[str, Any], output: Path) -> tuple[Request, Experiment]:
+def _asked(request: Request, content: Content, output: Path) -> tuple[Request, Experiment]:
     """Return the request and the experiment of a round."""
     text = dump(dict(content), flow=None, width=100)
     experiment = parse_experiment(parse_mapping(text, source=NAME), source=NAME, home=request.home)
@@ -244,7 +247,7 @@ def _asked(request: Request, content: Mapping[str, Any], output: Path) -> tuple[
     return asked, experiment
 
 
-def _round(request: Request, content: Mapping[str, Any]) -> list[tuple[Row, int | None]]:
+def _round(request: Request, content: Content) -> list[tuple[Row, int | None]]:
     """Train each cell for some steps; return its row, and the largest peak of its ranks if it trained, in bytes."""
     with tempfile.TemporaryDirectory(prefix="harness-") as output:
         asked, experiment = _asked(request, content, Path(output))
@@ -256,6 +259,8 @@ def _round(request: Request, content: Mapping[str, Any]) -> list[tuple[Row, int 
 
         if run(asked, experiment, listen) in (INTERRUPTED, UNSETTLED):
             raise KeyboardInterrupt
+        if not folders:
+            raise ClusterError("max: a round ended before it trained anything; try it as a run with a number: batch 8")
         results = load(folders[0])
         peaks: dict[str, int] = {}
         for rank in rows_of(results.ranks):

@@ -11,7 +11,7 @@ import pytest
 import harness
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
-from harness.errors import ExperimentError
+from harness.errors import ClusterError, ExperimentError
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.report.row import Row, rows_of
@@ -166,6 +166,13 @@ def test_cpu_slots_need_a_stated_memory_before_anything_is_started(tmp_path: Pat
     request = Request(file=tmp_path / "x.yaml", output=tmp_path)
     with pytest.raises(ExperimentError, match="max needs hardware"):
         with_largest_batches(request, experiment(hardware={}), lambda event: None, search=True)
+
+
+def test_a_machine_that_holds_no_cell_is_one_error(tmp_path: Path) -> None:
+    request = Request(file=tmp_path / "x.yaml", output=tmp_path)
+    many = experiment(grid={**GRID, "strategy": "ddp", "devices": 4096})
+    with pytest.raises(ClusterError, match="no cell can run on"):
+        with_largest_batches(request, many, lambda event: None, search=True)
 
 
 def test_the_search_ends_for_any_amount_a_sample() -> None:
