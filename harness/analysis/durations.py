@@ -15,7 +15,7 @@ from harness.analysis.published import hardware_of
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
 from harness.errors import HarnessError
-from harness.plan.planner import GROUP_START_S, TORCHRUN_START_S, Plan, least_warmup_s
+from harness.plan.planner import GROUP_START_S, Plan, least_warmup_s
 from harness.plan.run_environment import wall_seconds
 from harness.plan.trial import Trial, WorkerGroup
 from harness.record.folder import RunFolder
@@ -145,10 +145,10 @@ class Durations:
             self._times.setdefault(key, []).append(time)
             self._means.pop(key, None)
 
-    def add_start(self, placement: str, trials: int, seconds: float) -> None:
-        """Add the seconds that a worker group of some trials took outside of them; ``placement``: the group as text."""
+    def add_start(self, placement: str, seconds: float) -> None:
+        """Add the seconds that a worker group took outside of its trials; ``placement``: the group as text."""
         every = self._starts.setdefault(placement, [])
-        every.append(seconds / _starts(placement, trials))
+        every.append(seconds)
         self._start_means[placement] = fmean(every)
 
     def trial(self, trial: Trial, plan: Plan, *, by_kind: bool) -> Expected:
@@ -166,15 +166,9 @@ class Durations:
     def start(self, group: WorkerGroup) -> Expected:
         """Return the seconds of a worker group outside of its trials: the mean of its placement, else of all."""
         placement, means = str(group), self._start_means
-        number = _starts(placement, len(group.trials))
         if not means:
-            return Expected(number * (TORCHRUN_START_S if group.launcher == "torchrun" else GROUP_START_S), False)
-        return Expected(number * (means[placement] if placement in means else fmean(means.values())), True)
-
-
-def _starts(placement: str, trials: int) -> int:
-    """Return the number of starts of processes: one a group, or one a trial under torchrun."""
-    return trials if " by torchrun" in placement else 1
+            return Expected(GROUP_START_S[group.launcher], False)
+        return Expected(means[placement] if placement in means else fmean(means.values()), True)
 
 
 @dataclass(frozen=True)
@@ -207,7 +201,7 @@ def timed_run(folder: RunFolder) -> TimedRun:
                     durations.add_line(line)
         for group in groups:
             if trials := inside.get((group["invocation"], group["group_id"])):  # else it did not become ready
-                durations.add_start(group["placement"], len(trials), max(0.0, group["whole_s"] - sum(trials)))
+                durations.add_start(group["placement"], max(0.0, group["whole_s"] - sum(trials)))
         outside_s = max(0.0, sum(wall_seconds(environment, lines)) - sum(group["whole_s"] for group in groups))
         ended = sum("wall_s" in invocation for invocation in invocations)
         return TimedRun(

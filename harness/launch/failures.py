@@ -165,7 +165,7 @@ def from_launch(trial_ids: Sequence[str], error: BaseException) -> Iterator[Tria
 
 
 def from_exit(trial_id: str, code: int | None, output: str, *, came_up: bool) -> TrialResult:
-    """Return the row of a trial whose torchrun ended without a report from its ranks; ``output``: their last output.
+    """Return the row of a trial whose torchrun ended without a report from the ranks; ``output``: their last output.
 
     ``code`` is the exit code of torchrun; None if it was given up because no rank registered.
     """

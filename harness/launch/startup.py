@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -82,8 +81,6 @@ class StartupTimer:
     launched_at: float
     starter: str
     """The part that the time until resources are requested counts as; without that request, until the first process."""
-    before: Mapping[str, float] = field(default_factory=dict)
-    """The parts of earlier start-ups of the same group."""
     asked_at: float | None = None
     created_at: float | None = None
     imported_at: float | None = None
@@ -102,13 +99,12 @@ class StartupTimer:
     def parts(self, now: float) -> dict[str, float]:
         """Seconds until resources are requested, a process exists, all have imported, are connected, until now.
 
-        Includes the parts before; only those if a timestamp is missing.
+        Empty if a timestamp is missing.
         """
         asked = {"resources": self.asked_at} if self.asked_at else {}
         ends = {"worker start": self.created_at, "process group": self.imported_at, "first word": self.connected_at}
         begins = {self.starter: self.launched_at, **asked, **ends}
         known = [*(t for t in begins.values() if t is not None), now]
         if len(known) < len(begins) + 1:
-            return dict(self.before)
-        spent = {name: max(0.0, end - start) for name, (start, end) in zip(begins, pairwise(known), strict=True)}
-        return {name: self.before.get(name, 0.0) + spent.get(name, 0.0) for name in {**self.before, **spent}}
+            return {}
+        return {name: max(0.0, end - start) for name, (start, end) in zip(begins, pairwise(known), strict=True)}

@@ -120,10 +120,11 @@ def _batch(cell: Cell) -> int | None:
     return cell.per_device_batch_size if cell.scaling == "weak" else cell.global_batch_size
 
 
-GROUP_START_S = 7.0
-"""The least time of the start and end of a worker group's processes; 7 to 13 s measured on 2 CPU cores."""
-TORCHRUN_START_S = 5.0
-"""The same of the processes of one trial under torchrun; 5 to 7 s measured on 2 CPU cores."""
+GROUP_START_S: Mapping[str, float] = {"ray": 7.0, "torchrun": 5.0}
+"""The least time of the start and end of a worker group's processes, by launcher: measured on 2 CPU cores.
+
+There 7 to 13 s under Ray, 5 to 7 s under torchrun.
+"""
 CUDA_WARMUP_S = 5.0
 """Least seconds of warm-up on GPUs: clocks and power limits settle over seconds, which may be thousands of steps."""
 
@@ -274,8 +275,8 @@ class GroupKey(NamedTuple):
 def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial]]:
     """Return the trials by worker group, where smaller placements join the group of a larger one that can run them.
 
-    On one node's CPU slots, under Ray: NCCL is not connected again (launch/subgroups.py), and torchrun starts processes
-    for each trial. A twin joins a group with ranks for its base beside it, so that an A/A test is across processes.
+    On one node's CPU slots: NCCL is not connected again (launch/subgroups.py). A twin joins a group with ranks for its
+    base beside it, so that an A/A test is across processes.
     """
     shared: dict[GroupKey, list[Trial]] = {}
     for key in sorted(trials, key=lambda key: (key.twin, -key.placement.devices, -key.placement.workers)):
@@ -290,7 +291,7 @@ def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial
         ]
         traits = members[0].cell.traits
         own_loop = traits.own_program and not traits.own_ranks  # it reads the size of the worker group
-        joins = hosts and members[0].cell.device == "cpu" and key.launcher == "ray" and not own_loop
+        joins = hosts and members[0].cell.device == "cpu" and not own_loop
         shared.setdefault(hosts[0] if joins else key, []).extend(members)
     return shared
 

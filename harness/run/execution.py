@@ -165,8 +165,8 @@ class Execution:
             with closing(self._launcher.launch(group, deadline=self._policy.deadline)) as messages:
                 for message in messages:
                     if isinstance(message, GroupStarted):
-                        ready = message  # under torchrun each trial has its own: the last stays, the first start counts
-                        start_s = start_s or time.time() - started
+                        ready = message
+                        start_s = time.time() - started
                         self._environment = environment_id(ready.environments, self._code)
                         self._emit(GroupReady(group, start_s))
                     elif isinstance(message, TrialStarted):

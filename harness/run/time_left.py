@@ -50,9 +50,9 @@ class TimeLeft:
                 self._starting = group
                 self._add_up()
             case GroupReady():
-                if self._starting:  # under torchrun each of its trials reports anew
+                if self._starting:
                     now = self._clock()
-                    self._durations.add_start(str(self._starting), len(self._starting.trials), now - self._last)
+                    self._durations.add_start(str(self._starting), now - self._last)
                     self._starting, self._last = None, now
                     self._add_up()
             case TrialStarting(trial):

@@ -14,7 +14,7 @@ from harness.analysis.durations import Durations, TimedRun, TrialTime, newest_wi
 from harness.analysis.preview import estimate_of, savings
 from harness.errors import RunFolderError
 from harness.plan.inventory import Inventory
-from harness.plan.planner import GROUP_START_S, TORCHRUN_START_S, Plan, make_plan
+from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.record.estimate import PartTime
 from harness.record.folder import RunFolder
 from tests.conftest import EXAMPLE, Make, laptop
@@ -33,7 +33,7 @@ def earlier_of(plan: Plan, seconds: Callable[[Any], float], **more: Any) -> Time
     for trial in plan.trials:
         durations.add(trial, TrialTime({"other": seconds(trial)}, power_w=more.get("power_w")))
     for group in plan.groups:
-        durations.add_start(str(group), len(group.trials), 10.0)
+        durations.add_start(str(group), 10.0)
     return TimedRun(Path("results/x/y"), 0.0, ("a processor",), durations, 5.0, more.get("report_s", 7.0))
 
 
@@ -54,19 +54,15 @@ def test_a_duration_is_the_mean_of_the_cell_else_of_its_kind_else_the_least(make
     assert not durations.trial(other, plan, by_kind=False).is_known
 
 
-@pytest.mark.parametrize(
-    ("launcher", "least_s", "seconds"), [("ray", GROUP_START_S, 12.0), ("torchrun", 6 * TORCHRUN_START_S, 24.0)]
-)
-def test_torchrun_starts_processes_for_each_trial(
-    make_experiment: Make, launcher: str, least_s: float, seconds: float
+@pytest.mark.parametrize("launcher", ["ray", "torchrun"])
+def test_a_worker_group_takes_as_long_as_earlier_ones_or_at_least_its_launchers_time(
+    make_experiment: Make, launcher: str
 ) -> None:
-    """A group of 3 trials took 12 s beside them; one of 6 takes twice as long if each trial starts its processes."""
     group = plan_of(make_experiment, launcher=launcher).groups[0]
-    group = replace(group, trials=(group.trials * 6)[:6])
     durations = Durations()
-    assert durations.start(group) == (least_s, False, None)
-    durations.add_start(str(group), 3, 12.0)
-    assert durations.start(group).seconds == seconds
+    assert durations.start(group) == (GROUP_START_S[launcher], False, None)
+    durations.add_start(str(group), 12.0)
+    assert durations.start(group) == (12.0, True, None)
 
 
 def test_the_estimate_is_the_sum_of_what_each_part_took_before(make_experiment: Make) -> None:
@@ -101,7 +97,7 @@ def test_without_an_earlier_run_windows_give_a_lower_bound_and_trainings_are_unk
     assert by_cell == {("cell", "lower bound", 32.0), ("convergence", "unknown", None)}
     assert estimate.bound == "at least" and estimate.earlier is None
     trials = sum(map(plan.least_trial_seconds, plan.trials))
-    assert estimate.seconds == GROUP_START_S * len(plan.groups) + trials
+    assert estimate.seconds == GROUP_START_S["ray"] * len(plan.groups) + trials
 
 
 def test_what_the_earlier_run_lacks_is_a_lower_bound(make_experiment: Make) -> None:

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from harness.launch.failures import from_exit
-from harness.launch.protocol import ByLauncher, GroupStarted, Job, Message, TrialStarted
+from harness.launch.protocol import ByLauncher, GroupStarted, Message, TrialStarted
 from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
@@ -65,10 +65,9 @@ def test_a_list_of_launchers_is_an_axis_and_has_groups_of_its_own(make_experimen
         assert {(c.strategy, c.devices) for c in cells} == {("single", 1), ("ddp", 1), ("ddp", 2)}
         assert {base_cell(c).launcher for c in cells} == {name}
     assert all({t.cell.launcher for t in group.trials} == {group.launcher} for group in plan.groups)
-    assert {str(group) for group in plan.groups if group.launcher == "torchrun"} == {
-        "1 worker with 1 device by torchrun",
-        "2 workers with 1 device each by torchrun",
-    }
+    assert [str(group) for group in plan.groups if group.launcher == "torchrun"] == [
+        "2 workers with 1 device each by torchrun"
+    ] * 2, "one a block: trials of one rank run on some of the ranks, as under Ray"
 
 
 def test_checks_and_trainings_stay_with_ray(make_experiment: Make) -> None:
@@ -269,48 +268,14 @@ def test_startup_time_is_recorded_in_parts() -> None:
     coming_up = StartupTimer(10.0, "torchrun")
     coming_up.record(process(0, created_at=12.0, connected=False), 15.0)
     assert coming_up.parts(20.0) == {}
-    assert replace(coming_up, before={"torchrun": 4.0}).parts(20.0) == {"torchrun": 4.0}
     coming_up.record(process(1, created_at=11.0, connected=False), 16.0)
     coming_up.record(process(0, connected=True), 16.5)
     coming_up.record(process(1, connected=True), 17.0)
     assert coming_up.parts(18.0) == {"torchrun": 1.0, "worker start": 5.0, "process group": 0.5, "first word": 1.5}
     coming_up.record(ResourcesRequested(10.25), 10.5)
-    earlier = replace(coming_up, before={"torchrun": 4.0, "worker start": 1.0})
-    both = earlier.parts(18.0)
-    assert (both["torchrun"], both["resources"], sum(both.values())) == (4.25, 0.75, 13.0)
     reported = coming_up.parts(18.0)
     assert list(reported.items())[:3] == [("torchrun", 0.25), ("resources", 0.75), ("worker start", 5.0)]
     assert sum(reported.values()) == 8.0
-
-
-ERROR = {"check": "gradients", "severity": "error", "seen": "2 times one device's", "means": "", "advice": ""}
-
-
-def test_doctor_errors_stop_measurement_in_later_processes_of_the_group(
-    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiment = make_experiment(GRID, launcher="torchrun", throughput=QUICK, preflight=True)
-    plan = make_plan(experiment, laptop())
-    ran: list[str] = []
-
-    def run(self: TorchrunLauncher, job: Job, deadline: float | None, parts: Any) -> Iterator[Message]:
-        (trial,) = job.group.trials
-        ran.append(trial.id)
-        wrong = trial.purpose == "doctor" and trial.cell.strategy == "ddp"
-        yield TrialResult(trial.id, "ok", facts={"findings": [ERROR] if wrong else []})
-
-    monkeypatch.setattr(TorchrunLauncher, "_run", run)
-    torchrun = TorchrunLauncher(experiment, 1)
-    for group in plan.groups:
-        results = (message for message in torchrun.launch(group, deadline=None) if isinstance(message, TrialResult))
-        reported = {result.trial_id: result for result in results}
-        assert list(reported) == [trial.id for trial in group.trials]
-        for trial in group.trials:
-            refused = trial.cell.strategy == "ddp" and trial.purpose != "doctor" and group.block == 0
-            assert (reported[trial.id].outcome == "skipped") == refused
-            assert (trial.id in ran) != refused
-            assert not refused or "2 times one device's" in reported[trial.id].reason
-    assert any(trial.purpose == "doctor" and trial.cell.strategy == "ddp" for trial in plan.trials)
 
 
 # --- for real
@@ -349,7 +314,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_each_trial_has_fresh_processes_and_the_windows_of_every_rank(group_of: Any) -> None:
+def test_the_trials_of_a_group_share_its_processes_and_have_the_windows_of_every_rank(group_of: Any) -> None:
     launcher, group = group_of(["fine", "diverges"])
     messages = list(launcher.launch(group, deadline=None))
     results = {m.trial_id: m for m in messages if isinstance(m, TrialResult)}
@@ -361,10 +326,9 @@ def test_each_trial_has_fresh_processes_and_the_windows_of_every_rank(group_of: 
         assert {window["rank"] for window in timed} == {0, 1}
         assert [row["node_id"] for row in result.ranks] == ["torchrun", "torchrun"]
         assert [row["local_rank"] for row in result.ranks] == [0, 1]
-    ups = [m for m in messages if isinstance(m, GroupStarted)]
-    assert len(set(pids_of(messages))) == 4
-    assert all(first < second for first, second in zip(ups[0].parts.values(), ups[1].parts.values(), strict=True))
-    variables = ups[0].environments[0]["variables"]
+    (started,) = (m for m in messages if isinstance(m, GroupStarted))
+    assert len(set(pids_of(messages))) == 2 and min(started.parts.values()) >= 0.0
+    variables = started.environments[0]["variables"]
     threads = str(launcher.threads_per_device)
     assert (variables["OMP_NUM_THREADS"], variables["CUDA_VISIBLE_DEVICES"]) == (threads, "")
     assert not [pid for pid in pids_of(messages) if alive(pid)]

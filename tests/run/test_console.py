@@ -241,7 +241,7 @@ def test_trials_of_a_kind_and_cell_take_what_they_took_before_and_groups_that_ne
 
 def test_before_any_trial_the_plan_says_the_least_and_a_lost_trial_is_still_to_be_measured(plan: Plan) -> None:
     left = TimeLeft(plan, plan.groups, lambda: 0.0)
-    least = GROUP_START_S * len(plan.groups) + sum(map(plan.least_trial_seconds, plan.trials))
+    least = GROUP_START_S["ray"] * len(plan.groups) + sum(map(plan.least_trial_seconds, plan.trials))
     assert left.seconds == pytest.approx(least) and left.text == f"at least {rounded(least)} left"
     for again, less in ((True, 0.0), (False, plan.least_trial_seconds(plan.trials[0]))):
         left.follow(TrialEnded(plan.trials[0], {"outcome": "lost"}, again=again))

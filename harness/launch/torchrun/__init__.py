@@ -1,1 +1,1 @@
-"""Worker groups as torchrun starts them, one trial each."""
+"""Worker groups as torchrun starts them."""

@@ -1,4 +1,4 @@
-"""The entry point of a rank under torchrun, for one trial: ``-m harness.launch.torchrun.entry JOB_FILE``."""
+"""The entry point of a rank under torchrun: ``-m harness.launch.torchrun.entry JOB_FILE``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODE_ID, ADDRESS = "torchrun", "127.0.0.1"
 
 
 def main(job_file: Path) -> int:
-    """Run the job's one trial on this rank; return the exit code."""
+    """Run the job's trials on this rank; return the exit code."""
     die_with_parent()
     folder, rank = job_file.parent, int(os.environ["RANK"])
     key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))  # not for the workload's own processes
@@ -37,7 +37,7 @@ def main(job_file: Path) -> int:
         return 0 if run_rank(job, process, line.send, lambda: _join(job, folder)) else 1
     except TrialFailed:
         return 1
-    except BaseException as error:  # before the trial: it still counts as the failure of the trial
+    except BaseException as error:  # before the first trial: it still counts as the failure of that one
         line.send(failure(job.group.trials[0].id, rank, error))
         return 1
 

@@ -1,4 +1,4 @@
-"""Run a worker group's trials one by one under torchrun, without Ray: the control that shows the cost of Ray."""
+"""Run a worker group under torchrun, without Ray: the control that shows the cost of Ray."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from typing import IO
 import psutil
 
 from harness.config.experiment import Experiment
-from harness.doctor.gate import SkipRule, skip_reason, skip_rules
 from harness.launch.agent import NodeAgent, busy_cores, interface_of, runs
-from harness.launch.failures import despite, explained, from_exit, from_hang, primary
-from harness.launch.protocol import GroupStarted, Job, Message, process_variables
+from harness.launch.failures import blamed, despite, explained, from_exit, from_hang, lost_if_waiting, primary
+from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
 from harness.launch.supervision import Answers, Ending, GroupEnd, Watchdog, supervise
 from harness.launch.torchrun.driver_socket import SocketMailbox
 from harness.launch.torchrun.entry import ADDRESS, KEY_VARIABLE, SOCKET
-from harness.plan.cell import place
-from harness.plan.trial import TrialResult, WorkerGroup, skipped
+from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system import sanitize
 from harness.system.import_path import path_without
 from harness.system.process import die_with_parent
@@ -141,7 +139,7 @@ def _end(processes: Processes) -> None:
 
 @dataclass(frozen=True)
 class TorchrunLauncher:
-    """Runs each trial in processes of its own on this machine, with the same worker code as under Ray."""
+    """Runs each worker group in processes of its own on this machine, with the same worker code as under Ray."""
 
     experiment: Experiment
     threads_per_device: int
@@ -153,52 +151,36 @@ class TorchrunLauncher:
         return {socket.gethostname(): busy_cores()}
 
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
-        """As Launcher describes; a GroupStarted for each trial, with the seconds of all starts until then."""
-        parts: Mapping[str, float] = {}
-        rules: list[SkipRule] = []
-        for trial in group.trials:
-            if deadline is not None and time.time() >= deadline:
-                return
-            if trial.trains and (reason := skip_reason(rules, trial.cell)):
-                yield skipped(trial, reason)
-                continue
-            alone = replace(group, trials=(trial,), placement=place(trial.cell))
-            version = self.versions.get(group.variant)
-            job = Job(self.experiment, alone, self.threads_per_device, self.import_path, version)
-            finished = False
-            with closing(self._run(job, deadline, parts)) as messages:
-                for message in messages:
-                    finished = isinstance(message, TrialResult) and not message.ends_group
-                    if isinstance(message, GroupStarted):
-                        parts = message.parts
-                    if isinstance(message, TrialResult):
-                        rules += skip_rules(trial.cell, message.facts, self.experiment.allow)
-                    yield message
-            if not finished:
-                return
-
-    def _run(self, job: Job, deadline: float | None, parts: Mapping[str, float]) -> Generator[Message, None, None]:
-        """Run one trial in processes of its own; the last message is its result, unless the deadline comes first."""
-        (trial,) = job.group.trials
-        timer = StartupTimer(time.time(), "torchrun", before=parts)
+        if deadline is not None and time.time() >= deadline:
+            return
+        job = Job(self.experiment, group, self.threads_per_device, self.import_path, self.versions.get(group.variant))
+        timer = StartupTimer(time.time(), "torchrun")
         watchdog = Watchdog(ask_here, self.experiment.limits.trial, start_s=start_limit_s(1))
         with start_processes(job, deadline, watchdog) as processes:
-            end = yield from supervise(processes, watchdog, timer, trial.id)
-            if not end.finished and not processes.mailbox.refused:
-                if end.verdict.ending is Ending.BY_ITSELF:  # else the time of the end is not known
-                    watchdog.record_failure()
-                yield despite(explained(_failure(trial.id, end, processes), watchdog), end.measured)
+            end = yield from supervise(processes, watchdog, timer, group.trials[-1].id)
+            failed = () if processes.mailbox.refused else _failed_trials(group, end, processes)
+            if failed and end.verdict.ending is Ending.BY_ITSELF:  # else the time of the end is not known
+                watchdog.record_failure()
+            rows = [lost_if_waiting(explained(row, watchdog), group) for row in failed]
+            yield from (despite(row, end.measured) for row in rows)
 
 
-def _failure(trial_id: str, end: GroupEnd, processes: Processes) -> TrialResult:
-    output = processes.output()
+def _failed_trials(group: WorkerGroup, end: GroupEnd, processes: Processes) -> list[TrialResult]:
+    """Return a row for each trial that the end of the group cost."""
+    finished, output = [result.trial_id for result in end.finished], processes.output()
+    left = blamed([trial.id for trial in group.trials], finished, end.current, connected=processes.watchdog.connected)
     if end.verdict.ending is Ending.HUNG:
-        row = next(from_hang([trial_id], end.verdict.stacks))
+        rows = list(from_hang(left, end.verdict.stacks))
     elif end.failures:
-        row = primary(end.failures, processes.watchdog.dead_ranks or ())
+        rows = [primary(end.failures, processes.watchdog.dead_ranks or ())]
+    elif code := processes.agent.poll():
+        return [from_exit(trial_id, code, output, came_up=bool(processes.pids)) for trial_id in left]
+    elif end.verdict.ending is Ending.BY_ITSELF:  # after its last trial, or before the next one if a device failed
+        return []
     else:
-        return from_exit(trial_id, processes.agent.poll(), output, came_up=bool(processes.pids))
-    return replace(row, detail=f"{row.detail}\n\nlast output of the processes:\n{output}") if output else row
+        return [from_exit(trial_id, None, output, came_up=bool(processes.pids)) for trial_id in left]
+    detail = f"\n\nlast output of the processes:\n{output}" if output else ""
+    return [replace(row, detail=f"{row.detail}{detail}") for row in rows]
 
 
 def ask_here(question: str, things: Sequence[tuple[str, object]]) -> Answers:
