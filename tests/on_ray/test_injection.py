@@ -112,7 +112,7 @@ def test_a_collectives_duration_is_measured(injected: Results) -> None:
 
 
 def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path) -> None:
-    """Each trial in processes of its own, by torchrun: with that process, and without it."""
+    """By torchrun: with that process, and without it."""
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         burnt = under_torchrun(tmp_path / "burnt", strategy="ddp", devices=[2])
