@@ -91,6 +91,18 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Take no further step until the step is named at which the training ends; answered by Held."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """The training waits at the end of this step, or of the next one."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class Progress:
     """The ends of further steps, by the host's clock, without their pauses."""
 
@@ -167,7 +179,9 @@ class StepRecorder:
         self._events: list[torch.cuda.Event] = []
         self._wait_s = self._samples = self._pause_s = 0.0
         self._paused_at: float | None = None
-        self._by_probe = self._done = self._sent = False
+        self._by_probe = self._done = self._sent = self._open = False
+        self._may_go_on = threading.Event()
+        self._may_go_on.set()
         self._late: int | None = None
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._names: list[str] = []
@@ -178,7 +192,7 @@ class StepRecorder:
         self._thread = threading.get_ident()
 
     def install(self) -> None:
-        """Install the hooks, and send the steps of the warm-up from a thread until the schedule arrives."""
+        """Install the hooks; from a thread, send the steps of the warm-up, or all of a training."""
         register_optimizer_step_post_hook(self._after_optimizer)
         probe.record_by(self)
         self._time_loaders()
@@ -191,21 +205,36 @@ class StepRecorder:
             self._parent.send(message)
 
     def _follow(self) -> None:
-        """Send steps until the schedule arrives; return if the parent is gone."""
-        sent = 0
+        """Send steps until the schedule arrives, those of a training until its end; return if the parent is gone."""
+        sent, named = 0, False
         with suppress(OSError, EOFError):
-            while not self._parent.poll(TICK_S):
-                count = len(self._steps.ended)
-                if count > sent:
-                    first = max(sent, 1)
-                    ended, paused = self._steps.ended, self._steps.pause_s
-                    seconds = [ended[i] - ended[i - 1] - paused[i] for i in range(first, count)]
-                    self._send(Progress(seconds, count))
-                    sent = count
-            schedule = self._parent.recv()
-            if isinstance(schedule, Schedule):  # else the end of a training that has ended by itself
-                self._edges = deque(schedule.edges)
-                self._next_edge = schedule.start
+            while not named or (self._reports and not self._sent):
+                if named:
+                    time.sleep(TICK_S)  # what the parent sends now is for the thread that trains
+                elif self._parent.poll(TICK_S):
+                    named = self._obey(self._parent.recv())
+                sent = self._send_progress(sent)
+        self._may_go_on.set()
+
+    def _obey(self, message: object) -> bool:
+        """Do what the parent says; return whether it says nothing more to this thread."""
+        if isinstance(message, Hold):
+            self._may_go_on.clear()  # before the steps are read: who has passed this by now has counted its step
+            self._send(Held(len(self._steps.ended)))
+            return False
+        if isinstance(message, Schedule):  # else the end of a training that has ended by itself
+            self._edges = deque(message.edges)
+            self._next_edge = message.start
+            self._may_go_on.set()
+        return True
+
+    def _send_progress(self, sent: int) -> int:
+        """Send the steps after the first ``sent``; return how many are sent now."""
+        count = len(self._steps.ended)
+        if count > sent:
+            ended, paused = self._steps.ended, self._steps.pause_s
+            self._send(Progress([ended[i] - ended[i - 1] - paused[i] for i in range(max(sent, 1), count)], count))
+        return count
 
     # -- what a step is
 
@@ -223,9 +252,13 @@ class StepRecorder:
             self._counted = weakref.ref(optimizer)
         self._take()
 
+    def begin(self) -> None:
+        """Begin a step that the script marks; from then on the optimizers' do not count."""
+        self._by_probe = self._open = True
+
     def step(self) -> None:
-        """Count a step that the script marks; from then on the optimizers' do not count."""
-        self._by_probe = True
+        """Count a step that the script marks."""
+        self._open = False
         self._take()
 
     def count(self, samples: float) -> None:
@@ -248,7 +281,8 @@ class StepRecorder:
         """Keep what the script reports of its training; in a trial of its speed nothing."""
         if self._reports is None or not values:
             return
-        if self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples):
+        validates = self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples)
+        if validates and not self._open:
             self._samples = 0.0  # of the evaluation, whose batches a Trainer fetches with gradients enabled
         self._advance()  # an evaluation between steps is no hang
 
@@ -271,6 +305,7 @@ class StepRecorder:
         self._all_samples += self._samples
         self._wait_s = self._samples = self._pause_s = 0.0
         self._advance()
+        self._may_go_on.wait()
         if len(steps.ended) == 1:
             self._all_pauses_s = 0.0
             self._note_group()
@@ -361,6 +396,7 @@ class StepRecorder:
             self._not_profiled()
         else:
             self._send(self._finished(by_itself=True))
+            self._sent = True
 
     def _finished(self, *, by_itself: bool) -> Finished:
         return Finished(self._steps, self.facts(), by_itself, self._late, self._reports)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from harness.measure.script.child import Start
 from harness.measure.script.counting import (
     TICK_S,
     Finished,
+    Held,
+    Hold,
     Profiled,
     Progress,
     Raised,
@@ -164,28 +166,27 @@ def follow(process: Process, context: TrialContext, experiment: ScriptExperiment
 def _followed_training(process: Process, ranks: Ranks, settings: Convergence) -> Finished:
     """Follow a training to its own end or its limit; return this rank's end.
 
-    It ends at the end of the step after the last one, so that an evaluation after that is reported.
+    It ends at the end of the step after the last one, so that an evaluation after that is reported. Once its seconds
+    are over, every rank waits at the end of a step until all know which one is the last.
     """
     if settings.steps:
         process.send(Schedule(settings.steps + 1))
     until: list[float] = []
 
-    def limit(seconds: list[float], count: int) -> Schedule | None:
+    def limit(seconds: list[float], count: int) -> Hold | None:
         if settings.seconds and count and not until:
             until.append(time.monotonic() + settings.seconds)
-        del seconds[:-RECENT]
-        return Schedule(count + _margin(seconds, WAIT_S)) if until and time.monotonic() > until[0] else None
+        return Hold() if until and time.monotonic() > until[0] else None
 
     count, end = _to_schedule(process, ranks, limit, WAIT_S, waits=True)
-    while end is None:
-        for message in process.messages(WAIT_S):
-            end = _end_of(message) or end
-            if end is not None:
-                break
-        _check(process, end, count)
-    if end.late is not None:
-        said = f"rank {ranks.rank} was at step {end.late} before it knew where its training ends: its steps are"
-        raise ScriptFailed("StepsIrregular", f"{said} irregular; limit it by convergence.steps")
+    if end is None:
+        held = _awaited(process, count, Held)
+        counts = ranks.gather(held.count if isinstance(held, Held) else len(held.steps.ended))
+        process.send(Schedule(max(counts) + 1))  # no rank has ended a later step
+        end = held if isinstance(held, Finished) else _awaited(process, count, Finished)
+    if end.late is not None:  # of a script whose first steps are faster than the message before them
+        said = f"rank {ranks.rank} was at step {end.late} before it knew where its training ends"
+        raise ScriptFailed("StepsIrregular", f"{said}; raise convergence.steps")
     return end
 
 
@@ -203,23 +204,17 @@ def _followed_windows(
 
     count, end = _to_schedule(process, ranks, windows, TICK_S)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
-    begun = False
-    while end is None:
-        for message in process.messages(WAIT_S):
-            if isinstance(message, WindowsBegun):
-                begun = True
-                monitor.begin()
-            end = _end_of(message) or end
-            if end is not None:  # the load is that of the windows
-                break
-        _check(process, end, count)
+    begun = _awaited(process, count, WindowsBegun) if end is None else end
+    if isinstance(begun, WindowsBegun):
+        monitor.begin()
+    end = begun if isinstance(begun, Finished) else _awaited(process, count, Finished)
     if end.late is not None:
         said = (
             f"rank {ranks.rank} was at step {end.late} before it knew that its windows begin: its steps are irregular"
         )
         raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
-    return end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady)
+    return end, load if isinstance(begun, WindowsBegun) else RankFacts(), ranks.broadcast(warm_up.steady)
 
 
 def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> ProfiledSteps | None:
@@ -234,17 +229,32 @@ def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Pr
     return None
 
 
+T = TypeVar("T")
+
+
+def _awaited(process: Process, count: int, kind: type[T]) -> T | Finished:
+    """Return the next message of this type, or the end of the script; raise ScriptFailed if it fails before."""
+    while True:
+        for message in process.messages(WAIT_S):
+            count = message.count if isinstance(message, Progress) else count
+            if isinstance(message, kind):
+                return message
+            if end := _end_of(message):
+                return end
+        _check(process, None, count)
+
+
 def _to_schedule(
     process: Process,
     ranks: Ranks,
-    named: Callable[[list[float], int], Schedule | None],
+    named: Callable[[list[float], int], Schedule | Hold | None],
     tick_s: float,
     *,
     waits: bool = False,
 ) -> tuple[int, Finished | None]:
     """Follow the steps until rank 0 names a schedule, or all ranks have ended; return this rank's steps, and end.
 
-    ``named``: of rank 0's seconds of steps so far and the most steps of a rank, the schedule, once it is known.
+    ``named``: of rank 0's seconds of steps so far and the most steps of a rank, what is sent to all, once it is known.
     ``waits``: whether a rank that takes steps after another one's end is waited for.
     """
     seconds: list[float] = []
@@ -384,6 +394,7 @@ def _trained(
     Raise ScriptFailed if none has.
     """
     ranks, trial, steps = context.ranks, context.trial, end.steps
+    own = reports.end()
     summaries = ranks.gather(reports.summary())
     chosen = next((rank for rank, each in enumerate(summaries) if each.names), None)
     if chosen is None:
@@ -398,7 +409,7 @@ def _trained(
         own = report.samples if stated is None else stated * report.step
         return round(own * ranks.world_size) if counts and experiment.step.unit == "samples" else None
 
-    rows = ranks.gather(curve_of(reports.in_order(), samples_of) if ranks.rank == chosen else [])[chosen]
+    rows = ranks.gather(curve_of(own, samples_of) if ranks.rank == chosen else [])[chosen]
     train_s = steps.ended[-1] - steps.ended[0] - sum(steps.pause_s[1:])
     context.parts |= {"script": context.parts["script"] - train_s, "epochs": train_s}
     seen = ranks.gather(Seen.of(end))
