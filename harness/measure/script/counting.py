@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import dataloader
 
 from harness import probe
+from harness.measure.script.batches import TRAINS, count_datasets, time_loaders
 from harness.measure.script.profiling import ProfiledSteps, StepProfiler
 from harness.measure.script.reports import Reports, Values, read_libraries
 from harness.system.process import resident_peak
@@ -154,7 +154,8 @@ class StepRecorder:
 
     ``optimizer``: the number of the optimizer whose steps count. ``pauses``: whether evaluation is no training time.
     ``profiles``: whether steps after the windows are profiled. ``trains``: whether the trial is a training, whose
-    reports are kept. ``advance``: counts a step for the watchdog.
+    reports are kept. ``ingests``: whether batches of Ray Data are consumed without training. ``advance``: counts a step
+    for the watchdog.
     """
 
     def __init__(
@@ -166,9 +167,10 @@ class StepRecorder:
         pauses: bool,
         profiles: bool,
         trains: bool = False,
+        ingests: bool = False,
     ) -> None:
         self._parent, self._advance, self._optimizer, self._pauses = parent, advance, optimizer, pauses
-        self._profiles = profiles
+        self._profiles, self._ingests = profiles, ingests
         self._reports = Reports() if trains else None
         self._all_samples = self._all_pauses_s = 0.0
         self._profiler: StepProfiler | None = None
@@ -195,7 +197,7 @@ class StepRecorder:
         """Install the hooks; from a thread, send the steps of the warm-up, or all of a training."""
         register_optimizer_step_post_hook(self._after_optimizer)
         probe.record_by(self)
-        self._time_loaders()
+        time_loaders(self)
         if self._reports:
             read_libraries(self.report)
         threading.Thread(target=self._follow, daemon=True, name="harness").start()
@@ -238,7 +240,13 @@ class StepRecorder:
 
     # -- what a step is
 
+    def count_datasets(self) -> None:
+        """Count the batches of Ray Data too, which is imported by now if it is used."""
+        count_datasets(self, consumes=self._ingests)
+
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._ingests:
+            raise RuntimeError(TRAINS)
         if self._by_probe:
             return
         if self._counted is None or self._counted() is not optimizer:
@@ -436,41 +444,7 @@ class StepRecorder:
 
     # -- what a loader delivers
 
-    def _time_loaders(self) -> None:
-        """Time the iterators of torch's DataLoader and count the indices that each batch was made of."""
-        base: Any = dataloader._BaseDataLoaderIter
-        fetch, next_index, reset, begin = base.__next__, base._next_index, base._reset, dataloader.DataLoader.__iter__
-        sizes: weakref.WeakKeyDictionary[Any, deque[int]] = weakref.WeakKeyDictionary()
-
-        def timed_index(iterator: Any) -> Any:
-            index = next_index(iterator)
-            if isinstance(index, list | tuple):  # of a batch; loaders with workers draw it before they deliver it
-                sizes.setdefault(iterator, deque()).append(len(index))
-            return index
-
-        def reset_sizes(iterator: Any, *given: Any, **named: Any) -> Any:
-            sizes.pop(iterator, None)
-            return reset(iterator, *given, **named)
-
-        def timed_fetch(iterator: Any) -> Any:
-            start = self._fetching()
-            batch = fetch(iterator)
-            drawn = sizes.get(iterator)
-            stream = iterator._dataset_kind == dataloader._DatasetKind.Iterable  # whose indices are no samples
-            size = drawn.popleft() if drawn else 0
-            self._fetched(start, size if size and not stream else size_of(batch) or size)
-            return batch
-
-        def timed_begin(loader: Any) -> Any:
-            start = self._fetching()
-            iterator = begin(loader)
-            self._waited(start)
-            return iterator
-
-        base.__next__, base._next_index, base._reset = timed_fetch, timed_index, reset_sizes
-        dataloader.DataLoader.__iter__ = timed_begin  # type: ignore[method-assign]
-
-    def _fetching(self) -> float:
+    def fetching(self) -> float:
         """Return the time; begin or end a pause for evaluation."""
         start = clock()
         if self._pauses and threading.get_ident() == self._thread:
@@ -480,17 +454,19 @@ class StepRecorder:
                 self.go_on()
         return start
 
-    def _waited(self, start: float) -> None:
-        if torch.is_grad_enabled() and threading.get_ident() == self._thread:
+    def waited(self, start: float) -> None:
+        """Add a wait for data to the step; an ingest does nothing else."""
+        if not self._ingests and torch.is_grad_enabled() and threading.get_ident() == self._thread:
             self._wait_s += clock() - start
 
-    def _fetched(self, start: float, samples: int) -> None:
+    def fetched(self, start: float, samples: int) -> None:
+        """Count the batch that was fetched since a time, and its samples if gradients are enabled."""
         trains = torch.is_grad_enabled()
         if trains:
             self._samples += samples
         else:
             self._evaluation_batches += 1
-        self._waited(start)
+        self.waited(start)
 
 
 MOST_PARAMETERS = 50
@@ -510,11 +486,3 @@ def digests(optimizer: torch.optim.Optimizer | None) -> list[tuple[tuple[int, ..
     with torch.no_grad(), suppress(RuntimeError):  # of memory: the steps are measured
         return [(tuple(each.shape), repr(each.sum(dtype=torch.float64).item())) for each in found]
     return []
-
-
-def size_of(batch: object) -> int:
-    """Return the length of the first tensor of a batch, or 0 if it has none."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
-    return next((size for each in inner if (size := size_of(each))), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -56,6 +56,7 @@ from harness.measure.stepper import (
 )
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
 from harness.plan.cell import Cell
+from harness.plan.checks import Finding
 from harness.plan.rows import FindingRow, RankFacts, TrialFacts
 from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
@@ -139,7 +140,7 @@ def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
 
 def profiles_of(context: TrialContext, experiment: ScriptExperiment) -> bool:
     """Return whether steps after the windows of the trial are profiled."""
-    return context.trial.kind != "convergence" and experiment.profiles(context.trial.purpose)
+    return context.trial.kind != "convergence" and experiment.profiles(context.trial.purpose, context.trial.cell.traits)
 
 
 def follow(process: Process, context: TrialContext, experiment: ScriptExperiment, profiles: bool) -> Followed:
@@ -317,7 +318,8 @@ def result(
         _different(counts)
     if end.reports is not None:
         return _trained(context, experiment, end, end.reports, stated, output)
-    settings, unit = experiment.throughput_of(trial.purpose), str(experiment.step.unit)
+    settings, trains = experiment.throughput_of(trial.purpose), trial.cell.traits.trains
+    unit = str(experiment.step.unit) if trains else "samples"
     seen, weight = ranks.gather(Seen.of(end)), stated
     if stated is None and not all(each.samples for each in seen):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
@@ -341,7 +343,7 @@ def result(
     gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), columns))
     by_rank = [steps for _, steps in gathered]
     known = [each for each in profiles if each] if own else []
-    asked = experiment.profiles(trial.purpose) and not end.by_itself
+    asked = experiment.profiles(trial.purpose, trial.cell.traits) and not end.by_itself
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
     judged = trial.purpose == "doctor" or not trial.block
@@ -353,6 +355,7 @@ def result(
         "evaluation_batches": facts.evaluation_batches,
         "connected_ranks": together([each.facts for each in seen]),
         **exchange_of(known),
+        **({} if trains else {"ingest": True}),
         **({"explain_error": NOT_PROFILED} if asked and not known else {}),
     }
     return TrialResult(
@@ -378,7 +381,16 @@ def _findings(
     if experiment.throughput is None:  # examined for trainings alone, which end by themselves
         seen = [replace(each, by_itself=False) for each in seen]
     paused = experiment.step.pause == "validation"
-    return [finding.row() for finding in judge(seen, cell, stated, profiles, paused=paused)]
+    return rows_of(judge(seen, cell, stated, profiles, paused=paused), experiment)
+
+
+def rows_of(findings: Iterable[Finding], experiment: ScriptExperiment) -> list[FindingRow]:
+    """Return findings on a script as rows; on a loop in that word."""
+    worded = experiment.worded
+    return [
+        replace(each, seen=worded(each.seen), means=worded(each.means), advice=worded(each.advice)).row()
+        for each in findings
+    ]
 
 
 def _trained(
@@ -413,9 +425,9 @@ def _trained(
     train_s = steps.ended[-1] - steps.ended[0] - sum(steps.pause_s[1:])
     context.parts |= {"script": context.parts["script"] - train_s, "epochs": train_s}
     seen = ranks.gather(Seen.of(end))
-    findings = [] if trial.block else [*judge_reports(summaries, chosen, rows)]
+    findings = [] if trial.block else rows_of(judge_reports(summaries, chosen, rows), experiment)
     facts: TrialFacts = {
-        "findings": [finding.row() for finding in findings],
+        "findings": findings,
         "optimizers": ", ".join(end.facts.optimizers),
         "connected_ranks": together([each.facts for each in seen]),
     }

@@ -19,6 +19,7 @@ from harness.config.script import ScriptExperiment
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.counting import EndOfTrial, StepRecorder
 from harness.measure.script.following import Followed, follow, profiles_of, result, values_of
+from harness.measure.script.parent import ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.user_code import load_user_function
 from harness.train.ranks import Ranks, connecting_on_use
@@ -56,7 +57,8 @@ def loop(context: TrialContext) -> TrialResult:
     assert isinstance(experiment, ScriptExperiment) and experiment.loop
     context.device_failed = True
     values = values_of(trial.cell, trial.seed, Path())
-    stated = experiment.stated_samples(values)
+    # a batch of an ingest is no step, which may have several
+    stated = experiment.stated_samples(values) if trial.cell.traits.trains else None
     ours, theirs = Pipe()
     step, profiles = experiment.step, profiles_of(context, experiment)
     recorder = StepRecorder(
@@ -66,14 +68,19 @@ def loop(context: TrialContext) -> TrialResult:
         pauses=step.pause == "validation",
         profiles=profiles,
         trains=trial.kind == "convergence",
+        ingests=not trial.cell.traits.trains,
     )
     recorder.install()  # before the user's module may import a function that is replaced
     function = load_user_function(f"loop {experiment.loop!r}", experiment.loop)
-    with _own_group(ranks) as control, context.part("script"):
-        following = Following(lambda: follow(InThread(ours), replace(context, ranks=control), experiment, profiles))
-        _run(function, experiment.config_of(values), recorder)
-        followed = following.end()
-    return result(context, experiment, followed, stated, "")
+    recorder.count_datasets()
+    try:
+        with _own_group(ranks) as control, context.part("script"):
+            following = Following(lambda: follow(InThread(ours), replace(context, ranks=control), experiment, profiles))
+            _run(function, experiment.config_of(values), recorder)
+            followed = following.end()
+        return result(context, experiment, followed, stated, "")
+    except ScriptFailed as error:
+        raise ScriptFailed(error.kind, experiment.worded(str(error))) from error
 
 
 class Following:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from harness.config.sections import Throughput
+from harness.measure.script.batches import size_of
 from harness.measure.script.child import own_copy
-from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests, size_of
+from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests
 from harness.measure.script.following import values_of
 from harness.measure.script.judging import Seen, judge, together
 from harness.measure.script.parent import ScriptFailed, environment_of, lay_out, link_tree, unused, visible_gpus
