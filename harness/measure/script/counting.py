@@ -6,6 +6,7 @@ are synchronised only at the edges of the windows.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import threading
 import time
@@ -77,14 +78,18 @@ class Facts:
 
     ``optimizers``: the class of each, by its first step. ``evaluation_batches``: those that a DataLoader delivered
     without gradients since the first edge. ``connected``: the size of its process group, 0 without one.
-    ``parameters``: shape and sum of those of the counted optimizer; empty if they may be shards.
+    ``parameters``: shape and sum of those of the counted optimizer; empty if they may be shards. ``gpus``: those of its
+    parameters, by UUID. ``threads``: torch's computing threads. ``workers``: processes of multiprocessing, as of a
+    DataLoader.
     """
 
     optimizers: Sequence[str]
     evaluation_batches: int
     connected: int
     parameters: Sequence[tuple[tuple[int, ...], str]]
-    on_cuda: bool
+    gpus: Sequence[str]
+    threads: int
+    workers: int
     peak_bytes: int | None
     reserved_bytes: int | None
     resident_bytes: int | None
@@ -436,7 +441,10 @@ class StepRecorder:
             connected=self._connected,
             # the first to step of a ZeroRedundancyOptimizer is one of its own, with the rank's share of the parameters
             parameters=[] if ZERO in self._names else digests(self._counted() if self._counted else None),
-            on_cuda=bool(devices),
+            # a script may hide GPUs from its ranks: each then names its own cuda:0
+            gpus=[f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices],
+            threads=torch.get_num_threads(),
+            workers=len(multiprocessing.active_children()),
             peak_bytes=max(peaks, default=None),
             reserved_bytes=max(reserved, default=None),
             resident_bytes=resident,

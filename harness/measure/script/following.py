@@ -58,8 +58,8 @@ from harness.measure.throughput import LoadMonitor, WarmUp, window_length
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.rows import FindingRow, RankFacts, TrialFacts
-from harness.plan.trial import TrialResult
-from harness.train.ranks import Ranks
+from harness.plan.trial import Trial, TrialResult
+from harness.train.ranks import Ranks, processors
 
 MARGIN_TICKS = 4
 """How long before the first window its step is named, in looks at the script, at the pace of the steps before."""
@@ -320,7 +320,7 @@ def result(
         return _trained(context, experiment, end, end.reports, stated, output)
     settings, trains = experiment.throughput_of(trial.purpose), trial.cell.traits.trains
     unit = str(experiment.step.unit) if trains else "samples"
-    seen, weight = ranks.gather(Seen.of(end)), stated
+    seen, weight = ranks.gather(Seen.of(end, ranks.node_rank, processors())), stated
     if stated is None and not all(each.samples for each in seen):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
     windows = windows_of(end, settings, weight)
@@ -331,7 +331,7 @@ def result(
     context.rank_facts |= {
         **followed.load,
         **step_quantiles(windows),
-        "peak_memory_bytes": facts.peak_bytes if facts.on_cuda else facts.resident_bytes,
+        "peak_memory_bytes": facts.peak_bytes if facts.gpus else facts.resident_bytes,
         "peak_reserved_bytes": facts.reserved_bytes,
         "resident_bytes": facts.resident_bytes,
         "settings": "",
@@ -348,7 +348,7 @@ def result(
     rows = joined(by_rank) if every else of_slowest(by_rank)
     judged = trial.purpose == "doctor" or not trial.block
     found: TrialFacts = {
-        "findings": _findings(experiment, trial.cell, seen, stated, known) if judged else [],
+        "findings": _findings(experiment, trial, seen, stated, known) if judged else [],
         "steady": followed.steady and not end.by_itself,
         "optimizers": ", ".join(facts.optimizers),
         "ended_early": end.by_itself,
@@ -372,7 +372,7 @@ def result(
 
 def _findings(
     experiment: ScriptExperiment,
-    cell: Cell,
+    trial: Trial,
     seen: Sequence[Seen],
     stated: float | None,
     profiles: Sequence[ProfiledSteps],
@@ -381,7 +381,9 @@ def _findings(
     if experiment.throughput is None:  # examined for trainings alone, which end by themselves
         seen = [replace(each, by_itself=False) for each in seen]
     paused = experiment.step.pause == "validation"
-    return rows_of(judge(seen, cell, stated, profiles, paused=paused), experiment)
+    return rows_of(
+        judge(seen, trial.cell, stated, profiles, paused=paused, examined=trial.purpose == "doctor"), experiment
+    )
 
 
 def rows_of(findings: Iterable[Finding], experiment: ScriptExperiment) -> list[FindingRow]:
