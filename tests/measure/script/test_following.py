@@ -11,7 +11,7 @@ import torch
 
 from harness.config.sections import Convergence
 from harness.measure.script import following, loop
-from harness.measure.script.counting import EndOfTrial, Finished, Progress, Schedule, StepRecorder
+from harness.measure.script.counting import EndOfTrial, Finished, Held, Hold, Progress, Schedule, StepRecorder
 from harness.measure.script.following import _followed_training
 from harness.measure.script.loop import Following, InThread
 from harness.train.ranks import Ranks
@@ -76,6 +76,27 @@ def test_a_training_whose_steps_come_in_bursts_ends_at_its_limit(monkeypatch: py
     assert isinstance(end, Finished) and not end.by_itself and end.late is None
     assert len(end.steps.ended) <= process.asked[0] + 2
     thread.join()
+
+
+def test_a_training_that_is_held_ends_at_most_one_more_step_until_its_last_one_is_named() -> None:
+    script, parent = recorder()
+    script.step()
+    script._obey(Hold())
+    assert parent.recv() == Held(1)
+
+    def train() -> None:
+        with pytest.raises(EndOfTrial):
+            for _ in range(100):
+                script.step()
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive() and len(script._steps.ended) == 2
+    script._obey(Schedule(4))
+    parent.send("end")
+    thread.join(10)
+    assert len(script._steps.ended) == 4 and script._late is None
 
 
 def test_a_loop_that_has_ended_waits_for_the_others_without_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
