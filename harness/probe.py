@@ -21,6 +21,7 @@ __all__ = ["count", "pause", "report", "steps"]
 class Recorder(Protocol):
     """What records the steps of this process."""
 
+    def begin(self) -> None: ...
     def step(self) -> None: ...
     def count(self, samples: float) -> None: ...
     def pause(self) -> None: ...
@@ -40,6 +41,8 @@ def record_by(recorder: Recorder | None) -> None:
 def steps(batches: Iterable[T]) -> Iterator[T]:
     """Yield the batches of a training loop, each of whose iterations is a step."""
     for batch in batches:
+        if _recorder:
+            _recorder.begin()
         yield batch
         if _recorder:
             _recorder.step()

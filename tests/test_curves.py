@@ -95,7 +95,8 @@ def test_two_ranks_train_together_and_rank_0_is_recorded(tmp_path: Path, two_ran
     assert finding["seen"] == "reported by other ranks than rank 0, and not by it: val_f1"
 
 
-def test_a_copy_that_ends_later_is_waited_for(tmp_path: Path, two_ranks: dict[str, Any]) -> None:
+@pytest.mark.parametrize("limit", [{}, {"steps": 1000}])
+def test_a_copy_that_ends_later_is_waited_for(tmp_path: Path, two_ranks: dict[str, Any], limit: dict[str, int]) -> None:
     text = """
         from harness import probe
         from harness.measure.script.parent import END_S
@@ -104,7 +105,7 @@ def test_a_copy_that_ends_later_is_waited_for(tmp_path: Path, two_ranks: dict[st
             weight.sum().backward(); optimizer.step(); time.sleep(seconds / 60)
         probe.report(val_loss=1.0)
     """
-    result = training(tmp_path, text, **two_ranks)
+    result = training(tmp_path, text, convergence={"seeds": 0, **limit}, **two_ranks)
     assert len(rows_of(result)) == 1 and result.facts["connected_ranks"] == 0
 
 

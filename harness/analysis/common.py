@@ -87,7 +87,10 @@ def throughput(windows: Iterable[Row]) -> float | None:
 
 
 def is_no_claim(row: Row) -> bool:
-    """Return whether a row's speed is no claim: emulated, oversubscribed, or allowed despite an error of the doctor."""
+    """Return whether a row's speed is no claim about training.
+
+    It is emulated, oversubscribed, of an ingest alone, or allowed despite an error of the doctor.
+    """
     return bool(claim_tags(row))
 
 

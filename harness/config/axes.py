@@ -129,6 +129,18 @@ class TrialAxes(TypedDict):
             ),
         ]
     ]
+    ingest: NotRequired[
+        Annotated[
+            bool,
+            Axis(
+                "true if a loop's batches were consumed without training (mode: ingest): no speed of training; `<NA>` "
+                "if not",
+                found=True,
+                named=False,
+                tag=True,
+            ),
+        ]
+    ]
     options: Annotated[
         Mapping[str, PlainValue],
         Axis("options of strategy, workload, optimizer, schedule, training and loader", named=False),

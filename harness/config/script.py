@@ -35,7 +35,10 @@ OPERATORS: Mapping[type, Callable[[float, float], float]] = {
 }
 SCRIPT_TRAITS = StrategyTraits(own_program=True, own_ranks=True, marker="o", summary="the script decides")
 LOOP_TRAITS = StrategyTraits(own_program=True, marker="o", summary="the loop decides")
+INGEST_TRAITS = StrategyTraits(own_program=True, trains=False, marker="o", summary="the loop's batches alone")
 """The traits of whatever strategy a script uses, or a Ray Train function: one process a device."""
+MODE, MODES = "mode", ("train", "ingest")
+"""The axis of a loop with datasets, and its values: ingest consumes its batches without training."""
 OF_SCRIPTS, OF_LOOPS = ("arguments", "one_rank", "keep"), ("config", "datasets")
 """The keys that only the one or the other has."""
 EXAMINED = {
@@ -145,7 +148,8 @@ class ScriptExperiment(Experiment):
     and an argument that becomes empty is left out. ``one_rank``: whether one device has torchrun's variables (RANK and
     so on) too, or is ``python FILE``. ``keep``: the files that the script writes stay in the run folder. ``config``:
     the loop's argument; a text that is one ``{name}`` is the cell's value itself. ``datasets``: of Ray Data, for
-    ``ray.train.get_dataset_shard``: a name and the function without arguments that returns each.
+    ``ray.train.get_dataset_shard``: a name and the function without arguments that returns each; with them the axis
+    ``mode`` may be [train, ingest].
     """
 
     workload: str = ""
@@ -176,6 +180,10 @@ class ScriptExperiment(Experiment):
         target = target.model_copy(update={"metric": column_of(target.metric)})
         return self.convergence.model_copy(update={"target": target})
 
+    def worded(self, text: str) -> str:
+        """Return a text about the script; of a loop, with that word."""
+        return text if self.script else re.sub(r"\bscript\b", "loop", text)
+
     def _length_conflicts(self) -> Iterator[Conflict]:
         """Check how long a training is, and that seeds differ in something."""
         if not (settings := self.convergence):
@@ -183,7 +191,7 @@ class ScriptExperiment(Experiment):
         keys = ("convergence",)
         for name, why in OF_WORKLOADS.items():
             broken = getattr(settings, name) != type(settings).model_fields[name].default
-            yield Conflict(broken, f"convergence.{name}: has no meaning here: {why}; leave it out", keys)
+            yield Conflict(broken, f"convergence.{name}: has no meaning here: {self.worded(why)}; leave it out", keys)
         both = settings.steps is not None and settings.seconds is not None
         yield Conflict(both, "convergence: give steps or seconds, not both", keys)
         passed, place = "seed" in self._used(), "arguments" if self.script else "config"
@@ -208,6 +216,7 @@ class ScriptExperiment(Experiment):
         for name, why in {**UNUSED_SECTIONS, **others}.items():
             default = type(self).model_fields[name].get_default(call_default_factory=True)
             broken = getattr(self, name) not in (default, self.program)
+            why = why if name in others else self.worded(why)
             yield Conflict(broken, f"{name}: has no meaning beside {kind}: {why}; leave it out", (name,))
         torchrun = bool(self.loop) and self.launcher != ("ray",)
         yield Conflict(torchrun, "launcher: a loop runs under Ray Train; allowed: ray", ("launcher",))
@@ -220,7 +229,8 @@ class ScriptExperiment(Experiment):
             for name in sorted(used - known):
                 hint = nearest(name, sorted(known))
                 yield Conflict(True, f"arguments: {{{name}}} is no axis of {place}; {hint}", ("arguments", place))
-            for name in sorted({*constants, *grid.own_names} - used):
+            yield from self._modes(place, grid, used)
+            for name in sorted({*constants, *grid.own_names} - used - {MODE}):
                 hint = nearest(name, sorted({*ScriptGrid.model_fields} - {"options"} | used))
                 text = f"{place}.{name}: unknown axis, and arguments do not use it as {{{name}}}; {hint}"
                 yield Conflict(True, text, (place, "arguments"))
@@ -232,6 +242,16 @@ class ScriptExperiment(Experiment):
             yield Conflict(True, f"{place}.{name}: is set by harness; name the axis otherwise", (place,))
         for name in sorted(used & {"precision", "model", "data", "strategy"} - grid.model_fields_set):
             yield Conflict(True, f"arguments: {{{name}}} is used, and {place} has no {name}", ("arguments", place))
+
+    def _modes(self, place: str, grid: ScriptGrid, used: set[str]) -> Iterator[Conflict]:
+        """Check the axis mode, unless it is the user's own, which arguments or config use."""
+        given = {**self.workload_options, **{name.removeprefix("workload."): v for name, v in grid.options.items()}}
+        if MODE in given and MODE not in used:
+            values = as_axis(given[MODE])
+            yield Conflict(not self.datasets, f"{place}.mode: belongs to a loop with datasets", (place, "datasets"))
+            wrong = [value for value in values if value not in MODES]
+            text = f"{place}.mode: got {wrong[:1]}; allowed: {', '.join(MODES)}"
+            yield Conflict(bool(wrong), text, (place,))
 
     def _samples(self, grid: ScriptGrid) -> Iterator[Conflict]:
         """Check the arithmetic of step.samples for the first and the last value of each axis."""
@@ -260,9 +280,15 @@ class ScriptExperiment(Experiment):
         timed = self.throughput or Throughput()
         return timed.model_copy(update=EXAMINED) if purpose == "doctor" else timed
 
-    def profiles(self, purpose: str) -> bool:
+    def profiles(self, purpose: str, traits: StrategyTraits) -> bool:
         """Return whether steps after the windows of a trial are profiled: not of a twin, which repeats another one."""
-        return self.explains and purpose not in ("doctor", "twin")
+        return self.explains and traits.trains and purpose not in ("doctor", "twin")
+
+    def traits_of(self, options: Mapping[str, PlainValue]) -> StrategyTraits:
+        """Return the traits of a cell with these options of the script or loop."""
+        if self.script:
+            return SCRIPT_TRAITS
+        return INGEST_TRAITS if options.get(MODE) == "ingest" and MODE not in self._used() else LOOP_TRAITS
 
     @property
     def program(self) -> str:

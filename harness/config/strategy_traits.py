@@ -101,6 +101,7 @@ class StrategyTraits:
 
     ``own_program``: a script of the user is the whole program, and its base is the script on one device.
     ``own_ranks``: it connects its ranks itself, in processes beside those of a worker group.
+    ``trains``: false if a loop's batches are consumed without training, so that its speed is that of the ingest.
     ``one_process``: one process drives all devices of a cell; otherwise each device has a process of its own.
     ``most_devices``: None if there is no limit. ``calls_wrapper``: the loss must call the wrapped model, whose forward
     synchronises the devices. ``replicates``: forward copies the model to the devices and splits the batch with
@@ -115,6 +116,7 @@ class StrategyTraits:
 
     own_program: bool = False
     own_ranks: bool = False
+    trains: bool = True
     one_process: bool = False
     most_devices: int | None = None
     calls_wrapper: bool = False

@@ -13,12 +13,13 @@ from itertools import pairwise
 import torch
 
 from harness.doctor.real_steps import observe_own_part
-from harness.doctor.subject import Case, Check, ProcessState, Subject, any_error, processors
+from harness.doctor.subject import Case, Check, ProcessState, Subject, any_error
 from harness.measure.window import synchronize
 from harness.plan.cell import int_option, place
-from harness.plan.checks import Finding, join_names
+from harness.plan.checks import THREADS, Finding, join_names
+from harness.plan.checks import judge_threads as judge_node
 from harness.train.loader import Batches, endless_shares
-from harness.train.ranks import Ranks, crowded, pinned
+from harness.train.ranks import Ranks, crowded, pinned, processors
 from harness.train.workloads import collate_of
 
 NAME = "loader throughput"
@@ -29,7 +30,6 @@ MARGIN = 1.25
 LEAST, MOST_SAMPLES = 3, 64
 """Smallest number of timed batches, and largest number of samples in the batch of a rank."""
 SLOW_RANK = "slow rank"
-THREADS = "threads"
 SLOW, LEAST_S = 2.5, 0.005
 """A rank is slow if its step takes this many times as long as the fastest rank's, and as many seconds more."""
 ROUNDS, PAUSE_S = 8, 0.05
@@ -284,17 +284,8 @@ def _oversubscribed(seen: Sequence[Threads], case: Case) -> list[Finding]:
     by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]
     loaders_each = int_option(case.cell.loader, "workers", 0) * place(case.cell).devices_per_worker
     busiest = max(by_node, key=lambda ranks: sum(r.threads + loaders_each for r in ranks) / ranks[0].processors)
-    threads = sum(rank.threads for rank in busiest)
-    workers = loaders_each * len(busiest)
-    processors = busiest[0].processors
-    if threads + workers <= processors:
-        return []
-    loaders = f" and {workers} loader workers" if workers else ""
-    ranks = f"{busiest[0].threads} threads in the first of its {len(busiest)} rank{'s' * (len(busiest) > 1)}"
-    text = f"{threads} computing threads{loaders} on a node with {processors} processors ({ranks})"
-    means = "oversubscribed processors: slower and less regular steps, increasingly so with more ranks"
-    too_many = "remove torch.set_num_threads, which the harness calls itself"
-    return [Finding(THREADS, "warning", text, means, too_many if threads > processors else "reduce loader.workers")]
+    less = ("remove torch.set_num_threads, which the harness calls itself", "reduce loader.workers")
+    return judge_node([r.threads for r in busiest], loaders_each * len(busiest), busiest[0].processors, less)
 
 
 THREADS_CHECK = Check(

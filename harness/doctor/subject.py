@@ -76,13 +76,6 @@ class ProcessState:
         return [name for key, name in self.others.items() if key not in earlier.others]
 
 
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    process = psutil.Process()
-    allowed = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None  # macOS has none
-    return len(allowed) if allowed else psutil.cpu_count() or 1
-
-
 def _is_of_library(frame: FrameType | None) -> bool:
     """Return whether the outermost code of a thread, the standard library's left out, is a library's."""
     files = [frame.f_code.co_filename for frame, _ in walk_stack(frame)] if frame else []

@@ -13,7 +13,7 @@ from harness.config.axes import PLAIN_AXES
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
 from harness.config.published import Published
-from harness.config.script import LOOP_TRAITS, SCRIPT_TRAITS, ScriptExperiment
+from harness.config.script import ScriptExperiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue, as_axis, leaves
@@ -195,9 +195,9 @@ def _cells(
         own = variants[point["variant"]] if point["variant"] else None
         traits = (own.traits if own else own_traits).get(point["strategy"])
         code = own.version.code if own else None
-        if isinstance(experiment, ScriptExperiment):
-            traits, code = SCRIPT_TRAITS if experiment.script else LOOP_TRAITS, experiment.command_code
         for chosen in sections:
+            if isinstance(experiment, ScriptExperiment):
+                traits, code = experiment.traits_of(chosen.get("workload", {})), experiment.command_code
             yield _cell(point, chosen, experiment, machine, traits, code)
 
 

@@ -41,7 +41,7 @@ def convergence_trials(asked: Sequence[Cell], settings: Convergence, machine: Ma
 
     Raise ExperimentError if no cell, or none on one of the named device counts, is left.
     """
-    chosen = [cell for cell in asked if cell.matches(settings.only)]
+    chosen = [cell for cell in asked if cell.matches(settings.only) and cell.traits.trains]
     if "launcher" not in settings.only:  # the launcher changes the speed, which is measured, not the curves
         chosen = [cell for cell in chosen if cell.launcher == "ray"] or chosen
     if not chosen:

@@ -327,6 +327,7 @@ class TrialFacts(TypedDict, total=False):
     ]
 
     link: str | None
+    ingest: bool
     inline: Annotated[bool, Meaning("true if run in the command's own process (--inline), for a debugger; in no ratio")]
     steady: Annotated[bool, Meaning("true if the warm-up ended in a steady state, false if at its limit")]
     effective_lr: Annotated[

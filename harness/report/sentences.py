@@ -45,12 +45,17 @@ REASONS: Mapping[str, str] = {
     "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
     "blocks": f"few blocks, {GOOD_BLOCKS} are better",
     "equivalence": "it is not known whether it trains as one device does",
-    "script": "what the ranks of a script train is not compared with one device",
+    "script": "what its ranks train is not compared with one device",
 }
 CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
 QUIET = "one setting measured twice does not differ from itself (A/A test), no doubts"
+INGESTS: Mapping[str, str] = {
+    "bottleneck": "the ingest is the bottleneck",
+    "no bottleneck": "the ingest is not the bottleneck",
+    OPEN: "whether the ingest is the bottleneck is open",
+}
 ENDED: Mapping[str | None, str] = {
     "interrupted": "the run was interrupted",
     "finished": "the last call left them out (--only, or another machine)",
@@ -236,6 +241,14 @@ def _options(row: Statement, context: Context) -> Iterator[Said]:
         yield label, f"{ratio}."
 
 
+def _ingest(row: Statement, context: Context) -> Said:
+    facts, unit = row.facts, rate_unit(context.table("trials"))
+    part = with_ends(percent, facts.ratio, facts.low, facts.high)
+    alone = f"the ingest alone reaches {speed(facts.other_throughput_per_s)} {unit}"
+    found = INGESTS.get(row.code, f"no interval below {LEAST_BLOCKS} blocks")
+    return context.name(row.cell_id), f"{alone}, training uses {speed(facts.throughput_per_s)}, {part}: {found}."
+
+
 def _scaling(row: Statement, context: Context) -> Said:
     efficiency = with_ends(percent, row.facts.efficiency, row.facts.efficiency_low, row.facts.efficiency_high)
     return context.name(row.cell_id), f"efficiency {efficiency}, compared with {_base(row.facts)}."
@@ -376,7 +389,7 @@ def further(context: Context) -> list[Sentence]:
         text = "every trial failed or was skipped."
         found.append(Sentence("failed", "Nothing was measured", text, evidence="outcomes"))
     elif len(context.table("cells")) and leaders is not None and leaders.empty:
-        text = "every measured cell is emulated, oversubscribed, faulty or not equivalent to one device."
+        text = "every measured cell is emulated, oversubscribed, faulty, an ingest or not equivalent to one device."
         found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
     elif left_out := dict.fromkeys(strategy_text(row) for row in rows_of(context.table("cells")) if is_no_claim(row)):
         text = f"{', '.join(left_out)}; what was measured of it is in tables and figures."
@@ -394,6 +407,7 @@ TOPICS: Mapping[str, tuple[str, Callable[[Statement, Context], Said]]] = {
     "trust": ("How sure", _trust),
     "scaling": ("How far it scales", _scaling),
     "loss": ("Why not better", why_not_better),
+    "ingest": ("Ingest", _ingest),
     "improved": ("Options tried", _improved),
     "training": ("Convergence", _training),
     "equivalence": ("Same training", _equivalence),
@@ -414,7 +428,7 @@ LINES: Mapping[str, Mapping[str, Short]] = {
     "NOT": {"fastest": _not},
     "OPTIONS": {"choice": _options},
     "TARGET": {"training": _whole},
-    "WHY": {"loss": _why},
+    "WHY": {"loss": _why, "ingest": _whole},
     "TRIED": {"improved": _whole},
     "SURE": {"trust": _whole, "equivalence": _not_equivalent},
     "OPEN": {"fastest": _open_settings, "open": _whole},

@@ -13,7 +13,7 @@ from harness.analysis.stats import LEAST_BLOCKS, LOOKS_SIGNIFICANCE
 from harness.config.axes import AXES
 from harness.config.sections import LOOKS, Throughput
 from harness.config.values import GIB
-from harness.plan.labels import joined
+from harness.plan.labels import TAGS, joined
 from harness.plan.run_environment import NodeEnvironment, RunEnvironment
 from harness.report.row import plural, rate_unit
 from harness.report.tables.text import counts, duration, speed, start_text
@@ -59,7 +59,7 @@ def asked(results: Results) -> list[tuple[str, str]]:
     trials = trials[trials["kind"] != "diagnostic"]
     asked = [("workload", experiment.workload)]
     for axis in AXES:
-        if axis in ("workload", "options", "emulated", "oversubscribed", "faulty", "device"):
+        if axis in ("workload", "options", "device", *TAGS):
             continue
         distinct = [value for value in trials[axis].drop_duplicates().tolist() if not pd.isna(value)]
         if not distinct or (axis == "global_batch_size" and trials["scaling"].eq("weak").all()):
@@ -71,7 +71,12 @@ def asked(results: Results) -> list[tuple[str, str]]:
     for name in dict.fromkeys(name for each in options for name in each):
         values = [each[name] for each in options if name in each]
         if len({json.dumps(value) for value in values}) > 1:
-            asked.append((name, ", ".join(dict.fromkeys(str(value) for value in values if value is not None))))
+            asked.append(
+                (
+                    name.removeprefix("workload."),
+                    ", ".join(dict.fromkeys(str(value) for value in values if value is not None)),
+                )
+            )
     if chosen := experiment.training.model_dump(exclude_defaults=True):
         each = (f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
         asked.append(("training", "; ".join(each)))

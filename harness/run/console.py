@@ -268,7 +268,8 @@ class ConsoleSink:
     def _show_pairs(self, event: Reported) -> None:
         versus, parity = main_axes(event.tables["versus"]), event.tables["parity"]
         if len(versus):
-            along = f"Comparison along {', '.join(dict.fromkeys(versus['axis']))}"
+            axes = dict.fromkeys(axis.removeprefix("workload.") for axis in versus["axis"])  # as labels name them
+            along = f"Comparison along {', '.join(axes)}"
             self._console.print(rich_table(versus_table(versus, narrow=True), along), "")
         if len(parity):
             self._console.print(rich_table(parity_table(parity, narrow=True), "Comparison of launchers"), "")

@@ -13,7 +13,9 @@ import pandas as pd
 from harness.analysis.findings import figures
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
-from harness.config.sections import Throughput
+from harness.config.load import parse_experiment
+from harness.config.script import ScriptExperiment
+from harness.config.sections import Grid, Throughput
 from harness.errors import ClusterLostError
 from harness.plan.checks import cannot_import
 from harness.plan.planner import Plan, only_doctor_trials, without_doctor_trials
@@ -79,11 +81,25 @@ def _report(folder: RunFolder, whole: Plan, emit: Emit) -> pd.DataFrame:
     return found
 
 
+def _placed_alike(experiment: ScriptExperiment) -> Experiment:
+    """Return an experiment of the harness's own ranks with the placements of a script, or loop: links are theirs."""
+    places = ("devices", "nodes", "device_ids")
+
+    def grid(of: Grid) -> dict[str, object]:
+        return {**of.model_dump(include={*places}, exclude_unset=True), "strategy": "ddp", "per_device_batch_size": 1}
+
+    kept = experiment.model_dump(mode="json", include={"name", "device", "limits", "cluster", "seed"})
+    content = {**kept, "workload": "mlp", "cells": [grid(each) for each in experiment.grids]}
+    return parse_experiment(content, source=experiment.name)
+
+
 def run_links(request: Request, experiment: Experiment, emit: Emit) -> int:
     """Measure the links of every placement, and nothing else, in a run folder; return the exit code.
 
     Raises HarnessError if nothing was started.
     """
+    if isinstance(experiment, ScriptExperiment):
+        experiment = _placed_alike(experiment)
     settings = {"twin": False, "explain": True, "links_seconds": LINKS_S}
     throughput = (experiment.throughput or Throughput()).model_copy(update=settings)
     without = {"convergence": None, "checkpoint": None, "equivalence": False, "preflight": False}

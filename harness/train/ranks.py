@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -97,6 +98,13 @@ def pinned() -> frozenset[int]:
     """Return the processors that the calling thread is pinned to; empty if it may use all, or if that is not known."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return frozenset(allowed) if len(allowed) < (os.cpu_count() or 1) else frozenset()
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    process = psutil.Process()
+    allowed = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None  # macOS has none
+    return len(allowed) if allowed else psutil.cpu_count() or 1
 
 
 def crowded(ranks: Sequence[tuple[frozenset[int], int]]) -> frozenset[int]:

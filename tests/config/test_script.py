@@ -138,7 +138,11 @@ def test_other_expressions_are_refused(expression: str) -> None:
         evaluate(expression, {"n": 16})
 
 
-LOOP = {"name": "x", "loop": "mine:train", "grid": {"devices": [1, 2], "per_device_batch_size": [16], "lr": [0.1]}}
+LOOP: dict[str, Any] = {
+    "name": "x",
+    "loop": "mine:train",
+    "grid": {"devices": [1, 2], "per_device_batch_size": [16], "lr": [0.1]},
+}
 
 
 def loop(**sections: Any) -> ScriptExperiment:
@@ -160,6 +164,19 @@ def test_datasets_are_of_the_user_s_modules_and_part_of_a_cell() -> None:
     assert len({each.command_code for each in (plain, own, other)}) == 3
 
 
+MODES = {"datasets": {"train": "data:a"}, "grid": {**LOOP["grid"], "mode": ["train", "ingest"]}}
+
+
+def test_cells_of_the_ingest_do_not_train_and_a_mode_that_config_uses_is_the_user_s_own() -> None:
+    experiment = loop(**MODES, convergence={"seeds": 0})
+    trials = make_plan(experiment, laptop(2)).trials
+    timed = {(trial.cell.options["workload.mode"], trial.cell.traits.trains) for trial in trials if trial.timed}
+    assert timed == {("train", True), ("ingest", False)}
+    assert {trial.cell.options["workload.mode"] for trial in trials if trial.kind == "convergence"} == {"train"}
+    own = loop(**MODES, config={"lr": "{lr}", "mode": "{mode}"})
+    assert {trial.cell.traits.trains for trial in make_plan(own, laptop(2)).trials} == {True}
+
+
 def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> None:
     experiment = loop(throughput={"blocks": 1, "twin": False})
     assert experiment.own_code and experiment.own_modules == ("mine",) and experiment.programs == ()
@@ -177,11 +194,21 @@ def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> No
         ({"loop": "mine.py"}, "loop: got 'mine.py'; allowed: package.module:function"),
         ({"script": "train.py"}, "give script or loop, not both"),
         ({"arguments": "--lr {lr}"}, "arguments: has no meaning beside loop: it belongs to script"),
+        ({"workload": "mlp"}, "workload: has no meaning beside loop: the loop has its own model and data"),
+        (
+            {"throughput": None, "convergence": {"epochs": 3}},
+            "convergence.epochs: has no meaning here: the loop trains to its own end",
+        ),
         ({"launcher": ["ray", "torchrun"]}, "launcher: a loop runs under Ray Train; allowed: ray"),
         ({"config": {"a": 1}}, "grid.lr: unknown axis"),
         ({"config": {"lr": "{rate}"}}, "arguments: {rate} is no axis of grid"),
         ({"datasets": "mine:data"}, "datasets: got 'mine:data'; allowed: a mapping"),
         ({"datasets": {"train": "data.csv"}}, "datasets.train: got 'data.csv'; allowed: package.module:function"),
+        ({"grid": {**LOOP["grid"], "mode": "ingest"}}, "grid.mode: belongs to a loop with datasets"),
+        (
+            {"datasets": {"train": "data:a"}, "grid": {**LOOP["grid"], "mode": ["train", "read"]}},
+            "grid.mode: got ['read']; allowed: train, ingest",
+        ),
     ],
 )
 def test_a_mistake_about_a_loop_is_named(sections: dict[str, Any], problem: str) -> None:

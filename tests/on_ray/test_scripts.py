@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 
@@ -118,6 +119,26 @@ def test_a_ray_train_function_gets_its_part_of_ray_data_s_datasets(execute: Exec
     assert epochs["val_rows"].tolist() == [640 / devices for devices in epochs["devices"]]
 
 
+def test_the_ingest_of_a_loop_is_measured_beside_its_training_and_is_no_speed_of_training(execute: Execute) -> None:
+    results = loop(
+        execute,
+        "tests.ray_loops:reads_datasets",
+        grid={"devices": 1, "per_device_batch_size": 64, "mode": ["train", "ingest"]},
+        config={"batch_size": "{per_device_batch_size}", "epochs": 100_000},
+        datasets={"train": "tests.ray_loops:numbers"},
+    )
+    trials = results.trials
+    assert trials["outcome"].tolist() == ["ok", "ok"], trials["reason"].tolist()
+    modes = {
+        options["workload.mode"]: ingest for options, ingest in zip(trials["options"], trials["ingest"], strict=True)
+    }
+    assert modes["ingest"] and pd.isna(modes["train"])
+    timed = results.windows[results.windows["window_kind"] == "timed"]
+    assert set(trials["unit"]) == {"samples"} and (timed["weight"] == 4 * 64).all()
+    assert results.leaders["options"].tolist() == [{"workload.mode": "train"}]
+    assert "ingest" in set(results.verdict["topic"]) and "choice" not in set(results.verdict["topic"])
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -137,7 +158,7 @@ def test_datasets_that_cannot_be_made_are_a_row(execute: Execute, function: str,
     ("name", "reason"),
     [
         ("raises", "ValueError on rank 0: no such column"),
-        ("no_step", "ScriptEnded on rank 0: the script ended by itself"),
+        ("no_step", "ScriptEnded on rank 0: the loop ended by itself"),
     ],
 )
 def test_a_loop_that_fails_is_a_row(execute: Execute, name: str, reason: str) -> None:

@@ -94,5 +94,5 @@ def test_under_strong_scaling_a_family_shares_the_global_batch() -> None:
     assert set_ids(axes_of(strong))["family_id"] != ids()["family_id"]
 
 
-def test_every_axis_of_the_tables_is_the_cells_but_its_nodes_link_and_what_the_doctor_found() -> None:
-    assert set(AXES) - {"link", "faulty"} == set(CELL_AXES) == set(axes_of(CELL))
+def test_every_axis_of_the_tables_is_the_cells_but_its_nodes_link_and_what_trials_found() -> None:
+    assert set(AXES) - {"link", "faulty", "ingest"} == set(CELL_AXES) == set(axes_of(CELL))

@@ -105,6 +105,23 @@ def test_how_far_it_scales() -> None:
     assert text_of(statement) == f"{DDP}: efficiency 70 % (60 to 80 %), compared with {BASE}."
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("no bottleneck", "the ingest is not the bottleneck"),
+        ("bottleneck", "the ingest is the bottleneck"),
+        ("open", "whether the ingest is the bottleneck is open"),
+        ("no interval", "no interval below 3 blocks"),
+    ],
+)
+def test_the_ingest_of_a_loop_stands_beside_its_training_and_in_the_decision(code: str, said: str) -> None:
+    speeds = {"throughput_per_s": 500.0, "other_throughput_per_s": 2000.0}
+    statement = {"topic": "ingest", "code": code, "cell_id": "a", "value": 0.25, "low": 0.2, "high": 0.3, **speeds}
+    rates = "the ingest alone reaches 2,000 samples/s, training uses 500, 25 % (20 to 30 %)"
+    assert text_of(statement) == f"{DDP}: {rates}: {said}."
+    assert [one.text.replace(NO_BREAK, " ") for one in verdict_of(statement).lines["WHY"]] == [f"{rates}: {said}."]
+
+
 def test_only_several_leading_settings_are_named_again_and_by_what_differs() -> None:
     loss = {"topic": "loss", "code": "clear", "value": 0.2, "low": 0.1, "high": 0.3, "devices": 8, "subject": "rest"}
     (alone,) = sentences_on("loss", FASTEST, {**loss, "cell_id": "a"})

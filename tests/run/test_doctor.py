@@ -1,4 +1,4 @@
-"""``harness doctor`` where its cluster is lost: the findings so far, and the exit code of a failure."""
+"""``harness doctor``: a cluster that is lost, and the links of a script, whose ranks are not the harness's own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from harness.cli.arguments import FAILED, exit_code_of
+from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
+from harness.plan.planner import make_plan, only_links_trials
 from harness.run import doctor
 from harness.run.events import DoctorFinished, Event, Note
 from harness.run.request import Request, read_experiment
+from tests.conftest import laptop
 
 TEXT = """
 name: lost
@@ -20,6 +23,19 @@ workload: mlp
 grid: {strategy: single, devices: 1, per_device_batch_size: 8}
 throughput: {blocks: 1}
 """
+
+
+def test_the_links_of_a_script_are_measured_between_ranks_of_the_harness_on_the_same_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    file = tmp_path / "e.yaml"
+    file.write_text("{name: s, script: train.py, grid: {devices: [1, 2], per_device_batch_size: 8}, device: cpu}")
+    found: list[Experiment] = []
+    monkeypatch.setattr(doctor, "run", lambda request, experiment, emit: found.append(experiment))
+    doctor.run_links(Request(file), read_experiment(Request(file)), lambda event: None)
+    (trial,) = only_links_trials(make_plan(found[0], laptop(2))).trials
+    assert (trial.cell.strategy, trial.cell.devices, found[0].device) == ("ddp", 2, "cpu")
 
 
 def test_a_lost_cluster_shows_the_findings_so_far_and_is_no_bad_input(

@@ -16,7 +16,7 @@ from harness.analysis.stats import SIGNIFICANCE, look_significance
 
 NUMBERS: Mapping[str, tuple[str, str, str]] = {
     **dict.fromkeys(("fastest", "fewer"), ("throughput_per_s", "throughput_low", "throughput_high")),
-    **dict.fromkeys(("choice", "improved"), ("ratio", "low", "high")),
+    **dict.fromkeys(("choice", "improved", "ingest"), ("ratio", "low", "high")),
     "training": ("time_to_target_s", "least_s", "most_s"),
     "scaling": ("efficiency", "efficiency_low", "efficiency_high"),
     "loss": ("share", "low", "high"),

@@ -12,7 +12,7 @@ import pandas as pd
 
 from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
 from harness.analysis.improvements import CONFIRMATION, CONFIRMING_BLOCKS, SCREENING
-from harness.analysis.stats import CLEAR, holm_of_known, word
+from harness.analysis.stats import CLEAR, OPEN, holm_of_known, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.plan.checks import SCRIPT
@@ -267,6 +267,36 @@ def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
     return Statement("loss", code, evidence, cell_id, facts=row, n=row.blocks, subject=part, reasons=reasons)
 
 
+AT_INGEST = 0.9
+"""From this part of the ingest alone on, a training is as fast as its batches arrive."""
+
+
+def ingests(tables: Tables) -> list[Statement]:
+    """State of each training by a loop whether the ingest alone is faster, and its ratio to the ingest alone."""
+    units = dict(zip(tables["trials"]["cell_id"], tables["trials"]["unit"], strict=True))
+    versus = rows_of(tables["versus"])
+    rows = (row for row in versus if not pd.isna(row.ingest) and row.ingest and row.value == "train")
+    return [
+        Statement(
+            "ingest",
+            NO_INTERVAL
+            if pd.isna(row.low)
+            else "bottleneck"
+            if row.low >= AT_INGEST
+            else "no bottleneck"
+            if row.high < 1
+            else OPEN,
+            "versus",
+            row.cell_id,
+            others=(row.other_id,),
+            facts=row,
+            n=row.blocks,
+        )
+        for row in rows
+        if not pd.isna(row.ratio) and units.get(row.cell_id) == units.get(row.other_id)
+    ]
+
+
 FASTER, SLOWER, TOO_FEW = "faster", "slower", "too few blocks to say"
 
 
@@ -331,6 +361,6 @@ def statements(tables: Tables) -> list[Statement]:
     found = [*follow(incomplete), *to_use, *follow(choices, leading), *follow(training)]
     for of_leading in (efficiencies, causes, trust):
         found += follow(of_leading, leading)
-    for of_run in (improved, equivalence, failures, open_questions):
+    for of_run in (ingests, improved, equivalence, failures, open_questions):
         found += follow(of_run)
     return [*found, *([Statement("failed", "tables", "", n=len(failed), reasons=tuple(failed))] if failed else [])]

@@ -6,6 +6,7 @@ are synchronised only at the edges of the windows.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import threading
 import time
@@ -20,9 +21,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import dataloader
 
 from harness import probe
+from harness.measure.script.batches import TRAINS, count_datasets, time_loaders
 from harness.measure.script.profiling import ProfiledSteps, StepProfiler
 from harness.measure.script.reports import Reports, Values, read_libraries
 from harness.system.process import resident_peak
@@ -77,17 +78,33 @@ class Facts:
 
     ``optimizers``: the class of each, by its first step. ``evaluation_batches``: those that a DataLoader delivered
     without gradients since the first edge. ``connected``: the size of its process group, 0 without one.
-    ``parameters``: shape and sum of those of the counted optimizer; empty if they may be shards.
+    ``parameters``: shape and sum of those of the counted optimizer; empty if they may be shards. ``gpus``: those of its
+    parameters, by UUID. ``threads``: torch's computing threads. ``workers``: processes of multiprocessing, as of a
+    DataLoader.
     """
 
     optimizers: Sequence[str]
     evaluation_batches: int
     connected: int
     parameters: Sequence[tuple[tuple[int, ...], str]]
-    on_cuda: bool
+    gpus: Sequence[str]
+    threads: int
+    workers: int
     peak_bytes: int | None
     reserved_bytes: int | None
     resident_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Take no further step until the step is named at which the training ends; answered by Held."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """The training waits at the end of this step, or of the next one."""
+
+    count: int
 
 
 @dataclass(frozen=True)
@@ -142,7 +159,8 @@ class StepRecorder:
 
     ``optimizer``: the number of the optimizer whose steps count. ``pauses``: whether evaluation is no training time.
     ``profiles``: whether steps after the windows are profiled. ``trains``: whether the trial is a training, whose
-    reports are kept. ``advance``: counts a step for the watchdog.
+    reports are kept. ``ingests``: whether batches of Ray Data are consumed without training. ``advance``: counts a step
+    for the watchdog.
     """
 
     def __init__(
@@ -154,9 +172,10 @@ class StepRecorder:
         pauses: bool,
         profiles: bool,
         trains: bool = False,
+        ingests: bool = False,
     ) -> None:
         self._parent, self._advance, self._optimizer, self._pauses = parent, advance, optimizer, pauses
-        self._profiles = profiles
+        self._profiles, self._ingests = profiles, ingests
         self._reports = Reports() if trains else None
         self._all_samples = self._all_pauses_s = 0.0
         self._profiler: StepProfiler | None = None
@@ -167,7 +186,9 @@ class StepRecorder:
         self._events: list[torch.cuda.Event] = []
         self._wait_s = self._samples = self._pause_s = 0.0
         self._paused_at: float | None = None
-        self._by_probe = self._done = self._sent = False
+        self._by_probe = self._done = self._sent = self._open = False
+        self._may_go_on = threading.Event()
+        self._may_go_on.set()
         self._late: int | None = None
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._names: list[str] = []
@@ -178,10 +199,10 @@ class StepRecorder:
         self._thread = threading.get_ident()
 
     def install(self) -> None:
-        """Install the hooks, and send the steps of the warm-up from a thread until the schedule arrives."""
+        """Install the hooks; from a thread, send the steps of the warm-up, or all of a training."""
         register_optimizer_step_post_hook(self._after_optimizer)
         probe.record_by(self)
-        self._time_loaders()
+        time_loaders(self)
         if self._reports:
             read_libraries(self.report)
         threading.Thread(target=self._follow, daemon=True, name="harness").start()
@@ -191,25 +212,46 @@ class StepRecorder:
             self._parent.send(message)
 
     def _follow(self) -> None:
-        """Send steps until the schedule arrives; return if the parent is gone."""
-        sent = 0
+        """Send steps until the schedule arrives, those of a training until its end; return if the parent is gone."""
+        sent, named = 0, False
         with suppress(OSError, EOFError):
-            while not self._parent.poll(TICK_S):
-                count = len(self._steps.ended)
-                if count > sent:
-                    first = max(sent, 1)
-                    ended, paused = self._steps.ended, self._steps.pause_s
-                    seconds = [ended[i] - ended[i - 1] - paused[i] for i in range(first, count)]
-                    self._send(Progress(seconds, count))
-                    sent = count
-            schedule = self._parent.recv()
-            if isinstance(schedule, Schedule):  # else the end of a training that has ended by itself
-                self._edges = deque(schedule.edges)
-                self._next_edge = schedule.start
+            while not named or (self._reports and not self._sent):
+                if named:
+                    time.sleep(TICK_S)  # what the parent sends now is for the thread that trains
+                elif self._parent.poll(TICK_S):
+                    named = self._obey(self._parent.recv())
+                sent = self._send_progress(sent)
+        self._may_go_on.set()
+
+    def _obey(self, message: object) -> bool:
+        """Do what the parent says; return whether it says nothing more to this thread."""
+        if isinstance(message, Hold):
+            self._may_go_on.clear()  # before the steps are read: who has passed this by now has counted its step
+            self._send(Held(len(self._steps.ended)))
+            return False
+        if isinstance(message, Schedule):  # else the end of a training that has ended by itself
+            self._edges = deque(message.edges)
+            self._next_edge = message.start
+            self._may_go_on.set()
+        return True
+
+    def _send_progress(self, sent: int) -> int:
+        """Send the steps after the first ``sent``; return how many are sent now."""
+        count = len(self._steps.ended)
+        if count > sent:
+            ended, paused = self._steps.ended, self._steps.pause_s
+            self._send(Progress([ended[i] - ended[i - 1] - paused[i] for i in range(max(sent, 1), count)], count))
+        return count
 
     # -- what a step is
 
+    def count_datasets(self) -> None:
+        """Count the batches of Ray Data too, which is imported by now if it is used."""
+        count_datasets(self, consumes=self._ingests)
+
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._ingests:
+            raise RuntimeError(TRAINS)
         if self._by_probe:
             return
         if self._counted is None or self._counted() is not optimizer:
@@ -223,9 +265,13 @@ class StepRecorder:
             self._counted = weakref.ref(optimizer)
         self._take()
 
+    def begin(self) -> None:
+        """Begin a step that the script marks; from then on the optimizers' do not count."""
+        self._by_probe = self._open = True
+
     def step(self) -> None:
-        """Count a step that the script marks; from then on the optimizers' do not count."""
-        self._by_probe = True
+        """Count a step that the script marks."""
+        self._open = False
         self._take()
 
     def count(self, samples: float) -> None:
@@ -248,7 +294,8 @@ class StepRecorder:
         """Keep what the script reports of its training; in a trial of its speed nothing."""
         if self._reports is None or not values:
             return
-        if self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples):
+        validates = self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples)
+        if validates and not self._open:
             self._samples = 0.0  # of the evaluation, whose batches a Trainer fetches with gradients enabled
         self._advance()  # an evaluation between steps is no hang
 
@@ -271,6 +318,7 @@ class StepRecorder:
         self._all_samples += self._samples
         self._wait_s = self._samples = self._pause_s = 0.0
         self._advance()
+        self._may_go_on.wait()
         if len(steps.ended) == 1:
             self._all_pauses_s = 0.0
             self._note_group()
@@ -361,6 +409,7 @@ class StepRecorder:
             self._not_profiled()
         else:
             self._send(self._finished(by_itself=True))
+            self._sent = True
 
     def _finished(self, *, by_itself: bool) -> Finished:
         return Finished(self._steps, self.facts(), by_itself, self._late, self._reports)
@@ -392,7 +441,10 @@ class StepRecorder:
             connected=self._connected,
             # the first to step of a ZeroRedundancyOptimizer is one of its own, with the rank's share of the parameters
             parameters=[] if ZERO in self._names else digests(self._counted() if self._counted else None),
-            on_cuda=bool(devices),
+            # a script may hide GPUs from its ranks: each then names its own cuda:0
+            gpus=[f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices],
+            threads=torch.get_num_threads(),
+            workers=len(multiprocessing.active_children()),
             peak_bytes=max(peaks, default=None),
             reserved_bytes=max(reserved, default=None),
             resident_bytes=resident,
@@ -400,41 +452,7 @@ class StepRecorder:
 
     # -- what a loader delivers
 
-    def _time_loaders(self) -> None:
-        """Time the iterators of torch's DataLoader and count the indices that each batch was made of."""
-        base: Any = dataloader._BaseDataLoaderIter
-        fetch, next_index, reset, begin = base.__next__, base._next_index, base._reset, dataloader.DataLoader.__iter__
-        sizes: weakref.WeakKeyDictionary[Any, deque[int]] = weakref.WeakKeyDictionary()
-
-        def timed_index(iterator: Any) -> Any:
-            index = next_index(iterator)
-            if isinstance(index, list | tuple):  # of a batch; loaders with workers draw it before they deliver it
-                sizes.setdefault(iterator, deque()).append(len(index))
-            return index
-
-        def reset_sizes(iterator: Any, *given: Any, **named: Any) -> Any:
-            sizes.pop(iterator, None)
-            return reset(iterator, *given, **named)
-
-        def timed_fetch(iterator: Any) -> Any:
-            start = self._fetching()
-            batch = fetch(iterator)
-            drawn = sizes.get(iterator)
-            stream = iterator._dataset_kind == dataloader._DatasetKind.Iterable  # whose indices are no samples
-            size = drawn.popleft() if drawn else 0
-            self._fetched(start, size if size and not stream else size_of(batch) or size)
-            return batch
-
-        def timed_begin(loader: Any) -> Any:
-            start = self._fetching()
-            iterator = begin(loader)
-            self._waited(start)
-            return iterator
-
-        base.__next__, base._next_index, base._reset = timed_fetch, timed_index, reset_sizes
-        dataloader.DataLoader.__iter__ = timed_begin  # type: ignore[method-assign]
-
-    def _fetching(self) -> float:
+    def fetching(self) -> float:
         """Return the time; begin or end a pause for evaluation."""
         start = clock()
         if self._pauses and threading.get_ident() == self._thread:
@@ -444,17 +462,19 @@ class StepRecorder:
                 self.go_on()
         return start
 
-    def _waited(self, start: float) -> None:
-        if torch.is_grad_enabled() and threading.get_ident() == self._thread:
+    def waited(self, start: float) -> None:
+        """Add a wait for data to the step; an ingest does nothing else."""
+        if not self._ingests and torch.is_grad_enabled() and threading.get_ident() == self._thread:
             self._wait_s += clock() - start
 
-    def _fetched(self, start: float, samples: int) -> None:
+    def fetched(self, start: float, samples: int) -> None:
+        """Count the batch that was fetched since a time, and its samples if gradients are enabled."""
         trains = torch.is_grad_enabled()
         if trains:
             self._samples += samples
         else:
             self._evaluation_batches += 1
-        self._waited(start)
+        self.waited(start)
 
 
 MOST_PARAMETERS = 50
@@ -474,11 +494,3 @@ def digests(optimizer: torch.optim.Optimizer | None) -> list[tuple[tuple[int, ..
     with torch.no_grad(), suppress(RuntimeError):  # of memory: the steps are measured
         return [(tuple(each.shape), repr(each.sum(dtype=torch.float64).item())) for each in found]
     return []
-
-
-def size_of(batch: object) -> int:
-    """Return the length of the first tensor of a batch, or 0 if it has none."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
-    return next((size for each in inner if (size := size_of(each))), 0)

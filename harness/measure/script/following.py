@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from harness.measure.script.child import Start
 from harness.measure.script.counting import (
     TICK_S,
     Finished,
+    Held,
+    Hold,
     Profiled,
     Progress,
     Raised,
@@ -54,9 +56,10 @@ from harness.measure.stepper import (
 )
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
 from harness.plan.cell import Cell
+from harness.plan.checks import Finding
 from harness.plan.rows import FindingRow, RankFacts, TrialFacts
-from harness.plan.trial import TrialResult
-from harness.train.ranks import Ranks
+from harness.plan.trial import Trial, TrialResult
+from harness.train.ranks import Ranks, processors
 
 MARGIN_TICKS = 4
 """How long before the first window its step is named, in looks at the script, at the pace of the steps before."""
@@ -137,7 +140,7 @@ def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
 
 def profiles_of(context: TrialContext, experiment: ScriptExperiment) -> bool:
     """Return whether steps after the windows of the trial are profiled."""
-    return context.trial.kind != "convergence" and experiment.profiles(context.trial.purpose)
+    return context.trial.kind != "convergence" and experiment.profiles(context.trial.purpose, context.trial.cell.traits)
 
 
 def follow(process: Process, context: TrialContext, experiment: ScriptExperiment, profiles: bool) -> Followed:
@@ -164,28 +167,27 @@ def follow(process: Process, context: TrialContext, experiment: ScriptExperiment
 def _followed_training(process: Process, ranks: Ranks, settings: Convergence) -> Finished:
     """Follow a training to its own end or its limit; return this rank's end.
 
-    It ends at the end of the step after the last one, so that an evaluation after that is reported.
+    It ends at the end of the step after the last one, so that an evaluation after that is reported. Once its seconds
+    are over, every rank waits at the end of a step until all know which one is the last.
     """
     if settings.steps:
         process.send(Schedule(settings.steps + 1))
     until: list[float] = []
 
-    def limit(seconds: list[float], count: int) -> Schedule | None:
+    def limit(seconds: list[float], count: int) -> Hold | None:
         if settings.seconds and count and not until:
             until.append(time.monotonic() + settings.seconds)
-        del seconds[:-RECENT]
-        return Schedule(count + _margin(seconds, WAIT_S)) if until and time.monotonic() > until[0] else None
+        return Hold() if until and time.monotonic() > until[0] else None
 
     count, end = _to_schedule(process, ranks, limit, WAIT_S, waits=True)
-    while end is None:
-        for message in process.messages(WAIT_S):
-            end = _end_of(message) or end
-            if end is not None:
-                break
-        _check(process, end, count)
-    if end.late is not None:
-        said = f"rank {ranks.rank} was at step {end.late} before it knew where its training ends: its steps are"
-        raise ScriptFailed("StepsIrregular", f"{said} irregular; limit it by convergence.steps")
+    if end is None:
+        held = _awaited(process, count, Held)
+        counts = ranks.gather(held.count if isinstance(held, Held) else len(held.steps.ended))
+        process.send(Schedule(max(counts) + 1))  # no rank has ended a later step
+        end = held if isinstance(held, Finished) else _awaited(process, count, Finished)
+    if end.late is not None:  # of a script whose first steps are faster than the message before them
+        said = f"rank {ranks.rank} was at step {end.late} before it knew where its training ends"
+        raise ScriptFailed("StepsIrregular", f"{said}; raise convergence.steps")
     return end
 
 
@@ -203,23 +205,17 @@ def _followed_windows(
 
     count, end = _to_schedule(process, ranks, windows, TICK_S)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
-    begun = False
-    while end is None:
-        for message in process.messages(WAIT_S):
-            if isinstance(message, WindowsBegun):
-                begun = True
-                monitor.begin()
-            end = _end_of(message) or end
-            if end is not None:  # the load is that of the windows
-                break
-        _check(process, end, count)
+    begun = _awaited(process, count, WindowsBegun) if end is None else end
+    if isinstance(begun, WindowsBegun):
+        monitor.begin()
+    end = begun if isinstance(begun, Finished) else _awaited(process, count, Finished)
     if end.late is not None:
         said = (
             f"rank {ranks.rank} was at step {end.late} before it knew that its windows begin: its steps are irregular"
         )
         raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
-    return end, load if begun else RankFacts(), ranks.broadcast(warm_up.steady)
+    return end, load if isinstance(begun, WindowsBegun) else RankFacts(), ranks.broadcast(warm_up.steady)
 
 
 def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> ProfiledSteps | None:
@@ -234,17 +230,32 @@ def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Pr
     return None
 
 
+T = TypeVar("T")
+
+
+def _awaited(process: Process, count: int, kind: type[T]) -> T | Finished:
+    """Return the next message of this type, or the end of the script; raise ScriptFailed if it fails before."""
+    while True:
+        for message in process.messages(WAIT_S):
+            count = message.count if isinstance(message, Progress) else count
+            if isinstance(message, kind):
+                return message
+            if end := _end_of(message):
+                return end
+        _check(process, None, count)
+
+
 def _to_schedule(
     process: Process,
     ranks: Ranks,
-    named: Callable[[list[float], int], Schedule | None],
+    named: Callable[[list[float], int], Schedule | Hold | None],
     tick_s: float,
     *,
     waits: bool = False,
 ) -> tuple[int, Finished | None]:
     """Follow the steps until rank 0 names a schedule, or all ranks have ended; return this rank's steps, and end.
 
-    ``named``: of rank 0's seconds of steps so far and the most steps of a rank, the schedule, once it is known.
+    ``named``: of rank 0's seconds of steps so far and the most steps of a rank, what is sent to all, once it is known.
     ``waits``: whether a rank that takes steps after another one's end is waited for.
     """
     seconds: list[float] = []
@@ -307,8 +318,9 @@ def result(
         _different(counts)
     if end.reports is not None:
         return _trained(context, experiment, end, end.reports, stated, output)
-    settings, unit = experiment.throughput_of(trial.purpose), str(experiment.step.unit)
-    seen, weight = ranks.gather(Seen.of(end)), stated
+    settings, trains = experiment.throughput_of(trial.purpose), trial.cell.traits.trains
+    unit = str(experiment.step.unit) if trains else "samples"
+    seen, weight = ranks.gather(Seen.of(end, ranks.node_rank, processors())), stated
     if stated is None and not all(each.samples for each in seen):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
     windows = windows_of(end, settings, weight)
@@ -319,7 +331,7 @@ def result(
     context.rank_facts |= {
         **followed.load,
         **step_quantiles(windows),
-        "peak_memory_bytes": facts.peak_bytes if facts.on_cuda else facts.resident_bytes,
+        "peak_memory_bytes": facts.peak_bytes if facts.gpus else facts.resident_bytes,
         "peak_reserved_bytes": facts.reserved_bytes,
         "resident_bytes": facts.resident_bytes,
         "settings": "",
@@ -331,18 +343,19 @@ def result(
     gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), columns))
     by_rank = [steps for _, steps in gathered]
     known = [each for each in profiles if each] if own else []
-    asked = experiment.profiles(trial.purpose) and not end.by_itself
+    asked = experiment.profiles(trial.purpose, trial.cell.traits) and not end.by_itself
     every = settings.keep_steps == "all"
     rows = joined(by_rank) if every else of_slowest(by_rank)
     judged = trial.purpose == "doctor" or not trial.block
     found: TrialFacts = {
-        "findings": _findings(experiment, trial.cell, seen, stated, known) if judged else [],
+        "findings": _findings(experiment, trial, seen, stated, known) if judged else [],
         "steady": followed.steady and not end.by_itself,
         "optimizers": ", ".join(facts.optimizers),
         "ended_early": end.by_itself,
         "evaluation_batches": facts.evaluation_batches,
         "connected_ranks": together([each.facts for each in seen]),
         **exchange_of(known),
+        **({} if trains else {"ingest": True}),
         **({"explain_error": NOT_PROFILED} if asked and not known else {}),
     }
     return TrialResult(
@@ -359,7 +372,7 @@ def result(
 
 def _findings(
     experiment: ScriptExperiment,
-    cell: Cell,
+    trial: Trial,
     seen: Sequence[Seen],
     stated: float | None,
     profiles: Sequence[ProfiledSteps],
@@ -368,7 +381,18 @@ def _findings(
     if experiment.throughput is None:  # examined for trainings alone, which end by themselves
         seen = [replace(each, by_itself=False) for each in seen]
     paused = experiment.step.pause == "validation"
-    return [finding.row() for finding in judge(seen, cell, stated, profiles, paused=paused)]
+    return rows_of(
+        judge(seen, trial.cell, stated, profiles, paused=paused, examined=trial.purpose == "doctor"), experiment
+    )
+
+
+def rows_of(findings: Iterable[Finding], experiment: ScriptExperiment) -> list[FindingRow]:
+    """Return findings on a script as rows; on a loop in that word."""
+    worded = experiment.worded
+    return [
+        replace(each, seen=worded(each.seen), means=worded(each.means), advice=worded(each.advice)).row()
+        for each in findings
+    ]
 
 
 def _trained(
@@ -384,6 +408,7 @@ def _trained(
     Raise ScriptFailed if none has.
     """
     ranks, trial, steps = context.ranks, context.trial, end.steps
+    own = reports.end()
     summaries = ranks.gather(reports.summary())
     chosen = next((rank for rank, each in enumerate(summaries) if each.names), None)
     if chosen is None:
@@ -398,13 +423,13 @@ def _trained(
         own = report.samples if stated is None else stated * report.step
         return round(own * ranks.world_size) if counts and experiment.step.unit == "samples" else None
 
-    rows = ranks.gather(curve_of(reports.in_order(), samples_of) if ranks.rank == chosen else [])[chosen]
+    rows = ranks.gather(curve_of(own, samples_of) if ranks.rank == chosen else [])[chosen]
     train_s = steps.ended[-1] - steps.ended[0] - sum(steps.pause_s[1:])
     context.parts |= {"script": context.parts["script"] - train_s, "epochs": train_s}
     seen = ranks.gather(Seen.of(end))
-    findings = [] if trial.block else [*judge_reports(summaries, chosen, rows)]
+    findings = [] if trial.block else rows_of(judge_reports(summaries, chosen, rows), experiment)
     facts: TrialFacts = {
-        "findings": [finding.row() for finding in findings],
+        "findings": findings,
         "optimizers": ", ".join(end.facts.optimizers),
         "connected_ranks": together([each.facts for each in seen]),
     }

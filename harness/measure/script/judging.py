@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.measure.script.counting import Facts, Finished
 from harness.measure.script.profiling import ProfiledSteps
 from harness.plan.cell import Cell
-from harness.plan.checks import SCRIPT, Finding
+from harness.plan.checks import PLACEMENT, SCRIPT, Finding, join_names, judge_threads
 
 SAME_SIZE = 0.02
 """Largest relative difference of counted and stated samples of a step."""
@@ -17,17 +18,29 @@ SAME_SIZE = 0.02
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rank saw of its script. ``samples``: the median of timed steps, as an epoch's last batch is smaller."""
+    """What a rank saw of its script.
+
+    ``samples``: the median of timed steps, as an epoch's last batch is smaller. ``waits``: the part of the time of
+    these steps in which it waits for data. ``processors``: the number that it may use, of the node of this number.
+    """
 
     facts: Facts
     steps: int
     samples: float
     by_itself: bool
+    waits: float = 0.0
+    node: int = 0
+    processors: int | None = None
 
     @classmethod
-    def of(cls, end: Finished) -> Seen:
-        timed = end.steps.samples[end.steps.edges[0][0] if end.steps.edges else 1 :]
-        return cls(end.facts, len(end.steps.ended), float(statistics.median(timed or [0.0])), end.by_itself)
+    def of(cls, end: Finished, node: int = 0, processors: int | None = None) -> Seen:
+        steps = end.steps
+        first = steps.edges[0][0] if steps.edges else 1
+        timed = steps.samples[first:]
+        seconds = steps.ended[-1] - steps.ended[first - 1] - sum(steps.pause_s[first:]) if timed else 0.0
+        waits = sum(steps.wait_s[first:]) / seconds if seconds > 0 else 0.0
+        samples = float(statistics.median(timed or [0.0]))
+        return cls(end.facts, len(steps.ended), samples, end.by_itself, waits, node, processors)
 
 
 def together(facts: Sequence[Facts]) -> int:
@@ -39,8 +52,8 @@ def together(facts: Sequence[Facts]) -> int:
     return min(1 if apart else each.connected for each in facts)
 
 
-IDLE = 0.2
-"""The least part of a step without a kernel that is a finding."""
+LEAST_PART = 0.2
+"""The least part of a step without a kernel, or of waiting for data, that is a finding."""
 
 
 def judge(
@@ -50,10 +63,12 @@ def judge(
     profiles: Sequence[ProfiledSteps] = (),
     *,
     paused: bool = False,
+    examined: bool = False,
 ) -> Iterator[Finding]:
     """Yield findings on a script.
 
     ``stated``: samples of a step and rank by the file, None if counted. ``paused``: whether evaluation is a pause.
+    ``examined``: by the doctor, whose trial has no row of a table for the wait for data.
     """
     facts, first = [each.facts for each in ranks], ranks[0]
     connected, trained = min(each.connected for each in facts), together(facts)
@@ -90,6 +105,52 @@ def judge(
             "batch, or set the grid's batch size to that of the script",
         )
     yield from _of_steps(first, profiles, paused)
+    yield from _of_machine(ranks, cell)
+    waits = max(each.waits for each in ranks)
+    if examined and waits >= LEAST_PART:
+        yield Finding(
+            SCRIPT,
+            "note" if first.facts.gpus else "warning",
+            f"part of a step in which it waits for data: {100 * waits:.0f} %",
+            "bound by its data, unless a GPU computes meanwhile: throughput and scaling are those of the loader",
+            "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
+        )
+
+
+def _of_machine(ranks: Sequence[Seen], cell: Cell) -> Iterator[Finding]:
+    """Yield findings on the GPUs of the ranks, and on threads and loader workers by the processors of a node."""
+    by_node = [[rank for rank in ranks if rank.node == node] for node in dict.fromkeys(rank.node for rank in ranks)]
+    without = [str(number) for number, rank in enumerate(ranks) if not rank.facts.gpus]
+    if cell.device == "cuda" and cell.traits.trains and without:
+        yield Finding(
+            PLACEMENT,
+            "error",
+            f"ranks whose parameters are on no GPU: {join_names(without)}",
+            "the script trains on the CPU, and the cell names GPUs",
+            "move the model to the GPU of its LOCAL_RANK; or set device: cpu",
+        )
+    used = [Counter(gpu for rank in own for gpu in set(rank.facts.gpus)) for own in by_node]
+    if not cell.oversubscribed and (shared := sorted({gpu for own in used for gpu, count in own.items() if count > 1})):
+        yield Finding(
+            PLACEMENT,
+            "error",
+            f"GPUs with the parameters of several ranks: {join_names(shared)}",
+            "the ranks share these GPUs, and others of the cell are idle",
+            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), and move the model there",
+        )
+    if not cell.oversubscribed:
+        less = ("leave out torch.set_num_threads: OMP_NUM_THREADS is each rank's part", "reduce num_workers")
+        found = (
+            judge_threads(
+                [rank.facts.threads for rank in own],
+                sum(rank.facts.workers for rank in own),
+                own[0].processors,
+                less,
+            )
+            for own in by_node
+            if own[0].processors
+        )
+        yield from next((each for each in found if each), [])
 
 
 def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps], paused: bool) -> Iterator[Finding]:
@@ -111,7 +172,7 @@ def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps], paused: bool) -> I
             "nothing to do if that is a step; else step: {optimizer: 1}, or probe.steps() in the script",
         )
     idle = [(each.idle_s - each.wait_s) / each.step_s for each in profiles if each.idle_s is not None and each.step_s]
-    if idle and min(idle) >= IDLE:
+    if idle and min(idle) >= LEAST_PART:
         yield Finding(
             SCRIPT,
             "note",

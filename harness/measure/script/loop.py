@@ -18,14 +18,11 @@ import torch.distributed as dist
 from harness.config.script import ScriptExperiment
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.counting import EndOfTrial, StepRecorder
-from harness.measure.script.following import MOST_PROFILE_S, Followed, follow, profiles_of, result, values_of
+from harness.measure.script.following import Followed, follow, profiles_of, result, values_of
 from harness.measure.script.parent import ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.user_code import load_user_function
 from harness.train.ranks import Ranks, connecting_on_use
-
-FOLLOWED_S = 30.0 + MOST_PROFILE_S
-"""The longest time until the thread that follows a loop has seen its end."""
 
 
 class InThread:
@@ -60,7 +57,8 @@ def loop(context: TrialContext) -> TrialResult:
     assert isinstance(experiment, ScriptExperiment) and experiment.loop
     context.device_failed = True
     values = values_of(trial.cell, trial.seed, Path())
-    stated = experiment.stated_samples(values)
+    # a batch of an ingest is no step, which may have several
+    stated = experiment.stated_samples(values) if trial.cell.traits.trains else None
     ours, theirs = Pipe()
     step, profiles = experiment.step, profiles_of(context, experiment)
     recorder = StepRecorder(
@@ -70,14 +68,19 @@ def loop(context: TrialContext) -> TrialResult:
         pauses=step.pause == "validation",
         profiles=profiles,
         trains=trial.kind == "convergence",
+        ingests=not trial.cell.traits.trains,
     )
     recorder.install()  # before the user's module may import a function that is replaced
     function = load_user_function(f"loop {experiment.loop!r}", experiment.loop)
-    with _own_group(ranks) as control, context.part("script"):
-        following = Following(lambda: follow(InThread(ours), replace(context, ranks=control), experiment, profiles))
-        _run(function, experiment.config_of(values), recorder)
-        followed = following.end()
-    return result(context, experiment, followed, stated, "")
+    recorder.count_datasets()
+    try:
+        with _own_group(ranks) as control, context.part("script"):
+            following = Following(lambda: follow(InThread(ours), replace(context, ranks=control), experiment, profiles))
+            _run(function, experiment.config_of(values), recorder)
+            followed = following.end()
+        return result(context, experiment, followed, stated, "")
+    except ScriptFailed as error:
+        raise ScriptFailed(error.kind, experiment.worded(str(error))) from error
 
 
 class Following:
@@ -97,12 +100,14 @@ class Following:
             self._error = error
 
     def end(self) -> Followed:
-        """Return what was followed to its end; raise what the thread raised."""
-        self._thread.join(FOLLOWED_S)
+        """Return what was followed to its end; raise what the thread raised.
+
+        Other ranks may go on for as long as they take steps: the time without one is limits.trial, outside.
+        """
+        self._thread.join()
         if self._error:
             raise self._error
-        if not self._found:
-            raise ScriptFailed("RanksDiffer", "the loop has ended on this rank, and not on the others")
+        assert self._found
         return self._found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -19,8 +19,8 @@ from harness.config.script import column_of
 from harness.plan.checks import SCRIPT, Finding, join_names
 
 Values: TypeAlias = Mapping[str, object]
-MOST_REPORTS, MOST_NAMES = 2_000, 50
-"""The most reports of validation, and of others, that are kept: of more every second, fourth ... is; and of columns."""
+MOST_ROWS, MOST_NAMES = 2_000, 50
+"""The most rows of a learning curve that are kept: of more every second, fourth ... is; and the most columns."""
 LOSSES = ("train_loss", "val_loss", "reported_loss")
 """The columns whose values diverge."""
 NOISE = ("_runtime", "_per_second", "_time", "total_flos", "grad_norm")
@@ -45,18 +45,24 @@ class Report:
 
 @dataclass
 class Reports:
-    """The reports of one process, of which a bounded number is kept.
+    """The rows of one process' learning curve, made of what it reports; a bounded number is kept.
 
-    ``names``: of their columns. ``left_out``: names of values that are not recorded. ``every``: the distance of those
-    that are kept, by whether they are of validation.
+    Reports at one step are one, at the time and with the values of the first of validation. If some have a metric of
+    validation, each of these is a row, with the latest other values since the row before; else every report is.
+    ``names``: of their columns. ``left_out``: names of values that are not recorded. ``every``: the distance of the
+    rows that are kept.
     """
 
     names: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    every: dict[bool, int] = field(default_factory=lambda: {True: 1, False: 1})
-    _kept: dict[bool, list[Report]] = field(default_factory=lambda: {True: [], False: []})
-    _counts: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
-    _last: dict[bool, Report] = field(default_factory=dict)
+    every: int = 1
+    _rows: list[Report] = field(default_factory=list)
+    _count: int = 0
+    _of_step: Report | None = None
+    """The reports at the last step, which may not be all of it."""
+    _pending: Report | None = None
+    """The reports since the last row of validation."""
+    _last: Report | None = None
 
     def add(self, given: Values, step: int, clock: Callable[[], float], samples: float) -> bool:
         """Add a report, at the time that the clock shows once its values are known; return if it is of validation."""
@@ -65,15 +71,38 @@ class Reports:
         if not values:
             return False
         report = Report(step, clock(), samples, epoch, values)
-        kind = any(name.startswith(VALIDATION) for name in values)
-        kept, every = self._kept[kind], self.every[kind]
-        if self._counts[kind] % every == 0:
-            kept.append(report)
-            if len(kept) > MOST_REPORTS:
-                self._kept[kind], self.every[kind] = kept[::2], 2 * every
-        self._counts[kind] += 1
-        self._last[kind] = report
-        return kind
+        self.join(report)
+        return _validates(report)
+
+    def join(self, report: Report) -> None:
+        """Join a report to those at its step, or begin the next step's."""
+        before = self._of_step
+        if before and before.step != report.step:
+            self._end_step(before)
+            before = None
+        if before and _validates(before):  # a second evaluation, or a checkpoint's report, changes no value and no time
+            self._of_step = replace(before, values={**report.values, **before.values})
+        else:
+            self._of_step = _joined(before, report)
+
+    def _end_step(self, report: Report) -> None:
+        """Make the rows of a step's reports: until one is of validation, each is a row."""
+        validates, first = _validates(report), not (self._last and _validates(self._last))
+        self._pending = _joined(self._pending, report)
+        if validates and first:
+            self._rows, self._count, self.every = [], 0, 1
+        if validates or first:
+            self._keep(self._pending if validates else report)
+        if validates:
+            self._pending = None
+
+    def _keep(self, row: Report) -> None:
+        if self._count % self.every == 0:
+            self._rows.append(row)
+            if len(self._rows) > MOST_ROWS:
+                self._rows, self.every = self._rows[::2], 2 * self.every
+        self._count += 1
+        self._last = row
 
     def _numbers(self, given: Values) -> Iterator[tuple[str, float]]:
         """Yield the finite numbers among the values by column, and losses that are not finite."""
@@ -92,10 +121,13 @@ class Reports:
         """Return the same without the reports."""
         return Reports(self.names, self.left_out, self.every)
 
-    def in_order(self) -> list[Report]:
-        """Return the kept reports and the last of each kind, by time."""
-        kept = {id(each): each for each in (*self._kept[True], *self._kept[False], *self._last.values())}
-        return sorted(kept.values(), key=lambda report: (report.step, report.train_s))
+    def end(self) -> list[Report]:
+        """Return the rows that are kept, and the last one."""
+        if self._of_step:
+            self._end_step(self._of_step)
+            self._of_step = None
+        of_end = [self._last] if self._last and self._rows[-1] is not self._last else []
+        return [*self._rows, *of_end]
 
 
 def _number(value: object) -> float | None:
@@ -109,28 +141,12 @@ def _number(value: object) -> float | None:
         return None
 
 
-def curve_of(reports: Iterable[Report], samples_of: Callable[[Report], float | None]) -> list[dict[str, float | None]]:
+def curve_of(rows: Sequence[Report], samples_of: Callable[[Report], float | None]) -> list[dict[str, float | None]]:
     """Return the rows of a training in the table epochs, without trial and attempt.
 
-    Reports at one step are one, at the time and with the values of the first of validation. If some have a metric of
-    validation, each of these is a row, with the latest other values since the row before; else every report is.
     ``epoch`` is the stated one if all are whole and increase, plus 1 if the first is 0 and not before the first step;
     else the number of the row.
     """
-    by_step: dict[int, Report] = {}
-    for report in reports:
-        before = by_step.get(report.step)
-        if before and _validates(before):  # a second evaluation, or a checkpoint's report, changes no value and no time
-            by_step[report.step] = replace(before, values={**report.values, **before.values})
-        else:
-            by_step[report.step] = _joined(before, report) if before else report
-    rows = list(by_step.values())
-    if any(_validates(row) for row in rows):
-        pending, rows = None, []
-        for report in by_step.values():
-            row = _joined(pending, report) if pending else report
-            pending = None if _validates(report) else row
-            rows += [row] if _validates(report) else []
     epochs = [row.epoch for row in rows if row.epoch is not None and row.epoch == round(row.epoch)]
     stated = len(epochs) == len(rows) and all(one < other for one, other in pairwise(epochs))
     first = int(stated and bool(rows) and epochs[0] == 0 and rows[0].step > 0)
@@ -151,8 +167,10 @@ def _validates(report: Report) -> bool:
     return any(name.startswith(VALIDATION) for name in report.values)
 
 
-def _joined(before: Report, later: Report) -> Report:
+def _joined(before: Report | None, later: Report) -> Report:
     """Return the later report with the values that only the one before has."""
+    if before is None:
+        return later
     epoch = before.epoch if later.epoch is None else later.epoch
     return Report(later.step, later.train_s, later.samples, epoch, {**before.values, **later.values})
 
@@ -204,11 +222,11 @@ def judge_reports(
             "an accuracy is a fraction: it is shown as a percentage, times 100",
             "report correct / total, without a factor of 100",
         )
-    if (every := max(own.every.values())) > 1:
+    if own.every > 1:
         yield Finding(
             SCRIPT,
             "note",
-            f"over {MOST_REPORTS} reports: one in {every} is recorded, and the last",
+            f"over {MOST_ROWS} rows of the learning curve: one in {own.every} is recorded, and the last",
             "the time to a target may be that of a later report",
             "report once an evaluation",
         )

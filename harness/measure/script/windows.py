@@ -85,7 +85,7 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
         duration = over - began - float(pause[of].sum())
         nothing = [0.0] * (last - first)
         # a GPU may compute while the host waits
-        phases = {} if end.facts.on_cuda else with_rest({"wait": float(waits[of].sum())}, duration)
+        phases = {} if end.facts.gpus else with_rest({"wait": float(waits[of].sum())}, duration)
         return TimedWindow(
             kind,
             Window(duration, list(seconds), waits[of].tolist(), nothing, nothing, phases, {}),

@@ -30,7 +30,7 @@ VERDICT = Table(
         _c(
             "topic",
             "string",
-            "incomplete, fastest, fewer, choice, training, scaling, loss, trust, equivalence, failed or open",
+            "incomplete, fastest, fewer, choice, training, scaling, loss, ingest, trust, equivalence, failed or open",
         ),
         _c("code", "string", "which statement of the topic it is, such as faster, leaning or open"),
         _c("cell_id", "string", "cell that it is about"),

@@ -36,6 +36,7 @@ def set_apart(rows: pd.DataFrame) -> str:
         "emulated_compute": "layers wait instead of computing",
         "oversubscribed": "oversubscribed ranks share a device",
         "faulty": "faulty cells have an error of the doctor",
+        "ingest": "cells of the ingest alone do not train",
     }
     found = [name for name in meanings if name in rows and rows[name].fillna(False).any()]
     words = [meanings[name] for name in found if name != "emulated" or "emulated_compute" not in found]

@@ -408,3 +408,30 @@ def test_each_time_that_blocks_are_added_is_a_look(
     results = load(make_run(tmp_path, experiment, lambda cell, block: 100.0 + block))
     vars(results)["environment"] = {"invocations": [{"command": words} for words in commands], "groups": []}
     assert results.significance == pytest.approx(level)
+
+
+# -- ingest ----------------------------------------------------------------------------------------------------------
+
+MODES = {"axis": "workload.mode", "value": "train", "other_value": "ingest", "ingest": True, "blocks": 5}
+MODES |= {"cell_id": "t", "other_id": "i", "throughput_per_s": 50.0, "other_throughput_per_s": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "code"),
+    [
+        (0.4, 0.6, "no bottleneck"),
+        (0.95, 1.05, "bottleneck"),
+        (0.4, 1.2, OPEN),
+        (None, None, rules.NO_INTERVAL),
+    ],
+)
+def test_whether_the_ingest_is_the_bottleneck_follows_from_the_part_that_training_uses(
+    low: float | None, high: float | None, code: str
+) -> None:
+    versus = [{**MODES, "ratio": 0.5, "low": low, "high": high}]
+    units = [{"cell_id": name, "unit": "samples", "trial_id": name, "attempt": 0} for name in "ti"]
+    found = one(rules.ingests(tables(versus=versus, trials=units)))
+    assert (found.topic, found.code, found.cell_id, found.others) == ("ingest", code, "t", ("i",))
+    assert found.row()["value"] == 0.5
+    assert not rules.ingests(tables(versus=[{**versus[0], "axis": "workload.mode", "ingest": None}], trials=units))
+    assert not rules.ingests(tables(versus=versus, trials=[units[0], {**units[1], "unit": "tokens"}]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from multiprocessing import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +90,7 @@ def test_on_a_gpu_events_are_made_before_and_devices_synchronised_at_edges(monke
         "synchronize": lambda device: calls.append(f"synchronize {device}"),
         "max_memory_allocated": lambda device: 5,
         "max_memory_reserved": lambda device: 7,
+        "get_device_properties": lambda device: SimpleNamespace(uuid="1f"),
         "Event": Event,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -105,4 +107,4 @@ def test_on_a_gpu_events_are_made_before_and_devices_synchronised_at_edges(monke
     assert calls == [*first, "step", "clock", record, "step", "clock", record, sync, "clock"]
     end = finished(parent)
     assert len(end.steps.device_s) == 2 and min(end.steps.device_s) > 0
-    assert (end.facts.on_cuda, end.facts.peak_bytes, end.facts.reserved_bytes) == (True, 5, 7)
+    assert (end.facts.gpus, end.facts.peak_bytes, end.facts.reserved_bytes) == (["GPU-1f"], 5, 7)

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from harness import probe
 from harness.config.script import column_of
 from harness.measure.script import counting
 from harness.measure.script.counting import EndOfTrial, Finished, Schedule, StepRecorder, WindowsBegun
 from harness.measure.script.reports import (
     LIGHTNING,
     MOST_NAMES,
-    MOST_REPORTS,
+    MOST_ROWS,
     Report,
     Reports,
     _of_ray,
@@ -40,7 +41,10 @@ def reported(*given: dict[str, object]) -> Reports:
 
 def rows(*reports: Report) -> list[tuple[float | None, float | None, dict[str, float | None]]]:
     """The epoch, time and metrics of each row of these reports' curve."""
-    found = curve_of(reports, lambda report: report.samples)
+    joined = Reports()
+    for report in reports:
+        joined.join(report)
+    found = curve_of(joined.end(), lambda report: report.samples)
     fixed = ("epoch", "train_s", "samples", "evaluation_s", "learning_rate")
     return [
         (
@@ -89,30 +93,25 @@ def test_numbers_are_kept_and_what_is_none_is_named() -> None:
         {"val_loss": math.inf, "epoch": "second"},
         {"epoch": 3},
     )
-    first, second = reports.in_order()
+    first, second = reports.end()
     assert first.values == {"val_accuracy": 0.5} and second.values == {"val_loss": math.inf}
     assert reports.names == ["val_accuracy", "val_loss"] and second.epoch is None
     assert reports.left_out == ["reported_text", "reported_flag", "reported_many", "reported_f1", "reported_a", "epoch"]
     assert reported({f"m{number}": 1.0 for number in range(500)}).names == [f"reported_m{n}" for n in range(MOST_NAMES)]
 
 
-@pytest.mark.parametrize(
-    ("evaluations", "every", "others"), [(3, 1, 16), (MOST_REPORTS, 1, 16), (2 * MOST_REPORTS + 2, 4, 8)]
-)
-def test_the_kept_reports_are_bounded_and_the_last_of_each_kind_is_there(
-    evaluations: int, every: int, others: int
-) -> None:
-    count = 10 * MOST_REPORTS
+@pytest.mark.parametrize(("evaluations", "every"), [(0, 16), (3, 1), (MOST_ROWS, 1), (2 * MOST_ROWS + 2, 4)])
+def test_the_kept_rows_are_bounded_and_the_last_is_there(evaluations: int, every: int) -> None:
+    count = 10 * MOST_ROWS
     given = [{"train_loss": 1.0 / (n + 1)} | ({"val_loss": 1.0 * n} if n < evaluations else {}) for n in range(count)]
     reports = reported(*given)
-    kept = reports.in_order()
-    assert len(kept) <= 2 * MOST_REPORTS + 2 and reports.every[True] == every
-    of_validation = [each for each in kept if "val_loss" in each.values]
-    assert kept[-1].step == count and of_validation[-1].step == evaluations
-    distances = {two.step - one.step for one, two in pairwise(of_validation[:-1])}
-    assert distances <= {every}
+    kept = reports.end()
+    assert len(kept) <= MOST_ROWS + 1 and reports.every == every and reports.end() == kept
+    assert kept[-1].step == (evaluations or count)
+    assert {two.step - one.step for one, two in pairwise(kept[:-1])} == {every}
     found = [finding.seen for finding in judge_reports([reports.summary()], 0, [])]
-    assert found == [f"over {MOST_REPORTS} reports: one in {others} is recorded, and the last"]
+    over = f"over {MOST_ROWS} rows of the learning curve: one in {every} is recorded, and the last"
+    assert found == [over] * (every > 1)
 
 
 def test_each_report_of_validation_is_a_row_with_the_latest_other_values_since_the_one_before() -> None:
@@ -269,7 +268,7 @@ def test_a_report_has_the_seconds_since_the_end_of_the_first_step_without_pauses
     script.finish()
     end = parent.recv()
     assert isinstance(end, Finished) and end.reports
-    found = [(each.step, each.train_s, each.samples) for each in end.reports.in_order()]
+    found = [(each.step, each.train_s, each.samples) for each in end.reports.end()]
     assert found == [(0, 0.0, 0.0), (2, 3.0, 16.0), (3, 5.0, 16.0)]
 
 
@@ -281,14 +280,13 @@ def test_batches_between_a_step_and_a_report_of_validation_are_no_training() -> 
             script.step()
         script.report({"val_loss": 1.0})
     script.finish()
-    assert [each.samples for each in parent.recv().reports.in_order()] == [8.0, 8.0, 16.0]
+    assert [each.samples for each in parent.recv().reports.end()] == [8.0, 16.0]  # at steps 1 and 2
 
 
 def test_a_training_ends_after_the_step_that_follows_its_last_and_a_trial_of_speed_keeps_no_reports() -> None:
     for trains in (True, False):
         script, parent = recorder(trains=trains)
-        parent.send(Schedule(4 + 1))
-        script._follow()
+        script._obey(Schedule(4 + 1))
         parent.send("end")
         with pytest.raises(EndOfTrial):
             for number in range(1, 10):
@@ -296,7 +294,7 @@ def test_a_training_ends_after_the_step_that_follows_its_last_and_a_trial_of_spe
                 script.report({"val_loss": float(number)})
         begun, end = parent.recv(), parent.recv()
         assert isinstance(begun, WindowsBegun) and len(end.steps.ended) == 5 and not end.by_itself
-        kept = [each.values["val_loss"] for each in end.reports.in_order()] if end.reports else None
+        kept = [each.values["val_loss"] for each in end.reports.end()] if end.reports else None
         assert kept == ([1.0, 2.0, 3.0, 4.0] if trains else None)
 
 
@@ -311,8 +309,8 @@ def test_the_end_of_a_training_that_ended_by_itself_is_no_schedule() -> None:
 def test_of_several_reports_at_a_step_the_first_of_validation_sets_time_and_values() -> None:
     first = Report(10, 5.0, 80.0, None, {"val_loss": 2.0})
     later = Report(10, 65.0, 80.0, None, {"val_loss": 1.0, "reported_test": 3.0})  # of the best model
-    (row,) = curve_of([first, later], lambda report: report.samples)
-    assert (row["train_s"], row["val_loss"], row["reported_test"]) == (5.0, 2.0, 3.0)
+    ((_, train_s, values),) = rows(first, later)
+    assert (train_s, values["val_loss"], values["reported_test"]) == (5.0, 2.0, 3.0)
 
 
 def test_a_trainer_s_summary_and_what_it_times_are_no_metrics(libraries: dict[str, Any]) -> None:
@@ -325,3 +323,24 @@ def test_a_trainer_s_summary_and_what_it_times_are_no_metrics(libraries: dict[st
 def test_a_best_loss_that_is_infinite_is_no_divergence() -> None:
     reports = reported({"loss": 1.0, "best_val_loss": math.inf})
     assert reports.left_out == ["reported_best_val_loss"] and reports.names == ["reported_loss"]
+
+
+def test_a_report_inside_a_marked_step_leaves_the_samples_of_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, parent = recorder()
+    monkeypatch.setattr(probe, "_recorder", script)
+    for _ in probe.steps(range(3)):
+        probe.count(8)
+        script._after_optimizer(torch.optim.SGD([torch.ones(1)], lr=0.1))  # no step of its own, the first neither
+        probe.report(val_loss=1.0)
+    script.finish()
+    assert list(parent.recv().steps.samples) == [8.0, 8.0, 8.0]
+
+
+def test_a_row_of_validation_has_the_values_reported_just_before_it_however_many_there_are() -> None:
+    given: list[dict[str, object]] = []
+    for number in range(2 * MOST_ROWS):
+        given += [{"train_loss": -1.0}, {"train_loss": float(number)}, {"val_loss": float(number)}]
+    found = curve_of(reported(*given).end(), lambda each: None)
+    assert MOST_ROWS / 2 < len(found) <= MOST_ROWS + 1
+    assert [row["train_loss"] for row in found] == [row["val_loss"] for row in found]
+    assert found[-1]["val_loss"] == 2 * MOST_ROWS - 1

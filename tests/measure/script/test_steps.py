@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from harness.config.script import SCRIPT_TRAITS
 from harness.config.sections import Throughput
+from harness.measure.script.batches import size_of
 from harness.measure.script.child import own_copy
-from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests, size_of
+from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests
 from harness.measure.script.following import values_of
 from harness.measure.script.judging import Seen, judge, together
 from harness.measure.script.parent import ScriptFailed, environment_of, lay_out, link_tree, unused, visible_gpus
@@ -23,10 +25,10 @@ from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
 
 SHARED = [((2, 3), "1.0"), ((3,), "0.5")]
-FACTS = Facts(["SGD"], 0, 2, SHARED, False, None, None, 1)
+FACTS = Facts(["SGD"], 0, 2, SHARED, [], 1, 0, None, None, 1)
 RANKS = Ranks(1, 2, 1, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 SETTINGS = Throughput(warmup_steps=4)
-CELL = Cell("train.py", None, None, "script", "cpu", 2, 1, "weak", 32, 64)
+CELL = Cell("train.py", None, None, "script", "cpu", 2, 1, "weak", 32, 64, own_traits=SCRIPT_TRAITS)
 
 
 def finished(ended: list[float], edges: list[tuple[int, float]], **steps: Any) -> Finished:
@@ -102,6 +104,37 @@ def having(**facts: Any) -> Finished:
 )
 def test_findings_follow_from_what_was_counted(end: Finished, stated: float | None, seen: list[str]) -> None:
     assert [finding.seen for finding in judge([Seen.of(end)] * 2, CELL, stated)] == seen
+
+
+def seen_of(end: Finished, cell: Cell = CELL, processors: int = 2, **how: Any) -> list[str]:
+    """What is seen on two ranks of a node that took the same steps."""
+    return [finding.seen for finding in judge([Seen.of(end, 0, processors)] * 2, cell, None, **how)]
+
+
+def test_an_examination_names_a_wait_for_data_and_a_run_has_it_in_its_tables() -> None:
+    waiting = three_steps(wait_s=[0.0, 0.5, 0.25])  # of two steps of 1 s
+    assert seen_of(waiting, examined=True) == ["part of a step in which it waits for data: 38 %"]
+    assert seen_of(waiting) == seen_of(three_steps(wait_s=[9.0, 0.1, 0.1]), examined=True) == []
+
+
+def test_more_threads_and_loader_workers_than_processors_are_a_finding() -> None:
+    assert seen_of(having(threads=2), processors=4) == []
+    many = ["4 computing threads on a node with 2 processors (2 threads in the first of its 2 ranks)"]
+    assert seen_of(having(threads=2)) == many
+    (workers,) = seen_of(having(workers=3), processors=7)
+    assert workers.startswith("2 computing threads and 6 loader workers on a node with 7 processors")
+    assert seen_of(having(threads=2), replace(CELL, oversubscribed=True)) == []
+
+
+def test_ranks_that_share_a_gpu_or_use_none_are_an_error() -> None:
+    on_gpus = replace(CELL, device="cuda")
+    assert seen_of(HEALTHY, on_gpus) == ["ranks whose parameters are on no GPU: 0, 1"]
+    assert not seen_of(having(gpus=["GPU-a"]), replace(on_gpus, oversubscribed=True))
+    assert seen_of(having(gpus=["GPU-a"]), on_gpus) == ["GPUs with the parameters of several ranks: GPU-a"]
+    own = [Seen.of(having(gpus=[name])) for name in ("GPU-a", "GPU-b")]
+    assert not [*judge(own, on_gpus, None)]
+    other_node = [Seen.of(having(gpus=["GPU-a"]), node) for node in (0, 1)]
+    assert not [*judge(other_node, on_gpus, None)]
 
 
 @pytest.mark.parametrize(
