@@ -297,7 +297,12 @@ WATERFALL = Table(
             "fraction of the measured step: the efficiency in scaling for the ideal, else in proportion to part_s",
         ),
         *INTERVAL,
-        _c("reason", "string", "of the rest: what contradicts a part that is in it, or why no other part is shown"),
+        _c(
+            "reason",
+            "string",
+            "of the rest: what contradicts a part that is in it, or why no other part is shown; of exposed "
+            "communication: DDP's own timers, if they contradict it",
+        ),
     ),
 )
 
