@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import statistics
+import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -278,17 +280,42 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
 
 
 def profiled_steps(stepper: Stepper) -> MarkedSteps:
-    """Profile PROFILED_STEPS steps after a first one that does not count; all ranks begin them together."""
+    """Return the events of a profile's steps."""
+    return marked_steps(events_of(_profiled(stepper)))
+
+
+def traces_of(stepper: Stepper, most_bytes: int) -> tuple[bytes, ...]:
+    """Return, on rank 0, a trace of PROFILED_STEPS steps of each rank; empty if it is larger than ``most_bytes``.
+
+    Compressed JSON in Chrome's format, which Perfetto and Holistic Trace Analysis read.
+    """
+    for _ in range(FIRST_STEPS):
+        stepper.step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json.gz"
+        _profiled(stepper).export_chrome_trace(str(path))
+        content = path.read_bytes()
+    found = stepper.ranks.gather_to_first(content if len(content) <= most_bytes else b"")
+    return tuple(found) if stepper.ranks.first else ()
+
+
+def _profiled(stepper: Stepper) -> torch.profiler.profile:
+    """Profile PROFILED_STEPS steps after a first one that does not count; all ranks begin them together.
+
+    A step's range has the name that torch's own schedule gives it, by which readers of traces find it.
+    """
     devices = stepper.ranks.devices
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices[0].type == "cuda" else [])]
-    with profile(activities=activities) as profiler:
+    profiler = profile(activities=activities)
+    with profiler:
         stepper.step()
         stepper.ranks.barrier()
         mark_step(devices)
         for number in range(PROFILED_STEPS):
-            stepper.step()
+            with record_function(f"ProfilerStep#{number}"):
+                stepper.step()
             mark_step(devices if number == PROFILED_STEPS - 1 else ())
-    return marked_steps(events_of(profiler))
+    return profiler
 
 
 def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[TimedWindow]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -196,6 +198,14 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
     wanted_s = {"exchange_s": (9.0, 5.0, 3.0), "exposed_s": (5.0, 2.0, 3.0)}
     a_step = {kind: [seconds / profiles.PROFILED_STEPS for seconds in each] for kind, each in wanted_s.items()}
     assert found == {kind: dict(zip(total_s, seconds, strict=True)) for kind, seconds in a_step.items()}
+
+
+def test_a_trace_has_the_profiled_steps_and_none_is_kept_beyond_its_size() -> None:
+    (content,) = profiles.traces_of(stepper_for(CELL), 10**7)
+    events = json.loads(gzip.decompress(content))["traceEvents"]
+    steps = [event for event in events if event.get("ph") == "X" and event["name"].startswith("ProfilerStep#")]
+    assert len(steps) == profiles.PROFILED_STEPS and any(event["name"] == "aten::addmm" for event in events)
+    assert profiles.traces_of(stepper_for(CELL), 100) == (b"",)
 
 
 @pytest.mark.usefixtures("no_group")
