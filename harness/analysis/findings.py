@@ -9,7 +9,7 @@ from statistics import mean
 import pandas as pd
 
 from harness.analysis.common import Lines, Record, Row, columns_of, grouped, rows_of, workload_options
-from harness.analysis.stats import LEAST_BLOCKS, deviation, mean_interval
+from harness.analysis.stats import LEAST_BLOCKS, deviation
 from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -119,11 +119,9 @@ def unequal_metrics(trials: pd.DataFrame, convergence: pd.DataFrame, known: pd.D
             values = _both(pairs, name)
             if _are_far(values, apart) and not any(text.startswith(f"{name} ") for text in said):
                 own, other = (mean(each) for each in zip(*values, strict=True))
-                text = (
-                    f"{name} after the last epoch: {own:.4g}, and {other:.4g} of its base; their losses differ by at "
-                )
-                seen = f"{text}most {100 * apart:.2g} % ({len(values)} seeds)"
-                found.append({**named, **UNEQUAL, "seen": seen})
+                seen = f"{name} after the last epoch: {own:.4g}, and {other:.4g} of its base, over {len(values)} seeds"
+                equal = f"; their losses differ by at most {100 * apart:.2g} %"
+                found.append({**named, **UNEQUAL, "seen": f"{seen}{equal}"})
     return FINDINGS.frame(found)
 
 
@@ -134,7 +132,7 @@ UNEQUAL = {
     "severity": "warning",
     "means": "no mean over samples: it depends on how the validation set is split, and so on the strategy, not on what "
     "was trained",
-    "advice": "compute it in evaluate(model, loader), which gets the whole validation set in the same batches everywhere",
+    "advice": "compute it in evaluate(model, loader), which gets the whole validation set, in the same batches",
 }
 
 
@@ -153,13 +151,10 @@ def _are_far(values: Sequence[tuple[float, float]], losses_apart: float) -> bool
     """Return whether a metric differs by more than its spread over seeds, and than equal losses may explain."""
     if len(values) < LEAST_BLOCKS:
         return False
-    apart, spread = (
-        mean_interval([one - other for one, other in values]),
-        max(map(deviation, zip(*values, strict=True))),
-    )
-    excludes_zero = apart.low is not None and apart.high is not None and not apart.low <= 0 <= apart.high
+    apart = mean(one - other for one, other in values)
+    spread = max(map(deviation, zip(*values, strict=True)))
     least = max(EQUAL_LOSSES, FAR * losses_apart)
-    return excludes_zero and abs(apart.value) > SPREADS * spread and min(_relative(*both) for both in values) > least
+    return abs(apart) > SPREADS * spread and min(_relative(*both) for both in values) > least
 
 
 def figures(lines: Lines) -> dict[str, Mapping[str, str]]:

@@ -298,9 +298,9 @@ def _findings(results: Results) -> pd.DataFrame:
     """Return the doctor's findings on cells, the plan and the nodes, none if it did not run, and those of trainings."""
     examined = findings(results.lines, results.trials)
     of_trainings = unequal_metrics(results.trials, results.convergence, examined)
-    of_trials = (
-        FINDINGS.typed(pd.concat([examined, of_trainings], ignore_index=True)) if len(of_trainings) else examined
-    )
+    of_trials = examined
+    if len(of_trainings):
+        of_trials = FINDINGS.typed(pd.concat([examined, of_trainings], ignore_index=True))
     checked = results.experiment.preflight and all(line["outcome"] == "skipped" for line in results.lines)
     if not (checked or any(line["purpose"] == "doctor" for line in results.lines)):
         return of_trials

@@ -128,7 +128,7 @@ CELLS = Table(
 
 FINDINGS = Table(
     "findings",
-    "one finding of the doctor, about an examined cell, a skipped cell or the nodes",
+    "one finding, mostly of the doctor, about an examined, skipped or trained cell or the nodes",
     (
         _c("trial_id", "string", "trial of the examination, if there was one"),
         _c("cell_id", "string", "cell of the finding, if it concerns one cell"),
