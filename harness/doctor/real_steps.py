@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from harness.doctor.facts import (
     StepMemory,
@@ -139,7 +139,7 @@ def _evaluate_last_samples(subject: Subject, training: Training) -> None:
     """
     validation, batch = subject.datasets[1], subject.cell.global_batch_size
     first = max(0, len(validation) - batch - len(validation) % batch)
-    few = Subset(validation, range(first, len(validation)))
+    few: Subset[object] = Subset(cast("Dataset[object]", validation), range(first, len(validation)))
     workload = innermost(subject.workload)
     data = EpochData(subject.cell, subject.seed, subject.ranks, subject.datasets[0], few, workload)
     evaluator = Evaluator(training, data)
