@@ -395,8 +395,12 @@ class Counted(Stream):
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
-        ((Stream(), [1]), "the training set of datasets(), a Stream, has no __len__: streams are not measured"),
+        (
+            (Stream(), [1]),
+            "the training set of datasets(), a Stream, has no __len__: streams are not measured as a workload",
+        ),
         (([1], Counted()), "the validation set of datasets(), a Counted, is an IterableDataset"),
+        ((Stream(), [1]), "measured as it is, with script: or loop:"),
         ((iter([1]), [1]), "has no __len__ and no __getitem__: streams are not measured"),
         ([1], "datasets() must return (training, validation); got a list of 1 items"),
         (None, "got None"),
