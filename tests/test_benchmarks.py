@@ -179,3 +179,13 @@ def test_scale_runs_ranks_as_threads_through_driver_record_and_report() -> None:
     # 16 ranks' windows reach rank 0 alone
     assert row["received_first_kib"] > 16 * 5 and row["received_kib"] < row["received_first_kib"] / 20
     assert row["line_kib"] < 2.5 < row["by_rank_kib"]
+
+
+@pytest.mark.slow
+def test_overhead_compares_tokens_on_one_rank_and_two_with_and_without_accumulation(tmp_path: Path) -> None:
+    options = ["--models", "small GPT", "--processes", "1", "--pairs", "1", "--window", "0.01"]
+    (rows,) = ran("overhead", tmp_path, *options)
+    compared = [(row["strategy"], row["ranks"], row["parts"]) for row in rows]
+    alone = [(strategy, 1, parts) for parts in (1, 4) for strategy in ("single", "ddp")]
+    assert sorted(compared) == sorted([*alone, ("ddp", 2, 1), ("ddp", 2, 4)])
+    assert all(0.2 < row[ratio] < 5 for row in rows for ratio in ("step", "window", "cpu"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import mean
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, workload_options
+from harness.analysis.common import Lines, Record, Row, columns_of, grouped, rows_of, workload_options
+from harness.analysis.stats import LEAST_BLOCKS, deviation
 from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -81,6 +84,77 @@ def _fewer_samples(line: Row, examined: Iterable[Row]) -> list[FindingRow]:
 def _data_of(line: Row) -> tuple[object, ...]:
     """Return the key of examinations that must have the same data."""
     return (line["workload"], line["data"], line["model"], line.get("variant"), workload_options(line))
+
+
+EQUAL_LOSSES = 0.01
+"""The largest relative difference of the validation losses of trainings that are taken for equal."""
+FAR = 10.0
+"""A metric that is further apart than this many times the losses, relatively, is no matter of the loss."""
+SPREADS = 3.0
+"""Metrics that are further apart than this many standard deviations over seeds are so by more than chance."""
+
+
+def unequal_metrics(trials: pd.DataFrame, convergence: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
+    """Return a finding on each metric of a cell that is far from its base's, while their validation losses are equal.
+
+    After the last epochs of trainings with the same seeds, at least LEAST_BLOCKS of them. ``known``: the doctor's
+    findings, which may have the same metric already. Scripts are left out: each reports what it computes itself.
+    """
+    scripts = set(trials.loc[trials["connected_ranks"].notna(), "cell_id"])
+    bases = dict(zip(trials["cell_id"], trials["base_id"], strict=True))
+    rows = [row for row in rows_of(convergence) if row.cell_id not in scripts]
+    trained = {(row.cell_id, row.seed): row for row in rows}
+    names = [name for name in map(str, convergence.columns) if name.startswith("val_") and name != LOSS]
+    said = known.loc[known["check"] == METRICS, "seen"].dropna().astype(str)
+    found = []
+    for cell_id, of_cell in grouped(rows, lambda row: str(row.cell_id)).items():
+        base_id = bases[cell_id]
+        pairs = [(row, base) for row in of_cell if (base := trained.get((base_id, row.seed))) and base_id != cell_id]
+        losses = _both(pairs, LOSS)
+        apart = max((_relative(*both) for both in losses), default=1.0)
+        if len(losses) < LEAST_BLOCKS or apart > EQUAL_LOSSES:
+            continue
+        named = columns_of(pairs[-1][0], "trial_id", "cell_id", *DESCRIPTION)
+        for name in names:
+            values = _both(pairs, name)
+            if _are_far(values, apart) and not any(text.startswith(f"{name} ") for text in said):
+                own, other = (mean(each) for each in zip(*values, strict=True))
+                seen = f"{name} after the last epoch: {own:.4g}, and {other:.4g} of its base, over {len(values)} seeds"
+                equal = f"; their losses differ by at most {100 * apart:.2g} %"
+                found.append({**named, **UNEQUAL, "seen": f"{seen}{equal}"})
+    return FINDINGS.frame(found)
+
+
+LOSS = "val_loss"
+METRICS = "metrics"
+UNEQUAL = {
+    "check": METRICS,
+    "severity": "warning",
+    "means": "no mean over samples: it depends on how the validation set is split, and so on the strategy, not on what "
+    "was trained",
+    "advice": "compute it in evaluate(model, loader), which gets the whole validation set, in the same batches",
+}
+
+
+def _both(pairs: Iterable[tuple[Record, Record]], name: str) -> list[tuple[float, float]]:
+    """Return the finite values of a column in both trainings of each pair."""
+    values = [(getattr(one, name), getattr(other, name)) for one, other in pairs]
+    known = [(float(one), float(other)) for one, other in values if not (pd.isna(one) or pd.isna(other))]
+    return [both for both in known if all(map(math.isfinite, both))]
+
+
+def _relative(one: float, other: float) -> float:
+    return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
+
+
+def _are_far(values: Sequence[tuple[float, float]], losses_apart: float) -> bool:
+    """Return whether a metric differs by more than its spread over seeds, and than equal losses may explain."""
+    if len(values) < LEAST_BLOCKS:
+        return False
+    apart = mean(one - other for one, other in values)
+    spread = max(map(deviation, zip(*values, strict=True)))
+    least = max(EQUAL_LOSSES, FAR * losses_apart)
+    return abs(apart) > SPREADS * spread and min(_relative(*both) for both in values) > least
 
 
 def figures(lines: Lines) -> dict[str, Mapping[str, str]]:

@@ -14,7 +14,7 @@ import pandas as pd
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.evidence import stalls
-from harness.analysis.findings import findings, static_findings, with_faulty
+from harness.analysis.findings import findings, static_findings, unequal_metrics, with_faulty
 from harness.analysis.hardware import collectives, device_memory, gpus, links
 from harness.analysis.improvements import STEPS, Step, improvements
 from harness.analysis.phases import host_phases, ledger, phases
@@ -295,8 +295,12 @@ def _published(results: Results) -> pd.DataFrame:
 
 
 def _findings(results: Results) -> pd.DataFrame:
-    """Return the doctor's findings on cells, the plan and the nodes; no rows if the doctor did not run."""
-    of_trials = findings(results.lines, results.trials)
+    """Return the doctor's findings on cells, the plan and the nodes, none if it did not run, and those of trainings."""
+    examined = findings(results.lines, results.trials)
+    of_trainings = unequal_metrics(results.trials, results.convergence, examined)
+    of_trials = examined
+    if len(of_trainings):
+        of_trials = FINDINGS.typed(pd.concat([examined, of_trainings], ignore_index=True))
     checked = results.experiment.preflight and all(line["outcome"] == "skipped" for line in results.lines)
     if not (checked or any(line["purpose"] == "doctor" for line in results.lines)):
         return of_trials

@@ -27,7 +27,14 @@ from harness.analysis.common import (
 from harness.analysis.phases import Timing, timings
 from harness.analysis.ratios import same_hardware
 from harness.analysis.stats import ENDS, mean_interval
-from harness.config.strategy_traits import BASE_STRATEGY, BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
+from harness.config.strategy_traits import (
+    ALL_REDUCE,
+    BASE_STRATEGY,
+    BROADCAST,
+    BUILTIN_TRAITS,
+    COLLECTIVES,
+    OWN_COLLECTIVES,
+)
 from harness.plan.comparison import backend_of
 from harness.record.schema import DESCRIPTION, WATERFALL
 
@@ -102,6 +109,11 @@ OF_REPLICAS = ("threads", "side by side")
 """The parts that a trial of replicas in one process measures itself."""
 MOST_TIMES = 3.0
 """A part that takes more than this many times what its exchange needs at the measured speed is something else."""
+WORTH_NAMING = 0.01
+"""The least share of the step that is named, lost, saved, or between two measurements of a part."""
+BY_DIFFERENCE = "by difference, of steps with exchange and without"
+TIMED = "by DDP's own timers it is {} of the step ({} ms)"
+"""What the exposed communication is, if two measurements of it disagree."""
 MOST_REST = 0.20
 """The largest share of the step, lost or saved, that parts may leave unexplained; beyond it they are withheld."""
 MOST_CORRECTION = 0.25
@@ -143,6 +155,8 @@ class StepLoss:
     rest_s: float
     is_explained: bool = True
     """Whether its profile was taken, if its strategy needs one."""
+    timer_s: float | None = None
+    """The exposed communication by DDP's own timers, if it was found by difference too."""
 
     @property
     def bars(self) -> dict[str, float]:
@@ -218,7 +232,8 @@ def _step_loss(row: Record, base_id: str, known: Measured, profiles: Profiles) -
     smaller = {"smaller batch": alone_timing.step_mean_s - ideal_s} if row.scaling == "strong" else {}
     parts = {**smaller, **by_ranks, **(by_profile or {}), "waiting for data": timing.wait_s - alone_timing.wait_s}
     rest_s = timing.step_mean_s - ideal_s - sum(parts.values())
-    return StepLoss(ideal_s, timing.step_mean_s, parts, rest_s, by_profile is not None)
+    timer_s = (row.exposed_s or {}).get(ALL_REDUCE) if COLLECTIVES.name in parts else None
+    return StepLoss(ideal_s, timing.step_mean_s, parts, rest_s, by_profile is not None, timer_s)
 
 
 def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
@@ -275,6 +290,7 @@ def _profiled_parts(strategy: str, profile: Record | None) -> dict[str, float] |
 def _checked_rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[Row]:
     """Return the rows of one cell, without the parts that the measured speed of its exchange contradicts."""
     names, reasons = list[str](), list[str]()
+    timed = _contradicting_timers(float(ratio.efficiency), list(losses.values()))
     for part in next(iter(losses.values())).parts:
         part_s = mean(loss.parts[part] for loss in losses.values())
         time = needed.get((ratio.cell_id, part))
@@ -284,12 +300,34 @@ def _checked_rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | No
         need = f"{1000 * time.seconds:.3g} ms that its {time.size_bytes:,} bytes need"
         times = f"{part_s / time.seconds:.2g} times the {need} at the measured latency and bandwidth"
         reasons.append(f"{part} of {1000 * part_s:.3g} ms a step is {times}")
+    if timed and COLLECTIVES.name not in names:
+        reasons.append(timed)
     rows = _rows(ratio, {block: loss.keep(names) for block, loss in losses.items()}, pilot)
     rest = float(rows[-1]["share"])
     if abs(rest) > MOST_REST and names:
         reasons.append(f"the measured parts miss it by {100 * abs(rest):.0f} % of the step, and are withheld")
         rows = _rows(ratio, {block: loss.keep(()) for block, loss in losses.items()}, pilot)
-    return [*rows[:-1], {**rows[-1], "reason": "; ".join(reasons) or None}]
+    of_part = {COLLECTIVES.name: f"{BY_DIFFERENCE}; {timed}" if timed else None, "rest": "; ".join(reasons) or None}
+    return [{**row, "reason": of_part.get(row["part"])} for row in rows]
+
+
+def _contradicting_timers(efficiency: float, losses: Sequence[StepLoss]) -> str:
+    """Return what DDP's own timers have as exposed communication; empty if they agree with the difference, or lack it.
+
+    They disagree if the 95 % interval of the two measurements' difference, paired by block, excludes 0, by at least
+    WORTH_NAMING of the step. The timers see what is left of the exchange after the backward pass; the difference also
+    has copies into buckets, and what the exchange takes from the computation beside it.
+    """
+    pairs = [(loss.parts.get(COLLECTIVES.name), loss.timer_s) for loss in losses]
+    known = [(part_s, timer_s) for part_s, timer_s in pairs if part_s is not None and timer_s is not None]
+    if not known:
+        return ""
+    apart, timer_s = mean_interval([one - other for one, other in known]), mean(timer_s for _, timer_s in known)
+    a_second = _share_of_a_second(efficiency, losses)
+    unclear = apart.low is None or apart.high is None or apart.low <= 0 <= apart.high
+    if unclear or abs(apart.value) * a_second < WORTH_NAMING:
+        return ""
+    return TIMED.format(f"{100 * timer_s * a_second:.0f} %", f"{1000 * timer_s:.3g}")
 
 
 def _rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None) -> list[Row]:

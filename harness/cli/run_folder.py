@@ -39,6 +39,9 @@ Far = Annotated[bool, typer.Option("--far", help="Predict more than 8 times the 
 FitUpTo = Annotated[
     int | None, typer.Option("--fit-up-to", metavar="N", min=1, help="Predict from sizes of at most N devices.")
 ]
+PredictionFigure = Annotated[
+    Path | None, typer.Option("--output", metavar="DIR", help="A folder for the figure. Default: no file is written.")
+]
 TargetOption = Annotated[
     str, typer.Option(metavar="METRIC=VALUE", help="The target: val_accuracy=0.95, or with <= or >= instead of =.")
 ]
@@ -79,8 +82,10 @@ def predict_command(
     between_nodes: BetweenNodes = None,
     far: Far = False,
     fit_up_to: FitUpTo = None,
+    price: Price = None,
+    output: PredictionFigure = None,
 ) -> int:
-    """Predict step times for more devices than RUN_FOLDER measured, with 95 % intervals; measures nothing."""
+    """Predict steps and throughput on more devices than RUN_FOLDER measured, with 95 % intervals; measures nothing."""
     from harness.analysis.prediction import Asked, read_links
     from harness.analysis.results import load, predict
     from harness.cli.arguments import parse_link, parse_numbers
@@ -103,18 +108,28 @@ def predict_command(
     further = read_links(links, results.collectives) if links else None
     table = predict(results, asked, further)
     from harness.report.row import rows_of
-    from harness.report.tables.prediction import family_label, measured_alone, prediction_table, refusals
+    from harness.report.tables.prediction import (
+        disagreements,
+        family_label,
+        measured_alone,
+        prediction_table,
+        refusals,
+    )
     from harness.run.console import rich_table
 
+    cost = results.experiment.cost
+    price, currency = price or (cost.per_device_hour if cost else None), cost.currency if cost else ""
     for _, family in table.groupby("family_id", sort=False):
-        content = prediction_table(family, narrow=True)
+        content = prediction_table(family, narrow=True, price=price, currency=currency)
         if content.rows:
             Console().print(rich_table(content, family_label(rows_of(family)[0])), "")
-    for reason in [*refusals(table), *measured_alone(table, numbers)]:
+    for reason in [*disagreements(table), *refusals(table), *measured_alone(table, numbers)]:
         show(reason)
+    if output is None:
+        return 0
     from harness.report.figures.prediction import write_prediction
 
-    files = write_prediction(results.folder.figures, table)
+    files = write_prediction(output, table)
     show(f"Figure: {', '.join(map(str, files))}" if files else "No figure: nothing was predicted.")
     return 0
 

@@ -212,7 +212,8 @@ class Throughput(Strict):
     none on CPUs.
     ``twin``: the base is measured twice in every block (A/A test); ratios are to the mean. ``explain``: the parts of
     the waterfall are measured too, and, for at most ``links_seconds`` a placement (if unset 5 on GPUs, 1 on CPU slots;
-    0: not at all), links and collectives.
+    0: not at all), links and collectives. ``traces``: the best cell of the waterfall and its base are profiled once
+    more after the blocks, and their traces kept.
     ``keep_steps``: of each step one row is recorded, of its slowest rank with the mean over ranks; or all ranks' rows.
     ``wait_for_quiet``: the longest time to wait, before each block, until other programs leave the processors idle.
     """
@@ -226,6 +227,7 @@ class Throughput(Strict):
     window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 5.0
     twin: bool = True
     explain: bool = True
+    traces: bool = True
     links_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
     keep_steps: Literal["slowest", "all"] = "slowest"
     wait_for_quiet: Seconds | None = None

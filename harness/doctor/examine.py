@@ -14,6 +14,7 @@ from harness.config.doctor_checks import DOCTOR_CHECKS, DoctorCheck
 from harness.doctor import data, memory_needs, parameters, real_steps
 from harness.doctor.facts import Steps
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
+from harness.doctor.real_steps import REHEARSED
 from harness.doctor.subject import Case, Check, FewBuilds, ProcessState, Subject, any_error, describe_error, doctor_cell
 from harness.measure.scenarios import TrialContext
 from harness.plan import memory_forecast as memory
@@ -147,6 +148,7 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
         context.ranks,
         context.advance,
         epochs=context.experiment.convergence is not None,
+        explains=context.experiment.explains,
         planned=cell,
         modes=memory_needs.modes_of(cell, context.experiment),
     )
@@ -200,7 +202,8 @@ def _judge_with_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None
         # memory that is not there: the trials of each batch find out for themselves
         if not (isinstance(error, SkipTrial | MemoryError) or "out of memory" in str(error).lower()):
             means = "an error of the workload: every trial of these cells would fail"
-            text, advice = f"{describe_error(error)}, in the first steps", advice_on(str(error))
+            where = next((note for note in getattr(error, "__notes__", ()) if note in REHEARSED), "the first steps")
+            text, advice = f"{describe_error(error)}, in {where}", advice_on(str(error))
             found.findings.append(Finding(EXECUTION, "error", text, means, advice, stops=True))
         raise DoctorTrialFailed(error, found) from error
     try:

@@ -198,9 +198,11 @@ def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
             "error",
             f"relative difference of the gradient of {cell.strategy} on {cell.devices} devices from that of one "
             f"device: {100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); largest in {join_names(names)}",
-            "the strategy is not equivalent to one device at the same global batch",
+            "the strategy is not equivalent to one device at the same global batch: its speed is measured, without a "
+            "claim",
             "loss() must be a sum of independent terms, one a sample: no normalisation over the batch, no dependence "
-            "between samples, no state of one rank",
+            "between samples, no state of one rank; nothing is to be done if the recipe asks for it, as PPO for "
+            "advantages that are normalised in each minibatch",
         )
     ]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
 
 from harness.doctor.facts import (
     StepMemory,
@@ -22,6 +23,7 @@ from harness.doctor.facts import (
     share_of_biases,
 )
 from harness.doctor.subject import SMALL, Subject
+from harness.measure.convergence import EpochData, Evaluator
 from harness.measure.exchanges import CollectiveMode
 from harness.measure.sketches import random_states
 from harness.measure.window import synchronize
@@ -97,7 +99,53 @@ def observe(subject: Subject) -> Steps:
         seen = _observed(subject, training)
     if subject.ranks.world_size > 1:
         seen.same_batch_loss = _same_batch_loss(subject, training.unwrapped)
+    _rehearse(subject, training)
     return seen
+
+
+EVALUATION = "the evaluation of the last validation samples"
+ALONE = "a step without exchange, by which a trial is explained (throughput.explain: false leaves it out)"
+REHEARSED = (EVALUATION, ALONE)
+"""The passes of a run beside its steps, in which the workload's code may find other batches, modes and ranks."""
+
+
+def _rehearse(subject: Subject, training: Training) -> None:
+    """Make the passes of the run that are no steps. Their errors are those of its trials, with the pass as a note."""
+    if subject.epochs and len(subject.datasets[1]) and subject.cell.global_batch_size <= subject.training_samples:
+        with _noted(EVALUATION):
+            _evaluate_last_samples(subject, training)
+    traits, several = subject.cell.traits, subject.ranks.world_size > 1 and subject.whole_model_fits
+    has_step = several and (traits.wrapper_cost or traits.explained_by == "removal")
+    if subject.explains and has_step and not subject.cell.strategy_options.get("static_graph"):
+        ((share, batch),) = subject.stream(1)
+        with _noted(ALONE), training.without_exchange():
+            training.step(batch, share)
+        subject.advance()
+
+
+@contextmanager
+def _noted(where: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise
+
+
+def _evaluate_last_samples(subject: Subject, training: Training) -> None:
+    """Evaluate the last two batches: of the last one each rank may have another number of samples, or none.
+
+    What evaluate() raises on few samples its own check says; here ranks may wait for others in it.
+    """
+    validation, batch = subject.datasets[1], subject.cell.global_batch_size
+    first = max(0, len(validation) - batch - len(validation) % batch)
+    few: Subset[object] = Subset(cast("Dataset[object]", validation), range(first, len(validation)))
+    workload = innermost(subject.workload)
+    data = EpochData(subject.cell, subject.seed, subject.ranks, subject.datasets[0], few, workload)
+    evaluator = Evaluator(training, data)
+    evaluator.validation_means(subject.advance)
+    with suppress(Exception):
+        evaluator.of_the_whole_set(subject.advance)
 
 
 def observe_own_part(subject: Subject) -> Steps:

@@ -228,6 +228,8 @@ class Subject:
     """One device has the memory to train the whole model."""
     epochs: bool = False
     """The cell is trained for whole epochs too."""
+    explains: bool = False
+    """Its timed trials are explained."""
     process: ProcessState | None = None
     """The threads and processes before the examination."""
     steps: Sequence[Steps] = ()

@@ -178,11 +178,15 @@ class Evaluator:
 
         Each sample counts exactly once. All ranks call this together.
         """
-        means = self._means(self._data.batches_once(self._data.validation), advance)
-        values = {**self._training.derived(means), **means, **self._of_the_whole_set(advance)}
+        means = self.validation_means(advance)
+        values = {**self._training.derived(means), **means, **self.of_the_whole_set(advance)}
         return {f"val_{name}": value for name, value in values.items()}
 
-    def _of_the_whole_set(self, advance: Callable[[], None]) -> dict[str, float]:
+    def validation_means(self, advance: Callable[[], None]) -> dict[str, float]:
+        """Return the mean of the loss and of each metric. All ranks call this together."""
+        return self._means(self._data.batches_once(self._data.validation), advance)
+
+    def of_the_whole_set(self, advance: Callable[[], None]) -> dict[str, float]:
         """Return what the workload's evaluate() returns on rank 0; each rank calls it with the whole validation set."""
         data, model = self._data, self._training.model
         if not hasattr(data.workload, "evaluate"):

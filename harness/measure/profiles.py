@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import statistics
+import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from harness.config.strategy_traits import ALL_REDUCE, ProfiledPart, StrategyTra
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.window import synchronize
 from harness.plan.rows import TrialFacts
+from harness.train.ranks import Ranks
 
 Span = tuple[int, int]
 Intervals = list[Span]
@@ -277,17 +280,42 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
 
 
 def profiled_steps(stepper: Stepper) -> MarkedSteps:
-    """Profile PROFILED_STEPS steps after a first one that does not count; all ranks begin them together."""
+    """Return the events of a profile's steps."""
+    return marked_steps(events_of(_profiled(stepper)))
+
+
+def traces_of(stepper: Stepper, most_bytes: int) -> tuple[bytes, ...]:
+    """Return, on rank 0, a trace of PROFILED_STEPS steps of each rank; empty if it is larger than ``most_bytes``.
+
+    Compressed JSON in Chrome's format, which Perfetto and Holistic Trace Analysis read.
+    """
+    for _ in range(FIRST_STEPS):
+        stepper.step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json.gz"
+        _profiled(stepper).export_chrome_trace(str(path))
+        content = path.read_bytes()
+    found = stepper.ranks.gather_to_first(content if len(content) <= most_bytes else b"")
+    return tuple(found) if stepper.ranks.first else ()
+
+
+def _profiled(stepper: Stepper) -> torch.profiler.profile:
+    """Profile PROFILED_STEPS steps after a first one that does not count; all ranks begin them together.
+
+    A step's range has the name that torch's own schedule gives it, by which readers of traces find it.
+    """
     devices = stepper.ranks.devices
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices[0].type == "cuda" else [])]
-    with profile(activities=activities) as profiler:
+    profiler = profile(activities=activities)
+    with profiler:
         stepper.step()
         stepper.ranks.barrier()
         mark_step(devices)
         for number in range(PROFILED_STEPS):
-            stepper.step()
+            with record_function(f"ProfilerStep#{number}"):
+                stepper.step()
             mark_step(devices if number == PROFILED_STEPS - 1 else ())
-    return marked_steps(events_of(profiler))
+    return profiler
 
 
 def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[TimedWindow]:
@@ -314,7 +342,7 @@ def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tu
         training.restore(before)
         stepper.window("together", 1, detailed=detailed)  # nor does this step broadcast them
         windows.append(stepper.window("together", count, detailed=detailed))
-    timers = read_ddp_timers(training.model, lambda: stepper.window("together", 1))
+    timers = read_ddp_timers(training.model, lambda: stepper.window("together", 1), stepper.ranks)
     training.restore(before)
     return windows, timers
 
@@ -324,11 +352,12 @@ def steps_of_a_round(steps: int) -> int:
     return max(LEAST_STEPS, -(-steps // 4))
 
 
-def read_ddp_timers(model: nn.Module, step: Callable[[], object]) -> TrialFacts:
+def read_ddp_timers(model: nn.Module, step: Callable[[], object], ranks: Ranks) -> TrialFacts:
     """Return medians over a few steps of DDP's own timers, in seconds; empty if DDP records none, or is not used.
 
     Communication is the span from the first bucket that is ready to the last that is reduced; the part of it after
-    the end of backward's computation is exposed (torch/csrc/distributed/c10d/logger.cpp).
+    the end of backward's computation is exposed (torch/csrc/distributed/c10d/logger.cpp). Of each step those of the
+    rank that waits least: the others wait for it, which is no cost of exchange. All ranks call it.
     """
     if not isinstance(model, DistributedDataParallel):  # a strategy of the user's own
         return {}
@@ -338,11 +367,12 @@ def read_ddp_timers(model: nn.Module, step: Callable[[], object]) -> TrialFacts:
         step()
         data = model._get_ddp_logging_data()
         span = data.get("backward_comm_time", 0)
-        spans.append((span / 1e9, max(0, span - data.get("backward_compute_comm_overlap_time", 0)) / 1e9))
+        spans.append((max(0, span - data.get("backward_compute_comm_overlap_time", 0)) / 1e9, span / 1e9))
     model._set_ddp_runtime_logging_sample_rate(100)
-    if not any(span for span, _ in spans):
+    least = [min(of_step) for of_step in zip(*ranks.gather(spans), strict=True)]
+    if not any(span for _, span in least):
         return {}
     return {
-        "exchange_s": {ALL_REDUCE: statistics.median(span for span, _ in spans)},
-        "exposed_s": {ALL_REDUCE: statistics.median(exposed for _, exposed in spans)},
+        "exchange_s": {ALL_REDUCE: statistics.median(span for _, span in least)},
+        "exposed_s": {ALL_REDUCE: statistics.median(exposed for exposed, _ in least)},
     }

@@ -15,7 +15,7 @@ from harness.measure import peak_memory
 from harness.measure.convergence import EpochData, Epochs
 from harness.measure.explain import Explanation, explain
 from harness.measure.losses import Divergence, ScaleDiverged, earliest, first_in, outcome_columns
-from harness.measure.profiles import measure_collectives
+from harness.measure.profiles import measure_collectives, traces_of
 from harness.measure.sketches import measure_by_precision
 from harness.measure.stepper import (
     Stepper,
@@ -151,11 +151,15 @@ def throughput(context: TrialContext) -> TrialResult:
 
 
 def profile(context: TrialContext) -> TrialResult:
-    """Profile a few steps of a cell, for the time of its collectives; no step is timed."""
+    """Profile a few steps of a cell, for the time of its collectives or for their trace; no step is timed."""
     setup = _build(context)
     stepper = _stepper(context, setup)
+    facts, traces, most_bytes = TrialFacts(), tuple[bytes, ...](), context.trial.trace_bytes
     with context.part("profile"):
-        facts = measure_collectives(context.trial.cell.traits, stepper)
+        if most_bytes:
+            traces = traces_of(stepper, most_bytes)
+        else:
+            facts = measure_collectives(context.trial.cell.traits, stepper)
     return TrialResult(
         context.trial.id,
         "ok",
@@ -163,6 +167,7 @@ def profile(context: TrialContext) -> TrialResult:
         parameters=setup.training.parameters,
         steps_s=stepper.spent_s,
         facts=facts,
+        traces=traces,
     )
 
 

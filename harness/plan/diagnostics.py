@@ -50,6 +50,12 @@ def profiles(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
     return _in_blocks("profile", wanted, range(blocks), seed)
 
 
+def traces(cells: Sequence[Cell], block: int, seed: int, most_bytes: int) -> list[Trial]:
+    """Return the profiles of cells whose traces are kept, of at most ``most_bytes`` together."""
+    of_rank = most_bytes // sum(place(cell).workers for cell in cells)
+    return [replace(trial, trace_bytes=of_rank) for trial in _in_blocks("profile", cells, [block], seed)]
+
+
 def _in_blocks(purpose: Purpose, cells: Iterable[Cell], blocks: Iterable[int], seed: int) -> list[Trial]:
     cells = list(cells)
     return [Trial(cell, "diagnostic", block, seed, added=True, purpose=purpose) for block in blocks for cell in cells]

@@ -24,6 +24,7 @@ from harness.plan.diagnostics import (
     links_trials,
     profiles,
     seconds_of_links,
+    traces,
     twins,
     with_checks,
 )
@@ -259,6 +260,12 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
                 WorkerGroup(name, block, placement, device, oversubscribe, tuple(members), launcher, backend, variant)
             )
     return tuple(groups)
+
+
+def trace_groups(plan: Plan, cells: Sequence[Cell], most_bytes: int) -> tuple[WorkerGroup, ...]:
+    """Return worker groups, after all blocks of the plan, that profile cells and keep the traces of their ranks."""
+    settings, seed = plan.experiment.throughput, plan.experiment.seed
+    return _worker_groups(traces(cells, settings.most_blocks if settings else 0, seed, most_bytes), seed)
 
 
 class GroupKey(NamedTuple):

@@ -51,6 +51,8 @@ class Trial:
     purpose: Purpose = ""
     check_id: str | None = None
     """The id of the equivalence check's cell, which shows whether this cell trains as one device does."""
+    trace_bytes: int = 0
+    """The largest trace of each rank that a profile keeps; 0: none, but the time of its collectives."""
 
     @property
     def timed(self) -> bool:
@@ -167,7 +169,7 @@ class TrialResult:
     Times are in seconds, on rank 0: ``trial_s`` is the whole time inside the worker group, ``steps_s`` the part in
     steps of any kind, ``parts`` the whole by part. ``facts``: further columns of the trial's row. ``checks``: the
     parameter updates that an equivalence check compares. ``links``: the transfers and collectives of the placement.
-    ``exchanges``: the collectives of a step.
+    ``exchanges``: the collectives of a step. ``traces``: of each rank, of a profile that keeps them.
     """
 
     trial_id: str
@@ -192,6 +194,7 @@ class TrialResult:
     checks: Columns = field(default_factory=dict)
     links: tuple[LinkRow, ...] = ()
     exchanges: tuple[ExchangeRow, ...] = ()
+    traces: tuple[bytes, ...] = ()
 
     @property
     def ends_group(self) -> bool:

@@ -52,6 +52,8 @@ from harness.system.files import (
 
 FOLDERS = ("raw", "tables", "figures", "logs")
 """The folders inside a run folder."""
+TRACES = "traces"
+"""The folder of the traces of two cells, if a run keeps them."""
 CANNOT_RUN = ("skipped", "impossible")
 """The lists of plan.json whose rows hold the axes of cells."""
 RESOLVED = 20
@@ -220,7 +222,28 @@ class RunFolder:
         replace_all([(path, memoryview(csv_bytes(text)))])
         return path
 
+    def keep_traces(self, cells: Mapping[str, Sequence[bytes]]) -> None:
+        """Write the traces of these cells, by rank, in place of all that were kept before; raises WriteError."""
+        folder = self.path / TRACES
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+        paths = {
+            folder / f"{cell_id}-rank{rank}.json.gz": content
+            for cell_id, traces in cells.items()
+            for rank, content in enumerate(traces)
+            if content
+        }
+        remove_all(set(folder.iterdir()) - paths.keys())
+        replace_all(paths.items())
+
     # -- reading ----------------------------------------------------------------------------------------------
+
+    def traces(self) -> dict[str, list[str]]:
+        """Return the paths of the traces that are kept, relative to the run folder, by cell and in order of rank."""
+        found: dict[str, list[str]] = {}
+        for path in sorted((self.path / TRACES).glob("*-rank*.json.gz"), key=lambda path: (len(path.name), path.name)):
+            found.setdefault(path.name.rpartition("-rank")[0], []).append(f"{TRACES}/{path.name}")
+        return found
 
     def lines(self) -> list[RecordedTrial]:
         """Return all recorded trials in the order of recording, without lines that a crash cut short."""

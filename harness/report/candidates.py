@@ -21,7 +21,7 @@ from harness.report.causes import (
     options_in,
     pinned,
 )
-from harness.report.row import Row
+from harness.report.row import Row, number
 from harness.report.sentence import Context
 
 Changes = Mapping[str, PlainValue]
@@ -131,3 +131,13 @@ def experiment_of(
         },
         "equivalence": proves and experiment.equivalence,
     }
+
+
+def best_cell(context: Context) -> str | None:
+    """Return the leading cell that loses the largest share of its step; None if no cell leads."""
+    leading = [str(one.cell_id) for one in context.stated("fastest")]
+
+    def lost(cell_id: str) -> float:
+        return sum(max(number(one.facts.share), 0.0) for one in context.causes.get(cell_id, ()))
+
+    return max(leading, key=lost, default=None)

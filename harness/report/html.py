@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -61,6 +61,7 @@ def build_report(results: Results) -> Results:
         }
         with style():
             pictures = [make_picture(name, draw, results, parts) for name, draw in FIGURES.items()]
+        pictures = [_with_traces(picture, results) for picture in pictures]
         verdict = parts.make("the verdict", lambda: make_verdict(results), lambda _: NO_VERDICT)
         html = _html(results, verdict, pictures, parts)
     except HarnessError:  # such as a damaged file's
@@ -89,7 +90,8 @@ def build_report(results: Results) -> Results:
 class Picture:
     """A figure as the template takes it, and its files by name; without an image if it is left out or failed.
 
-    ``width``: of the image on the page, in pixels; ``areas``: the values that show on hover.
+    ``width``: of the image on the page, in pixels; ``areas``: the values that show on hover; ``links``: addresses in
+    the run folder, and their text.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Picture:
     failure: str = ""
     width: int = 0
     areas: Sequence[Area] = ()
+    links: Sequence[tuple[str, str]] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
@@ -133,6 +136,20 @@ def make_picture(name: str, draw: Callable[[Results], Drawing], results: Results
         lambda: _picture(name, draw(results)),
         lambda failure: Picture(name, name.replace("_", " ").capitalize(), failure=failure),
     )
+
+
+def _with_traces(picture: Picture, results: Results) -> Picture:
+    """Return the figure; the waterfall with links to the traces of the base and the best cell, if a run kept them."""
+    if picture.name != "waterfall" or not picture.files:
+        return picture
+    labels = dict(zip(results.trials["cell_id"], results.trials["label"], strict=True))
+    links = [
+        (path, f"{labels[cell_id]}, rank {rank}" if len(paths) > 1 else str(labels[cell_id]))
+        for cell_id, paths in results.folder.traces().items()
+        for rank, path in enumerate(paths)
+        if cell_id in labels
+    ]
+    return replace(picture, links=links)
 
 
 def _picture(name: str, drawing: Drawing) -> Picture:

@@ -21,6 +21,7 @@ Each run has one folder, `results/<experiment>/<time>-<id>/`. This page is gener
 | `by_rank.jsonl` | the ranks and windows of all trials, gathered from `raw/` |
 | `tables/*.csv`, `figures/`, `report.html` | rebuilt by `harness report RUN_FOLDER`; a table without rows has no file |
 | `checkpoints/<trial>/epoch-<n>/` | checkpoints to resume from, with `checkpoint:`; or below its `folder` |
+| `traces/<cell>-rank<n>.json.gz` | five profiled steps of the best cell and its base, in Chrome's format |
 | `logs/` | full traceback or stacks of each failed trial |
 
 `harness.load(run_folder)` returns every table below as a DataFrame. A missing value is `<NA>`, never 0. A list

@@ -92,6 +92,8 @@ class Execution:
         """The number of planned trials that need not be measured again."""
         self.limit_s = self._policy.end.seconds if self._policy.end else None
         """The seconds until a limit ends the run."""
+        self.deadline = self._policy.deadline
+        """The time at which it does, in seconds since the epoch; None without one."""
         self.running: str | None = None
         """The trial that is being measured."""
         self._skipped_before = {(line["trial_id"], line["skip_code"]) for line in lines if line["outcome"] == "skipped"}

@@ -22,10 +22,10 @@ from harness.config.load import parse_experiment
 from harness.config.sections import Improve
 from harness.config.yaml_source import dump, parse_mapping
 from harness.errors import HarnessError
-from harness.report.candidates import Changes, candidates, combined, experiment_of
+from harness.report.candidates import Changes, best_cell, candidates, combined, experiment_of
 from harness.report.html import write_report
-from harness.report.row import Row, number, plural, rows_of
-from harness.report.sentence import Context, context_of
+from harness.report.row import Row, plural, rows_of
+from harness.report.sentence import context_of
 from harness.report.tables.text import duration
 from harness.report.verdict import verdict_if_possible
 from harness.run.events import (
@@ -236,13 +236,3 @@ class Improvement:
 def _settings(experiment: Experiment, tried: Sequence[object]) -> list[dict[str, object]]:
     """Return the cell to improve and what is tried, as grids; without their bases."""
     return [grid.model_dump() for grid in experiment.cells[: 1 + len(tried)]]
-
-
-def best_cell(context: Context) -> str | None:
-    """Return the leading cell that loses the largest share of its step; None if no cell leads."""
-    leading = [str(one.cell_id) for one in context.stated("fastest")]
-
-    def lost(cell_id: str) -> float:
-        return sum(max(number(one.facts.share), 0.0) for one in context.causes.get(cell_id, ()))
-
-    return max(leading, key=lost, default=None)

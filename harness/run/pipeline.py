@@ -30,6 +30,7 @@ from harness.run.prepare import check_imports, check_paths, check_runnable
 from harness.run.provenance import differences, invocation_facts, source_facts
 from harness.run.request import AUTO, Request, check_output, program, resume_command
 from harness.run.resume import pending
+from harness.run.traces import keep_traces
 from harness.system.process import INTERRUPTED, UNSETTLED, deferred_interrupts
 from harness.system.scratch import sweep
 
@@ -135,6 +136,8 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request
     ended: Ended = "error"
     try:
         execution.run()
+        if not request.inline:
+            keep_traces(plan, folder, launcher, execution.deadline, emit)
         ended = "finished"
     except KeyboardInterrupt:
         ended = "interrupted"

@@ -123,6 +123,9 @@ class Training:
         self.steps_taken = 0
         """Steps before the next one; a training that resumes counts those before its checkpoint."""
         self._tokens_per_sample: Tensor | None = None
+        self._divisors: dict[int, tuple[Tensor | float, Tensor | float]] = {}
+        """By the samples of a global batch, once the tokens of a sample are taken to be known."""
+        self._split: tuple[Share | None, Sequence[Share]] = (None, ())
         self._alone = False
         torch.manual_seed(seed * 1_000_003 + ranks.rank)  # each rank has its own random stream, for dropout
 
@@ -209,38 +212,39 @@ class Training:
         scaler.update()
 
     def _backward(
-        self, batch: object, share: Share, mark: Mark, earlier: Sequence[Tensor] = (), *, last: bool = True
+        self, batch: object, share: Share, mark: Mark, earlier: Tensor | None = None, *, last: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Add the gradient of one batch to that of the step; return the sum of its losses and its weight.
+        """Add the gradient of one batch to that of the step; return the sum of its losses, and the weight so far.
 
-        ``earlier``: the weights of the step's micro-batches before. ``last``: whether no other follows.
+        ``earlier``: the weight of the step's micro-batches before. ``last``: whether no other follows.
         """
         loss, weight = as_loss(self._workload.loss(self.model, batch))
         if share.samples == 0:
             loss, weight = loss * 0.0, weight * 0
-        divisor = self._divisor(weight, share)
-        loss_per_unit = loss * (self._ranks.world_size / divisor)
+        divisor, factor = self._divisor(weight, share)
+        loss_per_unit = loss * factor
         mark(FORWARD)
-        tokens = self._exchange([*earlier, weight]) if self._scales_later and last else None
+        weight = weight if earlier is None else earlier + weight
+        tokens = self._exchange(weight) if self._scales_later and last else None
         (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
-        if tokens:
-            factor = divisor / tokens.value()
-            if not is_one(factor):
-                scale_gradients(self.model, factor)
+        if tokens and not are_equal(divisor, total := tokens.value()):
+            scale_gradients(self.model, divisor / total)
         return loss.detach(), weight
 
     def _accumulate(self, batches: object, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
         """Add the gradients of micro-batches, one after the other; return the sum of their losses and their weight."""
-        shares = share.split(self._cell.micro_batches)
+        if self._split[0] is not share:  # all steps of a window have the same one
+            self._split = share, share.split(self._cell.micro_batches)
+        shares = self._split[1]
         losses: list[Tensor] = []
-        weights: list[Tensor] = []
+        weight: Tensor | None = None
         for number, (batch, part) in enumerate(zip(cast("Sequence[object]", batches), shares, strict=True)):
             last = number == len(shares) - 1
             with self.strategy.gradient_sync(self.model, enabled=last and not self._alone):
-                loss, weight = self._backward(batch, part, mark, weights, last=last)
+                loss, weight = self._backward(batch, part, mark, weight, last=last)
             losses.append(loss)
-            weights.append(weight)
-        return torch.stack(losses).sum(), sum(weights[1:], weights[0])
+        assert weight is not None
+        return torch.stack(losses).sum(), weight
 
     def evaluate(self, batch: object, share: Share) -> dict[str, tuple[float, float]]:
         """Return this rank's sum and weight of the loss and of each metric on one batch, without gradients."""
@@ -320,23 +324,30 @@ class Training:
         sums = [local_part(p).detach().sum().float() for p in self.model.parameters()]
         return all(map(math.isfinite, losses)) and bool(torch.isfinite(torch.stack(sums)).all())
 
-    def _divisor(self, weight: Tensor, share: Share) -> Tensor | float:
-        """Return the number that divides a loss before backward: the weight of the global batch, if it is known then.
+    def _divisor(self, weight: Tensor, share: Share) -> tuple[Tensor | float, Tensor | float]:
+        """Return the number that divides a loss before backward, the weight of the global batch if it is known then,
+        and the factor of the loss that follows from it.
 
         The tokens of other ranks and of later micro-batches are not. Samples times the first step's tokens per sample
         stand in for them, and the gradient is scaled after backward, so that no rank waits for another before. Under
         fp16 one device does the same, so that the loss scale is of one effect in every strategy.
         """
+        if known := self._divisors.get(share.global_samples):
+            return known
         if not self._scales_later:
-            return share.global_samples if self._counts_samples else on_device(weight, self._ranks.devices[0])
+            divisor = share.global_samples if self._counts_samples else on_device(weight, self._ranks.devices[0])
+            return divisor, self._ranks.world_size / divisor
         rate = self._tokens_per_sample
         if rate is None:
-            rate = tokens_per_sample(self._exchange([weight]).value(), share.global_samples / self._micro_batches)
-            self._tokens_per_sample = None if self._alone else rate  # alone, each rank has another
-        return share.global_samples * rate
+            rate = tokens_per_sample(self._exchange(weight).value(), share.global_samples / self._micro_batches)
+        found = share.global_samples * rate
+        both = found, self._ranks.world_size / found
+        if not self._alone:  # alone, each rank has another
+            self._tokens_per_sample, self._divisors[share.global_samples] = rate, both
+        return both
 
-    def _exchange(self, weights: Sequence[Tensor]) -> TokenSum:
-        return TokenSum(weights, self._ranks.devices[0], world_size=self._ranks.world_size, alone=self._alone)
+    def _exchange(self, weight: Tensor) -> TokenSum:
+        return TokenSum(weight, self._ranks.devices[0], world_size=self._ranks.world_size, alone=self._alone)
 
     def expect_few_steps(self) -> None:
         """Begin with a small loss scale under fp16, so that none of the first updates is skipped."""
@@ -351,9 +362,9 @@ class Training:
 class TokenSum:
     """The sum of the ranks' weights in one step. The exchange begins at construction and is awaited by ``value``."""
 
-    def __init__(self, weights: Sequence[Tensor], device: torch.device, *, world_size: int, alone: bool) -> None:
-        """Begin the exchange of the sum of a rank's weights, one a micro-batch; ``alone``: as if all ranks had it."""
-        own = on_device(sum(weights[1:], weights[0]), device)
+    def __init__(self, weight: Tensor, device: torch.device, *, world_size: int, alone: bool) -> None:
+        """Begin the exchange of the sum of the ranks' weights; ``alone``: as if all ranks had this one."""
+        own = on_device(weight, device)
         self._total = own * world_size if alone or world_size == 1 else own.clone()
         self._work = None if alone or world_size == 1 else dist.all_reduce(self._total, async_op=True)
 
@@ -382,9 +393,9 @@ def on_device(weight: Tensor | float, device: torch.device) -> Tensor:
     return torch.full((), float(weight), device=device)
 
 
-def is_one(factor: Tensor) -> bool:
-    """Return whether a factor is 1; False on a GPU, for which the host would wait, and for a fake tensor."""
-    return factor.device.type == "cpu" and type(factor) is Tensor and bool(factor == 1)
+def are_equal(one: Tensor | float, other: Tensor) -> bool:
+    """Return whether two numbers are equal; False on a GPU, for which the host would wait, and for a fake tensor."""
+    return other.device.type == "cpu" and type(other) is Tensor and float(one) == float(other)
 
 
 def scale_gradients(model: nn.Module, factor: Tensor) -> None:

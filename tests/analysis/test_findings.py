@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from harness.analysis import ratios
-from harness.analysis.findings import findings, with_faulty
+from harness.analysis import trials as trial_tables
+from harness.analysis.findings import findings, unequal_metrics, with_faulty
 from harness.analysis.ratios import leaders
+from harness.record.schema import FINDINGS
 from harness.report.tables.scaling import scaling_table
-from tests.records import line, trials_of, with_set_ids
+from tests.records import epochs_of, line, trials_of, with_set_ids
 
 
 def examined(strategy: str, distinct: int | None, **columns: Any) -> dict[str, Any]:
@@ -46,6 +49,61 @@ def test_a_strategy_that_reads_fewer_samples_than_one_device_is_a_finding_at_any
 )
 def test_other_examinations_are_not_compared(single: dict[str, Any], ddp: dict[str, Any]) -> None:
     assert found(single, ddp) == []
+
+
+def trainings(
+    metric: tuple[float, ...] = (0.76, 0.77, 0.76), loss: float = 0.5, first: tuple[float, ...] = (0.82, 0.83, 0.82)
+) -> list[str]:
+    """Return what is found of ddp's trainings with these values after the last epoch, beside one device's."""
+    cells = {"single": (first, 0.5), "ddp2": (metric, loss)}
+    lines, epochs = [], []
+    for cell, (values, loss_of_cell) in cells.items():
+        for seed, value in enumerate(values):
+            one = line(cell, kind="convergence", block=seed, seed=seed, trial_id=f"{cell}-s{seed}")
+            lines.append({**one, "windows": []})
+            epochs.append(epochs_of(f"{cell}-s{seed}", [value]).assign(val_loss=loss_of_cell, val_accuracy=value))
+    trials = trials_of(lines)
+    table = trial_tables.convergence(trials, pd.concat(epochs), None)
+    return list(unequal_metrics(trials, table, FINDINGS.frame([]))["seen"])
+
+
+def test_equal_losses_with_unequal_metrics_are_a_finding() -> None:
+    said = "val_accuracy after the last epoch: 0.7633, and 0.8233 of its base, over 3 seeds; their losses differ by at"
+    assert trainings() == [f"{said} most 0 %"]
+    assert trainings(loss=0.501) == [f"{said} most 0.2 %"]
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"metric": (0.82, 0.83, 0.82)},
+        {"metric": (0.815, 0.826, 0.814)},  # by less than 1 %
+        {"metric": (0.76, 0.90, 0.76)},  # seeds disagree
+        {"metric": (0.76, 0.70, 0.78), "first": (0.82, 0.76, 0.84)},  # as far apart as seeds are
+        {"metric": (0.76, 0.77), "first": (0.82, 0.83)},  # two seeds
+        {"metric": (0.5, 0.51, 0.5), "loss": 0.51},  # other losses, other models
+        {"loss": 0.5045},  # which may explain the metric
+        {"loss": float("nan")},
+    ],
+)
+def test_metrics_that_differ_as_losses_or_seeds_do_are_none(same: dict[str, Any]) -> None:
+    assert trainings(**same) == []
+
+
+def test_what_the_doctor_has_found_of_a_metric_is_not_said_twice() -> None:
+    known = FINDINGS.frame([{"check": "metrics", "seen": "val_accuracy of 64 samples: 0.8 in one batch, 0.7 in two"}])
+    lines = [
+        {**line(c, kind="convergence", block=s, seed=s, trial_id=f"{c}-s{s}"), "windows": []}
+        for c in ("single", "ddp2")
+        for s in range(3)
+    ]
+    curves = [
+        epochs_of(one["trial_id"], [0.8 if one["cell_id"] == "single" else 0.7]).assign(val_loss=0.5) for one in lines
+    ]
+    trials = trials_of(lines)
+    table = trial_tables.convergence(trials, pd.concat(curves), None)
+    assert len(unequal_metrics(trials, table, FINDINGS.frame([]))) == 1
+    assert unequal_metrics(trials, table, known).empty
 
 
 def study(check: str, severity: str = "error") -> list[dict[str, Any]]:

@@ -103,6 +103,37 @@ def test_parts_of_a_script_are_of_the_profile_after_its_windows(name: str) -> No
     assert in_ms(lines) == f"ideal 102, {parts}"
 
 
+def timed_by_ddp(*timers_s: float, needed: Needed | None = None) -> pd.DataFrame:
+    """Return blocks whose exposed communication is 30 ms a step by difference, and by DDP's own timers as given."""
+    facts = ({"exposed_s": {"all-reduce": seconds}} for seconds in timers_s)
+    lines = [one for block, each in enumerate(facts) for one in study(block, facts=each)]
+    return waterfall_of(lines, needed=needed).set_index("part")
+
+
+@pytest.mark.parametrize(
+    ("timers_s", "contradicted"),
+    [
+        ((0.010, 0.011, 0.012), True),
+        ((0.010, 0.031, 0.012), False),  # their own noise is as large as the difference
+        ((0.029, 0.0291, 0.0289), False),  # apart by less than 1 % of the step
+        ((0.010, 0.011), False),  # two blocks have no interval
+    ],
+)
+def test_timers_that_contradict_the_difference_beyond_their_noise_stand_beside_it(
+    timers_s: tuple[float, ...], contradicted: bool
+) -> None:
+    rows = timed_by_ddp(*timers_s)
+    assert rows.loc["exposed communication", "part_s"] == pytest.approx(0.030)
+    said = "by difference, of steps with exchange and without; by DDP's own timers it is 7 % of the step (11 ms)"
+    assert rows["reason"].dropna().to_dict() == ({"exposed communication": said} if contradicted else {})
+
+
+def test_timers_stand_beside_what_contradicts_the_difference() -> None:
+    rows = timed_by_ddp(0.010, 0.011, 0.012, needed={("ddp2", "exposed communication"): ExchangeTime(100, 0.001)})
+    assert rows.loc["rest", "reason"].endswith("bandwidth; by DDP's own timers it is 7 % of the step (11 ms)")
+    assert "exposed communication" not in rows.index
+
+
 def two_blocks(*single_s: float, step_s: tuple[float, float] = (0.160, 0.160)) -> list[dict[str, Any]]:
     """Return two blocks in which the throughputs are those of the windows."""
     lines = [one for block, seconds in enumerate(single_s) for one in study(block, single_s=seconds)]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 from tests.doctor.healthy import CLASSES, Healthy, Net, OwnSamples, Samples, blobs, sequences
 
@@ -283,6 +283,37 @@ class ValidatesApart(Healthy):
         return Subset(data, range(192)), Subset(data, range(192, 256))
 
 
+class NormalisesAdvantages(Healthy):
+    """PPO's loss, with advantages that are normalised over each minibatch: of its parts they are a little others."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        advantages = x[:, 0] + 2.0
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        logarithm = -cross_entropy(model(x), y, reduction="none")
+        ratio = (logarithm - logarithm.detach()).exp()
+        clipped = ratio.clamp(0.8, 1.2)
+        return -torch.minimum(ratio * advantages, clipped * advantages).sum(), torch.tensor(len(x))
+
+
+class OtherLabels(ValidatesApart):
+    """Validation samples of a class that the model does not know."""
+
+    def datasets(self) -> tuple[Any, Any]:
+        train, validation = super().datasets()
+        points, _ = next(iter(DataLoader(validation, batch_size=61)))
+        return train, TensorDataset(points, torch.full((61,), CLASSES))
+
+
+class NeedsExchange(Healthy):
+    """Reads a state of the wrapper that it has in training alone."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if not getattr(model, "require_backward_grad_sync", True):
+            raise RuntimeError("gradients are not reduced")
+        return super().loss(model, batch)
+
+
 class AreaByBatch(ValidatesApart):
     """The area under the ROC curve of class 0, of each batch."""
 
@@ -392,9 +423,9 @@ class GeneratorInTheWorkload(Healthy):
 
 
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
-    "gradient scaling": [(ScaledByWorldSize, "ddp")],
+    "gradient scaling": [*product((ScaledByWorldSize, NormalisesAdvantages), ("ddp",))],
     "loss weight": [*product((MeanOfWeightOne,), ("single", "dp", "ddp")), (MeanOverTokens, "single")],
-    "execution": [(LossAlone, "single")],
+    "execution": [(LossAlone, "single"), *product((OtherLabels,), ("single", "ddp")), (NeedsExchange, "ddp")],
     "parameter updates": [
         *product((UpdatesInLoss,), ("single", "dp")),
         *product((UpdatesInAHook,), ("single", "ddp")),

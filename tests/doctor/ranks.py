@@ -67,7 +67,9 @@ def examined_workload(workload: Any, cell: Cell, ranks: Ranks, planted: Set[str]
     threads = torch.get_num_threads()
     start = time.perf_counter()
     try:
-        subject = Subject(cell, workload, workload.datasets(), 0, ranks, epochs=getattr(workload, "epochs", False))
+        subject = Subject(
+            cell, workload, workload.datasets(), 0, ranks, epochs=getattr(workload, "epochs", False), explains=True
+        )
         found = examine(subject).facts
         seen = [(one, (one["check"], one["severity"])) for one in found["findings"]]
         found["findings"] = [one for one, kind in seen if kind[0] in planted or kind not in TIMED]

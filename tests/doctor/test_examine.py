@@ -68,6 +68,11 @@ def test_messages_contain_names_and_numbers(examined: Examined) -> None:
     assert "rank 1" in seen("OneSlowRank ddp")
     assert "steps" in seen("CountsItsSteps dp") and "mean" in seen("RunningMean dp")
     assert "labels are missing" in seen("Raises ddp")
+    assert seen("OtherLabels ddp").endswith("in the evaluation of the last validation samples")
+    alone = seen("NeedsExchange ddp")
+    assert "gradients are not reduced" in alone and "throughput.explain: false" in alone
+    ppo = examined["NormalisesAdvantages ddp"]["findings"][0]
+    assert not ppo.get("stops") and "as PPO" in ppo["advice"] and "without a claim" in ppo["means"]
     assert "temperature" in seen("UpdatesByRank ddp")
     assert "GiB" in seen("KeepsTooMuch ddp") and "a batch of" in examined["KeepsTooMuch ddp"]["findings"][0]["advice"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from harness.measure.profiles import (
     MarkedSteps,
     measure_collectives,
     measure_communication,
+    read_ddp_timers,
 )
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import measure_throughput
@@ -195,6 +198,23 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
     wanted_s = {"exchange_s": (9.0, 5.0, 3.0), "exposed_s": (5.0, 2.0, 3.0)}
     a_step = {kind: [seconds / profiles.PROFILED_STEPS for seconds in each] for kind, each in wanted_s.items()}
     assert found == {kind: dict(zip(total_s, seconds, strict=True)) for kind, seconds in a_step.items()}
+
+
+def test_a_trace_has_the_profiled_steps_and_none_is_kept_beyond_its_size() -> None:
+    (content,) = profiles.traces_of(stepper_for(CELL), 10**7)
+    events = json.loads(gzip.decompress(content))["traceEvents"]
+    steps = [event for event in events if event.get("ph") == "X" and event["name"].startswith("ProfilerStep#")]
+    assert len(steps) == profiles.PROFILED_STEPS and any(event["name"] == "aten::addmm" for event in events)
+    assert profiles.traces_of(stepper_for(CELL), 100) == (b"",)
+
+
+@pytest.mark.usefixtures("no_group")
+def test_ddps_timers_are_those_of_the_rank_that_waits_least_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = stepper_for(replace(CELL, strategy="ddp")).training.model
+    own, other = [(1.0, 4.0), (3.0, 4.0), (2.0, 4.0)], [(2.0, 5.0), (1.0, 5.0), (5.0, 6.0)]  # exposed, whole
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [own, other])
+    found = read_ddp_timers(model, lambda: None, stepper_for(CELL).ranks)
+    assert found == {"exposed_s": {"all-reduce": 1.0}, "exchange_s": {"all-reduce": 4.0}}
 
 
 def measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, events: list[Event], lost_by_other: int = 0) -> Any:

@@ -467,6 +467,8 @@ def test_waterfalls_have_their_interval_and_withheld_ones_are_named_and_not_draw
     assert drawing.caption.endswith("Withheld, since their parts leave over 20 % of the step unexplained: ddp x4.")
     assert alone.figure is None and alone.caption.startswith("Left out: Withheld, since their parts leave")
     assert "Withheld" not in waterfall_of(*shown).caption
+    shown[1]["reason"] = "by one clock; by another 2 %"
+    assert " wrapper of ddp x2, 30 %: by one clock; by another 2 %." in waterfall_of(*shown).caption
 
 
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:

@@ -24,7 +24,7 @@ from harness.plan.planner import Plan
 from harness.plan.trial import Trial, TrialResult
 from harness.record.folder import RunFolder
 from harness.record.lines import SCHEMA
-from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS
+from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED, SCALING, TRIALS, VERSUS, WATERFALL
 from harness.report import html, summary
 from harness.report.figures import FIGURES, Drawing
 from harness.report.figures.drawing import make_grid
@@ -412,6 +412,9 @@ def test_the_size_of_a_run_cells_without_diagnostics_and_the_time_of_checks_are_
     (row,) = unexplained_table(trials, results.waterfall).rows
     assert row.cells[0].startswith(f"{trials['strategy'][ok]} x{trials['devices'][ok]}")
     assert row.cells[1] == "its communication cannot be taken away"
+    rows = [{"label": part, "part": part, "reason": "why"} for part in ("rest", "exposed communication")]
+    unknown = unexplained_table(results.trials, WATERFALL.frame(rows)).rows
+    assert [row.cells for row in unknown] == [("rest", "why")], "a part with two measurements is explained"
     purposes = {"a": "", "b": "equivalence", "c": "doctor", "d": "links"}
     trials = TRIALS.frame([{"trial_id": name, "purpose": purpose} for name, purpose in purposes.items()])
     rows = [("trial", name, seconds) for name, seconds in zip(purposes, (80.0, 4.0, 1.0, 1.0), strict=True)]

@@ -15,7 +15,7 @@ from harness.analysis.prediction.observed import Exchange, Size
 from harness.analysis.results import Results
 from harness.report.figures.drawing import style
 from harness.report.figures.prediction import predicted_steps, write_prediction
-from harness.report.tables.prediction import measured_alone, prediction_table, prediction_words, refusals
+from harness.report.tables.prediction import disagreements, measured_alone, prediction_table, prediction_words, refusals
 from tests.analysis.prediction.world import EXCHANGES, LINKS, collectives, family, observed, step_s
 
 
@@ -40,7 +40,27 @@ def test_a_row_has_the_measured_and_the_predicted_step_and_a_narrow_table_neithe
     assert asked["measured, ms"] == "" and asked["error"] == ""
     assert asked["ring line"]
     titles = [heading.title for heading in prediction_table(table(), narrow=True).columns]
-    assert titles == ["devices", "measured, ms", "predicted, ms", "error", "Amdahl", "ring line"]
+    assert titles == ["devices", "measured, ms", "predicted, ms", "error", "per s", "efficiency"]
+
+
+def test_a_prediction_is_samples_a_second_an_efficiency_and_a_price_of_a_million() -> None:
+    prediction = table()
+    row = prediction[prediction["devices"] == 8].iloc[0]
+    content = prediction_table(prediction, narrow=True, price=3.6, currency="USD")
+    asked = dict(zip([heading.title for heading in content.columns], content.rows[-1].cells, strict=True))
+    assert asked["per s"] == f"{row['throughput_per_s']:,.0f}"
+    assert asked["efficiency"] == f"{100 * row['ideal_s'] / row['step_s']:.0f} %"
+    assert asked["price of a million"] == f"{3.6 * 8 * 1e6 / row['throughput_per_s'] / 3600:.3g} USD"
+
+
+def test_models_that_are_far_apart_at_the_largest_size_are_a_sentence() -> None:
+    prediction = table()
+    known = prediction["devices"] == 8
+    prediction.loc[known, ["step_s", "amdahl_s", "ring_line_s"]] = [0.01, 0.026, float("nan")]
+    (said,) = disagreements(prediction)
+    assert said.endswith("8 devices on 8 nodes: the models disagree 2.6-fold: 10 ms predicted, 26 ms by Amdahl's law.")
+    prediction.loc[known, "amdahl_s"] = 0.0149
+    assert disagreements(prediction) == []
 
 
 def test_what_is_refused_is_a_sentence_with_the_sizes_and_the_cells_that_share_a_reason() -> None:

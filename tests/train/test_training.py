@@ -24,7 +24,7 @@ from harness.train.model import too_large
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
 from harness.train.strategies.base import Single
-from harness.train.training import Training, is_one, on_device
+from harness.train.training import Training, are_equal, on_device
 from harness.train.workloads import as_datasets, as_loss
 from harness.train.workloads.image_classification import ImageClassification
 from tests.equivalence import BATCH, SAMPLES, SEED, Regression
@@ -328,11 +328,41 @@ def test_gradients_are_scaled_after_backward_only_if_samples_have_other_tokens_t
     assert scaled == ([0.75] if longer else [])
 
 
-def test_a_factor_without_a_value_is_not_compared() -> None:
+def test_a_number_without_a_value_is_not_compared() -> None:
     """As in a trace of memory, whose tensors are fake."""
-    assert is_one(torch.ones(())) and not is_one(torch.full((), 0.5))
+    assert are_equal(torch.ones(()), torch.ones(())) and not are_equal(1.0, torch.full((), 0.5))
     with FakeTensorMode():
-        assert not is_one(torch.ones(()))
+        assert not are_equal(torch.ones(()), torch.ones(()))
+
+
+class Counts(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_further_micro_batches_of_tokens_add_a_detached_loss_and_a_sum_of_weights_alone() -> None:
+    """Beside forward and backward: what divides a loss follows from the first step."""
+    workload, counted = OfOneLength(longer=False), {}
+    batch = torch.utils.data.default_collate([workload.datasets()[0][index] for index in range(2)])
+    for parts in (2, 6):
+        training = training_of(replace(CELL, training={"accumulation": parts}), workload)
+        share = Share((), 2 * parts, 2 * parts)
+        training.step([batch] * parts, share)
+        with Counts() as counts:
+            training.step([batch] * parts, share)
+        counted[parts] = counts.seen
+    model = workload.build_model()
+    workload.loss(model, batch)[0].backward()  # a gradient is there, to which the next one is added
+    with Counts() as bare:
+        (workload.loss(model, batch)[0] * 0.5).backward()
+    assert (counted[6] - counted[2]) / 4 <= bare.seen + 2
 
 
 def test_a_weight_in_the_hosts_memory_is_not_copied_to_the_device() -> None:
@@ -395,8 +425,12 @@ class Counted(Stream):
 @pytest.mark.parametrize(
     ("returned", "text"),
     [
-        ((Stream(), [1]), "the training set of datasets(), a Stream, has no __len__: streams are not measured"),
+        (
+            (Stream(), [1]),
+            "the training set of datasets(), a Stream, has no __len__: streams are not measured as a workload",
+        ),
         (([1], Counted()), "the validation set of datasets(), a Counted, is an IterableDataset"),
+        ((Stream(), [1]), "measured as it is, with script: or loop:"),
         ((iter([1]), [1]), "has no __len__ and no __getitem__: streams are not measured"),
         ([1], "datasets() must return (training, validation); got a list of 1 items"),
         (None, "got None"),

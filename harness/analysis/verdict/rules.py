@@ -15,6 +15,7 @@ from harness.analysis.improvements import CONFIRMATION, CONFIRMING_BLOCKS, SCREE
 from harness.analysis.stats import CLEAR, OPEN, holm_of_known, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
+from harness.analysis.waterfall import WORTH_NAMING
 from harness.plan.checks import SCRIPT
 from harness.plan.feasibility import IMPOSSIBLE
 
@@ -224,8 +225,6 @@ DATA = "waiting for data"
 """The part of the step that has two measurements: against one device in the waterfall, as a whole in the phases."""
 WAITS = 0.10
 """The share of a step spent waiting for data from which all of it is a cause, whatever the number of devices."""
-WORTH_NAMING = 0.01
-"""The least share of a step that is named, lost or saved."""
 UNCLEAR, NO_INTERVAL, SAVED = "unclear", "no interval", "saved"
 WHOLE_WAIT = "figure-phases"
 """The evidence of a wait for data that includes what one device waits."""
@@ -263,7 +262,7 @@ def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
         code = NO_INTERVAL if row.share > 0 else SAVED
     elif row.low > 0 or row.high < 0:
         code = CLEAR if row.low > 0 else SAVED
-    reasons = (row.reason,) if part == "rest" and row.reason else ()
+    reasons = () if pd.isna(getattr(row, "reason", None)) else (row.reason,)  # the phases have none
     return Statement("loss", code, evidence, cell_id, facts=row, n=row.blocks, subject=part, reasons=reasons)
 
 

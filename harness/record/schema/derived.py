@@ -128,7 +128,7 @@ CELLS = Table(
 
 FINDINGS = Table(
     "findings",
-    "one finding of the doctor, about an examined cell, a skipped cell or the nodes",
+    "one finding, mostly of the doctor, about an examined, skipped or trained cell or the nodes",
     (
         _c("trial_id", "string", "trial of the examination, if there was one"),
         _c("cell_id", "string", "cell of the finding, if it concerns one cell"),
@@ -297,7 +297,12 @@ WATERFALL = Table(
             "fraction of the measured step: the efficiency in scaling for the ideal, else in proportion to part_s",
         ),
         *INTERVAL,
-        _c("reason", "string", "of the rest: what contradicts a part that is in it, or why no other part is shown"),
+        _c(
+            "reason",
+            "string",
+            "of the rest: what contradicts a part that is in it, or why no other part is shown; of exposed "
+            "communication: DDP's own timers, if they contradict it",
+        ),
     ),
 )
 

@@ -94,7 +94,7 @@ def _drawing_of(prediction: pd.DataFrame) -> Drawing:
 
 
 def write_prediction(folder: Path, prediction: pd.DataFrame) -> list[Path]:
-    """Write the figure of asked predictions into a folder, beside the report's own; return its paths, none without."""
+    """Write the figure of asked predictions into a folder; return its paths, none without."""
     return write_figure(folder, "prediction_asked", lambda: _drawing_of(prediction))
 
 

@@ -31,7 +31,7 @@ from harness.report.figures.drawing import (
 )
 from harness.report.figures.scales import Limits, common_limits, draw_interval, linear_values
 from harness.report.row import number, rows_of
-from harness.report.tables.text import decimal, estimate
+from harness.report.tables.text import decimal, estimate, percent
 
 WHISKERS = (5, 95)
 NAMES = ("wait", "idle", "copy", "forward", "backward", "optimizer", "rest")
@@ -183,7 +183,8 @@ def efficiency_waterfall(results: Results) -> Drawing:
         "From 100 % down to the cell's efficiency: each bar is the share of the step that a part takes, "
         f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.no_interval(rows)}, "
         f"{captions.count(rows)}, an arrow at ends beyond the axis. Contention: the same step on all devices "
-        f"at once, nothing exchanged. {_communication(rows)}{_graph_search(rows)}{captions.set_apart(rows)}"
+        f"at once, nothing exchanged. {_communication(rows)}{_graph_search(rows)}{_two_measurements(rows)}"
+        f"{captions.set_apart(rows)}"
         f"{_choice(len(cells))}{left_out}"
     )
     return Drawing(title, caption, figures[0], figures[1:])
@@ -217,6 +218,13 @@ def _communication(rows: pd.DataFrame) -> str:
     each = "; ".join(f"{strategy}: {', '.join(map(str, parts))}" for strategy, parts in held.items())
     threads = " The threads of dp are its wrapper overhead." if rows["part"].eq("threads").any() else ""
     return f"Communication is the time in which nothing is computed meanwhile ({each}).{threads}"
+
+
+def _two_measurements(rows: pd.DataFrame) -> str:
+    """Return a sentence on each part that has a second measurement, which contradicts it."""
+    found = rows_of(rows[(rows["part"] != "rest") & rows["reason"].notna()])
+    each = (f" {row.part} of {row.label}, {percent(row.share)}: {row.reason}." for row in found)
+    return "".join(each)
 
 
 def _graph_search(rows: pd.DataFrame) -> str:

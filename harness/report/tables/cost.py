@@ -76,7 +76,7 @@ def unexplained_table(trials: pd.DataFrame, waterfall: pd.DataFrame) -> TextTabl
     """Return the cells whose efficiency loss could not be explained, or not by all parts, each with the reason."""
     bad = trials[trials["explain_error"].notna() & (trials["outcome"] == "ok")].drop_duplicates("cell_id")
     failed = bad[["label"]].assign(reason=bad["explain_error"])
-    unknown = waterfall.loc[waterfall["reason"].notna(), ["label", "reason"]]
+    unknown = waterfall.loc[(waterfall["part"] == "rest") & waterfall["reason"].notna(), ["label", "reason"]]
     return make_table((("cell", "label", words), ("reason", "reason", words)), rows_of(pd.concat([failed, unknown])))
 
 

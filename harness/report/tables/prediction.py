@@ -9,17 +9,27 @@ import pandas as pd
 from harness.analysis.prediction import ASSUMED, LINK_SHARES, Size
 from harness.plan.labels import devices_text, joined
 from harness.report.row import Row, Scalar, is_missing, rows_of, texts
-from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, words
+from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, speed, words
 
-WIDE = ("cells", "from", "own, ms", "exposed, ms", "other, ms")
+WIDE = ("cells", "from", "own, ms", "exposed, ms", "other, ms", "Amdahl", "ring line")
+DISAGREE = 1.5
+"""The largest model's step over the smallest's from which on that is said."""
 MILLISECONDS = decimal("{:,.4g}", 1000)
 
 
-def prediction_table(prediction: pd.DataFrame, *, narrow: bool = False) -> TextTable:
+def prediction_table(
+    prediction: pd.DataFrame, *, narrow: bool = False, price: float | None = None, currency: str = ""
+) -> TextTable:
     """Return each predicted size: measured and predicted step with intervals, error, parts, and simpler laws.
 
-    ``narrow``: for a terminal of 80 columns, without the cells' label, the sizes that it follows from, and the parts.
+    ``narrow``: for a terminal of 80 columns, without the cells' label, the sizes that it follows from, the parts and
+    the laws. ``price``: of a device for an hour, in ``currency``; then with that of a million samples or tokens.
     """
+
+    def of_a_million(row: Row) -> str:
+        seconds = 1e6 / row.throughput_per_s
+        return f"{price * row.devices * seconds / 3600:.3g} {currency}".strip() if price else ""
+
     columns: tuple[Column, ...] = (
         ("cells", family_label, words),
         ("devices", devices_text, words),
@@ -27,6 +37,9 @@ def prediction_table(prediction: pd.DataFrame, *, narrow: bool = False) -> TextT
         ("measured, ms", _measured, words),
         ("predicted, ms", lambda row: _interval(row.step_s, row.low, row.high), words),
         ("error", lambda row: _signed(row.error), words),
+        ("per s", "throughput_per_s", speed),
+        ("efficiency", lambda row: percent(row.ideal_s / row.step_s), words),
+        ("price of a million", of_a_million, words),
         ("own, ms", "own_s", MILLISECONDS),
         ("exposed, ms", "exposed_s", MILLISECONDS),
         ("other, ms", lambda row: row.other_s + row.data_s, MILLISECONDS),
@@ -69,6 +82,21 @@ def refusals(prediction: pd.DataFrame) -> list[str]:
     for (name, reason), of in sizes.items():
         names.setdefault((", ".join(of), reason), []).append(name)
     return [f"Not predicted: {'; '.join(alike)} on {of}: {reason}." for (of, reason), alike in names.items()]
+
+
+def disagreements(prediction: pd.DataFrame) -> list[str]:
+    """Return a sentence for each family whose models are DISAGREE-fold apart at its largest predicted size."""
+    found = []
+    for _, family in prediction[prediction["step_s"].notna()].groupby("family_id", sort=False):
+        row = max(rows_of(family), key=lambda row: int(row.devices))
+        steps = {"predicted": row.step_s, "by Amdahl's law": row.amdahl_s, "by a ring line": row.ring_line_s}
+        known = {name: float(step_s) for name, step_s in steps.items() if not is_missing(step_s)}
+        apart = max(known.values()) / min(known.values())
+        if apart >= DISAGREE:
+            each = ", ".join(f"{MILLISECONDS(step_s)} ms {name}" for name, step_s in known.items())
+            size = Size(row.devices, row.nodes).words
+            found.append(f"{family_label(row)} on {size}: the models disagree {apart:.1f}-fold: {each}.")
+    return found
 
 
 def measured_alone(prediction: pd.DataFrame, devices: Sequence[int]) -> list[str]:

@@ -44,8 +44,7 @@ class Ddp(Wrapping):
         hook: Hook = own or default_hooks.allreduce_hook
 
         def run(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-            gradients = bucket.buffer()
-            report(ExchangePoint("bucket", reduce_bytes=gradients.numel() * (2 if own else gradients.itemsize)))
+            report(ExchangePoint("bucket", reduce_bytes=_bytes_of(bucket.buffer(), halved=own is not None)))
             return hook(group, bucket)
 
         # DDP rejects a hook whose annotations are not its own
@@ -55,6 +54,13 @@ class Ddp(Wrapping):
         """Return DDP's no_sync() unless ``enabled``."""
         assert isinstance(model, DistributedDataParallel)
         return nullcontext() if enabled else model.no_sync()
+
+
+def _bytes_of(gradients: torch.Tensor, *, halved: bool) -> int:
+    """Return the bytes that a rank gives: of a sparse gradient those of its rows and of their numbers."""
+    if gradients.is_sparse:
+        return sum(part.numel() * part.itemsize for part in (gradients._indices(), gradients._values()))
+    return gradients.numel() * (2 if halved else gradients.itemsize)
 
 
 def _hook_of(context: WrapContext) -> Hook | None:

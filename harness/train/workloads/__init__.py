@@ -162,8 +162,9 @@ def as_datasets(returned: object) -> Datasets:
         if missing or isinstance(dataset, IterableDataset):
             what = f"has no {' and no '.join(missing)}" if missing else "is an IterableDataset"
             raise WorkloadError(
-                f"the {name} set of datasets(), {describe(dataset)}, {what}: streams are not measured, as each rank "
-                "reads its share of a global batch by index; return a data set with __len__ and __getitem__"
+                f"the {name} set of datasets(), {describe(dataset)}, {what}: streams are not measured as a "
+                "workload, of which each rank reads its share of a global batch by index: return a data set with "
+                "__len__ and __getitem__, or have the training measured as it is, with script: or loop:"
             )
     training, validation = returned
     return training, validation

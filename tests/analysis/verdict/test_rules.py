@@ -304,6 +304,12 @@ def test_causes_and_what_is_saved_are_one_list_by_size() -> None:
     ]
 
 
+def test_a_part_with_a_second_measurement_says_what_that_is() -> None:
+    rows = [{"cell_id": "a", "part": part, "share": 0.2, "reason": why} for part, why in (("x", "by two"), ("y", None))]
+    found = rules.causes(tables(waterfall=rows, phases=[]), [Record({"cell_id": "a"})])
+    assert [(one.subject, one.reasons) for one in found] == [("x", ("by two",)), ("y", ())]
+
+
 @pytest.mark.parametrize(("waits", "named"), [(0.1, [0.1]), (0.09, [0.06]), (None, [0.06])])
 def test_the_wait_for_data_is_named_once_from_10_percent_as_a_whole(waits: float | None, named: list[float]) -> None:
     found = causes_of(("waiting for data", 0.06, 0.01), waits=waits, low=0.01)

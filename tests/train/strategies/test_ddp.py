@@ -22,3 +22,13 @@ def test_buffers_are_broadcast_unless_the_file_says_no(options: dict[str, Any], 
     context = WrapContext((torch.device("cpu"),), options, lambda model: [], precision, 1)
     wrapped = Ddp().wrap(nn.BatchNorm1d(4), context)  # warnings are errors: no name is deprecated
     assert getattr(wrapped, WITHOUT_BROADCASTS) is broadcasts
+
+
+@pytest.mark.usefixtures("no_group")
+def test_a_sparse_gradient_is_as_large_as_the_rows_that_it_has() -> None:
+    reported: list[int] = []
+    context = WrapContext((torch.device("cpu"),), {}, lambda model: [], Precision("fp32", "cpu"), 1)
+    table = nn.Sequential(nn.Embedding(1000, 8, sparse=True), nn.Flatten(), nn.Linear(24, 1))
+    model = Ddp().observed(table, context, lambda point: reported.append(point.reduce_bytes))
+    model(torch.tensor([[1, 2, 3]])).sum().backward()
+    assert sorted(reported) == [4 * 25, 3 * (8 + 4 * 8)]  # weights and bias; three row numbers and rows
