@@ -23,6 +23,7 @@ OwnPrecision = Literal["precision of the script"]
 OWN_PRECISION: OwnPrecision = "precision of the script"
 """The precision of a script's cells if the file names none."""
 LauncherName = Literal["ray", "torchrun"]
+Checkpointing = Literal["none", "full"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Axis(Meaning):
     ``work``: cells that differ in it do different work. ``size``: it sets the size of the problem, and is no choice.
     ``placement``: the devices, which every label names. ``tag``: named beside the strategy in a label if true.
     ``silent``: a label's constants omit its default. ``follows``: the axes with which it may differ since it follows
-    from them.
+    from them. ``later``: it came when cells had ids, of which its default is no part.
     """
 
     default: object = None
@@ -55,6 +56,7 @@ class Axis(Meaning):
     tag: bool = False
     silent: bool = False
     follows: tuple[str, ...] = ()
+    later: bool = False
 
 
 class TrialAxes(TypedDict):
@@ -93,6 +95,16 @@ class TrialAxes(TypedDict):
     ]
     compile: Annotated[
         bool, Axis("true if the model is compiled with torch.compile", default=False, plain=True, silent=True)
+    ]
+    activation_checkpointing: Annotated[
+        Checkpointing,
+        Axis(
+            "full: only the inputs of shard units are kept for backward, which computes each unit once more; or none",
+            default="none",
+            plain=True,
+            silent=True,
+            later=True,
+        ),
     ]
     launcher: Annotated[
         LauncherName, Axis("launcher of the processes: ray, or torchrun as the control", default="ray", silent=True)
@@ -159,6 +171,8 @@ NAMED_AXES = tuple(name for name, axis in AXES.items() if axis.named)
 """The axes that can be named; options have names of their own, the others follow from the file."""
 WORK_AXES = tuple(name for name, axis in AXES.items() if axis.work)
 """The axes that cells which do the same work share."""
+LATER = {name: axis.default for name, axis in AXES.items() if axis.later}
+"""The axes whose default is no part of a cell's id, with this default."""
 SIZES = frozenset(name for name, axis in AXES.items() if axis.size)
 """The axes that set the size of the problem, which is no choice: throughput.blocks asks no width of their intervals."""
 PLAIN_AXES = {name: (kind, AXES[name].default) for name, (kind, _) in declared(TrialAxes).items() if AXES[name].plain}

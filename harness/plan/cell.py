@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
 
+from harness.config.axes import LATER
 from harness.config.builtin_workloads import emulates_compute
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue
@@ -67,13 +68,15 @@ class Cell:
     variant: str | None = None
     code: str | None = None
     uneven: bool | None = None
+    activation_checkpointing: str = "none"
     own_traits: StrategyTraits | None = field(default=None, compare=False)
 
     @cached_property
     def id(self) -> str:
-        """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included."""
-        content = ENCODER.encode({name: getattr(self, name) for name in CONTENT})  # asdict() would copy every value
-        return hashlib.sha256(content.encode()).hexdigest()[:12]
+        """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included except those of LATER."""
+        content = {name: getattr(self, name) for name in CONTENT}  # asdict() would copy every value
+        text = ENCODER.encode({name: value for name, value in content.items() if LATER.get(name, UNSET) != value})
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -151,6 +154,7 @@ class Cell:
 
 CONTENT = tuple(each.name for each in fields(Cell) if each.compare)
 """The fields that make a cell's id."""
+UNSET = object()
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 

@@ -42,8 +42,8 @@ class ModelBytes(TypedDict):
 class MemoryFacts(ModelBytes):
     """The sizes from which the peak memory of cells with one model is estimated, in bytes.
 
-    ``activations``: by precision, 'bf16', or 'bf16 compiled'. ``process_bytes``: resident memory of a rank without the
-    model. ``device_bytes``, ``host_bytes``: of the smallest device and node.
+    ``activations``: by mode, 'bf16', 'bf16 compiled' or 'bf16 checkpointed'. ``process_bytes``: resident memory of a
+    rank without the model. ``device_bytes``, ``host_bytes``: of the smallest device and node.
     """
 
     activations: dict[str, ActivationBytes]
@@ -145,6 +145,7 @@ SkipCode = Literal[
     "gloo_shards",
     "one_node",
     "model_too_large",
+    "no_shard_units",
     "too_few_samples",
     "random_evaluation",
     "random_batches",

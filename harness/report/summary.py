@@ -10,7 +10,7 @@ import pandas as pd
 from harness.analysis.evidence import ENVIRONMENT_KEYS
 from harness.analysis.results import Results
 from harness.analysis.stats import LEAST_BLOCKS, LOOKS_SIGNIFICANCE
-from harness.config.axes import AXES
+from harness.config.axes import AXES, LATER
 from harness.config.sections import LOOKS, Throughput
 from harness.config.values import GIB
 from harness.plan.labels import joined
@@ -62,7 +62,8 @@ def asked(results: Results) -> list[tuple[str, str]]:
         if axis in ("workload", "options", "emulated", "oversubscribed", "faulty", "device"):
             continue
         distinct = [value for value in trials[axis].drop_duplicates().tolist() if not pd.isna(value)]
-        if not distinct or (axis == "global_batch_size" and trials["scaling"].eq("weak").all()):
+        unused = axis in LATER and distinct == [LATER[axis]]
+        if not distinct or unused or (axis == "global_batch_size" and trials["scaling"].eq("weak").all()):
             continue
         if all(isinstance(value, int | float) for value in distinct):
             distinct.sort()

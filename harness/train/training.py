@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from harness.plan.cell import Cell
 from harness.plan.rows import Json, TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
+from harness.train.activation_checkpointing import NO_UNITS, checkpointed
 from harness.train.loader import Share
 from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
 from harness.train.optimizers import make_clip, own_or_named, scale_rate
@@ -96,6 +97,11 @@ class Training:
             model = in_channels_last(model, weights=not cell.traits.shards_parameters)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         units: Units = getattr(workload, "shard_units", default_units)
+        if cell.activation_checkpointing == "full":
+            wrapped = checkpointed(model, units(model), compiled=cell.compile)
+            if not wrapped:
+                raise SkipTrial(SkipReason("no_shard_units", NO_UNITS))
+            units = lambda _: wrapped  # noqa: E731
         self._context = context = WrapContext(
             ranks.devices,
             cell.strategy_options,

@@ -82,7 +82,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (having(name=""), "name: got ''; allowed: 1 to 64 letters"),
     (having(name="x" * 65), "name: got"),
     ({"name": "x"}, "give a grid, or a list of cells, or both: there is nothing to measure"),
-    ({"name": "x", "grid": [1]}, "grid: got [1]; allowed: a mapping with keys such as precision, compile, data, mo"),
+    (
+        {"name": "x", "grid": [1]},
+        "grid: got [1]; allowed: a mapping with keys such as precision, compile, activa",
+    ),
     ({"name": "x", "grid": {}}, "grid: give exactly one of per_device_batch_size (weak) and global_batch_size"),
     (grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),
     (grid(strategy=None), "grid.strategy[0]: got None"),
