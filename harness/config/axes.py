@@ -14,9 +14,10 @@ from typing_extensions import TypedDict
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import OptionValue, PlainValue
+from harness.config.variables import SECTION
 from harness.errors import closest, nearest
 
-OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", *BUILTIN_TRAITS)
+OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", SECTION, *BUILTIN_TRAITS)
 """The sections of the file whose options are axes too."""
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 OwnPrecision = Literal["precision of the script"]
@@ -143,7 +144,7 @@ class TrialAxes(TypedDict):
     ]
     options: Annotated[
         Mapping[str, PlainValue],
-        Axis("options of strategy, workload, optimizer, schedule, training and loader", named=False),
+        Axis("options of strategy, workload, optimizer, schedule, training, loader and env", named=False),
     ]
     variant: NotRequired[
         Annotated[
@@ -184,6 +185,12 @@ def is_option_axis(key: object) -> bool:
     """Return whether a key such as ``optimizer.lr`` names an option of a known section."""
     section, dot, option = str(key).partition(".")
     return bool(dot) and section in OPTION_SECTIONS and option.isidentifier()
+
+
+def options_in(options: Mapping[str, PlainValue], section: str) -> dict[str, PlainValue]:
+    """Return the options of one section by their own names."""
+    prefix = f"{section}."
+    return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
 
 
 def check_axis(name: str) -> str:

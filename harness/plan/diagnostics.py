@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
+from harness.config.variables import variables_of
 from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
 from harness.plan.rows import Purpose
@@ -109,8 +110,9 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
 
 
 def _ray_first(trials: Iterable[Trial]) -> list[Cell]:
-    """Return the cells of these trials, each once, those under Ray first."""
-    return sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
+    """Return the cells of these trials, each once, those under Ray first, of these those without variables."""
+    cells = dict.fromkeys(trial.cell for trial in trials)
+    return sorted(cells, key=lambda cell: (cell.launcher != "ray", bool(variables_of(cell.env))))
 
 
 def _extremes(cells: Sequence[Cell]) -> list[Cell]:

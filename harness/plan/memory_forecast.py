@@ -323,6 +323,7 @@ def traced_cell(cell: Cell) -> Cell:
         schedule={},
         training={name: value for name, value in cell.training.items() if name in IN_MEMORY},
         loader={},
+        env={},
         uneven=None,
     )
 

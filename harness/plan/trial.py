@@ -93,6 +93,8 @@ class WorkerGroup:
     asked_backend: str = "auto"
     """The option ``backend`` of the trials' strategy; plan/feasibility.py skips a backend that cannot work."""
     variant: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables of its processes, which the file names."""
 
     @property
     def backend(self) -> str:
@@ -121,7 +123,9 @@ class WorkerGroup:
 
     def __str__(self) -> str:
         variant = f" of {self.variant}" if self.variant else ""
-        return str(self.placement) + (f" by {self.launcher}" if self.launcher != "ray" else "") + variant
+        variables = "".join(f" {name}={value}" for name, value in self.variables)
+        by = f" by {self.launcher}" if self.launcher != "ray" else ""
+        return f"{self.placement}{by}{variant}{' with' * bool(variables)}{variables}"
 
 
 class SkipReason(NamedTuple):

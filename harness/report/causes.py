@@ -10,6 +10,7 @@ from harness.analysis.stats import CLEAR, LEAST_BLOCKS
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
 from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS
+from harness.config.axes import LATER, PLAIN_AXES
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
@@ -146,8 +147,11 @@ def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
     """Return the grid that holds one cell of an experiment alone."""
     options = row.get("options") or {}
     batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
-    axes = ("data", "model", "strategy", "devices", "nodes", batch, "precision", "compile")
-    grid: dict[str, list[PlainValue]] = {axis: [row[axis]] for axis in axes if not is_missing(row.get(axis))}
+    axes = ("data", "model", "strategy", "devices", "nodes", batch, *PLAIN_AXES)
+    given = {axis: row.get(axis) for axis in axes}
+    grid: dict[str, list[PlainValue]] = {
+        axis: [value] for axis, value in given.items() if not is_missing(value) and value != LATER.get(axis)
+    }
     varied = (name for name in varied_options(experiment) if name in options and ":" not in name)  # see pinned()
     grid |= {name: [options[name]] for name in varied}
     if not is_missing(row.device_ids):

@@ -18,6 +18,7 @@ OTHER = replace(OTHER, optimizer={"name": "SGD", "lr": 0.2}, schedule={"name": "
 OTHER = replace(
     OTHER, training={"accumulation": 2}, activation_checkpointing="full", variant="after", code="0123456789ab"
 )
+OTHER = replace(OTHER, env={"NCCL_ALGO": "Ring"})
 """A cell that differs in every field."""
 
 
@@ -38,6 +39,7 @@ def test_ids_are_those_of_earlier_versions() -> None:
     assert CELL.id == "fe33aa95d875"
     assert set_ids(axes_of(CELL)) == {"family_id": "7ea4cf97f407", "launchers_id": "ae635038324b"}
     other = set_ids(axes_of(replace(CELL, activation_checkpointing="full")))
+    assert CELL.options.keys() == {"optimizer.name", "optimizer.lr", "ddp.bucket_cap_mb"}
     assert not {*other.values()} & {*set_ids(axes_of(CELL)).values()}
 
 
