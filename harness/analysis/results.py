@@ -342,7 +342,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
         read_estimate(r.folder), sum(r.folder.plan()["machine"]["devices_per_node"]), r.lines, r.environment
     ),
     "ledger": lambda r: ledger(r.lines, r.environment),
-    "gpus": lambda r: gpus(r.trials, r.ranks),
+    "gpus": lambda r: gpus(r.trials, r.ranks, r.windows, r.lines),
     "device_memory": lambda r: device_memory(r.trials, r.ranks),
     "links": lambda r: links(r.lines),
     "collectives": lambda r: collectives(r.lines),

@@ -38,17 +38,17 @@ def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
 def profiles(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
     """Return the profiles of the collectives of each cell on several devices whose strategy is explained by them.
 
+    On GPUs all other cells are profiled too, in the first block: for the time in which the GPU is busy.
     A trial of its own, after the timed ones of its worker group: CUPTI may stay attached and slow what follows in the
     process. The collectives are the same under either launcher, so of two a cell is profiled under Ray.
     """
     known = set(cells)
-    wanted = [
-        cell
-        for cell in cells
-        if cell.traits.profiled_parts and cell.devices > 1
-        if cell.launcher == "ray" or replace(cell, launcher="ray") not in known
+    wanted = [cell for cell in cells if cell.launcher == "ray" or replace(cell, launcher="ray") not in known]
+    explained = [cell for cell in wanted if cell.traits.profiled_parts and cell.devices > 1]
+    others = [
+        cell for cell in wanted if cell.device == "cuda" and cell not in explained and not cell.traits.own_program
     ]
-    return _in_blocks("profile", wanted, range(blocks), seed)
+    return _in_blocks("profile", explained, range(blocks), seed) + _in_blocks("profile", others, [0], seed)
 
 
 def _in_blocks(purpose: Purpose, cells: Iterable[Cell], blocks: Iterable[int], seed: int) -> list[Trial]:

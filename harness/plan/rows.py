@@ -306,6 +306,7 @@ class TrialFacts(TypedDict, total=False):
 
     Those without a ``Meaning`` are in its line, and no column: ``shard_units``, fsdp's groups of parameters that are
     gathered together; ``dtypes`` of weights, gradients, forward pass and loss; ``loss_scale`` after fp16's timed steps;
+    ``busy_s``: seconds of a profiled step in which the least busy GPU runs a kernel, copies or fills;
     ``distinct_samples`` that an epoch reads, of the doctor; ``diverged_step``, from 1; ``freed_s`` from a failure's
     first sign on the driver to the end of its worker group.
     """
@@ -336,6 +337,7 @@ class TrialFacts(TypedDict, total=False):
     dtypes: str
     shard_units: int
     loss_scale: float
+    busy_s: float
     skipped_updates: Annotated[int, Meaning("timed steps whose update the loss scale skipped, at least")]
     resumed_epoch: Annotated[
         int | None, Meaning("epoch of the checkpoint that training resumed from; `<NA>` if from scratch")

@@ -31,7 +31,7 @@ class PurposeTraits(NamedTuple):
 PURPOSES: Mapping[Purpose, PurposeTraits] = {
     "twin": PurposeTraits("t", 0, "A/A test of the base", "for the A/A test of the base"),
     "explain": PurposeTraits("", 0, "cells that explain others", "for the losses of efficiency"),
-    "profile": PurposeTraits("p", 3, "profiles of collectives", "for the collectives (profiles)", "profiled"),
+    "profile": PurposeTraits("p", 3, "profiles", "for the collectives and busy GPUs (profiles)", "profiled"),
     "equivalence": PurposeTraits("e", -1, "equivalence checks", "for the equivalence of strategies", "checked"),
     "doctor": PurposeTraits("d", -2, "preflight", "for the doctor, first in their worker groups", "examined"),
     "links": PurposeTraits("l", 2, "links and collectives", "for the bandwidth of links and collectives", "measured"),

@@ -8,9 +8,9 @@ from typing import Any
 
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS
 from harness.analysis.verdict import Statement
-from harness.analysis.verdict.rules import DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
-from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS
-from harness.config.axes import LATER, PLAIN_AXES
+from harness.analysis.verdict.rules import DATA, HOST, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
+from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
+from harness.config.axes import BATCHES, LATER, PLAIN_AXES
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
@@ -50,6 +50,7 @@ ADVICE: Mapping[str, tuple[Option, ...]] = {
     "reduce-scatter": (ACCUMULATION,),
     "shard copies": (Option("fsdp.reshard_after_forward", (True, False)),),
     "smaller batch": (COMPILE,),
+    HOST: (COMPILE,),
     BROADCAST: (Option("ddp.broadcast_buffers", (True, False)),),
     **dict.fromkeys(("threads", "replicate", "scatter", "gather", "reduce"), (Option("strategy", ("dp", "ddp")),)),
 }
@@ -86,9 +87,9 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
     varied |= {name for grid in _grids(experiment) for name, values in grid.options.items() if len(as_axis(values)) > 1}
     varied |= {
         axis
-        for axis in ("compile", "precision", "strategy")
+        for axis in ("compile", "precision", "strategy", *BATCHES)
         for grid in _grids(experiment)
-        if len(getattr(grid, axis)) > 1
+        if len(getattr(grid, axis) or ()) > 1
     }
     offered = (_within(cores, option, row) for option in options if option.axis not in varied)
     return [option for option in offered if len(option.values) > 1 and _applies(option, row)]
@@ -200,7 +201,7 @@ def certain_of(causes: Sequence[Statement]) -> list[Statement]:
 
 def name_of(cause: Statement) -> str:
     """Return the part of the step in words."""
-    return PARTS[str(cause.subject)].words or str(cause.subject)
+    return PARTS.get(str(cause.subject), Part()).words or str(cause.subject)
 
 
 def _share(cause: Statement, *, sign: int = 1) -> str:
@@ -255,7 +256,11 @@ def _advice(causes: Sequence[Statement], context: Context) -> str:
 
 def options_of(cause: Statement, context: Context) -> list[Option]:
     """Return the options that may reduce a cause, without those that the file varies already."""
-    return [] if context.of_program else options_in(ADVICE.get(str(cause.subject), ()), cause.cell_id, context)
+    options, cell = ADVICE.get(str(cause.subject), ()), context.cells.get(str(cause.cell_id))
+    if cause.subject == HOST and cell is not None:
+        batch = "global_batch_size" if cell.scaling == "strong" else "per_device_batch_size"
+        options = (*options, Option(batch, (cell[batch], 2 * cell[batch])))
+    return [] if context.of_program else options_in(options, cause.cell_id, context)
 
 
 def options_in(options: Sequence[Option], cell_id: Scalar, context: Context) -> list[Option]:

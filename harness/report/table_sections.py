@@ -166,9 +166,10 @@ DETAILS = (
         "GPUs",
         "gpus",
         lambda results: cost.gpu_table(results.gpus),
-        "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
-        "windows; a power limit (sw power cap, held by power) is a GPU's usual state under load. Energy is measured "
-        "over at least 10 s, if no other process uses the GPU.",
+        "NVML's readings right after the timed windows, over all blocks. Busy: the time of a profiled step in which "
+        "the least busy GPU runs a kernel or copies, over the timed step; a kernel of NCCL that waits is busy. "
+        "Throttling is read from counters over the windows; a power limit (sw power cap, held by power) is a GPU's "
+        "usual state under load. Energy is measured over at least 10 s, if no other process uses the GPU.",
     ),
     Section(
         "Trial outcomes",

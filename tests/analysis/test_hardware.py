@@ -196,7 +196,8 @@ def read(cell: str, *ranks: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 
 def gpus_of(*lines: dict[str, Any]) -> pd.DataFrame:
-    return gpus(trials_of([*lines]), trial_tables.ranks([*lines]))
+    tables = trial_tables.ranks([*lines]), trial_tables.windows([*lines])
+    return gpus(trials_of([*lines]), *tables, [*lines])
 
 
 def test_cell_values_are_means_over_ranks_or_the_worst_rank_for_limits() -> None:
@@ -205,6 +206,24 @@ def test_cell_values_are_means_over_ranks_or_the_worst_rank_for_limits() -> None
     assert (row["strategy"], row["devices"], row["blocks"]) == ("ddp", 2, 2)
     assert row["power_w"] == pytest.approx(250.0) and row["gpu_utilisation"] == pytest.approx(0.8)
     assert (row["sm_clock_fraction"], row["temperature_c"]) == (0.5, 80.0)
+
+
+def test_the_busy_part_of_a_step_is_that_of_profiles_over_the_timed_step() -> None:
+    """10 samples at 100 samples/s: a step of 0.1 s, of which kernels ran in 0.04 and 0.06."""
+    timed = [line(name, rates=(100.0,), block=block) for name in ("ddp2", "single") for block in (0, 1)]
+    of_profile = {"kind": "diagnostic", "purpose": "profile"}
+    profiled = [
+        line("ddp2", block=block, **of_profile) | {"trial_id": f"p{block}", "facts": {"busy_s": seconds}}
+        for block, seconds in enumerate((0.04, 0.06))
+    ]
+    (row,) = gpus_of(*timed, *profiled).to_dict("records")
+    assert (row["cell_id"], row["busy_s"], row["busy"]) == ("ddp2", pytest.approx(0.05), pytest.approx(0.5))
+    assert pd.isna(row["power_w"]) and pd.isna(row["throttled"])
+    shown = gpu_table(gpus_of(*timed, *profiled))
+    assert "50 %" in str(shown.rows[0]).replace("\N{NO-BREAK SPACE}", " ")
+    longer = {**profiled[0], "facts": {"busy_s": 0.3}}
+    assert gpus_of(*timed, longer)["busy"].tolist() == [1.0]
+    assert gpus_of(*timed).empty
 
 
 @pytest.mark.parametrize("others", [{}, dict.fromkeys(READINGS)], ids=["", "energy alone"])

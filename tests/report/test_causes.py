@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.analysis.verdict.rules import HOST
 from harness.analysis.waterfall import PARTS
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
@@ -44,6 +45,12 @@ def test_every_cause_is_listed_and_the_advice_is_against_the_largest_alone() -> 
         "2 % wrapper overhead. Against waiting for data, try loader.workers: [0, 2, 4]."
     )
     assert any(f"against exposed communication: {DDP}." in line for line in verdict_of(waits, exchange).others)
+
+
+def test_against_an_idle_gpu_the_model_is_compiled_or_its_batch_larger() -> None:
+    text = text_of(cause(HOST, 0.35, code="clear"), cause("exposed communication", 0.07, 0.01))
+    assert text.startswith("35 % of the step: an idle GPU (bound by the host); 7 %")
+    assert text.endswith(f"Against {HOST}, try compile: [false, true]; per_device_batch_size: [32, 64].")
 
 
 def test_what_is_saved_is_named_so_that_shares_add_up() -> None:
@@ -144,7 +151,7 @@ def test_the_same_advice_is_given_once() -> None:
 
 
 def test_every_part_of_a_step_has_words_and_an_answer() -> None:
-    assert {name for name, part in PARTS.items() if part.words} | set(ADVICE) == set(PARTS)
+    assert {name for name, part in PARTS.items() if part.words} | set(ADVICE) == {*PARTS, HOST}
     assert set(PARTS) - {"rest", OWN_COLLECTIVES} == set(ADVICE) | set(MACHINE)
 
 

@@ -99,9 +99,10 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
 
 
 def gpu_table(gpus: pd.DataFrame) -> TextTable:
-    """Return NVML's readings of the GPUs of each cell."""
+    """Return NVML's readings of the GPUs of each cell, and the share of its step in which they are busy."""
     columns = (
         *CELL,
+        ("busy in a step", "busy", percent),
         ("utilisation", "gpu_utilisation", percent),
         ("power per GPU (W)", "power_w", decimal("{:,.0f}")),
         ("lowest SM clock (% of maximum)", "sm_clock_fraction", percent),
