@@ -38,6 +38,7 @@ def line(
     options = {
         "precision": "fp32",
         "compile": False,
+        "compile_mode": "default",
         "activation_checkpointing": "none",
         "options": {},
         "emulated_compute": False,

@@ -26,6 +26,7 @@ from harness.analysis.stats import LOOKS_SIGNIFICANCE, SIGNIFICANCE, look_signif
 from harness.analysis.step_times import StepTimes, step_times
 from harness.analysis.trials import (
     cells,
+    compile_seconds,
     convergence,
     labels_of,
     missing,
@@ -318,7 +319,7 @@ def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | 
 
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "trials": _trials,
-    "cells": lambda r: cells(r.trials, r.step_times, r.pilot, peak_estimates(r.lines)),
+    "cells": lambda r: cells(r.trials, r.step_times, r.pilot, peak_estimates(r.lines), compile_seconds(r.lines)),
     "scaling": lambda r: scaling(r.trials, r.rule, r.verdicts),
     "noise": lambda r: noise(r.trials, r.rule),
     "parity": lambda r: parity(r.trials, r.rule, r.verdicts),

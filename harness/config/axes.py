@@ -25,6 +25,7 @@ OWN_PRECISION: OwnPrecision = "precision of the script"
 """The precision of a script's cells if the file names none."""
 LauncherName = Literal["ray", "torchrun"]
 Checkpointing = Literal["none", "full"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,16 @@ class TrialAxes(TypedDict):
     ]
     compile: Annotated[
         bool, Axis("true if the model is compiled with torch.compile", default=False, plain=True, silent=True)
+    ]
+    compile_mode: Annotated[
+        CompileMode,
+        Axis(
+            "mode of torch.compile: reduce-overhead and max-autotune use CUDA graphs, the latter times kernels too",
+            default="default",
+            plain=True,
+            silent=True,
+            later=True,
+        ),
     ]
     activation_checkpointing: Annotated[
         Checkpointing,

@@ -216,7 +216,8 @@ def doctor_cell(cell: Cell) -> Cell:
     """
     recipe = {name: value for name, value in cell.training.items() if name != "accumulation"}
     return at_smaller_batch(
-        replace(cell, compile=False, activation_checkpointing="none", training=recipe), cell.micro_batches
+        replace(cell, compile=False, compile_mode="default", activation_checkpointing="none", training=recipe),
+        cell.micro_batches,
     )
 
 

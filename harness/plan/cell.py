@@ -70,6 +70,7 @@ class Cell:
     variant: str | None = None
     code: str | None = None
     uneven: bool | None = None
+    compile_mode: str = "default"
     activation_checkpointing: str = "none"
     env: Options = field(default_factory=dict)
     own_traits: StrategyTraits | None = field(default=None, compare=False)

@@ -101,6 +101,7 @@ def equivalence_cell(cell: Cell, batch: int) -> Cell:
         global_batch_size=batch,
         precision=cell.precision if cell.precision in REDUCED_PRECISIONS else "fp32",
         compile=False,
+        compile_mode="default",
         loader={},
         schedule={},
     )

@@ -86,7 +86,9 @@ def estimate_with(model: MemoryFacts, cell: Cell, activations: int = 0, fixed: i
 
 
 def _kept(model: MemoryFacts, cell: Cell) -> ActivationBytes | None:
-    return model["activations"].get(str(Mode.of(cell)))
+    """Return the activations in the cell's mode; None if unknown, as with the memory pools of CUDA graphs."""
+    graphs = cell.device == "cuda" and cell.compile_mode != "default"
+    return None if graphs else model["activations"].get(str(Mode.of(cell)))
 
 
 def micro_batch(cell: Cell) -> int:
@@ -314,6 +316,7 @@ def traced_cell(cell: Cell) -> Cell:
         global_batch_size=share * devices,
         precision={"tf32": "fp32", "fp16": "bf16"}.get(cell.precision, cell.precision),
         compile=False,
+        compile_mode="default",
         oversubscribed=False,
         launcher="ray",
         device_ids=(),

@@ -130,6 +130,7 @@ ImpossibleCode = Literal[
     "micro_batch_indivisible",
     "static_graph",
     "strategy_compile",
+    "compile_mode",
 ]
 """Why no machine can run a cell."""
 SkipCode = Literal[

@@ -37,6 +37,8 @@ BUCKETS = Option("ddp.bucket_cap_mb", (1, 25, 100))
 MICRO_BATCHES = 4
 ACCUMULATION = Option("training.accumulation", (1, MICRO_BATCHES))
 COMPILE = Option("compile", (False, True))
+GRAPHS = Option("compile_mode", ("default", "reduce-overhead"))
+"""Of a compiled model: CUDA graphs, which the host launches as a whole."""
 WORKERS = (0, 2, 4)
 LOADER = Option("loader.workers", WORKERS)
 FIRST_BUCKET_BYTES, GRADIENT_BYTES = 2**20, 4
@@ -50,7 +52,7 @@ ADVICE: Mapping[str, tuple[Option, ...]] = {
     "reduce-scatter": (ACCUMULATION,),
     "shard copies": (Option("fsdp.reshard_after_forward", (True, False)),),
     "smaller batch": (COMPILE,),
-    HOST: (COMPILE,),
+    HOST: (COMPILE, GRAPHS),
     BROADCAST: (Option("ddp.broadcast_buffers", (True, False)),),
     **dict.fromkeys(("threads", "replicate", "scatter", "gather", "reduce"), (Option("strategy", ("dp", "ddp")),)),
 }
@@ -87,7 +89,7 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
     varied |= {name for grid in _grids(experiment) for name, values in grid.options.items() if len(as_axis(values)) > 1}
     varied |= {
         axis
-        for axis in ("compile", "precision", "strategy", *BATCHES)
+        for axis in ("compile", "compile_mode", "precision", "strategy", *BATCHES)
         for grid in _grids(experiment)
         if len(getattr(grid, axis) or ()) > 1
     }
@@ -114,7 +116,9 @@ def _applies(option: Option, row: Row) -> bool:
         return number(row.per_device_batch_size) % MICRO_BATCHES == 0 and not static
     if option is COMPILE:
         traits = BUILTIN_TRAITS.get(row.strategy)
-        return traits is None or traits.compiles
+        return (traits is None or traits.compiles) and not row.get("compile")
+    if option is GRAPHS:
+        return bool(row.get("compile")) and row.device == "cuda"
     section = option.axis.partition(".")[0]
     return section not in BUILTIN_TRAITS or section == row.strategy
 

@@ -160,7 +160,8 @@ DETAILS = (
         lambda results: cost.compute_table(results.cells),
         "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes. Without "
         "training.cudnn_benchmark and training.channels_last figures of convolutions are a lower bound of those that "
-        "a GPU reaches.",
+        "a GPU reaches. Compiling: the time of torch.compile in a trial's first steps, longest over blocks; no part "
+        "of the timed steps, nor of the warm-up.",
     ),
     Section(
         "GPUs",

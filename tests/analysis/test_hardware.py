@@ -20,6 +20,17 @@ def cells_of(lines: list[dict[str, Any]]) -> pd.DataFrame:
     return trial_tables.cells(trials_of(lines), steps_of(lines))
 
 
+def test_the_longest_compilation_of_a_cell_stands_beside_its_flops() -> None:
+    """Later blocks find compiled code in torch's cache."""
+    lines = [line("ddp2", rates=(1.0,), block=block) | {"parts": {"compile": 9.0 / (1 + block)}} for block in (0, 1)]
+    lines += [line("single", rates=(1.0,)) | {"parts": {"warmup": 1.0}}]
+    lines += [line("ddp2", purpose="profile", kind="diagnostic", block=2) | {"parts": {"compile": 99.0}}]
+    found = trial_tables.compile_seconds(lines)  # type: ignore[arg-type]
+    assert found == {"ddp2": 9.0}
+    cells = trial_tables.cells(trials_of(lines), steps_of(lines), compiling=found).set_index("cell_id")["compile_s"]
+    assert cells["ddp2"] == 9.0 and pd.isna(cells["single"])
+
+
 # -- links and collectives ------------------------------------------------------------------------------------------
 
 

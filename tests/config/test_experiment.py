@@ -92,7 +92,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": "x"}, "give a grid, or a list of cells, or both: there is nothing to measure"),
     (
         {"name": "x", "grid": [1]},
-        "grid: got [1]; allowed: a mapping with keys such as precision, compile, activa",
+        "grid: got [1]; allowed: a mapping with keys such as precision, compile, compile_mode",
     ),
     ({"name": "x", "grid": {}}, "grid: give exactly one of per_device_batch_size (weak) and global_batch_size"),
     (grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),

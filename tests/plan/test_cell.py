@@ -18,6 +18,7 @@ OTHER = replace(OTHER, optimizer={"name": "SGD", "lr": 0.2}, schedule={"name": "
 OTHER = replace(
     OTHER, training={"accumulation": 2}, activation_checkpointing="full", variant="after", code="0123456789ab"
 )
+OTHER = replace(OTHER, compile_mode="reduce-overhead")
 OTHER = replace(OTHER, env={"NCCL_ALGO": "Ring"})
 """A cell that differs in every field."""
 

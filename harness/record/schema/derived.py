@@ -108,6 +108,9 @@ CELLS = Table(
         _c("step_p5_s", "Float64", "step time, 5th percentile of the timed steps", "s"),
         _c("step_p95_s", "Float64", "step time, 95th percentile of the timed steps", "s"),
         WAIT_FRACTION,
+        _c(
+            "compile_s", "Float64", "time of torch.compile, longest over blocks: later ones find code in its cache", "s"
+        ),
         _c("peak_memory_bytes", "Int64", "peak memory, largest over blocks and ranks", "bytes"),
         _c(
             "estimated_peak_bytes", "Int64", "the doctor's estimate of it; `<NA>` if the kind was not examined", "bytes"

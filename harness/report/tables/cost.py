@@ -41,6 +41,7 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
             percent,
         ),
         ("MFU", mfu, flush_right),
+        ("compiling (s)", "compile_s", decimal("{:,.1f}")),
     )
     counted = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
     return make_table(columns, rows_of(counted), keys={**DEVICES, "MFU": "mfu"})
