@@ -160,6 +160,7 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
             "_stepper": lambda context, setup: SimpleNamespace(ranks=context.ranks, trial=context.trial, spent_s=6.0),
             "measure_throughput": measured,
             "_explanation": explained,
+            "measure_collectives": lambda traits, stepper: {},
         },
         worker: dict.fromkeys(("_prepare_process", "_preload", "_release"), lambda *arguments: None),
     }.items():
