@@ -279,7 +279,7 @@ def test_each_rank_of_fsdp_has_a_share_and_its_shards() -> None:
 
 @pytest.mark.slow
 def test_traces_are_within_two_percent_of_real_allocations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo.
+    """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo; of the GPT with checkpointing too.
 
     Beside the smallest of five steps in each of two worlds: in others gloo's threads have not yet given up the tensors
     of an exchange, which in some worlds is so in every step.
@@ -293,7 +293,7 @@ def test_traces_are_within_two_percent_of_real_allocations(tmp_path: Path, monke
             real[name] = [*real.get(name, []), *peaks]
     planned = {**cells(1), **cells(2)}
     errors = {name: estimated(planned[name]) / min(peaks) - 1 for name, peaks in real.items()}
-    assert len(errors) == 6
+    assert len(errors) == 9
     assert all(abs(error) <= 0.02 for error in errors.values()), errors
 
 
