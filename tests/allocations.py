@@ -33,7 +33,9 @@ def cells(devices: int) -> dict[str, Cell]:
         for strategy in (("single",) if devices == 1 else ("ddp", "fsdp"))
     ]
     optimizers = {"image_classification": MOMENTUM, "language_model": ADAMW}
-    return {f"{cell.model}, {cell.strategy}": replace(cell, optimizer=optimizers[cell.workload]) for cell in made}
+    found = {f"{cell.model}, {cell.strategy}": replace(cell, optimizer=optimizers[cell.workload]) for cell in made}
+    again = {f"{name}, checkpointed": cell for name, cell in found.items() if cell.workload == "language_model"}
+    return found | {name: replace(cell, activation_checkpointing="full") for name, cell in again.items()}
 
 
 def measured(cell: Cell, rank: int = 0) -> list[int]:

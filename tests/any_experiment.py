@@ -28,6 +28,8 @@ def grids(draw: DrawFn) -> dict[str, Any]:
         "nodes": axis(st.integers(1, 3), 2),
         "precision": axis(st.sampled_from(["fp32", "tf32", "bf16", "fp16"])),
         "compile": axis(st.booleans(), 2),
+        "compile_mode": axis(st.sampled_from(["default", "reduce-overhead"]), 2),
+        "activation_checkpointing": axis(st.sampled_from(["none", "full"]), 2),
         "optimizer.lr": axis(st.sampled_from([0.1, 0.01, 1])),
         "ddp.bucket_cap_mb": axis(st.integers(1, 50)),
         "loader.workers": axis(st.integers(0, 4)),

@@ -176,6 +176,8 @@ OTHERWISE: dict[str, tuple[type[Regression], dict[str, Any]]] = {
     "bf16": (Regression, {"precision": "bf16"}),
     "fp16": (Regression, {"precision": "fp16"}),
     "meta": (OnMeta, {}),
+    "checkpointed": (Regression, {"activation_checkpointing": "full"}),
+    "meta checkpointed": (OnMeta, {"activation_checkpointing": "full"}),
 }
 """Trainings beside the plain one, by name: workload and change of the cell."""
 

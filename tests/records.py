@@ -35,7 +35,14 @@ def line(
     workload = {"workload": "image_classification", "data": "digits", "model": "resnet8", "parameters": 1000}
     placed = {"strategy": strategy, "device": "cpu", "devices": devices, "nodes": 1, "oversubscribed": False}
     batch = {"scaling": "weak", "per_device_batch_size": 10, "global_batch_size": 10 * devices, "unit": "samples"}
-    options = {"precision": "fp32", "compile": False, "options": {}, "emulated_compute": False}
+    options = {
+        "precision": "fp32",
+        "compile": False,
+        "compile_mode": "default",
+        "activation_checkpointing": "none",
+        "options": {},
+        "emulated_compute": False,
+    }
     timed = {"started_at": 0.0, "trial_s": 3.0, "steps_s": 2.0, "facts": {"steady": True}}
     parts = {"build": 0.5, "warmup": 0.5, "windows": 1.5, "other": 0.5}
     ranks = [

@@ -100,6 +100,23 @@ def test_files_for_gpus_are_fast_and_compare_like_with_like(name: str, gpus: int
     assert sharded and all(sharded)
 
 
+def test_the_file_of_a_gpt_varies_what_changes_its_speed_and_memory() -> None:
+    node = Inventory.assume(1, 8, device=KNOWN_DEVICES["H100-80GB"])
+    plan = make_plan(config.load_experiment(ROOT / "experiments" / "gpt2_8xgpu.yaml"), node)
+    assert not plan.skips
+    cells = {trial.cell for trial in plan.trials if trial.kind == "throughput"}
+    assert {(cell.compile, cell.activation_checkpointing) for cell in cells} == {
+        *product((False, True), ("none", "full"))
+    }
+    assert {cell.env.get("NCCL_ALGO") for cell in cells if cell.strategy == "ddp" and cell.devices == 8} == {
+        *("Ring", "Tree"),
+        None,
+    }
+    groups = {group.variables for group in plan.groups}
+    assert groups == {(), (("NCCL_ALGO", "Ring"),), (("NCCL_ALGO", "Tree"),)}
+    assert all(make_strategy("fsdp").autocasts(cell.strategy_options) for cell in cells if cell.strategy == "fsdp")
+
+
 SMALL_IMAGES = {"workload.image_size": 8, "workload.samples": 16}
 SMALLER: dict[str, dict[str, Any]] = {
     "conv_stack_random.yaml": {**SMALL_IMAGES, "workload.samples": 64},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 
 import pandas as pd
 
-from harness.analysis.common import KEYS, Lines, Row, Values, columns_of, measured, order, rows_of
+from harness.analysis.common import KEYS, Lines, Row, Values, columns_of, measured, order, rows_of, trial_key
+from harness.analysis.phases import timings
 from harness.analysis.stats import geometric_mean
 from harness.plan.rows import LinkOperation
 from harness.record.schema import COLLECTIVES, DESCRIPTION, DEVICE_MEMORY, GPUS, LINKS
@@ -15,13 +17,39 @@ STATES = ["gpu_utilisation", "power_w", "sm_clock_fraction", "temperature_c", "t
 ENERGY = ["energy_j", "samples_per_joule"]
 
 
-def gpus(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
-    """Return one row a cell whose GPUs gave any reading; no rows without GPUs."""
+def gpus(trials: pd.DataFrame, ranks: pd.DataFrame, windows: pd.DataFrame, lines: Lines) -> pd.DataFrame:
+    """Return one row a cell whose GPUs gave any reading, or were profiled; no rows without GPUs."""
+    busy = _busy(trials, windows, lines)
     readings = ranks[[*KEYS, *STATES, *ENERGY]]
     known = readings[readings[[*STATES, *ENERGY]].notna().any(axis=1)][KEYS].drop_duplicates()
-    kept = measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]].merge(known, on=KEYS)
-    rows = [_row(group) for _, group in readings.merge(kept, on=KEYS).groupby("cell_id", sort=False)]
+    kept = measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]]
+    kept = kept.merge(known, on=KEYS, how="left", indicator=True)
+    kept = kept[(kept.pop("_merge") == "both") | kept["cell_id"].isin(list(busy))]
+    groups = readings.merge(kept, on=KEYS).groupby("cell_id", sort=False)
+    rows = [{**_row(group), **busy.get(str(cell_id), {})} for cell_id, group in groups]
     return GPUS.frame(sorted(rows, key=order))
+
+
+def _busy(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines) -> dict[str, Values]:
+    """Return by cell the busy seconds of its profiles, the mean over blocks, and their share of its timed step.
+
+    Profiled steps are longer than timed ones by what the profiler costs the host; kernels are not.
+    """
+    profiled: dict[str, list[float]] = {}
+    for line in {line["trial_id"]: line for line in lines if line["outcome"] == "ok"}.values():
+        if (seconds := line["facts"].get("busy_s")) is not None:
+            profiled.setdefault(line["cell_id"], []).append(seconds)
+    if not profiled:
+        return {}
+    timed, steps = timings(windows), dict[str, list[float]]()
+    for row in rows_of(measured(trials)):
+        if timing := timed.get(trial_key(row)):
+            steps.setdefault(row.cell_id, []).append(timing.step_mean_s)
+    return {
+        cell_id: {"busy_s": fmean(each), "busy": min(1.0, fmean(each) / fmean(steps[cell_id]))}
+        for cell_id, each in profiled.items()
+        if cell_id in steps
+    }
 
 
 def _row(ranks: pd.DataFrame) -> Values:

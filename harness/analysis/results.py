@@ -26,6 +26,7 @@ from harness.analysis.stats import LOOKS_SIGNIFICANCE, SIGNIFICANCE, look_signif
 from harness.analysis.step_times import StepTimes, step_times
 from harness.analysis.trials import (
     cells,
+    compile_seconds,
     convergence,
     labels_of,
     missing,
@@ -328,7 +329,12 @@ def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | 
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "trials": _trials,
     "cells": lambda r: cells(
-        r.trials, r.step_times, r.pilot, peak_estimates(r.lines), r.experiment.hardware.peak_flops
+        r.trials,
+        r.step_times,
+        r.pilot,
+        peak_estimates(r.lines),
+        compile_seconds(r.lines),
+        r.experiment.hardware.peak_flops,
     ),
     "scaling": lambda r: scaling(r.trials, r.rule, r.verdicts),
     "noise": lambda r: noise(r.trials, r.rule),
@@ -353,7 +359,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
         read_estimate(r.folder), sum(r.folder.plan()["machine"]["devices_per_node"]), r.lines, r.environment
     ),
     "ledger": lambda r: ledger(r.lines, r.environment),
-    "gpus": lambda r: gpus(r.trials, r.ranks),
+    "gpus": lambda r: gpus(r.trials, r.ranks, r.windows, r.lines),
     "device_memory": lambda r: device_memory(r.trials, r.ranks),
     "links": lambda r: links(r.lines),
     "collectives": lambda r: collectives(r.lines),

@@ -113,6 +113,15 @@ def peak_estimates(lines: Lines) -> dict[str, int]:
     return found
 
 
+def compile_seconds(lines: Lines) -> dict[str, float]:
+    """Return the longest time that torch.compile took in a timed trial, by cell id."""
+    found: dict[str, float] = {}
+    for line in lines:
+        if line["kind"] == "throughput" and (seconds := line["parts"].get("compile")):
+            found[line["cell_id"]] = max(found.get(line["cell_id"], 0.0), seconds)
+    return found
+
+
 QUANTILES: Mapping[str, float] = {"step_p5_s": 0.05, "step_s": 0.5, "step_p95_s": 0.95}
 
 
@@ -121,13 +130,14 @@ def cells(
     times: StepTimes,
     pilot: int | None = None,
     estimates: Mapping[str, int] = MappingProxyType({}),
+    compiling: Mapping[str, float] = MappingProxyType({}),
     own_peaks: Mapping[PrecisionName, float] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return one row a measured cell: its throughput over blocks, step times and peak memory.
 
     ``pilot``: the number of pilot blocks, if a rule set the number of blocks.
-    ``estimates``: those of peak memory, by cell id. ``own_peaks``: FLOP/s of one device by precision, in place of the
-    published ones.
+    ``estimates``: those of peak memory, by cell id. ``compiling``: the seconds of torch.compile, likewise.
+    ``own_peaks``: FLOP/s of one device by precision, in place of the published ones.
     """
     counted = last_of_blocks(trials)
     with_peak = rows_of(trials[trials["measured_peak_flops_per_s"].notna()])
@@ -150,6 +160,7 @@ def cells(
                 "per_device_per_s": speed.value / first.devices,
                 **{name: float(np.quantile(steps[cell_id], q)) for name, q in QUANTILES.items() if cell_id in steps},
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
+                "compile_s": compiling.get(cell_id),
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),
                 "estimated_peak_bytes": estimates.get(cell_id),
                 **_arithmetic(first, speed.value, ceilings.get(_device_kind(first)), own_peaks),

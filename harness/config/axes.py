@@ -14,15 +14,18 @@ from typing_extensions import TypedDict
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import OptionValue, PlainValue
+from harness.config.variables import SECTION
 from harness.errors import closest, nearest
 
-OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", *BUILTIN_TRAITS)
+OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", SECTION, *BUILTIN_TRAITS)
 """The sections of the file whose options are axes too."""
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 OwnPrecision = Literal["precision of the script"]
 OWN_PRECISION: OwnPrecision = "precision of the script"
 """The precision of a script's cells if the file names none."""
 LauncherName = Literal["ray", "torchrun"]
+Checkpointing = Literal["none", "full"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Axis(Meaning):
     ``work``: cells that differ in it do different work. ``size``: it sets the size of the problem, and is no choice.
     ``placement``: the devices, which every label names. ``tag``: named beside the strategy in a label if true.
     ``silent``: a label's constants omit its default. ``follows``: the axes with which it may differ since it follows
-    from them.
+    from them. ``later``: it came when cells had ids, of which its default is no part.
     """
 
     default: object = None
@@ -55,6 +58,7 @@ class Axis(Meaning):
     tag: bool = False
     silent: bool = False
     follows: tuple[str, ...] = ()
+    later: bool = False
 
 
 class TrialAxes(TypedDict):
@@ -93,6 +97,26 @@ class TrialAxes(TypedDict):
     ]
     compile: Annotated[
         bool, Axis("true if the model is compiled with torch.compile", default=False, plain=True, silent=True)
+    ]
+    compile_mode: Annotated[
+        CompileMode,
+        Axis(
+            "mode of torch.compile: reduce-overhead and max-autotune use CUDA graphs, the latter times kernels too",
+            default="default",
+            plain=True,
+            silent=True,
+            later=True,
+        ),
+    ]
+    activation_checkpointing: Annotated[
+        Checkpointing,
+        Axis(
+            "full: only the inputs of shard units are kept for backward, which computes each unit once more; or none",
+            default="none",
+            plain=True,
+            silent=True,
+            later=True,
+        ),
     ]
     launcher: Annotated[
         LauncherName, Axis("launcher of the processes: ray, or torchrun as the control", default="ray", silent=True)
@@ -143,7 +167,7 @@ class TrialAxes(TypedDict):
     ]
     options: Annotated[
         Mapping[str, PlainValue],
-        Axis("options of strategy, workload, optimizer, schedule, training and loader", named=False),
+        Axis("options of strategy, workload, optimizer, schedule, training, loader and env", named=False),
     ]
     variant: NotRequired[
         Annotated[
@@ -171,6 +195,8 @@ NAMED_AXES = tuple(name for name, axis in AXES.items() if axis.named)
 """The axes that can be named; options have names of their own, the others follow from the file."""
 WORK_AXES = tuple(name for name, axis in AXES.items() if axis.work)
 """The axes that cells which do the same work share."""
+LATER = {name: axis.default for name, axis in AXES.items() if axis.later}
+"""The axes whose default is no part of a cell's id, with this default."""
 SIZES = frozenset(name for name, axis in AXES.items() if axis.size)
 """The axes that set the size of the problem, which is no choice: throughput.blocks asks no width of their intervals."""
 PLAIN_AXES = {name: (kind, AXES[name].default) for name, (kind, _) in declared(TrialAxes).items() if AXES[name].plain}
@@ -182,6 +208,12 @@ def is_option_axis(key: object) -> bool:
     """Return whether a key such as ``optimizer.lr`` names an option of a known section."""
     section, dot, option = str(key).partition(".")
     return bool(dot) and section in OPTION_SECTIONS and option.isidentifier()
+
+
+def options_in(options: Mapping[str, PlainValue], section: str) -> dict[str, PlainValue]:
+    """Return the options of one section by their own names."""
+    prefix = f"{section}."
+    return {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
 
 
 def check_axis(name: str) -> str:

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.config.axes import Filter, LauncherName
+from harness.config.axes import Filter, LauncherName, options_in
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
 from harness.config.doctor_checks import check_allowed
 from harness.config.problems import Conflict, describe_errors, raise_conflicts
@@ -51,6 +51,7 @@ from harness.config.values import (
     as_tuple,
     builtin_or_own,
 )
+from harness.config.variables import SECTION, problems_of
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 MOST_PUBLISHED = 1000
@@ -74,6 +75,7 @@ class Experiment(Strict):
     schedule: Options = Field(default_factory=dict)
     training: TrainingOptions = TrainingOptions()
     loader: Loader = Loader()
+    env: Options = Field(default_factory=dict)
     effort: Effort = "normal"
     throughput: Throughput | None = Throughput()
     convergence: Convergence | None = None
@@ -145,6 +147,7 @@ class Experiment(Strict):
             *self._length_conflicts(),
             *self._unknown_names(),
             *self._dotted_conflicts(),
+            *self._variable_conflicts(),
         )
         return found
 
@@ -217,14 +220,19 @@ class Experiment(Strict):
         sections: dict[str, Strict] = {"loader": self.loader, "training": self.training, **strategies}
         for grid in self.grids:
             for name, section in sections.items():
-                prefix = f"{name}."
-                own = {key.removeprefix(prefix): v for key, v in grid.options.items() if key.startswith(prefix)}
                 try:
-                    type(section).model_validate({**section.model_dump(), **own})
+                    type(section).model_validate({**section.model_dump(), **options_in(grid.options, name)})
                 except ValidationError as error:
                     keys = ("strategy_options" if name in strategies else name,)
                     for problem in describe_errors(error, type(section)):
                         yield Conflict(True, f"grid, {name}.{problem}", keys)
+
+    def _variable_conflicts(self) -> Iterator[Conflict]:
+        """Check the environment variables of the section and of the grids."""
+        own = {f"grid, {SECTION}": {k: v for grid in self.grids for k, v in options_in(grid.options, SECTION).items()}}
+        for place, options in {SECTION: self.env, **own}.items():
+            for problem in problems_of(place, options):
+                yield Conflict(True, problem, (SECTION,))
 
     @field_validator("workload_options")
     @classmethod
@@ -279,6 +287,7 @@ class Experiment(Strict):
             "training": self.training.model_dump(),
             "workload": self.workload_options,
             "loader": self.loader.model_dump(),
+            SECTION: self.env,
             **self.strategy_options.model_dump(),
         }
         return {

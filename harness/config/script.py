@@ -14,12 +14,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from harness.config.axes import OWN_PRECISION, PLAIN_AXES, OwnPrecision, PrecisionName
+from harness.config.axes import OWN_PRECISION, PLAIN_AXES, OwnPrecision, PrecisionName, options_in
 from harness.config.experiment import Experiment
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.sections import Convergence, Grid, Throughput
 from harness.config.strategy_traits import StrategyTraits, Strict
 from harness.config.values import USER_CLASS, Axis, FilePath, Name, Options, PlainValue, Text, as_axis, as_tuple, leaves
+from harness.config.variables import SECTION
 from harness.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
@@ -114,13 +115,14 @@ class ScriptGrid(Grid):
         """Move keys that are no axis of every grid to the options ``workload.<key>``."""
         if not isinstance(value, dict):
             return value
-        own = {key for key in value if str(key).isidentifier() and key not in cls.model_fields}
+        known = {*cls.model_fields, SECTION}
+        own = {key for key in value if str(key).isidentifier() and key not in known}
         return {f"workload.{key}" if key in own else key: option for key, option in value.items()}
 
     @property
     def own_names(self) -> list[str]:
         """The names of the axes that only the script has."""
-        return [key.removeprefix("workload.") for key in self.options]
+        return [*options_in(self.options, "workload")]
 
 
 def check_function(value: object) -> object:
@@ -256,7 +258,7 @@ class ScriptExperiment(Experiment):
     def _samples(self, grid: ScriptGrid) -> Iterator[Conflict]:
         """Check the arithmetic of step.samples for the first and the last value of each axis."""
         given: dict[str, PlainValue] = {name: getattr(grid, name, None) for name in GIVEN}
-        options = {name.removeprefix("workload."): value for name, value in grid.options.items()}
+        options = options_in(grid.options, "workload")
         axes = {name: as_axis(value) for name, value in {**given, **self.workload_options, **options}.items()}
         for end in (0, -1) if self.step.samples is not None else ():
             values = {name: value[end] for name, value in axes.items()}
@@ -341,7 +343,8 @@ class ScriptExperiment(Experiment):
         return ()
 
     def option_axes(self) -> dict[str, tuple[PlainValue, ...]]:
-        return {f"workload.{name}": as_axis(value) for name, value in self.workload_options.items()}
+        sections = {"workload": self.workload_options, SECTION: self.env}
+        return {f"{name}.{key}": as_axis(value) for name, given in sections.items() for key, value in given.items()}
 
 
 def _text(value: PlainValue) -> str:

@@ -39,6 +39,7 @@ from harness.config.values import (
     as_axis,
     builtin_or_own,
 )
+from harness.config.variables import SECTION
 
 StrategyName = Annotated[Text, BeforeValidator(builtin_or_own(BUILTIN_TRAITS))]
 Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -92,6 +93,10 @@ class Grid(_PlainGrid):
             return value
         # workload_options, the section's name beside the grid, is accepted inside it too
         value = {str(key).replace("workload_options.", "workload.", 1): option for key, option in value.items()}
+        variables = value.get(SECTION)
+        if isinstance(variables, dict):  # the section's name is accepted inside the grid too
+            value = {key: option for key, option in value.items() if key != SECTION}
+            value |= {f"{SECTION}.{name}": option for name, option in variables.items()}
         dotted = {key: option for key, option in value.items() if is_option_axis(key)}
         plain = {key: option for key, option in value.items() if key not in dotted}
         options = plain.get("options", {})

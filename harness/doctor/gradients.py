@@ -128,6 +128,7 @@ def observe(subject: Subject) -> Products:
             cell,
             precision="fp32",
             compile=False,
+            compile_mode="default",
             training={},  # clipping would hide a wrong factor
             per_device_batch_size=batch // cell.devices,
             global_batch_size=batch,

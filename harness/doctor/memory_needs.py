@@ -10,24 +10,29 @@ from itertools import product
 import psutil
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from harness.config.experiment import Experiment
 from harness.config.values import GIB, MIB
 from harness.doctor.facts import LEAST, Steps, least_growth
 from harness.doctor.subject import Case, Check, Subject
+from harness.errors import WorkloadError
 from harness.measure.peak_memory import of_model
 from harness.plan import memory_forecast as memory
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell, single_device_cell
 from harness.plan.rows import ActivationBytes, MemoryFacts, ModelBytes
+from harness.train.activation_checkpointing import NO_UNITS
 from harness.train.model import device_bytes
-from harness.train.precision import REDUCED, Precision
+from harness.train.precision import REDUCED, Precision, without_autocast
+from harness.train.strategies.base import default_units
 
 FEW, MORE = 2, 4
 """Samples of the two batches."""
 META = torch.device("meta")
+OF_MODE = ("precision", "compile", "activation_checkpointing")
+"""The axes of a grid that make the modes of its cells."""
 LIKE_COMPILED = "aot_eager_decomp_partition"
 """The backend of torch.compile that selects saved tensors as the default one does, and generates no code."""
 Activations = Mapping[str, ActivationBytes]
@@ -99,12 +104,19 @@ def without_steps(facts: MemoryFacts, cell: Cell, left_out: Sequence[str]) -> Fi
     return Finding("real steps", "note", text, means, SMALLER_MODEL)
 
 
-def modes_of(cell: Cell, experiment: Experiment) -> list[tuple[str, bool]]:
-    """Return precision and compilation of the experiment's cells, without repetitions; the cell's own is first."""
+def modes_of(cell: Cell, experiment: Experiment) -> list[memory.Mode]:
+    """Return the modes of the experiment's cells, without repetitions; the cell's own, eager, is first.
+
+    What a compiled model keeps beside the inputs of its units is not measured.
+    """
     grids = [grid for grid in (experiment.grid, *experiment.cells) if grid]
-    pairs = [mode for grid in grids for mode in product(*(getattr(grid, axis) for axis in ("precision", "compile")))]
-    own = [(cell.precision, False), (cell.precision, cell.compile)]
-    return [mode for mode in dict.fromkeys([*own, *pairs]) if cell.traits.compiles or not mode[1]]
+    known = [
+        memory.Mode(precision, compiled, checkpointed == "full")
+        for grid in grids
+        for precision, compiled, checkpointed in product(*(getattr(grid, axis) for axis in OF_MODE))
+    ]
+    modes = dict.fromkeys([memory.Mode(cell.precision), memory.Mode.of(cell), *known])
+    return [mode for mode in modes if not mode.compiled or (cell.traits.compiles and not mode.checkpointed)]
 
 
 def at_affordable_batch(subject: Subject, facts: MemoryFacts | None) -> Subject | None:
@@ -126,15 +138,15 @@ def observe(subject: Subject) -> Activations:
     """
     model = subject.bare_model() if subject.whole_model_fits else subject.built_model().to(META)
     found: dict[str, ActivationBytes] = {}
-    modes = subject.modes or [(subject.cell.precision, False)]
-    for precision, compiled in sorted(modes, key=lambda mode: mode[1]):  # compilation changes the model
+    own = memory.Mode(subject.cell.precision)
+    for mode in sorted(subject.modes or [own], key=lambda mode: mode[1:]):  # these change the model
         try:
-            few, more = (_kept(subject, model, count, precision, compiled=compiled) for count in (FEW, MORE))
+            few, more = (_kept(subject, model, count, mode) for count in (FEW, MORE))
         except Exception:
-            if subject.whole_model_fits and (precision, compiled) == (subject.cell.precision, False):
+            if subject.whole_model_fits and mode == own:
                 raise
             continue
-        found[memory.mode_of(precision, compiled=compiled)] = {
+        found[str(mode)] = {
             "fixed": max(0, 2 * few - more),
             "per_sample": max(0, more - few) // (MORE - FEW),
         }
@@ -152,32 +164,77 @@ def judge(seen: Sequence[Activations], case: Case) -> list[Finding]:
     return memory.judge(with_activations(case.memory, seen), case.planned or case.cell) if case.memory else []
 
 
-def _kept(subject: Subject, model: nn.Module, samples: int, precision: str, *, compiled: bool) -> int:
-    """Return the bytes that the graph of one batch keeps, each storage once, without parameters and buffers."""
+def _kept(subject: Subject, model: nn.Module, samples: int, mode: memory.Mode) -> int:
+    """Return the bytes that the graph of one batch keeps, each storage once, without parameters and buffers.
+
+    With activation checkpointing: inputs of units, what is kept outside of units, and what the largest unit keeps.
+    """
     batch = subject.first_samples(samples, None if subject.whole_model_fits else META)
     if subject.whole_model_fits:
-        wrapped = Precision(precision, subject.device.type).around(model)
-    elif low := REDUCED.get(precision):  # the meta device has no autocast: model and batch are cast as a whole
+        wrapped = Precision(mode.precision, subject.device.type).around(model)
+    elif low := REDUCED.get(mode.precision):  # the meta device has no autocast: model and batch are cast as a whole
         wrapped = copy.deepcopy(model).to(low)
         batch = tree_map_only(Tensor, lambda leaf: leaf.to(low) if leaf.is_floating_point() else leaf, batch)
     else:
         wrapped = model
-    if compiled:
+    if mode.compiled:
         torch.compiler.reset()
         wrapped.compile(backend=LIKE_COMPILED, dynamic=False)
-    own = {_storage(tensor) for tensor in [*wrapped.parameters(), *wrapped.buffers()]}
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        if _storage(tensor) not in own:
-            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor.detach()  # a node that holds its own output is in a cycle that no garbage collection finds
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    units: Sequence[nn.Module] = []
+    if mode.checkpointed:
+        units = getattr(subject.workload, "shard_units", default_units)(without_autocast(wrapped))
+        if not units:
+            raise WorkloadError(NO_UNITS)
+    noted = _Kept([*wrapped.parameters(), *wrapped.buffers()], units)
+    with noted, torch.autograd.graph.saved_tensors_hooks(noted.note, lambda tensor: tensor):
         loss, _ = subject.loss(wrapped, batch)
-        total = sum(kept.values())
+        total = noted.total
         del loss
     return total
+
+
+class _Kept:
+    """What a graph keeps beside some tensors; of ``units``, which backward computes again, the inputs and the largest.
+
+    Hooks of the units are there inside the context.
+    """
+
+    def __init__(self, own: Sequence[Tensor], units: Sequence[nn.Module]) -> None:
+        self._own, self._units = {_storage(tensor) for tensor in own}, units
+        self._kept: dict[nn.Module | None, dict[int, int]] = {None: {}}
+        self._inside: list[nn.Module] = []
+        self._inputs: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._hooks = [unit.register_forward_pre_hook(self._enter, with_kwargs=True) for unit in self._units]
+        self._hooks += [unit.register_forward_hook(self._leave) for unit in self._units]
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def note(self, tensor: Tensor) -> Tensor:
+        """Note a tensor that is saved for backward."""
+        if _storage(tensor) not in self._own:
+            of_unit = self._kept.setdefault(self._inside[0] if self._inside else None, {})
+            of_unit[_storage(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor.detach()  # a node that holds its own output is in a cycle that no garbage collection finds
+
+    @property
+    def total(self) -> int:
+        """The bytes that are kept, each storage once."""
+        inputs = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in self._inputs}
+        always = self._kept[None] | inputs
+        units = [kept for unit, kept in self._kept.items() if unit is not None]
+        rest = (sum(size for key, size in kept.items() if key not in always) for kept in units)
+        return sum(always.values()) + max(rest, default=0)
+
+    def _enter(self, unit: nn.Module, *inputs: object) -> None:
+        self._inside.append(unit)
+        self._inputs += [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+
+    def _leave(self, *_: object) -> None:
+        self._inside.pop()
 
 
 def _storage(tensor: Tensor) -> int:

@@ -29,7 +29,7 @@ from harness.doctor.facts import Steps
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell
-from harness.plan.memory_forecast import at_smaller_batch
+from harness.plan.memory_forecast import Mode, at_smaller_batch
 from harness.plan.rows import MemoryFacts
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.user_code import INSTALLED, STANDARD, is_the_users
@@ -203,9 +203,15 @@ def _held(value: object) -> Iterator[object]:
 
 
 def doctor_cell(cell: Cell) -> Cell:
-    """Return the cell that the doctor trains: not compiled, a micro-batch a step at the whole batch's learning rate."""
+    """Return the cell that the doctor trains: a micro-batch a step at the whole batch's learning rate.
+
+    It is not compiled, and keeps all activations.
+    """
     recipe = {name: value for name, value in cell.training.items() if name != "accumulation"}
-    return at_smaller_batch(replace(cell, compile=False, training=recipe), cell.micro_batches)
+    return at_smaller_batch(
+        replace(cell, compile=False, compile_mode="default", activation_checkpointing="none", training=recipe),
+        cell.micro_batches,
+    )
 
 
 @dataclass(frozen=True)
@@ -220,8 +226,8 @@ class Subject:
     advance: Callable[[], None] = lambda: None
     planned: Cell | None = None
     """The planned cell, if it differs from the examined one."""
-    modes: Sequence[tuple[str, bool]] = ()
-    """Precision, and whether compiled, of the cells whose memory is estimated; empty: that of the cell."""
+    modes: Sequence[Mode] = ()
+    """Those of the cells whose memory is estimated; empty: that of the cell."""
     memory: MemoryFacts | None = None
     """Sizes of the model; None if it cannot be built."""
     whole_model_fits: bool = True

@@ -89,7 +89,7 @@ class ByLauncher:
 def process_variables(group: WorkerGroup, threads_per_device: int) -> dict[str, str]:
     """Return the environment variables that a group's processes need before they import anything."""
     threads = str(threads_per_device)
-    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    variables = {**dict(group.variables), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     if group.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""  # a CPU trial on a GPU machine must not see its GPUs
     else:

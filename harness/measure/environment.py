@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from harness.measure.telemetry import Handle, Nvml, first
-from harness.plan.run_environment import Adapter, DeviceFacts, Interface, MachineState, NodeEnvironment, Topology
+from harness.plan.run_environment import Adapter, Card, DeviceFacts, Interface, MachineState, NodeEnvironment, Topology
 from harness.system import sanitize
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -38,6 +38,7 @@ def capture_topology(nvml: Nvml | None = None) -> Topology | None:
 
     X on the diagonal, None if a link is not known. ``apart``: the pairs of which the first cannot read the other's
     memory directly; ``numa``: each GPU's NUMA node, None if not known; ``driver``: its version.
+    ``cards``: the limits of each GPU.
     """
     with suppress(Exception):  # a description of the node never fails a trial
         nvml = nvml or importlib.import_module("pynvml")
@@ -95,11 +96,24 @@ def _captured(nvml: Nvml) -> Topology:
         "numa": [numa_node_of_bus(bus) for bus in buses],
         "driver": first(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
         "persistence": [first(partial(_persists, nvml, one)) for one in handles],
+        "cards": [_card(nvml, one) for one in handles],
     }
 
 
 def _persists(nvml: Nvml, handle: Handle) -> bool:
     return bool(nvml.nvmlDeviceGetPersistenceMode(handle))
+
+
+def _card(nvml: Nvml, handle: Handle) -> Card:
+    """Return a GPU's limits; of a GPU without a query's unit, such as ECC on a consumer's board, None."""
+    return {
+        "power_limit_w": first(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+        "usual_power_limit_w": first(lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000),
+        "ecc": first(lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),  # in force; the second is after a restart
+        "pcie_generation": first(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle))),
+        "pcie_width": first(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))),
+        "most_pcie_width": first(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(handle))),
+    }
 
 
 def _nvlinks(nvml: Nvml, handle: Handle) -> list[str]:

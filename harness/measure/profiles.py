@@ -251,18 +251,33 @@ def _seconds(intervals: Intervals) -> float:
     return sum(end - start for start, end in intervals) / 1e9
 
 
+def busy_s(profiled: MarkedSteps, devices: Sequence[torch.device]) -> float | None:
+    """Return the seconds a step in which a GPU runs a kernel, copies or fills: of the least busy of these devices.
+
+    None on a CPU, if one of them ran nothing, and if the profile lacks kernels.
+    """
+    ran = [
+        union(event.span for event in profiled.events if event.gpu == (device.index or 0) and not event.annotation)
+        for device in devices
+        if device.type == "cuda"
+    ]
+    return min(map(_seconds, ran)) / profiled.steps if ran and all(ran) and not profiled.lost else None
+
+
 def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
     """Return seconds a step of each collective that is seen, total and exposed, from a few profiled steps.
 
-    Those of the rank that waits least for its collectives: the others wait for it, which is no cost of exchange.
+    Those of the rank that waits least for its collectives: the others wait for it, which is no cost of exchange. And
+    the seconds in which the least busy GPU runs anything: NCCL's kernels wait on the others for its rank.
     """
     device = stepper.ranks.devices[0]
     for _ in range(FIRST_STEPS):
         stepper.step()
     profiled = profiled_steps(stepper)
     times = collective_times(profiled.events, traits.profiled_parts, device)
-    of_ranks = stepper.ranks.gather((times, profiled.lost, len(profiled.launched)))
-    lost, launched = max((lost, launched) for _, lost, launched in of_ranks)
+    busy = busy_s(profiled, stepper.ranks.devices)
+    of_ranks = stepper.ranks.gather((times, profiled.lost, len(profiled.launched), busy))
+    lost, launched = max((lost, launched) for _, lost, launched, _ in of_ranks)
     if lost:
         return {"explain_error": LOST.format(lost, launched)}
     waiting = [part.name for part in traits.profiled_parts if part.waits]
@@ -275,6 +290,9 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
         "exchange_s": {name: time.total_s / profiled.steps for name, time in seen.items()},
         "exposed_s": {name: time.exposed_s / profiled.steps for name, time in seen.items()},
     }
+    known = [busy for *_, busy in of_ranks if busy is not None]
+    if len(known) == len(of_ranks):
+        facts["busy_s"] = min(known)
     unseen = device.type == "cuda" and all(event.gpu is None for event in profiled.events)
     return facts | ({"explain_error": NO_KERNELS} if unseen else {})
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
 
+from harness.config.axes import LATER
 from harness.config.builtin_workloads import emulates_compute
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue
+from harness.config.variables import SECTION
 
 Options = Mapping[str, PlainValue]
 Scaling = Literal["weak", "strong"]
@@ -22,6 +24,7 @@ SHARED_SECTIONS = {
     "schedule": "schedule",
     "training": "training",
     "loader": "loader",
+    SECTION: "env",
 }
 """The sections of options that every strategy has, each with the field of a cell that holds it."""
 
@@ -67,13 +70,17 @@ class Cell:
     variant: str | None = None
     code: str | None = None
     uneven: bool | None = None
+    compile_mode: str = "default"
+    activation_checkpointing: str = "none"
+    env: Options = field(default_factory=dict)
     own_traits: StrategyTraits | None = field(default=None, compare=False)
 
     @cached_property
     def id(self) -> str:
-        """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included."""
-        content = ENCODER.encode({name: getattr(self, name) for name in CONTENT})  # asdict() would copy every value
-        return hashlib.sha256(content.encode()).hexdigest()[:12]
+        """The first 12 hexadecimal digits of the SHA-256 of the content, defaults included except those of OMITTED."""
+        content = {name: getattr(self, name) for name in CONTENT}  # asdict() would copy every value
+        text = ENCODER.encode({name: value for name, value in content.items() if OMITTED.get(name, UNSET) != value})
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def __hash__(self) -> int:
         return hash(self.id)
@@ -151,6 +158,9 @@ class Cell:
 
 CONTENT = tuple(each.name for each in fields(Cell) if each.compare)
 """The fields that make a cell's id."""
+UNSET = object()
+OMITTED: Mapping[str, object] = {**LATER, "env": {}}
+"""The fields that are no part of an id if they have these values: they came when cells had ids."""
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 

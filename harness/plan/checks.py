@@ -10,7 +10,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import GIB
 from harness.plan.cell import Cell
 from harness.plan.rows import FindingRow, Severity
-from harness.plan.run_environment import Adapter, Interface, NodeEnvironment, Topology
+from harness.plan.run_environment import Adapter, Card, Interface, NodeEnvironment, Topology
 
 
 @dataclass(frozen=True)
@@ -270,6 +270,8 @@ def _different(what: str, values: Mapping[str, str], advice: str) -> Iterator[Fi
 
 
 MACHINE = "machine state"
+LOWERED = 0.99
+"""A power limit below this part of a GPU's own was lowered."""
 THROTTLED_LEAST = 0.01
 """The least share of a container's periods, cut short by its quota, that is reported."""
 
@@ -302,6 +304,24 @@ def _settings(node: NodeEnvironment) -> Iterator[tuple[str, str, str]]:
     if off := [str(gpu) for gpu, mode in enumerate(modes) if mode is False]:
         means = "the driver is loaded anew for each worker group, and clocks that were set are lost"
         yield f"persistence mode is off on GPU {', '.join(off)}", means, "sudo nvidia-smi -pm 1"
+    yield from _of_cards(topology.get("cards", []) if topology else [])
+
+
+def _of_cards(cards: Sequence[Card]) -> Iterator[tuple[str, str, str]]:
+    """Yield what limits single GPUs of a node: a lowered power limit, fewer PCIe lanes, ECC on some alone."""
+    for gpu, card in enumerate(cards):
+        limit, usual = card["power_limit_w"], card["usual_power_limit_w"]
+        if limit and usual and limit < LOWERED * usual:
+            means = "under load it clocks lower than such GPUs usually do"
+            yield f"the power limit of GPU {gpu} is {limit:.0f} W of {usual:.0f} W", means, "sudo nvidia-smi -pl WATTS"
+        lanes, most = card["pcie_width"], card["most_pcie_width"]
+        if lanes and most and lanes < most:
+            means = "copies between it and the host, and to GPUs without NVLink, are slower"
+            yield f"GPU {gpu} uses {lanes} of {most} PCIe lanes", means, "another slot, riser or BIOS setting"
+    if len({card["ecc"] for card in cards} - {None}) > 1:
+        off = ", ".join(str(gpu) for gpu, card in enumerate(cards) if card["ecc"] is False)
+        means = "its GPUs differ in memory bandwidth and size"
+        yield f"ECC is off on GPU {off} alone", means, "sudo nvidia-smi -e 1, or 0, for all; then restart"
 
 
 LINKS = "links"

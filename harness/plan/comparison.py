@@ -25,7 +25,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar, cast, get_args
 
-from harness.config.axes import AXES, BATCHES, CELL_AXES, LauncherName, PrecisionName, TrialAxes
+from harness.config.axes import AXES, BATCHES, CELL_AXES, LATER, LauncherName, PrecisionName, TrialAxes
 from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
 from harness.plan.cell import Cell, format_gpu_ids, share_of
 from harness.plan.rows import PartnerIds, SetIds
@@ -101,6 +101,7 @@ def equivalence_cell(cell: Cell, batch: int) -> Cell:
         global_batch_size=batch,
         precision=cell.precision if cell.precision in REDUCED_PRECISIONS else "fp32",
         compile=False,
+        compile_mode="default",
         loader={},
         schedule={},
     )
@@ -185,7 +186,8 @@ def options_text(options: Mapping[str, object]) -> str:
 
 def _digest(axes: Mapping[str, object], without: Collection[str], *more: object) -> str:
     values = {**axes, "options": options_text(options_of(axes))}
-    shared = [values.get(name) for name in CELL_AXES if name not in without]
+    shared = [values.get(name) for name in CELL_AXES if name not in without and name not in LATER]
+    shared += [f"{name}={values[name]}" for name, default in LATER.items() if values.get(name, default) != default]
     text = json.dumps([*shared, *more], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
+from harness.config.variables import variables_of
 from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
 from harness.plan.rows import Purpose
@@ -37,17 +38,17 @@ def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
 def profiles(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
     """Return the profiles of the collectives of each cell on several devices whose strategy is explained by them.
 
+    On GPUs all other cells are profiled too, in the first block: for the time in which the GPU is busy.
     A trial of its own, after the timed ones of its worker group: CUPTI may stay attached and slow what follows in the
     process. The collectives are the same under either launcher, so of two a cell is profiled under Ray.
     """
     known = set(cells)
-    wanted = [
-        cell
-        for cell in cells
-        if cell.traits.profiled_parts and cell.devices > 1
-        if cell.launcher == "ray" or replace(cell, launcher="ray") not in known
+    wanted = [cell for cell in cells if cell.launcher == "ray" or replace(cell, launcher="ray") not in known]
+    explained = [cell for cell in wanted if cell.traits.profiled_parts and cell.devices > 1]
+    others = [
+        cell for cell in wanted if cell.device == "cuda" and cell not in explained and not cell.traits.own_program
     ]
-    return _in_blocks("profile", wanted, range(blocks), seed)
+    return _in_blocks("profile", explained, range(blocks), seed) + _in_blocks("profile", others, [0], seed)
 
 
 def traces(cells: Sequence[Cell], block: int, seed: int, most_bytes: int) -> list[Trial]:
@@ -115,8 +116,9 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
 
 
 def _ray_first(trials: Iterable[Trial]) -> list[Cell]:
-    """Return the cells of these trials, each once, those under Ray first."""
-    return sorted(dict.fromkeys(trial.cell for trial in trials), key=lambda cell: cell.launcher != "ray")
+    """Return the cells of these trials, each once, those under Ray first, of these those without variables."""
+    cells = dict.fromkeys(trial.cell for trial in trials)
+    return sorted(cells, key=lambda cell: (cell.launcher != "ray", bool(variables_of(cell.env))))
 
 
 def _extremes(cells: Sequence[Cell]) -> list[Cell]:

@@ -61,6 +61,8 @@ def _on_any_machine(cell: Cell) -> Iterator[SkipReason]:
     if cell.compile and not traits.compiles:
         why = ": its replicas are rebuilt at every step" if traits.replicates else ""
         yield SkipReason("strategy_compile", f"compile does not apply to {cell.strategy}{why}")
+    if cell.compile_mode != "default" and not cell.compile:
+        yield SkipReason("compile_mode", f"compile_mode {cell.compile_mode} applies to compiled cells (compile: true)")
 
 
 def _on_this_machine(cell: Cell, machine: Machine) -> Iterator[SkipReason]:

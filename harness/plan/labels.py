@@ -146,6 +146,8 @@ def _axis_text(axis: str, value: object) -> str:
         return str(value)
     if axis == "compile":
         return "compiled" if value else "eager"
+    if axis == "activation_checkpointing":
+        return "no " * (value == "none") + "activation checkpointing"
     if value is None:
         return f"no {axis}"
     return _text(value) if isinstance(value, str) else f"{axis}={_text(value)}"

@@ -8,7 +8,7 @@ the peak of a traced step is above the rest. Sizes are in bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell, Options
@@ -52,15 +52,25 @@ class State:
         return self.parameters + self.gradients + self.optimizer + self.buckets
 
 
-def mode_of(precision: str, *, compiled: bool) -> str:
-    """Return the key of MemoryFacts.activations: 'bf16', or 'bf16 compiled'."""
-    return f"{precision} compiled" if compiled else precision
+class Mode(NamedTuple):
+    """What the activations of a model depend on; as text, the key of MemoryFacts.activations: 'bf16 compiled'."""
+
+    precision: str
+    compiled: bool = False
+    checkpointed: bool = False
+
+    @classmethod
+    def of(cls, cell: Cell) -> Mode:
+        return cls(cell.precision, cell.compile, cell.activation_checkpointing == "full")
+
+    def __str__(self) -> str:
+        return f"{self.precision}{' compiled' * self.compiled}{' checkpointed' * self.checkpointed}"
 
 
 def estimate(model: MemoryFacts, cell: Cell, samples: int | None = None) -> int | None:
     """Return the estimated peak of the fullest device, or of a rank's process on a CPU.
 
-    None if the activations in the cell's precision and compilation are not known. ``samples``: samples of a micro-batch
+    None if the activations in the cell's mode are not known. ``samples``: samples of a micro-batch
     of one device, if not the cell's own.
     """
     kept = _kept(model, cell)
@@ -76,7 +86,9 @@ def estimate_with(model: MemoryFacts, cell: Cell, activations: int = 0, fixed: i
 
 
 def _kept(model: MemoryFacts, cell: Cell) -> ActivationBytes | None:
-    return model["activations"].get(mode_of(cell.precision, compiled=cell.compile))
+    """Return the activations in the cell's mode; None if unknown, as with the memory pools of CUDA graphs."""
+    graphs = cell.device == "cuda" and cell.compile_mode != "default"
+    return None if graphs else model["activations"].get(str(Mode.of(cell)))
 
 
 def micro_batch(cell: Cell) -> int:
@@ -159,7 +171,8 @@ def _advice(model: MemoryFacts, cell: Cell, need: Need) -> str:
     most = int((WARN * need.available - at[0]) / per_sample) if per_sample else 0
     if most < 1:
         return "use a smaller model, or fsdp on more devices"
-    return f"use a batch of {most * cell.micro_batches}, gradient accumulation, bf16, or fsdp"
+    recomputed = "activation_checkpointing: full, " * (cell.activation_checkpointing == "none")
+    return f"use a batch of {most * cell.micro_batches}, gradient accumulation, {recomputed}bf16, or fsdp"
 
 
 def state(model: ModelBytes, cell: Cell) -> State:
@@ -303,6 +316,7 @@ def traced_cell(cell: Cell) -> Cell:
         global_batch_size=share * devices,
         precision={"tf32": "fp32", "fp16": "bf16"}.get(cell.precision, cell.precision),
         compile=False,
+        compile_mode="default",
         oversubscribed=False,
         launcher="ray",
         device_ids=(),
@@ -312,6 +326,7 @@ def traced_cell(cell: Cell) -> Cell:
         schedule={},
         training={name: value for name, value in cell.training.items() if name in IN_MEMORY},
         loader={},
+        env={},
         uneven=None,
     )
 

@@ -14,6 +14,7 @@ from harness.config.experiment import Experiment
 from harness.config.sections import Convergence, Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue
+from harness.config.variables import variables_of
 from harness.errors import ExperimentError
 from harness.plan.cell import Cell, Placement, place, why_none
 from harness.plan.comparison import axes_of, base_cell, base_cells, comparable, explaining_cells
@@ -243,7 +244,15 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
         for trial in in_block:
             cell = trial.cell
             twin, variant = trial.purpose == "twin", cell.variant or ""  # one process imports one version of a module
-            key = GroupKey(placements[cell], cell.oversubscribed, cell.launcher, cell.backend, twin, variant)
+            key = GroupKey(
+                placements[cell],
+                cell.oversubscribed,
+                cell.launcher,
+                cell.backend,
+                twin,
+                variant,
+                variables_of(cell.env),
+            )
             by_key.setdefault(key, []).append(trial)
         by_key = _shared(by_key)
         keys = sorted(by_key)
@@ -254,11 +263,10 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
             members.sort(key=_turn)
-            placement, oversubscribe, launcher, backend, _, variant = key
+            placement, oversubscribe, launcher, backend, _, variant, env = key
             device, name = members[0].cell.device, f"b{block}-g{position}"
-            groups.append(
-                WorkerGroup(name, block, placement, device, oversubscribe, tuple(members), launcher, backend, variant)
-            )
+            where = (placement, device, oversubscribe)
+            groups.append(WorkerGroup(name, block, *where, tuple(members), launcher, backend, variant, env))
     return tuple(groups)
 
 
@@ -277,6 +285,7 @@ class GroupKey(NamedTuple):
     backend: str
     twin: bool
     variant: str
+    variables: tuple[tuple[str, str], ...]
 
 
 def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial]]:
@@ -360,15 +369,23 @@ def single_rank_only(plan: Plan) -> Plan:
 
     Without profiles: all groups share one process, whose timed trials would follow them.
     """
+    needs = {trial: _needs_of_processes(trial.cell) for trial in plan.trials}
     skips = [
-        Skip(trial, f"--inline runs one rank in this process; this cell needs {workers}", "inline")
-        for trial in plan.trials
-        if (workers := place(trial.cell).workers) > 1
+        Skip(trial, f"--inline runs one rank in this process; this cell needs {what}", "inline")
+        for trial, what in needs.items()
+        if what
     ]
     without = {skip.trial for skip in skips}
     kept = keeping(plan, lambda trial: trial not in without and trial.purpose != "profile")
     groups = tuple(part for group in kept.groups for part in by_placement(group))
     return replace(kept, groups=groups, skips=(*plan.skips, *skips))
+
+
+def _needs_of_processes(cell: Cell) -> str:
+    """Return what a cell needs that the command's own process is not; empty if it needs nothing else."""
+    if (workers := place(cell).workers) > 1:
+        return str(workers)
+    return f"a process that starts with {' '.join(sorted(cell.env))}" if variables_of(cell.env) else ""
 
 
 def by_placement(group: WorkerGroup) -> Iterator[WorkerGroup]:

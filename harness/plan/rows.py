@@ -42,8 +42,8 @@ class ModelBytes(TypedDict):
 class MemoryFacts(ModelBytes):
     """The sizes from which the peak memory of cells with one model is estimated, in bytes.
 
-    ``activations``: by precision, 'bf16', or 'bf16 compiled'. ``process_bytes``: resident memory of a rank without the
-    model. ``device_bytes``, ``host_bytes``: of the smallest device and node.
+    ``activations``: by mode, 'bf16', 'bf16 compiled' or 'bf16 checkpointed'. ``process_bytes``: resident memory of a
+    rank without the model. ``device_bytes``, ``host_bytes``: of the smallest device and node.
     """
 
     activations: dict[str, ActivationBytes]
@@ -130,6 +130,7 @@ ImpossibleCode = Literal[
     "micro_batch_indivisible",
     "static_graph",
     "strategy_compile",
+    "compile_mode",
 ]
 """Why no machine can run a cell."""
 SkipCode = Literal[
@@ -145,6 +146,7 @@ SkipCode = Literal[
     "gloo_shards",
     "one_node",
     "model_too_large",
+    "no_shard_units",
     "too_few_samples",
     "random_evaluation",
     "random_batches",
@@ -305,6 +307,7 @@ class TrialFacts(TypedDict, total=False):
 
     Those without a ``Meaning`` are in its line, and no column: ``shard_units``, fsdp's groups of parameters that are
     gathered together; ``dtypes`` of weights, gradients, forward pass and loss; ``loss_scale`` after fp16's timed steps;
+    ``busy_s``: seconds of a profiled step in which the least busy GPU runs a kernel, copies or fills;
     ``distinct_samples`` that an epoch reads, of the doctor; ``diverged_step``, from 1; ``freed_s`` from a failure's
     first sign on the driver to the end of its worker group.
     """
@@ -337,6 +340,7 @@ class TrialFacts(TypedDict, total=False):
     dtypes: str
     shard_units: int
     loss_scale: float
+    busy_s: float
     skipped_updates: Annotated[int, Meaning("timed steps whose update the loss scale skipped, at least")]
     resumed_epoch: Annotated[
         int | None, Meaning("epoch of the checkpoint that training resumed from; `<NA>` if from scratch")

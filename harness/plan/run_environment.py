@@ -19,6 +19,22 @@ class DeviceFacts(TypedDict):
     memory_bytes: int | None
 
 
+class Card(TypedDict):
+    """What a GPU's speed depends on, by NVML; None if unknown.
+
+    ``power_limit_w``: that in force; ``usual_power_limit_w``: the GPU's own. ``ecc``: whether its memory corrects
+    errors. ``pcie_generation``: the newest that GPU and slot have; an idle link is slower. ``pcie_width``: lanes in use
+    of the ``most_pcie_width`` that GPU and slot have.
+    """
+
+    power_limit_w: float | None
+    usual_power_limit_w: float | None
+    ecc: bool | None
+    pcie_generation: int | None
+    pcie_width: int | None
+    most_pcie_width: int | None
+
+
 class Topology(TypedDict):
     """The GPUs of a node by UUID, and the matrix of links between them in the terms of ``nvidia-smi topo -m``.
 
@@ -32,6 +48,7 @@ class Topology(TypedDict):
     numa: list[int | None]
     driver: str | None
     persistence: NotRequired[list[bool | None]]
+    cards: NotRequired[list[Card]]
 
 
 class Interface(TypedDict):

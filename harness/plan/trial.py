@@ -31,7 +31,7 @@ class PurposeTraits(NamedTuple):
 PURPOSES: Mapping[Purpose, PurposeTraits] = {
     "twin": PurposeTraits("t", 0, "A/A test of the base", "for the A/A test of the base"),
     "explain": PurposeTraits("", 0, "cells that explain others", "for the losses of efficiency"),
-    "profile": PurposeTraits("p", 3, "profiles of collectives", "for the collectives (profiles)", "profiled"),
+    "profile": PurposeTraits("p", 3, "profiles", "for the collectives and busy GPUs (profiles)", "profiled"),
     "equivalence": PurposeTraits("e", -1, "equivalence checks", "for the equivalence of strategies", "checked"),
     "doctor": PurposeTraits("d", -2, "preflight", "for the doctor, first in their worker groups", "examined"),
     "links": PurposeTraits("l", 2, "links and collectives", "for the bandwidth of links and collectives", "measured"),
@@ -95,6 +95,8 @@ class WorkerGroup:
     asked_backend: str = "auto"
     """The option ``backend`` of the trials' strategy; plan/feasibility.py skips a backend that cannot work."""
     variant: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables of its processes, which the file names."""
 
     @property
     def backend(self) -> str:
@@ -123,7 +125,9 @@ class WorkerGroup:
 
     def __str__(self) -> str:
         variant = f" of {self.variant}" if self.variant else ""
-        return str(self.placement) + (f" by {self.launcher}" if self.launcher != "ray" else "") + variant
+        variables = "".join(f" {name}={value}" for name, value in self.variables)
+        by = f" by {self.launcher}" if self.launcher != "ray" else ""
+        return f"{self.placement}{by}{variant}{' with' * bool(variables)}{variables}"
 
 
 class SkipReason(NamedTuple):

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 from typing_extensions import TypedDict
 
+from harness.config.axes import LATER
 from harness.errors import RunFolderError
 from harness.plan.comparison import options_text
 from harness.plan.rows import Json, TrialLine
@@ -164,8 +165,8 @@ _ENTRY_HEADS = (b'{"group":', b'{"invocation":')
 """First bytes of every line of trials.jsonl and of environment.jsonl; they identify a line that a crash cut short."""
 _TRIAL_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _LINES = TypeAdapter(list[TrialLine], config=ConfigDict(strict=True, extra="allow"))
-_ABSENT = {name: None for name, kind in get_type_hints(TrialLine).items() if NoneType in get_args(kind)}
-"""Columns that may be None, and that a line may lack."""
+_ABSENT = {name: None for name, kind in get_type_hints(TrialLine).items() if NoneType in get_args(kind)} | LATER
+"""Columns that a line may lack: those that may be None, and later axes, with the value that they then have."""
 
 
 def read_lines(path: Path) -> list[TrialLine]:

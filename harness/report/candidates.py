@@ -15,6 +15,7 @@ from harness.report.causes import (
     BUCKETS,
     COMPILE,
     COMPRESSION,
+    GRAPHS,
     OF_OTHER_CELLS,
     Option,
     grid_of,
@@ -36,6 +37,7 @@ OF_STRATEGIES = (
 """What a strategy can do otherwise without a change of what is trained. A step that needs it the other way fails."""
 ALLOWED_BY: Mapping[str, str] = {
     COMPILE.axis: "compile",
+    GRAPHS.axis: "compile",
     COMPRESSION.axis: "precision",
     PRECISION.axis: "precision",
     "per_device_batch_size": "batch",

@@ -8,8 +8,9 @@ from typing import Any
 
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS
 from harness.analysis.verdict import Statement
-from harness.analysis.verdict.rules import DATA, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
-from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS
+from harness.analysis.verdict.rules import DATA, HOST, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
+from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
+from harness.config.axes import BATCHES, LATER, PLAIN_AXES
 from harness.config.experiment import Experiment
 from harness.config.sections import Grid
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
@@ -36,6 +37,8 @@ BUCKETS = Option("ddp.bucket_cap_mb", (1, 25, 100))
 MICRO_BATCHES = 4
 ACCUMULATION = Option("training.accumulation", (1, MICRO_BATCHES))
 COMPILE = Option("compile", (False, True))
+GRAPHS = Option("compile_mode", ("default", "reduce-overhead"))
+"""Of a compiled model: CUDA graphs, which the host launches as a whole."""
 WORKERS = (0, 2, 4)
 LOADER = Option("loader.workers", WORKERS)
 FIRST_BUCKET_BYTES, GRADIENT_BYTES = 2**20, 4
@@ -49,6 +52,7 @@ ADVICE: Mapping[str, tuple[Option, ...]] = {
     "reduce-scatter": (ACCUMULATION,),
     "shard copies": (Option("fsdp.reshard_after_forward", (True, False)),),
     "smaller batch": (COMPILE,),
+    HOST: (COMPILE, GRAPHS),
     BROADCAST: (Option("ddp.broadcast_buffers", (True, False)),),
     **dict.fromkeys(("threads", "replicate", "scatter", "gather", "reduce"), (Option("strategy", ("dp", "ddp")),)),
 }
@@ -85,9 +89,9 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
     varied |= {name for grid in _grids(experiment) for name, values in grid.options.items() if len(as_axis(values)) > 1}
     varied |= {
         axis
-        for axis in ("compile", "precision", "strategy")
+        for axis in ("compile", "compile_mode", "precision", "strategy", *BATCHES)
         for grid in _grids(experiment)
-        if len(getattr(grid, axis)) > 1
+        if len(getattr(grid, axis) or ()) > 1
     }
     offered = (_within(cores, option, row) for option in options if option.axis not in varied)
     return [option for option in offered if len(option.values) > 1 and _applies(option, row)]
@@ -112,7 +116,9 @@ def _applies(option: Option, row: Row) -> bool:
         return number(row.per_device_batch_size) % MICRO_BATCHES == 0 and not static
     if option is COMPILE:
         traits = BUILTIN_TRAITS.get(row.strategy)
-        return traits is None or traits.compiles
+        return (traits is None or traits.compiles) and not row.get("compile")
+    if option is GRAPHS:
+        return bool(row.get("compile")) and row.device == "cuda"
     section = option.axis.partition(".")[0]
     return section not in BUILTIN_TRAITS or section == row.strategy
 
@@ -146,8 +152,11 @@ def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
     """Return the grid that holds one cell of an experiment alone."""
     options = row.get("options") or {}
     batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
-    axes = ("data", "model", "strategy", "devices", "nodes", batch, "precision", "compile")
-    grid: dict[str, list[PlainValue]] = {axis: [row[axis]] for axis in axes if not is_missing(row.get(axis))}
+    axes = ("data", "model", "strategy", "devices", "nodes", batch, *PLAIN_AXES)
+    given = {axis: row.get(axis) for axis in axes}
+    grid: dict[str, list[PlainValue]] = {
+        axis: [value] for axis, value in given.items() if not is_missing(value) and value != LATER.get(axis)
+    }
     varied = (name for name in varied_options(experiment) if name in options and ":" not in name)  # see pinned()
     grid |= {name: [options[name]] for name in varied}
     if not is_missing(row.device_ids):
@@ -196,7 +205,7 @@ def certain_of(causes: Sequence[Statement]) -> list[Statement]:
 
 def name_of(cause: Statement) -> str:
     """Return the part of the step in words."""
-    return PARTS[str(cause.subject)].words or str(cause.subject)
+    return PARTS.get(str(cause.subject), Part()).words or str(cause.subject)
 
 
 def _share(cause: Statement, *, sign: int = 1) -> str:
@@ -251,7 +260,11 @@ def _advice(causes: Sequence[Statement], context: Context) -> str:
 
 def options_of(cause: Statement, context: Context) -> list[Option]:
     """Return the options that may reduce a cause, without those that the file varies already."""
-    return [] if context.of_program else options_in(ADVICE.get(str(cause.subject), ()), cause.cell_id, context)
+    options, cell = ADVICE.get(str(cause.subject), ()), context.cells.get(str(cause.cell_id))
+    if cause.subject == HOST and cell is not None:
+        batch = "global_batch_size" if cell.scaling == "strong" else "per_device_batch_size"
+        options = (*options, Option(batch, (cell[batch], 2 * cell[batch])))
+    return [] if context.of_program else options_in(options, cause.cell_id, context)
 
 
 def options_in(options: Sequence[Option], cell_id: Scalar, context: Context) -> list[Option]:

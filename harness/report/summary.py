@@ -10,11 +10,11 @@ import pandas as pd
 from harness.analysis.evidence import ENVIRONMENT_KEYS
 from harness.analysis.results import Results
 from harness.analysis.stats import LEAST_BLOCKS, LOOKS_SIGNIFICANCE
-from harness.config.axes import AXES
+from harness.config.axes import AXES, LATER
 from harness.config.sections import LOOKS, Throughput
 from harness.config.values import GIB
 from harness.plan.labels import TAGS, joined
-from harness.plan.run_environment import NodeEnvironment, RunEnvironment
+from harness.plan.run_environment import Card, NodeEnvironment, RunEnvironment
 from harness.report.row import plural, rate_unit
 from harness.report.tables.text import counts, duration, speed, start_text
 from harness.report.tables.trust import summary_line, usual_words
@@ -62,7 +62,8 @@ def asked(results: Results) -> list[tuple[str, str]]:
         if axis in ("workload", "options", "device", *TAGS):
             continue
         distinct = [value for value in trials[axis].drop_duplicates().tolist() if not pd.isna(value)]
-        if not distinct or (axis == "global_batch_size" and trials["scaling"].eq("weak").all()):
+        unused = axis in LATER and distinct == [LATER[axis]]
+        if not distinct or unused or (axis == "global_batch_size" and trials["scaling"].eq("weak").all()):
             continue
         if all(isinstance(value, int | float) for value in distinct):
             distinct.sort()
@@ -197,6 +198,7 @@ def nodes(environment: RunEnvironment) -> list[NodeEnvironment]:
 
 def node_facts(node: NodeEnvironment) -> list[tuple[str, str]]:
     packages = ", ".join(f"{name} {version}" for name, version in node["packages"].items())
+    topology = node.get("topology")
     models = [
         f"{device['model']} {device['uuid'] or ''}".strip() for device in node["devices"] if device["kind"] == "cuda"
     ]
@@ -204,6 +206,7 @@ def node_facts(node: NodeEnvironment) -> list[tuple[str, str]]:
         ("processor", f"{node['cpu']}, {node['cores']} cores, {node['logical_cpus']} logical"),
         ("memory", f"{node['memory_bytes'] / GIB:.1f} GiB"),
         ("GPUs", ", ".join(models) or "none used"),
+        *(("each GPU", text) for text in [cards_text(topology.get("cards", []) if topology else [])] if text),
         ("system", node["system"]),
         ("software", f"Python {node['python']}, {packages}, CUDA {node['cuda'] or 'none'}"),
         ("threads per device", str(node["threads"])),
@@ -213,6 +216,21 @@ def node_facts(node: NodeEnvironment) -> list[tuple[str, str]]:
     if node["variables"]:
         facts.append(("variables", ", ".join(f"{name}={value}" for name, value in node["variables"].items())))
     return facts
+
+
+def cards_text(cards: Sequence[Card]) -> str:
+    """Return power limit, ECC state and PCIe link of a node's GPUs, once if all are alike; empty if none is known."""
+    texts = []
+    for card in cards:
+        limit, lanes = card["power_limit_w"], card["pcie_width"]
+        generation, ecc = card["pcie_generation"], card["ecc"]
+        link = f"PCIe{f' {generation}.0' * bool(generation)}{f' x{lanes}' * bool(lanes)}"
+        known = [f"power limit {limit:.0f} W"] if limit else []
+        known += [] if ecc is None else [f"ECC {'on' if ecc else 'off'}"]
+        texts.append(", ".join([*known, *([link] if generation or lanes else [])]))
+    if len({*texts}) == 1:
+        return texts[0]
+    return "; ".join(f"GPU {gpu}: {text or 'unknown'}" for gpu, text in enumerate(texts))
 
 
 def machine_line(nodes: Sequence[NodeEnvironment]) -> str:

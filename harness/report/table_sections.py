@@ -160,15 +160,17 @@ DETAILS = (
         lambda results: cost.compute_table(results.cells),
         "FLOPs of matrix products, convolutions and attention, forward and backward, counted from shapes. Without "
         "training.cudnn_benchmark and training.channels_last figures of convolutions are a lower bound of those that "
-        "a GPU reaches.",
+        "a GPU reaches. Compiling: the time of torch.compile in a trial's first steps, longest over blocks; no part "
+        "of the timed steps, nor of the warm-up.",
     ),
     Section(
         "GPUs",
         "gpus",
         lambda results: cost.gpu_table(results.gpus),
-        "NVML's readings right after the timed windows, over all blocks. Throttling is read from counters over the "
-        "windows; a power limit (sw power cap, held by power) is a GPU's usual state under load. Energy is measured "
-        "over at least 10 s, if no other process uses the GPU.",
+        "NVML's readings right after the timed windows, over all blocks. Busy: the time of a profiled step in which "
+        "the least busy GPU runs a kernel or copies, over the timed step; a kernel of NCCL that waits is busy. "
+        "Throttling is read from counters over the windows; a power limit (sw power cap, held by power) is a GPU's "
+        "usual state under load. Energy is measured over at least 10 s, if no other process uses the GPU.",
     ),
     Section(
         "Trial outcomes",

@@ -65,7 +65,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [f"On {plan.inventory}: {devices}, {plural(machine.threads_per_device, 'thread')} each."]
     if plan.labels.constants:
         lines.append(f"Every cell: {plan.labels.constants}.")
-    lines += _numbers(plan) if plan.trials else []
+    lines += [*(_numbers(plan) if plan.trials else []), *_loader_lines(plan)]
     reasons: dict[str, set[Cell]] = {}
     for skip in plan.skips:
         reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
@@ -83,6 +83,24 @@ def plan_lines(plan: Plan) -> list[str]:
     else:
         lines.append("Nothing can be measured on any machine: give other strategies, devices, nodes or batch sizes.")
     return lines
+
+
+def _loader_lines(plan: Plan) -> list[str]:
+    """Return the line on cells whose GPUs wait while their own process decodes the files of a folder, if there are any.
+
+    The default stays the same on every machine, for a cell's id holds it; how many workers are needed, the doctor says.
+    """
+    cells = {trial.cell for trial in plan.trials if trial.timed or trial.kind == "convergence"}
+    on_gpus = [cell for cell in cells if cell.device == "cuda" and not cell.traits.own_program]
+    slow = [cell for cell in on_gpus if "/" in (cell.data or "") and not cell.loader["workers"]]
+    if not slow:
+        return []
+    most = max(1, plan.machine.threads_per_device - 1)
+    return [
+        f"Loader: {plural(len(slow), 'cell')} on GPUs decode the files of a folder without loader workers; each device "
+        f"has {plural(plan.machine.threads_per_device, 'core')}. loader.workers: [0, {most}] in the grid compares; the "
+        "doctor measures how many keep up with the model."
+    ]
 
 
 def _numbers(plan: Plan) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.config.axes import options_in
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
 from harness.config.load import load_experiment, parse_experiment
@@ -21,6 +22,7 @@ from harness.config.script import UNUSED_SECTIONS, ScriptExperiment
 from harness.config.sections import Improve
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
+from harness.config.variables import SECTION
 from harness.config.yaml_source import parse_mapping, parse_value
 from harness.errors import Collected, ExperimentError, HarnessError, RunFolderError
 from harness.launch.ray.session import in_job, is_lost_with_job
@@ -297,6 +299,8 @@ def check_no_user_code(experiment: Experiment, file: Path) -> None:
         problems.append(f"checkpoint.folder: got {folder!r}; with --no-user-code checkpoints stay in the run folder")
     grids = (experiment.grid, *experiment.cells) if experiment.grid else experiment.cells
     options: list[Mapping[str, PlainValue]] = [experiment.option_axes(), *(grid.options for grid in grids)]
+    if any(options_in(axes, SECTION) for axes in options):
+        problems.append("env: with --no-user-code no variable is set, since some load code; leave them out")
     if any(any(as_axis(axes.get("workload.download"))) for axes in options):
         problems.append("workload_options.download: with --no-user-code nothing is downloaded; fetch it yourself")
     if problems:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from harness.plan.cell import Cell
 from harness.plan.rows import Json, TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
+from harness.train.activation_checkpointing import NO_UNITS, checkpointed
 from harness.train.loader import Share
 from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
 from harness.train.optimizers import make_clip, own_or_named, scale_rate
@@ -53,6 +54,8 @@ START, NEXT, FETCHED, COPIED, CLEARED, FORWARD, BACKWARD, OPTIMIZER = Phase
 STEP = (START, FETCHED, COPIED, CLEARED, FORWARD, BACKWARD, OPTIMIZER)
 """The points of a step of one micro-batch."""
 
+COMPILING = ("_compile.compile_inner", "backward._backward_impl")
+"""torch's timers (2.11 to 2.14) of the compilation of a forward graph, and of a backward graph at its first run."""
 Mark = Callable[[Phase], None]
 """Records that a step has passed a point; called inside timed windows, so it neither waits nor allocates much."""
 
@@ -96,6 +99,11 @@ class Training:
             model = in_channels_last(model, weights=not cell.traits.shards_parameters)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         units: Units = getattr(workload, "shard_units", default_units)
+        if cell.activation_checkpointing == "full":
+            wrapped = checkpointed(model, units(model), compiled=cell.compile)
+            if not wrapped:
+                raise SkipTrial(SkipReason("no_shard_units", NO_UNITS))
+            units = lambda _: wrapped  # noqa: E731
         self._context = context = WrapContext(
             ranks.devices,
             cell.strategy_options,
@@ -114,6 +122,7 @@ class Training:
         self.settings = ProcessSettings(self.model, self.precision, self.strategy.dtypes(context), cell.compile)
         self.unit = workload.unit
         self._workload, self._ranks = workload, ranks
+        self._marks_graphs = cell.compile_mode != "default" and ranks.devices[0].type == "cuda"
         self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
         self._scaler = self.precision.scaler()
         # whether the weight of the global batch is known before backward
@@ -146,7 +155,8 @@ class Training:
     def _compile(self) -> None:
         if self._cell.compile:
             torch.compiler.reset()  # else compilations of earlier trials in this process affect this one's
-            self.model.compile()
+            mode = self._cell.compile_mode
+            self.model.compile(mode=None if mode == "default" else mode)
 
     def observe_exchange(self, report: Report) -> bool:
         """Have further steps report the points of their exchange; return whether the strategy knows them.
@@ -178,6 +188,8 @@ class Training:
         The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
         average over ranks, so each rank's loss is scaled by world size / global weight.
         """
+        if self._marks_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs in the graphs' memory are not needed
         # alone, fsdp's model holds gathered parameters, and their gradients, which its optimizer does not know
         (self.model if self._alone else self.optimizer).zero_grad(set_to_none=True)
         mark(CLEARED)
@@ -268,6 +280,18 @@ class Training:
         if self.strategy.shard_units is not None:
             facts["shard_units"] = self.strategy.shard_units
         return facts
+
+    @property
+    def compile_s(self) -> float | None:
+        """The seconds in which torch.compile has worked on this training's graphs; None if unknown, or not compiled.
+
+        They are those of forward and backward graphs, by the timers of torch, which a reset clears.
+        """
+        if not self._cell.compile:
+            return None
+        from torch._dynamo.utils import compilation_time_metrics  # takes most of a second
+
+        return sum(sum(compilation_time_metrics.get(name, ())) for name in COMPILING) or None
 
     @property
     def unwrapped(self) -> nn.Module:

@@ -20,6 +20,17 @@ def cells_of(lines: list[dict[str, Any]], **own: Any) -> pd.DataFrame:
     return trial_tables.cells(trials_of(lines), steps_of(lines), **own)
 
 
+def test_the_longest_compilation_of_a_cell_stands_beside_its_flops() -> None:
+    """Later blocks find compiled code in torch's cache."""
+    lines = [line("ddp2", rates=(1.0,), block=block) | {"parts": {"compile": 9.0 / (1 + block)}} for block in (0, 1)]
+    lines += [line("single", rates=(1.0,)) | {"parts": {"warmup": 1.0}}]
+    lines += [line("ddp2", purpose="profile", kind="diagnostic", block=2) | {"parts": {"compile": 99.0}}]
+    found = trial_tables.compile_seconds(lines)  # type: ignore[arg-type]
+    assert found == {"ddp2": 9.0}
+    cells = trial_tables.cells(trials_of(lines), steps_of(lines), compiling=found).set_index("cell_id")["compile_s"]
+    assert cells["ddp2"] == 9.0 and pd.isna(cells["single"])
+
+
 # -- links and collectives ------------------------------------------------------------------------------------------
 
 
@@ -208,7 +219,8 @@ def read(cell: str, *ranks: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 
 def gpus_of(*lines: dict[str, Any]) -> pd.DataFrame:
-    return gpus(trials_of([*lines]), trial_tables.ranks([*lines]))
+    tables = trial_tables.ranks([*lines]), trial_tables.windows([*lines])
+    return gpus(trials_of([*lines]), *tables, [*lines])
 
 
 def test_cell_values_are_means_over_ranks_or_the_worst_rank_for_limits() -> None:
@@ -217,6 +229,24 @@ def test_cell_values_are_means_over_ranks_or_the_worst_rank_for_limits() -> None
     assert (row["strategy"], row["devices"], row["blocks"]) == ("ddp", 2, 2)
     assert row["power_w"] == pytest.approx(250.0) and row["gpu_utilisation"] == pytest.approx(0.8)
     assert (row["sm_clock_fraction"], row["temperature_c"]) == (0.5, 80.0)
+
+
+def test_the_busy_part_of_a_step_is_that_of_profiles_over_the_timed_step() -> None:
+    """10 samples at 100 samples/s: a step of 0.1 s, of which kernels ran in 0.04 and 0.06."""
+    timed = [line(name, rates=(100.0,), block=block) for name in ("ddp2", "single") for block in (0, 1)]
+    of_profile = {"kind": "diagnostic", "purpose": "profile"}
+    profiled = [
+        line("ddp2", block=block, **of_profile) | {"trial_id": f"p{block}", "facts": {"busy_s": seconds}}
+        for block, seconds in enumerate((0.04, 0.06))
+    ]
+    (row,) = gpus_of(*timed, *profiled).to_dict("records")
+    assert (row["cell_id"], row["busy_s"], row["busy"]) == ("ddp2", pytest.approx(0.05), pytest.approx(0.5))
+    assert pd.isna(row["power_w"]) and pd.isna(row["throttled"])
+    shown = gpu_table(gpus_of(*timed, *profiled))
+    assert "50 %" in str(shown.rows[0]).replace("\N{NO-BREAK SPACE}", " ")
+    longer = {**profiled[0], "facts": {"busy_s": 0.3}}
+    assert gpus_of(*timed, longer)["busy"].tolist() == [1.0]
+    assert gpus_of(*timed).empty
 
 
 @pytest.mark.parametrize("others", [{}, dict.fromkeys(READINGS)], ids=["", "energy alone"])

@@ -152,7 +152,7 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
     held = ("peak_memory_bytes", "peak_reserved_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
     of_rank = {**dict.fromkeys((*held, "resident_bytes", "build_peak_bytes"), 2**30), "settings": "", "processors": ""}
     setup = SimpleNamespace(workload=SimpleNamespace(unit="samples"), of_rank=lambda context: of_rank)
-    setup.training = SimpleNamespace(parameters=25_000_000, facts={})
+    setup.training = SimpleNamespace(parameters=25_000_000, facts={}, compile_s=None)
     for module, replaced in {
         environment: {"capture_environment": captured, "describe_device": described},
         scenarios: {
@@ -160,6 +160,7 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
             "_stepper": lambda context, setup: SimpleNamespace(ranks=context.ranks, trial=context.trial, spent_s=6.0),
             "measure_throughput": measured,
             "_explanation": explained,
+            "measure_collectives": lambda traits, stepper: {},
         },
         worker: dict.fromkeys(("_prepare_process", "_preload", "_release"), lambda *arguments: None),
     }.items():

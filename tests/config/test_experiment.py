@@ -64,8 +64,8 @@ def test_all_problems_are_reported_at_once() -> None:
         "grid.devices[0]: got 0; it should be greater than or equal to 1",
         "grid.devices[1]: got 'x'; allowed: an integer",
         "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, cluster, convergence, cost, "
-        "device, effort, equivalence, exclude, grid, hardware, improve, launcher, limits, loader, name, optimizer, "
-        "oversubscribe, preflight, published, schedule, seed, strategy_options, throughput, training, variants, "
+        "device, effort, env, equivalence, exclude, grid, hardware, improve, launcher, limits, loader, name, "
+        "optimizer, oversubscribe, preflight, published, schedule, seed, strategy_options, throughput, training, variants, "
         "workload, workload_options)",
     ]
 
@@ -79,11 +79,22 @@ NO_OPTIMIZER = "needs a name, a class of torch.optim such as SGD; or the axis op
 BLOCKS = "allowed: a number, decide, or {at_least, at_most, halfwidth}"
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grid": {"per_device_batch_size": 8}}, "name: is missing"),
+    (having(env={"LOCAL_RANK": 0}), "env.LOCAL_RANK: is set by harness: the launcher connects the ranks by it; leave"),
+    (having(env={"MASTER_PORT": [1, 2]}), "env.MASTER_PORT: is set by harness"),
+    (having(env={"X-Y": 1}), "env: got 'X-Y'; allowed: names of letters, digits and '_'"),
+    (
+        grid(**{"env.CUDA_VISIBLE_DEVICES": "0"}),
+        "grid, env.CUDA_VISIBLE_DEVICES: is set by harness",
+    ),
+    (grid(env={"NCCL_P2P_DISABLE": True}), 'grid, env.NCCL_P2P_DISABLE: got True; allowed: a text such as "1", a num'),
     (having(name=3), "name: got 3; allowed: text (in quotes, if it looks like another type)"),
     (having(name=""), "name: got ''; allowed: 1 to 64 letters"),
     (having(name="x" * 65), "name: got"),
     ({"name": "x"}, "give a grid, or a list of cells, or both: there is nothing to measure"),
-    ({"name": "x", "grid": [1]}, "grid: got [1]; allowed: a mapping with keys such as precision, compile, data, mo"),
+    (
+        {"name": "x", "grid": [1]},
+        "grid: got [1]; allowed: a mapping with keys such as precision, compile, compile_mode",
+    ),
     ({"name": "x", "grid": {}}, "grid: give exactly one of per_device_batch_size (weak) and global_batch_size"),
     (grid(strategy="fsdpp"), "grid.strategy[0]: got 'fsdpp'; did you mean 'fsdp'?"),
     (grid(strategy=None), "grid.strategy[0]: got None"),

@@ -45,6 +45,14 @@ def test_every_name_that_arguments_use_is_an_axis() -> None:
     assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
 
 
+def test_variables_of_the_environment_are_no_names_of_arguments() -> None:
+    plan = make_plan(
+        script(env={"OWN": 1}, grid={**GRID, "flag": "", "env": {"NCCL_ALGO": ["Ring", "Tree"]}}), laptop()
+    )
+    found = {(trial.cell.env["NCCL_ALGO"], *group.variables) for group in plan.groups for trial in group.trials}
+    assert found == {(name, ("NCCL_ALGO", name), ("OWN", "1")) for name in ("Ring", "Tree")}
+
+
 def test_an_argument_has_the_cell_s_value_and_is_left_out_if_it_is_empty() -> None:
     values = {"lr": 0.1, "per_device_batch_size": 16, "flag": ""}
     assert script().command(values) == ["--lr", "0.1", "--batch", "16", "--name", "a b"]

@@ -19,6 +19,7 @@ from harness.doctor.examine import examine
 from harness.doctor.facts import LEAST, StepMemory, least_growth
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
+from harness.plan.memory_forecast import Mode
 from harness.system.process import no_garbage_collection
 from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy
@@ -41,7 +42,7 @@ class Wide(Healthy):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_activations_are_measured_in_each_precision(*, fits: bool) -> None:
-    found = memory_needs.observe(subject_of(Wide(), modes=[("fp32", False), ("bf16", False)], whole_model_fits=fits))
+    found = memory_needs.observe(subject_of(Wide(), modes=[Mode("fp32"), Mode("bf16")], whole_model_fits=fits))
     assert found["fp32"] == kept(4032)
     assert found["bf16"]["per_sample"] == 2016
     # autocast keeps a copy of the last weights in 2 bytes; on the meta device the model itself is cast
@@ -63,9 +64,39 @@ def test_an_examination_leaves_no_graph_behind() -> None:
     assert not [tensor for tensor in facts.held_tensors() if tensor.grad_fn is not None]
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_of_units_that_are_computed_again_the_inputs_and_the_largest_are_kept(*, fits: bool) -> None:
+    """Of linear, tanh and linear the inputs: 32, 4,000 and 4,000 bytes a sample; no unit keeps anything else."""
+    modes = [Mode("fp32"), Mode("fp32", checkpointed=True)]
+    found = memory_needs.observe(subject_of(Wide(), modes=modes, whole_model_fits=fits))
+    assert found == {"fp32": kept(4032), "fp32 checkpointed": kept(8032)}
+    found = memory_needs.observe(subject_of(InBlocks(), modes=modes, whole_model_fits=fits))
+    # of each block its input of 8 values and, of one, two times 1,000
+    assert found == {"fp32": kept(3 * 4 * 2008), "fp32 checkpointed": kept(3 * 4 * 8 + 4 * 2000)}
+
+
+class InBlocks(Wide):
+    """Three blocks of a linear layer of 8 x 1000, two functions that keep their outputs, and one of 1000 x 8."""
+
+    def build_model(self) -> nn.Module:
+        blocks = [
+            nn.Sequential(nn.Linear(8, 1000), nn.Tanh(), nn.Sigmoid(), nn.Linear(1000, 8, bias=False)) for _ in range(3)
+        ]
+        return nn.Sequential(nn.ModuleList(blocks))
+
+    def shard_units(self, model: nn.Module) -> list[nn.Module]:
+        return [*model[0]]  # type: ignore[index]
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        for block in self.shard_units(model):
+            x = block(x)
+        return x.sum(), torch.tensor(float(len(y)))
+
+
 @pytest.mark.slow
 def test_activations_of_a_compiled_model() -> None:
-    found = memory_needs.observe(subject_of(Wide(), modes=[("fp32", False), ("fp32", True)]))
+    found = memory_needs.observe(subject_of(Wide(), modes=[Mode("fp32"), Mode("fp32", compiled=True)]))
     assert 0 < found["fp32 compiled"]["per_sample"] <= found["fp32"]["per_sample"]
 
 
@@ -74,7 +105,7 @@ def test_a_precision_that_the_cell_does_not_have_may_be_unknown(monkeypatch: pyt
         raise RuntimeError("not implemented for this type")
 
     monkeypatch.setattr(torch, "autocast", refuses)
-    examined = subject_of(Wide(), modes=[("fp32", False), ("bf16", False)])
+    examined = subject_of(Wide(), modes=[Mode("fp32"), Mode("bf16")])
     assert list(memory_needs.observe(examined)) == ["fp32"]
     with pytest.raises(RuntimeError, match="not implemented"):
         memory_needs.observe(replace(examined, cell=replace(examined.cell, precision="bf16")))

@@ -7,9 +7,10 @@ import time
 
 import torch
 
+from harness.measure.environment import capture_topology
 from harness.measure.telemetry import ENERGY_LEAST_S
 from harness.measure.throughput import LoadMonitor
-from tests.gpu.setting import SMALL, cell_of, need_cuda, stepper_of, steps_for
+from tests.gpu.setting import SMALL, cell_of, keep, need_cuda, stepper_of, steps_for
 from tests.gpu.verdict import NotRun, Verdict, judged
 
 CLOSE = 0.01
@@ -55,6 +56,7 @@ def energy(device: torch.device) -> Verdict:
         while time.perf_counter() - began < ENERGY_LEAST_S + 1.5:
             timed.append(stepper.window("timed", steps, detailed=False))
         columns = monitor.columns(timed)
+    keep("nvml_readings", {"power_w": reader.read_w, "columns": columns, "topology": capture_topology()})
     energy_j, seconds = columns.get("energy_j"), columns["watched_s"]
     if energy_j is None:
         raise NotRun(f"no energy here: foreign processes {columns.get('foreign_gpu_processes')}, or no counter")
@@ -75,13 +77,13 @@ class PowerReader:
         pynvml.nvmlInit()
         uuid = torch.cuda.get_device_properties(device).uuid
         self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        self._read: list[float] = []
+        self.read_w: list[float] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         while not self._stop.wait(0.05):
-            self._read.append(self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000.0)
+            self.read_w.append(self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000.0)
 
     def __enter__(self) -> PowerReader:
         self._thread.start()
@@ -93,4 +95,4 @@ class PowerReader:
 
     @property
     def mean_w(self) -> float:
-        return sum(self._read) / len(self._read)
+        return sum(self.read_w) / len(self.read_w)

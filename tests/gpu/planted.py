@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.measure.profiles import busy_s, profiled_steps
 from harness.measure.stepper import Stepper
 from tests.gpu.setting import cell_of, need_cuda, stepper_of
-from tests.gpu.verdict import Verdict, judged
+from tests.gpu.verdict import NotRun, Verdict, judged
 
 BATCH, STEPS = 8, 20
 PLANTED_S, CLOSE = 0.02, 0.15
@@ -103,6 +104,22 @@ def _phase(device: torch.device, workload: Planted, phase: str) -> Verdict:
     others = max(abs(more) for one, more in grown.items() if one != phase)
     holds = abs(grown[phase] / PLANTED_S - 1) <= CLOSE and others <= CLOSE * PLANTED_S
     return judged(holds, f"{text}; planted: {phase} {1000 * PLANTED_S:.0f} ms, within {100 * CLOSE:.0f} %", **grown)
+
+
+def kernels(device: torch.device) -> Verdict:
+    """A kernel that is added to the forward pass is time in which the GPU is busy, by the profile."""
+    need_cuda(device)
+    busy(device, PLANTED_S)
+    found = []
+    for planted in (Planted(), Planted(busy_s=PLANTED_S)):
+        stepper = stepper_with(planted, device)
+        stepper.window("warmup", STEPS)
+        found.append(busy_s(profiled_steps(stepper), [device]))
+    if None in found:
+        raise NotRun("the profiler sees no kernels, or not all: CUPTI is not allowed here")
+    without, with_it = map(float, found)  # type: ignore[arg-type]
+    text = f"busy {1000 * without:.2f} and {1000 * with_it:.2f} ms a step; planted {1000 * PLANTED_S:.0f} ms"
+    return judged(abs((with_it - without) / PLANTED_S - 1) <= CLOSE, text, grown=with_it - without)
 
 
 def stepper_with(workload: Planted, device: torch.device) -> Stepper:

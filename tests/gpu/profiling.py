@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections import Counter
@@ -12,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness.measure.profiles import FIRST_STEPS, PROFILED_STEPS, profiled_steps
 from harness.measure.stepper import Stepper
-from tests.gpu.setting import SMALL, cell_of, group_of_one, kept, median_pace_s, need_cuda, stepper_of, steps_for
+from tests.gpu.setting import SMALL, cell_of, group_of_one, keep, median_pace_s, need_cuda, stepper_of, steps_for
 from tests.gpu.verdict import Verdict, judged, measured
 
 WINDOWS, PROFILED = 7, 3
@@ -56,9 +55,7 @@ def profiles_agree(device: torch.device, teardown: str) -> Verdict:
             stepper.step()
         steps = [profiled_steps(stepper) for _ in range(2)]
     profiles, lost = [each.events for each in steps], sum(each.lost for each in steps)
-    if folder := kept():
-        rows = [[*event] for event in profiles[0]]
-        (folder / f"profile_{teardown}.json").write_text(json.dumps(rows))
+    keep(f"profile_{teardown}", [[*event] for event in profiles[0]])
     counts = [Counter(e.name for e in events if e.gpu is not None and not e.annotation) for events in profiles]
     uneven = sum(count % PROFILED_STEPS for of_one in counts for count in of_one.values())
     other = sum(((counts[0] - counts[1]) + (counts[1] - counts[0])).values())

@@ -57,7 +57,7 @@ NEVER_NULL = {
     "trials": ("throughput_per_s", "step_s", "wait_fraction", "flops_per_unit", "measured_peak_flops_per_s"),
     "ranks": ("peak_memory_bytes", "power_w", "sm_clock_fraction", "temperature_c", "gpu_utilisation", "throttled"),
     "cells": ("mfu", "of_measured_peak", "peak_memory_bytes", "estimated_peak_bytes"),
-    "gpus": ("power_w", "sm_clock_fraction", "temperature_c"),
+    "gpus": ("busy", "power_w", "sm_clock_fraction", "temperature_c"),
     "phases": ("idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s"),
     "host_phases": ("host_wait_s", "host_forward_s"),
 }
@@ -67,6 +67,40 @@ name: named
 device: cuda
 grid: {model: [resnet8], strategy: [dp, ddp], device_ids: [[1, 0], [1]], per_device_batch_size: 8}
 """
+ASSERTING = """
+name: asserting
+workload: hungry:Hungry
+device: cuda
+grid:
+  strategy: [single]
+  per_device_batch_size: [32]
+  workload.labels: [8, 9]
+limits: {trial: 60s}
+"""
+OUT_OF_RANGE = '''
+"""A workload whose labels may be beyond its classes: an assert on the device, after which the process is of no use."""
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Hungry:
+    unit = "samples"
+
+    def __init__(self, labels: int = 8) -> None:
+        self.labels = labels
+
+    def build_model(self):
+        return nn.Linear(8, 8)
+
+    def datasets(self):
+        data = TensorDataset(torch.randn(320, 8), torch.arange(320) % self.labels)
+        return data, data
+
+    def loss(self, model, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y, reduction="sum"), torch.tensor(len(x))
+'''
 WORKLOAD = '''
 """A workload that takes memory block by block, as activations do."""
 import torch
@@ -128,6 +162,17 @@ def out_of_memory(device: torch.device, launcher: str) -> Verdict:
     held = before - torch.cuda.mem_get_info(device)[0]
     good = sorted(outcomes) == ["ok", "ok", "oom", "oom"] and "ok" in after_first and held < GIB
     return judged(good, f"outcomes {', '.join(outcomes)}; memory kept afterwards {max(0, held) / GIB:.2f} GiB")
+
+
+def device_assert(device: torch.device) -> Verdict:
+    """A trial with an assert on the device is a row "error"; the others, in fresh processes, are measured."""
+    need_cuda(device)
+    with harness_run(ASSERTING, OUT_OF_RANGE) as folder:
+        lines = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    outcomes = [f"{line['outcome']}" for line in lines]
+    reasons = {" ".join(line["reason"].split())[:80] for line in lines if line["outcome"] != "ok"}
+    good = sorted(outcomes) == ["error", "error", "ok", "ok"]
+    return judged(good, f"outcomes {', '.join(outcomes)}; {'; '.join(reasons) or 'no reason'}")
 
 
 def whole(device: torch.device) -> Verdict:

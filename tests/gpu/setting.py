@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import statistics
 from collections.abc import Iterator, Mapping
@@ -90,6 +92,22 @@ def kept() -> Path | None:
     """Return the folder of --output, for what a claim leaves to be looked at; None without it."""
     folder = os.environ.get(KEPT)
     return Path(folder) if folder else None
+
+
+MOST_KEPT_BYTES = 2 * 2**20
+
+
+def keep(name: str, content: object) -> None:
+    """Write what a claim has read, as compressed JSON, into the folder of --output: for later tests without a GPU.
+
+    Nothing is written without --output, and of content that takes more than MOST_KEPT_BYTES a note.
+    """
+    if (folder := kept()) is None:
+        return
+    data = gzip.compress(json.dumps(content).encode())
+    if len(data) > MOST_KEPT_BYTES:
+        data = gzip.compress(json.dumps({"left out": f"{len(data)} bytes, at most {MOST_KEPT_BYTES}"}).encode())
+    (folder / f"{name}.json.gz").write_bytes(data)
 
 
 def need_cuda(device: torch.device) -> None:

@@ -21,7 +21,8 @@ HEADING = f"{'claim':{NAME}}{'status':{STATUS}}{'s':>{SECONDS - 1}} figures\n" +
 def lines_of(done: Done) -> str:
     """Return a claim's lines, at most 80 columns wide."""
     names = textwrap.wrap(done.claim.name, NAME - 1)
-    texts = textwrap.wrap(done.verdict.text, TEXT) or [""]
+    text = done.verdict.text + (f" (expected: {done.claim.expected})" if done.claim.expected else "")
+    texts = textwrap.wrap(text, TEXT) or [""]
     rows = max(len(names), len(texts))
     names, texts = names + [""] * (rows - len(names)), texts + [""] * (rows - len(texts))
     marks = [(done.verdict.status, f"{done.seconds:.0f}"), *[("", "")] * (rows - 1)]
@@ -41,7 +42,12 @@ def write(folder: Path, machine: Mapping[str, str], done: Sequence[Done]) -> Non
     """Write acceptance.json and acceptance.md, whole each time, so that a run that is cut short leaves both."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"claim": one.claim.name, "seconds": round(one.seconds, 1), **asdict(one.verdict)}
+        {
+            "claim": one.claim.name,
+            "expected": one.claim.expected,
+            "seconds": round(one.seconds, 1),
+            **asdict(one.verdict),
+        }
         | ({"output": one.output} if one.verdict.status == "FAIL" else {})
         for one in done
     ]
@@ -53,9 +59,15 @@ def write(folder: Path, machine: Mapping[str, str], done: Sequence[Done]) -> Non
 def _markdown(machine: Mapping[str, str], done: Sequence[Done]) -> str:
     lines = [f"# Acceptance, {time.strftime('%Y-%m-%d')}", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
-    lines += ["", "| claim | status | s | figures |", "|---|---|---|---|"]
+    lines += ["", "| claim | status | s | figures | expected |", "|---|---|---|---|---|"]
     for one in done:
-        cells = (one.claim.name, one.verdict.status, f"{one.seconds:.0f}", _cell(one.verdict.text))
+        cells = (
+            one.claim.name,
+            one.verdict.status,
+            f"{one.seconds:.0f}",
+            _cell(one.verdict.text),
+            _cell(one.claim.expected),
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", summary(done), ""])
 

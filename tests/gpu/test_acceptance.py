@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import inspect
 import json
+import random
 import re
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import pytest
 
 from harness.record.schema import table_of
 from tests.gpu import __main__ as command
-from tests.gpu import modules, one, runner, table
+from tests.gpu import modules, one, runner, setting, table
 from tests.gpu.claims import CLAIMS, Claim, named
 from tests.gpu.runner import Done, Machine, run_all, run_one
 from tests.gpu.verdict import NotRun, Verdict, judged
@@ -92,6 +94,29 @@ def test_the_most_that_construction_takes_follows_from_the_units() -> None:
     assert most_built(Mlp(model="large"), "fsdp") == pytest.approx(1 + 50_005_000 / 75_060_010)
     assert most_built(Tall(), "fsdp") == pytest.approx(1 + 1 / 8)  # the whole model twice, 2.0, is beyond each
     assert most_built(Mlp(model="large"), "single") == 1.3
+
+
+def test_what_a_claim_has_read_is_kept_and_what_is_too_large_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(setting.KEPT, raising=False)
+    setting.keep("nowhere", [1])
+    monkeypatch.setenv(setting.KEPT, str(tmp_path))
+    setting.keep("small", [["gemm", [0, 1]]])
+    setting.keep("large", random.Random(0).sample(range(10**9), 10**6))
+    read = {path.name: json.loads(gzip.decompress(path.read_bytes())) for path in tmp_path.iterdir()}
+    assert read.keys() == {"small.json.gz", "large.json.gz"} and read["small.json.gz"] == [["gemm", [0, 1]]]
+    assert read["large.json.gz"].keys() == {"left out"}
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) < setting.MOST_KEPT_BYTES
+
+
+def test_every_figure_of_the_second_call_has_a_prediction() -> None:
+    without = {claim.function for claim in CLAIMS if claim.alone and claim.gpus == 1 and not claim.expected}
+    assert without == {"memory:cublas_on_a_full_gpu", "runs:out_of_memory", "runs:device_assert"}, (
+        "outcomes, no figures"
+    )
+    done = Done(replace(CLAIM, expected="1.0"), judged(True, "ratio 0.9"), 3.0)
+    assert "ratio 0.9 (expected: 1.0)" in " ".join(table.lines_of(done).split())
 
 
 def test_what_a_run_on_gpus_must_have_is_in_its_tables() -> None:

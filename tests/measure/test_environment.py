@@ -136,6 +136,38 @@ class LinkedNvml(FakeNvml):
     nvmlDeviceGetNvLinkRemotePciInfo = staticmethod(lambda gpu, link: SimpleNamespace(busId=gpu.links[link].upper()))
 
 
+CARD = {
+    "power_limit_w": 500.0,
+    "usual_power_limit_w": 700.0,
+    "ecc": True,
+    "pcie_generation": 5,
+    "pcie_width": 8,
+    "most_pcie_width": 16,
+}
+
+
+class NvmlOfAnH100(LinkedNvml):
+    """As pynvml answers: milliwatts, and the modes of ECC now and after a restart."""
+
+    nvmlDeviceGetEnforcedPowerLimit = staticmethod(lambda gpu: 500_000)
+    nvmlDeviceGetPowerManagementDefaultLimit = staticmethod(lambda gpu: 700_000)
+    nvmlDeviceGetEccMode = staticmethod(lambda gpu: [1, 0])
+    nvmlDeviceGetMaxPcieLinkGeneration = staticmethod(lambda gpu: 5)
+    nvmlDeviceGetCurrPcieLinkWidth = staticmethod(lambda gpu: 8)
+    nvmlDeviceGetMaxPcieLinkWidth = staticmethod(lambda gpu: 16)
+
+
+def test_the_limits_of_each_gpu_are_recorded_and_what_a_board_does_not_have_is_unknown() -> None:
+    found = environment.capture_topology(NvmlOfAnH100(Gpu("GPU-a", "0:a"), Gpu("GPU-b", "0:b")))
+    assert found and found["cards"] == [CARD, CARD]
+
+    class WithoutEcc(NvmlOfAnH100):
+        nvmlDeviceGetEccMode = staticmethod(lambda gpu: answer(FakeError("Not Supported")))
+
+    found = environment.capture_topology(WithoutEcc(Gpu("GPU-a", "0:a")))
+    assert found and found["cards"] == [{**CARD, "ecc": None}]
+
+
 def captured(*gpus: Gpu, **facts: Any) -> dict[str, Any]:
     nvml = LinkedNvml(*gpus, **facts)
     found = environment.capture_topology(nvml)
@@ -148,6 +180,7 @@ def test_directly_linked_gpus_have_the_number_of_links_between_them() -> None:
     found = captured(*(Gpu(f"GPU-{gpu}", f"0:{gpu}", ends) for gpu, ends in linked.items()), levels={"0:b0:c": 20})
     links = [["X", "NV2", "NV1"], ["NV2", "X", "PXB"], ["NV1", "PXB", "X"]]
     gpus = {"gpus": ["GPU-a", "GPU-b", "GPU-c"], "numa": [None] * 3, "persistence": [True, False, True]}
+    gpus["cards"] = [dict.fromkeys(CARD)] * 3
     assert found == {**gpus, "links": links, "apart": [], "driver": "560.1"}
 
 

@@ -222,7 +222,7 @@ def measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, events: list[Event], lost
     profiled = MarkedSteps((0, 100), profiles.PROFILED_STEPS, events)
     monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: profiled)
     monkeypatch.setattr(Stepper, "step", lambda stepper: None)
-    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, (value[0], lost_by_other, 9)])
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, (value[0], lost_by_other, 9, value[-1])])
     stepper = stepper_for(CELL)
     stepper.ranks = replace(stepper.ranks, devices=(torch.device("cuda", 0),))
     return measure_collectives(BUILTIN_TRAITS["dp"], stepper)
@@ -234,7 +234,8 @@ def test_a_profile_without_kernels_has_a_reason(monkeypatch: pytest.MonkeyPatch,
     events = [Event("Broadcast", (0, 9), thread=1, correlation=1), *([Event("sgemm", (0, 9), 0)] if kernels else [])]
     facts = measured_on_a_gpu(monkeypatch, events)
     assert facts.pop("explain_error", None) == (None if kernels else NO_KERNELS)
-    assert facts == {"exchange_s": {}, "exposed_s": {}}
+    busy = {"busy_s": pytest.approx(9e-9 / profiles.PROFILED_STEPS)} if kernels else {}
+    assert facts == {"exchange_s": {}, "exposed_s": {}, **busy}
 
 
 REPLICATE = [
@@ -262,6 +263,7 @@ def test_collectives_are_unknown_if_a_kernel_that_was_launched_is_not_recorded(
     if lost:
         assert facts == {"explain_error": profiles.LOST.format(*lost)}
         return
+    assert facts.pop("busy_s") == pytest.approx(30e-9 / profiles.PROFILED_STEPS)
     ns = {name: seconds["replicate"] * profiles.PROFILED_STEPS * 1e9 for name, seconds in facts.items()}
     assert ns == {"exchange_s": pytest.approx(10), "exposed_s": pytest.approx(5)}
 

@@ -11,7 +11,16 @@ import torch
 
 from harness.config.strategy_traits import BUILTIN_TRAITS, ProfiledPart
 from harness.measure import profiles
-from harness.measure.profiles import CollectiveTime, Event, Intervals, collective_times, minus, union
+from harness.measure.profiles import (
+    CollectiveTime,
+    Event,
+    Intervals,
+    MarkedSteps,
+    busy_s,
+    collective_times,
+    minus,
+    union,
+)
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 FSDP, DP = BUILTIN_TRAITS["fsdp"].profiled_parts, BUILTIN_TRAITS["dp"].profiled_parts
@@ -51,6 +60,22 @@ def of_fsdp(events: list[Event], device: torch.device) -> tuple[CollectiveTime |
 )
 def test_a_difference_of_unions(kept: Intervals, removed: Intervals, left: Intervals) -> None:
     assert minus(kept, removed) == left
+
+
+def test_a_gpu_is_busy_while_a_kernel_runs_or_it_copies_and_the_least_busy_counts() -> None:
+    both = (GPU, torch.device("cuda", 1))
+    events = [
+        *(kernel("gemm", 0, 10), kernel("Memcpy HtoD", 5, 20), kernel("ncclDevKernel_AllReduce", 40, 60)),
+        kernel("a range", 0, 100, annotation=True),
+        *(kernel("gemm", 0, 90, gpu=1), call("cudaLaunchKernel", 0, 100)),
+    ]
+    steps = MarkedSteps((0, 200 * US), 2, events)
+    assert busy_s(steps, [GPU]) == pytest.approx(20e-6)
+    assert busy_s(steps, both) == pytest.approx(20e-6) and busy_s(steps, both[1:]) == pytest.approx(45e-6)
+    assert busy_s(steps, [CPU]) is None
+    assert busy_s(steps, [torch.device("cuda", 2)]) is None
+    lost = call("cudaLaunchKernel", 0, 1, number=5)
+    assert busy_s(steps._replace(events=[*events, lost]), [GPU]) is None
 
 
 def test_a_union_joins_what_overlaps_or_touches() -> None:

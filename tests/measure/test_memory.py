@@ -216,6 +216,32 @@ def test_the_optimizer_micro_batches_precision_checkpoints_and_calls_change_the_
     assert peak("ReadsAtBuild") == plain, "a model that needs memory to be built is built on the host"
 
 
+class Blocks(Net):
+    """The same net as one block of two layers after the other."""
+
+    def build_model(self) -> nn.Module:
+        whole = Stack(checkpoints=False)
+        blocks = [Stack(checkpoints=False) for _ in range(4)]
+        for number, block in enumerate(blocks):
+            block.layers = whole.layers[2 * number : 2 * number + 2]
+        return nn.Sequential(*blocks)
+
+
+@pytest.mark.parametrize("placed", [{}, {"strategy": "fsdp", "devices": 2}], ids=["single", "fsdp"])
+def test_of_units_that_are_computed_again_inputs_and_one_units_outputs_are_in_the_peak(placed: dict[str, Any]) -> None:
+    """Of 16 outputs in 8 layers, 4 inputs of blocks and the 4 outputs of one block are left."""
+    kept, again = (
+        peak("Blocks", activation_checkpointing=name, global_batch_size=BATCH * placed.get("devices", 1), **placed)
+        for name in ("none", "full")
+    )
+    assert kept - 10 * ROW <= again <= kept - 6 * ROW
+
+
+def test_of_a_model_without_units_it_is_not_known() -> None:
+    found = examine(cell("CalledTwice", activation_checkpointing="full"))
+    assert found["peak"] is None and "activation_checkpointing applies to shard units" in found["reason"]
+
+
 def test_an_update_of_all_tensors_at_once_is_traced_as_on_cuda() -> None:
     """torch's multi-tensor Adam has a temporary tensor for each parameter; at a batch of 1 it is the peak."""
     options = {"optimizer": {"name": "AdamW"}, "batch": 1}
@@ -253,7 +279,7 @@ def test_each_rank_of_fsdp_has_a_share_and_its_shards() -> None:
 
 @pytest.mark.slow
 def test_traces_are_within_two_percent_of_real_allocations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo.
+    """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo; of the GPT with checkpointing too.
 
     Beside the smallest of five steps in each of two worlds: in others gloo's threads have not yet given up the tensors
     of an exchange, which in some worlds is so in every step.
@@ -267,7 +293,7 @@ def test_traces_are_within_two_percent_of_real_allocations(tmp_path: Path, monke
             real[name] = [*real.get(name, []), *peaks]
     planned = {**cells(1), **cells(2)}
     errors = {name: estimated(planned[name]) / min(peaks) - 1 for name, peaks in real.items()}
-    assert len(errors) == 6
+    assert len(errors) == 9
     assert all(abs(error) <= 0.02 for error in errors.values()), errors
 
 

@@ -57,6 +57,28 @@ def test_warm_up_steps_are_recorded_and_marked(within: Within) -> None:
     assert result.steps_s == pytest.approx(sum(float(window["duration_s"]) for window in result.windows))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_seconds_of_compiling_are_no_part_of_the_warm_up(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, modes = torch.nn.Module.compile, list[str | None]()
+
+    def quickly(model: torch.nn.Module, mode: str | None) -> None:
+        modes.append(mode)
+        compiled(model, backend="eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", quickly)
+    context = within({"compile": True, "compile_mode": "reduce-overhead"}, {"explain": False})
+    result = run_scenario(context)
+    assert modes == ["reduce-overhead"]
+    warmup = sum(float(w["duration_s"]) for w in result.windows if w["window_kind"] == "warmup")
+    assert 0 < context.parts["compile"] < warmup
+    assert context.parts["warmup"] == pytest.approx(warmup - context.parts["compile"])
+    eager = within({}, {"explain": False})
+    run_scenario(eager)
+    assert modes == ["reduce-overhead"] and "compile" not in eager.parts
+    run_scenario(within({"compile": True}, {"explain": False}))
+    assert modes[1:] == [None]
+
+
 def test_one_row_a_step_is_recorded_or_every_ranks(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranks, "gather_to_first", lambda ranks, value: [value, value])
     slowest, every = (run_scenario(within(throughput={"keep_steps": kept})).steps for kept in ("slowest", "all"))

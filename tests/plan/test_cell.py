@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 
 from harness.plan.cell import Cell, why_none
-from harness.plan.comparison import axes_of
+from harness.plan.comparison import axes_of, set_ids
 
 OPTIONS: dict[str, Any] = {"strategy_options": {"bucket_cap_mb": 25}, "optimizer": {"name": "SGD", "lr": 0.1}}
 CELL = Cell("image_classification", "digits", "resnet18", "ddp", "cpu", 4, 2, "weak", 8, 32, **OPTIONS)
 OTHER = Cell("a:B", None, "resnet34", "fsdp", "cuda", 2, 1, "strong", None, 64, "bf16", True, True, "torchrun", (4, 5))
 OTHER = replace(OTHER, strategy_options={"bucket_cap_mb": 1}, workload_options={"width": 3}, uneven=True)
 OTHER = replace(OTHER, optimizer={"name": "SGD", "lr": 0.2}, schedule={"name": "ConstantLR"}, loader={"workers": 1})
-OTHER = replace(OTHER, training={"accumulation": 2}, variant="after", code="0123456789ab")
+OTHER = replace(
+    OTHER, training={"accumulation": 2}, activation_checkpointing="full", variant="after", code="0123456789ab"
+)
+OTHER = replace(OTHER, compile_mode="reduce-overhead")
+OTHER = replace(OTHER, env={"NCCL_ALGO": "Ring"})
 """A cell that differs in every field."""
 
 
@@ -30,6 +34,14 @@ def test_the_id_does_not_depend_on_the_order_of_options() -> None:
     assert one.id == CELL.id and len(CELL.id) == 12
     assert one == CELL
     assert len({one, CELL}) == 1
+
+
+def test_ids_are_those_of_earlier_versions() -> None:
+    assert CELL.id == "fe33aa95d875"
+    assert set_ids(axes_of(CELL)) == {"family_id": "7ea4cf97f407", "launchers_id": "ae635038324b"}
+    other = set_ids(axes_of(replace(CELL, activation_checkpointing="full")))
+    assert CELL.options.keys() == {"optimizer.name", "optimizer.lr", "ddp.bucket_cap_mb"}
+    assert not {*other.values()} & {*set_ids(axes_of(CELL)).values()}
 
 
 MATCHING = [{}, {"strategy": "ddp"}, {"strategy": ["dp", "ddp"], "devices": 4}, {"optimizer.lr": 0.1}]

@@ -62,6 +62,14 @@ def test_checks_open_their_group_epochs_and_links_follow_and_profiles_close_it()
     assert not [t for t in single_rank_only(plan).trials if t.purpose == "profile"], "one process has all groups"
 
 
+def test_on_gpus_every_cell_is_profiled_once_for_the_time_in_which_the_gpu_is_busy() -> None:
+    grid = {"strategy": ["single", "ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = plan_of(grid, gpu_cluster(), diagnostics=True, throughput={"blocks": 2})
+    profiled = sorted((t.cell.strategy, t.cell.devices, t.block) for t in plan.trials if t.purpose == "profile")
+    once = [("ddp", 1, 0), ("ddp", 2, 0), ("fsdp", 1, 0), ("single", 1, 0)]
+    assert profiled == sorted([*once, ("fsdp", 2, 0), ("fsdp", 2, 1)])
+
+
 def test_of_a_sweep_the_extremes_are_examined() -> None:
     plan = plan_of({**WEAK, "optimizer.lr": [0.1, 0.05, 0.001, 30]}, preflight=True)
     examined = cells_for("doctor", plan)

@@ -26,6 +26,7 @@ ONE_NODE_LAUNCHER = "launcher_nodes: launcher torchrun runs on one node only, no
 HERE_LAUNCHER = "launcher_cluster: launcher torchrun runs on this machine only, not in a cluster"
 INDIVISIBLE = "micro_batch_indivisible: per-device batch 8 does not divide into"
 DP_NODES = "strategy_nodes: dp runs on one node only: one process uses all its devices"
+EAGER_MODE = "compile_mode: compile_mode max-autotune applies to compiled cells (compile: true)"
 DP_COMPILED = "strategy_compile: compile does not apply to dp: its replicas are rebuilt at every step"
 STATIC_GRAPH = "static_graph: static_graph is incompatible with training.accumulation: DDP fails in a backward pass "
 STATIC_GRAPH += "without gradient synchronisation"
@@ -59,6 +60,8 @@ GLOO_SHARDS = "gloo_shards: fsdp needs NCCL: gloo crashes if it gathers shards o
         ({"compile": True}, LAPTOP, None),
         ({"compile": True}, replace(LAPTOP, compiler=False), "no_compiler: compile needs a C++ compiler on every node"),
         ({"compile": True, "strategy": "dp"}, LAPTOP, DP_COMPILED),
+        ({"compile": True, "compile_mode": "max-autotune"}, LAPTOP, None),
+        ({"compile_mode": "max-autotune"}, LAPTOP, EAGER_MODE),
         ({"precision": "tf32"}, LAPTOP, "needs_cuda: tf32 is a mode of CUDA devices"),
         ({"precision": "tf32"}, NODES, None),
         ({"precision": "bf16"}, LAPTOP, None),

@@ -15,6 +15,28 @@ def node(persistence: list[bool | None] | None = None, **state: Any) -> Any:
     return {"host": "n0", "state": {**QUIET, **state}, "topology": persistence and {"persistence": persistence}}
 
 
+CARD: dict[str, Any] = {"power_limit_w": 700.0, "usual_power_limit_w": 700.0, "ecc": True, "pcie_generation": 5}
+CARD |= {"pcie_width": 16, "most_pcie_width": 16}
+
+
+@pytest.mark.parametrize(
+    ("other", "seen", "advice"),
+    [
+        ({}, None, ""),
+        (dict.fromkeys(CARD), None, ""),
+        ({"power_limit_w": 500.0}, "n0: the power limit of GPU 1 is 500 W of 700 W", "nvidia-smi -pl"),
+        ({"pcie_width": 8}, "n0: GPU 1 uses 8 of 16 PCIe lanes", "another slot"),
+        ({"ecc": False}, "n0: ECC is off on GPU 1 alone", "nvidia-smi -e 1"),
+    ],
+)
+def test_what_limits_one_gpu_of_a_node_is_a_finding(other: dict[str, Any], seen: str | None, advice: str) -> None:
+    found = judge_machine([{"host": "n0", "topology": {"cards": [CARD, CARD | other]}}])  # type: ignore[list-item, typeddict-item]
+    assert [one.seen for one in found] == ([seen] if seen else [])
+    assert all(advice in one.advice for one in found)
+    alike = judge_machine([{"host": "n0", "topology": {"cards": [CARD | {"ecc": False}] * 2}}])  # type: ignore[list-item, typeddict-item]
+    assert alike == []
+
+
 @pytest.mark.parametrize(
     ("facts", "seen", "advice"),
     [

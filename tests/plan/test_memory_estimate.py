@@ -78,6 +78,7 @@ def test_an_estimate_needs_the_activations_of_its_precision_and_compilation() ->
     assert memory.estimate(sizes(), cell(compile=True)) is None
     model = sizes(activations={"fp32 compiled": kept(GIB // 16)})
     assert memory.estimate(model, cell(compile=True)) == 5 * GIB
+    assert memory.estimate(model, cell(compile=True, compile_mode="reduce-overhead")) is None, "graphs have pools"
     assert memory.judge(sizes(activations={}, device_bytes=GIB), cell()) == []
 
 

@@ -160,6 +160,7 @@ def test_cells_of_equal_memory_share_a_trace() -> None:
         cell(precision="bf16"),
         cell(optimizer=ADAMW),
         cell(training={"accumulation": 2}),
+        cell(activation_checkpointing="full"),
         cell(device="cpu"),
         cell(workload_options={"width": 2}),
         cell("fsdp", 2),

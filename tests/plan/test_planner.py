@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from harness.launch.protocol import process_variables
 from harness.plan.cell import place
 from harness.plan.inventory import Inventory, Node
-from harness.plan.planner import Plan, filter_plan, is_base, make_plan, only_variant
+from harness.plan.planner import Plan, filter_plan, is_base, make_plan, only_variant, single_rank_only
 from tests.conftest import experiment_of, gpu_cluster, laptop, plan_of, variants
 
 GRID = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
@@ -102,6 +103,31 @@ def test_cells_of_another_backend_have_worker_groups_of_their_own() -> None:
     on_cpu = plan_of(grid)
     assert {skip.skip_code for skip in on_cpu.skips} == {"needs_cuda"}
     assert {group.backend for group in on_cpu.groups} == {"gloo"}
+
+
+def test_cells_of_other_variables_have_worker_groups_of_their_own() -> None:
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = plan_of({**grid, "env.NCCL_ALGO": ["Ring", None, "Tree"]}, env={"OWN": 3}, throughput={"explain": True})
+    found = {(trial.cell.env["NCCL_ALGO"], group.variables) for group in plan.groups for trial in group.trials}
+    own = ("OWN", "3")
+    named = {name: (("NCCL_ALGO", name), own) for name in ("Ring", "Tree")}
+    assert found == {(None, (own,)), *named.items()}
+    without = plan_of(grid)
+    assert {group.variables for group in without.groups} == {()}
+    assert {trial.cell.id for trial in without.trials}.isdisjoint(trial.cell.id for trial in plan.trials)
+    (links,) = [trial for trial in plan.trials if trial.purpose == "links"]
+    assert links.cell.env["OWN"] == 3 and links.cell.env["NCCL_ALGO"] == "Ring", "the first: all have variables"
+    some = plan_of({**grid, "env.NCCL_ALGO": "Tree"}, cells=[grid], throughput={"explain": True})
+    (links,) = [trial for trial in some.trials if trial.purpose == "links"]
+    assert links.cell.env == {}
+    variables = process_variables(next(group for group in plan.groups if group.variables == named["Ring"]), 2)
+    assert variables.items() >= {("NCCL_ALGO", "Ring"), own, ("OMP_NUM_THREADS", "2")}
+
+
+def test_a_process_that_runs_already_has_no_other_variables() -> None:
+    plan = single_rank_only(plan_of({"per_device_batch_size": 8, "env.B": [None, 1], "env.A": [None, 1]}))
+    assert {skip.reason.partition("needs ")[2] for skip in plan.skips} == {"a process that starts with A B"}
+    assert {tuple(trial.cell.env.values()) for trial in plan.trials} == {(None, None)}
 
 
 def sizes(plan: Plan) -> list[list[tuple[str, int, str]]]:

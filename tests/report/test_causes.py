@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.analysis.verdict.rules import HOST
 from harness.analysis.waterfall import PARTS
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
@@ -14,7 +15,17 @@ from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
-from harness.report.causes import ADVICE, BUCKETS, MACHINE, applicable, next_experiment, varied_options
+from harness.report.causes import (
+    ADVICE,
+    BUCKETS,
+    COMPILE,
+    GRAPHS,
+    MACHINE,
+    Option,
+    applicable,
+    next_experiment,
+    varied_options,
+)
 from harness.report.row import Row
 from harness.report.tables.text import NO_BREAK
 from tests.report.test_verdict import CELL, RATIO, sentences_on, verdict_of
@@ -44,6 +55,25 @@ def test_every_cause_is_listed_and_the_advice_is_against_the_largest_alone() -> 
         "2 % wrapper overhead. Against waiting for data, try loader.workers: [0, 2, 4]."
     )
     assert any(f"against exposed communication: {DDP}." in line for line in verdict_of(waits, exchange).others)
+
+
+def test_against_an_idle_gpu_the_model_is_compiled_or_its_batch_larger() -> None:
+    text = text_of(cause(HOST, 0.35, code="clear"), cause("exposed communication", 0.07, 0.01))
+    assert text.startswith("35 % of the step: an idle GPU (bound by the host); 7 %")
+    assert text.endswith(f"Against {HOST}, try compile: [false, true]; per_device_batch_size: [32, 64].")
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ({}, [COMPILE]),
+        ({"compile": True}, [GRAPHS]),
+        ({"compile": True, "device": "cpu"}, []),
+        ({"strategy": "dp"}, []),
+    ],
+)
+def test_cuda_graphs_are_for_models_that_are_compiled_already(change: dict[str, Any], allowed: list[Option]) -> None:
+    assert applicable(ADVICE[HOST], Row(LEADING, **{"device": "cuda", **change}), experiment()) == allowed
 
 
 def test_what_is_saved_is_named_so_that_shares_add_up() -> None:
@@ -144,8 +174,8 @@ def test_the_same_advice_is_given_once() -> None:
 
 
 def test_every_part_of_a_step_has_words_and_an_answer() -> None:
-    assert {name for name, part in PARTS.items() if part.words} | set(ADVICE) == set(PARTS)
-    assert set(PARTS) - {"rest", OWN_COLLECTIVES} == set(ADVICE) | set(MACHINE)
+    assert {name for name, part in PARTS.items() if part.words} | set(ADVICE) == {*PARTS, HOST}
+    assert set(PARTS) - {"rest", OWN_COLLECTIVES} == set(ADVICE) - {HOST} | set(MACHINE)
 
 
 # -- proposals --------------------------------------------------------------------------------------------------------

@@ -425,6 +425,20 @@ def test_the_size_of_a_run_cells_without_diagnostics_and_the_time_of_checks_are_
     assert summary.checks_words(results) == ""
 
 
+def test_the_limits_of_gpus_stand_beside_the_gpus() -> None:
+    card: Any = {"power_limit_w": 700.0, "usual_power_limit_w": 700.0, "ecc": True, "pcie_generation": 5}
+    card |= {"pcie_width": 16, "most_pcie_width": 16}
+    one = "power limit 700 W, ECC on, PCIe 5.0 x16"
+    assert ("each GPU", one) in summary.node_facts(NODE | {"topology": {"cards": [card, card]}})
+    assert summary.cards_text([card, card | {"ecc": None, "pcie_generation": None}]) == (
+        f"GPU 0: {one}; GPU 1: power limit 700 W, PCIe x16"
+    )
+    unknown = dict.fromkeys(card)
+    assert summary.cards_text([card, unknown]) == f"GPU 0: {one}; GPU 1: unknown"  # type: ignore[list-item]
+    for node in (NODE, NODE | {"topology": None}, NODE | {"topology": {"cards": [unknown]}}):
+        assert "each GPU" not in dict(summary.node_facts(node))
+
+
 def test_positive_nice_values_and_their_differences_are_reported() -> None:
     assert not [fact for fact in summary.node_facts(NODE) if fact[0] == "niceness"]
     assert ("niceness", "15: the ranks yield to other processes") in summary.node_facts(NODE | {"niceness": 15})

@@ -7,7 +7,7 @@ import pytest
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.run.plan_text import plan_lines
-from tests.conftest import Make
+from tests.conftest import Make, gpu_cluster, laptop, plan_of
 
 
 @pytest.mark.parametrize(("devices", "warned"), [(32, ""), (512, "Largest group: 512 processes on 64 nodes import")])
@@ -17,3 +17,14 @@ def test_a_plan_of_many_nodes_says_that_all_of_them_import_at_once(
     experiment = make_experiment({"strategy": "ddp", "devices": [1, devices], "per_device_batch_size": 8})
     lines = plan_lines(make_plan(experiment, Inventory.assume(64, 8)))
     assert [line for line in lines if "import" in line and line.startswith(warned)] == lines[-1:] * bool(warned)
+
+
+def test_on_gpus_cells_that_decode_files_without_loader_workers_are_named() -> None:
+    def lines(inventory: Inventory, **grid: object) -> list[str]:
+        axes = {"data": ["/images", "digits"], "strategy": ["single", "ddp"], "per_device_batch_size": 8, **grid}
+        return [line for line in plan_lines(plan_of(axes, inventory)) if line.startswith("Loader: ")]
+
+    (line,) = lines(gpu_cluster())
+    assert line.startswith("Loader: 2 cells on GPUs decode the files of a folder without loader workers; each device")
+    assert "has 8 cores. loader.workers: [0, 7] in the grid compares" in line
+    assert lines(laptop()) == lines(gpu_cluster(), data="digits") == lines(gpu_cluster(), **{"loader.workers": 2}) == []

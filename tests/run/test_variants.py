@@ -70,6 +70,10 @@ def test_every_folder_is_there_and_holds_the_module_and_no_harness(file: Path) -
     with pytest.raises(ExperimentError) as caught:
         check_no_user_code(load_experiment(file), file)
     assert "variants: with --no-user-code nothing that the file names is imported" in caught.value.problems[1]
+    file.write_text(FILE + "env: {LD_PRELOAD: /tmp/any.so}\n")
+    with pytest.raises(ExperimentError) as caught:
+        check_no_user_code(load_experiment(file), file)
+    assert "env: with --no-user-code no variable is set" in caught.value.problems[-1]
     (file.parent / "after" / "harness_own.py").unlink()
     (file.parent / "before" / "harness").mkdir()
     (file.parent / "before" / "harness" / "__init__.py").write_text("")

@@ -71,6 +71,15 @@ def test_16_bits_train_up_to_rounding(trained: Results, strategy: str, devices: 
     assert difference(trained, strategy, devices, "otherwise", name, of_single=reference) < 0.01
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("strategy", SEVERAL)
+@pytest.mark.parametrize(("name", "reference"), [("checkpointed", "fp32"), ("meta checkpointed", "meta")])
+def test_recomputed_activations_train_as_kept_ones(
+    trained: Results, strategy: str, devices: int, name: str, reference: str
+) -> None:
+    assert difference(trained, strategy, devices, "otherwise", name, of_single=reference) <= BOUND
+
+
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("strategy", SEVERAL)
 def test_an_overflow_on_one_rank_is_a_skip_on_every_rank(trained: Results, strategy: str, devices: int) -> None:

@@ -225,6 +225,10 @@ DATA = "waiting for data"
 """The part of the step that has two measurements: against one device in the waterfall, as a whole in the phases."""
 WAITS = 0.10
 """The share of a step spent waiting for data from which all of it is a cause, whatever the number of devices."""
+HOST = "an idle GPU (bound by the host)"
+"""The part of a step in which a GPU runs nothing although it waits for no data: the host launches too slowly."""
+HOST_BOUND = 0.20
+"""The share of a step from which this is a cause: profile and timed steps are not the same steps."""
 UNCLEAR, NO_INTERVAL, SAVED = "unclear", "no interval", "saved"
 WHOLE_WAIT = "figure-phases"
 """The evidence of a wait for data that includes what one device waits."""
@@ -234,12 +238,16 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     """State the parts that take time of each leading cell's step, the largest first, and those that save some last.
 
     The parts of its waterfall, what is not explained among them. The wait for data is that of the phases from WAITS,
-    since the waterfall has only what it takes more than on one device. ``code``: SAVED for a part that is shorter than
-    on one device, which the others add up with to what is lost; else whether the interval excludes 0.
+    since the waterfall has only what it takes more than on one device. A GPU that is idle without waiting for data is
+    bound by the host: from HOST_BOUND, which is far beyond the error of one estimate. ``code``: SAVED for a part
+    that is shorter than on one device, which the others add up with to what is lost; else whether the interval excludes
+    0.
     """
     shares = (row for row in rows_of(tables["waterfall"]) if row.part != "ideal" and abs(row.share) >= WORTH_NAMING)
     parts = grouped(shares, lambda row: str(row.cell_id))
-    phases = {row.cell_id: row for row in rows_of(tables["phases"]) if not pd.isna(row.waits) and row.waits >= WAITS}
+    known = {row.cell_id: row for row in rows_of(tables["phases"]) if not pd.isna(row.waits)}
+    phases = {cell_id: row for cell_id, row in known.items() if row.waits >= WAITS}
+    busy = {row.cell_id: row.busy for row in rows_of(tables["gpus"]) if not pd.isna(row.busy)}
     found: list[Statement] = []
     for leader in leading:
         cell_id, waits = leader.cell_id, phases.get(leader.cell_id)
@@ -251,6 +259,10 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
         if waits:
             whole = {"share": waits.waits, "low": waits.waits_low, "high": waits.waits_high}
             of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(waits), **whole})))
+        idle = 1 - busy[cell_id] - (known[cell_id].waits if cell_id in known else 0.0) if cell_id in busy else 0.0
+        if idle >= HOST_BOUND:
+            facts = Record({"share": idle, "low": None, "high": None})
+            of_cell.append(Statement("loss", CLEAR, "gpus", cell_id, facts=facts, n=1, subject=HOST))
         if any(one.facts.share > 0 for one in of_cell):
             found += sorted(of_cell, key=lambda one: -one.facts.share)
     return found

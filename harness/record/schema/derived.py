@@ -108,6 +108,9 @@ CELLS = Table(
         _c("step_p5_s", "Float64", "step time, 5th percentile of the timed steps", "s"),
         _c("step_p95_s", "Float64", "step time, 95th percentile of the timed steps", "s"),
         WAIT_FRACTION,
+        _c(
+            "compile_s", "Float64", "time of torch.compile, longest over blocks: later ones find code in its cache", "s"
+        ),
         _c("peak_memory_bytes", "Int64", "peak memory, largest over blocks and ranks", "bytes"),
         _c(
             "estimated_peak_bytes", "Int64", "the doctor's estimate of it; `<NA>` if the kind was not examined", "bytes"
@@ -232,10 +235,12 @@ IMPROVEMENTS = Table(
 
 GPUS = Table(
     "gpus",
-    "the GPUs of one cell, by NVML readings after the timed windows; no rows without GPUs",
+    "the GPUs of one cell, by NVML readings after the timed windows and by profiles; no rows without GPUs",
     (
         *_CELL,
         _c("blocks", "Int64", "number of trials (blocks) with readings"),
+        _c("busy_s", "Float64", "time of a step in which the least busy GPU runs a kernel or copies, by profiles", "s"),
+        _c("busy", "Float64", "busy_s over the mean timed step, at most 1"),
         _c("gpu_utilisation", "Float64", "fraction of NVML's last sampling period in which a kernel ran, mean"),
         _c("power_w", "Float64", "power of one GPU, mean", "W"),
         _c("sm_clock_fraction", "Float64", "SM clock over the GPU's maximum, lowest"),

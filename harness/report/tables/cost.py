@@ -41,6 +41,7 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
             percent,
         ),
         ("MFU", mfu, flush_right),
+        ("compiling (s)", "compile_s", decimal("{:,.1f}")),
     )
     counted = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
     return make_table(columns, rows_of(counted), keys={**DEVICES, "MFU": "mfu"})
@@ -99,9 +100,10 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
 
 
 def gpu_table(gpus: pd.DataFrame) -> TextTable:
-    """Return NVML's readings of the GPUs of each cell."""
+    """Return NVML's readings of the GPUs of each cell, and the share of its step in which they are busy."""
     columns = (
         *CELL,
+        ("busy in a step", "busy", percent),
         ("utilisation", "gpu_utilisation", percent),
         ("power per GPU (W)", "power_w", decimal("{:,.0f}")),
         ("lowest SM clock (% of maximum)", "sm_clock_fraction", percent),

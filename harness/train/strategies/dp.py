@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.train.activation_checkpointing import Checkpointed
 from harness.train.strategies.base import WrapContext, Wrapping
 
 
@@ -106,7 +107,10 @@ def gather(outputs: Sequence[Any]) -> object:
 
 
 def _apply(models: Sequence[nn.Module], chunks: Sequence[object]) -> list[object]:
-    """Run each replica's forward in its own thread, with the caller's grad mode."""
+    """Run each replica's forward in its own thread, with the caller's grad mode.
+
+    Checkpointed ones run in turn: all draw from one generator, whose state backward restores.
+    """
     grad = torch.is_grad_enabled()
     threads = torch.get_num_threads()
 
@@ -116,7 +120,8 @@ def _apply(models: Sequence[nn.Module], chunks: Sequence[object]) -> list[object
         with torch.set_grad_enabled(grad):
             return model(*args, **kwargs)
 
-    with ThreadPoolExecutor(max_workers=len(models)) as pool:
+    checkpointed = any(isinstance(module, Checkpointed) for module in models[0].modules())
+    with ThreadPoolExecutor(max_workers=1 if checkpointed else len(models)) as pool:
         return list(pool.map(forward, models, chunks))
 
 

@@ -316,6 +316,21 @@ def test_the_wait_for_data_is_named_once_from_10_percent_as_a_whole(waits: float
     assert [one.facts.share for one in found] == named
 
 
+@pytest.mark.parametrize(
+    ("busy", "waits", "share"), [(0.5, None, 0.5), (0.5, 0.05, 0.45), (0.5, 0.35, None), (0.81, None, None)]
+)
+def test_a_gpu_that_is_idle_without_waiting_for_data_is_bound_by_the_host(
+    busy: float, waits: float | None, share: float | None
+) -> None:
+    phases = {"cell_id": "a", "waits": waits, "waits_low": 0.0, "waits_high": 1.0}
+    given = tables(phases=[phases], gpus=[{"cell_id": "a", "busy": busy}, {"cell_id": "b", "busy": 0.1}])
+    found = {one.subject: one for one in rules.causes(given, [Record({"cell_id": "a"})])}
+    host = found.get(rules.HOST)
+    assert (host and host.facts.share) == (share and pytest.approx(share))
+    assert host is None or (host.code, host.evidence) == ("clear", "gpus")
+    assert ("waiting for data" in found) is (waits is not None and waits >= rules.WAITS)
+
+
 def test_a_single_device_waits_for_data_too() -> None:
     assert [one.subject for one in causes_of(waits=0.3, low=0.2)] == ["waiting for data"]
     assert causes_of(waits=0.05, low=0.01) == []
