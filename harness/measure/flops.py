@@ -61,13 +61,14 @@ class Flops:
 def count_flops(workload: Workload, batch: object, device: torch.device, *, sharded: bool = False) -> Flops:
     """Count the FLOPs of one ``workload.loss`` and its backward on a new, unwrapped, eager model, per unit of weight.
 
-    Counted are matrix products, convolutions and attention; causal attention counts as full, as in MFU
-    (Chowdhery et al. 2022, appendix B, arXiv 2204.02311). ``batch``: on the device; at least two samples, else
-    batch normalisation may fail. Random generators and grad mode are restored. An exception of the workload, out of
-    memory included, becomes the reason; KeyboardInterrupt and SystemExit pass. Work outside torch's operators,
-    such as a Triton kernel started by hand, is not counted. All ranks call it, since loss() may have collectives.
-    The parameters have shapes but no memory, which the training beside them may need. Only if loss() reads a value that
-    depends on them are they real, and never those of a ``sharded`` model, which may not fit on one device.
+    Counted are matrix products, convolutions and attention; causal attention counts as full, as in MFU (Chowdhery et
+    al. 2022, appendix B, arXiv 2204.02311). The second forward pass of activation checkpointing is no model FLOP: this
+    model is without it, whatever the cell's axis is, so that it lowers MFU by its time. ``batch``: on the device; at
+    least two samples, else batch normalisation may fail. Random generators and grad mode are restored. An exception of
+    the workload, out of memory included, becomes the reason; KeyboardInterrupt and SystemExit pass. Work outside
+    torch's operators, such as a Triton kernel started by hand, is not counted. All ranks call it, since loss() may have
+    collectives. The parameters have shapes but no memory, which the training beside them may need. Only if loss() reads
+    a value that depends on them are they real, and never those of a ``sharded`` model, which may not fit on one device.
     """
     with _leaving_no_trace(device):
         try:
