@@ -65,8 +65,8 @@ def test_all_problems_are_reported_at_once() -> None:
         "grid.devices[1]: got 'x'; allowed: an integer",
         "limts: unknown key; did you mean 'limits'? (allowed: allow, cells, checkpoint, cluster, convergence, cost, "
         "device, effort, env, equivalence, exclude, grid, hardware, improve, launcher, limits, loader, name, "
-        "optimizer, oversubscribe, preflight, published, schedule, seed, strategy_options, throughput, training, variants, "
-        "workload, workload_options)",
+        "optimizer, oversubscribe, preflight, published, schedule, seed, strategy_options, throughput, training, "
+        "variants, workload, workload_options)",
     ]
 
 

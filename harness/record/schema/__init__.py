@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.record.schema.compared import COMPARISON, DECISION, GATE, HISTORY, RUNS
-from harness.record.schema.conclusions import LEADERS, PUBLISHED, VERDICT
+from harness.record.schema.conclusions import IMPROVEMENTS, LEADERS, PUBLISHED, VERDICT
 from harness.record.schema.derived import (
     CELLS,
     COLLECTIVES,
@@ -16,7 +16,6 @@ from harness.record.schema.derived import (
     FINDINGS,
     GPUS,
     HOST_PHASES,
-    IMPROVEMENTS,
     LEDGER,
     LINKS,
     MISSING,

@@ -1,8 +1,9 @@
-"""Schema of the tables that conclude: the fastest settings, and the statements of the verdict."""
+"""Schema of the tables that conclude: the fastest settings, the statements of the verdict, and what was tried."""
 
 from __future__ import annotations
 
-from harness.record.schema.table import CELL_COLUMNS, INTERVAL, UNIT, Table, ends
+from harness.record.schema.derived import CHECKED
+from harness.record.schema.table import CELL_COLUMNS, INTERVAL, UNIT, Table, ends, paired
 from harness.record.schema.table import column as _c
 
 LEADERS = Table(
@@ -88,5 +89,30 @@ PUBLISHED = Table(
         _c("hardware", "string", "what it was measured on, in the file's words"),
         _c("measured_on", "string", "models of the devices of this run"),
         _c("other_hardware", "boolean", "true unless the file's words name a model of this run's devices"),
+    ),
+)
+
+IMPROVEMENTS = Table(
+    "improvements",
+    "one setting that --improve tried, against the cell that it is to improve, paired by block",
+    (
+        _c("cell_id", "string", "cell that was tried"),
+        _c("improved_id", "string", "cell of the run that is to be improved"),
+        _c(
+            "step",
+            "string",
+            "screening (one change each) and combination (of those that helped), which make no claim; or confirmation",
+        ),
+        _c("changes", "string", "its axes and options with other values than those of the cell to improve"),
+        *CELL_COLUMNS,
+        *paired("improved_throughput_per_s", "improved_id", "throughput over that of the cell to improve"),
+        *CHECKED,
+        _c(
+            "kept",
+            "boolean",
+            "true if it went on to the next step; of a confirmation, if at least 5 blocks have an interval above 1",
+        ),
+        _c("reason", "string", "reason without a ratio"),
+        _c("wall_s", "Float64", "wall time of its step", "s"),
     ),
 )

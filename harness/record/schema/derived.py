@@ -208,31 +208,6 @@ VERSUS = Table(
     ),
 )
 
-IMPROVEMENTS = Table(
-    "improvements",
-    "one setting that --improve tried, against the cell that it is to improve, paired by block",
-    (
-        _c("cell_id", "string", "cell that was tried"),
-        _c("improved_id", "string", "cell of the run that is to be improved"),
-        _c(
-            "step",
-            "string",
-            "screening (one change each) and combination (of those that helped), which make no claim; or confirmation",
-        ),
-        _c("changes", "string", "its axes and options with other values than those of the cell to improve"),
-        *CELL_COLUMNS,
-        *paired("improved_throughput_per_s", "improved_id", "throughput over that of the cell to improve"),
-        *CHECKED,
-        _c(
-            "kept",
-            "boolean",
-            "true if it went on to the next step; of a confirmation, if at least 5 blocks have an interval above 1",
-        ),
-        _c("reason", "string", "reason without a ratio"),
-        _c("wall_s", "Float64", "wall time of its step", "s"),
-    ),
-)
-
 GPUS = Table(
     "gpus",
     "the GPUs of one cell, by NVML readings after the timed windows and by profiles; no rows without GPUs",
