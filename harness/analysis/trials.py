@@ -189,7 +189,7 @@ def _arithmetic(trial: Record, speed: float, ceiling: float | None, own_peaks: M
     if trial.oversubscribed:
         return {"achieved_flops_per_s": achieved}
     known = None if pd.isna(trial.device_model) else peak_flops(trial.device_model, trial.precision)
-    if own := own_peaks.get(trial.precision):
+    if own := own_peaks.get(trial.precision) or (own_peaks.get("bf16") if trial.precision == "fp16" else None):
         known = Peak(own, "hardware.peak_flops of the experiment file")
     return {
         "achieved_flops_per_s": achieved,

@@ -155,6 +155,8 @@ def decide_command(
     from harness.run.console import rich_table
     from harness.system.files import remove_all, replace_text
 
+    if between_nodes and not devices:
+        raise PredictionError("--between-nodes: is for sizes that were not measured; give them with --devices")
     wanted, within_s = parse_target(target), parse_time(within, "--within") if within else None
     numbers = parse_numbers(devices, "--devices") if devices else ()
     results = load(run_folder)

@@ -20,6 +20,7 @@ from harness.config.doctor_checks import check_allowed
 from harness.config.problems import Conflict, describe_errors, raise_conflicts
 from harness.config.published import Published
 from harness.config.sections import (
+    ACCUMULATION,
     AUTO,
     EFFORTS,
     ONE_BATCH,
@@ -187,7 +188,7 @@ class Experiment(Strict):
     def _batch_conflicts(self) -> Iterator[Conflict]:
         """Check that micro-batches are automatic where a grid has both batches, and only there."""
         for grid in self.grids:
-            given = as_axis(grid.options.get("training.accumulation", self.training.accumulation))
+            given = as_axis(grid.options.get(ACCUMULATION, ()))
             both = grid.batches_of_devices and grid.global_batch_size is not None
             yield Conflict(both and (*given,) != (AUTO,), f"grid: {ONE_BATCH}", ("grid", "cells", "training"))
             text = "training.accumulation: auto needs both per_device_batch_size and global_batch_size"
@@ -221,7 +222,10 @@ class Experiment(Strict):
         for grid in self.grids:
             for name, section in sections.items():
                 try:
-                    type(section).model_validate({**section.model_dump(), **options_in(grid.options, name)})
+                    own = dict(options_in(grid.options, name))
+                    if grid.options.get(ACCUMULATION) == AUTO and name == "training":
+                        del own["accumulation"]
+                    type(section).model_validate({**section.model_dump(), **own})
                 except ValidationError as error:
                     keys = ("strategy_options" if name in strategies else name,)
                     for problem in describe_errors(error, type(section)):

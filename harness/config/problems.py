@@ -21,7 +21,7 @@ ABSENT = object()
 Place = tuple[int | str, ...]
 """The path of a value in the file: keys, and positions in lists."""
 
-CHOSEN, CHOICES = {"blocks", "accumulation"}, ("number", "rule", "decide", "auto")
+CHOSEN, CHOICES = "blocks", ("number", "rule", "decide")
 """The key of a discriminated union, and the tags that follow it in pydantic's error paths but not in the file."""
 TYPES = {
     "bool_type": "true or false",
@@ -87,7 +87,7 @@ def describe_errors(
 def _place(problem: ErrorDetails) -> Place:
     """Return the place of a problem in the file."""
     loc = problem["loc"]
-    return tuple(part for at, part in enumerate(loc) if not (part in CHOICES and CHOSEN & {*loc[max(0, at - 2) : at]}))
+    return tuple(part for at, part in enumerate(loc) if not (part in CHOICES and at and loc[at - 1] == CHOSEN))
 
 
 def _line(problem: ErrorDetails, model: type[BaseModel]) -> str:

@@ -220,6 +220,8 @@ class ScriptExperiment(Experiment):
             broken = getattr(self, name) not in (default, self.program)
             why = why if name in others else self.worded(why)
             yield Conflict(broken, f"{name}: has no meaning beside {kind}: {why}; leave it out", (name,))
+        text = f"per_device_batch_size: max is found for workloads; give numbers for a {kind}"
+        yield Conflict(self.seeks_batches, text, ("grid", "cells"))
         torchrun = bool(self.loop) and self.launcher != ("ray",)
         yield Conflict(torchrun, "launcher: a loop runs under Ray Train; allowed: ray", ("launcher",))
         yield Conflict(self.equivalence, f"equivalence: cannot be checked of a {kind}; leave it out", ("equivalence",))

@@ -58,6 +58,7 @@ _PlainGrid: Any = create_model("_PlainGrid", __base__=Strict, **_plain_axes)  # 
 """The axes of a grid that need no rule of their own, from the table of axes."""
 
 
+ACCUMULATION = "training.accumulation"
 MAX, AUTO = "max", "auto"
 """In place of a batch of a device, the largest that trains; in place of micro-batches a step, so many as are needed."""
 ONE_BATCH = (
@@ -389,11 +390,12 @@ class AssumedLink(Strict):
     """A link for predictions over devices whose links were not measured; also as text: ``8x infiniband-ndr``.
 
     ``gb_per_s``: 10^9 bytes a second in one direction, of all ports of a node or, inside one, of a device.
-    ``latency_us``: of one step of a ring.
+    ``latency_us``: of one step of a ring. ``ports``: of a node; a device uses one.
     """
 
     gb_per_s: Amount
     latency_us: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    ports: Annotated[int, Field(ge=1, le=1000)] = 1
     name: Annotated[str, Field(min_length=1, max_length=40)] = "own figures"
 
     @model_validator(mode="before")
@@ -402,7 +404,8 @@ class AssumedLink(Strict):
         if not isinstance(value, str):
             return value
         link, ports = link_named(value)
-        return {"gb_per_s": ports * link.gb_per_s, "latency_us": link.latency_us, "name": value.strip().casefold()}
+        figures = {"gb_per_s": ports * link.gb_per_s, "latency_us": link.latency_us}
+        return {**figures, "ports": ports, "name": value.strip().casefold()}
 
 
 class Hardware(Strict):
@@ -432,17 +435,11 @@ class Loader(Strict):
     prefetch_factor: Axis[Annotated[int, Field(ge=1, le=1024)]] = (2,)
 
 
-MicroBatches = Annotated[
-    Annotated[int, Field(ge=1, le=65_536), Tag("number")] | Annotated[Literal["auto"], Tag("auto")],
-    Discriminator(lambda value: "auto" if value == AUTO else "number"),
-]
-
-
 class TrainingOptions(Strict):
     """Options of an optimizer step, and of its learning rate's dependence on the global batch. A list is an axis.
 
-    ``accumulation``: micro-batches a step, into which each device's share of the global batch is split; ``auto``: the
-    fewest that keep the global batch with micro-batches of at most the grid's per_device_batch_size.
+    ``accumulation``: micro-batches a step, into which each device's share of the global batch is split. In a grid
+    ``auto``: the fewest that keep the global batch with micro-batches of at most its per_device_batch_size.
     ``clip_grad_norm``: the maximum 2-norm of the whole gradient. ``clip_grad_value``: the maximum absolute value of its
     elements.
     ``lr_scaling``: the learning rate is multiplied by k (linear: Goyal et al. 2017, arXiv 1706.02677) or by the
@@ -452,7 +449,7 @@ class TrainingOptions(Strict):
     ``warmup_epochs``: epochs over which the rate rises, step by step, from the rate in the file to the scaled rate.
     """
 
-    accumulation: Axis[MicroBatches] = (1,)
+    accumulation: Axis[Annotated[int, Field(ge=1, le=65_536)]] = (1,)
     clip_grad_norm: Axis[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = (None,)
     clip_grad_value: Axis[Annotated[float, Field(gt=0, allow_inf_nan=False)] | None] = (None,)
     lr_scaling: Axis[LrScaling] = ("none",)

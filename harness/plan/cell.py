@@ -29,6 +29,8 @@ SHARED_SECTIONS = {
 """The sections of options that every strategy has, each with the field of a cell that holds it."""
 
 
+LARGER = 4
+"""The most micro-batches, over the least that a limit allows."""
 MEASURES = 2
 """Raised when a cell of the same content measures something else; a run is resumed by an equal number only."""
 
@@ -43,7 +45,8 @@ class Cell:
     a script ``code`` is that of its arguments before values are put in, and of what a step is.
     ``uneven``: a cell whose global batch does not divide trains all the same, with unequal shares; None for others.
     ``own_traits``: the traits of a strategy of the user's own, which the table of traits lacks; no part of the
-    identity, since the strategy's name is.
+    identity, since the strategy's name is. ``most_micro_batch``: the samples of a device by which micro-batches are
+    chosen (``with_micro_batches``); None if the file gives their number.
     """
 
     workload: str
@@ -74,6 +77,7 @@ class Cell:
     activation_checkpointing: str = "none"
     env: Options = field(default_factory=dict)
     own_traits: StrategyTraits | None = field(default=None, compare=False)
+    most_micro_batch: int | None = field(default=None, compare=False)
 
     @cached_property
     def id(self) -> str:
@@ -149,7 +153,20 @@ class Cell:
     def at_global_batch_size(self, batch: int) -> Cell:
         """Return the same cell at a global batch size (strong scaling)."""
         share = share_of(batch, self.devices)
-        return replace(self, scaling="strong", global_batch_size=batch, per_device_batch_size=share)
+        cell = replace(self, scaling="strong", global_batch_size=batch, per_device_batch_size=share)
+        return cell.with_micro_batches()
+
+    def with_micro_batches(self) -> Cell:
+        """Return the cell with the fewest micro-batches of at most ``most_micro_batch`` samples that divide its share.
+
+        If only far smaller ones divide it, with a number that does not, which is no possible cell.
+        """
+        if self.most_micro_batch is None:
+            return self
+        share = -(-self.global_batch_size // self.devices)
+        least = -(-share // self.most_micro_batch)
+        fewest = next((n for n in range(least, min(share, LARGER * least) + 1) if share % n == 0), least)
+        return replace(self, training={**self.training, "accumulation": fewest})
 
     def matches(self, wanted: Mapping[str, PlainValue]) -> bool:
         """Return whether the cell has, on every named axis, the wanted value or one of the wanted values."""

@@ -82,7 +82,7 @@ def _on_one_device(cell: Cell, batch: int | None, *, bare: bool) -> Cell:
         uneven=None,
         per_device_batch_size=batch,
         global_batch_size=batch or cell.global_batch_size,
-    )
+    ).with_micro_batches()
 
 
 def equivalence_cell(cell: Cell, batch: int) -> Cell:

@@ -215,13 +215,10 @@ def _cell(
     nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
     per_device, total = point["per_device_batch_size"], point["global_batch_size"]
     scaling: Scaling = "weak" if total is None else "strong"
-    if total is not None and per_device is not None:  # micro-batches of at most as many samples
-        share = share_of(total, devices) or 1
-        fewest = next(n for n in range(-(-share // per_device), share + 1) if share % n == 0)
-        options = {**options, "training": {**options.get("training", {}), "accumulation": fewest}}
+    both = total is not None and per_device is not None
     unchanged: Json = {name: point[name] for name in (*TAKEN, *PLAIN_AXES)}
     unchanged |= {field: options.get(section, {}) for section, field in SHARED_SECTIONS.items()}
-    return Cell(
+    cell = Cell(
         workload=experiment.workload,
         device=machine.device,
         devices=devices,
@@ -233,8 +230,10 @@ def _cell(
         strategy_options=options.get(strategy, {}),
         code=code,
         own_traits=own,
+        most_micro_batch=per_device if both else None,
         **unchanged,
     )
+    return cell.with_micro_batches()
 
 
 def _nodes(

@@ -88,7 +88,7 @@ def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
         ("speed", lambda row: "" if row.source == "measured" else str(row.source or ""), words),
         ("samples", "samples", speed),
         ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
-        (f"{unit} (95 %)", lambda row: _spanned(row, wish.money, "", "{:,.3g}".format), words),
+        (f"{unit} (95 %)", lambda row: _spanned(row, wish.money, "", speed), words),
         ("frontier", lambda row: "*" if is_true(row.on_frontier) else "", words),
         ("reason", "reason", words),
     )
@@ -156,7 +156,8 @@ def _use(rows: Sequence[Row], wish: Wish) -> str:
 
 
 def _setting(row: Row) -> str:
-    return f"{row.strategy} {on_devices(row)}, global batch {row.global_batch_size:,}"
+    source = str(row.source).partition(", ")[2]  # what a prediction rests on beside the run
+    return f"{row.strategy} {on_devices(row)}, global batch {row.global_batch_size:,}{f' ({source})' * bool(source)}"
 
 
 def pilot(results: Results, target: Target, decision: pd.DataFrame, works: Sequence[Work], wish: Wish) -> Pilot:

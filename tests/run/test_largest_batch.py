@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,19 @@ import pytest
 import harness
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
+from harness.config.values import MAX_BATCH
+from harness.config.yaml_source import dump
 from harness.errors import ClusterError, ExperimentError
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
+from harness.record.folder import RunFolder
 from harness.report.row import Row, rows_of
 from harness.run import largest_batch
 from harness.run.events import Event, Note
 from harness.run.largest_batch import FIRST, Search, with_largest_batches
-from harness.run.request import Request
+from harness.run.request import Request, read_experiment
+from harness.run.resume import reopen
+from tests.conftest import laptop
 from tests.run_folders import make_run
 
 GB = 10**9
@@ -36,17 +43,24 @@ def needed(row: Row, batch: int) -> float:
 
 
 class Rounds:
-    """Stands for a round: cells whose peak is above ``memory`` bytes run out of it. ``tried``: the batches of each."""
+    """Stands for a round: cells whose peak is above ``memory`` bytes run out of it. ``tried``: the batches of each.
 
-    def __init__(self, place: Path, memory: float = 1e12, outcome: str = "oom") -> None:
-        self.place, self.memory, self.outcome, self.tried = place, memory, outcome, list[list[int]]()
+    ``lost``: whether the first attempt at each is lost.
+    """
+
+    def __init__(self, place: Path, memory: float = 1e12, outcome: str = "oom", *, lost: bool = False) -> None:
+        self.place, self.memory, self.outcome, self.lost = place, memory, outcome, lost
+        self.tried = list[list[int]]()
 
     def __call__(self, request: Request, content: Mapping[str, Any]) -> list[tuple[Row, int | None]]:
         path = make_run(self.place, parse_experiment(dict(content), source="round"), lambda cell, block: 100.0)
         rows = [row for row in rows_of(harness.load(path).trials) if not row.added]
+        skipped: list[tuple[Row, int | None]] = [(row, None) for row in rows if row.outcome == "skipped"]
+        rows = [row for row in rows if row.outcome != "skipped"]
         self.tried.append([row.per_device_batch_size for row in rows])
         peaks = [needed(row, row.per_device_batch_size) for row in rows]
-        return [
+        before = [(Row(row, outcome="lost"), None) for row in rows] if self.lost else []
+        return [*skipped, *before] + [
             (row, int(peak)) if peak <= self.memory else (Row(row, outcome=self.outcome), None)
             for row, peak in zip(rows, peaks, strict=True)
         ]
@@ -89,16 +103,50 @@ def test_a_batch_that_runs_out_of_memory_before_the_limit_is_a_step_of_the_bisec
     assert len(rounds.tried) <= 9
 
 
+def test_attempts_that_were_lost_and_cells_that_cannot_run_here_are_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(tmp_path / "rounds", lost=True)
+    batches, _ = found(tmp_path, monkeypatch, rounds, grid={**GRID, "devices": [1, 2, 64]})
+    assert batches == {("single", 1): {32, 512}, ("ddp", 1): {32, 512}, ("ddp", 2): {32, 432}}
+    cells = json.loads((tmp_path / "results" / "sought" / "largest_batch.json").read_text())["cells"]
+    left = [cell for cell in cells if cell["devices"] == [64]]
+    assert [cell["per_device_batch_size"] for cell in left] == [[FIRST]], "it stays in the plan, with its reason"
+
+
+def test_batches_are_multiples_of_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = {**GRID, "strategy": "single", "devices": 1, "per_device_batch_size": "max", "training.accumulation": [1, 3]}
+    rounds = Rounds(tmp_path / "rounds")
+    batches, _ = found(tmp_path, monkeypatch, rounds, grid=grid)
+    assert rounds.tried[0] == [9, 9] and len(batches["single", 1]) == 2
+    assert any(batch % 3 == 0 and batch >= 480 for batch in batches["single", 1])
+
+
+def test_a_run_is_resumed_with_the_batches_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(largest_batch, "_round", Rounds(tmp_path / "rounds"))
+    file = tmp_path / "x.yaml"
+    file.write_text(dump(SOUGHT, flow=None, width=100))
+    request = Request(file=file, output=tmp_path / "results")
+    asked = read_experiment(request)
+    resolved = with_largest_batches(request, asked, lambda event: None, search=True)
+    plan = make_plan(resolved, laptop())
+    run = RunFolder.create(request.output, resolved, plan, request.source_text()).path
+    (request.output / "sought" / "largest_batch.json").unlink()
+    monkeypatch.setattr(largest_batch, "_round", None)  # no search
+    resumed = with_largest_batches(replace(request, resume=run), asked, lambda event: None, search=True)
+    assert reopen(run, file, resumed)[1] == resolved
+
+
 def test_a_cell_of_which_not_one_sample_fits_or_that_does_not_train_stays_in_the_run_at_batch_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Rounds(tmp_path / "rounds", memory=GB / 2)
     batches, notes = found(tmp_path, monkeypatch, small)
     assert batches["single", 1] == {1, 32} and len(small.tried) == 3
-    assert "not even one sample trains in 3.6 GB; the run has it at batch 1" in notes[-1]
+    assert "not even 1 sample a device trains in 3.6 GB; the run has it at batch 1" in notes[-1]
     broken = Rounds(tmp_path / "rounds", memory=GB / 2, outcome="error")
     _, notes = found(tmp_path, monkeypatch, broken, seed=1)
-    assert len(broken.tried) == 1 and "it does not train" in notes[-1]
+    assert len(broken.tried) == 1 and "batch 8 ended with error; the run has it at batch 8" in notes[-1]
 
 
 def test_a_search_is_kept_for_the_same_cells_and_a_plan_has_a_stand_in_before(
@@ -112,8 +160,6 @@ def test_a_search_is_kept_for_the_same_cells_and_a_plan_has_a_stand_in_before(
     count = len(rounds.tried)
     again, notes = found(tmp_path, monkeypatch, rounds, limits={"wall": 60}, throughput={"blocks": 2})
     assert again == first and len(rounds.tried) == count and "by an earlier search" in notes[0]
-    resumed = Request(file=tmp_path / "x.yaml", resume=tmp_path / "results" / "sought" / "run")
-    assert with_largest_batches(resumed, experiment(), events.append, search=True).cells and len(rounds.tried) == count
     found(tmp_path, monkeypatch, rounds, hardware={"memory_gb": 3})
     assert len(rounds.tried) > count
     damaged = tmp_path / "results" / "sought" / "largest_batch.json"
@@ -128,31 +174,42 @@ def test_the_global_batch_is_kept_by_micro_batches_of_at_most_the_largest(
     monkeypatch.setattr(largest_batch, "_round", Rounds(tmp_path / "rounds"))
     request = Request(file=tmp_path / "x.yaml", output=tmp_path / "results")
     resolved = with_largest_batches(request, experiment(grid=grid), lambda event: None, search=True)
-    cells = {trial.cell for trial in make_plan(resolved, Inventory.assume(1, 0, cores=2)).trials if not trial.added}
-    parts = {(cell.strategy, cell.devices, cell.global_batch_size): cell.micro_batches for cell in cells}
-    assert parts == {
-        ("single", 1, 1024): 2,
-        ("ddp", 1, 1024): 2,
-        ("ddp", 2, 1024): 2,  # of 512 a device, of 432
-        ("single", 1, 96): 1,
-        ("ddp", 1, 96): 1,
-        ("ddp", 2, 96): 1,
-    }
-    assert {cell.scaling for cell in cells} == {"strong"}
+    cells = {trial.cell for trial in make_plan(resolved, Inventory.assume(1, 0, cores=2)).trials}
+    most = {("single", 1): 512, ("ddp", 1): 512, ("ddp", 2): 432}
+    asked = {(c.strategy, c.devices, c.global_batch_size): c for c in cells if c.global_batch_size in (1024, 96)}
+    assert len(asked) == 6 and {cell.scaling for cell in asked.values()} == {"strong"}
+    for cell in cells:  # bases included
+        assert cell.global_batch_size / cell.devices / cell.micro_batches <= most[cell.strategy, cell.devices]
 
 
 def test_automatic_micro_batches_are_the_fewest_that_divide_the_share() -> None:
     grid = {"devices": [1, 2, 4], "strategy": "ddp", "per_device_batch_size": 48, "global_batch_size": 480}
-    asked = experiment(grid=grid, training={"accumulation": "auto"})
-    cells = {trial.cell for trial in make_plan(asked, Inventory.assume(1, 0, cores=4)).trials if not trial.added}
-    assert {cell.devices: cell.micro_batches for cell in cells} == {1: 10, 2: 5, 4: 3}  # of 48, 48, and 40 samples
+    asked = experiment(
+        grid={**grid, "training.accumulation": "auto"}, convergence={"epochs": 1, "global_batch_size": 96}
+    )
+    trials = make_plan(asked, Inventory.assume(1, 0, cores=4)).trials
+    parts = {(t.cell.devices, t.cell.global_batch_size): t.cell.micro_batches for t in trials}
+    # bases, cells that explain others, and trainings at another batch included
+    asked_for = {(1, 480): 10, (2, 480): 5, (4, 480): 3, (1, 96): 2, (4, 96): 1}
+    assert parts.items() >= asked_for.items()
+    assert {t.cell.global_batch_size / t.cell.devices / t.cell.micro_batches for t in trials} == {48, 40, 24}
+
+
+def test_a_share_that_only_far_smaller_micro_batches_divide_is_no_possible_cell() -> None:
+    grid = {"devices": 1, "strategy": "ddp", "per_device_batch_size": 16, "global_batch_size": 997}
+    asked = experiment(grid={**grid, "training.accumulation": "auto"})
+    plan = make_plan(asked, Inventory.assume(1, 0, cores=4))
+    assert not plan.trials
+    assert "does not divide into 63 micro-batches" in plan.impossible[0].reason
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"grid": {**GRID, "global_batch_size": 64}}, "training.accumulation: auto, where per_device_batch_size is"),
-        ({"training": {"accumulation": "auto"}}, "auto needs both per_device_batch_size and global_batch_size"),
+        ({"grid": {**GRID, "training.accumulation": "auto"}}, "auto needs both per_device_batch_size and global"),
+        ({"training": {"accumulation": "auto"}}, "got 'auto'; allowed: an integer"),
+        ({"script": "x.py", "arguments": "", "step": {"samples": 1}}, "max is found for workloads"),
         ({"training": {"accumulation": "most"}}, "accumulation"),
         ({"grid": {**GRID, "per_device_batch_size": "most"}}, "per_device_batch_size"),
     ],
@@ -175,18 +232,17 @@ def test_a_machine_that_holds_no_cell_is_one_error(tmp_path: Path) -> None:
         with_largest_batches(request, many, lambda event: None, search=True)
 
 
-def test_the_search_ends_for_any_amount_a_sample() -> None:
-    for per_sample in (1.0, 7.0, 1e4, 1e7, 1e9):
-        for noise in (0.0, 0.3):
-            one = Search({})
-            for number in range(largest_batch.MOST_ROUNDS):
-                batch = one.next_batch(3.6e9)
-                if batch is None:
-                    break
-                peak = 1e9 * (1 + noise * (number % 2)) + per_sample * batch
-                one.add(batch, int(peak), 3.6e9, of_memory=True)
-            assert one.next_batch(3.6e9) is None or one.fails, (per_sample, noise)
-            assert one.peaks.get(one.fits, 0) <= 3.6e9
+@pytest.mark.parametrize("per_sample", [1.0, 7.0, 1e4, 1e7, 1e9])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_the_search_ends_near_the_limit_for_any_amount_a_sample(per_sample: float, noise: float) -> None:
+    one, limit = Search({}), 3.6e9
+    for number in range(largest_batch.MOST_ROUNDS):
+        if (batch := one.next_batch(limit)) is None:
+            break
+        one.add(batch, int(1e9 * (1 + noise * (number % 2)) + per_sample * batch), limit)
+    truly = min((limit - 1e9) / per_sample, MAX_BATCH)
+    assert one.fits <= truly
+    assert noise or one.fits >= min(0.9 * truly - 8, 8 * 4 * 16**9), "as far as the rounds reach"
 
 
 def test_a_round_trains_in_real_processes_and_gives_the_peak_of_each_cell(tmp_path: Path) -> None:

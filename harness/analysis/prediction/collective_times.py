@@ -12,6 +12,7 @@ its way while the other is handled, as gloo does (gloo/allreduce.cc).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -95,14 +96,22 @@ LATENCY_FACTOR = 2.0
 """By how much the latency of an assumed link may be smaller or larger; an assumption."""
 
 
-def assumed_ring(link: AssumedLink, generator: np.random.Generator, draws: int) -> RingFit:
-    """Return the cost of collectives over a link that was not measured, with others that its figures admit."""
+def assumed_ring(link: AssumedLink, per_node: int, most_bytes_per_s: float, draws: int) -> RingFit:
+    """Return the cost of collectives over a link that was not measured, with others that its figures admit.
+
+    ``per_node``: devices of a node, each of which uses one port. ``most_bytes_per_s``: those inside a node, which a
+    ring that leaves it does not exceed. A draw is the same link for every collective.
+    """
     least, share, most = LINK_SHARES
-    hop_s, speed = link.latency_us / 1e6, link.gb_per_s * 1e9
+    generator = np.random.default_rng(SEED)
+    hop_s, speed = link.latency_us / 1e6, link.gb_per_s * 1e9 * min(1.0, per_node / link.ports)
     shares = generator.uniform(least, most, draws)
     hops = hop_s * LATENCY_FACTOR ** generator.uniform(-1, 1, draws)
-    others = tuple(RingCost(0.0, float(h), float(s) * speed, 0.0) for h, s in zip(hops, shares, strict=True))
-    return RingFit(RingCost(0.0, hop_s, share * speed, 0.0), others, 0.0, link.name)
+    others = [(float(hop), float(part)) for hop, part in zip(hops, shares, strict=True)]
+    best, *costs = (
+        RingCost(0.0, hop, min(part * speed, most_bytes_per_s), 0.0) for hop, part in [(hop_s, share), *others]
+    )
+    return RingFit(best, tuple(costs), 0.0, link.name)
 
 
 def fit_ring(
@@ -226,13 +235,27 @@ class Links:
         return {Size(int(row["devices"]), int(row["nodes"])) for row in records(self.own)}
 
     def fits(
-        self, backend: str, tier: LinkTier, needed: Mapping[Collective, Sequence[int]], most_devices: int, draws: int
+        self,
+        backend: str,
+        tier: LinkTier,
+        needed: Mapping[Collective, Sequence[int]],
+        most_devices: int,
+        draws: int,
+        per_node: int = 1,
     ) -> Fits:
         """Return the fit of each collective, or why there is none; ``needed``: the sizes in bytes that are exchanged.
 
         ``most_devices``: of larger placements of the run nothing is known; further ones were measured apart from it.
+        ``per_node``: devices of a node, for an assumed link.
         """
-        key = backend, tier, *((operation, *sizes) for operation, sizes in needed.items()), most_devices, draws
+        key = (
+            backend,
+            tier,
+            per_node,
+            *((operation, *sizes) for operation, sizes in needed.items()),
+            most_devices,
+            draws,
+        )
         if key in self._known:
             return self._known[key]
         generator = np.random.default_rng(SEED)
@@ -242,11 +265,20 @@ class Links:
             known = [t for size, t in measured if size.devices <= most_devices or size not in self._placements]
             where = f"{tier} ({backend}" + f", up to {most_devices} devices" * (len(known) < len(measured)) + ")"
             fit = fit_ring(operation, known, sizes, generator, draws)
-            if fit is None and (link := self.assumed.get(tier)):
-                fit = assumed_ring(link, generator, draws)
+            if fit is None and not measured and (link := self.assumed.get(tier)):
+                fit = assumed_ring(link, per_node, self._inside(backend, tier, operation, sizes, most_devices), draws)
             fits[operation] = fit or reason_of_links(operation, tier, where, known, sizes)
         self._known[key] = fits
         return fits
+
+    def _inside(
+        self, backend: str, tier: LinkTier, operation: Collective, sizes: Sequence[int], most_devices: int
+    ) -> float:
+        """Return the bytes per second of a ring inside a node, which one over nodes does not exceed; inf if unknown."""
+        if tier == "inside a node":
+            return math.inf
+        fit = self.fits(backend, "inside a node", {operation: sizes}, most_devices, 1)[operation]
+        return math.inf if isinstance(fit, str) else fit.cost.bytes_per_s
 
 
 FORMATS = (".csv", ".parquet")

@@ -224,7 +224,8 @@ class _FamilyTable:
         for exchange in self.family.exchanges:
             needed.setdefault(exchange.operation, []).append(exchange.size_bytes)
         tiers = dict.fromkeys([size.tier, *(each.tier for each in smaller if each.devices > 1)])
-        fits = {tier: self.links.fits(self.family.backend, tier, needed, largest, DRAWS) for tier in tiers}
+        per_node = size.devices // size.nodes
+        fits = {tier: self.links.fits(self.family.backend, tier, needed, largest, DRAWS, per_node) for tier in tiers}
         unknown = {each: refusal_of_links(each.tier, fits[each.tier]) for each in smaller if each.devices > 1}
         unknown |= {each: NO_OWN for each in smaller if not self.family.sizes[each].own_s}
         reasons = {each: reason for each, reason in unknown.items() if reason}

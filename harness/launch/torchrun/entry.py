@@ -37,7 +37,7 @@ def main(job_file: Path) -> int:
         return 0 if run_rank(job, process, line.send, lambda: _join(job, folder)) else 1
     except TrialFailed:
         return 1
-    except BaseException as error:  # before the first trial: it still counts as the failure of that one
+    except BaseException as error:  # outside of a trial: the driver knows which one was next
         line.send(failure(job.group.trials[0].id, rank, error))
         return 1
 

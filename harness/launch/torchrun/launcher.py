@@ -21,7 +21,7 @@ import psutil
 
 from harness.config.experiment import Experiment
 from harness.launch.agent import NodeAgent, busy_cores, interface_of, runs
-from harness.launch.failures import blamed, despite, explained, from_exit, from_hang, lost_if_waiting, primary
+from harness.launch.failures import blamed, despite, died, explained, from_exit, from_hang, lost_if_waiting, primary
 from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
 from harness.launch.supervision import Answers, Ending, GroupEnd, Watchdog, supervise
@@ -46,16 +46,26 @@ class Processes:
     mailbox: SocketMailbox
     watchdog: Watchdog
     _output: IO[bytes]
-    pids: set[int] = field(default_factory=set)
-    """The ranks that have registered; each leads a process group of its own, with its loaders."""
+    pids: dict[int, int] = field(default_factory=dict)
+    """The rank of each process that has registered, and leads a process group of its own, with its loaders."""
+    _gone_at: float | None = None
 
     @property
     def ended(self) -> bool:
-        return self.agent.poll() is not None
+        return self.agent.poll() is not None or self._rank_left()
+
+    def gone(self) -> list[int]:
+        """Return the ranks whose process has ended."""
+        return [rank for pid, rank in self.pids.items() if not runs(pid)]
+
+    def _rank_left(self) -> bool:
+        """Return whether a rank ended a while ago: with exit code 0, for which torchrun does not end the others."""
+        self._gone_at = (self._gone_at or time.monotonic()) if self.gone() else None
+        return self._gone_at is not None and time.monotonic() > self._gone_at + END_S
 
     def take(self, timeout_s: float) -> list[Received]:
         messages = self.mailbox.take(timeout_s)
-        self.pids.update(message.pid for message in messages if isinstance(message, Registration))
+        self.pids.update((each.pid, each.rank) for each in messages if isinstance(each, Registration))
         return messages
 
     def kill(self) -> None:
@@ -172,13 +182,15 @@ def _failed_trials(group: WorkerGroup, end: GroupEnd, processes: Processes) -> l
     if end.verdict.ending is Ending.HUNG:
         rows = list(from_hang(left, end.verdict.stacks))
     elif end.failures:
-        rows = [primary(end.failures, processes.watchdog.dead_ranks or ())]
-    elif code := processes.agent.poll():
-        return [from_exit(trial_id, code, output, came_up=bool(processes.pids)) for trial_id in left]
-    elif end.verdict.ending is Ending.BY_ITSELF:  # after its last trial, or before the next one if a device failed
+        row = primary(end.failures, processes.watchdog.dead_ranks or ())
+        # a rank that fails between two trials names the group's first
+        rows = [replace(row, trial_id=left[0]) if row.trial_id in finished else row] if left else []
+    elif (code := processes.agent.poll()) == 0 and end.current is None:  # if a device failed, before the next trial
         return []
+    elif code is None and (gone := processes.gone()):
+        rows = [TrialResult(trial_id, "lost", died(gone[0]), error_rank=gone[0]) for trial_id in left]
     else:
-        return [from_exit(trial_id, None, output, came_up=bool(processes.pids)) for trial_id in left]
+        return [from_exit(trial_id, code, output, came_up=bool(processes.pids)) for trial_id in left]
     detail = f"\n\nlast output of the processes:\n{output}" if output else ""
     return [replace(row, detail=f"{row.detail}{detail}") for row in rows]
 

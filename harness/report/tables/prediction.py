@@ -66,7 +66,7 @@ def prediction_words(prediction: pd.DataFrame) -> str:
     over *= any(mark.startswith(ASSUMED) for row in rows_of(prediction) for mark in texts(row.marks))
     return (
         f"{graded}Mean step of a new run, with its 95 % prediction interval: the slowest rank's own time, the exchange "
-        "that computation does not cover, replayed with the measured collectives, and the rest. Ranks are taken to be "
+        "that computation does not cover, replayed with measured or assumed collectives, and the rest. Ranks are taken "
         "as alike as those measured: a slower machine is not predicted. Beside it the same by Amdahl's law and by a "
         "cost as (n-1)/n and n-1 (ring line), fitted to the same sizes, over what was measured or, if nothing was, "
         f"over the prediction. {over}{' '.join(refusals(prediction))}"
