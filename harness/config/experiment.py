@@ -223,7 +223,7 @@ class Experiment(Strict):
             for name, section in sections.items():
                 try:
                     own = dict(options_in(grid.options, name))
-                    if grid.options.get(ACCUMULATION) == AUTO and name == "training":
+                    if as_axis(grid.options.get(ACCUMULATION)) == (AUTO,) and name == "training":
                         del own["accumulation"]
                     type(section).model_validate({**section.model_dump(), **own})
                 except ValidationError as error:

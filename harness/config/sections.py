@@ -63,7 +63,7 @@ MAX, AUTO = "max", "auto"
 """In place of a batch of a device, the largest that trains; in place of micro-batches a step, so many as are needed."""
 ONE_BATCH = (
     "give exactly one of per_device_batch_size (weak) and global_batch_size (strong); both with "
-    "training.accumulation: auto, where per_device_batch_size is the most of a micro-batch"
+    "training.accumulation: auto in the grid, where per_device_batch_size is the most of a micro-batch"
 )
 
 

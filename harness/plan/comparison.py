@@ -47,13 +47,18 @@ def comparable(cell: Cell) -> bool:
     return bool(cell.per_device_batch_size)
 
 
-@lru_cache(maxsize=16_384)  # a plan asks for the base of each cell several times
 def base_cell(cell: Cell) -> Cell:
     """Return the cell that ratios are taken against: the bare model on one device, at the same batch.
 
     The same per-device batch under weak scaling, the same global batch under strong scaling. If the cell names its
     GPUs, the base runs on the first of them.
     """
+    return _base_cell(cell, cell.most_micro_batch)
+
+
+@lru_cache(maxsize=16_384)  # a plan asks for the base of each cell several times
+def _base_cell(cell: Cell, most_micro_batch: int | None) -> Cell:
+    """Return the base; ``most_micro_batch``: of the cell, in which equal cells may differ."""
     batch = cell.global_batch_size if cell.scaling == "strong" else cell.per_device_batch_size
     return _on_one_device(cell, batch, bare=True)
 

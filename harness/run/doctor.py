@@ -86,9 +86,13 @@ def _placed_alike(experiment: ScriptExperiment) -> Experiment:
     places = ("devices", "nodes", "device_ids")
 
     def grid(of: Grid) -> dict[str, object]:
-        return {**of.model_dump(include={*places}, exclude_unset=True), "strategy": "ddp", "per_device_batch_size": 1}
+        variables = {key: value for key, value in of.options.items() if key.startswith("env.")}
+        placed = of.model_dump(include={*places}, exclude_unset=True)
+        return {**placed, **variables, "strategy": "ddp", "per_device_batch_size": 1}
 
-    kept = experiment.model_dump(mode="json", include={"name", "device", "limits", "cluster", "seed"})
+    kept = experiment.model_dump(
+        mode="json", include={"name", "device", "limits", "cost", "cluster", "launcher", "env", "seed"}
+    )
     content = {**kept, "workload": "mlp", "cells": [grid(each) for each in experiment.grids]}
     return parse_experiment(content, source=experiment.name)
 

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.results import load
+from harness.config.axes import BATCHES
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
 from harness.config.sections import ACCUMULATION, AUTO, Grid
 from harness.config.values import MAX_BATCH, as_axis
 from harness.config.yaml_source import dump, parse_mapping
 from harness.errors import ClusterError, ExperimentError
+from harness.measure.environment import package_version
+from harness.plan.cell import MEASURES
 from harness.plan.memory_forecast import available
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
@@ -29,7 +32,7 @@ from harness.run.pipeline import run
 from harness.run.prepare import check_runnable, prepare
 from harness.run.provenance import MOST_FILES
 from harness.run.request import AUTO as NEWEST
-from harness.run.request import Request
+from harness.run.request import Request, check_output
 from harness.system.files import code_hash, replace_text
 from harness.system.process import INTERRUPTED, UNSETTLED
 
@@ -155,7 +158,7 @@ def with_largest_batches(request: Request, experiment: Experiment, emit: Emit, *
             return _of_grids(experiment, folder.experiment().grids)
     stand_in = _of_grids(experiment, [_with(grid, _first(experiment, grid)) for grid in experiment.grids])
     with ExitStack() as stack:
-        plan = prepare(replace(request, resume=None, only={}), stand_in, stack, lambda event: None).plan
+        plan = prepare(replace(request, resume=None, only={}), stand_in, stack, emit).plan
     path, key = request.output / experiment.name / f"{NAME}.json", _key(request, experiment, plan)
     found = _read(path, key)
     if found is None and not search:
@@ -163,9 +166,11 @@ def with_largest_batches(request: Request, experiment: Experiment, emit: Emit, *
         return stand_in
     if found is None:
         check_runnable(request, plan)
-        found = _found(request, experiment, _limit(request, plan), emit)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps({"key": key, "cells": found}, indent=1))
+        check_output(request)
+        found, is_whole = _found(request, experiment, _limit(request, plan), emit)
+        if is_whole:  # else the next run searches again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps({"key": key, "cells": found}, indent=1))
     else:
         emit(Note(f"max: as found by an earlier search, in {path}; remove it to search again."))
     given = [grid for grid in experiment.grids if grid.per_device_batch_size or not grid.seeks_max]
@@ -178,7 +183,8 @@ def _key(request: Request, experiment: Experiment, plan: Plan) -> str:
     code = code_hash(request.home, most=MOST_FILES) if experiment.own_code else None
     nodes = [(node.shape, node.gpu_memory_bytes) for node in plan.inventory.nodes]
     content = experiment.model_dump(mode="json", exclude={*APART})
-    whole = [content, experiment.hardware.memory_gb, sorted(map(repr, nodes)), code, request.inline]
+    versions = [MEASURES, package_version("torch")]
+    whole = [content, experiment.hardware.memory_gb, sorted(map(repr, nodes)), code, versions, request.inline]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -208,9 +214,13 @@ def _with(grid: Grid, batch: int) -> Grid:
     return grid.model_copy(update={"per_device_batch_size": batches or None, "seeks_max": False})
 
 
-def _found(request: Request, experiment: Experiment, limit: float, emit: Emit) -> list[Content]:
-    """Search; return a grid for each cell with its batch. A cell that cannot run here keeps the first."""
+def _found(request: Request, experiment: Experiment, limit: float, emit: Emit) -> tuple[list[Content], bool]:
+    """Search; return a grid for each cell with its batch, and whether no search was cut short by a failure.
+
+    A cell that cannot run here keeps the first batch.
+    """
     found: list[Content] = []
+    is_whole = True
     for grid in (grid for grid in experiment.grids if grid.seeks_max):
         total = grid.global_batch_size
         options = {name: value for name, value in grid.options.items() if name != ACCUMULATION or not total}
@@ -222,7 +232,7 @@ def _found(request: Request, experiment: Experiment, limit: float, emit: Emit) -
         for number in range(MOST_ROUNDS):
             tried = ", ".join(str(cell["per_device_batch_size"][0]) for cell in cells)
             emit(Note(f"max, round {number + 1}: 20 steps at a batch of {tried} a device."))
-            rows = _round(request, _content(experiment, cells))
+            rows = _round(request, _content(experiment, cells, one_pass=bool(total)))
             for row, peak in {row.trial_id: (row, peak) for row, peak in rows}.values():  # the last attempt
                 cell = grid_of(row, experiment)
                 (batch,) = cell.pop("per_device_batch_size")
@@ -238,20 +248,25 @@ def _found(request: Request, experiment: Experiment, limit: float, emit: Emit) -
                 break
         for one in searches.values():
             emit(Note(one.sentence(limit)))
+            is_whole = is_whole and not one.ended
         known = [{**one.cell, "per_device_batch_size": [one.batch]} for one in searches.values()]
         kept = {"global_batch_size": total, ACCUMULATION: AUTO} if total else {}
         found += [{**cell, **kept} for cell in (*known, *skipped.values())]
-    return found
+    return found, is_whole
 
 
-def _content(experiment: Experiment, cells: Sequence[Content]) -> Content:
-    """Return the content of the file of a round."""
+def _content(experiment: Experiment, cells: Sequence[Content], *, one_pass: bool = False) -> Content:
+    """Return the content of the file of a round; ``one_pass``: without micro-batches.
+
+    A rule of ``exclude`` that names a batch is for batches that are known.
+    """
     settings = experiment.model_dump(mode="json")
     return {
         **{name: value for name, value in settings.items() if name not in OF_OTHER_CELLS},
         "name": NAME,
         "cells": list(cells),
-        "exclude": settings["exclude"],
+        "exclude": [rule for rule in settings["exclude"] if not {*rule} & {*BATCHES}],
+        "training": {**settings["training"], **({"accumulation": [1]} if one_pass else {})},
         "launcher": settings["launcher"][:1],
         "throughput": ROUND,
         "equivalence": False,

@@ -151,6 +151,9 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
             raise ExperimentError(source, [f"script: got {name!r}; there is no such file" for name in missing])
         if request.store and experiment.improve:
             raise ExperimentError(source, ["improve: its runs are in the local run folder; leave out --output URI"])
+        if request.store and experiment.seeks_batches:
+            problem = "per_device_batch_size: max is kept in the local folder; give numbers, or leave out --output URI"
+            raise ExperimentError(source, [problem])
         if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
             problem = "are not sent to --output URI; give a folder that all nodes see and that outlives them"
             raise ExperimentError(source, [f"checkpoint.folder: checkpoints {problem}"])

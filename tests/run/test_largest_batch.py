@@ -206,7 +206,10 @@ def test_a_share_that_only_far_smaller_micro_batches_divide_is_no_possible_cell(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"grid": {**GRID, "global_batch_size": 64}}, "training.accumulation: auto, where per_device_batch_size is"),
+        (
+            {"grid": {**GRID, "global_batch_size": 64}},
+            "training.accumulation: auto in the grid, where per_device_batch_size is",
+        ),
         ({"grid": {**GRID, "training.accumulation": "auto"}}, "auto needs both per_device_batch_size and global"),
         ({"training": {"accumulation": "auto"}}, "got 'auto'; allowed: an integer"),
         ({"script": "x.py", "arguments": "", "step": {"samples": 1}}, "max is found for workloads"),

@@ -265,8 +265,9 @@ class Links:
             known = [t for size, t in measured if size.devices <= most_devices or size not in self._placements]
             where = f"{tier} ({backend}" + f", up to {most_devices} devices" * (len(known) < len(measured)) + ")"
             fit = fit_ring(operation, known, sizes, generator, draws)
-            if fit is None and not measured and (link := self.assumed.get(tier)):
-                fit = assumed_ring(link, per_node, self._inside(backend, tier, operation, sizes, most_devices), draws)
+            if fit is None and not known and (link := self.assumed.get(tier)):
+                ports_used = per_node if tier == "between nodes" else link.ports
+                fit = assumed_ring(link, ports_used, self._inside(backend, tier, operation, sizes, most_devices), draws)
             fits[operation] = fit or reason_of_links(operation, tier, where, known, sizes)
         self._known[key] = fits
         return fits

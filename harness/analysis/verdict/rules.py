@@ -295,7 +295,7 @@ def ingests(tables: Tables) -> list[Statement]:
             else "bottleneck"
             if row.low >= AT_INGEST
             else "no bottleneck"
-            if row.high < 1
+            if row.high < AT_INGEST
             else OPEN,
             "versus",
             row.cell_id,

@@ -36,6 +36,8 @@ from harness.system.user_code import CodeVersion
 
 OUTPUT_BYTES = 20_000
 END_S, POLL_S = 5.0, 0.01
+LEFT_S = 45.0
+"""The time that torchrun has to end the ranks after one of them has ended; it waits 30 s for them itself."""
 
 
 @dataclass
@@ -48,20 +50,20 @@ class Processes:
     _output: IO[bytes]
     pids: dict[int, int] = field(default_factory=dict)
     """The rank of each process that has registered, and leads a process group of its own, with its loaders."""
-    _gone_at: float | None = None
+    left: int | None = None
+    """The rank whose process ended first, while others go on."""
+    _left_at: float = 0.0
 
     @property
     def ended(self) -> bool:
         return self.agent.poll() is not None or self._rank_left()
 
-    def gone(self) -> list[int]:
-        """Return the ranks whose process has ended."""
-        return [rank for pid, rank in self.pids.items() if not runs(pid)]
-
     def _rank_left(self) -> bool:
-        """Return whether a rank ended a while ago: with exit code 0, for which torchrun does not end the others."""
-        self._gone_at = (self._gone_at or time.monotonic()) if self.gone() else None
-        return self._gone_at is not None and time.monotonic() > self._gone_at + END_S
+        """Return whether a rank ended long ago and torchrun has not ended the others, as after exit code 0."""
+        if self.left is None:
+            self.left = next((rank for pid, rank in self.pids.items() if not runs(pid)), None)
+            self._left_at = time.monotonic()
+        return self.left is not None and time.monotonic() > self._left_at + LEFT_S
 
     def take(self, timeout_s: float) -> list[Received]:
         messages = self.mailbox.take(timeout_s)
@@ -187,8 +189,8 @@ def _failed_trials(group: WorkerGroup, end: GroupEnd, processes: Processes) -> l
         rows = [replace(row, trial_id=left[0]) if row.trial_id in finished else row] if left else []
     elif (code := processes.agent.poll()) == 0 and end.current is None:  # if a device failed, before the next trial
         return []
-    elif code is None and (gone := processes.gone()):
-        rows = [TrialResult(trial_id, "lost", died(gone[0]), error_rank=gone[0]) for trial_id in left]
+    elif code is None and (rank := processes.left) is not None:
+        rows = [TrialResult(trial_id, "lost", died(rank), error_rank=rank) for trial_id in left]
     else:
         return [from_exit(trial_id, code, output, came_up=bool(processes.pids)) for trial_id in left]
     detail = f"\n\nlast output of the processes:\n{output}" if output else ""

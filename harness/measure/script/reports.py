@@ -81,7 +81,11 @@ class Reports:
             self._end_step(before)
             before = None
         if before and _validates(before):  # a second evaluation, or a checkpoint's report, changes no value and no time
-            self._of_step = replace(before, values={**report.values, **before.values})
+            self._of_step = replace(
+                before,
+                epoch=report.epoch if before.epoch is None else before.epoch,
+                values={**report.values, **before.values},
+            )
         else:
             self._of_step = _joined(before, report)
 
