@@ -22,6 +22,7 @@ class Recorder(Protocol):
     """What records the steps of this process."""
 
     def begin(self) -> None: ...
+    def leave(self) -> None: ...
     def step(self) -> None: ...
     def count(self, samples: float) -> None: ...
     def pause(self) -> None: ...
@@ -43,7 +44,12 @@ def steps(batches: Iterable[T]) -> Iterator[T]:
     for batch in batches:
         if _recorder:
             _recorder.begin()
-        yield batch
+        try:
+            yield batch
+        except GeneratorExit:  # the loop was left amid a step
+            if _recorder:
+                _recorder.leave()
+            raise
         if _recorder:
             _recorder.step()
 

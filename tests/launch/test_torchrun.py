@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,9 +28,9 @@ from harness.launch.protocol import ByLauncher, GroupStarted, Message, TrialStar
 from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
-from harness.launch.supervision import Ending, Verdict, Watchdog
+from harness.launch.supervision import Ending, GroupEnd, Verdict, Watchdog
 from harness.launch.torchrun.driver_socket import SocketMailbox
-from harness.launch.torchrun.launcher import TorchrunLauncher, ask_here, command
+from harness.launch.torchrun.launcher import TorchrunLauncher, _failed_trials, ask_here, command
 from harness.plan.cell import Placement
 from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
@@ -134,6 +135,53 @@ def test_a_worker_takes_the_first_devices_and_the_backend_that_serves_them(
     assert group.backend == backend
     with pytest.raises(RuntimeError, match="no GPU is visible"):
         devices_of(replace(group, device="cuda"), 0, [])
+
+
+@dataclass
+class Ended:
+    """Processes of a group that has ended. ``code``: the exit code of torchrun."""
+
+    code: int | None
+    left: int | None = None
+    pids: Any = (1,)
+
+    @property
+    def watchdog(self) -> Any:
+        return SimpleNamespace(connected=True, dead_ranks=())
+
+    @property
+    def agent(self) -> Any:
+        return SimpleNamespace(poll=lambda: self.code)
+
+    def output(self) -> str:
+        return ""
+
+
+def end(finished: str, current: str | None = None, failure: str = "") -> GroupEnd:
+    failures = (TrialResult(failure, "error", "ValueError", error_rank=1),) if failure else ()
+    return GroupEnd(
+        Verdict(Ending.BY_ITSELF), tuple(TrialResult(name, "ok") for name in finished), failures, current, None
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "processes", "rows"),
+    [
+        (end("ab"), Ended(0), []),
+        (end("a"), Ended(0), []),  # a device failed: fresh processes run the rest
+        (end("a", current="b"), Ended(0), [("b", "lost")]),  # a rank ended by itself
+        (end("a", current="b"), Ended(None, left=1), [("b", "lost")]),  # and the others wait for it
+        (end("a", failure="a"), Ended(1), [("b", "error")]),  # between two trials a rank names the group's first
+        (end("a", current="b", failure="b"), Ended(1), [("b", "error")]),
+        (end("ab", failure="a"), Ended(1), []),
+        (end("a"), Ended(1), [("b", "lost")]),
+    ],
+)
+def test_a_failure_of_a_group_is_a_row_of_the_trial_that_it_cost(
+    ended: GroupEnd, processes: Any, rows: list[tuple[str, str]]
+) -> None:
+    group: Any = SimpleNamespace(trials=[SimpleNamespace(id="a"), SimpleNamespace(id="b")])
+    assert [(row.trial_id, row.outcome) for row in _failed_trials(group, ended, processes)] == rows
 
 
 def test_torchrun_listens_on_loopback_only() -> None:

@@ -30,12 +30,16 @@ def test_the_links_of_a_script_are_measured_between_ranks_of_the_harness_on_the_
 ) -> None:
     (tmp_path / "train.py").write_text("")
     file = tmp_path / "e.yaml"
-    file.write_text("{name: s, script: train.py, grid: {devices: [1, 2], per_device_batch_size: 8}, device: cpu}")
+    file.write_text(
+        "{name: s, script: train.py, device: cpu, grid: {devices: [1, 2], per_device_batch_size: 8, env.NCCL_ALGO: a},"
+        " launcher: torchrun, env: {NCCL_IB_HCA: b}, cost: {per_device_hour: 1, currency: USD}, limits: {cost: 9}}"
+    )
     found: list[Experiment] = []
     monkeypatch.setattr(doctor, "run", lambda request, experiment, emit: found.append(experiment))
     doctor.run_links(Request(file), read_experiment(Request(file)), lambda event: None)
     (trial,) = only_links_trials(make_plan(found[0], laptop(2))).trials
     assert (trial.cell.strategy, trial.cell.devices, found[0].device) == ("ddp", 2, "cpu")
+    assert trial.cell.launcher == "torchrun" and trial.cell.env == {"NCCL_ALGO": "a", "NCCL_IB_HCA": "b"}
 
 
 def test_a_lost_cluster_shows_the_findings_so_far_and_is_no_bad_input(

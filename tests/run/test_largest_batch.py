@@ -50,13 +50,14 @@ class Rounds:
 
     def __init__(self, place: Path, memory: float = 1e12, outcome: str = "oom", *, lost: bool = False) -> None:
         self.place, self.memory, self.outcome, self.lost = place, memory, outcome, lost
-        self.tried = list[list[int]]()
+        self.tried, self.parts = list[list[int]](), set[int]()
 
     def __call__(self, request: Request, content: Mapping[str, Any]) -> list[tuple[Row, int | None]]:
         path = make_run(self.place, parse_experiment(dict(content), source="round"), lambda cell, block: 100.0)
         rows = [row for row in rows_of(harness.load(path).trials) if not row.added]
         skipped: list[tuple[Row, int | None]] = [(row, None) for row in rows if row.outcome == "skipped"]
         rows = [row for row in rows if row.outcome != "skipped"]
+        self.parts |= {row.options["training.accumulation"] for row in rows}
         self.tried.append([row.per_device_batch_size for row in rows])
         peaks = [needed(row, row.per_device_batch_size) for row in rows]
         before = [(Row(row, outcome="lost"), None) for row in rows] if self.lost else []
@@ -112,6 +113,20 @@ def test_attempts_that_were_lost_and_cells_that_cannot_run_here_are_no_evidence(
     cells = json.loads((tmp_path / "results" / "sought" / "largest_batch.json").read_text())["cells"]
     left = [cell for cell in cells if cell["devices"] == [64]]
     assert [cell["per_device_batch_size"] for cell in left] == [[FIRST]], "it stays in the plan, with its reason"
+
+
+def test_a_rule_that_excludes_a_batch_is_none_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(tmp_path / "rounds")
+    rules = [{"devices": 2, "per_device_batch_size": 32}, {"strategy": "ddp", "devices": 1}]
+    batches, _ = found(tmp_path, monkeypatch, rounds, exclude=rules)
+    assert batches == {("single", 1): {32, 512}, ("ddp", 2): {432}}
+
+
+def test_a_search_that_a_failure_cut_short_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(tmp_path, monkeypatch, Rounds(tmp_path / "rounds", memory=GB / 2, outcome="timeout"))
+    assert not (tmp_path / "results" / "sought" / "largest_batch.json").exists()
+    rounds = Rounds(tmp_path / "rounds")
+    assert found(tmp_path, monkeypatch, rounds)[0]["single", 1] == {32, 512}
 
 
 def test_batches_are_multiples_of_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +186,13 @@ def test_the_global_batch_is_kept_by_micro_batches_of_at_most_the_largest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = {**GRID, "per_device_batch_size": "max", "global_batch_size": [1024, 96], "training.accumulation": "auto"}
-    monkeypatch.setattr(largest_batch, "_round", Rounds(tmp_path / "rounds"))
+    rounds = Rounds(tmp_path / "rounds")
+    monkeypatch.setattr(largest_batch, "_round", rounds)
     request = Request(file=tmp_path / "x.yaml", output=tmp_path / "results")
-    resolved = with_largest_batches(request, experiment(grid=grid), lambda event: None, search=True)
+    resolved = with_largest_batches(
+        request, experiment(grid=grid, training={"accumulation": 4}), lambda event: None, search=True
+    )
+    assert rounds.parts == {1}, "the batch of a micro-batch"
     cells = {trial.cell for trial in make_plan(resolved, Inventory.assume(1, 0, cores=2)).trials}
     most = {("single", 1): 512, ("ddp", 1): 512, ("ddp", 2): 432}
     asked = {(c.strategy, c.devices, c.global_batch_size): c for c in cells if c.global_batch_size in (1024, 96)}

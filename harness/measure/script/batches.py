@@ -122,6 +122,7 @@ def size_of(batch: object) -> int:
     """Return the length of the first tensor, array or table of a batch, or 0 if it has none."""
     shape = getattr(batch, "shape", None)
     if isinstance(shape, tuple):
-        return int(shape[0]) if shape else 0
+        return int(shape[0]) if shape else 1
     inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
-    return next((size for each in inner if (size := size_of(each))), 0)
+    having = (each for each in inner if getattr(each, "shape", None) != ())  # a number beside them is no sample
+    return next((size for each in having if (size := size_of(each))), 0)

@@ -253,6 +253,7 @@ class StepRecorder:
         if self._ingests:
             raise RuntimeError(TRAINS)
         if self._by_probe:
+            self._optimizers.add(optimizer)  # whose devices are those of the trial
             return
         if self._counted is None or self._counted() is not optimizer:
             replaced = self._counted is not None and self._counted() is None  # as by that of the next training
@@ -269,9 +270,12 @@ class StepRecorder:
         """Begin a step that the script marks; from then on the optimizers' do not count."""
         self._by_probe = self._open = True
 
-    def step(self) -> None:
-        """Count a step that the script marks."""
+    def leave(self) -> None:
+        """End a marked step, which may not be finished."""
         self._open = False
+
+    def step(self) -> None:
+        self.leave()
         self._take()
 
     def count(self, samples: float) -> None:
@@ -373,10 +377,10 @@ class StepRecorder:
         raise EndOfTrial(0)
 
     def _devices(self) -> list[torch.device]:
-        """Return the GPUs of the counted optimizer's parameters, or the current one; none if CUDA is not used."""
+        """Return the GPUs of an optimizer's parameters, or the current one; none if CUDA is not used."""
         if not torch.cuda.is_initialized():
             return []
-        optimizer = self._counted() if self._counted else None
+        optimizer = self._counted() if self._counted else next(iter(self._optimizers), None)
         groups = optimizer.param_groups if optimizer else []
         found = dict.fromkeys(each.device for group in groups for each in group["params"] if each.is_cuda)
         return [*found] or [torch.device("cuda", torch.cuda.current_device())]

@@ -443,6 +443,7 @@ MODES |= {"cell_id": "t", "other_id": "i", "throughput_per_s": 50.0, "other_thro
         (0.4, 0.6, "no bottleneck"),
         (0.95, 1.05, "bottleneck"),
         (0.4, 1.2, OPEN),
+        (0.86, 0.99, OPEN),
         (None, None, rules.NO_INTERVAL),
     ],
 )

@@ -313,6 +313,14 @@ def test_of_several_reports_at_a_step_the_first_of_validation_sets_time_and_valu
     assert (train_s, values["val_loss"], values["reported_test"]) == (5.0, 2.0, 3.0)
 
 
+def test_an_epoch_that_a_later_report_of_a_step_states_is_kept() -> None:
+    reports = Reports()
+    reports.join(Report(10, 5.0, 80.0, None, {"val_loss": 2.0}))
+    reports.join(Report(10, 6.0, 80.0, 1.0, {"train_loss": 3.0}))
+    joined = reports._of_step
+    assert joined and (joined.epoch, joined.values) == (1.0, {"val_loss": 2.0, "train_loss": 3.0})
+
+
 def test_a_trainer_s_summary_and_what_it_times_are_no_metrics(libraries: dict[str, Any]) -> None:
     logs = {"loss": 2.0, "train_runtime": 3.0, "num_input_tokens_seen": 9}  # with include_num_input_tokens_seen
     assert _of_trainer([], {"logs": logs}) == {"train_loss": 2.0, "num_input_tokens_seen": 9}
@@ -334,6 +342,20 @@ def test_a_report_inside_a_marked_step_leaves_the_samples_of_that_step(monkeypat
         probe.report(val_loss=1.0)
     script.finish()
     assert list(parent.recv().steps.samples) == [8.0, 8.0, 8.0]
+
+
+def test_a_marked_step_that_is_left_is_over_and_an_optimizer_of_marked_steps_has_the_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, _ = recorder()
+    monkeypatch.setattr(probe, "_recorder", script)
+    for _ in probe.steps(range(3)):
+        assert script._open
+        break
+    assert not script._open
+    used = torch.optim.SGD([torch.ones(1)], lr=0.1)
+    script._after_optimizer(used)
+    assert [*script._optimizers] == [used] and not script._steps.ended
 
 
 def test_a_row_of_validation_has_the_values_reported_just_before_it_however_many_there_are() -> None:
