@@ -20,6 +20,7 @@ from harness.analysis.stats import LEAST_BLOCKS, SIGNIFICANCE, half_width
 from harness.analysis.trials import NO_METRIC, convergence
 from harness.config.axes import WORK_AXES
 from harness.config.sections import Target
+from harness.plan.cell import MOST_MICRO_BATCH
 from harness.plan.comparison import options_of
 from harness.record.schema import DECISION, DESCRIPTION
 
@@ -31,7 +32,9 @@ LARGEST_PART = 0.1
 """The largest batch as a part of the training set: beyond it an epoch has too few steps for the law."""
 ROUNDS = 50
 NOTHING_ASKED = Asked()
-OF_SPEED = frozenset({"training.accumulation", "training.channels_last", "training.cudnn_benchmark"})
+OF_SPEED = frozenset(
+    {"training.accumulation", f"training.{MOST_MICRO_BATCH}", "training.channels_last", "training.cudnn_benchmark"}
+)
 """Options of the training that change its speed alone."""
 
 

@@ -29,6 +29,8 @@ SHARED_SECTIONS = {
 """The sections of options that every strategy has, each with the field of a cell that holds it."""
 
 
+MOST_MICRO_BATCH = "most_micro_batch"
+"""The option of a training whose micro-batches follow from the devices (accumulation: auto); in no file."""
 LARGER = 4
 """The most micro-batches, over the least that a limit allows."""
 MEASURES = 2
@@ -45,8 +47,7 @@ class Cell:
     a script ``code`` is that of its arguments before values are put in, and of what a step is.
     ``uneven``: a cell whose global batch does not divide trains all the same, with unequal shares; None for others.
     ``own_traits``: the traits of a strategy of the user's own, which the table of traits lacks; no part of the
-    identity, since the strategy's name is. ``most_micro_batch``: the samples of a device by which micro-batches are
-    chosen (``with_micro_batches``); None if the file gives their number.
+    identity, since the strategy's name is.
     """
 
     workload: str
@@ -77,7 +78,6 @@ class Cell:
     activation_checkpointing: str = "none"
     env: Options = field(default_factory=dict)
     own_traits: StrategyTraits | None = field(default=None, compare=False)
-    most_micro_batch: int | None = field(default=None, compare=False)
 
     @cached_property
     def id(self) -> str:
@@ -157,14 +157,15 @@ class Cell:
         return cell.with_micro_batches()
 
     def with_micro_batches(self) -> Cell:
-        """Return the cell with the fewest micro-batches of at most ``most_micro_batch`` samples that divide its share.
+        """Return the cell with the fewest micro-batches of at most MOST_MICRO_BATCH samples that divide its share.
 
-        If only far smaller ones divide it, with a number that does not, which is no possible cell.
+        If only far smaller ones divide it, with a number that does not, which is no possible cell. A cell without that
+        option has the number of the file.
         """
-        if self.most_micro_batch is None:
+        if not (most := int_option(self.training, MOST_MICRO_BATCH, 0)):
             return self
         share = -(-self.global_batch_size // self.devices)
-        least = -(-share // self.most_micro_batch)
+        least = -(-share // most)
         fewest = next((n for n in range(least, min(share, LARGER * least) + 1) if share % n == 0), least)
         return replace(self, training={**self.training, "accumulation": fewest})
 

@@ -26,8 +26,9 @@ from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar, cast, get_args
 
 from harness.config.axes import AXES, BATCHES, CELL_AXES, LATER, LauncherName, PrecisionName, TrialAxes
+from harness.config.sections import ACCUMULATION
 from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
-from harness.plan.cell import Cell, format_gpu_ids, share_of
+from harness.plan.cell import MOST_MICRO_BATCH, Cell, format_gpu_ids, share_of
 from harness.plan.rows import PartnerIds, SetIds
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
@@ -47,18 +48,13 @@ def comparable(cell: Cell) -> bool:
     return bool(cell.per_device_batch_size)
 
 
+@lru_cache(maxsize=16_384)  # a plan asks for the base of each cell several times
 def base_cell(cell: Cell) -> Cell:
     """Return the cell that ratios are taken against: the bare model on one device, at the same batch.
 
     The same per-device batch under weak scaling, the same global batch under strong scaling. If the cell names its
     GPUs, the base runs on the first of them.
     """
-    return _base_cell(cell, cell.most_micro_batch)
-
-
-@lru_cache(maxsize=16_384)  # a plan asks for the base of each cell several times
-def _base_cell(cell: Cell, most_micro_batch: int | None) -> Cell:
-    """Return the base; ``most_micro_batch``: of the cell, in which equal cells may differ."""
     batch = cell.global_batch_size if cell.scaling == "strong" else cell.per_device_batch_size
     return _on_one_device(cell, batch, bare=True)
 
@@ -173,6 +169,13 @@ def options_of(axes: Mapping[str, object]) -> Mapping[str, object]:
     return options
 
 
+def fixed_options(axes: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the options that do not follow from the devices, as micro-batches do with ``accumulation: auto``."""
+    options = options_of(axes)
+    automatic = f"training.{MOST_MICRO_BATCH}" in options
+    return {name: value for name, value in options.items() if not (automatic and name == ACCUMULATION)}
+
+
 def backend_of(axes: Mapping[str, object]) -> str:
     """Return the backend that exchanges tensors between the ranks of a cell, given its columns: nccl or gloo."""
     by_gloo = options_of(axes).get(f"{axes['strategy']}.backend") == "gloo" or axes["oversubscribed"]
@@ -190,7 +193,7 @@ def options_text(options: Mapping[str, object]) -> str:
 
 
 def _digest(axes: Mapping[str, object], without: Collection[str], *more: object) -> str:
-    values = {**axes, "options": options_text(options_of(axes))}
+    values = {**axes, "options": options_text(fixed_options(axes))}
     shared = [values.get(name) for name in CELL_AXES if name not in without and name not in LATER]
     shared += [f"{name}={values[name]}" for name, default in LATER.items() if values.get(name, default) != default]
     text = json.dumps([*shared, *more], sort_keys=True, default=str)
@@ -292,7 +295,7 @@ def _held_fixed(axis: str, axes: Axes) -> str:
         follow |= {"global_batch_size", "per_device_batch_size"} - {_batch_axis(axes)}
     options = {
         name: value
-        for name, value in options_of(axes).items()
+        for name, value in fixed_options(axes).items()
         if name != axis and not (axis == "strategy" and is_own_option(axes, name))
     }
     fixed = {name: _key(axes.get(name)) for name in CELL_AXES if name not in follow}

@@ -18,7 +18,7 @@ from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue, as_axis, leaves
 from harness.errors import ExperimentError
-from harness.plan.cell import SHARED_SECTIONS, Cell, Options, Scaling, share_of
+from harness.plan.cell import MOST_MICRO_BATCH, SHARED_SECTIONS, Cell, Options, Scaling, share_of
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
 from harness.plan.rows import Json
@@ -215,7 +215,8 @@ def _cell(
     nodes, oversubscribed = (1, False) if ids else _nodes(traits, devices, point["nodes"], experiment, machine)
     per_device, total = point["per_device_batch_size"], point["global_batch_size"]
     scaling: Scaling = "weak" if total is None else "strong"
-    both = total is not None and per_device is not None
+    if total is not None and per_device is not None:
+        options = {**options, "training": {**options.get("training", {}), MOST_MICRO_BATCH: per_device}}
     unchanged: Json = {name: point[name] for name in (*TAKEN, *PLAIN_AXES)}
     unchanged |= {field: options.get(section, {}) for section, field in SHARED_SECTIONS.items()}
     cell = Cell(
@@ -230,7 +231,6 @@ def _cell(
         strategy_options=options.get(strategy, {}),
         code=code,
         own_traits=own,
-        most_micro_batch=per_device if both else None,
         **unchanged,
     )
     return cell.with_micro_batches()

@@ -19,6 +19,7 @@ from harness.report.causes import (
     OF_OTHER_CELLS,
     Option,
     grid_of,
+    is_automatic,
     options_in,
     pinned,
 )
@@ -67,7 +68,8 @@ def candidates(cell_id: str, context: Context, allow: Collection[str] = ()) -> l
     advised = [option for cause in causes for option in ADVICE.get(str(cause.subject), ())]
     if any(cause.subject == "waiting for data" for cause in causes) and _value(row, "loader.workers"):
         advised.append(Option("loader.prefetch_factor", (2, 4, 8)))
-    once = Option(ACCUMULATION.axis, (1, _value(row, ACCUMULATION.axis)))  # the same batch in one pass
+    parts = 1 if is_automatic(row) else _value(row, ACCUMULATION.axis)
+    once = Option(ACCUMULATION.axis, (1, parts))  # the same batch in one pass
     offered = options_in([*advised, *OF_STRATEGIES, once, COMPILE, COMPRESSION, PRECISION], cell_id, context)
     batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
     offered.append(Option(batch, (2 * row[batch],)))

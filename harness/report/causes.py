@@ -12,10 +12,11 @@ from harness.analysis.verdict.rules import DATA, HOST, NO_INTERVAL, SAVED, UNCLE
 from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
 from harness.config.axes import BATCHES, LATER, PLAIN_AXES
 from harness.config.experiment import Experiment
-from harness.config.sections import Grid
+from harness.config.sections import AUTO, Grid
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
+from harness.plan.cell import MOST_MICRO_BATCH
 from harness.report.row import Row, Scalar, is_missing, number, plural
 from harness.report.sentence import Context, Said
 from harness.report.tables.text import percent, with_ends
@@ -113,7 +114,7 @@ def _applies(option: Option, row: Row) -> bool:
     if option is ACCUMULATION:
         options = row.get("options")
         static = isinstance(options, Mapping) and options.get("ddp.static_graph")
-        return number(row.per_device_batch_size) % MICRO_BATCHES == 0 and not static
+        return number(row.per_device_batch_size) % MICRO_BATCHES == 0 and not static and not is_automatic(row)
     if option is COMPILE:
         traits = BUILTIN_TRAITS.get(row.strategy)
         return (traits is None or traits.compiles) and not row.get("compile")
@@ -148,10 +149,16 @@ def pinned(row: Row, experiment: Experiment) -> dict[str, Any]:
     return {"strategy_options": {**content, row.strategy: own}}
 
 
+def is_automatic(row: Row) -> bool:
+    """Return whether the number of micro-batches of a cell follows from its devices."""
+    return f"training.{MOST_MICRO_BATCH}" in (row.get("options") or {})
+
+
 def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
     """Return the grid that holds one cell of an experiment alone."""
     options = row.get("options") or {}
     batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
+    most = options.get(f"training.{MOST_MICRO_BATCH}")
     axes = ("data", "model", "strategy", "devices", "nodes", batch, *PLAIN_AXES)
     given = {axis: row.get(axis) for axis in axes}
     grid: dict[str, list[PlainValue]] = {
@@ -159,6 +166,8 @@ def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
     }
     varied = (name for name in varied_options(experiment) if name in options and ":" not in name)  # see pinned()
     grid |= {name: [options[name]] for name in varied}
+    if most is not None:
+        grid |= {"per_device_batch_size": [most], ACCUMULATION.axis: [AUTO]}
     if not is_missing(row.device_ids):
         del grid["devices"]
         grid["device_ids"] = [[int(number) for number in row.device_ids.split(",")]]

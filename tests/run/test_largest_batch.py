@@ -16,9 +16,11 @@ from harness.config.load import parse_experiment
 from harness.config.values import MAX_BATCH
 from harness.config.yaml_source import dump
 from harness.errors import ClusterError, ExperimentError
+from harness.plan.comparison import axes_of, set_ids
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
+from harness.report.causes import grid_of
 from harness.report.row import Row, rows_of
 from harness.run import largest_batch
 from harness.run.events import Event, Note
@@ -212,6 +214,19 @@ def test_automatic_micro_batches_are_the_fewest_that_divide_the_share() -> None:
     asked_for = {(1, 480): 10, (2, 480): 5, (4, 480): 3, (1, 96): 2, (4, 96): 1}
     assert parts.items() >= asked_for.items()
     assert {t.cell.global_batch_size / t.cell.devices / t.cell.micro_batches for t in trials} == {48, 40, 24}
+    ddp = [t.cell for t in trials if (t.kind, t.purpose, t.cell.strategy) == ("throughput", "", "ddp")]
+    assert len({set_ids(axes_of(cell))["family_id"] for cell in ddp}) == 1, "one curve along devices"
+
+
+def test_a_cell_of_automatic_micro_batches_is_a_grid_again(tmp_path: Path) -> None:
+    grid = {"devices": [2], "strategy": "ddp", "per_device_batch_size": 48, "global_batch_size": 480}
+    asked = experiment(grid={**grid, "training.accumulation": "auto"}, throughput={"blocks": 1})
+    results = harness.load(make_run(tmp_path, asked, lambda cell, block: 100.0))
+    row = next(row for row in rows_of(results.trials) if row.strategy == "ddp" and row.devices == 2)
+    content = {**SOUGHT, "cells": [grid_of(row, asked)]}
+    del content["grid"]
+    cells = {t.cell.id for t in make_plan(parse_experiment(content, source="again"), laptop()).trials}
+    assert row.cell_id in cells
 
 
 def test_a_share_that_only_far_smaller_micro_batches_divide_is_no_possible_cell() -> None:
