@@ -74,12 +74,13 @@ class Faulty(Training):
 
     fault = ""
 
-    def _divisor(self, weight: Tensor, share: Share) -> Tensor | float:
+    def _divisor(self, weight: Tensor, share: Share) -> tuple[Tensor | float, Tensor | float]:
+        divisor = super()._divisor(weight, share)[0]
         if self.fault == "unweighted last batch":
-            return float(max(share.samples, 1)) * self._ranks.world_size  # each rank's own mean, averaged
+            divisor = float(max(share.samples, 1)) * self._ranks.world_size  # each rank's own mean, averaged
         if self.fault == "sum for mean":
-            return 1.0
-        return super()._divisor(weight, share)
+            divisor = 1.0
+        return divisor, self._ranks.world_size / divisor
 
 
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
