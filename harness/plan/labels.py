@@ -150,6 +150,8 @@ def _axis_text(axis: str, value: object) -> str:
         return "compiled" if value else "eager"
     if axis == "activation_checkpointing":
         return "no " * (value == "none") + "activation checkpointing"
+    if axis == "compile_mode":
+        return f"{axis} {value}"
     if value is None:
         return f"no {axis}"
     return _text(value) if isinstance(value, str) else f"{axis}={_text(value)}"
