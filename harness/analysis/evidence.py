@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -204,16 +204,20 @@ def group_environments(environment: RunEnvironment) -> dict[tuple[str, int], lis
     }
 
 
-def environment_id(nodes: Sequence[NodeEnvironment], code: str) -> str | None:
-    """Return a hash of the code, and of hardware, versions and settings of a group's nodes; None without nodes."""
+def environment_id(nodes: Sequence[NodeEnvironment], code: str, own: Collection[str] = ()) -> str | None:
+    """Return a hash of the code, and of hardware, versions and settings of a group's nodes; None without nodes.
+
+    ``own``: names of the variables that are left out since the group's cells have them: cells may differ in them.
+    """
     models = sorted({device["model"] for node in nodes for device in node["devices"]})
-    text = json.dumps([code, models, _signature(map(_settings, nodes))])
+    text = json.dumps([code, models, _signature(_settings(node, own) for node in nodes)])
     return hashlib.sha256(text.encode()).hexdigest()[:12] if nodes else None
 
 
-def _settings(node: NodeEnvironment) -> dict[str, object]:
+def _settings(node: NodeEnvironment, own: Collection[str] = ()) -> dict[str, object]:
     recorded: Mapping[str, object] = node
-    variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in PLACEMENT_VARIABLES}
+    left_out = {*PLACEMENT_VARIABLES, *own}
+    variables = {k: v for k, v in (node.get("variables") or {}).items() if k not in left_out}
     memory_gib = round((node.get("memory_bytes") or 0) / GIB)
     return {**{key: recorded.get(key) for key in ENVIRONMENT_KEYS}, "memory_gib": memory_gib, "variables": variables}
 

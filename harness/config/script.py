@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from harness.config.axes import OWN_PRECISION, PLAIN_AXES, OwnPrecision, PrecisionName, options_in
+from harness.config.axes import LATER, OWN_PRECISION, PLAIN_AXES, OwnPrecision, PrecisionName, options_in
 from harness.config.experiment import Experiment
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.sections import Convergence, Grid, Throughput
@@ -112,11 +112,15 @@ class ScriptGrid(Grid):
     @model_validator(mode="before")
     @classmethod
     def _own_axes(cls, value: object) -> object:
-        """Move keys that are no axis of every grid to the options ``workload.<key>``."""
+        """Move keys that are no axis of every grid to the options ``workload.<key>``.
+
+        Axes of LATER with other values than their default too: only the program itself can have them.
+        """
         if not isinstance(value, dict):
             return value
         known = {*cls.model_fields, SECTION}
-        own = {key for key in value if str(key).isidentifier() and key not in known}
+        later = {key for key, default in LATER.items() if key in value and as_axis(value[key]) != (default,)}
+        own = {key for key in value if str(key).isidentifier() and key not in known} | later
         return {f"workload.{key}" if key in own else key: option for key, option in value.items()}
 
     @property
@@ -242,7 +246,7 @@ class ScriptExperiment(Experiment):
 
     def _reserved(self, place: str, grid: ScriptGrid, used: set[str]) -> Iterator[Conflict]:
         """Check the names that have a meaning already, and those of axes that the grid leaves out."""
-        for name in sorted({*grid.own_names, *self.workload_options} & {*GIVEN_PLACEHOLDERS}):
+        for name in sorted({*grid.own_names, *self.workload_options} & {*GIVEN_PLACEHOLDERS} - {*LATER}):
             yield Conflict(True, f"{place}.{name}: is set by harness; name the axis otherwise", (place,))
         for name in sorted(used & {"precision", "model", "data", "strategy"} - grid.model_fields_set):
             yield Conflict(True, f"arguments: {{{name}}} is used, and {place} has no {name}", ("arguments", place))

@@ -31,6 +31,9 @@ def problems_of(place: str, options: Mapping[str, PlainValue]) -> Iterator[str]:
         for value in as_axis(values):
             if isinstance(value, bool) or not isinstance(value, str | int | float | None):
                 yield f'{place}.{name}: got {value!r}; allowed: a text such as "1", a number, or null: as it is'
+            elif "$" in str(value):
+                text = "Ray would put a variable's value in its place, torchrun would not; write the value itself"
+                yield f"{place}.{name}: got a value with '$'; {text}"
 
 
 def variables_of(options: Mapping[str, PlainValue]) -> tuple[tuple[str, str], ...]:

@@ -278,6 +278,9 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
     busy = busy_s(profiled, stepper.ranks.devices)
     of_ranks = stepper.ranks.gather((times, profiled.lost, len(profiled.launched), busy))
     lost, launched = max((lost, launched) for _, lost, launched, _ in of_ranks)
+    explained = bool(traits.profiled_parts) and len(of_ranks) * len(stepper.ranks.devices) > 1
+    if lost and not explained:
+        return {}  # only busy_s is unknown
     if lost:
         return {"explain_error": LOST.format(lost, launched)}
     waiting = [part.name for part in traits.profiled_parts if part.waits]
@@ -293,7 +296,7 @@ def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
     known = [busy for *_, busy in of_ranks if busy is not None]
     if len(known) == len(of_ranks):
         facts["busy_s"] = min(known)
-    unseen = device.type == "cuda" and all(event.gpu is None for event in profiled.events)
+    unseen = explained and device.type == "cuda" and all(event.gpu is None for event in profiled.events)
     return facts | ({"explain_error": NO_KERNELS} if unseen else {})
 
 

@@ -16,6 +16,7 @@ from harness.config.axes import AXES, CELL_AXES
 from harness.plan.cell import Cell
 from harness.plan.comparison import axes_of, is_own_option, options_of
 from harness.plan.trial import Trial
+from harness.system.sanitize import plain
 
 Axes = Mapping[str, object]
 """A cell's value on each of CELL_AXES, as axes_of returns it, or a row of a table that has these columns."""
@@ -85,7 +86,8 @@ class Labels:
         own: list[str] = []
         for name, value in sorted(options_of(axes).items()):
             if self._differs(name, value):
-                (own if is_own_option(axes, name) else setting).append(f"{self._names.get(name, name)}={_text(value)}")
+                shown = _text(plain({name: value})[name])
+                (own if is_own_option(axes, name) else setting).append(f"{self._names.get(name, name)}={shown}")
         return f"{strategy_text(axes)} x{devices_text(axes)}", joined(*setting), joined(*own)
 
     def of_cell(self, cell: Cell) -> str:
@@ -148,6 +150,8 @@ def _axis_text(axis: str, value: object) -> str:
         return "compiled" if value else "eager"
     if axis == "activation_checkpointing":
         return "no " * (value == "none") + "activation checkpointing"
+    if axis == "compile_mode":
+        return f"{axis} {value}"
     if value is None:
         return f"no {axis}"
     return _text(value) if isinstance(value, str) else f"{axis}={_text(value)}"

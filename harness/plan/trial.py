@@ -12,6 +12,7 @@ import numpy.typing as npt
 from harness.errors import HarnessError
 from harness.plan.cell import Cell, Placement, place
 from harness.plan.rows import ExchangeRow, Kind, LinkRow, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
+from harness.system.sanitize import variable_text
 
 
 class PurposeTraits(NamedTuple):
@@ -125,7 +126,7 @@ class WorkerGroup:
 
     def __str__(self) -> str:
         variant = f" of {self.variant}" if self.variant else ""
-        variables = "".join(f" {name}={value}" for name, value in self.variables)
+        variables = "".join(f" {variable_text(name, value)}" for name, value in self.variables)
         by = f" by {self.launcher}" if self.launcher != "ray" else ""
         return f"{self.placement}{by}{variant}{' with' * bool(variables)}{variables}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from harness.analysis.verdict.rules import SAVED
+from harness.analysis.verdict.rules import HOST, SAVED
 from harness.config.experiment import Experiment
 from harness.config.values import PlainValue
 from harness.plan.planner import least_warmup_s
@@ -142,6 +142,7 @@ def best_cell(context: Context) -> str | None:
     leading = [str(one.cell_id) for one in context.stated("fastest")]
 
     def lost(cell_id: str) -> float:
-        return sum(max(number(one.facts.share), 0.0) for one in context.causes.get(cell_id, ()))
+        parts = (one for one in context.causes.get(cell_id, ()) if one.subject != HOST)  # which may be in the others
+        return sum(max(number(one.facts.share), 0.0) for one in parts)
 
     return max(leading, key=lost, default=None)

@@ -119,7 +119,7 @@ def _applies(option: Option, row: Row) -> bool:
         traits = BUILTIN_TRAITS.get(row.strategy)
         return (traits is None or traits.compiles) and not row.get("compile")
     if option is GRAPHS:
-        return bool(row.get("compile")) and row.device == "cuda"
+        return bool(row.get("compile")) and row.device == "cuda" and row.get("compile_mode", "default") == "default"
     section = option.axis.partition(".")[0]
     return section not in BUILTIN_TRAITS or section == row.strategy
 
@@ -192,7 +192,7 @@ def why_not_better(row: Statement, context: Context) -> Said:
         f"{_share(one)}{' of the step:' if one is certain[0] else ''} {name_of(one)}{_because(one, context)}"
         for one in certain
     )
-    few = next((one for one in causes if one.code == NO_INTERVAL), None)
+    few = next((one for one in causes if one.code == NO_INTERVAL and one.subject != HOST), None)
     no_interval = f" No interval: measured in {plural(few.n, 'block')}, {LEAST_BLOCKS} are needed." if few else ""
     parts = [f"{listed or 'no bottleneck is significant'}.{no_interval}"]
     # without the parts that take less than on one device the others may add up to more than is lost
@@ -238,11 +238,12 @@ def _because(cause: Statement, context: Context) -> str:
 def target(causes: Sequence[Statement]) -> Statement | None:
     """Return the cause that advice is against: the largest that is certain, and that an option may change.
 
-    A wait for data is a measurement of its own, which counts without an interval too. None if the workload's own code
+    A wait for data is a measurement of its own, which counts without an interval too; so does an idle GPU, which is
+    known from one profile and comes after all others. None if the workload's own code
     takes more, or all take less than LEAST_SHARE of the step: no option is worth a run.
     """
     for one in causes:
-        certain = one.code == CLEAR or (one.subject == DATA and one.code == NO_INTERVAL)
+        certain = one.code == CLEAR or (one.subject in (DATA, HOST) and one.code == NO_INTERVAL)
         if certain and one.subject == OWN_COLLECTIVES:
             return None
         if certain and one.subject not in NOTHING_TO_CHANGE and one.facts.share >= LEAST_SHARE:

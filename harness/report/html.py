@@ -200,7 +200,7 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
     appended += [page.title for page in last]
     content = {
         "name": results.experiment.name,
-        **parts.make("the environment", lambda: facts(results.environment), lambda _: NO_FACTS),
+        **parts.make("the environment", lambda: facts(results.environment, results.experiment), lambda _: NO_FACTS),
         "size": parts.make("the size of the run", lambda: summary.size(results), lambda _: ""),
         "verdict": verdict,
         "contents": [

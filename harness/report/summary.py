@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pandas as pd
 
@@ -11,8 +11,10 @@ from harness.analysis.evidence import ENVIRONMENT_KEYS
 from harness.analysis.results import Results
 from harness.analysis.stats import LEAST_BLOCKS, LOOKS_SIGNIFICANCE
 from harness.config.axes import AXES, LATER
+from harness.config.experiment import Experiment
 from harness.config.sections import LOOKS, Throughput
 from harness.config.values import GIB
+from harness.config.variables import SECTION
 from harness.plan.labels import TAGS, joined
 from harness.plan.run_environment import Card, NodeEnvironment, RunEnvironment
 from harness.report.row import plural, rate_unit
@@ -171,13 +173,13 @@ NO_FACTS: dict[str, object] = {
 }
 
 
-def facts(environment: RunEnvironment) -> dict[str, object]:
+def facts(environment: RunEnvironment, experiment: Experiment) -> dict[str, object]:
     """Return the variables of the template that come from environment.jsonl, the machines and invocations."""
-    seen = nodes(environment)
+    seen, own = nodes(environment), variables_of_cells(experiment)
     return {
         "started": started(environment),
         "machine_line": machine_line(seen),
-        "nodes": [(node["host"], node_facts(node)) for node in seen],
+        "nodes": [(node["host"], node_facts(node, own)) for node in seen],
         "environment_differs": difference(environment),
         "invocations_differ": [
             f"Invocation {number} differs from the one before: {'; '.join(invocation['differs'])}."
@@ -189,14 +191,24 @@ def facts(environment: RunEnvironment) -> dict[str, object]:
 
 def nodes(environment: RunEnvironment) -> list[NodeEnvironment]:
     """Return each node once, as first recorded."""
-    nodes = {node["node_id"]: node for group in environment.get("groups", []) for node in group["nodes"]}
+    nodes: dict[str, NodeEnvironment] = {}
+    for group in environment.get("groups", []):
+        for node in group["nodes"]:
+            nodes.setdefault(node["node_id"], node)
     control = nodes.pop("torchrun", None)  # this machine, which Ray knows by an id
     if control and control["host"] not in {node["host"] for node in nodes.values()}:
         nodes["torchrun"] = control
     return list(nodes.values())
 
 
-def node_facts(node: NodeEnvironment) -> list[tuple[str, str]]:
+def variables_of_cells(experiment: Experiment) -> set[str]:
+    """Return the environment variables that the file gives to its cells: they are the cells', not the machine's."""
+    options = [*experiment.option_axes(), *(name for grid in experiment.grids for name in grid.options)]
+    return {name for section, _, name in (option.partition(".") for option in options) if section == SECTION}
+
+
+def node_facts(node: NodeEnvironment, own: Collection[str] = ()) -> list[tuple[str, str]]:
+    """Return the facts of a node with their names, without the ``own`` variables of cells."""
     packages = ", ".join(f"{name} {version}" for name, version in node["packages"].items())
     topology = node.get("topology")
     models = [
@@ -213,8 +225,8 @@ def node_facts(node: NodeEnvironment) -> list[tuple[str, str]]:
     ]
     if node.get("niceness"):
         facts.append(("niceness", f"{node['niceness']}: the ranks yield to other processes"))
-    if node["variables"]:
-        facts.append(("variables", ", ".join(f"{name}={value}" for name, value in node["variables"].items())))
+    if variables := [f"{name}={value}" for name, value in node["variables"].items() if name not in own]:
+        facts.append(("variables", ", ".join(variables)))
     return facts
 
 

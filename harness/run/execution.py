@@ -169,7 +169,7 @@ class Execution:
                     if isinstance(message, GroupStarted):
                         ready = message
                         start_s = time.time() - started
-                        self._environment = environment_id(ready.environments, self._code)
+                        self._environment = environment_id(ready.environments, self._code, dict(group.variables))
                         self._emit(GroupReady(group, start_s))
                     elif isinstance(message, TrialStarted):
                         self.running = message.trial_id

@@ -202,8 +202,9 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
     if any(line["skip_code"] in ("doctor", "doctor_memory") for line in lines.values()):
         return FAILED
     last = {trial_id: line["outcome"] for trial_id, line in lines.items()}
-    # a check that cannot be made is a finding, no failure of the measurement; nor are links that cannot be measured
-    counted = [trial for trial in plan.trials if trial.purpose not in ("equivalence", "doctor", "links")] or plan.trials
+    # a check that cannot be made is a finding, no failure of the measurement; nor are links or profiles without result
+    beside = ("equivalence", "doctor", "links", "profile")
+    counted = [trial for trial in plan.trials if trial.purpose not in beside] or plan.trials
     outcomes = [last.get(trial.id, "lost") for trial in counted]
     measured = "ok" in outcomes
     return OK if measured and all(outcome in ("ok", "skipped") for outcome in outcomes) else FAILED

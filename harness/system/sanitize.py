@@ -20,13 +20,16 @@ MARGIN = 1 << 14
 FREE_TEXT = ("workload", "data", "model", "options", "reason", "error_type", "facts")
 """The columns of a trial with text from a user or an exception, which may contain a secret."""
 
-_SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(
+    r"KEY|TOKEN(?!IZE)|SECRET|PASSW|PASSPHRASE|(?<!BY)PASS(_|$)|CREDENTIAL|PRIVATE", re.IGNORECASE
+)
 _SECRET_NAME = re.compile(
     r"(^|[_.-])((api|access|auth|private|secret|signing|encryption)[_-]?key|secret|passw(or)?d|passphrase|credentials?|"
     r"(api|access|auth|bearer|hf|hub|wandb|github|session|refresh|security)[_-]?token)s?$"
     r"|(^|\.)token$|^sig$|-signature$",
     re.IGNORECASE,
 )
+_VARIABLES = "env."
 _SHAPES = re.compile(
     r"""
       (?P<url>\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@:'"\\]*:[^\s/@'"\\]+(?=@)         # user:password in a URL
@@ -110,6 +113,11 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: redact_text(value) for name, value in environment.items() if not _SECRET_VARIABLE.search(name)}
 
 
+def variable_text(name: str, value: str) -> str:
+    """Return NAME=value for a message, without the value of a secret variable."""
+    return f"{name}={_plain(value, _secret_values(), _VARIABLES + name)}"
+
+
 def _text(said: str, values: tuple[str, ...]) -> str:
     return _repeated(said, values) if len(said) < OFTEN else _without(said, values)
 
@@ -120,7 +128,7 @@ def _without(said: str, values: tuple[str, ...]) -> str:
         said = said.replace(value, MARK)
     said = _SHAPES.sub(lambda found: (found["url"] or found["scheme"] or "") + MARK, said)
     return _ASSIGNED.sub(
-        lambda found: found["name"] + found["between"] + MARK if _SECRET_NAME.search(found["name"]) else found[0], said
+        lambda found: found["name"] + found["between"] + MARK if _names_secret(found["name"]) else found[0], said
     )
 
 
@@ -132,25 +140,35 @@ def _secrets(content: object, name: str = "") -> Iterator[str]:
     """Yield the values whose key names a secret."""
     if isinstance(content, Mapping):
         for key, value in content.items():
-            yield from _secrets(value, name if _SECRET_NAME.search(name) else str(key))
+            yield from _secrets(value, name if _names_secret(name) else _below(name, key))
     elif isinstance(content, list | tuple):
         for value in content:
             yield from _secrets(value, name)
-    elif content is not None and _SECRET_NAME.search(name):
+    elif content is not None and _names_secret(name):
         yield str(content)
 
 
 def _plain(value: object, values: tuple[str, ...], name: str = "") -> object:
     if isinstance(value, str):
-        return MARK if value and _SECRET_NAME.search(name) else _text(value, values)
-    if isinstance(value, int | float) and not isinstance(value, bool) and _SECRET_NAME.search(name):
+        return MARK if value and _names_secret(name) else _text(value, values)
+    if isinstance(value, int | float) and not isinstance(value, bool) and _names_secret(name):
         return MARK
     if isinstance(value, Mapping):
-        below = name if _SECRET_NAME.search(name) else ""  # everything below a secret key is secret
-        return {key: _plain(item, values, below or str(key)) for key, item in value.items()}
+        below = name if _names_secret(name) else ""  # everything below a secret key is secret
+        return {key: _plain(item, values, below or _below(name, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, values, name) for item in value]
     return value
+
+
+def _below(name: str, key: object) -> str:
+    """Return the name of a key in a mapping of this name: ``env.KEY`` in the section of variables."""
+    return f"{_VARIABLES}{key}" if f"{name}." == _VARIABLES else str(key)
+
+
+def _names_secret(name: str) -> bool:
+    """Return whether the value of a key is a secret; of a variable ``env.NAME``, as of one of this process."""
+    return bool(_SECRET_NAME.search(name)) or (name.startswith(_VARIABLES) and _is_secret(name))
 
 
 @lru_cache(maxsize=4096)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from typing import Any
+from contextlib import contextmanager
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
@@ -21,27 +20,18 @@ NO_UNITS = (
 class Checkpointed(ActivationWrapper):
     """A unit that keeps its inputs for backward, which computes it once more in the same random state.
 
-    The statistics of its norms are updated by the first pass alone, except in a ``compiled`` model, whose second pass
-    is made by torch.compile and updates nothing. It reads its own unit at each call, since nn.DataParallel copies it.
+    It reads its own unit at each call, since nn.DataParallel copies it.
     """
-
-    def __init__(self, unit: nn.Module, *, compiled: bool) -> None:
-        super().__init__(unit)  # type: ignore[no-untyped-call]
-        self.has_statistics = not compiled and any(
-            isinstance(module, _NormBase) and module.track_running_stats for module in unit.modules()
-        )
 
     def forward(self, *args: object, **kwargs: object) -> object:
         """Return what the unit returns."""
-        unit = self._checkpoint_wrapped_module
-        contexts: dict[str, Any] = {"context_fn": partial(_contexts, unit)} if self.has_statistics else {}
-        outputs: object = checkpoint(unit, *args, use_reentrant=False, **contexts, **kwargs)  # type: ignore[call-overload]
+        outputs: object = checkpoint(self._checkpoint_wrapped_module, *args, use_reentrant=False, **kwargs)  # type: ignore[call-overload]
         return outputs
 
 
-def checkpointed(model: nn.Module, units: Sequence[nn.Module], *, compiled: bool = False) -> list[nn.Module]:
+def checkpointed(model: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
     """Put each unit of a model, in place, into a ``Checkpointed``; return these. The model itself is left out."""
-    wrappers = {unit: Checkpointed(unit, compiled=compiled) for unit in units if unit is not model}
+    wrappers = {unit: Checkpointed(unit) for unit in units if unit is not model}  # type: ignore[no-untyped-call]
     for parent in [*model.modules()]:
         for name, child in parent._modules.items():
             if child in wrappers:
@@ -49,20 +39,27 @@ def checkpointed(model: nn.Module, units: Sequence[nn.Module], *, compiled: bool
     return list(wrappers.values())
 
 
-def _contexts(unit: nn.Module) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    """Return the contexts of the first pass through a unit and of the second one."""
-    return nullcontext(), _statistics_kept(unit)
+def norms_computed_again(model: nn.Module) -> list[_NormBase]:
+    """Return the norms with running statistics in the ``Checkpointed`` units of a model in its strategy's wrapper."""
+    inside = (module for unit in model.modules() if isinstance(unit, Checkpointed) for module in unit.modules())
+    return [module for module in dict.fromkeys(inside) if isinstance(module, _NormBase) and module.track_running_stats]
 
 
 @contextmanager
-def _statistics_kept(unit: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of norms as they are in a block; without them other tensors would be saved."""
-    norms = [module for module in unit.modules() if isinstance(module, _NormBase) and module.track_running_stats]
-    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        for norm, (momentum, counted) in zip(norms, before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, counted
+def statistics_kept(norms: Sequence[_NormBase]) -> Iterator[None]:
+    """Undo what a backward pass in the block does to running statistics, which the forward pass has updated.
+
+    Afterwards, since no code of a unit knows its pass: torch.compile takes parts of it, and leaves others as they are.
+    """
+    averages = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var) if tensor is not None]
+    counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
+    kept = [(tensors, _copies(tensors)) for tensors in (averages, counts) if tensors]
+    yield
+    with torch.no_grad():
+        for tensors, copies in kept:
+            torch._foreach_copy_(tensors, copies)
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Return copies of tensors of one type by one kernel."""
+    return list(torch._foreach_add(tensors, 0))

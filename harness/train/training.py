@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from harness.plan.cell import Cell
 from harness.plan.rows import Json, TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.activation_checkpointing import NO_UNITS, checkpointed
+from harness.train.activation_checkpointing import NO_UNITS, checkpointed, norms_computed_again, statistics_kept
 from harness.train.loader import Share
 from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
 from harness.train.optimizers import make_clip, own_or_named, scale_rate
@@ -100,7 +100,7 @@ class Training:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         units: Units = getattr(workload, "shard_units", default_units)
         if cell.activation_checkpointing == "full":
-            wrapped = checkpointed(model, units(model), compiled=cell.compile)
+            wrapped = checkpointed(model, units(model))
             if not wrapped:
                 raise SkipTrial(SkipReason("no_shard_units", NO_UNITS))
             units = lambda _: wrapped  # noqa: E731
@@ -115,6 +115,7 @@ class Training:
         if self.strategy.autocasts(cell.strategy_options):
             model = self.precision.around(model)
         self.model = self.strategy.wrap(model, context)
+        self._norms_computed_again = norms_computed_again(self.model)
         self._compile()
         self.optimizer = self._make_optimizer(workload)
         self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
@@ -238,7 +239,8 @@ class Training:
         mark(FORWARD)
         weight = weight if earlier is None else earlier + weight
         tokens = self._exchange(weight) if self._scales_later and last else None
-        (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
+        with statistics_kept(self._norms_computed_again):
+            (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
         if tokens and not are_equal(divisor, total := tokens.value()):
             scale_gradients(self.model, divisor / total)
         return loss.detach(), weight

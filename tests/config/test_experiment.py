@@ -81,6 +81,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grid": {"per_device_batch_size": 8}}, "name: is missing"),
     (having(env={"LOCAL_RANK": 0}), "env.LOCAL_RANK: is set by harness: the launcher connects the ranks by it; leave"),
     (having(env={"MASTER_PORT": [1, 2]}), "env.MASTER_PORT: is set by harness"),
+    (
+        having(env={"CACHE": "$HOME/x"}),
+        "env.CACHE: got a value with '$'; Ray would put a variable's value in its place",
+    ),
     (having(env={"X-Y": 1}), "env: got 'X-Y'; allowed: names of letters, digits and '_'"),
     (
         grid(**{"env.CUDA_VISIBLE_DEVICES": "0"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from harness.config.axes import OWN_PRECISION
 from harness.config.load import parse_experiment
 from harness.config.script import ScriptExperiment, evaluate
 from harness.errors import ExperimentError
+from harness.measure.script.following import values_of
 from harness.plan.grid import expand
 from harness.plan.inventory import resolve
 from harness.plan.planner import make_plan
@@ -43,6 +45,19 @@ def test_every_name_that_arguments_use_is_an_axis() -> None:
     assert {cell.options["workload.lr"] for cell in cells} == {0.1, 0.2}
     assert {(cell.workload, cell.strategy, cell.precision) for cell in cells} == {("train.py", "script", OWN_PRECISION)}
     assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
+
+
+@pytest.mark.parametrize("name", ["compile_mode", "activation_checkpointing"])
+def test_what_a_program_calls_like_a_later_axis_is_its_own(name: str) -> None:
+    experiment = script(
+        arguments=f"--x {{{name}}}", grid={"devices": 1, "per_device_batch_size": 8, name: ["default", "a"]}
+    )
+    cells = expand(experiment, resolve(laptop(2), request="cpu", device_counts=(1, 2))).asked
+    assert [values_of(cell, 0, Path())[name] for cell in cells] == ["default", "a"]
+    assert not make_plan(experiment, laptop()).skips
+    assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
+    (problem,) = problems_of(arguments="--x", grid={"devices": 1, "per_device_batch_size": 8, name: "full"})
+    assert f"{name}: unknown axis, and arguments do not use it as {{{name}}}" in problem
 
 
 def test_variables_of_the_environment_are_no_names_of_arguments() -> None:

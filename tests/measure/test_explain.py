@@ -217,7 +217,9 @@ def test_ddps_timers_are_those_of_the_rank_that_waits_least_in_each_step(monkeyp
     assert found == {"exposed_s": {"all-reduce": 1.0}, "exchange_s": {"all-reduce": 4.0}}
 
 
-def measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, events: list[Event], lost_by_other: int = 0) -> Any:
+def measured_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, events: list[Event], lost_by_other: int = 0, strategy: str = "dp"
+) -> Any:
     """The facts of a profile of dp with these events; the other rank's has lost some of its 9 kernels."""
     profiled = MarkedSteps((0, 100), profiles.PROFILED_STEPS, events)
     monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: profiled)
@@ -225,7 +227,16 @@ def measured_on_a_gpu(monkeypatch: pytest.MonkeyPatch, events: list[Event], lost
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, (value[0], lost_by_other, 9, value[-1])])
     stepper = stepper_for(CELL)
     stepper.ranks = replace(stepper.ranks, devices=(torch.device("cuda", 0),))
-    return measure_collectives(BUILTIN_TRAITS["dp"], stepper)
+    return measure_collectives(BUILTIN_TRAITS[strategy], stepper)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_profile_for_busy_seconds_alone_leaves_only_these_unknown(
+    monkeypatch: pytest.MonkeyPatch, kernels: bool
+) -> None:
+    """That of single or ddp: its communication is known from other measurements."""
+    events = [Event("sgemm", (0, 9), 0)] if kernels else []
+    assert "explain_error" not in measured_on_a_gpu(monkeypatch, events, 3 * kernels, strategy="ddp")
 
 
 @pytest.mark.parametrize("kernels", [True, False])

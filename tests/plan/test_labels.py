@@ -33,6 +33,7 @@ def labels_of(*cells: Cell) -> list[str]:
 
 SINGLE = replace(CELL, strategy="single", devices=1, strategy_options={})
 OTHER = replace(CELL, model="resnet14", per_device_batch_size=16, precision="bf16", launcher="torchrun", compile=True)
+COMPILED, GRAPHS = (replace(CELL, compile=True, compile_mode=mode) for mode in ("default", "reduce-overhead"))
 RECOMPUTED = replace(CELL, activation_checkpointing="full")
 ALL_OF_CELL = "ddp x2 · resnet8 · batch 8/device · fp32 · eager · ray"
 ALL_OF_OTHER = "ddp x2 · resnet14 · batch 16/device · bf16 · compiled · torchrun"
@@ -56,6 +57,7 @@ FAST, ADAM = {"name": "SGD", "lr": 0.2}, {"name": "Adam", "lr": 0.1}
         ([CELL, replace(CELL, optimizer=ADAM)], ["ddp x2 · optimizer.name=SGD", "ddp x2 · optimizer.name=Adam"]),
         ([CELL, replace(CELL, loader={"workers": 2})], ["ddp x2", "ddp x2 · workers=2"]),
         ([CELL, replace(CELL, env={"NCCL_ALGO": "Ring"})], ["ddp x2", "ddp x2 · NCCL_ALGO=Ring"]),
+        ([COMPILED, GRAPHS], ["ddp x2 · compile_mode default", "ddp x2 · compile_mode reduce-overhead"]),
         ([CELL, RECOMPUTED], ["ddp x2 · no activation checkpointing", "ddp x2 · activation checkpointing"]),
     ],
 )

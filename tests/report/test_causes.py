@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
+from harness.report.candidates import best_cell
 from harness.report.causes import (
     ADVICE,
     BUCKETS,
@@ -58,9 +60,22 @@ def test_every_cause_is_listed_and_the_advice_is_against_the_largest_alone() -> 
 
 
 def test_against_an_idle_gpu_the_model_is_compiled_or_its_batch_larger() -> None:
-    text = text_of(cause(HOST, 0.35, code="clear"), cause("exposed communication", 0.07, 0.01))
-    assert text.startswith("35 % of the step: an idle GPU (bound by the host); 7 %")
+    text = text_of(cause("slowest rank", 0.01, 0.001), cause(HOST, 0.35))
+    listed = f"1 % (0 to 2 %) of the step: waiting for the slowest rank; 35 % {HOST}."
+    assert text.startswith(f"{listed} Against"), "no blocks would give it an interval"
     assert text.endswith(f"Against {HOST}, try compile: [false, true]; per_device_batch_size: [32, 64].")
+
+
+def test_the_best_cell_loses_most_by_measured_parts() -> None:
+    """What is estimated from one profile may be part of them."""
+    lost = {"a": [("wrapper", 0.2)], "b": [("wrapper", 0.1), (HOST, 0.5)]}
+    causes = {
+        cell_id: [SimpleNamespace(subject=subject, facts=SimpleNamespace(share=share)) for subject, share in parts]
+        for cell_id, parts in lost.items()
+    }
+    leading = [SimpleNamespace(cell_id=cell_id) for cell_id in lost]
+    context: Any = SimpleNamespace(stated=lambda topic: leading, causes=causes)
+    assert best_cell(context) == "a"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +84,7 @@ def test_against_an_idle_gpu_the_model_is_compiled_or_its_batch_larger() -> None
         ({}, [COMPILE]),
         ({"compile": True}, [GRAPHS]),
         ({"compile": True, "device": "cpu"}, []),
+        ({"compile": True, "compile_mode": "max-autotune"}, []),
         ({"strategy": "dp"}, []),
     ],
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
@@ -37,7 +37,7 @@ from harness.report.tables.text import Heading, TextTable
 from harness.report.tables.trust import belief_lines
 from harness.report.verdict import make_verdict
 from tests import run_folders
-from tests.conftest import plan_of
+from tests.conftest import Make, plan_of
 from tests.processes import run_without
 from tests.records import rank_row
 
@@ -437,6 +437,14 @@ def test_the_limits_of_gpus_stand_beside_the_gpus() -> None:
     assert summary.cards_text([card, unknown]) == f"GPU 0: {one}; GPU 1: unknown"  # type: ignore[list-item]
     for node in (NODE, NODE | {"topology": None}, NODE | {"topology": {"cards": [unknown]}}):
         assert "each GPU" not in dict(summary.node_facts(node))
+
+
+def test_the_variables_of_a_node_are_its_first_without_those_of_cells(make_experiment: Make) -> None:
+    recorded = [{"OMP_NUM_THREADS": "1", "NCCL_ALGO": "a", "NCCL_PROTO": "b"}, {"OMP_NUM_THREADS": "2"}]
+    environment: Any = {"groups": [{"nodes": [NODE | {"variables": variables}]} for variables in recorded]}
+    grid = {"strategy": "single", "devices": 1, "per_device_batch_size": 8, "env.NCCL_ALGO": ["a", None]}
+    ((_, facts),) = cast("Any", summary.facts(environment, make_experiment(grid, env={"NCCL_PROTO": "b"}))["nodes"])
+    assert dict(facts)["variables"] == "OMP_NUM_THREADS=1"
 
 
 def test_positive_nice_values_and_their_differences_are_reported() -> None:

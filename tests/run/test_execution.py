@@ -268,6 +268,24 @@ def test_a_row_has_its_environment_which_is_equal_on_nodes_that_are_alike(
     assert None not in found and len(found) == (1 if equal else 2)
 
 
+def test_variables_that_a_group_s_cells_have_are_no_part_of_its_environment(
+    make_experiment: Make, tmp_path: Path
+) -> None:
+    """Cells that differ in them are compared, after an interruption too."""
+    grid = {**GRID, "env.NCCL_ALGO": ["allreduce:ring", "allreduce:tree", None]}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}), laptop())
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+
+    class WithVariables(ScriptedLauncher):
+        def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
+            yield GroupStarted(({**NODE, "variables": dict(group.variables)},), ())  # type: ignore[typeddict-item]
+            yield from list(super().launch(group, deadline=deadline))[1:]
+
+    Execution(plan, folder, WithVariables(lambda trial, tries: "ok"), lambda event: None, code="1").run()
+    rows = list(folder.lines())
+    assert len({row["cell_id"] for row in rows}) > 3 and len({row["environment"] for row in rows}) == 1
+
+
 def test_device_hours_are_those_of_all_invocations(make_experiment: Make, tmp_path: Path) -> None:
     limits = {"device_hours": 1.0}
     limited = make_plan(make_experiment(GRID, throughput={"blocks": 1}, limits=limits), laptop())

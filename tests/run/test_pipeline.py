@@ -50,6 +50,16 @@ def test_exit_codes(plan: Plan, tmp_path: Path, outcomes: list[str], code: int) 
     assert pipeline._exit_code(folder, plan) == code
 
 
+def test_a_profile_without_result_is_no_failure(make_experiment: Make, tmp_path: Path) -> None:
+    grid = {"strategy": ["single", "dp"], "devices": [1, 2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 1, "explain": True}), laptop())
+    assert "profile" in {trial.purpose for trial in plan.trials}
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    for trial in plan.trials:
+        folder.append(trial, TrialResult(trial.id, "error" if trial.purpose == "profile" else "ok"), FACTS)
+    assert pipeline._exit_code(folder, plan) == 0
+
+
 @pytest.mark.parametrize("code", [pipeline.OK, INTERRUPTED])
 def test_a_report_without_a_part_is_shown_and_then_an_error(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int

@@ -14,6 +14,7 @@ import yaml
 from harness.launch.worker import failure
 from harness.measure.environment import VARIABLES, capture_environment
 from harness.system import sanitize
+from tests.conftest import plan_of
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7\nabc\n-----END RSA PRIVATE KEY-----"
@@ -96,6 +97,22 @@ def test_plain_values_keep_their_shape() -> None:
     assert sanitize.plain(expected) == expected
     row = sanitize.redact_row({"options": {"workload.password": "correct horse", "width": 8}})
     assert row["options"] == {"width": 8, "workload.password": "<redacted>"}
+
+
+@pytest.mark.parametrize("name", ["MYTOKEN", "COMET_KEY", "DB_PASS", "NETRC_TOKEN"])
+def test_variables_of_a_file_with_secret_names_are_redacted_wherever_they_stand(name: str) -> None:
+    secret = "correct-horse"
+    content = {"env": {name: secret, "NCCL_ALGO": "x"}, "grid": {f"env.{name}": [secret, None]}, "cells": [{name: 1}]}
+    kept = sanitize.plain(content)
+    assert kept["env"] == {name: sanitize.MARK, "NCCL_ALGO": "x"}
+    assert kept["grid"] == {f"env.{name}": [sanitize.MARK, None]} and kept["cells"] == content["cells"]
+    assert sanitize.redact_row({"options": {f"env.{name}": secret}})["options"] == {f"env.{name}": sanitize.MARK}
+    assert secret not in sanitize.source(yaml.safe_dump(content), content)
+    assert sanitize.plain({"env": {"TOKENIZERS_PARALLELISM": "false"}})["env"] == {"TOKENIZERS_PARALLELISM": "false"}
+    grid = {"strategy": "single", "devices": 1, "per_device_batch_size": 8, f"env.{name}": [secret, None]}
+    plan = plan_of(grid, env={"OWN": 1})
+    texts = {str(group) for group in plan.groups} | {plan.labels.of_trial(trial) for trial in plan.trials}
+    assert not any(secret in text for text in texts) and any(f"{name}={sanitize.MARK}" in text for text in texts), texts
 
 
 def test_the_environment_holds_known_variables_but_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,26 @@ def test_gradients_dropout_and_statistics_are_those_of_a_model_that_keeps_its_ac
     assert [name for name in kept if not torch.equal(kept[name], recomputed[name])] == []
 
 
+def test_a_synchronised_norm_counts_each_batch_once() -> None:
+    class Synchronised(Blocks):
+        def build_model(self) -> nn.Module:
+            return nn.SyncBatchNorm.convert_sync_batchnorm(super().build_model())
+
+    states = [state_after(cell, Synchronised()) for cell in (NONE, FULL)]
+    assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile reads it; pytest turns it into an error
+def test_where_torch_compile_breaks_the_graph_statistics_are_updated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cumulative average breaks it; with another backend, since inductor needs a C++ compiler."""
+    model_compile = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda model, **_: model_compile(model, backend="aot_eager"))
+    states = [state_after(cell, Blocks(dropout=0.0)) for cell in (NONE, replace(FULL, compile=True))]
+    counted = {name: int(value) for name, value in states[1].items() if name.endswith("num_batches_tracked")}
+    assert set(counted.values()) == {3} and len(counted) == 3
+    assert [name for name in states[0] if not torch.allclose(states[0][name], states[1][name], atol=1e-6)] == []
+
+
 def test_replicas_of_dataparallel_compute_their_own_units_again() -> None:
     two = replace(NONE, strategy="dp", devices=2, per_device_batch_size=4)
     kept = state_after(two, Blocks(dropout=0.0))

@@ -16,7 +16,9 @@ from harness.analysis.stats import CLEAR, OPEN, holm_of_known, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.analysis.waterfall import WORTH_NAMING
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.checks import SCRIPT
+from harness.plan.comparison import backend_of
 from harness.plan.feasibility import IMPOSSIBLE
 
 ENOUGH = 0.95
@@ -229,6 +231,7 @@ HOST = "an idle GPU (bound by the host)"
 """The part of a step in which a GPU runs nothing although it waits for no data: the host launches too slowly."""
 HOST_BOUND = 0.20
 """The share of a step from which this is a cause: profile and timed steps are not the same steps."""
+ESTIMATED = "estimated from one profile; other parts may be some of it"
 UNCLEAR, NO_INTERVAL, SAVED = "unclear", "no interval", "saved"
 WHOLE_WAIT = "figure-phases"
 """The evidence of a wait for data that includes what one device waits."""
@@ -239,15 +242,15 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
 
     The parts of its waterfall, what is not explained among them. The wait for data is that of the phases from WAITS,
     since the waterfall has only what it takes more than on one device. A GPU that is idle without waiting for data is
-    bound by the host: from HOST_BOUND, which is far beyond the error of one estimate. ``code``: SAVED for a part
-    that is shorter than on one device, which the others add up with to what is lost; else whether the interval excludes
-    0.
+    bound by the host: from HOST_BOUND, and after the parts that are measured, since some of these may leave it idle.
+    ``code``: SAVED for a part that is shorter than on one device, which the others add up with to what is lost; else
+    whether the interval excludes 0.
     """
     shares = (row for row in rows_of(tables["waterfall"]) if row.part != "ideal" and abs(row.share) >= WORTH_NAMING)
     parts = grouped(shares, lambda row: str(row.cell_id))
     known = {row.cell_id: row for row in rows_of(tables["phases"]) if not pd.isna(row.waits)}
     phases = {cell_id: row for cell_id, row in known.items() if row.waits >= WAITS}
-    busy = {row.cell_id: row.busy for row in rows_of(tables["gpus"]) if not pd.isna(row.busy)}
+    busy = _busy(tables)
     found: list[Statement] = []
     for leader in leading:
         cell_id, waits = leader.cell_id, phases.get(leader.cell_id)
@@ -259,13 +262,32 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
         if waits:
             whole = {"share": waits.waits, "low": waits.waits_low, "high": waits.waits_high}
             of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(waits), **whole})))
-        idle = 1 - busy[cell_id] - (known[cell_id].waits if cell_id in known else 0.0) if cell_id in busy else 0.0
+        of_cell.sort(key=lambda one: -one.facts.share)
+        idle = 1 - busy[cell_id] - known[cell_id].waits if cell_id in busy and cell_id in known else 0.0
         if idle >= HOST_BOUND:
-            facts = Record({"share": idle, "low": None, "high": None})
-            of_cell.append(Statement("loss", CLEAR, "gpus", cell_id, facts=facts, n=1, subject=HOST))
+            facts, why = Record({"share": idle, "low": None, "high": None}), (ESTIMATED,)
+            host = Statement("loss", NO_INTERVAL, "gpus", cell_id, facts=facts, n=1, subject=HOST, reasons=why)
+            of_cell.insert(sum(one.facts.share > 0 for one in of_cell), host)
         if any(one.facts.share > 0 for one in of_cell):
-            found += sorted(of_cell, key=lambda one: -one.facts.share)
+            found += of_cell
     return found
+
+
+def _busy(tables: Tables) -> dict[str, float]:
+    """Return the share of a step in which the least busy GPU of a cell runs something, if the host could be to blame.
+
+    Not of dp, whose replicas wait for each other, nor of exchanges by gloo, which the host makes; of strategies of the
+    user's own nothing is known.
+    """
+    busy = {str(row.cell_id): float(row.busy) for row in rows_of(tables["gpus"]) if not pd.isna(row.busy)}
+    trials = rows_of(tables["trials"]) if busy else []
+    cells = {str(row.cell_id): row for row in trials}
+
+    def launches(row: Record) -> bool:
+        traits = BUILTIN_TRAITS.get(row.strategy)
+        return bool(traits and not traits.replicates) and (row.devices == 1 or backend_of(vars(row)) == "nccl")
+
+    return {cell_id: share for cell_id, share in busy.items() if cell_id in cells and launches(cells[cell_id])}
 
 
 def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:

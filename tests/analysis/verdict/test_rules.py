@@ -316,19 +316,42 @@ def test_the_wait_for_data_is_named_once_from_10_percent_as_a_whole(waits: float
     assert [one.facts.share for one in found] == named
 
 
+ON_A_GPU = {"cell_id": "a", "strategy": "ddp", "device": "cuda", "devices": 2, "options": {}, "oversubscribed": False}
+
+
 @pytest.mark.parametrize(
-    ("busy", "waits", "share"), [(0.5, None, 0.5), (0.5, 0.05, 0.45), (0.5, 0.35, None), (0.81, None, None)]
+    ("busy", "waits", "share"), [(0.5, None, None), (0.5, 0.05, 0.45), (0.5, 0.35, None), (0.81, 0.0, None)]
 )
 def test_a_gpu_that_is_idle_without_waiting_for_data_is_bound_by_the_host(
     busy: float, waits: float | None, share: float | None
 ) -> None:
     phases = {"cell_id": "a", "waits": waits, "waits_low": 0.0, "waits_high": 1.0}
-    given = tables(phases=[phases], gpus=[{"cell_id": "a", "busy": busy}, {"cell_id": "b", "busy": 0.1}])
+    gpus = [{"cell_id": "a", "busy": busy}, {"cell_id": "b", "busy": 0.1}]
+    given = tables(phases=[phases], gpus=gpus, trials=[{**ON_A_GPU, "strategy": "single", "devices": 1}])
     found = {one.subject: one for one in rules.causes(given, [Record({"cell_id": "a"})])}
     host = found.get(rules.HOST)
     assert (host and host.facts.share) == (share and pytest.approx(share))
-    assert host is None or (host.code, host.evidence) == ("clear", "gpus")
+    assert host is None or (host.code, host.evidence) == ("no interval", "gpus")
     assert ("waiting for data" in found) is (waits is not None and waits >= rules.WAITS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, True),
+        ({"strategy": "dp"}, False),
+        ({"strategy": "own:Own"}, False),
+        ({"options": {"ddp.backend": "gloo"}}, False),
+        ({"oversubscribed": True}, False),
+    ],
+)
+def test_the_host_is_named_after_measured_parts_and_where_it_launches(change: dict[str, Any], said: bool) -> None:
+    phases = {"cell_id": "a", "waits": 0.0, "waits_low": 0.0, "waits_high": 0.0}
+    parts = [{"cell_id": "a", "part": part, "share": share} for part, share in (("rest", 0.1), ("wrapper", -0.1))]
+    busy = [{"cell_id": "a", "busy": 0.5}]
+    given = tables(waterfall=parts, phases=[phases], gpus=busy, trials=[{**ON_A_GPU, **change}])
+    found = [one.subject for one in rules.causes(given, [Record({"cell_id": "a"})])]
+    assert found == ["rest", *[rules.HOST] * said, "wrapper"]
 
 
 def test_a_single_device_waits_for_data_too() -> None:
