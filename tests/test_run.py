@@ -36,9 +36,9 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     traces = results.folder.traces()
     best_and_base = (results.scaling["strategy"] == "single") | (results.scaling["devices"] == 2)
     assert {*traces} == {*results.scaling.loc[best_and_base, "cell_id"]}
-    sizes = [(report.parent / path).stat().st_size for paths in traces.values() for path in paths]
+    sizes = [(report.parent / path).stat().st_size for paths in traces.values() for path in paths.values()]
     assert len(sizes) == 3 and min(sizes) > 10_000 and sum(sizes) < 20_000_000
-    assert all(f'<a href="{path}">' in report.read_text() for paths in traces.values() for path in paths)
+    assert all(f'<a href="{path}">' in report.read_text() for paths in traces.values() for path in paths.values())
     assert "\x1b" not in done.stdout  # plain lines where the output is no terminal
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import mean
 
@@ -97,19 +98,25 @@ SPREADS = 3.0
 def unequal_metrics(trials: pd.DataFrame, convergence: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
     """Return a finding on each metric of a cell that is far from its base's, while their validation losses are equal.
 
-    After the last epochs of trainings with the same seeds, at least LEAST_BLOCKS of them. ``known``: the doctor's
-    findings, which may have the same metric already. Scripts are left out: each reports what it computes itself.
+    After the last epochs of trainings with the same seeds and global batch, at least LEAST_BLOCKS of them. ``known``:
+    the doctor's findings, which may have the same metric of the same workload already. Scripts are left out: each
+    reports what it computes itself. Values of metrics(), of derived() and of evaluate() are recorded alike.
     """
     scripts = set(trials.loc[trials["connected_ranks"].notna(), "cell_id"])
     bases = dict(zip(trials["cell_id"], trials["base_id"], strict=True))
     rows = [row for row in rows_of(convergence) if row.cell_id not in scripts]
     trained = {(row.cell_id, row.seed): row for row in rows}
-    names = [name for name in map(str, convergence.columns) if name.startswith("val_") and name != LOSS]
-    said = known.loc[known["check"] == METRICS, "seen"].dropna().astype(str)
+    names = [name for name in map(str, convergence.columns) if name.startswith("val_") and name not in (LOSS, *DERIVED)]
+    said = {
+        (_data_of(vars(row)), name)
+        for row in rows_of(known[known["check"] == METRICS])
+        for name in re.split("[ ,:;]+", row.seen)
+    }
     found = []
     for cell_id, of_cell in grouped(rows, lambda row: str(row.cell_id)).items():
         base_id = bases[cell_id]
         pairs = [(row, base) for row in of_cell if (base := trained.get((base_id, row.seed))) and base_id != cell_id]
+        pairs = [(row, base) for row, base in pairs if row.global_batch_size == base.global_batch_size]
         losses = _both(pairs, LOSS)
         apart = max((_relative(*both) for both in losses), default=1.0)
         if len(losses) < LEAST_BLOCKS or apart > EQUAL_LOSSES:
@@ -117,7 +124,7 @@ def unequal_metrics(trials: pd.DataFrame, convergence: pd.DataFrame, known: pd.D
         named = columns_of(pairs[-1][0], "trial_id", "cell_id", *DESCRIPTION)
         for name in names:
             values = _both(pairs, name)
-            if _are_far(values, apart) and not any(text.startswith(f"{name} ") for text in said):
+            if _are_far(values, apart) and (_data_of(named), name) not in said:
                 own, other = (mean(each) for each in zip(*values, strict=True))
                 seen = f"{name} after the last epoch: {own:.4g}, and {other:.4g} of its base, over {len(values)} seeds"
                 equal = f"; their losses differ by at most {100 * apart:.2g} %"
@@ -126,13 +133,16 @@ def unequal_metrics(trials: pd.DataFrame, convergence: pd.DataFrame, known: pd.D
 
 
 LOSS = "val_loss"
+DERIVED = ("val_perplexity", "val_psnr")
+"""What the built-in workloads derive from means: it follows from the loss."""
 METRICS = "metrics"
 UNEQUAL = {
     "check": METRICS,
     "severity": "warning",
-    "means": "no mean over samples: it depends on how the validation set is split, and so on the strategy, not on what "
-    "was trained",
-    "advice": "compute it in evaluate(model, loader), which gets the whole validation set, in the same batches",
+    "means": "if metrics() returns it, it may be no mean over samples, which depends on how the validation set is "
+    "split, and so on the strategy, not on what was trained",
+    "advice": "compute such a metric in evaluate(model, loader), which gets the whole validation set, in the same "
+    "batches; nothing is to be done about a mean, or about what derived() or evaluate() returns",
 }
 
 

@@ -85,7 +85,7 @@ def predict_command(
     price: Price = None,
     output: PredictionFigure = None,
 ) -> int:
-    """Predict steps and throughput on more devices than RUN_FOLDER measured, with 95 % intervals; measures nothing."""
+    """Predict steps, with 95 % intervals, and throughput on more devices than RUN_FOLDER measured; measures nothing."""
     from harness.analysis.prediction import Asked, read_links
     from harness.analysis.results import load, predict
     from harness.cli.arguments import parse_link, parse_numbers

@@ -25,6 +25,7 @@ from harness.doctor.facts import (
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.convergence import EpochData, Evaluator
 from harness.measure.exchanges import CollectiveMode
+from harness.measure.scenarios import is_device_error
 from harness.measure.sketches import random_states
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
@@ -135,7 +136,8 @@ def _noted(where: str) -> Iterator[None]:
 def _evaluate_last_samples(subject: Subject, training: Training) -> None:
     """Evaluate the last two batches: of the last one each rank may have another number of samples, or none.
 
-    What evaluate() raises on few samples its own check says; here ranks may wait for others in it.
+    A metric may have no weight there, so nothing is divided. What evaluate() raises on few samples its own check says;
+    it may do so on one rank alone, so no collective of the harness follows from it.
     """
     validation, batch = subject.datasets[1], subject.cell.global_batch_size
     first = max(0, len(validation) - batch - len(validation) % batch)
@@ -143,9 +145,12 @@ def _evaluate_last_samples(subject: Subject, training: Training) -> None:
     workload = innermost(subject.workload)
     data = EpochData(subject.cell, subject.seed, subject.ranks, subject.datasets[0], few, workload)
     evaluator = Evaluator(training, data)
-    evaluator.validation_means(subject.advance)
-    with suppress(Exception):
-        evaluator.of_the_whole_set(subject.advance)
+    evaluator.validation_sums(subject.advance)
+    try:
+        evaluator.own_values(subject.advance)
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or is_device_error(error):
+            raise
 
 
 def observe_own_part(subject: Subject) -> Steps:

@@ -157,9 +157,11 @@ def call_evaluate(workload: object, model: nn.Module, loader: WholeSet) -> dict[
     """Return what the workload's evaluate() returns, in eval mode; raise WorkloadError if it is no {name: number}."""
     evaluate: Callable[[nn.Module, WholeSet], Mapping[str, float]] = getattr(workload, "evaluate")  # noqa: B009
     model.eval()
-    with torch.no_grad():
-        values = evaluate(model, loader)
-    model.train()
+    try:
+        with torch.no_grad():
+            values = evaluate(model, loader)
+    finally:
+        model.train()
     try:
         return {str(name): float(value) for name, value in values.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -178,16 +180,21 @@ class Evaluator:
 
         Each sample counts exactly once. All ranks call this together.
         """
-        means = self.validation_means(advance)
+        means = _means(self.validation_sums(advance))
         values = {**self._training.derived(means), **means, **self.of_the_whole_set(advance)}
         return {f"val_{name}": value for name, value in values.items()}
 
-    def validation_means(self, advance: Callable[[], None]) -> dict[str, float]:
-        """Return the mean of the loss and of each metric. All ranks call this together."""
-        return self._means(self._data.batches_once(self._data.validation), advance)
+    def validation_sums(self, advance: Callable[[], None]) -> dict[str, tuple[float, float]]:
+        """Return the sum and the weight of the loss and of each metric. All ranks call this together."""
+        return self._sums(self._data.batches_once(self._data.validation), advance)
 
     def of_the_whole_set(self, advance: Callable[[], None]) -> dict[str, float]:
         """Return what the workload's evaluate() returns on rank 0; each rank calls it with the whole validation set."""
+        values = self.own_values(advance)
+        return self._ranks.broadcast(values) if hasattr(self._data.workload, "evaluate") else {}
+
+    def own_values(self, advance: Callable[[], None]) -> dict[str, float]:
+        """Return what evaluate() returns on this rank, empty without it; no collective of the harness is called."""
         data, model = self._data, self._training.model
         if not hasattr(data.workload, "evaluate"):
             return {}
@@ -196,16 +203,17 @@ class Evaluator:
         loader = WholeSet(
             lambda: data.whole_batches(data.validation, batch), -(-len(data.validation) // batch), advance
         )
-        values = call_evaluate(data.workload, model, loader)
-        return self._ranks.broadcast(values)
+        return call_evaluate(data.workload, model, loader)
 
     def evaluate_training(self, advance: Callable[[], None]) -> dict[str, float]:
         """Return the means over the training set, without the loss, which is a mean over the steps of the epoch."""
-        means = self._means(self._data.batches_once(self._data.train), advance)
+        means = _means(self._sums(self._data.batches_once(self._data.train), advance))
         values = {**self._training.derived(means), **means}
         return {f"train_{name}": value for name, value in values.items() if name != "loss"}
 
-    def _means(self, batches: Iterable[tuple[Share, object]], advance: Callable[[], None]) -> dict[str, float]:
+    def _sums(
+        self, batches: Iterable[tuple[Share, object]], advance: Callable[[], None]
+    ) -> dict[str, tuple[float, float]]:
         model = self._training.model
         if self._ranks.world_size > 1:
             for buffer in model.buffers():
@@ -220,7 +228,11 @@ class Evaluator:
             advance()
         model.train()
         sums = self._ranks.sum([value for entry in totals.values() for value in entry])
-        return {name: sums[2 * i] / sums[2 * i + 1] for i, name in enumerate(totals)}
+        return {name: (sums[2 * i], sums[2 * i + 1]) for i, name in enumerate(totals)}
+
+
+def _means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    return {name: total / weight for name, (total, weight) in sums.items()}
 
 
 def _collecting(advance: Callable[[], None]) -> Callable[[], None]:

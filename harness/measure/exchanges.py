@@ -106,8 +106,10 @@ def _of_buckets(points: Sequence[Timed]) -> list[ExchangeRow]:
     The end of the backward pass itself comes later, after the exchange.
     """
     last = max((seconds for _, seconds in points), default=0.0)
+    kinds: Mapping[str, Collective] = {"bucket": "all_reduce", "rows": "all_gather"}
     return [
-        _row(number, "all_reduce", point.reduce_bytes, seconds, last) for number, (point, seconds) in enumerate(points)
+        _row(number, kinds[point.kind], point.gather_bytes or point.reduce_bytes, seconds, last)
+        for number, (point, seconds) in enumerate(points)
     ]
 
 

@@ -386,13 +386,16 @@ THREADS, PLACEMENT = "threads", "device placement"
 def judge_threads(threads: Sequence[int], workers: int, processors: int, less: tuple[str, str]) -> list[Finding]:
     """Judge the computing threads of each rank of a node, and the loader workers of all, by its processors.
 
-    ``less``: the advice against too many threads, and against too many workers.
+    ``threads``: empty if these hardly compute, as beside a GPU. ``less``: the advice against too many threads, and
+    against too many workers.
     """
     if sum(threads) + workers <= processors:
         return []
-    loaders = f" and {workers} loader workers" if workers else ""
-    ranks = f"{threads[0]} threads in the first of its {len(threads)} rank{'s' * (len(threads) > 1)}"
-    text = f"{sum(threads)} computing threads{loaders} on a node with {processors} processors ({ranks})"
+    busy, ranks = [f"{workers} loader workers"] if workers else [], ""
+    if threads:
+        busy.insert(0, f"{sum(threads)} computing threads")
+        ranks = f" ({threads[0]} threads in the first of its {len(threads)} rank{'s' * (len(threads) > 1)})"
+    text = f"{' and '.join(busy)} on a node with {processors} processors{ranks}"
     means = "oversubscribed processors: slower and less regular steps, increasingly so with more ranks"
     return [Finding(THREADS, "warning", text, means, less[0] if sum(threads) > processors else less[1])]
 

@@ -110,7 +110,12 @@ class ExchangeRow(TypedDict):
     """
 
     position: Annotated[int, Meaning("number of the collective in the step, from 0")]
-    operation: Annotated[Collective, Meaning("all_reduce (ddp: a bucket), all_gather or reduce_scatter (fsdp: a unit)")]
+    operation: Annotated[
+        Collective,
+        Meaning(
+            "all_reduce (ddp: a bucket), all_gather or reduce_scatter (fsdp: a unit; ddp: all_gather of sparse rows)"
+        ),
+    ]
     size_bytes: Annotated[int, Meaning("size of the whole tensor", "bytes")]
     ready_s: Annotated[float, Meaning("computation from the start of the forward pass until it can begin", "s")]
     needed_s: Annotated[

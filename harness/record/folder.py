@@ -54,6 +54,8 @@ FOLDERS = ("raw", "tables", "figures", "logs")
 """The folders inside a run folder."""
 TRACES = "traces"
 """The folder of the traces of two cells, if a run keeps them."""
+NO_TRACE = "-too-large"
+"""The end of the name of an empty file there: every trace of the cell exceeds its share."""
 CANNOT_RUN = ("skipped", "impossible")
 """The lists of plan.json whose rows hold the axes of cells."""
 RESOLVED = 20
@@ -222,8 +224,11 @@ class RunFolder:
         replace_all([(path, memoryview(csv_bytes(text)))])
         return path
 
-    def keep_traces(self, cells: Mapping[str, Sequence[bytes]]) -> None:
-        """Write the traces of these cells, by rank, in place of all that were kept before; raises WriteError."""
+    def keep_traces(self, cells: Mapping[str, Sequence[bytes]], *, instead: bool) -> None:
+        """Write the traces of these cells, by rank; raises WriteError.
+
+        A cell without any leaves a mark, by which ``traces`` has it too. ``instead``: in place of all that were kept.
+        """
         folder = self.path / TRACES
         with writing(folder):
             folder.mkdir(exist_ok=True)
@@ -233,16 +238,20 @@ class RunFolder:
             for rank, content in enumerate(traces)
             if content
         }
-        remove_all(set(folder.iterdir()) - paths.keys())
+        paths |= {folder / f"{cell_id}{NO_TRACE}": b"" for cell_id, traces in cells.items() if not any(traces)}
+        if instead:
+            remove_all(set(folder.iterdir()) - paths.keys())
         replace_all(paths.items())
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def traces(self) -> dict[str, list[str]]:
-        """Return the paths of the traces that are kept, relative to the run folder, by cell and in order of rank."""
-        found: dict[str, list[str]] = {}
-        for path in sorted((self.path / TRACES).glob("*-rank*.json.gz"), key=lambda path: (len(path.name), path.name)):
-            found.setdefault(path.name.rpartition("-rank")[0], []).append(f"{TRACES}/{path.name}")
+    def traces(self) -> dict[str, dict[int, str]]:
+        """Return the paths of the traces that are kept, relative to the run folder, by cell and rank, in order."""
+        folder = self.path / TRACES
+        found = {path.name.removesuffix(NO_TRACE): dict[int, str]() for path in folder.glob(f"*{NO_TRACE}")}
+        for path in sorted(folder.glob("*-rank*.json.gz"), key=lambda path: (len(path.name), path.name)):
+            cell_id, _, rank = path.name.removesuffix(".json.gz").rpartition("-rank")
+            found.setdefault(cell_id, {})[int(rank)] = f"{TRACES}/{path.name}"
         return found
 
     def lines(self) -> list[RecordedTrial]:

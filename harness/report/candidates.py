@@ -131,6 +131,7 @@ def experiment_of(
             "blocks": blocks,
             "twin": False,
             "explain": proves,
+            "traces": False,
             "links_seconds": 0,
         },
         "equivalence": proves and experiment.equivalence,

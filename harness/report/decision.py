@@ -54,7 +54,7 @@ class Wish:
         return self.amount(number(row[f"{self.money}{end}"]))
 
     def amount(self, value: float) -> str:
-        return f"{value:,.3g} {self.currency if self.price else 'device-hours'}".strip()
+        return f"{speed(value)} {self.currency if self.price else 'device-hours'}".strip()
 
     def fits(self, row: Row) -> bool:
         """Return whether time and money are enough at the upper ends of their intervals."""

@@ -16,6 +16,7 @@ from harness.report import summary
 from harness.report.figures import FIGURES, style
 from harness.report.figures.drawing import FILE_KINDS, Area, Drawing, figure_files
 from harness.report.page import Failure, Parts, failed, render
+from harness.report.row import rows_of
 from harness.report.summary import NO_FACTS, facts
 from harness.report.table_sections import APPENDIX, DETAILS, SCALING, make_pages
 from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
@@ -142,12 +143,12 @@ def _with_traces(picture: Picture, results: Results) -> Picture:
     """Return the figure; the waterfall with links to the traces of the base and the best cell, if a run kept them."""
     if picture.name != "waterfall" or not picture.files:
         return picture
-    labels = dict(zip(results.trials["cell_id"], results.trials["label"], strict=True))
+    cells = {row.cell_id: row for row in rows_of(results.trials)}
     links = [
-        (path, f"{labels[cell_id]}, rank {rank}" if len(paths) > 1 else str(labels[cell_id]))
+        (path, f"{cells[cell_id].label}, rank {rank}" if cells[cell_id].devices > 1 else str(cells[cell_id].label))
         for cell_id, paths in results.folder.traces().items()
-        for rank, path in enumerate(paths)
-        if cell_id in labels
+        for rank, path in paths.items()
+        if cell_id in cells
     ]
     return replace(picture, links=links)
 

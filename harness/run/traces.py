@@ -8,7 +8,7 @@ from time import time
 
 from harness.analysis.results import load
 from harness.config.script import ScriptExperiment
-from harness.errors import HarnessError
+from harness.errors import ClusterLostError, HarnessError, WriteError
 from harness.launch.protocol import Launcher
 from harness.plan.cell import Cell
 from harness.plan.planner import Plan, trace_groups
@@ -26,7 +26,8 @@ def keep_traces(plan: Plan, folder: RunFolder, launcher: Launcher, deadline: flo
     """Keep the traces of the best cell on several devices and of its base, if the experiment explains its cells.
 
     In fresh processes, as a profiler may slow what follows it. They are no trials: a failure is a message, and costs
-    the traces alone. Nothing is profiled if those of the same cells are there, or after ``deadline`` (unix time).
+    the traces alone, unless the cluster is lost or a file cannot be written (ClusterLostError, WriteError). Nothing is
+    profiled if the same cells were, or after ``deadline`` (unix time); what fails replaces no earlier traces.
     """
     settings = plan.experiment.throughput
     scripted = isinstance(plan.experiment, ScriptExperiment)  # whose processes are profiled in their own trials
@@ -40,11 +41,16 @@ def keep_traces(plan: Plan, folder: RunFolder, launcher: Launcher, deadline: flo
             return
         emit(Note("Profiling the best cell and its base once more, for their traces"))
         found, failed = _profiled(plan, cells, launcher, deadline)
-        folder.keep_traces(found)
+        if found:
+            folder.keep_traces(found, instead=found.keys() == cells.keys())
         if failed:
             emit(Note(f"No trace of each rank: {failed}"))
+    except (ClusterLostError, WriteError):  # these end the run
+        raise
     except HarnessError as error:
         emit(Note(f"No traces: {error}"))
+    except Exception as error:
+        emit(Note(f"No traces: {type(error).__name__}: {error}"))
 
 
 def _best_and_base(plan: Plan, folder: RunFolder) -> dict[str, Cell]:
@@ -60,7 +66,7 @@ def _best_and_base(plan: Plan, folder: RunFolder) -> dict[str, Cell]:
 def _profiled(
     plan: Plan, cells: Mapping[str, Cell], launcher: Launcher, deadline: float | None
 ) -> tuple[dict[str, tuple[bytes, ...]], str]:
-    """Return the traces of each cell, by rank, and why some of them are missing."""
+    """Return the traces of each cell that was profiled, by rank, and why some of them are missing."""
     found: dict[str, tuple[bytes, ...]] = {}
     failed: dict[str, None] = {}
     for group in trace_groups(plan, list(cells.values()), MOST_BYTES):
@@ -68,9 +74,10 @@ def _profiled(
         with closing(launcher.launch(group, deadline=deadline)) as messages:
             for message in messages:
                 if isinstance(message, TrialResult):
-                    found[of_trial[message.trial_id]] = message.traces
                     if message.outcome != "ok":
                         failed[message.reason] = None
-                    elif not all(message.traces):
+                        continue
+                    found[of_trial[message.trial_id]] = message.traces
+                    if not all(message.traces):
                         failed[f"those of some ranks exceed their share of {MOST_BYTES // 10**6} MB"] = None
     return found, "; ".join(failed)

@@ -242,7 +242,7 @@ class Training:
         with statistics_kept(self._norms_computed_again):
             (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
         if tokens and not are_equal(divisor, total := tokens.value()):
-            scale_gradients(self.model, divisor / total)
+            scale_gradients(self.model, divisor / tokens_or(total, divisor))
         return loss.detach(), weight
 
     def _accumulate(self, batches: object, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
@@ -361,7 +361,9 @@ class Training:
         if known := self._divisors.get(share.global_samples):
             return known
         if not self._scales_later:
-            divisor = share.global_samples if self._counts_samples else on_device(weight, self._ranks.devices[0])
+            if self._counts_samples:
+                return share.global_samples, self._ranks.world_size / share.global_samples
+            divisor = tokens_or(on_device(weight, self._ranks.devices[0]), 1.0)
             return divisor, self._ranks.world_size / divisor
         rate = self._tokens_per_sample
         if rate is None:
@@ -417,6 +419,11 @@ def on_device(weight: Tensor | float, device: torch.device) -> Tensor:
     if isinstance(weight, Tensor) and weight.device == device:
         return weight.detach().float()
     return torch.full((), float(weight), device=device)
+
+
+def tokens_or(total: Tensor, divisor: Tensor | float) -> Tensor:
+    """Return the tokens of a global batch; without any ``divisor``, by which its gradients of zero stay zero."""
+    return torch.where(total > 0, total, divisor)
 
 
 def are_equal(one: Tensor | float, other: Tensor) -> bool:

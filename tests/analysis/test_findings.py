@@ -52,7 +52,12 @@ def test_other_examinations_are_not_compared(single: dict[str, Any], ddp: dict[s
 
 
 def trainings(
-    metric: tuple[float, ...] = (0.76, 0.77, 0.76), loss: float = 0.5, first: tuple[float, ...] = (0.82, 0.83, 0.82)
+    metric: tuple[float, ...] = (0.76, 0.77, 0.76),
+    loss: float = 0.5,
+    first: tuple[float, ...] = (0.82, 0.83, 0.82),
+    batch: int = 20,
+    name: str = "val_accuracy",
+    known: pd.DataFrame | None = None,
 ) -> list[str]:
     """Return what is found of ddp's trainings with these values after the last epoch, beside one device's."""
     cells = {"single": (first, 0.5), "ddp2": (metric, loss)}
@@ -60,11 +65,12 @@ def trainings(
     for cell, (values, loss_of_cell) in cells.items():
         for seed, value in enumerate(values):
             one = line(cell, kind="convergence", block=seed, seed=seed, trial_id=f"{cell}-s{seed}")
-            lines.append({**one, "windows": []})
-            epochs.append(epochs_of(f"{cell}-s{seed}", [value]).assign(val_loss=loss_of_cell, val_accuracy=value))
+            lines.append({**one, "windows": [], "global_batch_size": batch if cell == "single" else 20})
+            values_of = {"val_loss": loss_of_cell, "val_accuracy": None, name: value}
+            epochs.append(epochs_of(f"{cell}-s{seed}", [value]).assign(**values_of))
     trials = trials_of(lines)
     table = trial_tables.convergence(trials, pd.concat(epochs), None)
-    return list(unequal_metrics(trials, table, FINDINGS.frame([]))["seen"])
+    return list(unequal_metrics(trials, table, FINDINGS.frame([]) if known is None else known)["seen"])
 
 
 def test_equal_losses_with_unequal_metrics_are_a_finding() -> None:
@@ -84,26 +90,26 @@ def test_equal_losses_with_unequal_metrics_are_a_finding() -> None:
         {"metric": (0.5, 0.51, 0.5), "loss": 0.51},  # other losses, other models
         {"loss": 0.5045},  # which may explain the metric
         {"loss": float("nan")},
+        {"batch": 10},  # another training
+        {"name": "val_perplexity"},  # derived
     ],
 )
 def test_metrics_that_differ_as_losses_or_seeds_do_are_none(same: dict[str, Any]) -> None:
     assert trainings(**same) == []
 
 
-def test_what_the_doctor_has_found_of_a_metric_is_not_said_twice() -> None:
-    known = FINDINGS.frame([{"check": "metrics", "seen": "val_accuracy of 64 samples: 0.8 in one batch, 0.7 in two"}])
-    lines = [
-        {**line(c, kind="convergence", block=s, seed=s, trial_id=f"{c}-s{s}"), "windows": []}
-        for c in ("single", "ddp2")
-        for s in range(3)
-    ]
-    curves = [
-        epochs_of(one["trial_id"], [0.8 if one["cell_id"] == "single" else 0.7]).assign(val_loss=0.5) for one in lines
-    ]
-    trials = trials_of(lines)
-    table = trial_tables.convergence(trials, pd.concat(curves), None)
-    assert len(unequal_metrics(trials, table, FINDINGS.frame([]))) == 1
-    assert unequal_metrics(trials, table, known).empty
+@pytest.mark.parametrize(("changed", "count"), [({}, 0), ({"model": "resnet14"}, 1)])
+@pytest.mark.parametrize("name", ["val_accuracy", "val_iou"])
+def test_what_the_doctor_has_found_of_a_metric_of_the_workload_is_not_said_twice(
+    changed: dict[str, Any], count: int, name: str
+) -> None:
+    seen = "val_accuracy of 64 samples: 0.8 in one batch, 0.7 in two; also val_auc, val_iou"
+    metrics = {"check": "metrics", "severity": "warning", "seen": seen, "means": "y", "advice": "z"}
+    examination: Any = examined("ddp", None, **{"options": {}, **changed})
+    examination["facts"]["findings"] = [metrics]
+    known = findings([examination], trials_of([examination]))
+    assert len(trainings(name=name)) == 1
+    assert len(trainings(name=name, known=known)) == count
 
 
 def study(check: str, severity: str = "error") -> list[dict[str, Any]]:

@@ -169,7 +169,8 @@ def test_a_factor_of_n_is_a_sum_for_a_mean_and_another_difference_is_named_by_pa
     only(gradients.judge(products(0.25), case(devices=4)), seen=": 1/4 of that of one device")
     assert gradients.judge(products(1.001), case()) == []
     unlike = only(gradients.judge(products(1.0, 0.3), case()), seen="from that of one device: 30 %")
-    assert "largest in w" in unlike.seen
+    assert "largest in w" in unlike.seen and "PPO" not in unlike.advice
+    assert "as PPO" in only(gradients.judge(products(1.0, 0.04), case())).advice
     assert gradients.judge(products(1.0, 0.3, noisy=True), case()) == []  # noise in the loss widens the bound
     assert gradients.judge(products(2.0, noisy=True), case())  # but not beyond a factor
     assert (gradients.relative(0.0, 0.0, 0.0), gradients.relative(0.0, 0.0, 1.0)) == (0.0, math.inf)
@@ -262,6 +263,9 @@ def test_a_weight_of_samples_is_their_number_and_one_of_tokens_a_whole_number_of
     assert gradients.judge_loss_weight([steps(samples=[64], weights=[640.0], unit="tokens")], case()) == []
     for weight, severity in ((63.0, "warning"), (64.5, "warning"), (0.0, "error"), (math.nan, "error")):
         only(gradients.judge_loss_weight([steps(samples=[64], weights=[weight], unit="tokens")], case()), severity)
+    masked, other = (steps(samples=[64], weights=[weight], unit="tokens") for weight in (0.0, 640.0))
+    assert gradients.judge_loss_weight([other, masked], case()) == []
+    only(gradients.judge_loss_weight([masked, masked], case()), "error")
 
 
 def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() -> None:

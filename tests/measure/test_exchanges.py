@@ -40,6 +40,8 @@ def test_buckets_are_needed_when_the_last_one_is_ready() -> None:
     rows = _of_buckets([(ExchangePoint("bucket", reduce_bytes=4), 1.0), (ExchangePoint("bucket", reduce_bytes=8), 2.0)])
     assert of(rows) == [("all_reduce", 1.0, 2.0), ("all_reduce", 2.0, 2.0)]
     assert [row["size_bytes"] for row in rows] == [4, 8]
+    sparse = _of_buckets([(ExchangePoint("rows", gather_bytes=24), 1.0)])
+    assert [(row["operation"], row["size_bytes"]) for row in sparse] == [("all_gather", 24)]
 
 
 GATHER, REDUCE = "all_gather", "reduce_scatter"

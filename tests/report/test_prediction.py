@@ -43,6 +43,10 @@ def test_a_row_has_the_measured_and_the_predicted_step_and_a_narrow_table_neithe
     assert titles == ["devices", "measured, ms", "predicted, ms", "error", "per s", "efficiency"]
 
 
+def _last(prediction: pd.DataFrame, **asked: Any) -> tuple[str, ...]:
+    return prediction_table(prediction, narrow=True, **asked).rows[-1].cells
+
+
 def test_a_prediction_is_samples_a_second_an_efficiency_and_a_price_of_a_million() -> None:
     prediction = table()
     row = prediction[prediction["devices"] == 8].iloc[0]
@@ -51,6 +55,12 @@ def test_a_prediction_is_samples_a_second_an_efficiency_and_a_price_of_a_million
     assert asked["per s"] == f"{row['throughput_per_s']:,.0f}"
     assert asked["efficiency"] == f"{100 * row['ideal_s'] / row['step_s']:.0f} %"
     assert asked["price of a million"] == f"{3.6 * 8 * 1e6 / row['throughput_per_s'] / 3600:.3g} USD"
+    dear = dict(zip([heading.title for heading in content.columns], _last(prediction, price=36_000), strict=True))
+    assert dear["price of a million"] == f"{36_000 * 8 * 1e6 / row['throughput_per_s'] / 3600:,.0f}"
+
+
+def test_a_figure_is_written_into_a_new_folder_of_a_new_folder(tmp_path: Path) -> None:
+    assert write_prediction(tmp_path / "new" / "deep", table())
 
 
 def test_models_that_are_far_apart_at_the_largest_size_are_a_sentence() -> None:

@@ -115,6 +115,7 @@ def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_mea
     _, (_, screening, _, confirmation), _ = improved(tmp_path, monkeypatch)
     assert screening.throughput and confirmation.throughput
     assert (screening.throughput.blocks, confirmation.throughput.blocks) == (2, 5)
+    assert not screening.throughput.traces and not confirmation.throughput.traces
     assert not screening.throughput.twin and not screening.throughput.explain and confirmation.throughput.explain
     assert screening.limits.wall and confirmation.limits.wall
     assert screening.limits.wall <= 0.35 * 300 < confirmation.limits.wall <= 300

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.results import load
 from harness.config.load import parse_experiment
-from harness.errors import ClusterError
+from harness.errors import ClusterError, ClusterLostError, WriteError
 from harness.launch.protocol import Message
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
+from harness.report.html import Picture, _with_traces
 from harness.run.events import Event, Note
 from harness.run.traces import MOST_BYTES, keep_traces
 from tests.conftest import laptop
@@ -70,14 +72,19 @@ def test_the_best_cell_and_its_base_are_profiled_once_and_each_rank_has_its_file
     cells = {trial.cell.strategy: trial.cell.id for trial in launcher.launched}
     one, two = cells["single"], cells["ddp"]
     files = [f"traces/{two}-rank{rank}.json.gz" for rank in (0, 1)]
-    assert folder.traces() == {one: [f"traces/{one}-rank0.json.gz"], two: files}
+    assert folder.traces() == {one: {0: f"traces/{one}-rank0.json.gz"}, two: dict(enumerate(files))}
     assert (folder.path / files[1]).read_bytes() == b"rank 1"
     assert len(folder.lines()) == len(plan.trials) + len(plan.skips)  # they are no trials
     again, said = kept(plan, folder)
     assert again.launched == [] and said == []
     (folder.path / files[0]).unlink()
-    folder.keep_traces({one: [b"x"] * 11})
-    assert folder.traces() == {one: [f"traces/{one}-rank{rank}.json.gz" for rank in range(11)]}, "in order of rank"
+    drawn = Picture("waterfall", "Waterfall", files={"waterfall.png": b""})
+    links = dict(_with_traces(drawn, load(folder.path)).links)
+    assert links.pop(files[1]).endswith(", rank 1")  # by the name of its file
+    assert not any("rank" in text for text in links.values())
+    folder.keep_traces({one: [b"x"] * 11}, instead=True)
+    (kept_files,) = folder.traces().values()
+    assert [*kept_files.items()] == [(rank, f"traces/{one}-rank{rank}.json.gz") for rank in range(11)]
 
 
 @pytest.mark.parametrize("throughput", [{"traces": False}, {"explain": False}])
@@ -93,17 +100,37 @@ def test_after_a_limit_and_without_a_cell_that_has_a_base_beside_it_none_are_kep
     assert kept(plan, folder)[0].launched == []
 
 
-def test_a_failure_is_a_message(tmp_path: Path) -> None:
-    plan, folder = run(tmp_path)
-
+def fails_with(error: Exception) -> Answer:
     def fails(trial: Trial) -> TrialResult:
         if trial.cell.devices == 2:
-            raise ClusterError("the cluster is gone")
+            raise error
         return TrialResult(trial.id, "ok", traces=(b"",))
 
-    _, said = kept(plan, folder, fails)
-    assert said[-1] == "No traces: the cluster is gone" and folder.traces() == {}
+    return fails
+
+
+def test_a_failure_is_a_message_and_replaces_no_earlier_traces(tmp_path: Path) -> None:
+    plan, folder = run(tmp_path)
+    folder.keep_traces({"other": [b"earlier"]}, instead=True)
+    _, said = kept(plan, folder, fails_with(ClusterError("the cluster is gone")))
+    assert said[-1] == "No traces: the cluster is gone"
+    _, said = kept(plan, folder, fails_with(RuntimeError("no profiler")))
+    assert said[-1] == "No traces: RuntimeError: no profiler"
     _, said = kept(plan, folder, lambda trial: TrialResult(trial.id, "oom", "no memory"))
-    assert said[-1] == "No trace of each rank: no memory"
+    assert said[-1] == "No trace of each rank: no memory" and {*folder.traces()} == {"other"}
+    kept(plan, folder, lambda trial: TrialResult(trial.id, "oom") if trial.cell.devices == 2 else traced(trial))
+    assert len(folder.traces()) == 2 and "other" in folder.traces()
+
+
+@pytest.mark.parametrize("error", [ClusterLostError("lost"), WriteError("disk full")])
+def test_a_lost_cluster_and_a_full_disk_end_the_run(tmp_path: Path, error: Exception) -> None:
+    plan, folder = run(tmp_path)
+    with pytest.raises(type(error)):
+        kept(plan, folder, fails_with(error))
+
+
+def test_cells_whose_traces_are_all_too_large_are_not_profiled_again(tmp_path: Path) -> None:
+    plan, folder = run(tmp_path)
     _, said = kept(plan, folder, lambda trial: TrialResult(trial.id, "ok", traces=(b"",)))
     assert said[-1] == "No trace of each rank: those of some ranks exceed their share of 20 MB"
+    assert kept(plan, folder)[0].launched == [] and not any(folder.traces().values())

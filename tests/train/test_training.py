@@ -303,6 +303,22 @@ def test_tokens_of_a_global_batch_are_summed_in_backward(accumulation: int, monk
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+class Masked(Regression):
+    """Batches without a token, whose loss is 0."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = super().loss(model, batch)
+        return total * 0.0, weight * 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_global_batch_without_a_token_changes_nothing(accumulation: int) -> None:
+    training = training_of(replace(CELL, training={"accumulation": accumulation}), Masked("tokens"))
+    before = flat(training)
+    next(steps(training))
+    assert torch.equal(flat(training), before)
+
+
 class OfOneLength(Regression):
     """Three tokens a sample; ``longer``: more in the batches from the second on."""
 

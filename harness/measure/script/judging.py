@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from harness.measure.script.counting import Facts, Finished
 from harness.measure.script.profiling import ProfiledSteps
 from harness.plan.cell import Cell
-from harness.plan.checks import PLACEMENT, SCRIPT, Finding, join_names, judge_threads
+from harness.plan.checks import PLACEMENT, SCRIPT, THREADS, Finding, join_names, judge_threads
 
 SAME_SIZE = 0.02
 """Largest relative difference of counted and stated samples of a step."""
@@ -105,7 +105,9 @@ def judge(
             "batch, or set the grid's batch size to that of the script",
         )
     yield from _of_steps(first, profiles, paused)
-    yield from _of_machine(ranks, cell)
+    machine = [*_of_machine(ranks, cell)]
+    yield from machine
+    crowded = any(finding.check == THREADS for finding in machine)
     waits = max(each.waits for each in ranks)
     if examined and waits >= LEAST_PART:
         yield Finding(
@@ -113,7 +115,9 @@ def judge(
             "note" if first.facts.gpus else "warning",
             f"part of a step in which it waits for data: {100 * waits:.0f} %",
             "bound by its data, unless a GPU computes meanwhile: throughput and scaling are those of the loader",
-            "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
+            "cheaper samples: its processors are oversubscribed already"
+            if crowded
+            else "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
         )
 
 
@@ -142,7 +146,7 @@ def _of_machine(ranks: Sequence[Seen], cell: Cell) -> Iterator[Finding]:
         less = ("leave out torch.set_num_threads: OMP_NUM_THREADS is each rank's part", "reduce num_workers")
         found = (
             judge_threads(
-                [rank.facts.threads for rank in own],
+                [rank.facts.threads for rank in own] if cell.device == "cpu" else [],
                 sum(rank.facts.workers for rank in own),
                 own[0].processors,
                 less,

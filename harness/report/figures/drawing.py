@@ -181,7 +181,7 @@ def write_figure(folder: Path, name: str, draw: Callable[[], Drawing]) -> list[P
             return []
         files = figure_files(name, drawing.figure)
     with writing(folder):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     paths = {folder / file: content for file, content in files.items()}
     replace_all(paths.items())
     return [*paths]

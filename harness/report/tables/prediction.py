@@ -27,8 +27,8 @@ def prediction_table(
     """
 
     def of_a_million(row: Row) -> str:
-        seconds = 1e6 / row.throughput_per_s
-        return f"{price * row.devices * seconds / 3600:.3g} {currency}".strip() if price else ""
+        hours = 1e6 / row.throughput_per_s / 3600
+        return f"{speed(price * row.devices * hours)} {currency}".strip() if price else ""
 
     columns: tuple[Column, ...] = (
         ("cells", family_label, words),

@@ -159,7 +159,7 @@ milliseconds = decimal("{:.2f}", 1000)
 
 
 def speed(value: Scalar) -> str:
-    """Return a throughput with three significant digits at least."""
+    """Return a throughput, a price or a number of samples with three significant digits at least."""
     if is_missing(value):
         return "-"
     rate = number(value)

@@ -24,13 +24,14 @@ Units = Callable[[nn.Module], Sequence[nn.Module]]
 class ExchangePoint:
     """A point of a step.
 
-    ``kind``: "bucket": the gradients of a bucket are there, to be summed before the optimizer. Of a group of sharded
-    parameters: "forward" and "backward": its computation in that pass begins, "gradients": a gradient of it is there.
-    ``group``: its number; buckets have none. ``gather_bytes``: of its whole parameters, 0 where they are there already;
-    ``reduce_bytes``: of the gradients to exchange.
+    ``kind``: "bucket": the gradients of a bucket are there, to be summed before the optimizer; "rows": those of a
+    sparse gradient, which the ranks gather. Of a group of sharded parameters: "forward" and "backward": its computation
+    in that pass begins, "gradients": a gradient of it is there. ``group``: its number; buckets have none.
+    ``gather_bytes``: of its whole parameters, 0 where they are there already, or of the rows of all ranks, if they have
+    as many as this one; ``reduce_bytes``: of the gradients to exchange.
     """
 
-    kind: Literal["bucket", "forward", "backward", "gradients"]
+    kind: Literal["bucket", "rows", "forward", "backward", "gradients"]
     group: int = 0
     gather_bytes: int = 0
     reduce_bytes: int = 0

@@ -44,7 +44,7 @@ class Ddp(Wrapping):
         hook: Hook = own or default_hooks.allreduce_hook
 
         def run(group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-            report(ExchangePoint("bucket", reduce_bytes=_bytes_of(bucket.buffer(), halved=own is not None)))
+            report(_point_of(bucket.buffer(), group, halved=own is not None))
             return hook(group, bucket)
 
         # DDP rejects a hook whose annotations are not its own
@@ -56,11 +56,16 @@ class Ddp(Wrapping):
         return nullcontext() if enabled else model.no_sync()
 
 
-def _bytes_of(gradients: torch.Tensor, *, halved: bool) -> int:
-    """Return the bytes that a rank gives: of a sparse gradient those of its rows and of their numbers."""
+def _point_of(gradients: torch.Tensor, group: dist.ProcessGroup | None, *, halved: bool) -> ExchangePoint:
+    """Return the point of a bucket; ``halved``: a hook exchanges 16 bits of each number.
+
+    The backends exchange a sparse gradient coalesced: each row that a rank has once, with its number.
+    """
     if gradients.is_sparse:
-        return sum(part.numel() * part.itemsize for part in (gradients._indices(), gradients._values()))
-    return gradients.numel() * (2 if halved else gradients.itemsize)
+        rows = gradients.coalesce()
+        given = sum(part.numel() * part.itemsize for part in (rows.indices(), rows.values()))
+        return ExchangePoint("rows", gather_bytes=given * dist.get_world_size(group))
+    return ExchangePoint("bucket", reduce_bytes=gradients.numel() * (2 if halved else gradients.itemsize))
 
 
 def _hook_of(context: WrapContext) -> Hook | None:

@@ -124,6 +124,20 @@ def test_more_threads_and_loader_workers_than_processors_are_a_finding() -> None
     (workers,) = seen_of(having(workers=3), processors=7)
     assert workers.startswith("2 computing threads and 6 loader workers on a node with 7 processors")
     assert seen_of(having(threads=2), replace(CELL, oversubscribed=True)) == []
+    on_gpus = replace(CELL, device="cuda", oversubscribed=False)
+    each = [Seen.of(having(threads=8, workers=3, gpus=[gpu]), 0, 6) for gpu in ("GPU-a", "GPU-b")]
+    assert not [*judge(each, on_gpus, None)], "threads beside a GPU hardly compute"
+    (crowded,) = judge([replace(one, processors=5) for one in each], on_gpus, None)
+    assert crowded.seen == "6 loader workers on a node with 5 processors"
+
+
+def test_an_oversubscribed_node_that_waits_for_data_is_not_told_to_have_more_workers() -> None:
+    end = three_steps(wait_s=[0.0, 0.5, 0.25])
+    waiting = replace(end, facts=replace(FACTS, workers=3))
+    crowded, data = judge([Seen.of(waiting, 0, 7)] * 2, CELL, None, examined=True)
+    assert crowded.advice == "reduce num_workers" and "workers" not in data.advice
+    (data,) = judge([Seen.of(waiting, 0, 8)] * 2, CELL, None, examined=True)
+    assert "more workers" in data.advice
 
 
 def test_ranks_that_share_a_gpu_or_use_none_are_an_error() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from harness.config.strategy_traits import DdpOptions
 from harness.train.precision import Precision
-from harness.train.strategies.base import WrapContext
+from harness.train.strategies.base import ExchangePoint, WrapContext
 from harness.train.strategies.ddp import WITHOUT_BROADCASTS, Ddp
 
 
@@ -25,10 +25,12 @@ def test_buffers_are_broadcast_unless_the_file_says_no(options: dict[str, Any], 
 
 
 @pytest.mark.usefixtures("no_group")
-def test_a_sparse_gradient_is_as_large_as_the_rows_that_it_has() -> None:
-    reported: list[int] = []
+def test_a_sparse_gradient_is_as_large_as_the_distinct_rows_that_it_has() -> None:
+    reported: list[ExchangePoint] = []
     context = WrapContext((torch.device("cpu"),), {}, lambda model: [], Precision("fp32", "cpu"), 1)
     table = nn.Sequential(nn.Embedding(1000, 8, sparse=True), nn.Flatten(), nn.Linear(24, 1))
-    model = Ddp().observed(table, context, lambda point: reported.append(point.reduce_bytes))
-    model(torch.tensor([[1, 2, 3]])).sum().backward()
-    assert sorted(reported) == [4 * 25, 3 * (8 + 4 * 8)]  # weights and bias; three row numbers and rows
+    model = Ddp().observed(table, context, reported.append)
+    model(torch.tensor([[1, 2, 3], [3, 2, 1]])).sum().backward()
+    dense, rows = sorted(reported, key=lambda point: point.kind)
+    assert dense == ExchangePoint("bucket", reduce_bytes=4 * 25)  # weights and bias
+    assert rows == ExchangePoint("rows", gather_bytes=3 * (8 + 4 * 8))  # three row numbers and rows, of one rank
