@@ -66,7 +66,7 @@ def test_growth_takes_a_study_through_every_stage(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(files, "to_disk", files.to_disk)  # which it replaces
     result = growth.measure(50, tmp_path)
     assert all(result[stage] > 0 for stage in growth.COLUMNS)
-    assert 40 <= result["trials"] <= 60
+    assert 40 <= result["trials"] <= 80
     (run,) = (tmp_path / "growth").iterdir()
     assert (run / "report.html").stat().st_size > 10_000
     assert len((run / "tables" / "waterfall.csv").read_text().splitlines()) > 1
@@ -175,7 +175,7 @@ def test_the_control_plane_s_trials_are_one_worker_group(ranks: int) -> None:
 def test_scale_runs_ranks_as_threads_through_driver_record_and_report() -> None:
     row = scale.measure(16, 10, 40)
     assert row.keys() == scale.COLUMNS.keys() and all(value > 0 for value in row.values())
-    assert (row["ranks"], row["trials"]) == (16, 10)
+    assert row["ranks"] == 16 and 10 <= row["trials"] <= 14  # with profiles
     # 16 ranks' windows reach rank 0 alone
     assert row["received_first_kib"] > 16 * 5 and row["received_kib"] < row["received_first_kib"] / 20
     assert row["line_kib"] < 2.5 < row["by_rank_kib"]

@@ -139,7 +139,7 @@ def results_by_purpose(plain: bool = False) -> dict[str, Any]:
     timed = dataclasses.replace(bare, facts=facts, steps=steps)
     reported = tuple({"weight": 3200.0, **window} for window in windows)
     alone = tuple(window for window in reported if window["window_kind"] == "timed")
-    found = {"links": bare, "doctor": dataclasses.replace(bare, facts={"findings": []})}
+    found = {"links": bare, "profile": bare, "doctor": dataclasses.replace(bare, facts={"findings": []})}
     found["equivalence"] = dataclasses.replace(bare, checks={"bucket": list(range(64)), "update": [1.0] * 64})
     of_purpose = {"": alone if plain else reported, "explain": reported, "twin": alone}
     return found | {name: dataclasses.replace(timed, windows=windows) for name, windows in of_purpose.items()}

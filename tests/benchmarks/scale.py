@@ -95,7 +95,10 @@ def recorded(ranks: int, trials: int, steps: int, folder: Path) -> dict[str, flo
         "message_kib": max(launcher.message_bytes) / 2**10,
         "line_kib": max(map(len, written)) / 2**10,
         "by_rank_kib": max((run.path / "raw" / f"{name}-ranks.json").stat().st_size for name in names) / 2**10,
-        "steps_kib": max((run.path / "raw" / f"{name}.parquet").stat().st_size for name in names) / 2**10,
+        "steps_kib": max(
+            file.stat().st_size for name in names if (file := run.path / "raw" / f"{name}.parquet").exists()
+        )
+        / 2**10,
         "environment_kib": max(map(len, groups)) / 2**10,
         "pairs": len(links.pairs(place, "gloo", nodes)),
         "record_s": seconds / len(lines),
