@@ -84,26 +84,7 @@ def judge(
             "the ranks train independent copies of the model: their speeds add up, and are no speedup",
             "call torch.distributed.init_process_group() and wrap the model, as for torchrun; or set devices: [1]",
         )
-    counts = [each.samples for each in ranks]
-    expected = cell.global_batch_size / cell.devices
-    wrong = next((count for count in counts if abs(count - expected) > SAME_SIZE * expected), None)
-    if stated is None and not all(counts):
-        yield Finding(
-            SCRIPT,
-            "warning",
-            f"{first.steps} steps, and no batch from a torch DataLoader",
-            "throughput is in batches of the file, not in samples",
-            "state the samples of a rank and step, as step: {samples: '{per_device_batch_size} * 4'}",
-        )
-    elif stated is None and wrong is not None:
-        yield Finding(
-            SCRIPT,
-            "warning",
-            f"samples of a step on a rank: {wrong:.4g} by the DataLoader, {expected:.4g} by the file",
-            "labels name another batch size than the script trains with, if it does not accumulate gradients",
-            "pass {per_device_batch_size} in arguments, divide by the number of ranks if the script's is the global "
-            "batch, or set the grid's batch size to that of the script",
-        )
+    yield from _of_samples(ranks, cell, stated)
     yield from _of_steps(first, profiles, paused)
     machine = [*_of_machine(ranks, cell)]
     yield from machine
@@ -118,6 +99,30 @@ def judge(
             "cheaper samples: its processors are oversubscribed already"
             if crowded
             else "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
+        )
+
+
+def _of_samples(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[Finding]:
+    """Yield a finding if the samples of a step are not known, or not those of the file."""
+    counts = [each.samples for each in ranks]
+    expected = cell.global_batch_size / cell.devices
+    wrong = next((count for count in counts if abs(count - expected) > SAME_SIZE * expected), None)
+    if stated is None and not all(counts):
+        yield Finding(
+            SCRIPT,
+            "warning",
+            f"{ranks[0].steps} steps, and no batch from a torch DataLoader",
+            "throughput is in batches of the file, not in samples",
+            "state the samples of a rank and step, as step: {samples: '{per_device_batch_size} * 4'}",
+        )
+    elif stated is None and wrong is not None:
+        yield Finding(
+            SCRIPT,
+            "warning",
+            f"samples of a step on a rank: {wrong:.4g} by the DataLoader, {expected:.4g} by the file",
+            "labels name another batch size than the script trains with, if it does not accumulate gradients",
+            "pass {per_device_batch_size} in arguments, divide by the number of ranks if the script's is the global "
+            "batch, or set the grid's batch size to that of the script",
         )
 
 
