@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from harness.config.axes import OWN_PRECISION
 from harness.config.load import parse_experiment
 from harness.config.script import ScriptExperiment, evaluate
 from harness.errors import ExperimentError
-from harness.measure.script.following import values_of
 from harness.plan.grid import expand
 from harness.plan.inventory import resolve
 from harness.plan.planner import make_plan
@@ -53,7 +51,7 @@ def test_what_a_program_calls_like_a_later_axis_is_its_own(name: str) -> None:
         arguments=f"--x {{{name}}}", grid={"devices": 1, "per_device_batch_size": 8, name: ["default", "a"]}
     )
     cells = expand(experiment, resolve(laptop(2), request="cpu", device_counts=(1, 2))).asked
-    assert [values_of(cell, 0, Path())[name] for cell in cells] == ["default", "a"]
+    assert [cell.options.get(f"workload.{name}", "default") for cell in cells] == ["default", "a"]
     assert not make_plan(experiment, laptop()).skips
     assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
     (problem,) = problems_of(arguments="--x", grid={"devices": 1, "per_device_batch_size": 8, name: "full"})

@@ -296,6 +296,11 @@ def test_a_rank_has_torchrun_s_variables_and_not_those_of_its_parent(monkeypatch
     assert any((Path(folder) / "harness/probe.py").exists() for folder in found["PYTHONPATH"].split(os.pathsep))
 
 
+def test_a_program_s_own_value_takes_the_place_of_a_later_axis(tmp_path: Path) -> None:
+    for options, value in (({}, "default"), ({"compile_mode": "a"}, "a")):
+        assert values_of(replace(CELL, workload_options=options), 0, tmp_path)["compile_mode"] == value
+
+
 def test_placeholders_are_the_cell_s_axes_its_own_names_the_seed_and_the_folder(tmp_path: Path) -> None:
     cell = replace(CELL, workload_options={"lr": 0.1})
     expected = {"lr": 0.1, "devices": 2, "global_batch_size": 64, "seed": 3, "folder": str(tmp_path)}
