@@ -43,6 +43,7 @@ def test_a_table_what_to_use_a_figure_and_the_pilot(run: Path) -> None:
         (["--target", "val_accuracy=0.9", "--price", "inf"], "not finite; allowed: a number above 0"),
         (["--target", "val_accuracy=0.9", "--budget", "3"], "--budget: needs a price; give --price"),
         (["--target", "val_accuracy=0.9", "--within", "soon"], "got 'soon'; allowed: a time above 0"),
+        (["--target", "val_accuracy=0.9", "--between-nodes", "ethernet-10g"], "give them with --devices"),
         (["--target", "val_accuracy=0.9", "--devices", "two"], "--devices: got 'two'"),
     ],
 )

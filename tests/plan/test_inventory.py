@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from harness.config.known_hardware import KNOWN_DEVICES, device_named, device_of_driver
+from harness.config.load import parse_experiment
 from harness.plan.inventory import Inventory, Node, resolve
+from harness.plan.planner import make_plan
 
 
 def test_the_name_of_a_device_ends_with_its_memory_or_its_board() -> None:
@@ -52,6 +54,9 @@ def test_an_assumed_device_is_that_of_every_node() -> None:
 def test_the_memory_of_the_experiment_file_is_that_of_every_gpu() -> None:
     inventory = Inventory.assume(1, 2, device=device_named("H100-80GB")).with_gpu_memory(40)
     assert inventory.nodes[0].gpu_memory_bytes == 40 * 10**9
+    content = {"name": "x", "grid": {"per_device_batch_size": 8}, "hardware": {"memory_gb": 40}}
+    plan = make_plan(parse_experiment(content, source="x"), Inventory.assume(1, 2))
+    assert plan.inventory.nodes[0].gpu_memory_bytes == 40 * 10**9
     assert nodes((2, 0)).with_gpu_memory(40).nodes[0].gpu_memory_bytes is None
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import harness
-from harness.analysis.improvements import CONFIRMATION, STEPS
+from harness.analysis.improvements import CONFIRMATION, SCREENING, STEPS
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
 from harness.errors import ClusterError, ExperimentError
@@ -56,10 +56,11 @@ class Runs:
     """Stands for ``pipeline.run``: each run is made at once with the planted speeds. ``asked``: its experiments."""
 
     def __init__(self, place: Path, speeds: Any = rate) -> None:
-        self.place, self.speeds, self.asked = place, speeds, list[Experiment]()
+        self.place, self.speeds, self.asked, self.bases = place, speeds, list[Experiment](), dict[str, bool]()
 
     def __call__(self, request: Request, asked: Experiment, emit: Emit) -> int:
         self.asked.append(asked)
+        self.bases[asked.name] = request.bases
         if request.resume:
             RunFolder.open(request.resume).set_invocation(0, {"ended": "finished"})
             return 0
@@ -81,6 +82,7 @@ def improved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speeds: Any = rate
     runs, events = Runs(tmp_path, speeds), list[Event]()
     monkeypatch.setattr(improve, "run", runs)
     assert improve.run_and_improve(Request(file=tmp_path / "x.yaml"), experiment(**changes), events.append) == 0
+    assert not runs.bases.get(SCREENING), "it makes no claim, so that it needs none that the planner adds"
     folder = next(event.folder for event in events if isinstance(event, Reported))
     return harness.load(folder), runs.asked, events
 

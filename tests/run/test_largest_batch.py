@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from harness.report.row import Row, rows_of
 from harness.run import largest_batch
 from harness.run.events import Event, Note
 from harness.run.largest_batch import FIRST, Search, with_largest_batches
+from harness.run.prepare import prepare
 from harness.run.request import Request, read_experiment
 from harness.run.resume import reopen
 from tests.conftest import laptop
@@ -254,6 +256,19 @@ def test_a_share_that_only_far_smaller_micro_batches_divide_is_no_possible_cell(
 def test_batches_that_contradict_each_other_are_one_error(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ExperimentError, match=message):
         experiment(**changes)
+
+
+def test_a_store_is_refused_and_a_round_has_no_bases_that_nobody_asked_for(tmp_path: Path) -> None:
+    in_store = Request(tmp_path / "x", dump(SOUGHT, flow=None, width=100), store="s3://b/f")
+    with pytest.raises(ExperimentError, match="max is kept in the local folder"):
+        read_experiment(in_store)
+    grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "model": "resnet8"}
+    round_, asked = largest_batch._asked(
+        Request(tmp_path / "x"), largest_batch._content(experiment(), [grid]), tmp_path
+    )
+    with ExitStack() as stack:
+        trials = prepare(round_, asked, stack, lambda event: None).plan.trials
+    assert [(trial.cell.strategy, trial.cell.devices) for trial in trials] == [("ddp", 2)]
 
 
 def test_cpu_slots_need_a_stated_memory_before_anything_is_started(tmp_path: Path) -> None:

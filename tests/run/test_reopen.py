@@ -48,7 +48,7 @@ def folder_of(tmp_path: Path, blocks: object = 2, more: str = "") -> tuple[RunFo
 
 def test_the_same_experiment_goes_on_even_with_other_limits(tmp_path: Path) -> None:
     folder, _ = folder_of(tmp_path)
-    given = experiment_of(more="limits: {wall: 1h}\n")
+    given = experiment_of(more="limits: {wall: 1h}\nhardware: {between_nodes: infiniband-ndr}\n")
     found, experiment = reopen(folder.path, FILE, given)
     assert (found.path, experiment) == (folder.path, given)
 

@@ -359,7 +359,23 @@ def test_links_between_nodes_that_were_not_measured_may_be_assumed_with_a_mark_a
     assert found["step_s"] == pytest.approx(expected, rel=0.02) and "assumed link: test" in found["marks"]
     assert found["low"] < step_s(8, cost=RingCost(0.0, 5e-7, COST.bytes_per_s * 0.95 / 0.8, 0.0))
     assert found["high"] > step_s(8, cost=RingCost(0.0, 2e-6, COST.bytes_per_s * 0.55 / 0.8, 0.0))
-    assert over(1000 * speed)["step_s"] < found["step_s"]
+    assert over(speed / 4)["step_s"] > found["step_s"]
+
+
+def test_an_assumed_link_has_a_port_for_each_device_and_is_no_faster_than_the_inside_of_a_node() -> None:
+    measured, most = collectives(tier="inside a node", nodes=1), COST.bytes_per_s / 1e9
+
+    def step_over(nodes: int, gb_per_s: float, ports: int) -> float:
+        link = AssumedLink(gb_per_s=gb_per_s, latency_us=1, ports=ports)
+        found: float = asked_row(INSIDE, Asked((8,), (nodes,)), Links(measured, None, {"between nodes": link}))[
+            "step_s"
+        ]
+        return found
+
+    assert step_over(2, most, 8) == pytest.approx(step_over(2, most / 2, 4))  # four devices of a node, four ports
+    assert step_over(8, most, 8) > 1.5 * step_over(2, most, 8)
+    slow = step_s(8, cost=RingCost(0.0, 1e-6, COST.bytes_per_s, 0.0))
+    assert step_over(2, 1000 * most, 1) == pytest.approx(slow, rel=0.02)
 
 
 def test_measured_links_are_used_rather_than_an_assumed_one() -> None:
