@@ -222,7 +222,7 @@ class Experiment(Strict):
         for grid in self.grids:
             for name, section in sections.items():
                 try:
-                    own = dict(options_in(grid.options, name))
+                    own = options_in(grid.options, name)
                     if as_axis(grid.options.get(ACCUMULATION)) == (AUTO,) and name == "training":
                         del own["accumulation"]
                     type(section).model_validate({**section.model_dump(), **own})

@@ -68,9 +68,9 @@ def candidates(cell_id: str, context: Context, allow: Collection[str] = ()) -> l
     advised = [option for cause in causes for option in ADVICE.get(str(cause.subject), ())]
     if any(cause.subject == "waiting for data" for cause in causes) and _value(row, "loader.workers"):
         advised.append(Option("loader.prefetch_factor", (2, 4, 8)))
-    parts = 1 if is_automatic(row) else _value(row, ACCUMULATION.axis)
-    once = Option(ACCUMULATION.axis, (1, parts))  # the same batch in one pass
-    offered = options_in([*advised, *OF_STRATEGIES, once, COMPILE, COMPRESSION, PRECISION], cell_id, context)
+    # the same batch in one pass
+    once = [] if is_automatic(row) else [Option(ACCUMULATION.axis, (1, _value(row, ACCUMULATION.axis)))]
+    offered = options_in([*advised, *OF_STRATEGIES, *once, COMPILE, COMPRESSION, PRECISION], cell_id, context)
     batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
     offered.append(Option(batch, (2 * row[batch],)))
     found = [

@@ -171,6 +171,8 @@ def test_the_peak_of_the_experiment_file_goes_before_the_published_one() -> None
         assert row["mfu"] == pytest.approx(0.5) and "hardware.peak_flops" in row["peak_source"]
         (row,) = cells_of([counted(model=model)], own_peaks={"bf16": 6e11}).to_dict("records")
         assert pd.isna(row["mfu"]) is (model != H100)
+        (row,) = cells_of([counted(model=model, precision="fp16")], own_peaks={"bf16": 6e11}).to_dict("records")
+        assert row["mfu"] == pytest.approx(0.5), "one figure for both dtypes of 16 bits"
 
 
 @pytest.mark.parametrize(

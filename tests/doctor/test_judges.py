@@ -218,6 +218,8 @@ def test_a_cell_is_examined_a_micro_batch_at_a_time_at_the_rate_of_the_whole_bat
     assert (seen.training["clip_grad_norm"], seen.training["warmup_epochs"]) == (1.0, 2)
     plain = cell("ddp", 2, 128)
     assert doctor_cell(plain) == plain
+    automatic = replace(plain, training={**plain.training, "accumulation": 2, "most_micro_batch": 4})
+    assert {"accumulation", "most_micro_batch"}.isdisjoint(doctor_cell(automatic).training)
     weak = replace(cell("dp", 2, 128), scaling="weak", training=scaled)
     subject = subject_of(Healthy(), weak, devices=2)
     rates = [made.optimizer.param_groups[0]["lr"] for made in (subject.training(), subject.single_device_training())]

@@ -29,8 +29,9 @@ from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
 from harness.launch.supervision import Ending, GroupEnd, Verdict, Watchdog
+from harness.launch.torchrun import launcher
 from harness.launch.torchrun.driver_socket import SocketMailbox
-from harness.launch.torchrun.launcher import TorchrunLauncher, _failed_trials, ask_here, command
+from harness.launch.torchrun.launcher import Processes, TorchrunLauncher, _failed_trials, ask_here, command
 from harness.plan.cell import Placement
 from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
@@ -182,6 +183,21 @@ def test_a_failure_of_a_group_is_a_row_of_the_trial_that_it_cost(
 ) -> None:
     group: Any = SimpleNamespace(trials=[SimpleNamespace(id="a"), SimpleNamespace(id="b")])
     assert [(row.trial_id, row.outcome) for row in _failed_trials(group, ended, processes)] == rows
+
+
+def test_a_rank_that_is_gone_while_torchrun_goes_on_ends_the_group_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, lives = [0.0], {11: True, 12: True}
+    monkeypatch.setattr(launcher, "runs", lives.__getitem__)
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: now[0])
+    unused: Any = None
+    group = Processes(Ended(None).agent, unused, unused, unused, {11: 0, 12: 1})
+    assert not group.ended and group.left is None
+    lives[12] = False
+    assert not group.ended and group.left == 1, "torchrun may end the others itself"
+    now[0], lives[11] = launcher.LEFT_S + 1.0, False
+    assert group.ended and group.left == 1
 
 
 def test_torchrun_listens_on_loopback_only() -> None:

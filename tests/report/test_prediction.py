@@ -97,7 +97,11 @@ def test_what_is_refused_is_a_sentence_with_the_sizes_and_the_cells_that_share_a
 def test_the_words_say_how_good_held_out_sizes_were() -> None:
     words = prediction_words(table())
     assert words.startswith("Predictions of 1 measured sizes from smaller ones were ")
-    assert "a slower machine is not predicted" in words
+    assert "a slower machine is not predicted" in words and "An assumed link" not in words
+    assumed = table().assign(marks=[("assumed link: ethernet-10g",)] * len(table()))
+    assert "An assumed link is taken to reach 80 % (50 % to 95 %) of its stated bandwidth" in " ".join(
+        prediction_words(assumed).replace("\N{NO-BREAK SPACE}", " ").split()
+    )
 
 
 def test_the_figure_has_measured_predicted_and_laws_and_a_bar_for_a_single_prediction() -> None:

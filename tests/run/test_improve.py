@@ -270,6 +270,12 @@ def offered(tmp_path: Path, allow: tuple[str, ...] = (), **changes: Any) -> list
     return [dict(change) for change in candidates(cell_id, context, allow)]
 
 
+def test_micro_batches_that_follow_from_the_devices_are_not_tried(tmp_path: Path) -> None:
+    grid = {**GRID, "per_device_batch_size": 16, "global_batch_size": 128, "training.accumulation": "auto"}
+    given = [change for change in offered(tmp_path, grid=grid, training={}) if "training.accumulation" in change]
+    assert not given
+
+
 def test_what_changes_the_training_is_tried_only_if_it_is_allowed(tmp_path: Path) -> None:
     plain = {"strategy_options": {}, "training": {}}
     speed_alone = [{"ddp.gradient_as_bucket_view": True}, {"ddp.bucket_cap_mb": 1}, {"ddp.bucket_cap_mb": 100}]

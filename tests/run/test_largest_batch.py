@@ -21,7 +21,7 @@ from harness.plan.comparison import axes_of, set_ids
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
-from harness.report.causes import grid_of
+from harness.report.causes import ACCUMULATION, applicable, grid_of
 from harness.report.row import Row, rows_of
 from harness.run import largest_batch
 from harness.run.events import Event, Note
@@ -229,6 +229,7 @@ def test_a_cell_of_automatic_micro_batches_is_a_grid_again(tmp_path: Path) -> No
     del content["grid"]
     cells = {t.cell.id for t in make_plan(parse_experiment(content, source="again"), laptop()).trials}
     assert row.cell_id in cells
+    assert ACCUMULATION not in applicable([ACCUMULATION], row, asked), "its number follows from the devices"
 
 
 def test_a_share_that_only_far_smaller_micro_batches_divide_is_no_possible_cell() -> None:

@@ -374,6 +374,13 @@ def test_an_assumed_link_has_a_port_for_each_device_and_is_no_faster_than_the_in
 
     assert step_over(2, most, 8) == pytest.approx(step_over(2, most / 2, 4))  # four devices of a node, four ports
     assert step_over(8, most, 8) > 1.5 * step_over(2, most, 8)
+    inside = AssumedLink(gb_per_s=most / 4, latency_us=1, ports=2)  # whose figure is that of a device
+    needed: Any = {"all_reduce": [2**20]}
+    for link in (inside, AssumedLink(gb_per_s=most / 4, latency_us=1)):
+        fit = Links(measured[:0], None, {"inside a node": link}).fits("gloo", "inside a node", needed, 8, 10)[
+            "all_reduce"
+        ]
+        assert not isinstance(fit, str) and fit.cost.bytes_per_s == pytest.approx(0.8 * COST.bytes_per_s / 4)
     slow = step_s(8, cost=RingCost(0.0, 1e-6, COST.bytes_per_s, 0.0))
     assert step_over(2, 1000 * most, 1) == pytest.approx(slow, rel=0.02)
 
