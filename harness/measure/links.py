@@ -20,7 +20,7 @@ from harness.measure.environment import capture_topology, describe_device, links
 from harness.measure.scenarios import TrialContext
 from harness.measure.window import Clock, synchronize
 from harness.plan.diagnostics import seconds_of_links
-from harness.plan.rows import LinkOperation, LinkRow, LinkTier, TrialFacts
+from harness.plan.rows import LinkOperation, LinkRow, PairTier, TrialFacts
 from harness.plan.run_environment import Topology
 from harness.plan.trial import TrialResult
 from harness.system.process import no_garbage_collection
@@ -60,7 +60,7 @@ class Operation:
     backend: str
     members: frozenset[int]
     prepare: Callable[[int], Call]
-    tier: LinkTier
+    tier: PairTier
     granule: int = 1
     legs: int = 1
     source: int | None = None
@@ -80,6 +80,12 @@ class Device:
     uuid: str | None
     topology: Topology | None
     """The links between the GPUs of its node; None without GPUs, or if they cannot be read."""
+
+    @property
+    def rail(self) -> int | None:
+        """The number of this GPU among those of its node; None if there is one, or if it is not known."""
+        gpus = self.topology["gpus"] if self.topology else []
+        return gpus.index(self.uuid) if self.uuid in gpus and len(gpus) > 1 else None
 
 
 def operations_of(ranks: Ranks) -> list[list[Operation]]:
@@ -146,9 +152,9 @@ def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operati
         combinations(range(size), 2), key=lambda two: (min(two[1] - two[0], size - two[1] + two[0]), two)
     )
     if size > MOST_PAIRED:
-        by_tier: dict[LinkTier, list[tuple[int, int]]] = {}
+        by_tier: dict[PairTier, list[tuple[int, int]]] = {}
         for one, other in by_distance:
-            by_tier.setdefault(_tier(devices[one], devices[other]), []).append((one, other))
+            by_tier.setdefault(_pair_tier(devices[one], devices[other]), []).append((one, other))
         drawn = [_drawn(of_tier) for of_tier in by_tier.values()]
         by_distance = [two for of_tiers in zip_longest(*drawn) for two in of_tiers if two]
     return [
@@ -157,7 +163,7 @@ def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operati
             backend,
             frozenset((source, target)),
             _there_and_back(ranks.rank, source, target, device),
-            _tier(devices[source], devices[target]),
+            _pair_tier(devices[source], devices[target]),
             legs=2,
             source=source,
             target=target,
@@ -222,8 +228,14 @@ def _copy(source: torch.device, target: torch.device) -> Callable[[int], Call]:
     return prepare
 
 
-def _tier(*devices: Device) -> LinkTier:
+def _tier(*devices: Device) -> PairTier:
     return "inside a node" if len({device.node_id for device in devices}) == 1 else "between nodes"
+
+
+def _pair_tier(one: Device, other: Device) -> PairTier:
+    tier = _tier(one, other)
+    same_rail = tier == "between nodes" and one.rail is not None and one.rail == other.rail
+    return "between nodes, same rail" if same_rail else tier
 
 
 def _link(one: Device, other: Device) -> str | None:

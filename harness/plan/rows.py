@@ -78,6 +78,8 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
 LinkOperation = Literal["copy", "send_receive", Collective]
 """copy: between two GPUs of one process; send_receive: between two processes; the others are of all ranks."""
 LinkTier = Literal["inside a node", "between nodes"]
+PairTier = LinkTier | Literal["between nodes, same rail"]
+"""Of two GPUs; a rail: the network that connects the GPUs of one number of each node."""
 
 
 class LinkRow(TypedDict):
@@ -89,7 +91,7 @@ class LinkRow(TypedDict):
 
     operation: LinkOperation
     backend: str
-    tier: LinkTier
+    tier: PairTier
     source: int | None
     target: int | None
     link: str | None

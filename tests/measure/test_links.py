@@ -236,6 +236,26 @@ def test_of_many_ranks_a_sample_of_pairs_of_each_tier_is_measured_and_stated() -
     assert len({(pair.source, pair.target) for pair in few}) == len(few) == 1 + links.PAIRS_OF_TIER
 
 
+def test_pairs_of_gpus_of_one_number_in_their_nodes_are_sampled_as_a_tier_of_their_own() -> None:
+    def gpu(node: int, number: int, of_node: int = 8) -> Device:
+        topology: Any = {
+            "gpus": [f"GPU-{node}-{index}" for index in range(of_node)],
+            "links": [["X"] * of_node] * of_node,
+        }
+        return Device(str(node), f"GPU-{node}-{number}", topology)
+
+    tiers = ("inside a node", "between nodes", "between nodes, same rail")
+    many = replace(ALONE, world_size=64)
+    found = links.pairs(many, "gloo", [gpu(rank // 8, rank % 8) for rank in range(64)])
+    ends = {tier: [(pair.source, pair.target) for pair in found if pair.tier == tier] for tier in tiers}
+    assert [len(of_tier) for of_tier in ends.values()] == [links.PAIRS_OF_TIER] * 3
+    assert all(one % 8 == other % 8 for one, other in ends["between nodes, same rail"])
+    assert all(one % 8 != other % 8 for one, other in ends["between nodes"])
+    assert "8 between nodes, same rail" in links.left_out([found], 64)[0]
+    single = links.pairs(replace(ALONE, world_size=2), "gloo", [gpu(node, 0, of_node=1) for node in range(2)])
+    assert [pair.tier for pair in single] == ["between nodes"]  # one GPU a node: all are of one number
+
+
 def test_the_row_of_a_trial_states_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     many = replace(ALONE, world_size=64)
     series = [links.pairs(many, "gloo", devices(*(str(rank // 8) for rank in range(64))))]

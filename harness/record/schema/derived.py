@@ -454,7 +454,7 @@ LINKS = Table(
         _c("operation", "string", "send_receive: half of a message's return trip between two ranks; copy: one process"),
         _c("source", "Int64", "number of the sending device in the placement: its rank, if each rank has one device"),
         _c("target", "Int64", "number of the receiving device in the placement"),
-        _c("tier", "string", "inside a node, or between nodes"),
+        _c("tier", "string", "inside a node; between nodes; or between nodes, same rail (GPUs of one number)"),
         _c("link", "string", "link between the two GPUs, as in nvidia-smi topo -m: NV12, PIX, PXB, PHB, NODE, SYS"),
         _c("size_bytes", "Int64", "size of the message", "bytes"),
         *_TIMES,
