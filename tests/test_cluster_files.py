@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import platform
 import re
 import shlex
@@ -182,7 +183,9 @@ COMMAND = f"""{CALLED}
 echo $$ > "$CALLS.pid"
 [ "$1" != - ] || {{ cat > /dev/null; echo starting; exec sleep ${{SLEEPS:-0}}; }}
 echo measuring
-trap 'exit $CODE' TERM
+mkdir -p results/run
+[ -z "$SETTLED" ] || touch results/run/trials.jsonl
+[ "$CODE" = late ] && trap '' TERM || trap 'exit $CODE' TERM
 for second in 1 2 3 4 5 6; do sleep 0.5; done
 """
 NAMES = f"{CALLED}[ $1 != show ] || printf '%s\\n' {platform.node()} n63\n"
@@ -225,14 +228,14 @@ def start_job(
     (folder / "calls").touch()
     text = SCRIPT.read_text()
     limits = {"$((300 + 5 * SLURM_JOB_NUM_NODES))": start_s, "within $nodes 30": "within $nodes 1"}
-    for limit, short in {**limits, "within $run 600": "within $run 1"}.items():
+    for limit, short in {**limits, "limit=600": "limit=1", "NOTICE_S=120": "NOTICE_S=31"}.items():
         assert limit in text
         text = text.replace(limit, short)
     (folder / "job.sbatch").write_text(text if "SLURMD_NODENAME" not in more else in_pyxis(text))
     slurm = {"SLURM_SUBMIT_DIR": "/", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_NUM_NODES": "2"}
     slurm |= {"SLURM_PROCID": "0", "RAY_TMPDIR": str(folder)}
     places = {"PATH": "/usr/sbin:/usr/bin:/bin", "VENV": str(folder), "CALLS": str(folder / "calls")}
-    variables = {**slurm, **places, "IFACE": "lo", "CODE": "130", "LASTS": "", **more}
+    variables = {**slurm, **places, "IFACE": "lo", "CODE": "130", "LASTS": "", "SETTLED": "", **more}
     words = ["bash", "job.sbatch", "e.yaml"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     return SlurmJob(subprocess.Popen(words, cwd=folder, env=variables, **pipes), folder)  # type: ignore[call-overload]
@@ -269,6 +272,23 @@ def test_a_job_is_requeued_if_a_trial_settled(tmp_path: Path, sent: signal.Signa
     found, output, called = job.end()
     assert found == code and ("scontrol requeue 7" in called) == requeued
     assert ("not requeued: it settled no trial" in output) == (code == UNSETTLED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settled", ["", "yes"])
+def test_a_job_whose_report_takes_longer_than_the_notice_is_requeued_if_a_trial_settled(
+    tmp_path: Path, settled: str
+) -> None:
+    (tmp_path / "results" / "earlier").mkdir(parents=True)
+    (tmp_path / "results" / "earlier" / "trials.jsonl").touch()  # of an invocation before
+    os.utime(tmp_path / "results" / "earlier" / "trials.jsonl", (0, 0))
+    job = start_job(tmp_path, CODE="late", SETTLED=settled)
+    assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
+    assert job.process.stdout.readline() == b"measuring\n"
+    job.process.send_signal(signal.SIGUSR1)
+    code, output, called = job.end()
+    assert ("scontrol requeue 7" in called) == ("requeued without a report" in output) == bool(settled)
+    assert code == (INTERRUPTED if settled else 137)
 
 
 def test_without_ray_in_the_environment_no_node_is_used(tmp_path: Path) -> None:
