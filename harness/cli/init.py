@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from harness.cli.arguments import command, show
+from harness.cli.init_cluster import CLUSTERS, cluster_text
 from harness.cli.init_script import script_text
 from harness.errors import ExperimentError, nearest
 from harness.system.files import PACKAGE_FOLDER
@@ -44,7 +45,10 @@ QUESTIONS: Mapping[str, Question] = {
 
 QuestionArguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="|".join(QUESTIONS), help="The questions, one or more. Without one: the list of them."),
+    typer.Argument(
+        metavar="|".join(QUESTIONS),
+        help="The questions, one or more; with --cluster answers, as NAME=VALUE. Without one: the list of them.",
+    ),
 ]
 WorkloadOption = Annotated[
     str, typer.Option(help="What to train: a name of `harness list workloads`, or module:ClassName of your own.")
@@ -54,6 +58,12 @@ DataOption = Annotated[
 ]
 ScriptOption = Annotated[
     Path | None, typer.Option(help="A training script, as it is: how does it scale? In place of questions.")
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="|".join(CLUSTERS), help="The file that starts a run on a cluster, with answers such as nodes=4."
+    ),
 ]
 OutputFile = Annotated[
     Path | None, typer.Option(help="The file to write; by default named after the questions, in the current folder.")
@@ -66,9 +76,15 @@ def init_command(
     workload: WorkloadOption = "",
     data: DataOption = None,
     script: ScriptOption = None,
+    cluster: ClusterOption = None,
     output: OutputFile = None,
 ) -> int:
     """Write a commented experiment file that answers questions and runs as it stands; replaces no file."""
+    if cluster is not None:
+        if script or workload or data:
+            raise ExperimentError("--cluster", ["it takes no --script, --workload or --data; leave them out"])
+        _write_cluster_file(cluster, questions or [], output)
+        return 0
     if script:
         if questions or workload or data:
             raise ExperimentError("--script", ["it takes no questions, --workload or --data; leave them out"])
@@ -81,7 +97,13 @@ def init_command(
         for name, known in QUESTIONS.items():
             show(f"  {name:<14}{known.text}")
         show("harness init --script FILE writes one for a training script, as it is.")
+        show(f"harness init --cluster {'|'.join(CLUSTERS)} writes the file that starts a run on a cluster.")
         return 0
+    _write_experiment_file(questions, workload, data, output)
+    return 0
+
+
+def _write_experiment_file(questions: Sequence[str], workload: str, data: str | None, output: Path | None) -> None:
     for question in questions:
         if question not in QUESTIONS:
             raise ExperimentError("harness init", [f"got {question!r}; {nearest(question, QUESTIONS)}"])
@@ -97,7 +119,15 @@ def init_command(
     write_new(contents)
     path = shlex.quote(str(file))
     show(f"Wrote {file}. Next: harness plan {path}, then harness run {path}")
-    return 0
+
+
+def _write_cluster_file(cluster: str, answers: Sequence[str], output: Path | None) -> None:
+    found, text, unanswered = cluster_text(cluster, answers)
+    file = output or Path(found.name)
+    write_new({file: text})
+    show(f"Wrote {file}. Next: {found.start.replace('FILE', shlex.quote(str(file)))}")
+    if unanswered:
+        show(f"Not answered, and as in {found.name} of experiments/clusters: {', '.join(unanswered)}.")
 
 
 def experiment_text(asked: Sequence[str], workload: str, data: str | None, file: Path) -> str:
