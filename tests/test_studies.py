@@ -34,7 +34,7 @@ def test_every_item_has_a_command_and_an_answer() -> None:
     assert len(rows) > 25 and all(
         re.fullmatch(r"\| [^|`]+(`[^`]+`[^|`]*)* \| `[^`]+` \| [^|]+ \|", row) for row in rows
     )
-    assert len(re.findall("^## ", PAGE, re.M)) == 5
+    assert len(re.findall("^## ", PAGE, re.M)) == 6
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if begins(command)])

@@ -124,7 +124,7 @@ def _write_experiment_file(questions: Sequence[str], workload: str, data: str | 
 def _write_cluster_file(cluster: str, answers: Sequence[str], output: Path | None) -> None:
     found, text, unanswered = cluster_text(cluster, answers)
     file = output or Path(found.name)
-    write_new({file: text})
+    write_new({file: text.replace(found.name, file.name)})  # the name is in the command that resumes
     show(f"Wrote {file}. Next: {found.start.replace('FILE', shlex.quote(str(file)))}")
     if unanswered:
         show(f"Not answered, and as in {found.name} of experiments/clusters: {', '.join(unanswered)}.")

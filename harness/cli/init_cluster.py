@@ -12,7 +12,7 @@ from harness.system.files import PACKAGE_FOLDER
 FOLDER = PACKAGE_FOLDER.parent / "experiments" / "clusters"
 COUNT, SIZE, TIME = ("a number from 1", r"[1-9]\d*"), ("such as 256Gi", r"\d+[GT]i"), ("such as 2:00:00", r"[\d:-]+")
 NAME, NAMES = ("a name", r"[\w.:@-]+"), ("names with commas", r"[\w.:@-]+(,[\w.:@-]+)*")
-PATH = ("a path or name without spaces", r"[\w.@%+=:/~-]+")
+PATH, PATHS = ("a path or name without spaces", r"[\w.@%+=:/~-]+"), ("names with commas", r"[\w.@%+=:/~,-]+")
 """What an answer may be, in words and as a pattern: nothing that a shell or YAML would read as more than a word."""
 
 
@@ -41,19 +41,25 @@ def _sbatch(option: str) -> Mapping[str, str]:
 CLUSTERS: Mapping[str, ClusterFile] = {
     "slurm": ClusterFile(
         "slurm.sbatch",
-        "sbatch FILE experiments/scaling.yaml",
+        "sbatch FILE EXPERIMENT.yaml",
         {
             "nodes": Question("nodes", COUNT, {r"^#SBATCH --nodes=\d+": "#SBATCH --nodes=ANSWER"}),
             "gpus": Question("GPUs of each node", COUNT, {r"--gpus-per-node=\d+": "--gpus-per-node=ANSWER"}),
             "gres": Question(
-                "in place of gpus: the site's type", PATH, {r" --gpus-per-node=\d+": "", **_sbatch("gres")}
+                "instead of gpus: the site's type, such as gpu:h100:8",
+                PATH,
+                {r" --gpus-per-node=\d+": "", **_sbatch("gres")},
             ),
-            "cpus": Question("cores of each node", COUNT, {r"--cpus-per-task=\d+": "--cpus-per-task=ANSWER"}),
+            "cpus": Question(
+                "CPUs of each node, CPUTot of scontrol show node",
+                COUNT,
+                {r"--cpus-per-task=\d+": "--cpus-per-task=ANSWER"},
+            ),
             "time": Question("time limit", TIME, {r"--time=\S+": "--time=ANSWER"}),
             "account": Question("account", NAME, _sbatch("account")),
             "partition": Question("partition", NAMES, _sbatch("partition")),
             "qos": Question("quality of service", NAME, _sbatch("qos")),
-            "module": Question("module to load", PATH, {r"^# module load .*$": "module load ANSWER"}),
+            "modules": Question("modules to load, with commas", PATHS, {r"^# module load .*$": "module load ANSWER"}),
             "venv": Question(
                 "environment with the packages, on every node", PATH, {r"\$SLURM_SUBMIT_DIR/\.venv": "ANSWER"}
             ),
@@ -71,7 +77,7 @@ CLUSTERS: Mapping[str, ClusterFile] = {
                 "image for Apptainer",
                 PATH,
                 {
-                    r"^# on_node=\(apptainer exec --nv [^)]+": "on_node=(apptainer exec --nv ANSWER",
+                    r"^# on_node=\((apptainer .* )[^ ]+\)$": r"on_node=(\g<1>ANSWER)",
                     r'^# on_first=\("\$\{on_node': 'on_first=("${on_node',
                 },
             ),
@@ -131,7 +137,8 @@ def cluster_text(cluster: str, given: Sequence[str]) -> tuple[ClusterFile, str, 
         ) from None
     for name, value in answers.items():
         for pattern, replacement in file.questions[name].places.items():
-            text = re.sub(pattern, replacement.replace("ANSWER", value), text, flags=re.MULTILINE)
+            words = value.replace(",", " ") if name == "modules" else value
+            text = re.sub(pattern, replacement.replace("ANSWER", words), text, flags=re.MULTILINE)
     if "workers" in answers:
         text = re.sub(r"(m\w\w_workers:) \d+", rf"\1 {answers['workers'].count(',') + 1}", text)
     return file, text, [f"{name} ({each.text})" for name, each in file.questions.items() if name not in answers]
@@ -148,8 +155,9 @@ def _checked(cluster: str, given: Sequence[str]) -> dict[str, str]:
         elif not re.fullmatch(questions[name].allowed[1], value):
             problems.append(f"{name}: got {value[:80]!r}; allowed: {questions[name].allowed[0]}")
         answers[name] = value
-    if {"pyxis", "apptainer"} <= answers.keys():
-        problems.append("got pyxis and apptainer; allowed: one of them")
+    for one, other in (("pyxis", "apptainer"), ("gpus", "gres")):
+        if {one, other} <= answers.keys():
+            problems.append(f"got {one} and {other}; allowed: one of them")
     if problems:
         raise ExperimentError(f"--cluster {cluster}", problems)
     return answers

@@ -13,9 +13,17 @@ from typer.testing import CliRunner, Result
 
 from harness.cli import init_cluster
 from harness.cli.commands import app
-from harness.cli.init_cluster import COUNT, FOLDER, NAME, NAMES, PATH, SIZE, TIME
+from harness.cli.init_cluster import COUNT, FOLDER, NAME, NAMES, PATH, PATHS, SIZE, TIME
 
-SAMPLES = {COUNT: "4", SIZE: "64Gi", TIME: "1-04:00:00", NAME: "h100", NAMES: "n1,n2,n3", PATH: "/shared/x.img"}
+SAMPLES = {
+    COUNT: "4",
+    SIZE: "64Gi",
+    TIME: "1-04:00:00",
+    NAME: "h100",
+    NAMES: "n1,n2,n3",
+    PATH: "/shared/x.img",
+    PATHS: "gcc",
+}
 CASES = [
     (name, question)
     for name, file in init_cluster.CLUSTERS.items()
@@ -53,7 +61,7 @@ def test_all_answers_make_a_script_that_bash_reads(here: Path) -> None:
     result = init("--cluster", "slurm", *(f"{name}={value}" for name, value in answers.items()))
     text = (here / "slurm.sbatch").read_text()
     assert subprocess.run(["bash", "-n", "slurm.sbatch"], check=False).returncode == 0
-    assert "sbatch slurm.sbatch experiments/scaling.yaml" in result.output
+    assert "sbatch slurm.sbatch EXPERIMENT.yaml" in result.output
     asked = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert asked[0] == "#SBATCH --nodes=16 --cpus-per-task=64 --mem=0"  # gres is in place of --gpus-per-node
     assert asked[-3:] == ["#SBATCH --account=ml", "#SBATCH --partition=h100,a100", "#SBATCH --gres=gpu:a100:4"]
@@ -61,6 +69,17 @@ def test_all_answers_make_a_script_that_bash_reads(here: Path) -> None:
         "\nin_step=(--container-image=/s/h.sqsh " in text
         and "\non_first=(srun --export=ALL --overlap --nodes=1 " in text
     )
+
+
+def test_an_image_modules_and_another_name_stand_in_the_script(here: Path) -> None:
+    answers = ("apptainer=/s/h.sif", "modules=apptainer,cuda/12.4")
+    init("--cluster", "slurm", *answers, "--output", "n4.sbatch")
+    text = (here / "n4.sbatch").read_text()
+    assert subprocess.run(["bash", "-n", "n4.sbatch"], check=False).returncode == 0
+    assert "\nmodule load apptainer cuda/12.4\n" in text
+    assert "\non_node=(apptainer exec --nv --env PYTHONNOUSERSITE=1 /s/h.sif)\n" in text
+    assert '\non_first=("${on_node[@]}")\n' in text
+    assert "sbatch -N $SLURM_JOB_NUM_NODES n4.sbatch" in text and "slurm.sbatch" not in text
 
 
 def test_manifests_keep_their_form(here: Path) -> None:
@@ -94,6 +113,7 @@ def test_manifests_keep_their_form(here: Path) -> None:
         (["--cluster", "slurm", "scaling"], "got 'scaling'; allowed: NAME=VALUE of nodes, gpus, gres"),
         (["--cluster", "ssh", "gpus=2"], "got 'gpus=2'; allowed: NAME=VALUE of head, workers, user, key"),
         (["--cluster", "slurm", "pyxis=/a", "apptainer=/b"], "got pyxis and apptainer; allowed: one of them"),
+        (["--cluster", "slurm", "gpus=8", "gres=gpu:8"], "got gpus and gres; allowed: one of them"),
         (["--cluster", "slurm", "--data", "digits"], "it takes no --script, --workload or --data"),
     ],
 )
