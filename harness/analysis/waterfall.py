@@ -33,6 +33,7 @@ from harness.config.strategy_traits import (
     BROADCAST,
     BUILTIN_TRAITS,
     COLLECTIVES,
+    EXCHANGE_CPU,
     OWN_COLLECTIVES,
 )
 from harness.plan.comparison import backend_of
@@ -97,6 +98,7 @@ PARTS: Mapping[str, Part] = {
     UNEQUAL_STEPS: Part("waiting for ranks that are slow in turn"),
     OWN_COLLECTIVES: Part("collectives of the workload's own code", row=COMMUNICATION),
     BROADCAST: Part("broadcast of buffers", row=COMMUNICATION),
+    EXCHANGE_CPU: Part(row=COMMUNICATION),
     COLLECTIVES.name: Part(row=COMMUNICATION),
     **{part.name: Part(row=COMMUNICATION) for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
     "waiting for data": Part(),
@@ -139,7 +141,8 @@ class StepLoss:
         |== slowest rank of each step, without exchange
                                                 |---| unequal steps
         |== step with exchange ============================|
-                                                    |------| broadcast of buffers, exposed communication
+                                                    |------| broadcast of buffers, the exchange's CPU time, the rest
+                                                             of the exposed communication
         |== measured step, with its wait =============================|
                                                            |----| waiting for data
                                                                 |-----| rest
@@ -247,7 +250,11 @@ def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing 
     if wrapped is not None and timing.together_s is not None:
         own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # if its explanation failed
         slowest_s = timing.slowest_s or own_s
-        exposed = {COLLECTIVES.name: timing.together_s - slowest_s - others.get(BROADCAST, 0.0)}
+        exposed_s = timing.together_s - slowest_s - others.get(BROADCAST, 0.0)
+        if EXCHANGE_CPU in own:  # some of it may be beside other ranks' waits, and of the broadcast
+            others[EXCHANGE_CPU] = max(0.0, min(own[EXCHANGE_CPU], exposed_s))
+            exposed_s -= others[EXCHANGE_CPU]
+        exposed = {COLLECTIVES.name: exposed_s}
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s, others), **others, **exposed}
     if traits and traits.explained_by == "removal":
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import tempfile
@@ -16,7 +17,7 @@ from torch._C._autograd import DeviceType
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.config.strategy_traits import ALL_REDUCE, ProfiledPart, StrategyTraits
+from harness.config.strategy_traits import ALL_REDUCE, EXCHANGE_CPU, ProfiledPart, StrategyTraits
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.window import synchronize
 from harness.plan.rows import TrialFacts
@@ -365,7 +366,28 @@ def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tu
         windows.append(stepper.window("together", count, detailed=detailed))
     timers = read_ddp_timers(training.model, lambda: stepper.window("together", 1), stepper.ranks)
     training.restore(before)
-    return windows, timers
+    if stepper.ranks.devices[0].type != "cpu":
+        return windows, timers
+    cpu_s = {EXCHANGE_CPU: cpu_of_exchange(windows, stepper.ranks)}
+    return windows, {**timers, "exchange_s": {**timers.get("exchange_s", {}), **cpu_s}}
+
+
+def cpu_of_exchange(windows: Sequence[TimedWindow], ranks: Ranks) -> float:
+    """Return the CPU seconds that the exchange adds to a step on CPUs, the mean over ranks: what computing loses by it.
+
+    That of the thread that trains; of all threads, gloo's among them, if no processor is free for the others. With
+    several threads a rank not of those: OpenMP's wait for work by spinning. All ranks call it.
+    """
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = ranks.gather(ranks.node_id).count(ranks.node_id)
+    is_full = torch.get_num_threads() == 1 and here >= processors
+    a_step: dict[str, float] = {}
+    for kind in ("alone", "together"):
+        of_kind = [each.window for each in windows if each.kind == kind]
+        cpu_s = sum(window.process_cpu_s if is_full else window.thread_cpu_s for window in of_kind)
+        a_step[kind] = cpu_s / sum(window.steps for window in of_kind)
+    (total,) = ranks.sum([a_step["together"] - a_step["alone"]])
+    return total / ranks.world_size
 
 
 def steps_of_a_round(steps: int) -> int:

@@ -197,6 +197,9 @@ class Window:
     weights: Sequence[float]
     phases: Mapping[str, float]
     host_phases: Mapping[str, float]
+    thread_cpu_s: float = 0.0
+    """CPU time of the thread that trains."""
+    process_cpu_s: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -230,6 +233,7 @@ def measure_window(
     mark = marks.mark
     with no_garbage_collection():
         synchronize()
+        thread_s, process_s = time.thread_time(), time.process_time()
         start = clock()
         for number in range(steps):
             if number % MOST_KEPT == MOST_KEPT - 1 and _takes_device_memory(losses):
@@ -246,8 +250,10 @@ def measure_window(
         mark(START)
         synchronize()
         duration = clock() - start
+        thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
     read = marks.read()
-    return Window(duration, read.step_s, read.wait_s, _read(losses), _read(weights), read.phases, read.host_phases)
+    kept = _read(losses), _read(weights)
+    return Window(duration, read.step_s, read.wait_s, *kept, read.phases, read.host_phases, thread_s, process_s)
 
 
 def _takes_device_memory(values: list[Tensor | float]) -> bool:

@@ -323,9 +323,9 @@ class TrialFacts(TypedDict, total=False):
         Mapping[str, float],
         Meaning(
             "time per step by part of the exchange: collectives by a profile, overlapped or not; all-reduce by DDP's "
-            "timer, first bucket ready to last reduced, of the rank that waits least; ddp's broadcast of buffers; "
-            "collectives of the workload's own code, with their wait for other ranks; dp's threads, and side by side: "
-            "contention of its replicas",
+            "timer, first bucket ready to last reduced, of the rank that waits least; ddp's broadcast of buffers; CPU "
+            "time that ddp's exchange adds; collectives of the workload's own code, with their wait for other ranks; "
+            "dp's threads, and side by side: contention of its replicas",
             "s",
         ),
     ]

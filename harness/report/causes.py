@@ -13,7 +13,7 @@ from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
 from harness.config.axes import BATCHES, LATER, PLAIN_AXES
 from harness.config.experiment import Experiment
 from harness.config.sections import AUTO, Grid
-from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
+from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, EXCHANGE_CPU, OWN_COLLECTIVES
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
 from harness.plan.cell import MOST_MICRO_BATCH
@@ -55,6 +55,7 @@ ADVICE: Mapping[str, tuple[Option, ...]] = {
     "smaller batch": (COMPILE,),
     HOST: (COMPILE, GRAPHS),
     BROADCAST: (Option("ddp.broadcast_buffers", (True, False)),),
+    EXCHANGE_CPU: (Option("ddp.gradient_as_bucket_view", (False, True)), ACCUMULATION),
     **dict.fromkeys(("threads", "replicate", "scatter", "gather", "reduce"), (Option("strategy", ("dp", "ddp")),)),
 }
 """By part of the waterfall, what may reduce it, the most likely first."""

@@ -82,6 +82,11 @@ def test_broadcasts_of_buffers_and_the_codes_own_collectives_have_their_names() 
     parts = "wrapper 5, side by side 1, slowest rank 10, unequal steps 0, own collectives 4, buffer broadcast 20"
     ends = "exposed communication 10, waiting for data 10, rest 0"
     assert in_ms(study(facts={"exchange_s": both})) == f"ideal 100, {parts}, {ends}"
+    split = both | {"CPU time of the exchange": 0.008}
+    ends = ends.replace("exposed communication 10", "CPU time of the exchange 8, exposed communication 2")
+    assert in_ms(study(facts={"exchange_s": split})).endswith(f"{parts}, {ends}")
+    more = split | {"CPU time of the exchange": 0.8}  # beside other ranks' waits: no more than is exposed
+    assert "CPU time of the exchange 10, exposed communication 0" in in_ms(study(facts={"exchange_s": more}))
     only = "wrapper 5, side by side 5, slowest rank 10, unequal steps 0, buffer broadcast 20, exposed communication 10"
     assert in_ms(study(facts={"exchange_s": {"buffer broadcast": 0.02}})).startswith(f"ideal 100, {only}")
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Throughput
-from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.config.strategy_traits import BUILTIN_TRAITS, EXCHANGE_CPU
 from harness.errors import WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import profiles, throughput
@@ -29,7 +29,7 @@ from harness.measure.profiles import (
     measure_communication,
     read_ddp_timers,
 )
-from harness.measure.stepper import Stepper
+from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
@@ -168,7 +168,8 @@ def test_state_with_buffers_that_are_not_persistent_is_restored_after_the_commun
     windows, result = measure_communication(stepper, 20, detailed=True)
     assert [window.kind for window in windows] == ["alone", "together"] * 2
     assert {window.window.steps for window in windows} == {5}
-    assert set(result) in ({"exchange_s", "exposed_s"}, set())  # on one process DDP may tell nothing
+    assert set(result) in ({"exchange_s", "exposed_s"}, {"exchange_s"})  # on one process DDP may tell nothing
+    assert EXCHANGE_CPU in result["exchange_s"]
     after = stepper.training.snapshot()
     assert stepper.training.model.module.calls.item() == 3  # type: ignore[union-attr, operator]
     for name, value in before["model"].items():
@@ -176,6 +177,26 @@ def test_state_with_buffers_that_are_not_persistent_is_restored_after_the_commun
     for index, state in before["optimizer"]["state"].items():
         for name, value in state.items():
             assert torch.equal(value, after["optimizer"]["state"][index][name]), name
+
+
+@pytest.mark.parametrize(
+    ("ranks_here", "threads", "cpu_s"),
+    [(2, 1, 0.3), (1, 1, 0.1), (2, 4, 0.1)],  # a free processor takes gloo's part; OpenMP's threads wait by spinning
+)
+def test_the_exchanges_cpu_time_is_that_of_all_threads_if_no_processor_is_free(
+    monkeypatch: pytest.MonkeyPatch, ranks_here: int, threads: int, cpu_s: float
+) -> None:
+    def window(kind: Any, thread_cpu_s: float, process_cpu_s: float) -> TimedWindow:
+        of_one: Any = SimpleNamespace(steps=10, thread_cpu_s=thread_cpu_s, process_cpu_s=process_cpu_s)
+        return TimedWindow(kind, of_one, 1.0)
+
+    windows = [window("alone", 10, 11), window("together", 11, 14), window("alone", 20, 21), window("together", 21, 24)]
+    monkeypatch.setattr(profiles.os, "sched_getaffinity", lambda process: {3, 5})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: ["n"] * ranks_here + ["other node"])
+    monkeypatch.setattr(Ranks, "sum", lambda ranks, values: [3 * value for value in values])
+    ranks = Ranks(0, 3, 0, 0, "n", "127.0.0.1", (CPU,))
+    assert profiles.cpu_of_exchange(windows, ranks) == pytest.approx(cpu_s)
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler.*")
