@@ -163,7 +163,13 @@ class Experiment(Strict):
     @property
     def grids(self) -> tuple[Grid, ...]:
         """Every grid of the file."""
-        return (*((self.grid,) if self.grid else ()), *self.cells)
+        return tuple(self.placed_grids.values())
+
+    @property
+    def placed_grids(self) -> dict[str, Grid]:
+        """Every grid by its place in the file."""
+        cells = {f"cells[{number}]": grid for number, grid in enumerate(self.cells)}
+        return {"grid": self.grid, **cells} if self.grid else cells
 
     @property
     def seeks_batches(self) -> bool:
@@ -210,8 +216,7 @@ class Experiment(Strict):
         builtin = BUILTIN_WORKLOADS.get(self.workload)
         if builtin is None:
             return
-        grids = {**({"grid": self.grid} if self.grid else {}), **{f"cells[{i}]": c for i, c in enumerate(self.cells)}}
-        for place, grid in grids.items():
+        for place, grid in self.placed_grids.items():
             for axis, problem in builtin.unknown(grid.data or (), grid.model or ()):
                 yield Conflict(True, f"{place}.{axis}: {problem}", ("workload",))
 

@@ -112,15 +112,15 @@ def judge_network(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
     found = [finding for node in nodes for finding in _of_settings(node)]
     for name in sorted({name for node in nodes for name in node.get("limits") or {}}):
         values = {node["host"]: limits.get(name) for node in nodes if (limits := node.get("limits"))}
-        texts = {host: "unlimited" if value is None else str(value) for host, value in values.items()}
+        texts = {host: "unlimited" if value is None else value for host, value in values.items()}
         found += _different(f"limit of {name}", texts, "set the same ulimit on every node")
     if len(nodes) > 1:
         found += [finding for node in nodes for finding in _of_interfaces(node)]
-        sizes: dict[str, str] = {}
+        sizes: dict[str, object] = {}
         for node in nodes:
             used = {(node.get("variables") or {}).get(variable) for variable in USED.values()}
             known = node.get("interfaces") or ()
-            sizes.update((node["host"], str(each["mtu"])) for each in known if each["name"] in used)
+            sizes.update((node["host"], each["mtu"]) for each in known if each["name"] in used)
         found += _different("MTU of the ranks' interfaces", sizes, "ip link set dev INTERFACE mtu SIZE on every node")
     return found
 
@@ -261,12 +261,17 @@ def _text(interface: Interface) -> str:
     return f"{interface['name']} ({', '.join(parts)})"
 
 
-def _different(what: str, values: Mapping[str, str], advice: str) -> Iterator[Finding]:
+def _different(what: str, values: Mapping[str, object], advice: str) -> Iterator[Finding]:
     """Yield a finding if the values of the hosts differ."""
-    if len(set(values.values())) > 1:
-        seen = f"{what}: {', '.join(f'{value} on {host}' for host, value in values.items())}"
+    if seen := _unlike(what, values):
         means = "nodes that differ: large messages or one node's ranks may fail"
         yield Finding(NETWORK, "warning", seen, means, advice)
+
+
+def _unlike(what: str, values: Mapping[str, object]) -> str:
+    """Return 'MTU: 1500 on a, 9000 on b' of the values of hosts; empty if they are equal."""
+    each = ", ".join(f"{value} on {host}" for host, value in values.items())
+    return f"{what}: {each}" if len(set(values.values())) > 1 else ""
 
 
 MACHINE = "machine state"
@@ -414,13 +419,13 @@ def judge_versions(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
         Finding(
             VERSIONS,
             "error" if what in ("torch", "harness", "nccl", "python") else "warning",
-            f"{what}: {', '.join(f'{version} on {host}' for host, version in by_host.items())}",
+            seen,
             "different software on the ranks: collectives may hang or fail, and the speed of a node depends on its "
             "software",
             "install the same versions on every node",
         )
         for what, by_host in versions.items()
-        if len(set(by_host.values())) > 1
+        if (seen := _unlike(what, by_host))
     ]
 
 
