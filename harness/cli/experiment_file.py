@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from harness.cli.arguments import (
-    NoUserCode,
-    away_from_current_folder,
-    exit_code_of,
-    parse_assumed,
-    parse_only,
-    parse_time,
-)
+from harness.cli import arguments
 from harness.errors import Collected, ExperimentError
 from harness.system.process import INTERRUPTED, UNSETTLED
 
@@ -88,7 +81,7 @@ class Options:
         ),
     ] = None
     only: Annotated[str | None, typer.Option(help="A part of the grid only: strategy=ddp,devices=2")] = None
-    no_user_code: NoUserCode = False
+    no_user_code: arguments.NoUserCode = False
     preflight: Annotated[
         bool, typer.Option("--preflight/--no-preflight", help="First run the doctor's checks on each kind of cell.")
     ] = True
@@ -120,7 +113,7 @@ def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **opti
 
         request, found = _request_of(file, Options(**options))
         experiment = read_experiment(request, found)
-        with away_from_current_folder(request.no_user_code):  # for the imports of the console too
+        with arguments.away_from_current_folder(request.no_user_code):  # for the imports of the console too
             from harness.run.console import ConsoleSink, Lasting
 
             with ConsoleSink(Lasting(), quiet=request.quiet, verbose=request.verbose, live=not request.inline) as sink:
@@ -139,7 +132,7 @@ def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **opti
                     experiment = with_largest_batches(request, experiment, sink, search=search)
                 return carry_out(request, experiment, sink)
 
-    raise typer.Exit(exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))
+    raise typer.Exit(arguments.exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))
 
 
 def _request_of(file: Path | None, options: Options) -> tuple[Any, Collected]:
@@ -149,9 +142,10 @@ def _request_of(file: Path | None, options: Options) -> tuple[Any, Collected]:
     found, away = Collected(), options.no_user_code  # the command then leaves the current folder
     nowhere = Places(Path("results"), None, None)  # until every mistake is found
     places = found.value(lambda: places_of(options.output, options.local, options.resume, absolute=away)) or nowhere
-    assumed = found.value(lambda: None if options.assume is None else parse_assumed(options.assume))
-    wanted = found.value(lambda: {} if options.only is None else parse_only(options.only)) or {}
-    improve_s = found.value(lambda: None if options.improve is None else parse_time(options.improve, "--improve"))
+    assumed = found.value(lambda: None if options.assume is None else arguments.parse_assumed(options.assume))
+    wanted = found.value(lambda: {} if options.only is None else arguments.parse_only(options.only)) or {}
+    time = options.improve
+    improve_s = found.value(lambda: None if time is None else arguments.parse_time(time, "--improve"))
     here = Path.absolute if away else Path
     return Request(
         file=here(_file_of(file, places, found)),

@@ -27,17 +27,7 @@ from harness.record.by_rank import FactsByRank, by_rank_name, by_rank_of, gather
 from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame
 from harness.record.lines import SCHEMA, line_of, merged, plan_content, raw_name, rows_of
 from harness.record.schema import CHECKS, EPOCHS, RAW, STEPS, TRAINING_STEPS, Table, table_of
-from harness.system import sanitize
-from harness.system.files import (
-    PARTIAL,
-    append_lines,
-    locked,
-    remove_all,
-    replace_all,
-    replace_text,
-    replacing,
-    writing,
-)
+from harness.system import files, sanitize
 
 FOLDERS = ("raw", "tables", "figures", "logs")
 """The folders inside a run folder."""
@@ -100,9 +90,9 @@ class RunFolder:
         try:
             for name in FOLDERS:
                 (path / name).mkdir(parents=True)
-            replace_text(path / "experiment.yaml", sanitize.source(source, yaml.safe_load(source)))
-            replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
-            replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
+            files.replace_text(path / "experiment.yaml", sanitize.source(source, yaml.safe_load(source)))
+            files.replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
+            files.replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
         except (OSError, ValueError, WriteError) as error:  # a ValueError: a name with a null character
             raise RunFolderError(
                 f"{path}: the run folder cannot be created: {cause_of(error)}; give another folder with --output"
@@ -140,18 +130,18 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder for one writing run; raises RunFolderError if another run holds the lock."""
-        with locked(self.path):
-            remove_all(self.path.rglob(f"*{PARTIAL}"))  # left by a run that was killed while writing
+        with files.locked(self.path):
+            files.remove_all(self.path.rglob(f"*{files.PARTIAL}"))  # left by a run that was killed while writing
             yield
 
     def extend(self, experiment: Experiment, plan: Plan) -> None:
         """Write the extended experiment and plan; everything planned before stays in the plan."""
         if _resolved(experiment) != _resolved(self.experiment()):
-            replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
+            files.replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
         before = reading.read_object(self.path / "plan.json")
         now = merged(before, _planned(plan))
         if now != before:
-            replace_text(self.path / "plan.json", json.dumps(now, indent=1))
+            files.replace_text(self.path / "plan.json", json.dumps(now, indent=1))
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -171,15 +161,15 @@ class RunFolder:
             text = sanitize.redact_text(result.detail).encode("utf-8", errors="backslashreplace")
             parts.append((self.path / line["log"], text))
         # an attempt that was killed before its line was written may have left steps
-        remove_all(self._raw(stem) for stem in {raw_name(table, name) for table in RAW} - rows.keys())
-        remove_all([self.path / by_rank_name(name)])
-        replace_all(parts)
+        files.remove_all(self._raw(stem) for stem in {raw_name(table, name) for table in RAW} - rows.keys())
+        files.remove_all([self.path / by_rank_name(name)])
+        files.replace_all(parts)
         size = self._size()
         try:
-            append_lines(self._lines, [reading.encode_json(reading.for_file(with_counts(line)))])
+            files.append_lines(self._lines, [reading.encode_json(reading.for_file(with_counts(line)))])
         except BaseException:
             if self._size() <= size:  # else they would pass for the next attempt's
-                remove_all(path for path, _ in parts)
+                files.remove_all(path for path, _ in parts)
             raise
         return line
 
@@ -195,16 +185,16 @@ class RunFolder:
         self._append_environment({"invocation": invocation, "facts": facts})
 
     def _append_environment(self, entry: Mapping[str, object]) -> None:
-        with writing(self._environment):
-            append_lines(self._environment, [reading.encode_json(sanitize.plain(entry))])
+        with files.writing(self._environment):
+            files.append_lines(self._environment, [reading.encode_json(sanitize.plain(entry))])
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a table of the schema as CSV, replacing the file atomically. Return its path."""
         path = self.tables / f"{name}.csv"
         text = table_of(name).as_text(frame)
-        with writing(path):
+        with files.writing(path):
             path.parent.mkdir(exist_ok=True)
-        replace_all([(path, memoryview(csv_bytes(text)))])
+        files.replace_all([(path, memoryview(csv_bytes(text)))])
         return path
 
     def keep_traces(self, cells: Mapping[str, Sequence[bytes]], *, instead: bool) -> None:
@@ -213,7 +203,7 @@ class RunFolder:
         A cell without any leaves a mark, by which ``traces`` has it too. ``instead``: in place of all that were kept.
         """
         folder = self.path / TRACES
-        with writing(folder):
+        with files.writing(folder):
             folder.mkdir(exist_ok=True)
         paths = {
             folder / f"{cell_id}-rank{rank}.json.gz": content
@@ -223,8 +213,8 @@ class RunFolder:
         }
         paths |= {folder / f"{cell_id}{NO_TRACE}": b"" for cell_id, traces in cells.items() if not any(traces)}
         if instead:
-            remove_all(set(folder.iterdir()) - paths.keys())
-        replace_all(paths.items())
+            files.remove_all(set(folder.iterdir()) - paths.keys())
+        files.replace_all(paths.items())
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -284,9 +274,9 @@ class RunFolder:
     def write_log(self, name: str, text: str) -> Path:
         """Write the log of a failure of the harness itself; return its path. Raises WriteError."""
         path = self.path / "logs" / f"{name}.txt"
-        with writing(path):
+        with files.writing(path):
             path.parent.mkdir(exist_ok=True)
-        replace_text(path, sanitize.redact_text(text))
+        files.replace_text(path, sanitize.redact_text(text))
         return path
 
     def source_text(self) -> str:
@@ -319,7 +309,7 @@ class RunFolder:
         gather_by_rank(self.path, lines)
         for table in RAW:
             frame = frames[table.name]
-            with replacing(self.path / f"{table.name}.parquet") as partial:
+            with files.replacing(self.path / f"{table.name}.parquet") as partial:
                 write_frame(partial, frame)
 
     def _compacted(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
