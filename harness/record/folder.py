@@ -25,8 +25,8 @@ from harness.plan.trial import Trial, TrialResult
 from harness.record import reading
 from harness.record.by_rank import FactsByRank, by_rank_name, by_rank_of, gather_by_rank, with_counts
 from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame
-from harness.record.lines import SCHEMA, line_of, merged, plan_content, raw_name, rows_of
-from harness.record.schema import CHECKS, EPOCHS, RAW, STEPS, TRAINING_STEPS, Table, table_of
+from harness.record.lines import SCHEMA, line_of, merged, plan_content, raw_name, rows_of, tables_of
+from harness.record.schema import RAW, table_of
 from harness.system import files, sanitize
 
 FOLDERS = ("raw", "tables", "figures", "logs")
@@ -287,23 +287,6 @@ class RunFolder:
                 raise ValueError(f"{size} bytes; at most {MAX_BYTES} are allowed")
             return path.read_text(encoding="utf-8")
 
-    def steps(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Return the steps of the timed trials among these lines."""
-        timed = [line for line in lines if line["kind"] != "convergence" and line["purpose"] != "equivalence"]
-        return self._compacted(STEPS, timed)
-
-    def epochs(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Return the epochs of the convergence trials among these lines."""
-        return self._compacted(EPOCHS, [line for line in lines if line["kind"] == "convergence"])
-
-    def training_steps(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Return the steps of the convergence trials among these lines."""
-        return self._compacted(TRAINING_STEPS, [line for line in lines if line["kind"] == "convergence"])
-
-    def checks(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Return the parameter updates of the equivalence checks among these lines."""
-        return self._compacted(CHECKS, [line for line in lines if line["purpose"] == "equivalence"])
-
     def compact(self, frames: Mapping[str, pd.DataFrame], lines: Sequence[RecordedTrial]) -> None:
         """Write what was gathered from raw/: the rows as steps.parquet and the like, the lines' facts by rank."""
         gather_by_rank(self.path, lines)
@@ -312,13 +295,16 @@ class RunFolder:
             with files.replacing(self.path / f"{table.name}.parquet") as partial:
                 write_frame(partial, frame)
 
-    def _compacted(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Read a table from raw/, or from the compacted file if raw/ is empty, as in a folder that was passed on."""
-        compacted = self.path / f"{table.name}.parquet"
+    def rows(self, name: str, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
+        """Return the rows of a table of RAW, given by its name, that the trials of these lines have.
+
+        They are read from raw/, or from the compacted file if raw/ is empty, as in a folder that was passed on.
+        """
+        table, compacted = table_of(name), self.path / f"{name}.parquet"
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
             with reading.naming_file(compacted):
                 return read_frame(compacted, table)
-        attempts = [(line["trial_id"], line["attempt"]) for line in lines]
+        attempts = [(line["trial_id"], line["attempt"]) for line in lines if table in tables_of(line)]
         named = [(trial, number, self._raw(raw_name(table, f"{trial}-{number}"))) for trial, number in attempts]
         with reading.naming_file(self.path / "raw"):
             return gather(table, [part for part in named if part[2].exists()])

@@ -34,6 +34,13 @@ def rows_of(result: TrialResult, name: str) -> dict[str, tuple[Table, Columns]]:
     return {raw_name(table, name): (table, rows) for table, rows in tables if any(map(len, rows.values()))}
 
 
+def tables_of(line: RecordedTrial) -> tuple[Table, ...]:
+    """Return the tables in which a trial can have such rows."""
+    if line["kind"] == "convergence":
+        return EPOCHS, TRAINING_STEPS
+    return (CHECKS,) if line["purpose"] == "equivalence" else (STEPS,)
+
+
 def line_of(trial: Trial, result: TrialResult, circumstances: Circumstances, log: str | None) -> RecordedTrial:
     """Return an attempt at a trial as it is recorded, without secrets."""
     line = {
