@@ -12,7 +12,7 @@ from harness.analysis.trials import labels_of
 from harness.plan.comparison import axes_of
 from harness.plan.feasibility import HOUR_S
 from harness.plan.labels import SEPARATOR
-from harness.plan.planner import Plan, keeping
+from harness.plan.planner import Plan
 from harness.plan.run_environment import RunEnvironment, wall_seconds
 from harness.plan.trial import PURPOSES, Trial
 from harness.record.estimate import Basis, Bound, Estimate, PartTime
@@ -103,7 +103,7 @@ def _outside(part: str, seconds: float | None, trials: int = 0, basis: Basis | N
 def savings(plan: Plan, earlier: TimedRun | None) -> dict[str, float]:
     """Return the seconds that smaller studies save, estimated as the whole is, by what each leaves out."""
     whole = estimate_of(plan, earlier).seconds
-    saved = {what: whole - estimate_of(keeping(plan, wanted), earlier).seconds for what, wanted in _smaller(plan)}
+    saved = {what: whole - estimate_of(plan.keeping(wanted), earlier).seconds for what, wanted in _smaller(plan)}
     return {what: seconds for what, seconds in saved.items() if seconds > 0}
 
 

@@ -196,7 +196,7 @@ class Results:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        return self.folder.steps(self.lines)
+        return self.folder.rows("steps", self.lines)
 
     @cached_property
     def step_times(self) -> StepTimes:
@@ -205,15 +205,15 @@ class Results:
 
     @cached_property
     def epochs(self) -> pd.DataFrame:
-        return self.folder.epochs(self.lines)
+        return self.folder.rows("epochs", self.lines)
 
     @cached_property
     def training_steps(self) -> pd.DataFrame:
-        return self.folder.training_steps(self.lines)
+        return self.folder.rows("training_steps", self.lines)
 
     @cached_property
     def checks(self) -> pd.DataFrame:
-        return self.folder.checks(self.lines)
+        return self.folder.rows("checks", self.lines)
 
     @cached_property
     def verdicts(self) -> Verdicts:

@@ -12,17 +12,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.cli import run_folder
 from harness.cli.arguments import command, show, versions
 from harness.cli.compare import compare_command, history_command
 from harness.cli.experiment_file import doctor_command, plan_command, run_command
 from harness.cli.init import init_command
-from harness.cli.run_folder import (
-    decide_command,
-    evaluate_command,
-    export_command,
-    predict_command,
-    report_command,
-)
 from harness.errors import ExperimentError, nearest
 
 
@@ -81,13 +75,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "plan": plan_command,
     "doctor": doctor_command,
     "run": run_command,
-    "report": report_command,
+    "report": run_folder.report_command,
     "compare": compare_command,
     "history": history_command,
-    "predict": predict_command,
-    "decide": decide_command,
-    "export": export_command,
-    "evaluate": evaluate_command,
+    "predict": run_folder.predict_command,
+    "decide": run_folder.decide_command,
+    "export": run_folder.export_command,
+    "evaluate": run_folder.evaluate_command,
 }
 
 BEGIN = "Begin with: harness init QUESTION, which writes FILE; harness plan FILE; harness run FILE."

@@ -5,19 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from harness.cli.arguments import (
-    NoUserCode,
-    away_from_current_folder,
-    exit_code_of,
-    parse_assumed,
-    parse_only,
-    parse_time,
-)
+from harness.cli import arguments
 from harness.errors import Collected, ExperimentError
 from harness.system.process import INTERRUPTED, UNSETTLED
 
@@ -33,61 +27,79 @@ OptionalFile = Annotated[
         metavar="FILE", help="The experiment file (YAML); not needed with --resume FOLDER while it is unchanged."
     ),
 ]
-Address = Annotated[
-    str | None,
-    typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, HOST:PORT of its head. Without it: this machine."),
-]
-Assume = Annotated[
-    str | None,
-    typer.Option(metavar="NODESxGPUS[:NAME]", help="Plan for an assumed cluster, such as 2x8:H100-80GB, and stop."),
-]
-Only = Annotated[str | None, typer.Option(help="A part of the grid only: strategy=ddp,devices=2")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show the plan, its time and cost, and stop; no Ray is started.")
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(metavar="FOLDER|auto", help="Resume an earlier run of FILE; auto: its newest unfinished one."),
-]
-AddBlocks = Annotated[
-    int, typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has.")
-]
-Output = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR|URI",
-        help="The folder of run folders (default: results); or a store to which each trial is sent: s3://BUCKET/FOLDER.",
-    ),
-]
-Local = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="With a URI: the folder of run folders on this machine. Default: results."),
-]
-Like = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="RUN_FOLDER", help="Estimate the time from this run; else from the newest in --output with these cells."
-    ),
-]
-ImproveFor = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Then try options on the best cell, for TIME such as 5m, and confirm the best."),
-]
-Preflight = Annotated[
-    bool,
-    typer.Option("--preflight/--no-preflight", help="First run the doctor's checks on each kind of cell."),
-]
-Inline = Annotated[
-    bool, typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked.")
-]
 Links = Annotated[
     bool, typer.Option("--links", help="Measure links and collectives, up to 60 s a placement, instead; recorded.")
 ]
-Memory = Annotated[
-    bool, typer.Option("--memory", help="In a plan: whether each cell fits into memory; runs the workload's code.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print the summary only.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Print every epoch, and in a terminal every trial.")]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the commands, as they are given; ``_with_options`` gives a command some of them."""
+
+    address: Annotated[
+        str | None,
+        typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, HOST:PORT of its head. Without it: this machine."),
+    ] = None
+    assume: Annotated[
+        str | None,
+        typer.Option(metavar="NODESxGPUS[:NAME]", help="Plan for an assumed cluster, such as 2x8:H100-80GB, and stop."),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan, its time and cost, and stop; no Ray is started.")
+    ] = False
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER|auto", help="Resume an earlier run of FILE; auto: its newest unfinished one."),
+    ] = None
+    add_blocks: Annotated[
+        int,
+        typer.Option(min=0, max=1000, metavar="N", help="With --resume: N more blocks of throughput than the run has."),
+    ] = 0
+    improve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Then try options on the best cell, for TIME such as 5m, and confirm the best."
+        ),
+    ] = None
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|URI",
+            help="The folder of run folders (default: results); or a store to which each trial is sent: "
+            "s3://BUCKET/FOLDER.",
+        ),
+    ] = None
+    local: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With a URI: the folder of run folders on this machine. Default: results."),
+    ] = None
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN_FOLDER",
+            help="Estimate the time from this run; else from the newest in --output with these cells.",
+        ),
+    ] = None
+    only: Annotated[str | None, typer.Option(help="A part of the grid only: strategy=ddp,devices=2")] = None
+    no_user_code: arguments.NoUserCode = False
+    preflight: Annotated[
+        bool, typer.Option("--preflight/--no-preflight", help="First run the doctor's checks on each kind of cell.")
+    ] = True
+    inline: Annotated[
+        bool,
+        typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked."),
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every epoch, and in a terminal every trial.")] = (
+        False
+    )
+    memory: Annotated[
+        bool, typer.Option("--memory", help="In a plan: whether each cell fits into memory; runs the workload's code.")
+    ] = False
+
+
+UNCHANGED = ("address", "dry_run", "add_blocks", "preflight", "inline", "quiet", "verbose", "memory", "no_user_code")
+"""The options that a request has as they are given."""
 
 
 def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **options: Any) -> None:
@@ -99,9 +111,9 @@ def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **opti
     def work() -> int:
         from harness.run.request import read_experiment
 
-        request, found = _request_of(file, **options)
+        request, found = _request_of(file, Options(**options))
         experiment = read_experiment(request, found)
-        with away_from_current_folder(request.no_user_code):  # for the imports of the console too
+        with arguments.away_from_current_folder(request.no_user_code):  # for the imports of the console too
             from harness.run.console import ConsoleSink, Lasting
 
             with ConsoleSink(Lasting(), quiet=request.quiet, verbose=request.verbose, live=not request.inline) as sink:
@@ -120,54 +132,29 @@ def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **opti
                     experiment = with_largest_batches(request, experiment, sink, search=search)
                 return carry_out(request, experiment, sink)
 
-    raise typer.Exit(exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))
+    raise typer.Exit(arguments.exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))
 
 
-def _request_of(
-    file: Path | None,
-    address: Address = None,
-    assume: Assume = None,
-    dry_run: DryRun = False,
-    resume: Resume = None,
-    add_blocks: AddBlocks = 0,
-    improve: ImproveFor = None,
-    output: Output = None,
-    local: Local = None,
-    like: Like = None,
-    only: Only = None,
-    no_user_code: NoUserCode = False,
-    preflight: Preflight = True,
-    inline: Inline = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    memory: Memory = False,
-) -> tuple[Any, Collected]:
+def _request_of(file: Path | None, options: Options) -> tuple[Any, Collected]:
     """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
     from harness.run.request import Places, Request, places_of
 
-    found = Collected()
+    found, away = Collected(), options.no_user_code  # the command then leaves the current folder
     nowhere = Places(Path("results"), None, None)  # until every mistake is found
-    places = found.value(lambda: places_of(output, local, resume, absolute=no_user_code)) or nowhere
-    assumed = found.value(lambda: None if assume is None else parse_assumed(assume))
-    wanted = found.value(lambda: {} if only is None else parse_only(only)) or {}
-    improve_s = found.value(lambda: None if improve is None else parse_time(improve, "--improve"))
-    here = Path.absolute if no_user_code else Path  # the command then leaves the current folder
+    places = found.value(lambda: places_of(options.output, options.local, options.resume, absolute=away)) or nowhere
+    assumed = found.value(lambda: None if options.assume is None else arguments.parse_assumed(options.assume))
+    wanted = found.value(lambda: {} if options.only is None else arguments.parse_only(options.only)) or {}
+    time = options.improve
+    improve_s = found.value(lambda: None if time is None else arguments.parse_time(time, "--improve"))
+    here = Path.absolute if away else Path
     return Request(
         file=here(_file_of(file, places, found)),
-        address=address,
         assumed=assumed,
-        dry_run=dry_run,
-        add_blocks=add_blocks,
         improve=improve_s,
         **places._asdict(),
-        like=here(like) if like else None,
+        like=here(options.like) if options.like else None,
         only=wanted,
-        no_user_code=no_user_code,
-        preflight=preflight,
-        inline=inline,
-        quiet=quiet,
-        verbose=verbose,
-        memory=memory,
+        **{name: getattr(options, name) for name in UNCHANGED},
     ), found
 
 
@@ -193,10 +180,10 @@ def _file_of(file: Path | None, places: Places, found: Collected) -> Path:
 
 
 def _with_options(*names: str) -> Callable[[Command], Command]:
-    """Give a command that takes ``**options`` those of ``_request_of`` with these names, all without names."""
+    """Give a command that takes ``**options`` those of ``Options`` with these names, all without names."""
 
     def with_options(command: Command) -> Command:
-        _, *known = inspect.signature(_request_of, eval_str=True).parameters.values()
+        known = inspect.signature(Options, eval_str=True).parameters.values()
         own = inspect.signature(command, eval_str=True).parameters.values()
         wanted = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
         wanted += [parameter for parameter in known if not names or parameter.name in names]

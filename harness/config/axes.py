@@ -17,7 +17,16 @@ from harness.config.values import OptionValue, PlainValue
 from harness.config.variables import SECTION
 from harness.errors import closest, nearest
 
-OPTION_SECTIONS = ("optimizer", "schedule", "training", "workload", "loader", SECTION, *BUILTIN_TRAITS)
+SHARED_SECTIONS = {
+    "optimizer": "optimizer",
+    "schedule": "schedule",
+    "training": "training",
+    "workload": "workload_options",
+    "loader": "loader",
+    SECTION: "env",
+}
+"""The sections of options that every strategy has, each with the attribute of an experiment and a cell that has it."""
+OPTION_SECTIONS = (*SHARED_SECTIONS, *BUILTIN_TRAITS)
 """The sections of the file whose options are axes too."""
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 OwnPrecision = Literal["precision of the script"]

@@ -13,7 +13,7 @@ SIZES = ("small", "medium", "large")
 
 
 class BuiltinWorkload(NamedTuple):
-    """A built-in workload: ``module:ClassName``, its data and models by name, and those of a grid that names none.
+    """A built-in workload: ``module:ClassName``, data and models; a grid that names none has the first data, ``model``.
 
     ``folders``: whether data may be the path of a folder, too. ``emulated``: whether its layers wait instead of
     computing.
@@ -21,12 +21,16 @@ class BuiltinWorkload(NamedTuple):
 
     location: str
     summary: str
-    data: str
     model: str
     data_names: Sequence[str]
     models: Sequence[str]
     folders: bool = False
     emulated: bool = False
+
+    @property
+    def data(self) -> str:
+        """The data of a grid that names none."""
+        return self.data_names[0]
 
     def unknown(self, data: Sequence[str], models: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield the axis and the problem of each name that the workload does not have."""
@@ -43,7 +47,6 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
     "image_classification": BuiltinWorkload(
         "harness.train.workloads.image_classification:ImageClassification",
         "ResNets on images: small ones for a CPU, and torchvision's",
-        "digits",
         "resnet18",
         ("digits", "cifar10", *SYNTHETIC),
         (
@@ -55,7 +58,6 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
     "conv_stack": BuiltinWorkload(
         "harness.train.workloads.conv_stack:ConvStack",
         "convolutions that remove noise from images: much arithmetic, few parameters",
-        "digits",
         "small",
         ("digits", *SYNTHETIC),
         SIZES,
@@ -63,7 +65,6 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
     "mlp": BuiltinWorkload(
         "harness.train.workloads.mlp:Mlp",
         "a wide multilayer perceptron: many parameters, little arithmetic",
-        "digits",
         "medium",
         ("digits", *SYNTHETIC),
         SIZES,
@@ -71,7 +72,6 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
     "padded_sequences": BuiltinWorkload(
         "harness.train.workloads.padded_sequences:PaddedSequences",
         "passages of code of unequal length, padded: batches of unequal work",
-        "stdlib",
         "small",
         ("stdlib", *SYNTHETIC),
         SIZES,
@@ -80,7 +80,6 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
     "language_model": BuiltinWorkload(
         "harness.train.workloads.language_model:LanguageModel",
         "a GPT on bytes of text, up to the size of GPT-2 small",
-        "stdlib",
         "nano",
         ("stdlib", *SYNTHETIC),
         ("nano", "micro", "mini", "small", "gpt2"),
@@ -89,7 +88,6 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
     "segmentation": BuiltinWorkload(
         "harness.train.workloads.segmentation:Segmentation",
         "a small U-Net that finds digits on photographs, pixel by pixel",
-        "digits",
         "small",
         ("digits", *SYNTHETIC),
         SIZES,
@@ -97,7 +95,6 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
     "emulated_compute": BuiltinWorkload(
         "harness.train.workloads.emulated_compute:EmulatedCompute",
         "layers that wait instead of computing: many ranks on few cores, a rehearsal",
-        "synthetic",
         "small",
         ("synthetic",),
         SIZES,

@@ -18,7 +18,6 @@ class DoctorCheck(NamedTuple):
     key: str
     place: str
     name: str
-    looks_at: str
     shared: str = ""
 
     @property
@@ -28,142 +27,34 @@ class DoctorCheck(NamedTuple):
 
 
 DOCTOR_CHECKS: tuple[DoctorCheck, ...] = (
-    DoctorCheck(
-        "data",
-        "data.WORKERS_CHECK",
-        "loader workers",
-        "the same samples through loader workers as in the process itself",
-        "data sharding",
-    ),
-    DoctorCheck(
-        "transfer",
-        "placement.TRANSFER_CHECK",
-        "batch transfer",
-        "a batch of the workload's own type can be moved to a device, with all of its tensors",
-    ),
-    DoctorCheck(
-        "devices",
-        "placement.CHECK",
-        "device placement",
-        "every tensor of the forward pass is on the device of the input",
-    ),
-    DoctorCheck("randomness", "state.RANDOMNESS_CHECK", "randomness", "equal initial parameters on all ranks"),
-    DoctorCheck(
-        "loss_parameters",
-        "parameters.LOSS_PARAMETERS_CHECK",
-        "loss parameters",
-        "every nn.Parameter that the loss depends on belongs to the model",
-        "parameter updates",
-    ),
-    DoctorCheck(
-        "state",
-        "state.CHECK",
-        "state in forward",
-        "values that a forward pass writes into its module, which DataParallel's replicas lose",
-    ),
-    DoctorCheck("shapes", "shapes.CHECK", "output shapes", "the outputs of DataParallel's replicas can be gathered"),
-    DoctorCheck(
-        "data", "data.CHECK", "data sharding", "the same data on every rank, and no second sharding in the data set"
-    ),
-    DoctorCheck(
-        "validation",
-        "validation.CHECK",
-        "validation set",
-        "a validation set that is not empty, and no part of the training set",
-    ),
-    DoctorCheck(
-        "metrics",
-        "validation.METRICS_CHECK",
-        "metrics",
-        "metrics() that are means over samples, and evaluate() that returns finite numbers",
-    ),
-    DoctorCheck(
-        "memory", "memory_needs.CHECK", "memory", "the estimated peak against the memory of a device and of a node"
-    ),
-    DoctorCheck(
-        "batches",
-        "data.BATCHES_CHECK",
-        "batch divisibility",
-        "the samples of each device in every global batch, and in the last one of an epoch",
-    ),
-    DoctorCheck(
-        "copies",
-        "communication.COPIES_CHECK",
-        "GPU copies",
-        "copies between GPUs, directly and through the host, are identical bit for bit",
-    ),
+    DoctorCheck("data", "data.WORKERS_CHECK", "loader workers", shared="data sharding"),
+    DoctorCheck("transfer", "placement.TRANSFER_CHECK", "batch transfer"),
+    DoctorCheck("devices", "placement.CHECK", "device placement"),
+    DoctorCheck("randomness", "state.RANDOMNESS_CHECK", "randomness"),
+    DoctorCheck("loss_parameters", "parameters.LOSS_PARAMETERS_CHECK", "loss parameters", shared="parameter updates"),
+    DoctorCheck("state", "state.CHECK", "state in forward"),
+    DoctorCheck("shapes", "shapes.CHECK", "output shapes"),
+    DoctorCheck("data", "data.CHECK", "data sharding"),
+    DoctorCheck("validation", "validation.CHECK", "validation set"),
+    DoctorCheck("metrics", "validation.METRICS_CHECK", "metrics"),
+    DoctorCheck("memory", "memory_needs.CHECK", "memory"),
+    DoctorCheck("batches", "data.BATCHES_CHECK", "batch divisibility"),
+    DoctorCheck("copies", "communication.COPIES_CHECK", "GPU copies"),
     # judged after the real steps:
-    DoctorCheck(
-        "loss_weight",
-        "gradients.LOSS_WEIGHT_CHECK",
-        "loss weight",
-        "the weight that loss() returns is the number of the batch's samples or tokens",
-    ),
-    DoctorCheck(
-        "padding",
-        "data.PADDING_CHECK",
-        "padding",
-        "the share of real tokens in padded batches, and padding that is counted as tokens",
-    ),
-    DoctorCheck(
-        "wrapper",
-        "parameters.WRAPPER_CHECK",
-        "wrapper use",
-        "on several devices every step calls the strategy's wrapper",
-    ),
-    DoctorCheck(
-        "parameters",
-        "parameters.CHECK",
-        "parameter updates",
-        "after a few steps every trainable parameter has changed, and equally on every rank",
-    ),
-    DoctorCheck(
-        "train_mode",
-        "state.TRAIN_MODE_CHECK",
-        "train mode",
-        "training steps in train mode, with more than one sample a device for batch statistics",
-    ),
-    DoctorCheck(
-        "rank_state",
-        "state.RANK_STATE_CHECK",
-        "state on ranks",
-        "what forward remembers of its own batches, which other ranks do not",
-        "state in forward",
-    ),
-    DoctorCheck(
-        "memory_growth", "memory_needs.MEMORY_GROWTH_CHECK", "memory growth", "what the steps keep, step by step"
-    ),
-    DoctorCheck("slow_rank", "speed.SLOW_RANK_CHECK", "slow rank", "the same work on each rank, without the others"),
-    DoctorCheck(
-        "randomness", "state.STREAMS", "random streams", "different dropout masks on different ranks", "randomness"
-    ),
-    DoctorCheck(
-        "threads",
-        "speed.THREADS_CHECK",
-        "threads",
-        "computing threads and loader workers of a node against its processors",
-    ),
-    DoctorCheck(
-        "divergence",
-        "gradients.DIVERGENCE_CHECK",
-        "divergence",
-        "losses of the first steps that are not finite, or that grow",
-    ),
-    DoctorCheck(
-        "gradients",
-        "gradients.CHECK",
-        "gradient scaling",
-        "the gradient of a strategy against that of one device at the same global batch",
-    ),
-    DoctorCheck(
-        "loader", "speed.CHECK", "loader throughput", "samples/s of the loader alone against those of the model alone"
-    ),
-    DoctorCheck(
-        "collectives",
-        "communication.CHECK",
-        "collectives",
-        "results of all-reduce and broadcast, and their speed at the sizes of the model",
-    ),
+    DoctorCheck("loss_weight", "gradients.LOSS_WEIGHT_CHECK", "loss weight"),
+    DoctorCheck("padding", "data.PADDING_CHECK", "padding"),
+    DoctorCheck("wrapper", "parameters.WRAPPER_CHECK", "wrapper use"),
+    DoctorCheck("parameters", "parameters.CHECK", "parameter updates"),
+    DoctorCheck("train_mode", "state.TRAIN_MODE_CHECK", "train mode"),
+    DoctorCheck("rank_state", "state.RANK_STATE_CHECK", "state on ranks", shared="state in forward"),
+    DoctorCheck("memory_growth", "memory_needs.MEMORY_GROWTH_CHECK", "memory growth"),
+    DoctorCheck("slow_rank", "speed.SLOW_RANK_CHECK", "slow rank"),
+    DoctorCheck("randomness", "state.STREAMS", "random streams", shared="randomness"),
+    DoctorCheck("threads", "speed.THREADS_CHECK", "threads"),
+    DoctorCheck("divergence", "gradients.DIVERGENCE_CHECK", "divergence"),
+    DoctorCheck("gradients", "gradients.CHECK", "gradient scaling"),
+    DoctorCheck("loader", "speed.CHECK", "loader throughput"),
+    DoctorCheck("collectives", "communication.CHECK", "collectives"),
 )
 """In the order in which they are observed and judged."""
 WITHOUT_RANKS: Mapping[str, str] = {
@@ -173,7 +64,37 @@ WITHOUT_RANKS: Mapping[str, str] = {
     "versions": "the same packages, driver and device libraries on every node",
 }
 """Checks of harness/plan/checks.py, which need no rank, with what each looks at."""
-LOOKS_AT: Mapping[str, str] = {**{check.name: check.looks_at for check in DOCTOR_CHECKS}, **WITHOUT_RANKS}
+LOOKS_AT: Mapping[str, str] = {
+    "loader workers": "the same samples through loader workers as in the process itself",
+    "batch transfer": "a batch of the workload's own type can be moved to a device, with all of its tensors",
+    "device placement": "every tensor of the forward pass is on the device of the input",
+    "randomness": "equal initial parameters on all ranks",
+    "loss parameters": "every nn.Parameter that the loss depends on belongs to the model",
+    "state in forward": "values that a forward pass writes into its module, which DataParallel's replicas lose",
+    "output shapes": "the outputs of DataParallel's replicas can be gathered",
+    "data sharding": "the same data on every rank, and no second sharding in the data set",
+    "validation set": "a validation set that is not empty, and no part of the training set",
+    "metrics": "metrics() that are means over samples, and evaluate() that returns finite numbers",
+    "memory": "the estimated peak against the memory of a device and of a node",
+    "batch divisibility": "the samples of each device in every global batch, and in the last one of an epoch",
+    "GPU copies": "copies between GPUs, directly and through the host, are identical bit for bit",
+    "loss weight": "the weight that loss() returns is the number of the batch's samples or tokens",
+    "padding": "the share of real tokens in padded batches, and padding that is counted as tokens",
+    "wrapper use": "on several devices every step calls the strategy's wrapper",
+    "parameter updates": "after a few steps every trainable parameter has changed, and equally on every rank",
+    "train mode": "training steps in train mode, with more than one sample a device for batch statistics",
+    "state on ranks": "what forward remembers of its own batches, which other ranks do not",
+    "memory growth": "what the steps keep, step by step",
+    "slow rank": "the same work on each rank, without the others",
+    "random streams": "different dropout masks on different ranks",
+    "threads": "computing threads and loader workers of a node against its processors",
+    "divergence": "losses of the first steps that are not finite, or that grow",
+    "gradient scaling": "the gradient of a strategy against that of one device at the same global batch",
+    "loader throughput": "samples/s of the loader alone against those of the model alone",
+    "collectives": "results of all-reduce and broadcast, and their speed at the sizes of the model",
+    **WITHOUT_RANKS,
+}
+"""What each check looks at, by its name."""
 FINDINGS_OF: Mapping[str, str] = {check.key: check.findings for check in DOCTOR_CHECKS}
 """The name of the findings of each check, by its name in ``allow``."""
 

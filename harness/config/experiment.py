@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -14,30 +14,12 @@ from pydantic import (
     model_validator,
 )
 
-from harness.config.axes import Filter, LauncherName, options_in
+from harness.config import sections
+from harness.config.axes import SHARED_SECTIONS, Filter, LauncherName, options_in
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
 from harness.config.doctor_checks import check_allowed
 from harness.config.problems import Conflict, describe_errors, raise_conflicts
 from harness.config.published import Published
-from harness.config.sections import (
-    ACCUMULATION,
-    AUTO,
-    EFFORTS,
-    ONE_BATCH,
-    Checkpoint,
-    Convergence,
-    Cost,
-    Effort,
-    Grid,
-    GrowingCluster,
-    Hardware,
-    Improve,
-    Limits,
-    Loader,
-    StrategyOptions,
-    Throughput,
-    TrainingOptions,
-)
 from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
 from harness.config.values import (
     Axis,
@@ -66,27 +48,27 @@ class Experiment(Strict):
 
     name: Name
     workload: Annotated[str, BeforeValidator(builtin_or_own(BUILTIN_WORKLOADS))] = "image_classification"
-    grid: Grid | None = None
-    cells: Annotated[tuple[Grid, ...], BeforeValidator(as_tuple)] = ()
+    grid: sections.Grid | None = None
+    cells: Annotated[tuple[sections.Grid, ...], BeforeValidator(as_tuple)] = ()
     exclude: Annotated[tuple[Filter, ...], BeforeValidator(as_tuple)] = ()
-    strategy_options: StrategyOptions = StrategyOptions()
+    strategy_options: sections.StrategyOptions = sections.StrategyOptions()
     workload_options: Options = Field(default_factory=dict)
     variants: dict[Name, FilePath] = Field(default_factory=dict)
     optimizer: Options = Field(default_factory=lambda: dict(SGD))
     schedule: Options = Field(default_factory=dict)
-    training: TrainingOptions = TrainingOptions()
-    loader: Loader = Loader()
+    training: sections.TrainingOptions = sections.TrainingOptions()
+    loader: sections.Loader = sections.Loader()
     env: Options = Field(default_factory=dict)
-    effort: Effort = "normal"
-    throughput: Throughput | None = Throughput()
-    convergence: Convergence | None = None
-    checkpoint: Checkpoint | None = None
+    effort: sections.Effort = "normal"
+    throughput: sections.Throughput | None = sections.Throughput()
+    convergence: sections.Convergence | None = None
+    checkpoint: sections.Checkpoint | None = None
     published: Annotated[tuple[Published, ...], BeforeValidator(as_tuple), Field(max_length=MOST_PUBLISHED)] = ()
-    improve: Improve | None = None
-    limits: Limits = Limits()
-    cost: Cost | None = None
-    hardware: Hardware = Hardware()
-    cluster: GrowingCluster | None = None
+    improve: sections.Improve | None = None
+    limits: sections.Limits = sections.Limits()
+    cost: sections.Cost | None = None
+    hardware: sections.Hardware = sections.Hardware()
+    cluster: sections.GrowingCluster | None = None
     device: DeviceRequest = "auto"
     launcher: Axis[LauncherName] = ("ray",)
     oversubscribe: bool = False
@@ -101,7 +83,7 @@ class Experiment(Strict):
         """Set what the effort means in the section throughput, unless the file gives it."""
         if not isinstance(given, dict):
             return given
-        chosen, timed = EFFORTS.get(str(given.get("effort")), {}), given.get("throughput", {})
+        chosen, timed = sections.EFFORTS.get(str(given.get("effort")), {}), given.get("throughput", {})
         return {**given, "throughput": {**chosen, **timed}} if isinstance(timed, dict) and chosen else given
 
     @model_validator(mode="after")
@@ -161,9 +143,15 @@ class Experiment(Strict):
         return Conflict(broken, text, (section,))
 
     @property
-    def grids(self) -> tuple[Grid, ...]:
+    def grids(self) -> tuple[sections.Grid, ...]:
         """Every grid of the file."""
-        return (*((self.grid,) if self.grid else ()), *self.cells)
+        return tuple(self.placed_grids.values())
+
+    @property
+    def placed_grids(self) -> dict[str, sections.Grid]:
+        """Every grid by its place in the file."""
+        cells = {f"cells[{number}]": grid for number, grid in enumerate(self.cells)}
+        return {"grid": self.grid, **cells} if self.grid else cells
 
     @property
     def seeks_batches(self) -> bool:
@@ -188,11 +176,12 @@ class Experiment(Strict):
     def _batch_conflicts(self) -> Iterator[Conflict]:
         """Check that micro-batches are automatic where a grid has both batches, and only there."""
         for grid in self.grids:
-            given = as_axis(grid.options.get(ACCUMULATION, ()))
+            given = as_axis(grid.options.get(sections.ACCUMULATION, ()))
             both = grid.batches_of_devices and grid.global_batch_size is not None
-            yield Conflict(both and (*given,) != (AUTO,), f"grid: {ONE_BATCH}", ("grid", "cells", "training"))
+            keys, automatic = ("grid", "cells", "training"), (*given,) == (sections.AUTO,)
+            yield Conflict(both and not automatic, f"grid: {sections.ONE_BATCH}", keys)
             text = "training.accumulation: auto needs both per_device_batch_size and global_batch_size"
-            yield Conflict(not both and AUTO in given, text, ("grid", "cells", "training"))
+            yield Conflict(not both and sections.AUTO in given, text, keys)
         text = "per_device_batch_size: max not together with variants; find the batch of one version"
         yield Conflict(self.seeks_batches and bool(self.variants), text, ("grid", "cells", "variants"))
 
@@ -210,20 +199,19 @@ class Experiment(Strict):
         builtin = BUILTIN_WORKLOADS.get(self.workload)
         if builtin is None:
             return
-        grids = {**({"grid": self.grid} if self.grid else {}), **{f"cells[{i}]": c for i, c in enumerate(self.cells)}}
-        for place, grid in grids.items():
+        for place, grid in self.placed_grids.items():
             for axis, problem in builtin.unknown(grid.data or (), grid.model or ()):
                 yield Conflict(True, f"{place}.{axis}: {problem}", ("workload",))
 
     def _dotted_conflicts(self) -> Iterator[Conflict]:
         """Check a grid's dotted options, such as ``loader.workers``, together with the rest of their section."""
         strategies: dict[str, Strict] = {name: getattr(self.strategy_options, name) for name in BUILTIN_TRAITS}
-        sections: dict[str, Strict] = {"loader": self.loader, "training": self.training, **strategies}
+        by_name: dict[str, Strict] = {"loader": self.loader, "training": self.training, **strategies}
         for grid in self.grids:
-            for name, section in sections.items():
+            for name, section in by_name.items():
                 try:
                     own = options_in(grid.options, name)
-                    if as_axis(grid.options.get(ACCUMULATION)) == (AUTO,) and name == "training":
+                    if as_axis(grid.options.get(sections.ACCUMULATION)) == (sections.AUTO,) and name == "training":
                         del own["accumulation"]
                     type(section).model_validate({**section.model_dump(), **own})
                 except ValidationError as error:
@@ -285,17 +273,11 @@ class Experiment(Strict):
 
     def option_axes(self) -> dict[str, tuple[PlainValue, ...]]:
         """Return every option of the sections beside the grid as an axis: ``optimizer.lr`` -> its values."""
-        sections: dict[str, Mapping[str, PlainValue]] = {
-            "optimizer": self.optimizer,
-            "schedule": self.schedule,
-            "training": self.training.model_dump(),
-            "workload": self.workload_options,
-            "loader": self.loader.model_dump(),
-            SECTION: self.env,
-            **self.strategy_options.model_dump(),
-        }
+        by_section: dict[str, Any] = {name: getattr(self, attribute) for name, attribute in SHARED_SECTIONS.items()}
+        by_section |= {"training": self.training.model_dump(), "loader": self.loader.model_dump()}
+        by_section |= self.strategy_options.model_dump()
         return {
             f"{section}.{option}": as_axis(value)
-            for section, options in sections.items()
+            for section, options in by_section.items()
             for option, value in options.items()
         }

@@ -38,13 +38,20 @@ class KnownDevice:
 
 _A100 = "NVIDIA A100 Tensor Core GPU data sheet"
 _H100 = "NVIDIA H100 Tensor Core GPU data sheet"
+_H100_PCIE = "NVIDIA H100 PCIe GPU product brief"
 _H200 = "NVIDIA H200 Tensor Core GPU data sheet"
 _GH200 = "NVIDIA GH200 Grace Hopper Superchip data sheet"
+_B300 = "Glenn K. Lockwood, page of the B300"
+_GB200 = "NVIDIA GB200 NVL72, product page"
 _V100 = "NVIDIA V100 Tensor Core GPU data sheet"
 _P100 = "NVIDIA Tesla P100 GPU accelerator data sheet"
 _ADA = "NVIDIA Ada GPU architecture white paper"
 _AMPERE = "NVIDIA Ampere GA102 GPU architecture white paper"
 _BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper"
+_A10 = "NVIDIA A10 Tensor Core GPU data sheet"
+_T4 = "NVIDIA T4 Tensor Core GPU data sheet"
+_L4 = "NVIDIA L4 Tensor Core GPU data sheet"
+_MI300X = "AMD Instinct MI300X accelerator data sheet"
 
 _LIGHTNING = (
     "read in Lightning Fabric, "
@@ -56,15 +63,40 @@ _ML_ENGINEERING = (
 )
 _PYTORCH = "read in PyTorch, https://github.com/pytorch/pytorch/blob/main/torch/_inductor/analysis/device_info.py"
 _TORCHTITAN = "read in torchtitan, https://github.com/pytorch/torchtitan/blob/main/torchtitan/tools/utils.py"
+_GLENN_LOCKWOOD = "Glenn K. Lockwood, https://glennklockwood.com/garden/processors/B300"
 _V100_PEAKS = f"NVIDIA V100 datasheet (1165301-r5), {_LIGHTNING}"
+_T4_PEAKS = f"NVIDIA T4 datasheet (951643), {_LIGHTNING}"
+_A10_PEAKS = f"NVIDIA A10 datasheet, {_LIGHTNING}"
 _A100_PEAKS = f"NVIDIA A100 datasheet (1758950-r4), {_LIGHTNING}"
 _ADA_PEAKS = f"NVIDIA Ada GPU architecture whitepaper (v2.1), {_LIGHTNING}"
+_L40S_PEAKS = f"NVIDIA L40S, {_ML_ENGINEERING}"
 _H100_PAGE = "NVIDIA, https://www.nvidia.com/en-us/data-center/h100/"
+_H100_PEAKS = f"{_H100_PAGE}, {_PYTORCH}"
+_H100_PCIE_PEAKS = f"NVIDIA H100 whitepaper, https://resources.nvidia.com/en-us-tensor-core, {_LIGHTNING}"
+_H100_NVL_PEAKS = f"{_H100_PAGE}, {_TORCHTITAN}"
+_H200_PEAKS = f"NVIDIA, https://www.nvidia.com/en-us/data-center/h200/, {_ML_ENGINEERING}"
+_H20_PEAKS = "NVIDIA H20, read in Hugging Face, https://huggingface.co/hardware/h20"
+_B200_PEAKS = f"NVIDIA, https://www.nvidia.com/en-us/data-center/hgx/, {_PYTORCH}"
+_B300_PEAKS = f"NVIDIA HGX B300, read in {_GLENN_LOCKWOOD}"
+_GB200_PEAKS = f"NVIDIA GB200, one of its two GPUs, {_ML_ENGINEERING}"
+_MI300X_PEAKS = f"AMD Instinct MI300X data sheet, {_PYTORCH}"
 
 # From the H100 on, NVIDIA publishes tensor-core figures with sparsity; here they are halved.
 _V100_SXM, _V100_PCIE = {"fp32": 15.7, "fp16": 125.0}, {"fp32": 14.0, "fp16": 112.0}
 _A100_FIGURES = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0}
+_A10_FIGURES = {"fp32": 31.2, "tf32": 62.5, "bf16": 125.0}
+_L4_FIGURES = {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0}
+_L40S_FIGURES = {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0}
+_H100_PCIE_FIGURES = {"fp32": 51.2, "tf32": 378.0, "bf16": 756.0}
+# one of the two cards: 60 TFLOP/s in fp32, and 835 in tf32 with sparsity, by NVIDIA's page
+_H100_NVL_FIGURES = {"fp32": 60.0, "tf32": 417.5, "bf16": 835.0}
 _HOPPER = {"fp32": 67.0, "tf32": 494.5, "bf16": 989.5}
+_B200_FIGURES = {"tf32": 1125.0, "bf16": 2250.0}  # fp32: sources disagree, 80 TFLOP/s and 75
+_B300_FIGURES = {"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0}
+_GB200_FIGURES = {"fp32": 80.0, "tf32": 1250.0, "bf16": 2500.0}
+# bf16: dense with fp32 accumulation (fp16 accumulation is no training)
+_RTX_4090_FIGURES = {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2}
+_MI300X_FIGURES = {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4}
 
 _DEVICES = (
     KnownDevice("P100-12GB", 12, _P100, ("Tesla P100-PCIE-12GB",)),
@@ -74,122 +106,36 @@ _DEVICES = (
     KnownDevice("V100-32GB", 32, _V100, ("Tesla V100-SXM2-32GB",), _V100_PEAKS, _V100_SXM),
     KnownDevice("V100-32GB-SXM3", 32, _V100, ("Tesla V100-SXM3-32GB",)),
     KnownDevice("V100-32GB-PCIe", 32, _V100, ("Tesla V100-PCIE-32GB",), _V100_PEAKS, _V100_PCIE),
-    KnownDevice(
-        "T4-16GB",
-        16,
-        "NVIDIA T4 Tensor Core GPU data sheet",
-        ("Tesla T4",),
-        f"NVIDIA T4 datasheet (951643), {_LIGHTNING}",
-        {"fp32": 8.1, "fp16": 65.0},
-    ),
+    KnownDevice("T4-16GB", 16, _T4, ("Tesla T4",), _T4_PEAKS, {"fp32": 8.1, "fp16": 65.0}),
     KnownDevice("A100-40GB", 40, _A100, ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100_PEAKS, _A100_FIGURES),
     KnownDevice("A100-80GB", 80, _A100, ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), _A100_PEAKS, _A100_FIGURES),
     KnownDevice("A2-16GB", 16, "NVIDIA A2 Tensor Core GPU data sheet", ("NVIDIA A2",)),
     # not the A10G, for which sources give 62.5 and 125 TFLOP/s in 16 bits
-    KnownDevice(
-        "A10-24GB",
-        24,
-        "NVIDIA A10 Tensor Core GPU data sheet",
-        ("NVIDIA A10",),
-        f"NVIDIA A10 datasheet, {_LIGHTNING}",
-        {"fp32": 31.2, "tf32": 62.5, "bf16": 125.0},
-    ),
+    KnownDevice("A10-24GB", 24, _A10, ("NVIDIA A10",), _A10_PEAKS, _A10_FIGURES),
     KnownDevice("A10G-24GB", 24, "Amazon EC2 G5 instances, product page", ("NVIDIA A10G",)),
     # a board has four such GPUs
     KnownDevice("A16-16GB", 16, "NVIDIA A16 GPU data sheet", ("NVIDIA A16",)),
     KnownDevice("A30-24GB", 24, "NVIDIA A30 Tensor Core GPU data sheet", ("NVIDIA A30",)),
     KnownDevice("A40-48GB", 48, "NVIDIA A40 data center GPU data sheet", ("NVIDIA A40",)),
-    KnownDevice(
-        "L4-24GB",
-        24,
-        "NVIDIA L4 Tensor Core GPU data sheet",
-        ("NVIDIA L4",),
-        _ADA_PEAKS,
-        {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0},
-    ),
+    KnownDevice("L4-24GB", 24, _L4, ("NVIDIA L4",), _ADA_PEAKS, _L4_FIGURES),
     KnownDevice("L40-48GB", 48, "NVIDIA L40 GPU data sheet", ("NVIDIA L40",)),
-    KnownDevice(
-        "L40S-48GB",
-        48,
-        "NVIDIA L40S GPU data sheet",
-        ("NVIDIA L40S",),
-        f"NVIDIA L40S, {_ML_ENGINEERING}",
-        {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0},
-    ),
-    KnownDevice("H100-80GB", 80, _H100, ("NVIDIA H100 80GB HBM3",), f"{_H100_PAGE}, {_PYTORCH}", _HOPPER),
-    KnownDevice(
-        "H100-80GB-PCIe",
-        80,
-        "NVIDIA H100 PCIe GPU product brief",
-        ("NVIDIA H100 PCIe",),
-        f"NVIDIA H100 whitepaper, https://resources.nvidia.com/en-us-tensor-core, {_LIGHTNING}",
-        {"fp32": 51.2, "tf32": 378.0, "bf16": 756.0},
-    ),
-    # one of the two cards: 60 TFLOP/s in fp32, and 835 in tf32 with sparsity, by NVIDIA's page
-    KnownDevice(
-        "H100-94GB-NVL",
-        94,
-        _H100,
-        ("NVIDIA H100 NVL",),
-        f"{_H100_PAGE}, {_TORCHTITAN}",
-        {"fp32": 60.0, "tf32": 417.5, "bf16": 835.0},
-    ),
-    KnownDevice(
-        "H200-141GB",
-        141,
-        _H200,
-        ("NVIDIA H200",),
-        f"NVIDIA, https://www.nvidia.com/en-us/data-center/h200/, {_ML_ENGINEERING}",
-        _HOPPER,
-    ),
+    KnownDevice("L40S-48GB", 48, "NVIDIA L40S GPU data sheet", ("NVIDIA L40S",), _L40S_PEAKS, _L40S_FIGURES),
+    KnownDevice("H100-80GB", 80, _H100, ("NVIDIA H100 80GB HBM3",), _H100_PEAKS, _HOPPER),
+    KnownDevice("H100-80GB-PCIe", 80, _H100_PCIE, ("NVIDIA H100 PCIe",), _H100_PCIE_PEAKS, _H100_PCIE_FIGURES),
+    KnownDevice("H100-94GB-NVL", 94, _H100, ("NVIDIA H100 NVL",), _H100_NVL_PEAKS, _H100_NVL_FIGURES),
+    KnownDevice("H200-141GB", 141, _H200, ("NVIDIA H200",), _H200_PEAKS, _HOPPER),
     KnownDevice("H200-141GB-NVL", 141, _H200, ("NVIDIA H200 NVL",)),
-    KnownDevice(
-        "H20-96GB",
-        96,
-        "Hugging Face, hardware page of the H20",
-        ("NVIDIA H20",),
-        "NVIDIA H20, read in Hugging Face, https://huggingface.co/hardware/h20",
-        {"bf16": 148.0},
-    ),
+    KnownDevice("H20-96GB", 96, "Hugging Face, hardware page of the H20", ("NVIDIA H20",), _H20_PEAKS, {"bf16": 148.0}),
     KnownDevice("GH200-96GB", 96, _GH200, ("NVIDIA GH200 480GB",)),
     KnownDevice("GH200-144GB", 144, _GH200, ("NVIDIA GH200 144G HBM3e",)),
-    # 1,440 GB of eight; fp32: sources disagree, 80 TFLOP/s and 75
-    KnownDevice(
-        "B200-180GB",
-        180,
-        "NVIDIA DGX B200 data sheet",
-        ("NVIDIA B200",),
-        f"NVIDIA, https://www.nvidia.com/en-us/data-center/hgx/, {_PYTORCH}",
-        {"tf32": 1125.0, "bf16": 2250.0},
-    ),
-    KnownDevice(
-        "B300-288GB",
-        288,
-        "Glenn K. Lockwood, page of the B300",
-        ("NVIDIA B300 SXM6 AC",),
-        "NVIDIA HGX B300, read in Glenn K. Lockwood, https://glennklockwood.com/garden/processors/B300",
-        {"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0},
-    ),
-    KnownDevice(
-        "GB200-186GB",
-        186,
-        "NVIDIA GB200 NVL72, product page",
-        ("NVIDIA GB200",),
-        f"NVIDIA GB200, one of its two GPUs, {_ML_ENGINEERING}",
-        {"fp32": 80.0, "tf32": 1250.0, "bf16": 2500.0},
-    ),
+    # 1,440 GB of eight
+    KnownDevice("B200-180GB", 180, "NVIDIA DGX B200 data sheet", ("NVIDIA B200",), _B200_PEAKS, _B200_FIGURES),
+    KnownDevice("B300-288GB", 288, _B300, ("NVIDIA B300 SXM6 AC",), _B300_PEAKS, _B300_FIGURES),
+    KnownDevice("GB200-186GB", 186, _GB200, ("NVIDIA GB200",), _GB200_PEAKS, _GB200_FIGURES),
     KnownDevice("RTX-3080-10GB", 10, _AMPERE, ("NVIDIA GeForce RTX 3080",)),
     KnownDevice("RTX-3090-24GB", 24, _AMPERE, ("NVIDIA GeForce RTX 3090",)),
     KnownDevice("RTX-4080-16GB", 16, _ADA, ("NVIDIA GeForce RTX 4080",)),
-    # bf16: dense with fp32 accumulation (fp16 accumulation is no training)
-    KnownDevice(
-        "RTX-4090-24GB",
-        24,
-        _ADA,
-        ("NVIDIA GeForce RTX 4090",),
-        _ADA_PEAKS,
-        {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2},
-    ),
+    KnownDevice("RTX-4090-24GB", 24, _ADA, ("NVIDIA GeForce RTX 4090",), _ADA_PEAKS, _RTX_4090_FIGURES),
     KnownDevice("RTX-5080-16GB", 16, _BLACKWELL, ("NVIDIA GeForce RTX 5080",)),
     KnownDevice("RTX-5090-32GB", 32, _BLACKWELL, ("NVIDIA GeForce RTX 5090",)),
     KnownDevice("RTX-A5000-24GB", 24, "NVIDIA RTX A5000 data sheet", ("NVIDIA RTX A5000",)),
@@ -200,14 +146,7 @@ _DEVICES = (
     KnownDevice("MI210-64GB", 64, "AMD Instinct MI210 accelerator data sheet"),
     # a module has two such devices
     KnownDevice("MI250X-64GB", 64, "AMD Instinct MI250X accelerator data sheet"),
-    KnownDevice(
-        "MI300X-192GB",
-        192,
-        "AMD Instinct MI300X accelerator data sheet",
-        ("AMD Instinct MI300X",),
-        f"AMD Instinct MI300X data sheet, {_PYTORCH}",
-        {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4},
-    ),
+    KnownDevice("MI300X-192GB", 192, _MI300X, ("AMD Instinct MI300X",), _MI300X_PEAKS, _MI300X_FIGURES),
 )
 KNOWN_DEVICES: Mapping[str, KnownDevice] = {device.name: device for device in _DEVICES}
 

@@ -123,10 +123,10 @@ class ScriptGrid(Grid):
         own = {key for key in value if str(key).isidentifier() and key not in known} | later
         return {f"workload.{key}" if key in own else key: option for key, option in value.items()}
 
-    @property
-    def own_names(self) -> list[str]:
-        """The names of the axes that only the script has."""
-        return [*options_in(self.options, "workload")]
+
+def own_names(grid: Grid) -> list[str]:
+    """Return the names of the axes that only the script has."""
+    return [*options_in(grid.options, "workload")]
 
 
 def check_function(value: object) -> object:
@@ -231,27 +231,27 @@ class ScriptExperiment(Experiment):
         yield Conflict(self.equivalence, f"equivalence: cannot be checked of a {kind}; leave it out", ("equivalence",))
         used = self._used()
         constants = set(self.workload_options)
-        for place, grid in self._placed_grids():
+        for place, grid in self.placed_grids.items():
             yield from self._reserved(place, grid, used)
-            known = {*GIVEN_PLACEHOLDERS, *constants, *grid.own_names}
+            known = {*GIVEN_PLACEHOLDERS, *constants, *own_names(grid)}
             for name in sorted(used - known):
                 hint = nearest(name, sorted(known))
                 yield Conflict(True, f"arguments: {{{name}}} is no axis of {place}; {hint}", ("arguments", place))
             yield from self._modes(place, grid, used)
-            for name in sorted({*constants, *grid.own_names} - used - {MODE}):
+            for name in sorted({*constants, *own_names(grid)} - used - {MODE}):
                 hint = nearest(name, sorted({*ScriptGrid.model_fields} - {"options"} | used))
                 text = f"{place}.{name}: unknown axis, and arguments do not use it as {{{name}}}; {hint}"
                 yield Conflict(True, text, (place, "arguments"))
             yield from self._samples(grid)
 
-    def _reserved(self, place: str, grid: ScriptGrid, used: set[str]) -> Iterator[Conflict]:
+    def _reserved(self, place: str, grid: Grid, used: set[str]) -> Iterator[Conflict]:
         """Check the names that have a meaning already, and those of axes that the grid leaves out."""
-        for name in sorted({*grid.own_names, *self.workload_options} & {*GIVEN_PLACEHOLDERS} - {*LATER}):
+        for name in sorted({*own_names(grid), *self.workload_options} & {*GIVEN_PLACEHOLDERS} - {*LATER}):
             yield Conflict(True, f"{place}.{name}: is set by harness; name the axis otherwise", (place,))
         for name in sorted(used & {"precision", "model", "data", "strategy"} - grid.model_fields_set):
             yield Conflict(True, f"arguments: {{{name}}} is used, and {place} has no {name}", ("arguments", place))
 
-    def _modes(self, place: str, grid: ScriptGrid, used: set[str]) -> Iterator[Conflict]:
+    def _modes(self, place: str, grid: Grid, used: set[str]) -> Iterator[Conflict]:
         """Check the axis mode, unless it is the user's own, which arguments or config use."""
         given = {**self.workload_options, **{name.removeprefix("workload."): v for name, v in grid.options.items()}}
         if MODE in given and MODE not in used:
@@ -261,7 +261,7 @@ class ScriptExperiment(Experiment):
             text = f"{place}.mode: got {wrong[:1]}; allowed: {', '.join(MODES)}"
             yield Conflict(bool(wrong), text, (place,))
 
-    def _samples(self, grid: ScriptGrid) -> Iterator[Conflict]:
+    def _samples(self, grid: Grid) -> Iterator[Conflict]:
         """Check the arithmetic of step.samples for the first and the last value of each axis."""
         given: dict[str, PlainValue] = {name: getattr(grid, name, None) for name in GIVEN}
         options = options_in(grid.options, "workload")
@@ -273,10 +273,6 @@ class ScriptExperiment(Experiment):
                 evaluate(str(self.step.samples), {**values, "per_device_batch_size": batch, "global_batch_size": batch})
             except ValueError as error:
                 yield Conflict(True, f"step.samples: {error}", ("step",))
-
-    def _placed_grids(self) -> list[tuple[str, ScriptGrid]]:
-        numbered = [(f"cells[{number}]", grid) for number, grid in enumerate(self.cells)]
-        return [*([("grid", self.grid)] if self.grid else []), *numbered]
 
     def _used(self) -> set[str]:
         """Return the placeholders that arguments, config and the step's samples use."""

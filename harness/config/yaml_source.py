@@ -141,12 +141,9 @@ def dump(content: object, *, width: int | None = None, flow: bool | None = False
     )
 
 
-def read_mapping(path: Path, *, times: int = 1) -> Mapping[str, object]:
-    """Return the file's top-level mapping; raise ExperimentError if it has none.
-
-    ``times``: a factor on the size limits of an experiment file.
-    """
-    return parse_mapping(read_text(path, times * MAX_BYTES), source=str(path), times=times)
+def read_mapping(path: Path) -> Mapping[str, object]:
+    """Return the file's top-level mapping; raise ExperimentError if it has none."""
+    return parse_mapping(read_text(path, MAX_BYTES), source=str(path))
 
 
 def read_with_duplicates(path: Path) -> tuple[Mapping[str, object], list[str]]:
@@ -155,7 +152,10 @@ def read_with_duplicates(path: Path) -> tuple[Mapping[str, object], list[str]]:
 
 
 def parse_mapping(text: str, *, source: str, times: int = 1) -> Mapping[str, object]:
-    """Return YAML text's top-level mapping with string keys; raise ExperimentError if it has none."""
+    """Return YAML text's top-level mapping with string keys; raise ExperimentError if it has none.
+
+    ``times``: a factor on the size limits of an experiment file.
+    """
     value, duplicates = _mapping(text, source, times * MAX_NODES)
     if duplicates:
         raise ExperimentError(source, duplicates)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from harness.errors import WorkloadError
-from harness.launch.supervision import Watchdog
+from harness.launch.supervision import GroupEnd, Watchdog
 from harness.plan.known_errors import with_remedy
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult, WorkerGroup
@@ -102,6 +102,11 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
         row = replace(row, outcome="oom", reason=f"the host ran out of memory: {row.reason}")
     detail = f"{row.detail}\n\nlast output of rank {rank}:\n{printed}" if printed else row.detail
     return replace(row, facts=facts, detail=detail)
+
+
+def judged(rows: Iterable[TrialResult], group: WorkerGroup, end: GroupEnd, watchdog: Watchdog) -> list[TrialResult]:
+    """Return the rows that the end of a group cost, with the evidence of their ranks and what was measured before."""
+    return [despite(lost_if_waiting(explained(row, watchdog), group), end.measured) for row in rows]
 
 
 def lost_if_waiting(row: TrialResult, group: WorkerGroup) -> TrialResult:

@@ -74,6 +74,10 @@ def register_process(
     )
 
 
+PARTS = ("resources", "worker start", "process group", "first word")
+"""The parts of a start-up after the launcher's own, each with a time at which it begins."""
+
+
 @dataclass
 class StartupTimer:
     """Timestamps of a worker group's start-up (unix time): launch, process creation, imports, process group."""
@@ -81,30 +85,24 @@ class StartupTimer:
     launched_at: float
     starter: str
     """The part that the time until resources are requested counts as; without that request, until the first process."""
-    asked_at: float | None = None
-    created_at: float | None = None
-    imported_at: float | None = None
-    connected_at: float | None = None
+    _begins: dict[str, float] = field(default_factory=dict)
 
     def record(self, event: Registration | ResourcesRequested, now: float) -> None:
         if isinstance(event, ResourcesRequested):
-            self.asked_at = self.asked_at or event.at
-            return
-        if event.connected:
-            self.connected_at = self.connected_at or now
-            return
-        self.created_at = min(self.created_at or event.created_at, event.created_at)
-        self.imported_at = now
+            self._begins.setdefault("resources", event.at)
+        elif event.connected:
+            self._begins.setdefault("first word", now)
+        else:
+            self._begins["worker start"] = min(self._begins.get("worker start", event.created_at), event.created_at)
+            self._begins["process group"] = now  # until all have imported
 
     def parts(self, now: float) -> dict[str, float]:
         """Seconds until resources are requested, a process exists, all have imported, are connected, until now.
 
-        Empty if a timestamp is missing.
+        Empty if a timestamp is missing; without a request for resources, that part is.
         """
-        asked = {"resources": self.asked_at} if self.asked_at else {}
-        ends = {"worker start": self.created_at, "process group": self.imported_at, "first word": self.connected_at}
-        begins = {self.starter: self.launched_at, **asked, **ends}
-        known = [*(t for t in begins.values() if t is not None), now]
-        if len(known) < len(begins) + 1:
+        if not self._begins.keys() >= {*PARTS[1:]}:
             return {}
-        return {name: max(0.0, end - start) for name, (start, end) in zip(begins, pairwise(known), strict=True)}
+        begins = {self.starter: self.launched_at} | {part: self._begins[part] for part in PARTS if part in self._begins}
+        times = [*begins.values(), now]
+        return {part: max(0.0, end - start) for part, (start, end) in zip(begins, pairwise(times), strict=True)}

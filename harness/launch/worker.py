@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -263,14 +264,8 @@ def _rank_row(ranks: Ranks, facts: RankFacts) -> RankRow:
 
 
 def _place_of(ranks: Ranks) -> RankPlace:
-    return {
-        "rank": ranks.rank,
-        "local_rank": ranks.local_rank,
-        "node_rank": ranks.node_rank,
-        "node_id": ranks.node_id,
-        "address": ranks.address,
-        "host": socket.gethostname(),
-    }
+    place = {name: getattr(ranks, name) for name in ("rank", "local_rank", "node_rank", "node_id", "address")}
+    return cast("RankPlace", {**place, "host": socket.gethostname()})
 
 
 def _release() -> None:

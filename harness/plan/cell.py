@@ -10,25 +10,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal
 
-from harness.config.axes import LATER
+from harness.config.axes import LATER, SHARED_SECTIONS
 from harness.config.builtin_workloads import emulates_compute
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue
-from harness.config.variables import SECTION
 
 Options = Mapping[str, PlainValue]
 Scaling = Literal["weak", "strong"]
-SHARED_SECTIONS = {
-    "workload": "workload_options",
-    "optimizer": "optimizer",
-    "schedule": "schedule",
-    "training": "training",
-    "loader": "loader",
-    SECTION: "env",
-}
-"""The sections of options that every strategy has, each with the field of a cell that holds it."""
-
-
 MOST_MICRO_BATCH = "most_micro_batch"
 """The option of a training whose micro-batches follow from the devices (accumulation: auto); in no file."""
 LARGER = 4

@@ -109,49 +109,40 @@ LEAST_FILES = 4096
 
 def judge_network(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
     """Judge the nodes of a worker group; interfaces are judged if it spans several."""
-    found = [finding for node in nodes for finding in _of_settings(node)]
+    found = [
+        Finding(NETWORK, "warning", f"{node['host']}: {seen}", means, advice)
+        for node in nodes
+        for seen, means, advice in _of_limits(node)
+    ]
     for name in sorted({name for node in nodes for name in node.get("limits") or {}}):
         values = {node["host"]: limits.get(name) for node in nodes if (limits := node.get("limits"))}
-        texts = {host: "unlimited" if value is None else str(value) for host, value in values.items()}
+        texts = {host: "unlimited" if value is None else value for host, value in values.items()}
         found += _different(f"limit of {name}", texts, "set the same ulimit on every node")
     if len(nodes) > 1:
         found += [finding for node in nodes for finding in _of_interfaces(node)]
-        sizes: dict[str, str] = {}
+        sizes: dict[str, object] = {}
         for node in nodes:
             used = {(node.get("variables") or {}).get(variable) for variable in USED.values()}
             known = node.get("interfaces") or ()
-            sizes.update((node["host"], str(each["mtu"])) for each in known if each["name"] in used)
+            sizes.update((node["host"], each["mtu"]) for each in known if each["name"] in used)
         found += _different("MTU of the ranks' interfaces", sizes, "ip link set dev INTERFACE mtu SIZE on every node")
     return found
 
 
-def _of_settings(node: NodeEnvironment) -> Iterator[Finding]:
-    host, size, limits = node["host"], node.get("shared_memory_bytes"), node.get("limits") or {}
+def _of_limits(node: NodeEnvironment) -> Iterator[tuple[str, str, str]]:
+    """Yield what is seen of each limit of a node that is too low, what it means, and what raises it."""
+    size, files = node.get("shared_memory_bytes"), (node.get("limits") or {}).get("open files")
     if size is not None and size < LEAST_SHARED_BYTES:
-        yield Finding(
-            NETWORK,
-            "warning",
-            f"{host}: {size / GIB:.2g} GiB of shared memory in /dev/shm",
-            "NCCL, loader workers and Ray's object store keep data there: they fail, or fall back to disk",
-            "start the container with --shm-size=16g, or mount memory at /dev/shm",
-        )
-    files = limits.get("open files")
+        means = "NCCL, loader workers and Ray's object store keep data there: they fail, or fall back to disk"
+        advice = "start the container with --shm-size=16g, or mount memory at /dev/shm"
+        yield f"{size / GIB:.2g} GiB of shared memory in /dev/shm", means, advice
     if files is not None and files < LEAST_FILES:
-        yield Finding(
-            NETWORK,
-            "warning",
-            f"{host}: at most {files} open files",
-            "loader workers and Ray open more on large nodes, and fail then",
-            "ulimit -n 65536 before ray start",
-        )
+        means = "loader workers and Ray open more on large nodes, and fail then"
+        yield f"at most {files} open files", means, "ulimit -n 65536 before ray start"
     if niceness := node.get("niceness"):
-        yield Finding(
-            NETWORK,
-            "warning",
-            f"{host}: ranks have niceness {niceness}",
-            "they yield to every other process of the node: slower and less regular steps",
-            "RAY_worker_niceness=0 before ray start, on every node; it has no effect on the command",
-        )
+        means = "they yield to every other process of the node: slower and less regular steps"
+        advice = "RAY_worker_niceness=0 before ray start, on every node; it has no effect on the command"
+        yield f"ranks have niceness {niceness}", means, advice
 
 
 def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
@@ -261,12 +252,17 @@ def _text(interface: Interface) -> str:
     return f"{interface['name']} ({', '.join(parts)})"
 
 
-def _different(what: str, values: Mapping[str, str], advice: str) -> Iterator[Finding]:
+def _different(what: str, values: Mapping[str, object], advice: str) -> Iterator[Finding]:
     """Yield a finding if the values of the hosts differ."""
-    if len(set(values.values())) > 1:
-        seen = f"{what}: {', '.join(f'{value} on {host}' for host, value in values.items())}"
+    if seen := _unlike(what, values):
         means = "nodes that differ: large messages or one node's ranks may fail"
         yield Finding(NETWORK, "warning", seen, means, advice)
+
+
+def _unlike(what: str, values: Mapping[str, object]) -> str:
+    """Return 'MTU: 1500 on a, 9000 on b' of the values of hosts; empty if they are equal."""
+    each = ", ".join(f"{value} on {host}" for host, value in values.items())
+    return f"{what}: {each}" if len(set(values.values())) > 1 else ""
 
 
 MACHINE = "machine state"
@@ -342,31 +338,22 @@ def _of_links(node: NodeEnvironment, topology: Topology) -> Finding:
     iommu = {True: "IOMMU on", False: "IOMMU off", None: "IOMMU unknown"}
     joined = f"{count} GPUs, links {kinds or 'unknown'}"
     seen = f"{node['host']}: {joined}{_near(node, topology)}; {iommu[node.get('iommu')]}"
+    severity: Severity = "warning"
     if apart := topology.get("apart"):
         pairs_apart = [f"{one} from {other}" for one, other in apart]
-        return Finding(
-            LINKS,
-            "warning",
-            f"{seen}; without peer access: {join_names(pairs_apart)} of {count * (count - 1)} ordered pairs",
-            "copies between these GPUs pass through the host's memory",
-            "compare pairs with device_ids in the grid; GPUs with NVLink or below one PCIe switch have peer access",
-        )
-    if slow and node.get("iommu"):
-        return Finding(
-            LINKS,
-            "warning",
-            f"{seen}; without NVLink: {join_names(slow)}",
-            "copies between PCIe peers may be slow or, on some boards, silently corrupt (check: GPU copies)",
-            "boot with iommu=pt, or disable PCIe ACS in the firmware; compare pairs with device_ids in the grid",
-        )
-    mixed = len({link for _, _, link in pairs}) > 1
-    return Finding(
-        LINKS,
-        "note",
-        seen,
-        "different links: the speed of a cell depends on its GPUs" if mixed else "equal links of all pairs",
-        "compare pairs with device_ids in the grid" if mixed else "none",
-    )
+        seen += f"; without peer access: {join_names(pairs_apart)} of {count * (count - 1)} ordered pairs"
+        means = "copies between these GPUs pass through the host's memory"
+        advice = "compare pairs with device_ids in the grid; GPUs with NVLink or below one PCIe switch have peer access"
+    elif slow and node.get("iommu"):
+        seen += f"; without NVLink: {join_names(slow)}"
+        means = "copies between PCIe peers may be slow or, on some boards, silently corrupt (check: GPU copies)"
+        advice = "boot with iommu=pt, or disable PCIe ACS in the firmware; compare pairs with device_ids in the grid"
+    elif len({link for _, _, link in pairs}) > 1:
+        severity, means = "note", "different links: the speed of a cell depends on its GPUs"
+        advice = "compare pairs with device_ids in the grid"
+    else:
+        severity, means, advice = "note", "equal links of all pairs", "none"
+    return Finding(LINKS, severity, seen, means, advice)
 
 
 def _near(node: NodeEnvironment, topology: Topology) -> str:
@@ -414,13 +401,13 @@ def judge_versions(nodes: Sequence[NodeEnvironment]) -> list[Finding]:
         Finding(
             VERSIONS,
             "error" if what in ("torch", "harness", "nccl", "python") else "warning",
-            f"{what}: {', '.join(f'{version} on {host}' for host, version in by_host.items())}",
+            seen,
             "different software on the ranks: collectives may hang or fail, and the speed of a node depends on its "
             "software",
             "install the same versions on every node",
         )
         for what, by_host in versions.items()
-        if len(set(by_host.values())) > 1
+        if (seen := _unlike(what, by_host))
     ]
 
 

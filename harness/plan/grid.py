@@ -9,7 +9,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from harness.config.axes import PLAIN_AXES
+from harness.config.axes import PLAIN_AXES, SHARED_SECTIONS
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.experiment import Experiment
 from harness.config.published import Published
@@ -18,7 +18,7 @@ from harness.config.sections import Grid
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue, as_axis, leaves
 from harness.errors import ExperimentError
-from harness.plan.cell import MOST_MICRO_BATCH, SHARED_SECTIONS, Cell, Options, Scaling, share_of
+from harness.plan.cell import MOST_MICRO_BATCH, Cell, Options, Scaling, share_of
 from harness.plan.comparison import base_cells
 from harness.plan.inventory import Machine
 from harness.plan.rows import Json

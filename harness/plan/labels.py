@@ -157,13 +157,9 @@ def _axis_text(axis: str, value: object) -> str:
     return _text(value) if isinstance(value, str) else f"{axis}={_text(value)}"
 
 
-def _section(name: str) -> str:
-    return name.partition(".")[0]
-
-
 def _short_names(owners: Mapping[str, str | None]) -> dict[str, str]:
     """Return the name of each option in a label: without its section if no other option, and no axis, is named so."""
-    last = {name: name.removeprefix(f"{owner or _section(name)}.") for name, owner in owners.items()}
+    last = {name: name.removeprefix(f"{owner or name.partition('.')[0]}.") for name, owner in owners.items()}
     taken = Counter(last.values()) + Counter([*CELL_AXES, "name"])
     return {name: name if taken[short] > 1 else short for name, short in last.items()}
 

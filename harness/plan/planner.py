@@ -16,19 +16,9 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue
 from harness.config.variables import variables_of
 from harness.errors import ExperimentError
+from harness.plan import diagnostics
 from harness.plan.cell import Cell, Placement, place, why_none
 from harness.plan.comparison import axes_of, base_cell, base_cells, comparable, explaining_cells
-from harness.plan.diagnostics import (
-    checked_by_itself,
-    doctor_trials,
-    explaining,
-    links_trials,
-    profiles,
-    seconds_of_links,
-    traces,
-    twins,
-    with_checks,
-)
 from harness.plan.feasibility import impossible_cells, reason_of_impossibility, reason_to_skip
 from harness.plan.grid import NO_TRAITS, NO_VARIANTS, TraitsByName, Variants, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
@@ -162,6 +152,11 @@ class Plan:
         cells = dict.fromkeys(t.cell for t in _all(self) if t.kind != "diagnostic")
         return Labels(map(axes_of, cells or dict.fromkeys(t.cell for t in _all(self))))
 
+    def keeping(self, wanted: Callable[[Trial], bool]) -> Plan:
+        """Return the plan with the wanted trials only, and with the worker groups that still have some."""
+        groups = (group.keeping(wanted) for group in self.groups)
+        return replace(self, groups=tuple(group for group in groups if group.trials))
+
     def least_trial_seconds(self, trial: Trial) -> float:
         """Return a lower bound of a trial's time inside its worker group: shortest warm-up and windows, no epochs."""
         settings = self.experiment.throughput
@@ -224,13 +219,16 @@ def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, device: s
     cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput"))
     trials = list(trials)  # diagnostic trials of a runnable cell are runnable: they need no more devices
     if settings and settings.twin:
-        trials += twins(cells, settings.most_blocks, seed)
+        trials += diagnostics.twins(cells, settings.most_blocks, seed)
     if settings and settings.explain:
-        trials += explaining(cells, settings.most_blocks, seed)
-        trials += profiles(cells, settings.most_blocks, seed)
-        trials += links_trials(trials, seed) if seconds_of_links(settings, device) else []
-    trials = with_checks(trials, seed) if experiment.equivalence else list(map(checked_by_itself, trials))
-    return trials + doctor_trials(trials, seed) if experiment.preflight else trials
+        trials += diagnostics.explaining(cells, settings.most_blocks, seed)
+        trials += diagnostics.profiles(cells, settings.most_blocks, seed)
+        trials += diagnostics.links_trials(trials, seed) if diagnostics.seconds_of_links(settings, device) else []
+    if experiment.equivalence:
+        trials = diagnostics.with_checks(trials, seed)
+    else:
+        trials = list(map(diagnostics.checked_by_itself, trials))
+    return trials + diagnostics.doctor_trials(trials, seed) if experiment.preflight else trials
 
 
 def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:
@@ -273,7 +271,7 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
 def trace_groups(plan: Plan, cells: Sequence[Cell], most_bytes: int) -> tuple[WorkerGroup, ...]:
     """Return worker groups, after all blocks of the plan, that profile cells and keep the traces of their ranks."""
     settings, seed = plan.experiment.throughput, plan.experiment.seed
-    return _worker_groups(traces(cells, settings.most_blocks if settings else 0, seed, most_bytes), seed)
+    return _worker_groups(diagnostics.traces(cells, settings.most_blocks if settings else 0, seed, most_bytes), seed)
 
 
 class GroupKey(NamedTuple):
@@ -334,34 +332,9 @@ def is_base(trial: Trial) -> bool:
     return trial.timed and trial.purpose != "twin" and comparable(cell) and base_cell(cell) == cell
 
 
-def only_doctor_trials(plan: Plan) -> Plan:
-    """Return the plan with its examinations only."""
-    return keeping(plan, lambda trial: trial.purpose == "doctor")
-
-
-def only_links_trials(plan: Plan) -> Plan:
-    """Return the plan with its measurements of links only, without skipped trials and impossible cells."""
-    return replace(keeping(plan, lambda trial: trial.purpose == "links"), skips=(), impossible=())
-
-
 def codes_of(plan: Plan) -> dict[str, str]:
     """Return the hash of each variant's code."""
     return {name: own.version.code for name, own in plan.variants.items()}
-
-
-def only_variant(plan: Plan, name: str) -> Plan:
-    """Return the plan with the trials of one variant only."""
-    return keeping(plan, lambda trial: trial.cell.variant == name)
-
-
-def without_doctor_trials(plan: Plan) -> Plan:
-    """Return the plan without its examinations."""
-    return keeping(plan, lambda trial: trial.purpose != "doctor")
-
-
-def without_added_bases(plan: Plan) -> Plan:
-    """Return the plan without the bases that the file does not name: no ratio is wanted."""
-    return keeping(plan, lambda trial: not trial.added)
 
 
 def single_rank_only(plan: Plan) -> Plan:
@@ -376,7 +349,7 @@ def single_rank_only(plan: Plan) -> Plan:
         if what
     ]
     without = {skip.trial for skip in skips}
-    kept = keeping(plan, lambda trial: trial not in without and trial.purpose != "profile")
+    kept = plan.keeping(lambda trial: trial not in without and trial.purpose != "profile")
     groups = tuple(part for group in kept.groups for part in by_placement(group))
     return replace(kept, groups=groups, skips=(*plan.skips, *skips))
 
@@ -398,12 +371,6 @@ def by_placement(group: WorkerGroup) -> Iterator[WorkerGroup]:
         yield replace(group, id=name, placement=placement, trials=tuple(trials))
 
 
-def keeping(plan: Plan, wanted: Callable[[Trial], bool]) -> Plan:
-    """Return the plan with the wanted trials only, and with the worker groups that still have some."""
-    groups = (group.keeping(wanted) for group in plan.groups)
-    return replace(plan, groups=tuple(group for group in groups if group.trials))
-
-
 def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:
     """Return the part of a plan whose cells match a filter, with the trials that they need.
 
@@ -417,19 +384,20 @@ def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:
     cells = matching | set(base_cells(matching))
     needed = _needed_cells(plan, cells)
     skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
-    return replace(keeping(plan, lambda trial: trial.cell in needed[trial.purpose]), skips=skips, impossible=impossible)
+    kept = plan.keeping(lambda trial: trial.cell in needed[trial.purpose])
+    return replace(kept, skips=skips, impossible=impossible)
 
 
 def _needed_cells(plan: Plan, cells: set[Cell]) -> dict[Purpose, set[Cell]]:
     """Return the cells whose trials are needed to measure these cells, by the purpose of the trial."""
-    explaining = set(explaining_cells(cells)) if plan.experiment.explains else set()
+    beside = set(explaining_cells(cells)) if plan.experiment.explains else set()
     check_ids = {trial.check_id for trial in plan.trials if trial.cell in cells}
     checks = {trial.cell for trial in plan.trials if trial.cell.id in check_ids}
     placements = set(map(place, cells))
     return {
-        "": cells | explaining,
+        "": cells | beside,
         "twin": cells,
-        "explain": explaining,
+        "explain": beside,
         "profile": cells,
         "equivalence": checks | set(map(base_cell, checks)),
         "doctor": cells,

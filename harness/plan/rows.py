@@ -129,43 +129,16 @@ Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "explain", "profile", "equivalence", "doctor", "links"]
 """The purpose of a diagnostic trial; PURPOSES in plan/trial.py says what each is."""
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
-ImpossibleCode = Literal[
-    "strategy_devices",
-    "strategy_nodes",
-    "uneven_nodes",
-    "batch_indivisible",
-    "micro_batch_indivisible",
-    "static_graph",
-    "strategy_compile",
-    "compile_mode",
-]
+NoSuchCell = Literal["strategy_devices", "strategy_nodes", "strategy_compile", "compile_mode", "static_graph"]
+NoSuchNumbers = Literal["uneven_nodes", "batch_indivisible", "micro_batch_indivisible"]
+ImpossibleCode = Literal[NoSuchCell, NoSuchNumbers]
 """Why no machine can run a cell."""
-SkipCode = Literal[
-    ImpossibleCode,
-    "launcher_nodes",
-    "launcher_cluster",
-    "device_ids_on_cpu",
-    "device_ids_uneven",
-    "too_few_devices",
-    "no_compiler",
-    "needs_cuda",
-    "shared_device",
-    "gloo_shards",
-    "one_node",
-    "model_too_large",
-    "no_shard_units",
-    "too_few_samples",
-    "random_evaluation",
-    "random_batches",
-    "evaluation_fails",
-    "doctor",
-    "doctor_memory",
-    "out_of_memory",
-    "precise",
-    "not_measured",
-    "time_up",
-    "inline",
-]
+TooFew = Literal["too_few_devices", "device_ids_on_cpu", "device_ids_uneven", "launcher_nodes", "launcher_cluster"]
+NotHere = Literal["no_compiler", "needs_cuda", "shared_device", "gloo_shards", "one_node", "inline"]
+NotTheseData = Literal["too_few_samples", "random_evaluation", "random_batches", "evaluation_fails"]
+Refused = Literal["doctor", "doctor_memory", "model_too_large", "no_shard_units"]
+NotAnyMore = Literal["out_of_memory", "precise", "not_measured", "time_up"]
+SkipCode = Literal[ImpossibleCode, TooFew, NotHere, NotTheseData, Refused, NotAnyMore]
 """Why a trial was skipped: its cell cannot run on this machine or data, the doctor found an error, a smaller batch ran
 out of memory, the interval is narrow enough, the trial that it would profile has no result, a limit was reached,
 or --inline runs one rank only. The column ``reason`` has the numbers."""

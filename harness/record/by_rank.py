@@ -111,13 +111,10 @@ class FactsByRank:
 
         Raises RunFolderError if they are missing, of other types, or of another number than the line says.
         """
-        return cast("RecordedTrial", {**line, **self._of(line)})
-
-    def _of(self, row: Mapping[str, object]) -> ByRank:
-        counts = {key: row.get(key) for key in ByRank.__annotations__}
+        counts = {key: line.get(key) for key in ByRank.__annotations__}
         if not any(counts.values()):
-            return {"ranks": [], "windows": []}
-        name = f"{row['trial_id']}-{row['attempt']}"
+            return cast("RecordedTrial", {**line, "ranks": [], "windows": []})
+        name = f"{line['trial_id']}-{line['attempt']}"
         path = self._folder / by_rank_name(name)
         with naming_file(path):
             gathered = not path.exists() and name in self._gathered
@@ -128,7 +125,7 @@ class FactsByRank:
                 raise ValueError(f"it has {found}; trials.jsonl says {counts}")
             for fact in (*facts["ranks"], *facts["windows"]):
                 check_integers(fact)
-            return {"ranks": _kept(facts["ranks"]), "windows": _kept(facts["windows"])}
+        return cast("RecordedTrial", {**line, "ranks": _kept(facts["ranks"]), "windows": _kept(facts["windows"])})
 
 
 def gather_by_rank(folder: Path, lines: Iterable[RecordedTrial]) -> None:

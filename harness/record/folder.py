@@ -22,33 +22,12 @@ from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, Json, RecordedTrial, TrialLine
 from harness.plan.run_environment import GroupEnvironment, Invocation, RunEnvironment
 from harness.plan.trial import Trial, TrialResult
+from harness.record import reading
 from harness.record.by_rank import FactsByRank, by_rank_name, by_rank_of, gather_by_rank, with_counts
 from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame
-from harness.record.lines import SCHEMA, Record, merged, plan_content, raw_name
-from harness.record.reading import (
-    ENVIRONMENT,
-    PLAN,
-    encode_json,
-    for_file,
-    naming_file,
-    read_environment,
-    read_lines,
-    read_object,
-    validated,
-    with_options,
-)
-from harness.record.schema import CHECKS, EPOCHS, RAW, STEPS, TRAINING_STEPS, Table, table_of
-from harness.system import sanitize
-from harness.system.files import (
-    PARTIAL,
-    append_lines,
-    locked,
-    remove_all,
-    replace_all,
-    replace_text,
-    replacing,
-    writing,
-)
+from harness.record.lines import SCHEMA, line_of, merged, plan_content, raw_name, rows_of, tables_of
+from harness.record.schema import RAW, table_of
+from harness.system import files, sanitize
 
 FOLDERS = ("raw", "tables", "figures", "logs")
 """The folders inside a run folder."""
@@ -111,9 +90,9 @@ class RunFolder:
         try:
             for name in FOLDERS:
                 (path / name).mkdir(parents=True)
-            replace_text(path / "experiment.yaml", sanitize.source(source, yaml.safe_load(source)))
-            replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
-            replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
+            files.replace_text(path / "experiment.yaml", sanitize.source(source, yaml.safe_load(source)))
+            files.replace_text(path / "experiment.resolved.yaml", _resolved(experiment))
+            files.replace_text(path / "plan.json", json.dumps(_planned(plan), indent=1))
         except (OSError, ValueError, WriteError) as error:  # a ValueError: a name with a null character
             raise RunFolderError(
                 f"{path}: the run folder cannot be created: {cause_of(error)}; give another folder with --output"
@@ -151,18 +130,18 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder for one writing run; raises RunFolderError if another run holds the lock."""
-        with locked(self.path):
-            remove_all(self.path.rglob(f"*{PARTIAL}"))  # left by a run that was killed while writing
+        with files.locked(self.path):
+            files.remove_all(self.path.rglob(f"*{files.PARTIAL}"))  # left by a run that was killed while writing
             yield
 
     def extend(self, experiment: Experiment, plan: Plan) -> None:
         """Write the extended experiment and plan; everything planned before stays in the plan."""
         if _resolved(experiment) != _resolved(self.experiment()):
-            replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
-        before = read_object(self.path / "plan.json")
+            files.replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
+        before = reading.read_object(self.path / "plan.json")
         now = merged(before, _planned(plan))
         if now != before:
-            replace_text(self.path / "plan.json", json.dumps(now, indent=1))
+            files.replace_text(self.path / "plan.json", json.dumps(now, indent=1))
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -171,37 +150,31 @@ class RunFolder:
 
         Raises WriteError; the trial is then not recorded, and no file of it is left.
         """
-        record = Record(trial, result, circumstances)
-        line = record.line()
-        parts = list(self._parts(record, line))
+        name = f"{trial.id}-{circumstances['attempt']}"
+        line = line_of(trial, result, circumstances, f"logs/{name}.txt" if result.detail else None)
+        rows = rows_of(result, name)
+        parts: list[tuple[Path, bytes | memoryview]] = []
+        parts += [(self._raw(stem), memoryview(in_parquet(*of_table))) for stem, of_table in rows.items()]
+        if facts := by_rank_of(line):
+            parts.append((self.path / by_rank_name(name), reading.encode_json(facts).encode()))
+        if line["log"]:
+            text = sanitize.redact_text(result.detail).encode("utf-8", errors="backslashreplace")
+            parts.append((self.path / line["log"], text))
         # an attempt that was killed before its line was written may have left steps
-        names = {raw_name(table, record.name) for table in RAW}
-        remove_all(self._raw(name) for name in names - record.rows.keys())
-        remove_all([self.path / by_rank_name(record.name)])
-        replace_all(parts)
+        files.remove_all(self._raw(stem) for stem in {raw_name(table, name) for table in RAW} - rows.keys())
+        files.remove_all([self.path / by_rank_name(name)])
+        files.replace_all(parts)
         size = self._size()
         try:
-            append_lines(self._lines, [encode_json(for_file(with_counts(line)))])
+            files.append_lines(self._lines, [reading.encode_json(reading.for_file(with_counts(line)))])
         except BaseException:
             if self._size() <= size:  # else they would pass for the next attempt's
-                remove_all(path for path, _ in parts)
+                files.remove_all(path for path, _ in parts)
             raise
         return line
 
     def _size(self) -> int:
         return self._lines.stat().st_size if self._lines.exists() else 0
-
-    def _parts(self, record: Record, line: RecordedTrial) -> Iterator[tuple[Path, bytes | memoryview]]:
-        """Yield the path and content of each file of one trial."""
-        for name, rows in record.rows.items():
-            yield self._raw(name), memoryview(in_parquet(*rows))
-        if facts := by_rank_of(line):
-            yield self.path / by_rank_name(record.name), encode_json(facts).encode()
-        if record.log:
-            yield (
-                self.path / record.log,
-                sanitize.redact_text(record.result.detail).encode("utf-8", errors="backslashreplace"),
-            )
 
     def add_environment(self, entry: GroupEnvironment) -> None:
         """Append the environment of one worker group to environment.jsonl."""
@@ -212,16 +185,16 @@ class RunFolder:
         self._append_environment({"invocation": invocation, "facts": facts})
 
     def _append_environment(self, entry: Mapping[str, object]) -> None:
-        with writing(self._environment):
-            append_lines(self._environment, [encode_json(sanitize.plain(entry))])
+        with files.writing(self._environment):
+            files.append_lines(self._environment, [reading.encode_json(sanitize.plain(entry))])
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a table of the schema as CSV, replacing the file atomically. Return its path."""
         path = self.tables / f"{name}.csv"
         text = table_of(name).as_text(frame)
-        with writing(path):
+        with files.writing(path):
             path.parent.mkdir(exist_ok=True)
-        replace_all([(path, memoryview(csv_bytes(text)))])
+        files.replace_all([(path, memoryview(csv_bytes(text)))])
         return path
 
     def keep_traces(self, cells: Mapping[str, Sequence[bytes]], *, instead: bool) -> None:
@@ -230,7 +203,7 @@ class RunFolder:
         A cell without any leaves a mark, by which ``traces`` has it too. ``instead``: in place of all that were kept.
         """
         folder = self.path / TRACES
-        with writing(folder):
+        with files.writing(folder):
             folder.mkdir(exist_ok=True)
         paths = {
             folder / f"{cell_id}-rank{rank}.json.gz": content
@@ -240,8 +213,8 @@ class RunFolder:
         }
         paths |= {folder / f"{cell_id}{NO_TRACE}": b"" for cell_id, traces in cells.items() if not any(traces)}
         if instead:
-            remove_all(set(folder.iterdir()) - paths.keys())
-        replace_all(paths.items())
+            files.remove_all(set(folder.iterdir()) - paths.keys())
+        files.replace_all(paths.items())
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -261,11 +234,11 @@ class RunFolder:
 
     def trial_lines(self) -> list[TrialLine]:
         """Return all recorded trials as ``lines`` does, but without the rows of their ranks and windows: faster."""
-        return read_lines(self._lines) if self._lines.exists() else []
+        return reading.read_lines(self._lines) if self._lines.exists() else []
 
     def environment(self) -> RunEnvironment:
         """Return the content of environment.jsonl: invocations and worker groups."""
-        return read_environment(self._environment) if self._environment.exists() else {}
+        return reading.read_environment(self._environment) if self._environment.exists() else {}
 
     @property
     def why_unfinished(self) -> str:
@@ -287,67 +260,53 @@ class RunFolder:
     def plan(self) -> Json:
         """Return the content of plan.json; its skipped trials and impossible cells are rows as of trials.jsonl."""
         path = self.path / "plan.json"
-        content = read_object(path)
-        with naming_file(path):
-            return {**content, **{name: list(map(with_options, content.get(name, []))) for name in CANNOT_RUN}}
+        content = reading.read_object(path)
+        with reading.naming_file(path):
+            return {**content, **{name: list(map(reading.with_options, content.get(name, []))) for name in CANNOT_RUN}}
 
     def check(self) -> None:
         """Raise RunFolderError if environment.jsonl or plan.json lack what the tables are made from."""
-        with naming_file(self._environment):
-            validated(ENVIRONMENT, self.environment())
-        with naming_file(self.path / "plan.json"):
-            validated(PLAN, self.plan())
+        with reading.naming_file(self._environment):
+            reading.validated(reading.ENVIRONMENT, self.environment())
+        with reading.naming_file(self.path / "plan.json"):
+            reading.validated(reading.PLAN, self.plan())
 
     def write_log(self, name: str, text: str) -> Path:
         """Write the log of a failure of the harness itself; return its path. Raises WriteError."""
         path = self.path / "logs" / f"{name}.txt"
-        with writing(path):
+        with files.writing(path):
             path.parent.mkdir(exist_ok=True)
-        replace_text(path, sanitize.redact_text(text))
+        files.replace_text(path, sanitize.redact_text(text))
         return path
 
     def source_text(self) -> str:
         """Return the text of the user's experiment file."""
         path = self.path / "experiment.yaml"
-        with naming_file(path):
+        with reading.naming_file(path):
             if (size := path.stat().st_size) > MAX_BYTES:
                 raise ValueError(f"{size} bytes; at most {MAX_BYTES} are allowed")
             return path.read_text(encoding="utf-8")
-
-    def steps(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Return the steps of the timed trials among these lines."""
-        timed = [line for line in lines if line["kind"] != "convergence" and line["purpose"] != "equivalence"]
-        return self._compacted(STEPS, timed)
-
-    def epochs(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Return the epochs of the convergence trials among these lines."""
-        return self._compacted(EPOCHS, [line for line in lines if line["kind"] == "convergence"])
-
-    def training_steps(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Return the steps of the convergence trials among these lines."""
-        return self._compacted(TRAINING_STEPS, [line for line in lines if line["kind"] == "convergence"])
-
-    def checks(self, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Return the parameter updates of the equivalence checks among these lines."""
-        return self._compacted(CHECKS, [line for line in lines if line["purpose"] == "equivalence"])
 
     def compact(self, frames: Mapping[str, pd.DataFrame], lines: Sequence[RecordedTrial]) -> None:
         """Write what was gathered from raw/: the rows as steps.parquet and the like, the lines' facts by rank."""
         gather_by_rank(self.path, lines)
         for table in RAW:
             frame = frames[table.name]
-            with replacing(self.path / f"{table.name}.parquet") as partial:
+            with files.replacing(self.path / f"{table.name}.parquet") as partial:
                 write_frame(partial, frame)
 
-    def _compacted(self, table: Table, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
-        """Read a table from raw/, or from the compacted file if raw/ is empty, as in a folder that was passed on."""
-        compacted = self.path / f"{table.name}.parquet"
+    def rows(self, name: str, lines: Sequence[RecordedTrial]) -> pd.DataFrame:
+        """Return the rows of a table of RAW, given by its name, that the trials of these lines have.
+
+        They are read from raw/, or from the compacted file if raw/ is empty, as in a folder that was passed on.
+        """
+        table, compacted = table_of(name), self.path / f"{name}.parquet"
         if compacted.exists() and not any((self.path / "raw").glob("*.parquet")):
-            with naming_file(compacted):
+            with reading.naming_file(compacted):
                 return read_frame(compacted, table)
-        attempts = [(line["trial_id"], line["attempt"]) for line in lines]
+        attempts = [(line["trial_id"], line["attempt"]) for line in lines if table in tables_of(line)]
         named = [(trial, number, self._raw(raw_name(table, f"{trial}-{number}"))) for trial, number in attempts]
-        with naming_file(self.path / "raw"):
+        with reading.naming_file(self.path / "raw"):
             return gather(table, [part for part in named if part[2].exists()])
 
 
@@ -361,5 +320,5 @@ def _planned(plan: Plan) -> Json:
     return {
         **content,
         "cells": sanitize.plain(content["cells"]),
-        **{name: [for_file(sanitize.redact_row(row)) for row in content[name]] for name in CANNOT_RUN},
+        **{name: [reading.for_file(sanitize.redact_row(row)) for row in content[name]] for name in CANNOT_RUN},
     }

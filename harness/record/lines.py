@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import cast
 
 from harness.plan.cell import MEASURES
@@ -13,66 +13,48 @@ from harness.plan.trial import Columns, Trial, TrialResult
 from harness.record.schema import CHECKS, EPOCHS, STEPS, TRAINING_STEPS, Table
 from harness.system import sanitize
 
+UNCHANGED = (
+    *("outcome", "reason", "skip_code", "error_type", "error_rank", "started_at", "trial_s", "steps_s", "unit"),
+    *("parameters", "facts"),
+)
+"""The attributes of a result that are in its line as they are."""
 
-@dataclass(frozen=True)
-class Record:
-    """One attempt at a trial: its result, and its circumstances (attempt, invocation, group_id, position)."""
 
-    trial: Trial
-    result: TrialResult
-    circumstances: Circumstances
+def rows_of(result: TrialResult, name: str) -> dict[str, tuple[Table, Columns]]:
+    """Return the rows that a trial has, with their table, by the stem of their file in raw/.
 
-    @property
-    def name(self) -> str:
-        """Return the stem of the names of its files."""
-        return f"{self.trial.id}-{self.circumstances['attempt']}"
+    All ranks' steps, a check's update, or the epochs of a training and, in a file of their own, its steps.
+    """
+    tables = (
+        (STEPS, result.steps),
+        (EPOCHS, result.epochs),
+        (CHECKS, result.checks),
+        (TRAINING_STEPS, result.training_steps),
+    )
+    return {raw_name(table, name): (table, rows) for table, rows in tables if any(map(len, rows.values()))}
 
-    @property
-    def rows(self) -> dict[str, tuple[Table, Columns]]:
-        """Return the rows that the trial has, with their table, by the stem of their file in raw/.
 
-        All ranks' steps, a check's update, or the epochs of a training and, in a file of their own, its steps.
-        """
-        result = self.result
-        tables = (
-            (STEPS, result.steps),
-            (EPOCHS, result.epochs),
-            (CHECKS, result.checks),
-            (TRAINING_STEPS, result.training_steps),
-        )
-        known = [(table, columns) for table, columns in tables if any(map(len, columns.values()))]
-        return {raw_name(table, self.name): (table, columns) for table, columns in known}
+def tables_of(line: RecordedTrial) -> tuple[Table, ...]:
+    """Return the tables in which a trial can have such rows."""
+    if line["kind"] == "convergence":
+        return EPOCHS, TRAINING_STEPS
+    return (CHECKS,) if line["purpose"] == "equivalence" else (STEPS,)
 
-    @property
-    def log(self) -> str | None:
-        """Return the path of the failure's log, relative to the run folder; None if there is none."""
-        return f"logs/{self.name}.txt" if self.result.detail else None
 
-    def line(self) -> RecordedTrial:
-        """Return the trial as it is recorded, without secrets."""
-        result = self.result
-        line: RecordedTrial = {
-            **trial_columns(self.trial),
-            **self.circumstances,
-            "outcome": result.outcome,
-            "reason": result.reason,
-            "skip_code": result.skip_code,
-            "error_type": result.error_type,
-            "error_rank": result.error_rank,
-            "started_at": result.started_at,
-            "trial_s": result.trial_s,
-            "steps_s": result.steps_s,
-            "unit": result.unit,
-            "parameters": result.parameters,
-            "facts": result.facts,
-            "parts": dict(result.parts),
-            "ranks": list(result.ranks),
-            "windows": list(result.windows),
-            "links": list(result.links) or None,
-            "exchanges": list(result.exchanges) or None,
-            "log": self.log,
-        }
-        return cast("RecordedTrial", sanitize.redact_row(line))
+def line_of(trial: Trial, result: TrialResult, circumstances: Circumstances, log: str | None) -> RecordedTrial:
+    """Return an attempt at a trial as it is recorded, without secrets."""
+    line = {
+        **trial_columns(trial),
+        **circumstances,
+        **{name: getattr(result, name) for name in UNCHANGED},
+        "parts": dict(result.parts),
+        "ranks": list(result.ranks),
+        "windows": list(result.windows),
+        "links": list(result.links) or None,
+        "exchanges": list(result.exchanges) or None,
+        "log": log,
+    }
+    return cast("RecordedTrial", sanitize.redact_row(line))
 
 
 SCHEMA = 6

@@ -152,12 +152,13 @@ def read_environment(path: Path) -> RunEnvironment:
 
 
 def validated(adapter: TypeAdapter[T], content: object) -> T:
-    """Return the content, validated; raises ValueError."""
+    """Return the content, validated; raises ValueError, which names the place, of a list that in its item."""
     try:
         return adapter.validate_python(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        place = first["loc"][isinstance(content, list) :]
+        raise ValueError(f"{'.'.join(map(str, place))}: {first['msg']}") from None
 
 
 _HEADS = (b'{"trial_id":"', b'{"trial_id": "')
@@ -213,11 +214,7 @@ def _checked(line: Json) -> TrialLine:
     """Return the line of a trial, its values validated against the types of their columns; raises ValueError."""
     if not (isinstance(line.get("trial_id"), str) and _TRIAL_ID.fullmatch(line["trial_id"])):
         raise ValueError(f"trial_id: got {str(line.get('trial_id'))[:40]!r}; allowed: {_TRIAL_ID.pattern}")
-    try:
-        (trial,) = _LINES.validate_python([line])
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}") from None
+    (trial,) = validated(_LINES, [line])
     for row in (trial, trial["facts"], *(trial["links"] or ())):
         check_integers(row)
     return trial

@@ -25,23 +25,7 @@ import psutil
 
 from harness.errors import StoreError
 from harness.plan.rows import Json
-from harness.record.mirror import (
-    CLAIMS,
-    HEAD,
-    LINES,
-    PLAN,
-    TRIALS,
-    WRITER,
-    Claim,
-    files_of,
-    line_name,
-    line_object,
-    newest_writer,
-    read_claims,
-    read_lines_of,
-    recorded_lines,
-    sha256,
-)
+from harness.record import mirror
 from harness.record.store import Store
 from harness.system.files import PARTIAL, replace_text
 
@@ -55,7 +39,7 @@ NOT_SENT = ("raw", "logs", "checkpoints")
 class ClaimedError(StoreError):
     """Another writer has the run: its claim lapses in ``left_s`` unless it is renewed."""
 
-    def __init__(self, address: str, claim: Claim, left_s: float) -> None:
+    def __init__(self, address: str, claim: mirror.Claim, left_s: float) -> None:
         who = f"pid {claim.holder.get('pid')} on {claim.holder.get('host')}"
         super().__init__(
             f"{address}: another command writes it, or was killed while it did ({who}). If it was killed, its claim "
@@ -90,12 +74,12 @@ class Writer:
         """Become the writer of the run; raises ClaimedError if another one is, StoreError if the store has more."""
         self._put_claim(released=False)
         try:
-            claims = read_claims(self.store, self.run)
+            claims = mirror.read_claims(self.store, self.run)
             for claim, left_s in self._alive(claims):
                 raise ClaimedError(f"{self.store.address}: {self.run}", claim, left_s)
-            newest = newest_writer(self.store, self.run, claims)
-            remote = [line.text for line in read_lines_of(self.store, self.run, newest)]
-            if recorded_lines(self.folder)[: len(remote)] != remote:
+            newest = mirror.newest_writer(self.store, self.run, claims)
+            remote = [line.text for line in mirror.read_lines_of(self.store, self.run, newest)]
+            if mirror.recorded_lines(self.folder)[: len(remote)] != remote:
                 raise StoreError(
                     f"{self.store.address}: {self.run}: was resumed elsewhere while this command started; repeat it"
                 )
@@ -104,7 +88,7 @@ class Writer:
             self._follows = {**earlier, **of_newest}
             self._followed = self._sent = len(remote)
             self._claims = {self.name, *(claim.writer for claim in claims)}
-            replace_text(self.folder / WRITER, self.name)
+            replace_text(self.folder / mirror.WRITER, self.name)
             self._put_claim(released=False)
         except BaseException:
             with suppress(StoreError):  # it lapses, and has written nothing
@@ -112,7 +96,7 @@ class Writer:
             raise
         self.recorded()
 
-    def _alive(self, claims: list[Claim]) -> Iterator[tuple[Claim, float]]:
+    def _alive(self, claims: list[mirror.Claim]) -> Iterator[tuple[mirror.Claim, float]]:
         """Yield other writers' claims, with the time until they lapse: not released, not followed, renewed lately."""
         followed = {name for claim in claims for name in claim.follows or ()}
         own = next((claim.written for claim in claims if claim.writer == self.name), None)
@@ -125,7 +109,7 @@ class Writer:
 
     def stands(self, refused: ClaimedError) -> bool:
         """Return whether the claim that refused this writer stands; raises ClaimedError once it has been renewed."""
-        alive = {claim.writer: claim for claim, _ in self._alive(read_claims(self.store, self.run))}
+        alive = {claim.writer: claim for claim, _ in self._alive(mirror.read_claims(self.store, self.run))}
         now = alive.get(refused.claim.writer)
         if now and now.written != refused.claim.written:
             raise ClaimedError(f"{self.store.address}: {self.run}", now, LEASE_S)
@@ -133,7 +117,7 @@ class Writer:
 
     @property
     def _claim_name(self) -> str:
-        return f"{self.run}/{CLAIMS}/{self.name}.json"
+        return f"{self.run}/{mirror.CLAIMS}/{self.name}.json"
 
     def _put_claim(self, *, released: bool) -> None:
         content = {"holder": _holder(), "released": released, "follows": self._follows}
@@ -142,8 +126,8 @@ class Writer:
 
     def _keep_claim(self) -> None:
         """Renew the claim if it is old; raises SupersededError if another writer has followed this one."""
-        there = {Path(name).stem for name, _ in self.store.list(f"{self.run}/{CLAIMS}")}
-        new = read_claims(self.store, self.run) if there - self._claims else ()
+        there = {Path(name).stem for name, _ in self.store.list(f"{self.run}/{mirror.CLAIMS}")}
+        new = mirror.read_claims(self.store, self.run) if there - self._claims else ()
         if any(self.name in (claim.follows or ()) for claim in new):
             raise SupersededError(f"{self.store.address}: {self.run}: was resumed by another command")
         if time.monotonic() - self._renewed > RENEW_S:
@@ -158,7 +142,7 @@ class Writer:
 
     def recorded(self) -> None:
         """Take note of the lines that are on disk now; only these are sent."""
-        added = recorded_lines(self.folder, self._read)  # a run may have thousands of lines
+        added = mirror.recorded_lines(self.folder, self._read)  # a run may have thousands of lines
         self._read += sum(len(line.encode("utf-8", errors="surrogateescape")) + 1 for line in added)
         self._lines = [*self._lines, *added]
 
@@ -187,15 +171,15 @@ class Writer:
         The files of a trial come before its line, and all trials before the files that are no trial's.
         """
         while self.waiting:
-            line, name = self._lines[self._sent], line_name(self.run, self.name, self._sent - self._followed)
-            for path in files_of(self.folder, line):
+            line, name = self._lines[self._sent], mirror.line_name(self.run, self.name, self._sent - self._followed)
+            for path in mirror.files_of(self.folder, line):
                 if path not in self._hashes:
                     content = (self.folder / path).read_bytes()
-                    yield f"{self.run}/{TRIALS}/{self.name}/{path}", content
-                    self._hashes[path] = sha256(content)
-            yield name, line_object(line, self._hashes)
+                    yield f"{self.run}/{mirror.TRIALS}/{self.name}/{path}", content
+                    self._hashes[path] = mirror.sha256(content)
+            yield name, mirror.line_object(line, self._hashes)
             self._sent, self._hashes = self._sent + 1, {}
-        for path in self._others() if everything else HEAD:
+        for path in self._others() if everything else mirror.HEAD:
             file = self.folder / path
             state = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else None
             if state and self._files.get(path) != state:
@@ -206,8 +190,9 @@ class Writer:
         """Yield the paths of all files that are no trial's; the plan and trials.jsonl last."""
         found = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
         paths = [path.relative_to(self.folder).as_posix() for path in found if path.suffix != PARTIAL]
-        last = (LINES, PLAN)
-        yield from (p for p in paths if p.split("/")[0] not in (*NOT_SENT, WRITER, *last) and not p.startswith(".lock"))
+        last = (mirror.LINES, mirror.PLAN)
+        apart = (*NOT_SENT, mirror.WRITER, *last)
+        yield from (path for path in paths if path.split("/")[0] not in apart and not path.startswith(".lock"))
         yield from last
 
 

@@ -55,7 +55,10 @@ class Plots:
 
 
 def load(run_folder: str | Path, local: str | Path = "results") -> RunResults:
-    """Return the results in a run folder, or of a URI that is copied below ``local``; raises RunFolderError."""
+    """Return the results in a run folder, as DataFrames. Needs neither torch nor ray; raises RunFolderError.
+
+    The URI of a run in a store is first copied to <local>/<experiment>/<time>-<id>; raises StoreError.
+    """
     return RunResults(RunFolder.open(on_this_machine(run_folder, local)))
 
 

@@ -48,9 +48,17 @@ def run_experiment(
     preflight: bool = True,
     quiet: bool = False,
 ) -> RunResults:
-    """Run an experiment as ``harness run`` does, and return the results of its run folder.
+    """Run an experiment as ``harness run`` does, write its run folder and report, and return the results.
 
-    See ``harness.run_experiment``, which is this function.
+    ``experiment``: the path of an experiment file, or its content as a dict; the user's own modules, and relative
+    paths, are then looked for in the current folder. ``only``: a part of the grid, such as ``{"strategy": "ddp"}``.
+    ``output``: the folder of run folders (default: results); or the URI of a store to which each trial is sent, with
+    the run folders in ``local``. ``resume``: a run folder of the same experiment, the URI of a run, or "auto"; the rest
+    of its trials is measured.
+
+    A failed trial is a row with its outcome, no exception. Raises HarnessError if nothing was started (bad input, or
+    nothing that this machine can measure), and KeyboardInterrupt after an interruption: what was measured until then is
+    in the run folder.
     """
     given: dict[str, object] = {"experiment": experiment, "output": output, "local": local, "only": only}
     given |= {"resume": resume, "address": address, "preflight": preflight, "quiet": quiet}

@@ -30,21 +30,7 @@ from harness.report.tables.scaling import epoch_lines, scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, speed
 from harness.report.tables.trust import belief_lines, finding_rows, summary_line
 from harness.report.verdict import Verdict
-from harness.run.events import (
-    DoctorFinished,
-    Event,
-    GroupReady,
-    GroupStarting,
-    MemoryForecast,
-    Note,
-    Planned,
-    Previewed,
-    Reported,
-    RunStarted,
-    TrialEnded,
-    TrialStarting,
-    Unsent,
-)
+from harness.run import events
 from harness.run.plan_text import memory_lines, memory_table, plan_lines, plan_table
 from harness.run.time_left import TimeLeft
 from harness.system.sanitize import escape_control
@@ -162,11 +148,11 @@ class ConsoleSink:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         match event:
-            case Planned() | Previewed() | MemoryForecast():
+            case events.Planned() | events.Previewed() | events.MemoryForecast():
                 self._show_plan(event)
-            case RunStarted(folder, plan, groups, done, limit_s):
+            case events.RunStarted(folder, plan, groups, done, limit_s):
                 self._labels, self._left = plan.labels, TimeLeft(plan, groups, limit_s=limit_s)
                 trials = sum(len(group.trials) for group in groups)
                 self._progress.reset(self._task, total=trials, visible=True)
@@ -175,25 +161,25 @@ class ConsoleSink:
                 self._show(measuring if folder else f"{plural(trials, 'cell')} to examine; nothing is recorded")
                 if self._live:
                     self._live.start()
-            case Reported():
+            case events.Reported():
                 self._stop()
                 self._finish(event)
-            case DoctorFinished(findings, figures, plan):
+            case events.DoctorFinished(findings, figures, plan):
                 self._stop()
                 for text in doctor_lines(findings, figures, plan):
                     self._console.print(text, highlight=False, soft_wrap=True)
-            case Note(text):
+            case events.Note(text):
                 self._show(text, always=True)
             case _:
                 self._follow(event)
 
-    def _show_plan(self, event: Planned | Previewed | MemoryForecast) -> None:
+    def _show_plan(self, event: events.Planned | events.Previewed | events.MemoryForecast) -> None:
         tables: list[Group | Table]
-        if isinstance(event, MemoryForecast):
+        if isinstance(event, events.MemoryForecast):
             tables, lines = [memory_table(event, self._console.width)], memory_lines(event)
         elif self._quiet:
             return
-        elif isinstance(event, Planned):
+        elif isinstance(event, events.Planned):
             tables, lines = [plan_table(event.plan)], plan_lines(event.plan)
         else:
             tables, lines = [rich_table(event.table, "Preview")] if event.table else [], [*event.lines]
@@ -201,23 +187,23 @@ class ConsoleSink:
         for line in lines:
             self._say(line)
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: events.Event) -> None:
         if self._left:
             self._left.follow(event)
         match event:
-            case GroupStarting(group):
+            case events.GroupStarting(group):
                 self._now = f"Starting {group}: {plural(len(group.trials), 'trial')} of block {group.block}"
                 self._show(f"{self._now}{self._time_left()}", live=False)
-            case GroupReady(group, start_s):
+            case events.GroupReady(group, start_s):
                 self._now = f"Worker group {group.id}: ready after {start_s:.1f} s"
-            case Unsent(trials):
+            case events.Unsent(trials):
                 self._unsent = trials
-            case TrialStarting(trial):
+            case events.TrialStarting(trial):
                 self._now = escape_control(self._labels.of_trial(trial))
-            case TrialEnded():
+            case events.TrialEnded():
                 self._show_result(event)
 
-    def _show_result(self, event: TrialEnded) -> None:
+    def _show_result(self, event: events.TrialEnded) -> None:
         """Show a trial's result, and the errors that the doctor found, while the run can be stopped.
 
         A terminal keeps failures and skipped trials; the live line counts the others.
@@ -243,7 +229,7 @@ class ConsoleSink:
         left = self._left.once_a_minute() if self._left and not self._live else ""
         return f"; {left}" if left else ""
 
-    def _finish(self, event: Reported) -> None:
+    def _finish(self, event: events.Reported) -> None:
         self._console.print()
         parts = Parts("terminal")
         shown = {
@@ -260,12 +246,12 @@ class ConsoleSink:
         if parts.failures:
             RunFolder(event.folder).write_log(parts.log, parts.tracebacks)
 
-    def _show_scaling(self, event: Reported) -> None:
+    def _show_scaling(self, event: events.Reported) -> None:
         scaling = event.tables["scaling"]
         for name, content in scaling_by_setting(scaling) if len(scaling) else []:
             self._console.print(rich_table(content, name), "")
 
-    def _show_pairs(self, event: Reported) -> None:
+    def _show_pairs(self, event: events.Reported) -> None:
         versus, parity = main_axes(event.tables["versus"]), event.tables["parity"]
         if len(versus):
             axes = dict.fromkeys(axis.removeprefix("workload.") for axis in versus["axis"])  # as labels name them
@@ -276,7 +262,7 @@ class ConsoleSink:
         for name, content in links_tables(event.tables) if event.tables["scaling"].empty else []:
             self._console.print(rich_table(content, name), "")
 
-    def _show_trials(self, event: Reported) -> None:
+    def _show_trials(self, event: events.Reported) -> None:
         last = event.tables["trials"].drop_duplicates("trial_id", keep="last")
         self._console.print(
             f"Trials: {counts(last['outcome'].tolist())}. Wall time with the report: {duration(event.seconds)}.",
@@ -285,15 +271,15 @@ class ConsoleSink:
         if grade := grade_line(event.tables["preview"]):
             self._say(grade)
 
-    def _show_evidence(self, event: Reported) -> None:
+    def _show_evidence(self, event: events.Reported) -> None:
         for text in belief_lines(event.tables):
             self._say(text)
 
-    def _show_findings(self, event: Reported) -> None:
+    def _show_findings(self, event: events.Reported) -> None:
         for text in finding_lines(event.tables["findings"]):
             self._console.print(text, highlight=False, soft_wrap=True)
 
-    def _show_verdict(self, event: Reported) -> None:
+    def _show_verdict(self, event: events.Reported) -> None:
         self._console.print("", verdict_grid(event.verdict))
         if event.verdict.command:  # last and alone on its line, to be copied
             text = escape_control(event.verdict.command)

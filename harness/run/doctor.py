@@ -18,7 +18,7 @@ from harness.config.script import ScriptExperiment
 from harness.config.sections import Grid, Throughput
 from harness.errors import ClusterLostError
 from harness.plan.checks import cannot_import
-from harness.plan.planner import Plan, only_doctor_trials, without_doctor_trials
+from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
 from harness.record.schema import FINDINGS
 from harness.run.events import DoctorFinished, Emit, Note, RunStarted
@@ -44,12 +44,11 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
         prepared = prepare(request, experiment, stack, emit)
         whole, ray_cluster = prepared.plan, prepared.ray_cluster
         check_runnable(request, whole)
-        plan = only_doctor_trials(whole)
+        plan = whole.keeping(lambda trial: trial.purpose == "doctor")
         check_paths(plan, ray_cluster)
         if failing := cannot_import(failing_imports(plan, ray_cluster, home)):
-            emit(
-                DoctorFinished(FINDINGS.frame([finding.row() for finding in failing]), {}, without_doctor_trials(whole))
-            )
+            unexamined = whole.keeping(lambda trial: trial.purpose != "doctor")
+            emit(DoctorFinished(FINDINGS.frame([finding.row() for finding in failing]), {}, unexamined))
             return ILL
         sweep()
         folder = RunFolder.create(stack.enter_context(Scratch()), experiment, plan, "")

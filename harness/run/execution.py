@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
@@ -36,24 +37,22 @@ class Attempts:
     """
 
     def __init__(self, recorded: Mapping[str, int], most: int) -> None:
-        self._recorded = dict(recorded)
-        self._most = most
-        self._lost: dict[str, int] = {}
+        self._recorded, self._lost, self._most = Counter(recorded), Counter[str](), most
         self._settled: set[str] = set()
 
     @property
     def total(self) -> int:
         """The number of attempts at all trials."""
-        return sum(self._recorded.values())
+        return self._recorded.total()
 
     def next_number(self, trial_id: str) -> int:
         """Return the number of the next attempt at a trial, from 1."""
-        return self._recorded.get(trial_id, 0) + 1
+        return self._recorded[trial_id] + 1
 
     def add(self, trial_id: str, outcome: Outcome) -> None:
         """Count an attempt with its outcome."""
-        self._recorded[trial_id] = self.next_number(trial_id)
-        self._lost[trial_id] = self._lost.get(trial_id, 0) + (outcome == "lost")
+        self._recorded[trial_id] += 1
+        self._lost[trial_id] += outcome == "lost"
         if outcome != "lost" or self._lost[trial_id] >= self._most:
             self._settled.add(trial_id)
 

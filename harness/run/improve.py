@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 
 from harness.analysis.improvements import (
@@ -18,9 +17,7 @@ from harness.analysis.improvements import (
 )
 from harness.analysis.results import IMPROVE_FOLDER, Results, improving_runs, load
 from harness.config.experiment import Experiment
-from harness.config.load import parse_experiment
 from harness.config.sections import Improve
-from harness.config.yaml_source import dump, parse_mapping
 from harness.errors import HarnessError
 from harness.report.candidates import Changes, best_cell, candidates, combined, experiment_of
 from harness.report.html import write_report
@@ -170,9 +167,12 @@ class Improvement:
             cells += self._bases(tried[0])
         shorter = min(1.0, max(trial_s / self._trial_s, SHORTEST))
         content = experiment_of(self.experiment, step, cells, blocks, shorter, proves=proves)
-        text = dump({**content, "limits": self._limits(left_s)}, flow=None, width=100)
-        experiment = parse_experiment(parse_mapping(text, source=step), source=step, home=self.request.home)
-        resumed: Path | None = None
+        asked, experiment = self.request.inside(
+            {**content, "limits": self._limits(left_s)},
+            step,
+            output=self.results.folder.path / IMPROVE_FOLDER / self._cell_id,
+            bases=proves,
+        )
         self._asked[step] = _settings(experiment, tried)
         earlier = self._run_of(step)
         alike = earlier is not None and _settings(earlier.experiment, tried) == self._asked[step]
@@ -183,22 +183,12 @@ class Improvement:
             if not earlier.folder.why_unfinished:
                 self.emit(Note(f"{step.capitalize()}: already measured in {earlier.folder.path}."))
                 return 0
-            resumed, kept = earlier.folder.path, earlier.experiment
+            asked, kept = replace(asked, resume=earlier.folder.path), earlier.experiment
             as_before = {"cells": kept.cells, "throughput": kept.throughput, "equivalence": kept.equivalence}
             experiment = experiment.model_copy(update=as_before)
         if left_s < LEAST_S:
             self.emit(Note(f"{step.capitalize()}: no time is left; give --improve more."))
             return 0
-        asked = Request(
-            self.request.file,
-            text,
-            self.request.address,
-            resume=resumed,
-            output=self.results.folder.path / IMPROVE_FOLDER / self._cell_id,
-            no_user_code=self.request.no_user_code,
-            preflight=False,
-            bases=proves,
-        )
         code = run(asked, experiment, lambda event: self.emit(event) if isinstance(event, SHOWN_EVENTS) else None)
         return code if code in (INTERRUPTED, UNSETTLED) else 0
 

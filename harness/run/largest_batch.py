@@ -15,10 +15,8 @@ from typing import Any
 from harness.analysis.results import load
 from harness.config.axes import BATCHES
 from harness.config.experiment import Experiment
-from harness.config.load import parse_experiment
 from harness.config.sections import ACCUMULATION, AUTO, Grid
 from harness.config.values import MAX_BATCH, as_axis
-from harness.config.yaml_source import dump, parse_mapping
 from harness.errors import ClusterError, ExperimentError
 from harness.measure.environment import package_version
 from harness.plan.cell import MEASURES
@@ -286,27 +284,10 @@ def _limit(request: Request, plan: Plan) -> float:
     return SHARE * memory
 
 
-def _asked(request: Request, content: Content, output: Path) -> tuple[Request, Experiment]:
-    """Return the request and the experiment of a round."""
-    text = dump(dict(content), flow=None, width=100)
-    experiment = parse_experiment(parse_mapping(text, source=NAME), source=NAME, home=request.home)
-    asked = Request(
-        request.file,
-        text,
-        request.address,
-        output=output,
-        no_user_code=request.no_user_code,
-        inline=request.inline,
-        preflight=False,
-        bases=False,
-    )
-    return asked, experiment
-
-
 def _round(request: Request, content: Content) -> list[tuple[Row, int | None]]:
     """Train each cell for some steps; return its row, and the largest peak of its ranks if it trained, in bytes."""
     with tempfile.TemporaryDirectory(prefix="harness-") as output:
-        asked, experiment = _asked(request, content, Path(output))
+        asked, experiment = request.inside(content, NAME, output=Path(output), bases=False)
         folders: list[Path] = []
 
         def listen(event: Event) -> None:

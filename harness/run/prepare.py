@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,15 +24,7 @@ from harness.plan.cell import Cell
 from harness.plan.checks import cannot_import
 from harness.plan.grid import NO_TRAITS, NO_VARIANTS, Variants
 from harness.plan.inventory import Inventory
-from harness.plan.planner import (
-    Plan,
-    filter_plan,
-    make_plan,
-    only_links_trials,
-    single_rank_only,
-    without_added_bases,
-    without_doctor_trials,
-)
+from harness.plan.planner import Plan, filter_plan, make_plan, single_rank_only
 from harness.record.folder import RunFolder
 from harness.run.events import Emit
 from harness.run.growth import GrowingRay, Wait
@@ -136,10 +128,12 @@ def make_checked_plan(
 
 def _requested(request: Request, plan: Plan) -> Plan:
     plan = filter_plan(plan, request.only) if request.only else plan
-    plan = plan if request.bases else without_added_bases(plan)
-    plan = plan if request.preflight else without_doctor_trials(plan)
-    plan = only_links_trials(plan) if request.links else plan
-    if request.links and not plan.trials:
+    plan = plan if request.bases else plan.keeping(lambda trial: not trial.added)
+    plan = plan if request.preflight else plan.keeping(lambda trial: trial.purpose != "doctor")
+    if not request.links:
+        return plan
+    plan = replace(plan.keeping(lambda trial: trial.purpose == "links"), skips=(), impossible=())
+    if not plan.trials:
         needed = "ddp or fsdp on at least 2 devices, or dp on at least 2 GPUs"
         raise ExperimentError("--links", [f"no cell of {request.file} that can run here has links; allowed: {needed}"])
     return plan

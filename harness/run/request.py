@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.config.axes import options_in
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
@@ -23,7 +23,7 @@ from harness.config.sections import Improve
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.config.values import PlainValue, as_axis
 from harness.config.variables import SECTION
-from harness.config.yaml_source import parse_mapping, parse_value
+from harness.config.yaml_source import dump, parse_mapping, parse_value
 from harness.errors import Collected, ExperimentError, HarnessError, RunFolderError
 from harness.launch.ray.session import in_job, is_lost_with_job
 from harness.plan.inventory import Inventory
@@ -76,6 +76,13 @@ class Request:
     def source_text(self) -> str:
         """Return the experiment as the user gave it."""
         return self.file.read_text(encoding="utf-8") if self.content is None else self.content
+
+    def inside(self, content: Mapping[str, object], source: str, **options: Any) -> tuple[Request, Experiment]:
+        """Return the request and the experiment of a further run, whose content is in no file, with these options."""
+        text = dump(content, flow=None, width=100)
+        experiment = parse_experiment(parse_mapping(text, source=source), source=source, home=self.home)
+        same = {name: getattr(self, name) for name in ("file", "address", "no_user_code", "inline")}
+        return Request(content=text, preflight=False, **same, **options), experiment
 
     @property
     def plans_only(self) -> bool:

@@ -15,7 +15,7 @@ from harness.config.strategy_traits import NoOptions, StrategyTraits
 from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.launch.ray.session import has_working_dir
 from harness.plan.grid import OwnCode, Variants
-from harness.plan.planner import Plan, only_variant
+from harness.plan.planner import Plan
 from harness.run.child_process import checked, child_process
 from harness.system.files import code_hash
 from harness.system.import_path import path_without
@@ -47,8 +47,12 @@ def with_own_code(function: Callable[[Plan], None], plan: Plan) -> None:
         function(plan)
         return
     versions = {name: own.version for name, own in plan.variants.items()}
-    parts = {name: only_variant(plan, name) for name in versions}
+    parts = {name: _only(name, plan) for name in versions}
     in_each(versions, function, {name: part for name, part in parts.items() if part.trials})
+
+
+def _only(variant: str, plan: Plan) -> Plan:
+    return plan.keeping(lambda trial: trial.cell.variant == variant)
 
 
 def on_nodes(versions: Variants) -> dict[str, CodeVersion]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.init_script import Option, options_of, script_text
+from harness.cli.init import Option, options_of, script_text
 from harness.config.load import load_experiment
 from harness.config.script import ScriptExperiment
 from harness.errors import ExperimentError

@@ -19,7 +19,7 @@ from harness.config.experiment import Experiment
 from harness.launch.inline import InlineLauncher
 from harness.plan.diagnostics import doctor_trials
 from harness.plan.labels import Labels
-from harness.plan.planner import Plan, make_plan, only_doctor_trials, without_doctor_trials
+from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.report.tables.trust import finding_rows, findings_table, memory_table
@@ -145,7 +145,7 @@ def test_checks_without_ranks_are_among_the_verdicts_of_a_run(make_experiment: M
     sections = {"workload": "tests.doctor.faulty:Healthy", "optimizer": SGD, "throughput": FEW_STEPS}
     experiment = make_experiment(grid, preflight=True, **sections)
     plan = make_plan(experiment, laptop())
-    for name, kept in (("with", plan), ("without", without_doctor_trials(plan))):
+    for name, kept in (("with", plan), ("without", plan.keeping(lambda trial: trial.purpose != "doctor"))):
         _, folder = executed(experiment, tmp_path / name, kept)
         first = folder.environment()["groups"][0]
         (node,) = first["nodes"]
@@ -228,9 +228,10 @@ def test_cells_of_torchrun_alone_are_examined_by_it(make_experiment: Make, launc
 
 def test_doctor_trials_are_separated_from_the_others(make_experiment: Make) -> None:
     plan = make_plan(make_experiment({"per_device_batch_size": 8}, preflight=True), laptop())
-    assert {trial.purpose for trial in only_doctor_trials(plan).trials} == {"doctor"}
-    assert "doctor" not in {trial.purpose for trial in without_doctor_trials(plan).trials}
-    assert len(only_doctor_trials(plan).trials) + len(without_doctor_trials(plan).trials) == len(plan.trials)
+    examinations = plan.keeping(lambda trial: trial.purpose == "doctor")
+    others = plan.keeping(lambda trial: trial.purpose != "doctor")
+    assert {trial.purpose for trial in examinations.trials} == {"doctor"}
+    assert len(examinations.trials) + len(others.trials) == len(plan.trials)
     assert doctor_trials([], seed=0) == []
 
 

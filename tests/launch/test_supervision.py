@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from harness.launch.mailbox import Mailbox
 from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
-from harness.launch.ray.mailbox import Mailbox
 from harness.launch.startup import Registration, StartupTimer
 from harness.launch.supervision import (
     ENDING_S,
@@ -140,41 +140,32 @@ def test_another_process_sees_the_steps(tmp_path: Path) -> None:
 
 
 RESULT, NEXT = TrialResult("a", "ok"), TrialStarted("b")
+SHORT_S = 0.05
+"""Too short to tell that a trial is held for good, and long enough to see one that is not."""
 
 
-async def _held(mailbox: Mailbox, *, mirrored: bool = True) -> asyncio.Task[bool]:
+def _held(pool: ThreadPoolExecutor, mailbox: Mailbox, *, mirrored: bool = True) -> Future[bool]:
     """A trial that asks to start once a result is there."""
-    await mailbox.open(0, None, mirrored)
-    assert await mailbox.put(0, GroupStarted((), ())) and await mailbox.put(0, RESULT)
-    task = asyncio.create_task(mailbox.put(0, NEXT))
-    await _others_run()
-    return task
-
-
-async def _others_run() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+    mailbox.open(0, None, mirrored)
+    assert mailbox.put(0, GroupStarted((), ())) and mailbox.put(0, RESULT)
+    return pool.submit(mailbox.put, 0, NEXT)
 
 
 def test_a_held_trial_starts_once_the_driver_has_handled_the_last_result() -> None:
-    async def work() -> None:
-        mailbox = Mailbox()
-        task = await _held(mailbox)
-        assert not task.done()
-        assert await mailbox.take(0.0) == [GroupStarted((), ()), RESULT]
-        await _others_run()
-        assert not task.done()  # the driver has the result, and may still record it
-        assert await mailbox.take(1.0) == [NEXT] and await task
-
-    asyncio.run(work())
+    mailbox = Mailbox()
+    with ThreadPoolExecutor() as pool:
+        started = _held(pool, mailbox)
+        assert not wait([started], SHORT_S).done
+        assert mailbox.take(0.0) == [GroupStarted((), ()), RESULT]
+        assert not wait([started], SHORT_S).done  # the driver has the result, and may still record it
+        assert mailbox.take(10.0) == [NEXT] and started.result()
 
 
 def test_a_held_trial_of_a_group_that_was_given_up_is_refused_and_without_a_mirror_nothing_is_held() -> None:
-    async def work() -> None:
-        mailbox = Mailbox()
-        task = await _held(mailbox)
-        await mailbox.open(1, None, True)
-        assert await task is False and await mailbox.take(0.0) == []
-        assert await (await _held(Mailbox(), mirrored=False))
-
-    asyncio.run(work())
+    mailbox = Mailbox()
+    with ThreadPoolExecutor() as pool:
+        started = _held(pool, mailbox)
+        assert not wait([started], SHORT_S).done
+        mailbox.open(1, None, True)
+        assert started.result() is False and mailbox.take(0.0) == []
+        assert _held(pool, Mailbox(), mirrored=False).result()

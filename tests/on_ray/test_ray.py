@@ -118,10 +118,10 @@ def test_a_killed_rank_without_peers_is_a_lost_trial(ray_cluster: Cluster, monke
 def test_a_killed_mailbox_loses_a_trial_and_ends_ranks(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from harness.launch.ray.mailbox import Mailbox
+    from harness.launch.mailbox import Mailbox
 
     monkeypatch.syspath_prepend(str(TESTS))
-    own = ray.remote(num_cpus=0)(Mailbox).remote()
+    own = ray.remote(num_cpus=0, max_concurrency=4)(Mailbox).remote()
     launcher, group = small_group(replace(ray_cluster, mailbox=own))
     pids = []
     with pytest.raises(ClusterLostError, match=r"the run's mailbox on Ray is gone \(ActorDiedError\)"):

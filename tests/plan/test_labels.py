@@ -11,10 +11,10 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from harness.config import yaml_source
-from harness.config.axes import CELL_AXES, TrialAxes
+from harness.config.axes import CELL_AXES, SHARED_SECTIONS, TrialAxes
 from harness.config.load import parse_experiment
 from harness.errors import ExperimentError
-from harness.plan.cell import SHARED_SECTIONS, Cell
+from harness.plan.cell import Cell
 from harness.plan.comparison import axes_of
 from harness.plan.labels import LONGEST, SEPARATOR, Labels, batch_text, devices_text, strategy_text
 from harness.plan.planner import make_plan

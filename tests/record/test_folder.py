@@ -92,14 +92,14 @@ def test_a_recorded_trial_reads_back_with_every_axis_and_without_a_pickle(folder
     assert row["options"]["optimizer.lr"] == 0.1
     written = (folder.path / "trials.jsonl").read_text()
     assert json.loads(json.loads(written)["options"]) == row["options"] == line["options"]
-    before = folder.steps(lines)
+    before = folder.rows("steps", lines)
     assert before["trial_id"].tolist() == [trial.id] * 2 and before["step_s"].tolist() == [0.5, 0.5]
     kinds = {path.suffix for path in folder.path.rglob("*") if path.is_file()}
     assert kinds <= {".yaml", ".json", ".jsonl", ".parquet", ".txt", ".html", ".csv", ".png", ".svg", ""}
-    folder.compact({table.name: getattr(folder, table.name)(lines) for table in RAW}, lines)
+    folder.compact({table.name: folder.rows(table.name, lines) for table in RAW}, lines)
     for raw in (folder.path / "raw").iterdir():
         raw.unlink()
-    assert folder.steps(lines).equals(before), "a folder without raw files reads the compacted ones"
+    assert folder.rows("steps", lines).equals(before), "a folder without raw files reads the compacted ones"
 
 
 def test_a_traceback_goes_into_a_log_that_the_line_names(folder: RunFolder, plan: Plan) -> None:
@@ -135,7 +135,7 @@ def test_a_trial_that_cannot_be_written_loses_none_before_it(folder: RunFolder, 
     with pytest.raises(TypeError, match="not JSON serializable"):
         folder.append(two, TrialResult(two.id, "ok", facts={"steady": object()}), FACTS)
     assert [line["trial_id"] for line in folder.lines()] == [one.id]
-    assert len(folder.steps(folder.lines())) == 2 and not list(folder.path.rglob("*.partial"))
+    assert len(folder.rows("steps", folder.lines())) == 2 and not list(folder.path.rglob("*.partial"))
 
 
 def test_steps_without_a_written_line_do_not_count_for_the_next_attempt(
@@ -145,13 +145,13 @@ def test_steps_without_a_written_line_do_not_count_for_the_next_attempt(
         raise WriteError("trials.jsonl: cannot be written")
 
     trial = plan.trials[0]
-    monkeypatch.setattr("harness.record.folder.append_lines", full)
+    monkeypatch.setattr("harness.record.folder.files.append_lines", full)
     with pytest.raises(WriteError):
         folder.append(trial, TrialResult(trial.id, "ok", steps=STEPS), FACTS)
     assert not list((folder.path / "raw").iterdir()), "on a full disk they take the space that other files need"
     monkeypatch.undo()
     folder.append(trial, TrialResult(trial.id, "skipped", "the time is up"), FACTS)
-    assert folder.steps(folder.lines()).empty
+    assert folder.rows("steps", folder.lines()).empty
 
 
 def test_steps_of_a_killed_run_without_a_line_do_not_count_for_the_next_attempt(folder: RunFolder, plan: Plan) -> None:
@@ -163,9 +163,9 @@ def test_steps_of_a_killed_run_without_a_line_do_not_count_for_the_next_attempt(
     (folder.path / "raw" / "x.parquet.partial").touch()
     with folder.locked():
         assert len(list((folder.path / "raw").iterdir())) == 2, "only partial files are removed"
-        assert folder.steps(folder.lines())["trial_id"].unique().tolist() == [done.id]
+        assert folder.rows("steps", folder.lines())["trial_id"].unique().tolist() == [done.id]
         folder.append(killed, TrialResult(killed.id, "skipped", "the time is up"), FACTS)
-    assert folder.steps(folder.lines())["trial_id"].unique().tolist() == [done.id]
+    assert folder.rows("steps", folder.lines())["trial_id"].unique().tolist() == [done.id]
 
 
 def test_a_training_has_its_epochs_and_its_steps_in_files_of_their_own(make_experiment: Make, tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_a_training_has_its_epochs_and_its_steps_in_files_of_their_own(make_expe
     folder, (trial, *_) = RunFolder.create(tmp_path, experiment, plan, ""), plan.trials
     rows = {"epoch": [1, 1], "step": [1, 2], "loss": [2.0, math.nan], "learning_rate": [0.1, 0.1]}
     folder.append(trial, TrialResult(trial.id, "ok", epochs={"epoch": [1]}, training_steps=rows), FACTS)
-    before = folder.training_steps(folder.lines())
+    before = folder.rows("training_steps", folder.lines())
     assert before["trial_id"].tolist() == [trial.id] * 2 and before["step"].tolist() == [1, 2]
     assert math.isnan(before["loss"].to_numpy(float, na_value=-1)[1]), "a loss that is no number keeps its value"
-    assert folder.epochs(folder.lines())["epoch"].tolist() == [1]
+    assert folder.rows("epochs", folder.lines())["epoch"].tolist() == [1]
     assert sorted(path.name for path in (folder.path / "raw").iterdir()) == [
         f"{trial.id}-1-steps.parquet",
         f"{trial.id}-1.parquet",

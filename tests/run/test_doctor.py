@@ -11,7 +11,7 @@ import pytest
 from harness.cli.arguments import FAILED, exit_code_of
 from harness.config.experiment import Experiment
 from harness.errors import ClusterLostError
-from harness.plan.planner import make_plan, only_links_trials
+from harness.plan.planner import make_plan
 from harness.run import doctor
 from harness.run.events import DoctorFinished, Event, Note
 from harness.run.request import Request, read_experiment
@@ -37,7 +37,7 @@ def test_the_links_of_a_script_are_measured_between_ranks_of_the_harness_on_the_
     found: list[Experiment] = []
     monkeypatch.setattr(doctor, "run", lambda request, experiment, emit: found.append(experiment))
     doctor.run_links(Request(file), read_experiment(Request(file)), lambda event: None)
-    (trial,) = only_links_trials(make_plan(found[0], laptop(2))).trials
+    (trial,) = make_plan(found[0], laptop(2)).keeping(lambda trial: trial.purpose == "links").trials
     assert (trial.cell.strategy, trial.cell.devices, found[0].device) == ("ddp", 2, "cpu")
     assert trial.cell.launcher == "torchrun" and trial.cell.env == {"NCCL_ALGO": "a", "NCCL_IB_HCA": "b"}
 

@@ -29,6 +29,7 @@ from harness.run.largest_batch import FIRST, Search, with_largest_batches
 from harness.run.prepare import prepare
 from harness.run.request import Request, read_experiment
 from harness.run.resume import reopen
+from harness.system.process import INTERRUPTED
 from tests.conftest import laptop
 from tests.run_folders import make_run
 
@@ -259,16 +260,19 @@ def test_batches_that_contradict_each_other_are_one_error(changes: dict[str, Any
         experiment(**changes)
 
 
-def test_a_store_is_refused_and_a_round_has_no_bases_that_nobody_asked_for(tmp_path: Path) -> None:
+def test_a_store_is_refused_and_a_round_has_no_bases_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     in_store = Request(tmp_path / "x", dump(SOUGHT, flow=None, width=100), store="s3://b/f")
     with pytest.raises(ExperimentError, match="max is kept in the local folder"):
         read_experiment(in_store)
     grid = {"strategy": "ddp", "devices": 2, "per_device_batch_size": 8, "model": "resnet8"}
-    round_, asked = largest_batch._asked(
-        Request(tmp_path / "x"), largest_batch._content(experiment(), [grid]), tmp_path
-    )
+    rounds: list[tuple[Request, Experiment]] = []
+    monkeypatch.setattr(largest_batch, "run", lambda *asked: rounds.append(asked[:2]) or INTERRUPTED)
+    with pytest.raises(KeyboardInterrupt):
+        largest_batch._round(Request(tmp_path / "x"), largest_batch._content(experiment(), [grid]))
     with ExitStack() as stack:
-        trials = prepare(round_, asked, stack, lambda event: None).plan.trials
+        trials = prepare(*rounds[0], stack, lambda event: None).plan.trials
     assert [(trial.cell.strategy, trial.cell.devices) for trial in trials] == [("ddp", 2)]
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import ClusterError
 from harness.launch.agent import NodeAgent, describe_node
+from harness.launch.mailbox import Mailbox
 from harness.launch.ray import private
-from harness.launch.ray.mailbox import Mailbox
 from harness.launch.ray.reaper import end_holders, reaper_for
 from harness.launch.ray.session import as_ray_reads, check_reachable, has_working_dir, session
 from harness.launch.startup import IMPORT_PART, start_limit_s
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from harness.launch.ray.node_request import NodeRequest
 
 LOCAL_ADDRESS = "127.0.0.1"
+MAILBOX_THREADS = 16
+"""The driver and a rank that announces a trial may wait in a call, each in a thread; other calls are short."""
 LONGEST_PARENT = 16
 """Characters of the path of Ray's folder: a socket's path has 107, of which 25 go to our folder and 66 to Ray's own."""
 
@@ -196,7 +198,7 @@ def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:
     alive = live_nodes() if inventory is None else [node for node in ray.nodes() if node["Alive"]]
     here = ray.get_runtime_context().get_node_id()
     agents = {node["NodeID"]: _actor(NodeAgent, node["NodeID"]) for node in alive}
-    mailbox = _actor(Mailbox, here)
+    mailbox = _actor(Mailbox, here, MAILBOX_THREADS)
     if inventory is None:
         inventory = Inventory(_described(alive, agents), attached=True)
     else:
@@ -230,13 +232,13 @@ def _described(alive: Sequence[Json], agents: Mapping[str, ActorHandle]) -> tupl
     return tuple(node for node in shares if node.cores or node.gpus)
 
 
-def _actor(kind: type, node_id: str) -> ActorHandle:
-    """Return a new actor on exactly this node, which reserves nothing."""
+def _actor(kind: type, node_id: str, threads: int = 1) -> ActorHandle:
+    """Return a new actor on exactly this node, which reserves nothing, and answers so many calls at the same time."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    actor_class: Any = ray.remote(num_cpus=0)(kind)
+    actor_class: Any = ray.remote(num_cpus=0, max_concurrency=threads)(kind)
     return actor_class.options(scheduling_strategy=there).remote()
 
 

@@ -23,17 +23,8 @@ from ray.util.placement_group import PlacementGroup
 from harness.config.experiment import Experiment
 from harness.config.script import ScriptExperiment
 from harness.errors import ClusterLostError, WorkloadError
-from harness.launch.failures import (
-    blamed,
-    despite,
-    explained,
-    found_dead,
-    from_hang,
-    from_launch,
-    from_memory_monitor,
-    lost_if_waiting,
-    primary,
-)
+from harness.launch.failures import blamed, found_dead, from_hang, from_launch, from_memory_monitor, judged, primary
+from harness.launch.mailbox import CLOSED
 from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.rank import devices_of, run_rank
 from harness.launch.ray import private
@@ -65,8 +56,6 @@ KILL_EVERY_S = 0.2
 """A fit() may be about to start its controller."""
 GRACE_S = 1.0
 """Time of the other ranks to fail too, after the first failure; then they are killed."""
-CLOSED = -2
-"""A number that no launch has: the mailbox accepts no message."""
 
 
 class Fit:
@@ -192,9 +181,7 @@ class RayLauncher:
             fit = Fit(self._trainer(group, nodes, number))
             timer = StartupTimer(time.time(), "controller")
             end = yield from supervise(RayGroup(self.cluster, fit, watchdog), watchdog, timer, group.trials[-1].id)
-        failed = _failed_trials(group, end, fit.error, watchdog)
-        rows = (lost_if_waiting(explained(row, watchdog), group) for row in failed)
-        yield from (despite(row, end.measured) for row in rows)
+        yield from judged(_failed_trials(group, end, fit.error, watchdog), group, end, watchdog)
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
         version = self.versions.get(group.variant)

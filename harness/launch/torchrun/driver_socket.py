@@ -13,7 +13,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
-from harness.launch.protocol import TrialStarted
+from harness.launch.mailbox import CLOSED, Mailbox
 from harness.launch.startup import Received
 
 JOIN_S = 5.0
@@ -23,44 +23,32 @@ DRIVER_GONE = 75
 
 
 class SocketMailbox:
-    """The driver's end: queues the messages of the processes and answers each at once, but the announcement of a trial.
+    """The driver's end: a mailbox for the processes that connect to a socket, which holds trials back.
 
-    The trial starts once the driver has handled every message before, as which counts that it asks for more: it may
-    work between two trials, when nothing is measured. A client must know ``key``, since messages are unpickled. Trials
-    may start until ``deadline`` (unix time).
+    A client must know ``key``, since messages are unpickled. Trials may start until ``deadline`` (unix time).
     """
 
     def __init__(self, path: Path, deadline: float | None) -> None:
         self.key = secrets.token_bytes(32)
-        self.refused = False
-        """Whether a trial was not allowed to start."""
-        self._path, self._deadline = str(path), deadline
-        self._queue: queue.SimpleQueue[Received] = queue.SimpleQueue()
-        self._closed = False
-        self._changed = threading.Condition()
-        self._queued = self._taken = self._handled = 0
+        self._path, self._closed, self._mailbox = str(path), False, Mailbox()
+        self._mailbox.open(0, deadline, holds=True)
         self._listener = Listener(self._path, family="AF_UNIX", authkey=self.key)
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
 
+    @property
+    def refused(self) -> bool:
+        """Whether a trial was not allowed to start."""
+        return self._mailbox.refused
+
     def take(self, wait_s: float) -> list[Received]:
         """Return the messages that have arrived; wait for the first one for at most ``wait_s``."""
-        messages: list[Received] = []
-        with self._changed:
-            self._handled = self._taken
-            self._changed.notify_all()
-        with contextlib.suppress(queue.Empty):
-            messages.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())
-            while True:
-                messages.append(self._queue.get_nowait())
-        self._taken += len(messages)
-        return messages
+        return self._mailbox.take(wait_s)
 
     def close(self) -> None:
         """Stop accepting connections; connected ranks get False for every further message."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed = True
+        self._mailbox.open(CLOSED, None)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
             client.connect(self._path)  # accept() does not end by itself
         self._acceptor.join(JOIN_S)
@@ -78,20 +66,7 @@ class SocketMailbox:
     def _serve(self, connection: Connection) -> None:
         with contextlib.suppress(OSError, EOFError), connection:
             while True:
-                connection.send(self._put(connection.recv()))
-
-    def _put(self, message: Received) -> bool:
-        with self._changed:
-            if isinstance(message, TrialStarted):
-                self._changed.wait_for(lambda: self._closed or self._handled == self._queued)
-            if self._closed:
-                return False
-            if isinstance(message, TrialStarted) and self._deadline is not None and time.time() >= self._deadline:
-                self.refused = True
-                return False
-            self._queued += 1
-            self._queue.put(message)
-        return True
+                connection.send(self._mailbox.put(0, connection.recv()))
 
 
 class DriverLine:

@@ -21,7 +21,7 @@ import psutil
 
 from harness.config.experiment import Experiment
 from harness.launch.agent import NodeAgent, busy_cores, interface_of, runs
-from harness.launch.failures import blamed, despite, died, explained, from_exit, from_hang, lost_if_waiting, primary
+from harness.launch.failures import blamed, died, from_exit, from_hang, judged, primary
 from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
 from harness.launch.supervision import Answers, Ending, GroupEnd, Watchdog, supervise
@@ -173,8 +173,7 @@ class TorchrunLauncher:
             failed = () if processes.mailbox.refused else _failed_trials(group, end, processes)
             if failed and end.verdict.ending is Ending.BY_ITSELF:  # else the time of the end is not known
                 watchdog.record_failure()
-            rows = [lost_if_waiting(explained(row, watchdog), group) for row in failed]
-            yield from (despite(row, end.measured) for row in rows)
+            yield from judged(failed, group, end, watchdog)
 
 
 def _failed_trials(group: WorkerGroup, end: GroupEnd, processes: Processes) -> list[TrialResult]:

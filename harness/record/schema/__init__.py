@@ -1,97 +1,16 @@
 """The schema of every table: name, type, unit and meaning of each column; frames and results/README.md follow it."""
 
+# ruff: noqa: F403, F405  # this package is the one place from which its modules' tables are imported
+
 from __future__ import annotations
 
 import pandas as pd
 
-from harness.record.schema.compared import COMPARISON, DECISION, GATE, HISTORY, RUNS
-from harness.record.schema.conclusions import IMPROVEMENTS, LEADERS, PUBLISHED, VERDICT
-from harness.record.schema.derived import (
-    CELLS,
-    COLLECTIVES,
-    CONVERGENCE,
-    DEVICE_MEMORY,
-    EQUIVALENCE,
-    EXCHANGES,
-    FINDINGS,
-    GPUS,
-    HOST_PHASES,
-    LEDGER,
-    LINKS,
-    MISSING,
-    NOISE,
-    OUTCOMES,
-    PARITY,
-    PHASES,
-    PREDICTION,
-    PREVIEW,
-    SCALING,
-    STALLS,
-    VERSUS,
-    WATERFALL,
-)
-from harness.record.schema.recorded import (
-    CHECKS,
-    EPOCHS,
-    RANKS,
-    STEPS,
-    TRAINING_STEPS,
-    TRIAL_COLUMNS,
-    TRIALS,
-    WINDOWS,
-)
-from harness.record.schema.table import CELL_COLUMNS, Column, Table
-
-__all__ = [
-    "CELLS",
-    "CHECKS",
-    "COLLECTIVES",
-    "COMPARED",
-    "COMPARISON",
-    "CONVERGENCE",
-    "DECISION",
-    "DERIVED",
-    "DESCRIPTION",
-    "DEVICE_MEMORY",
-    "EPOCHS",
-    "EQUIVALENCE",
-    "EXCHANGES",
-    "FINDINGS",
-    "GATE",
-    "GPUS",
-    "HISTORY",
-    "HOST_PHASES",
-    "IMPROVEMENTS",
-    "LEADERS",
-    "LEDGER",
-    "LINKS",
-    "MISSING",
-    "NOISE",
-    "OUTCOMES",
-    "PARITY",
-    "PHASES",
-    "PREDICTION",
-    "PREVIEW",
-    "PUBLISHED",
-    "RANKS",
-    "RAW",
-    "RECORDED",
-    "RUNS",
-    "SCALING",
-    "STALLS",
-    "STEPS",
-    "TRAINING_STEPS",
-    "TRIALS",
-    "TRIAL_COLUMNS",
-    "VERDICT",
-    "VERSUS",
-    "WATERFALL",
-    "WINDOWS",
-    "Column",
-    "Table",
-    "empty_table",
-    "table_of",
-]
+from harness.record.schema.compared import *
+from harness.record.schema.conclusions import *
+from harness.record.schema.derived import *
+from harness.record.schema.recorded import *
+from harness.record.schema.table import *
 
 RAW = (STEPS, EPOCHS, CHECKS, TRAINING_STEPS)
 """The tables whose rows each trial has in files of its own, below raw/."""

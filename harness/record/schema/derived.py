@@ -3,22 +3,7 @@
 from __future__ import annotations
 
 from harness.plan.rows import ExchangeRow, FindingRow, LinkRow
-from harness.record.schema.recorded import (
-    ADDED,
-    BLOCK,
-    EFFECTIVE_LR,
-    HOST_PHASE_COLUMNS,
-    KIND,
-    OUTCOME,
-    PARAMETERS,
-    PHASE_COLUMNS,
-    RANK,
-    REASON,
-    SEED,
-    TRIAL_COLUMNS,
-    WAIT_FRACTION,
-    WINDOW,
-)
+from harness.record.schema import recorded
 from harness.record.schema.table import (
     CELL_COLUMNS,
     CELL_ID,
@@ -65,11 +50,11 @@ CONVERGENCE = Table(
     "convergence",
     "one training of one cell with one seed",
     (
-        *TRIAL_COLUMNS,
+        *recorded.TRIAL_COLUMNS,
         CELL_ID,
         *CELL_COLUMNS,
-        SEED,
-        EFFECTIVE_LR,
+        recorded.SEED,
+        recorded.EFFECTIVE_LR,
         _c("epochs", "Int64", "number of epochs trained"),
         _c("training_samples", "Int64", "number of samples in the training set", "samples"),
         _c("train_loss", "Float64", "mean training loss over the last epoch"),
@@ -99,7 +84,7 @@ CELLS = Table(
     "the throughput of one cell over its blocks",
     (
         *_CELL,
-        ADDED,
+        recorded.ADDED,
         UNIT,
         _c("throughput_per_s", "Float64", "throughput, geometric mean over blocks", "samples/s"),
         *INTERVAL,
@@ -107,7 +92,7 @@ CELLS = Table(
         _c("step_s", "Float64", "step time, median over the timed steps of all ranks and blocks", "s"),
         _c("step_p5_s", "Float64", "step time, 5th percentile of the timed steps", "s"),
         _c("step_p95_s", "Float64", "step time, 95th percentile of the timed steps", "s"),
-        WAIT_FRACTION,
+        recorded.WAIT_FRACTION,
         _c(
             "compile_s", "Float64", "time of torch.compile, longest over blocks: later ones find code in its cache", "s"
         ),
@@ -115,7 +100,7 @@ CELLS = Table(
         _c(
             "estimated_peak_bytes", "Int64", "the doctor's estimate of it; `<NA>` if the kind was not examined", "bytes"
         ),
-        PARAMETERS,
+        recorded.PARAMETERS,
         _c("achieved_flops_per_s", "Float64", "model FLOPs per second of one device, forward and backward", "FLOP/s"),
         _c("flops_reason", "string", "reason if achieved_flops_per_s is `<NA>`"),
         _c(
@@ -230,7 +215,7 @@ DEVICE_MEMORY = Table(
     "the peak memory of one GPU of one cell, largest over its blocks; no rows without GPUs",
     (
         *_CELL,
-        RANK,
+        recorded.RANK,
         _c("gpu", "Int64", "number of the GPU among those of the cell, from 0: by rank, then in the rank's order"),
         _c("name", "string", "name of the device on its rank"),
         _c("allocated_bytes", "Int64", "peak memory allocated in the steps", "bytes"),
@@ -244,7 +229,7 @@ PHASES = Table(
     (
         *_CELL,
         _c("step_s", "Float64", "step time, mean over ranks and blocks", "s"),
-        *PHASE_COLUMNS,
+        *recorded.PHASE_COLUMNS,
         _c("waits", "Float64", "fraction of the step spent waiting for data, mean over blocks: idle_s, else wait_s"),
         _c("blocks", "Int64", "number of blocks in that estimate (n)"),
         *ends("waits"),
@@ -257,7 +242,7 @@ HOST_PHASES = Table(
     (
         *_CELL,
         _c("step_s", "Float64", "step time, mean over ranks and blocks", "s"),
-        *HOST_PHASE_COLUMNS,
+        *recorded.HOST_PHASE_COLUMNS,
     ),
 )
 
@@ -290,11 +275,11 @@ STALLS = Table(
     "stalls",
     "one timed window with stalled steps, over 10 times the trial's median and over 2 s; the trial counts with it",
     (
-        *TRIAL_COLUMNS,
+        *recorded.TRIAL_COLUMNS,
         *_CELL,
-        BLOCK,
+        recorded.BLOCK,
         UNIT,
-        WINDOW,
+        recorded.WINDOW,
         _c("stalled_s", "Float64", "time of the stalled steps, each on the rank that took longest", "s"),
         _c("step_median_s", "Float64", "step time, median over the trial's timed steps of all ranks", "s"),
         _c("waiting_ranks", "string", "ranks whose steps were stalled"),
@@ -326,9 +311,9 @@ OUTCOMES = Table(
     "outcomes",
     "the number of trials of one kind with one outcome and reason",
     (
-        KIND,
-        OUTCOME,
-        REASON,
+        recorded.KIND,
+        recorded.OUTCOME,
+        recorded.REASON,
         _c("trials", "Int64", "number of trials"),
     ),
 )
@@ -340,7 +325,7 @@ MISSING = Table(
         _c("trial_id", "string", "id of the trial: its cell, and its block or seed"),
         CELL_ID,
         _c("label", "string", "readable label of the cell"),
-        BLOCK,
+        recorded.BLOCK,
         _c("reason", "string", "reason: cut short, or not started"),
     ),
 )
