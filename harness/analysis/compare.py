@@ -14,7 +14,7 @@ from typing import get_args
 
 import pandas as pd
 
-from harness.analysis.common import Row, is_no_claim, order
+from harness.analysis.common import AnyRow, is_no_claim, order
 from harness.analysis.history import read_history
 from harness.analysis.results import Results
 from harness.analysis.run_cells import Metric, run_columns, side_by_side, started_at
@@ -63,7 +63,7 @@ NONE_FAILS, A_CELL_FAILS, NOT_DECIDED = 0, 3, 4
 """Exit codes."""
 
 
-def gate(pairs: Sequence[Pair], unmatched: Sequence[Row], conditions: Sequence[Condition]) -> pd.DataFrame:
+def gate(pairs: Sequence[Pair], unmatched: Sequence[AnyRow], conditions: Sequence[Condition]) -> pd.DataFrame:
     """Return the verdict of each condition on each cell that both runs measured, and on those that one of them lost.
 
     A verdict needs a Holm-adjusted p-value of at most 0.05 for the ratio being the threshold: the cell fails if the
@@ -117,9 +117,9 @@ class Comparison:
     conditions: tuple[Condition, ...]
     runs: pd.DataFrame
     cells: pd.DataFrame
-    unmatched: tuple[Row, ...]
-    convergence: tuple[Row, ...]
-    environment: tuple[Row, ...]
+    unmatched: tuple[AnyRow, ...]
+    convergence: tuple[AnyRow, ...]
+    environment: tuple[AnyRow, ...]
     gate: pd.DataFrame
     history: Path | None
 
@@ -187,7 +187,7 @@ def results_folder(results: Results) -> Path:
     return parent.parent if parent.name == results.experiment.name else parent
 
 
-def _run(side: Side) -> Row:
+def _run(side: Side) -> AnyRow:
     results = side.results
     last = results.trials.drop_duplicates("trial_id", keep="last")
     failed = int((~last["outcome"].isin(["ok", "skipped"])).sum())
@@ -205,9 +205,9 @@ def _cells(pairs: Sequence[Pair]) -> pd.DataFrame:
     return COMPARISON.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
 
 
-def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
+def _trainings(first: Side, later: Side, question: Question) -> list[AnyRow]:
     """Return the rows of the trainings that both runs have, one a cell and metric."""
-    cells: dict[str, list[tuple[Row, Row]]] = {}
+    cells: dict[str, list[tuple[AnyRow, AnyRow]]] = {}
     for (key, seed), row in first.trainings.items():
         if (key, seed) in later.trainings:
             cells.setdefault(key, []).append((row, later.trainings[key, seed]))
@@ -216,7 +216,7 @@ def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
     return [row for row in found if row]
 
 
-def _training(letter: str, pairs: Sequence[tuple[Row, Row]], name: str, question: Question) -> Row:
+def _training(letter: str, pairs: Sequence[tuple[AnyRow, AnyRow]], name: str, question: Question) -> AnyRow:
     """Return the row of a cell and metric; an empty one if no seed has a finite value in both runs."""
     known = [(one[name], other.get(name)) for one, other in pairs]
     recorded = [(float(one), float(other)) for one, other in known if one is not None and other is not None]

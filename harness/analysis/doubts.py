@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.analysis.common import (
+    AnyRow,
     Lines,
-    Records,
-    Row,
+    Rows,
     bases_of,
     by_cell,
     grouped,
@@ -71,7 +71,7 @@ def _unlike_epochs(trial: Evidence) -> str:
 
 
 def _foreign_load(trial: Evidence) -> bool:
-    nodes: dict[int | None, list[Row]] = {}
+    nodes: dict[int | None, list[AnyRow]] = {}
     for rank in trial.ranks:
         nodes.setdefault(rank["node_rank"], []).append(rank)
     return any((foreign_cores(node) or 0.0) > FOREIGN_CORES for node in nodes.values())
@@ -302,7 +302,7 @@ class CountedDoubt:
         return f"{role}{self.name} ({self.count} of {self.trials})"
 
 
-def tally(rows: Records, role: str = "") -> tuple[CountedDoubt, ...]:
+def tally(rows: Rows, role: str = "") -> tuple[CountedDoubt, ...]:
     """Return each doubt of a cell's trials with its number of trials."""
     counts = Counter(name for row in rows for name in row.doubts)
     return tuple(CountedDoubt(name, count, len(rows), role) for name, count in counts.items())

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import KEYS, Record, TrialKey, Values, columns_of, order, rows_of, trial_key
+from harness.analysis.common import KEYS, Row, TrialKey, Values, columns_of, order, rows_of, trial_key
 from harness.plan.comparison import MAX_DIFFERENCE
 from harness.record.schema import DESCRIPTION, EQUIVALENCE
 
@@ -52,13 +52,13 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     return EQUIVALENCE.frame(sorted(rows, key=order))
 
 
-def _of_scripts(trials: pd.DataFrame) -> list[Record]:
+def _of_scripts(trials: pd.DataFrame) -> list[Row]:
     """Return the trials of scripts on several ranks."""
     rows = rows_of(trials[trials["connected_ranks"].notna()])
     return [row for row in rows if row.check_id == row.cell_id]
 
 
-def _apart(row: Record) -> Values:
+def _apart(row: Row) -> Values:
     reason = f"independent copies: {row.connected_ranks} of its {row.devices} ranks train together"
     return {"computed_in": row.precision, "equivalent": False, "reason": reason}
 
@@ -125,7 +125,7 @@ def _worst(of: Iterable[Verdict]) -> Verdict:
     return max(of, key=lambda verdict: SEVERITY.index(verdict.equivalence))
 
 
-def _verdict(row: Record, computed_in: str, found: Recorded, failed: Mapping[str, tuple[str, str]]) -> Values:
+def _verdict(row: Row, computed_in: str, found: Recorded, failed: Mapping[str, tuple[str, str]]) -> Values:
     """Return the differences of a check in one precision, and the verdict."""
     for name, cell_id in (("the check", row.cell_id), ("one device's check", row.base_id)):
         if (cell_id, computed_in) not in found:

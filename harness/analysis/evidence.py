@@ -17,10 +17,10 @@ import pandas as pd
 
 from harness.analysis.common import (
     KEYS,
+    AnyRow,
     Lines,
-    Record,
-    Records,
     Row,
+    Rows,
     TrialKey,
     columns_of,
     grouped,
@@ -61,10 +61,10 @@ class Evidence:
     stalled. ``in_epochs``: see ``steps_in_epochs``. ``dtypes``: of weights, gradients, forward pass and loss.
     """
 
-    row: Record
+    row: Row
     spread: float | None
     slow_rank: int | None
-    ranks: Sequence[Row]
+    ranks: Sequence[AnyRow]
     nodes: str | None
     drift: float | None
     stalled: bool
@@ -87,7 +87,7 @@ class Evidence:
 
 
 def gather_evidence(
-    trials: Records,
+    trials: Rows,
     times: StepTimes,
     windows: pd.DataFrame,
     ranks: pd.DataFrame,
@@ -100,7 +100,7 @@ def gather_evidence(
     steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
     spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
     signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
-    by_trial: dict[TrialKey, list[Row]] = {}
+    by_trial: dict[TrialKey, list[AnyRow]] = {}
     for rank in records(ranks[[*RANK_COLUMNS]]):
         by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
     return {
@@ -119,7 +119,7 @@ def gather_evidence(
     }
 
 
-def throttling(rank: Row) -> list[str]:
+def throttling(rank: AnyRow) -> list[str]:
     """Return the reasons for a rank's throttled clocks, its GPUs' power limit excepted."""
     reasons: list[str] = [] if pd.isna(rank["throttled"]) else str(rank["throttled"]).split(", ")
     return [reason for reason in reasons if reason not in ("", POWER_CAP, HELD_BY_POWER)]
@@ -172,7 +172,7 @@ def steps_in_epochs(trials: pd.DataFrame, windows: pd.DataFrame, epochs: pd.Data
     return found
 
 
-def _halves(curve: Records, batch: int) -> Pair:
+def _halves(curve: Rows, batch: int) -> Pair:
     """Return the median seconds of a step in the first and in the second half of the epochs from the second on."""
     steps = [
         float(now.train_s - before.train_s) * batch / (now.samples - before.samples) for before, now in pairwise(curve)
@@ -181,7 +181,7 @@ def _halves(curve: Records, batch: int) -> Pair:
     return median(steps[:half]), median(steps[-half:])
 
 
-def foreign_cores(node: Sequence[Row]) -> float | None:
+def foreign_cores(node: Sequence[AnyRow]) -> float | None:
     """Return the cores that other processes kept busy on a node: (node CPU time - ranks' CPU time) / seconds."""
     watched = ("watched_s", "node_cpu_s", "own_cpu_s")
     known = [rank for rank in node if not any(pd.isna(rank[name]) for name in watched)]
@@ -249,7 +249,7 @@ def stalls(
     without: dict[TrialKey, float | None] = {}
     for key in stalled:
         left_out = {window for other, window in by_window if other == key}
-        without[key] = throughput([vars(row) for row in timed.get(key, []) if row.window not in left_out])
+        without[key] = throughput([row for row in timed.get(key, []) if row.window not in left_out])
     rows = []
     for (key, window), own in by_window.items():
         if key in of_trial:
@@ -270,17 +270,17 @@ def stalls(
     return STALLS.frame(rows)
 
 
-def _of_trials(frame: pd.DataFrame, keys: set[TrialKey]) -> list[Record]:
+def _of_trials(frame: pd.DataFrame, keys: set[TrialKey]) -> list[Row]:
     """Return the rows of these trials, of all their attempts."""
     return rows_of(frame[frame["trial_id"].isin({trial_id for trial_id, _ in keys})])
 
 
-def _cause(steps: Records, ranks: Records) -> str | None:
+def _cause(steps: Rows, ranks: Rows) -> str | None:
     """Return what counters show; None if none shows anything."""
     waited = [step for step in steps if pd.notna(step.wait_s) and step.wait_s > MOSTLY * step.step_s]
     for_data = [int(step.rank if pd.isna(step.wait_rank) else step.wait_rank) for step in waited]
     swapped = [int(rank.rank) for rank in ranks if pd.notna(rank.swapped_bytes) and rank.swapped_bytes > 0]
-    throttled = [int(rank.rank) for rank in ranks if throttling(vars(rank))]
+    throttled = [int(rank.rank) for rank in ranks if throttling(rank)]
     seen = {"waited for data": for_data, "its node swapped memory": swapped, "clocks throttled": throttled}
     return "; ".join(f"{what} (rank {_names(which)})" for what, which in seen.items() if which) or None
 

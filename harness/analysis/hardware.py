@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pandas as pd
 
-from harness.analysis.common import KEYS, Lines, Row, Values, columns_of, measured, order, rows_of, trial_key
+from harness.analysis.common import KEYS, AnyRow, Lines, Values, columns_of, measured, order, rows_of, trial_key
 from harness.analysis.phases import timings
 from harness.analysis.stats import geometric_mean
 from harness.plan.rows import LinkOperation
@@ -96,7 +96,7 @@ def device_memory(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     gpus[PEAKS] = gpus[PEAKS].astype("int64")
     found = gpus.merge(measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]], on=KEYS)
     found[PEAKS] = found.groupby(["cell_id", "gpu"])[PEAKS].transform("max")
-    rows = [vars(row) for row in rows_of(found.drop_duplicates(["cell_id", "gpu"])[DEVICE_MEMORY.names])]
+    rows = [row for row in rows_of(found.drop_duplicates(["cell_id", "gpu"])[DEVICE_MEMORY.names])]
     return DEVICE_MEMORY.frame(sorted(rows, key=lambda row: (*order(row), row["cell_id"], row["gpu"])))
 
 
@@ -131,7 +131,7 @@ def collectives(lines: Lines) -> pd.DataFrame:
     )
 
 
-def _measured(lines: Lines) -> Iterator[Row]:
+def _measured(lines: Lines) -> Iterator[AnyRow]:
     """Yield the rows of the latest measurement of each placement, with the placement and the bandwidths."""
     latest = {line["trial_id"]: line for line in lines if line.get("links")}
     for line in latest.values():

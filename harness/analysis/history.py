@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.common import Row, ends
+from harness.analysis.common import AnyRow, ends
 from harness.analysis.doubts import tally
 from harness.analysis.results import Results, load
 from harness.analysis.run_cells import Conditions, Metric, RunCell, facts_of, run_cells, run_columns, started_at
@@ -33,7 +33,7 @@ def load_history(folder: str | Path) -> pd.DataFrame:
     Run folders that cannot be read are left out: ``frame.attrs["unread"]`` maps their paths to the reasons. Raises
     RunFolderError if there is no run.
     """
-    runs: list[tuple[list[Row], dict[str, str]]] = []
+    runs: list[tuple[list[AnyRow], dict[str, str]]] = []
     unread: dict[str, str] = {}
     paths = find_run_folders(Path(folder))
     for path in paths:
@@ -60,7 +60,7 @@ def load_history(folder: str | Path) -> pd.DataFrame:
     return frame
 
 
-def _rows(results: Results) -> Iterator[Row]:
+def _rows(results: Results) -> Iterator[AnyRow]:
     scaling = {row["cell_id"]: row for row in records(results.scaling)}
     of_run = run_columns(results)
     for cell_id, cell in run_cells(results).items():

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.common import (
-    Record,
-    Records,
+    Row,
+    Rows,
     Values,
     axis_value,
     by_cell,
@@ -72,25 +72,25 @@ class Step:
             return None
         return f"measured in {blocks} of {CONFIRMING_BLOCKS} blocks, its other trials failed"
 
-    def _failure(self, row: Record) -> str | None:
+    def _failure(self, row: Row) -> str | None:
         """Return why the last trial of a setting failed; None if it was not made, or could have formed a pair."""
         return None if row.outcome in ("ok", "skipped") else str(row.reason)
 
-    def _timed(self) -> Iterator[Record]:
+    def _timed(self) -> Iterator[Row]:
         """Yield a row of each setting: of the cell to improve, and of those on as many devices; not of their bases."""
         rows = rows_of(self.trials[self.trials["kind"] == "throughput"].drop_duplicates("cell_id", keep="last"))
         places = ("strategy", "devices", "nodes")
         own = next((columns_of(row, *places) for row in rows if row.cell_id == self.improved_id), None)
         yield from (row for row in rows if columns_of(row, *places) == own)
 
-    def _row(self, row: Record, improved: Record, group: Records, others: Records) -> Values:
+    def _row(self, row: Row, improved: Row, group: Rows, others: Rows) -> Values:
         pair, names = paired(group, others), ("throughput_per_s", "improved_throughput_per_s")
         found = ratio_row(pair, names, None, self.checked, group) if pair else columns_of(row, *AXES)
         return {
             **found,
             "improved_id": self.improved_id,
             "step": self.name,
-            "changes": changes_text(changes_of(vars(improved), vars(row))),
+            "changes": changes_text(changes_of(improved, row)),
             "reason": pair.apart or self._why_few(len(pair.speeds)) or (None if pair else self._failure(row)),
             "wall_s": self.wall_s,
         }

@@ -13,8 +13,8 @@ import pandas as pd
 from harness.analysis.common import (
     KEYS,
     Lines,
-    Record,
-    Records,
+    Row,
+    Rows,
     TrialKey,
     Values,
     columns_of,
@@ -167,7 +167,7 @@ def _parts(windows: pd.DataFrame) -> Iterator[pd.DataFrame]:
         yield windows.iloc[first:last]
 
 
-def _timing(rows: Records) -> Timing | None:
+def _timing(rows: Rows) -> Timing | None:
     """Return the timing of a trial from its windows; None without a timed one."""
     timed = _windows_of_all_ranks(rows, "timed")
     if not timed:
@@ -188,7 +188,7 @@ def _timing(rows: Records) -> Timing | None:
     )
 
 
-def _slowest_s(rows: Records, usual_wait_s: float) -> float | None:
+def _slowest_s(rows: Rows, usual_wait_s: float) -> float | None:
     """Return the seconds a step of the slowest rank of each step, without exchange; None without such windows."""
     by_window = grouped((row for row in rows if row.window_kind == "alone"), lambda row: int(row.window))
     total_s = 0.0
@@ -199,13 +199,13 @@ def _slowest_s(rows: Records, usual_wait_s: float) -> float | None:
     return total_s / steps if steps else None
 
 
-def _windows_of_all_ranks(rows: Records, kind: str) -> list[StepWindow]:
+def _windows_of_all_ranks(rows: Rows, kind: str) -> list[StepWindow]:
     """Return the windows of a kind, each over all ranks."""
     by_window = grouped((row for row in rows if row.window_kind == kind), lambda row: int(row.window))
     return [_merged(ranks) for ranks in by_window.values()]
 
 
-def _merged(ranks: Records) -> StepWindow:
+def _merged(ranks: Rows) -> StepWindow:
     """Return one window over its ranks: the time of the slowest, and the wait of the one that waited longest.
 
     Windows begin together, so the slowest rank ends each; and ranks that exchange gradients end a step together,
@@ -216,7 +216,7 @@ def _merged(ranks: Records) -> StepWindow:
     return StepWindow(slowest.duration_s, slowest.steps, _wait_s(waiting), is_marked)
 
 
-def _wait_s(row: Record) -> float:
+def _wait_s(row: Row) -> float:
     """Return the seconds of a window lost to data: the host's wait, or on a GPU the part of it with an idle stream."""
     if _known(row.wait_s):
         return float(row.wait_s)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, order
+from harness.analysis.common import AnyRow, Lines, order
 from harness.analysis.durations import Durations, TimedRun, power_of
 from harness.analysis.trials import labels_of
 from harness.plan.comparison import axes_of
@@ -129,7 +129,7 @@ def recorded_parts(lines: Lines, environment: RunEnvironment, devices: int) -> l
 
     A trial occupies at most ``devices``, those of the machine.
     """
-    tried: dict[tuple[str, str | None], list[Row]] = {}
+    tried: dict[tuple[str, str | None], list[AnyRow]] = {}
     for line in lines:
         if line["trial_s"] is not None:
             tried.setdefault(_key(line["kind"], line["purpose"], line["cell_id"]), []).append(line)

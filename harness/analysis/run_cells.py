@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from harness.analysis.common import Record, Records, Row, bases_of, by_cell, claim_tags, measured, rows_of
+from harness.analysis.common import AnyRow, Row, Rows, bases_of, by_cell, claim_tags, measured, rows_of
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import NOT_RUN, Verdict
 from harness.analysis.evidence import PLACEMENT_VARIABLES, group_environments
@@ -47,10 +47,10 @@ class RunCell:
     ``verdict``: whether it is equivalent to one device; None if that is not checked.
     """
 
-    first: Row
-    rows: Records = field(repr=False)
+    first: AnyRow
+    rows: Rows = field(repr=False)
     by_block: Mapping[Metric, tuple[float, ...]]
-    base: Row | None
+    base: AnyRow | None
     is_base: bool
     conditions: Conditions | None
     verdict: Verdict | None
@@ -78,7 +78,7 @@ def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
     """
     if quick:
         last = {
-            (line["cell_id"], line["block"], line["invocation"]): Record({"environment": None, **trial_row(line)})
+            (line["cell_id"], line["block"], line["invocation"]): Row({"environment": None, **trial_row(line)})
             for line in results.lines
             if line["kind"] == "throughput" and line["outcome"] == "ok" and not line["facts"].get("inline")
         }
@@ -90,10 +90,10 @@ def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
         base, is_base = cells[bases[cell_id]], cell_id == bases[cell_id]
         speedups = () if is_base else tuple(paired(group, base).ratios)
         found[cell_id] = RunCell(
-            first=vars(group[0]),
+            first=group[0],
             rows=group,
             by_block={"throughput": tuple(last_of_block.values()), "speedup": speedups},
-            base=vars(base[0]) if speedups else None,
+            base=base[0] if speedups else None,
             is_base=is_base,
             conditions=_conditions(results, group),
             verdict=verdicts.get(str(group[0].check_id), NOT_RUN) if group[0].check_id else None,
@@ -101,7 +101,7 @@ def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
     return found
 
 
-def _conditions(results: Results, group: Records) -> Conditions | None:
+def _conditions(results: Results, group: Rows) -> Conditions | None:
     known = group_environments(results.environment)
     groups = [known.get((row.group_id, row.invocation)) for row in group]
     if None in groups:
@@ -122,14 +122,14 @@ def _timing(results: Results) -> dict[str, object]:
     return {} if timed is None else timed.model_dump(mode="json", exclude=set(BLOCK_OPTIONS))
 
 
-def side_by_side(runs: Mapping[str, Results]) -> list[Row]:
+def side_by_side(runs: Mapping[str, Results]) -> list[AnyRow]:
     """Return every fact that a run recorded on its code, versions, hardware and settings, with the value of each run.
 
     ``values``: by letter of the run, None if it did not record the fact. ``differs``: whether two runs recorded
     different values.
     """
     facts = {letter: facts_of(results) for letter, results in runs.items()}
-    rows: list[Row] = []
+    rows: list[AnyRow] = []
     for name in dict.fromkeys(name for each in facts.values() for name in each):
         values = {letter: each.get(name) for letter, each in facts.items()}
         rows.append({"name": name, "differs": len({*values.values()} - {None}) > 1, "values": values})
@@ -179,7 +179,7 @@ def started_at(results: Results) -> float | None:
     return min([*recorded, *(line["started_at"] for line in results.lines if line["started_at"])], default=None)
 
 
-def run_columns(results: Results) -> Row:
+def run_columns(results: Results) -> AnyRow:
     """Return the columns that name a run: folder, experiment, start, commit, and whether it is finished.
 
     The commit is that of the first invocation that recorded one. A run is finished if every planned trial has a result

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
+from harness.analysis.common import Row, columns_of, grouped, is_no_claim, rows_of
 from harness.analysis.prediction import ASSUMED, Asked
 from harness.analysis.results import Results, predict
 from harness.analysis.stats import LEAST_BLOCKS, SIGNIFICANCE, half_width
@@ -122,11 +122,11 @@ class Work:
     """
 
     name: str
-    trainings: Sequence[Record]
-    settings: Sequence[Record]
+    trainings: Sequence[Row]
+    settings: Sequence[Row]
 
     @cached_property
-    def reached(self) -> dict[tuple[int, int], Record]:
+    def reached(self) -> dict[tuple[int, int], Row]:
         """By global batch and seed a training that reaches the target: strategies train the same, one counts."""
         found = [
             row
@@ -154,7 +154,7 @@ class Work:
         """Why no batch can be compared, and what to measure; None if they can."""
         if not self.trainings:
             return "no training was measured; samples to a target follow from trainings at several global batches"
-        if any(vars(row).get("unit") == "tokens" for row in self.settings):
+        if any(row.get("unit") == "tokens" for row in self.settings):
             return "its throughput counts tokens, and its trainings samples; only workloads of samples are answered"
         if all(row.target and NO_METRIC in row.target for row in self.trainings):
             return f"{self.trainings[0].target}; give the metric of a column val_<name> of epochs"
@@ -235,7 +235,7 @@ def _beats(other: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     return theirs != ours and all(one <= two for one, two in zip(theirs, ours, strict=True))
 
 
-def _row(work: Work, setting: Record, price: float | None, start_s: float) -> dict[str, object]:
+def _row(work: Work, setting: Row, price: float | None, start_s: float) -> dict[str, object]:
     batch, devices = setting.global_batch_size, int(setting.devices)
     reason = setting.refusal or (None if pd.isna(batch) else work.refusal_of(int(batch)))
     row: dict[str, object] = {
@@ -262,7 +262,7 @@ def _row(work: Work, setting: Record, price: float | None, start_s: float) -> di
 def _works(results: Results, target: Target, asked: Asked) -> list[Work]:
     """Return what trains the same each: its trainings, and its fastest settings at each size and batch."""
     rows = rows_of(convergence(results.trials, results.epochs, target, results.verdicts))
-    trainings = grouped((row for row in rows if not is_no_claim(vars(row))), _key)
+    trainings = grouped((row for row in rows if not is_no_claim(row)), _key)
     measured = grouped(_measured(results), _key)
     devices, predicted = asked.devices, grouped(_predicted(results, asked), _key)
     keys = list(dict.fromkeys([*measured, *trainings]))
@@ -279,19 +279,17 @@ def _works(results: Results, target: Target, asked: Asked) -> list[Work]:
         }
         empty = dict.fromkeys(("cell_id", "label", "global_batch_size", "per_device_batch_size", "throughput_per_s"))
         lacking = [
-            Record({**vars(own[0]), **empty, **none, "devices": number})
-            for number in devices
-            if own and number not in known
+            Row({**own[0], **empty, **none, "devices": number}) for number in devices if own and number not in known
         ]
         found.append(Work(name, trainings.get(key, []), [*settings, *more, *lacking]))
     return found
 
 
-def _key(row: Record) -> str:
+def _key(row: Row) -> str:
     """Return what cells of one training have in common, as text: work, version of the code, recipe."""
     recipe = {
         name: value
-        for name, value in options_of(vars(row)).items()
+        for name, value in options_of(row).items()
         if name.startswith(("workload.", "optimizer.", "schedule.", "training.")) and name not in OF_SPEED
     }
     return json.dumps({**columns_of(row, *WORK_AXES, "variant"), **recipe}, sort_keys=True, default=str)
@@ -311,7 +309,7 @@ def _names(keys: Sequence[str]) -> list[str]:
     return names
 
 
-def _measured(results: Results) -> Iterator[Record]:
+def _measured(results: Results) -> Iterator[Row]:
     """Yield the fastest setting of each number of devices and global batch that was measured.
 
     Its interval is that of one further process: the interval of the mean of n blocks times sqrt(n + 1).
@@ -325,22 +323,22 @@ def _measured(results: Results) -> Iterator[Record]:
             )
             of_mean = 0.0 if few else math.log(row.throughput_high / row.throughput_per_s)
             more = {"source": "measured", "refusal": few, "log_half": of_mean * math.sqrt(row.blocks + 1)}
-            yield Record({**vars(row), **more})
+            yield Row({**row, **more})
 
 
-def _predicted(results: Results, asked: Asked) -> Iterator[Record]:
+def _predicted(results: Results, asked: Asked) -> Iterator[Row]:
     """Yield the settings of numbers of devices that are asked for, as far as they can be predicted."""
     if not asked.devices or results.exchanges.empty:
         return
     for row in rows_of(predict(results, asked)):
-        if row.kind == "asked" and not is_no_claim(vars(row)):
+        if row.kind == "asked" and not is_no_claim(row):
             known = not pd.isna(row.step_s)
             log_half = math.log(row.high / row.step_s) if known else 0.0
             refusal = row.refusal or (None if known else "not predicted")
             over = [mark for mark in row.marks if mark.startswith(ASSUMED)]
             source = ", ".join(["predicted", *over])
             more = {"source": source, "refusal": refusal, "log_half": log_half, "cell_id": None, "label": None}
-            yield Record({**vars(row), **more})
+            yield Row({**row, **more})
 
 
 def _start_s(results: Results) -> float:

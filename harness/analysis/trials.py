@@ -12,10 +12,10 @@ import pandas as pd
 
 from harness.analysis.common import (
     KEYS,
+    AnyRow,
     Lines,
-    Record,
-    Records,
     Row,
+    Rows,
     Values,
     by_cell,
     columns_of,
@@ -82,13 +82,13 @@ def labels_of(lines: Lines) -> Labels:
     return Labels((cells or {line["cell_id"]: line for line in lines}).values())
 
 
-def label_columns(axes: Row, labels: Labels) -> dict[str, str]:
+def label_columns(axes: AnyRow, labels: Labels) -> dict[str, str]:
     """Return the columns of a cell's row that name it."""
     placed, setting, own_options = labels.parts(axes)
     return {"label": joined(placed, setting, own_options), "setting": setting, "own_options": own_options}
 
 
-def trial_row(line: Row) -> Row:
+def trial_row(line: AnyRow) -> AnyRow:
     """Return the columns of a recorded trial that follow from its line alone."""
     known = {**line, **line["facts"]}
     peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
@@ -170,15 +170,15 @@ def cells(
     return CELLS.frame(sorted(rows, key=order))
 
 
-def _known(rows: Records, name: str) -> list[float]:
+def _known(rows: Rows, name: str) -> list[float]:
     return [float(value) for row in rows if not pd.isna(value := getattr(row, name))]
 
 
-def _device_kind(trial: Record) -> tuple[object, ...]:
+def _device_kind(trial: Row) -> tuple[object, ...]:
     return trial.device_model, trial.precision, trial.threads
 
 
-def _arithmetic(trial: Record, speed: float, ceiling: float | None, own_peaks: Mapping[PrecisionName, float]) -> Values:
+def _arithmetic(trial: Row, speed: float, ceiling: float | None, own_peaks: Mapping[PrecisionName, float]) -> Values:
     """Return the FLOP/s of one device and their fraction of its peak: MFU as Chowdhery et al. 2022 define it.
 
     No fraction if ranks share a device: ``devices`` then counts ranks, and one rank's part is not a device's.
@@ -294,7 +294,7 @@ WHY = {
 RUNNING = "cut short: it was being measured when the run was interrupted"
 
 
-def missing(lines: Lines, plan: Row, environment: RunEnvironment) -> pd.DataFrame:
+def missing(lines: Lines, plan: AnyRow, environment: RunEnvironment) -> pd.DataFrame:
     """Return one row a planned trial without a recorded line, in the order of the plan."""
     invocations = environment.get("invocations", [])
     last = invocations[-1] if invocations else {}

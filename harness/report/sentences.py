@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.analysis.common import Record, is_no_claim
+from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import doubt_of, plain_doubt
 from harness.analysis.improvements import CONFIRMING_BLOCKS
 from harness.analysis.results import attempt
@@ -152,7 +152,7 @@ def _why_wide(row: Statement, context: Context) -> str:
     return f"Its interval is wide: {', '.join(seen)}." if seen else ""
 
 
-def _base(ratio: Row | Record) -> str:
+def _base(ratio: Row) -> str:
     """Return what a ratio is over: '1 device', or '2 devices (ddp) at the same global batch' under strong scaling."""
     own = f" ({ratio.base_strategy})" if ratio.base_strategy != BASE_STRATEGY else ""
     batch = " at the same global batch" if ratio.scaling == "strong" else ""
@@ -218,7 +218,7 @@ def _and_more(names: Sequence[str]) -> str:
 
 def _pair(row: Statement) -> tuple[str, str]:
     """Return the label of two settings that differ in a choice, and their ratio."""
-    pair = Row(vars(row.facts))
+    pair = row.facts
     label = joined(pair_label(pair), pair_setting(pair))
     return label, f"{with_ends(times, pair.ratio, pair.low, pair.high)} times the throughput"
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import KEYS, Lines, Record, Records, Row, TrialKey, grouped, rows_of, trial_key
+from harness.analysis.common import KEYS, AnyRow, Lines, Row, Rows, TrialKey, grouped, rows_of, trial_key
 from harness.analysis.phases import Timing, timings
 from harness.analysis.step_times import StepTimes
 from harness.plan.comparison import backend_of, options_of
@@ -50,7 +50,7 @@ class Observed:
     """
 
     size: Size
-    row: Row
+    row: AnyRow
     step_s: tuple[float, ...]
     wait_s: float
     own_s: tuple[float, ...]
@@ -91,7 +91,7 @@ class Family:
     exchanges: tuple[Exchange, ...]
 
     @property
-    def row(self) -> Row:
+    def row(self) -> AnyRow:
         """The trial of the largest size."""
         return [*self.sizes.values()][-1].row
 
@@ -152,7 +152,7 @@ def net_step_times(times: StepTimes, on_gpus: Collection[TrialKey]) -> dict[Tria
 class _Measured:
     """The timed trials of a run, and what is known of each."""
 
-    rows: Records
+    rows: Rows
     timings: Mapping[TrialKey, Timing]
     optimizer: Mapping[TrialKey, float]
     exchanges: Mapping[TrialKey, tuple[Exchange, ...]]
@@ -161,7 +161,7 @@ class _Measured:
     def family(self, family_id: str) -> Family:
         """Return a family, with the one-device cells of its strategy, which under strong scaling are in others."""
         members = [row for row in self.rows if row.family_id == family_id]
-        cells: dict[Size, list[Record]] = {}
+        cells: dict[Size, list[Row]] = {}
         for row in members:
             size = cells.setdefault(Size(int(row.devices), int(row.nodes)), [])
             if trial_key(row) in self.timings and (not size or size[0].cell_id == row.cell_id):
@@ -185,12 +185,12 @@ class _Measured:
             self.exchanges[trial_key(with_exchanges[0])] if with_exchanges else (),
         )
 
-    def _observed(self, size: Size, rows: Records) -> Observed:
+    def _observed(self, size: Size, rows: Rows) -> Observed:
         seen = [self.timings[trial_key(row)] for row in rows]
         own = [own for timing in seen if (own := _own(timing, size.devices))]
         return Observed(
             size,
-            vars(rows[-1]),
+            rows[-1],
             tuple(timing.step_mean_s for timing in seen),
             fmean(timing.wait_s for timing in seen),
             tuple(fmean(of_rank) for of_rank in zip(*own, strict=False)),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Record
+from harness.analysis.common import Row
 from harness.analysis.stats import SIGNIFICANCE, look_significance
 
 NUMBERS: Mapping[str, tuple[str, str, str]] = {
@@ -71,7 +71,7 @@ class Statement:
     evidence: str
     cell_id: str | None = None
     others: tuple[str, ...] = ()
-    facts: Record = field(default_factory=lambda: Record({}))
+    facts: Row = field(default_factory=lambda: Row({}))
     n: Any = None
     subject: str | None = None
     reasons: tuple[str, ...] = ()

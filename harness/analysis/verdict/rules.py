@@ -10,7 +10,7 @@ from statistics import median
 
 import pandas as pd
 
-from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
+from harness.analysis.common import Row, columns_of, grouped, is_no_claim, rows_of, work_of
 from harness.analysis.improvements import CONFIRMATION, CONFIRMING_BLOCKS, SCREENING
 from harness.analysis.stats import CLEAR, OPEN, holm_of_known, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
@@ -45,7 +45,7 @@ def settings(tables: Tables) -> list[Statement]:
     return [*most, *(_fastest("fewer", cells) for cells in smaller)]
 
 
-def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
+def _fastest(topic: str, cells: Sequence[Row]) -> Statement:
     """Return the fastest setting on a number of devices.
 
     Among the fastest settings of all batches: the smallest per-device batch within ENOUGH of the highest throughput.
@@ -70,7 +70,7 @@ def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
     )
 
 
-def efficiencies(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+def efficiencies(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the efficiency of each leading strategy on every number of devices above its base's, the most last.
 
     Of several cells on as many devices that of the leader's nodes and GPUs, or else on the fewest nodes.
@@ -98,7 +98,7 @@ def training(tables: Tables) -> list[Statement]:
     nothing is ranked. Without a target nothing is compared. Trainings of rehearsals and of cells that are not
     equivalent are left out.
     """
-    rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(vars(row))]
+    rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(row)]
     found = []
     for of_work in grouped(rows, lambda row: work_of(row, "global_batch_size")).values():
         seeds = grouped(of_work, lambda row: str(row.cell_id))
@@ -119,7 +119,7 @@ def training(tables: Tables) -> list[Statement]:
                     "convergence",
                     first,
                     others=tuple(overlap),
-                    facts=Record({"devices": row.devices, **span}),
+                    facts=Row({"devices": row.devices, **span}),
                     n=min(map(len, times.values())) if few else len(own),
                     subject=row.target,
                 )
@@ -141,7 +141,7 @@ def equivalence(tables: Tables) -> Iterator[Statement]:
     if checks and all(row.equivalent for row in checks):
         known = ("gradient_difference", "first_difference", "difference")
         largest = max(float(value) for row in checks for name in known if (value := getattr(row, name)) is not None)
-        facts = Record({"difference": largest})
+        facts = Row({"difference": largest})
         yield Statement("equivalence", "equivalent", "equivalence", facts=facts, n=len(checks))
 
 
@@ -212,12 +212,12 @@ def improved(tables: Tables) -> Iterator[Statement]:
         wall_s = sum({row.step: row.wall_s for row in rows}.values())
         if last is None:
             code = "unfinished" if any(row.kept for row in rows) else "no option helped"
-            yield Statement("improved", code, "improvements", cell_id, facts=Record({"wall_s": wall_s}), n=len(tried))
+            yield Statement("improved", code, "improvements", cell_id, facts=Row({"wall_s": wall_s}), n=len(tried))
             continue
         few = pd.isna(last.ratio) or last.blocks < CONFIRMING_BLOCKS
         open_yet = few and pd.isna(last.excluded) and pd.isna(last.reason)
         code = "confirmed" if last.kept else "unfinished" if open_yet else "not confirmed"
-        facts = Record({**vars(last), "wall_s": wall_s})
+        facts = Row({**last, "wall_s": wall_s})
         reasons = tuple(str(why) for why in (last.excluded, last.reason) if not pd.isna(why))
         others = (str(last.cell_id),)
         yield Statement("improved", code, "improvements", cell_id, others, facts, len(tried), last.changes, reasons)
@@ -237,7 +237,7 @@ WHOLE_WAIT = "figure-phases"
 """The evidence of a wait for data that includes what one device waits."""
 
 
-def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the parts that take time of each leading cell's step, the largest first, and those that save some last.
 
     The parts of its waterfall, what is not explained among them. The wait for data is that of the phases from WAITS,
@@ -261,11 +261,11 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
         ]
         if waits:
             whole = {"share": waits.waits, "low": waits.waits_low, "high": waits.waits_high}
-            of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(waits), **whole})))
+            of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Row({**waits, **whole})))
         of_cell.sort(key=lambda one: -one.facts.share)
         idle = 1 - busy[cell_id] - known[cell_id].waits if cell_id in busy and cell_id in known else 0.0
         if idle >= HOST_BOUND:
-            facts, why = Record({"share": idle, "low": None, "high": None}), (ESTIMATED,)
+            facts, why = Row({"share": idle, "low": None, "high": None}), (ESTIMATED,)
             host = Statement("loss", NO_INTERVAL, "gpus", cell_id, facts=facts, n=1, subject=HOST, reasons=why)
             of_cell.insert(sum(one.facts.share > 0 for one in of_cell), host)
         if any(one.facts.share > 0 for one in of_cell):
@@ -283,14 +283,14 @@ def _busy(tables: Tables) -> dict[str, float]:
     trials = rows_of(tables["trials"]) if busy else []
     cells = {str(row.cell_id): row for row in trials}
 
-    def launches(row: Record) -> bool:
+    def launches(row: Row) -> bool:
         traits = BUILTIN_TRAITS.get(row.strategy)
-        return bool(traits and not traits.replicates) and (row.devices == 1 or backend_of(vars(row)) == "nccl")
+        return bool(traits and not traits.replicates) and (row.devices == 1 or backend_of(row) == "nccl")
 
     return {cell_id: share for cell_id, share in busy.items() if cell_id in cells and launches(cells[cell_id])}
 
 
-def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
+def _cause(cell_id: str, part: str, evidence: str, row: Row) -> Statement:
     code: str = UNCLEAR
     if pd.isna(row.low):
         code = NO_INTERVAL if row.share > 0 else SAVED
@@ -333,20 +333,20 @@ def ingests(tables: Tables) -> list[Statement]:
 FASTER, SLOWER, TOO_FEW = "faster", "slower", "too few blocks to say"
 
 
-def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State of each choice that the file varies whether one value is faster than another, all else equal.
 
     In the cells of the leading settings; if none of them has the choice, in the fastest pair on the most devices.
     A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, makes it clear.
     """
     rows = [row for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES and not pd.isna(row.ratio)]
-    rows = [row for row in rows if pd.isna(row.excluded) and not is_no_claim(vars(row))]
+    rows = [row for row in rows if pd.isna(row.excluded) and not is_no_claim(row)]
 
-    def size(row: Record) -> tuple[int, float]:
+    def size(row: Row) -> tuple[int, float]:
         return row.devices, max(row.throughput_per_s, row.other_throughput_per_s)
 
     chosen = {leader.cell_id for leader in leading}
-    stated: list[Record] = []
+    stated: list[Row] = []
     for axis in dict.fromkeys(str(row.axis) for row in rows):
         mine = [row for row in rows if row.axis == axis]
         stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=size)]
@@ -358,7 +358,7 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
             "versus",
             row.cell_id,
             others=(row.other_id,),
-            facts=Record({**vars(row), "p_adjusted": p_value}),
+            facts=Row({**row, "p_adjusted": p_value}),
             n=row.blocks,
             subject=f"{row.axis} {row.value} / {row.other_value}",
         )
@@ -366,7 +366,7 @@ def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     ]
 
 
-def _code(row: Record, p_value: float | None, significance: float) -> str:
+def _code(row: Row, p_value: float | None, significance: float) -> str:
     if p_value is None:
         return TOO_FEW
     if (sure := word(p_value, significance)) != CLEAR:
@@ -381,7 +381,7 @@ def statements(tables: Tables) -> list[Statement]:
     """
     failed: dict[str, None] = {}
 
-    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Record]) -> list[Statement]:
+    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Row]) -> list[Statement]:
         try:
             return [*rule(tables, *leading)]
         except TableFailed as error:

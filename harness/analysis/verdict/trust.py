@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Record, by_cell, rows_of
+from harness.analysis.common import Row, by_cell, rows_of
 from harness.analysis.doubts import doubt_of
 from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, within
 from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
@@ -20,7 +20,7 @@ HALFWIDTH = EQUAL_WITHIN
 """The half-width of an interval within which two settings are about equal: no further blocks are asked for."""
 
 
-def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the trust in the leading cells and their bases: low, medium or high, with the reasons and further blocks.
 
     One statement for the leading cells with the same level for the same reasons; ``others``: all of them but the first.
@@ -57,7 +57,7 @@ def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     ]
 
 
-def _level(tables: Tables, leader: Record, base_id: str | None, pairs: Sequence[Paired]) -> tuple[str, tuple[str, ...]]:
+def _level(tables: Tables, leader: Row, base_id: str | None, pairs: Sequence[Paired]) -> tuple[str, tuple[str, ...]]:
     """Return the level of trust in a leading cell, and the reasons why it is no higher."""
     noise = rows_of(tables["noise"])
     twins = zip(noise, holm_of_known([None if pd.isna(row.p_value) else row.p_value for row in noise]), strict=True)
