@@ -47,8 +47,10 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
         named = columns_of(row, "cell_id", "base_id", *DESCRIPTION)
         for computed_in in dict.fromkeys(("fp32", row.precision)):
             rows.append({**named, "computed_in": computed_in, **_verdict(row, computed_in, found, failed)})
-    apart = {row.cell_id: row for row in _of_scripts(last) if row.connected_ranks < row.devices}
-    rows += [{**columns_of(row, "cell_id", "base_id", *DESCRIPTION), **_apart(row)} for row in apart.values()]
+    for row in {row.cell_id: row for row in _of_scripts(last) if row.connected_ranks < row.devices}.values():
+        reason = f"independent copies: {row.connected_ranks} of its {row.devices} ranks train together"
+        named = columns_of(row, "cell_id", "base_id", *DESCRIPTION)
+        rows.append({**named, "computed_in": row.precision, "equivalent": False, "reason": reason})
     return EQUIVALENCE.frame(sorted(rows, key=order))
 
 
@@ -56,11 +58,6 @@ def _of_scripts(trials: pd.DataFrame) -> list[Row]:
     """Return the trials of scripts on several ranks."""
     rows = rows_of(trials[trials["connected_ranks"].notna()])
     return [row for row in rows if row.check_id == row.cell_id]
-
-
-def _apart(row: Row) -> Values:
-    reason = f"independent copies: {row.connected_ranks} of its {row.devices} ranks train together"
-    return {"computed_in": row.precision, "equivalent": False, "reason": reason}
 
 
 def _recorded(checks: pd.DataFrame, ok: Mapping[TrialKey, str]) -> Recorded:

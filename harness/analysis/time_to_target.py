@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.common import Row, columns_of, grouped, is_no_claim, rows_of
-from harness.analysis.prediction import ASSUMED, Asked
+from harness.analysis.prediction.predictions import ASSUMED, Asked
 from harness.analysis.results import Results, predict
 from harness.analysis.stats import LEAST_BLOCKS, SIGNIFICANCE, half_width
 from harness.analysis.trials import NO_METRIC, convergence
@@ -217,28 +217,26 @@ def decision(
     ``price``: of a device for an hour.
     """
     works = _works(results, target, replace(asked, devices=tuple(dict.fromkeys(asked.devices))))
-    start_s = _start_s(results)
+    of_groups = results.ledger[results.ledger["level"] == "group"].groupby(["invocation", "group_id"])["seconds"].sum()
+    start_s = max(float(of_groups.mean()), 0.0) if len(of_groups) else 0.0  # which a training takes to start
     rows: list[Mapping[str, object]] = []
     for work in works:
         if work.refusal is None:
             own = [_row(work, setting, price, start_s) for setting in work.settings]
-            known = [row for row in own if row.get("time_s")]
+            known = [(row["time_s"], row["device_hours"]) for row in own if row.get("time_s")]
             for row in own:
-                row["on_frontier"] = row in known and not any(_beats(other, row) for other in known)
+                ours = (row.get("time_s"), row.get("device_hours"))
+                row["on_frontier"] = ours in known and not any(
+                    each != ours and each[0] <= ours[0] and each[1] <= ours[1] for each in known
+                )
             rows += own
     return DECISION.frame(rows), works
 
 
-def _beats(other: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Return whether another setting is at least as fast and as cheap, and better in one of both."""
-    ours, theirs = ((each["time_s"], each["device_hours"]) for each in (row, other))
-    return theirs != ours and all(one <= two for one, two in zip(theirs, ours, strict=True))
-
-
-def _row(work: Work, setting: Row, price: float | None, start_s: float) -> dict[str, object]:
+def _row(work: Work, setting: Row, price: float | None, start_s: float) -> dict[str, Any]:
     batch, devices = setting.global_batch_size, int(setting.devices)
     reason = setting.refusal or (None if pd.isna(batch) else work.refusal_of(int(batch)))
-    row: dict[str, object] = {
+    row: dict[str, Any] = {
         **columns_of(setting, *DESCRIPTION),
         "cell_id": setting.cell_id,
         "work": work.name,
@@ -273,15 +271,11 @@ def _works(results: Results, target: Target, asked: Asked) -> list[Work]:
         settings = [row for row in own if row.devices in devices or not devices]
         more = [row for row in predicted.get(key, []) if row.devices not in sizes]
         known = sizes | {int(row.devices) for row in more}
-        none = {
-            "refusal": "not measured, and not predicted: no exchanges of this setting were recorded",
-            "source": None,
-        }
-        empty = dict.fromkeys(("cell_id", "label", "global_batch_size", "per_device_batch_size", "throughput_per_s"))
-        lacking = [
-            Row({**own[0], **empty, **none, "devices": number}) for number in devices if own and number not in known
-        ]
-        found.append(Work(name, trainings.get(key, []), [*settings, *more, *lacking]))
+        none = "not measured, and not predicted: no exchanges of this setting were recorded"
+        names = ("cell_id", "label", "global_batch_size", "per_device_batch_size", "throughput_per_s", "source")
+        lacking = [number for number in devices if own and number not in known]
+        more += [Row(own[0], **dict.fromkeys(names), refusal=none, devices=number) for number in lacking]
+        found.append(Work(name, trainings.get(key, []), [*settings, *more]))
     return found
 
 
@@ -298,13 +292,13 @@ def _key(row: Row) -> str:
 def _names(keys: Sequence[str]) -> list[str]:
     """Return the name of each: model, data and precision, and what else tells it from the others."""
     contents = [json.loads(key) for key in keys]
-    varied = [
-        name for name in dict.fromkeys(n for c in contents for n in c) if len({str(c.get(name)) for c in contents}) > 1
-    ]
+    always = ("model", "data", "precision")
+    every = [name for name in dict.fromkeys(name for content in contents for name in content) if name not in always]
+    varied = [name for name in every if len({str(content.get(name)) for content in contents}) > 1]
     names = []
     for content in contents:
-        parts = [str(content[name]) for name in ("model", "data", "precision") if content.get(name)]
-        parts += [f"{name}={content.get(name)}" for name in varied if name not in ("model", "data", "precision")]
+        parts = [str(content[name]) for name in always if content.get(name)]
+        parts += [f"{name}={content.get(name)}" for name in varied]
         names.append(" · ".join(parts))
     return names
 
@@ -316,14 +310,11 @@ def _measured(results: Results) -> Iterator[Row]:
     """
     for row in rows_of(results.leaders):
         if row.cell_id == row.leader_id:
-            few = (
-                f"needs {LEAST_BLOCKS} blocks for an interval, has {row.blocks}"
-                if pd.isna(row.throughput_high)
-                else None
-            )
-            of_mean = 0.0 if few else math.log(row.throughput_high / row.throughput_per_s)
-            more = {"source": "measured", "refusal": few, "log_half": of_mean * math.sqrt(row.blocks + 1)}
-            yield Row({**row, **more})
+            few, of_mean = f"needs {LEAST_BLOCKS} blocks for an interval, has {row.blocks}", 0.0
+            if not pd.isna(row.throughput_high):
+                few, of_mean = "", math.log(row.throughput_high / row.throughput_per_s)
+            log_half = of_mean * math.sqrt(row.blocks + 1)
+            yield Row(row, source="measured", refusal=few or None, log_half=log_half)
 
 
 def _predicted(results: Results, asked: Asked) -> Iterator[Row]:
@@ -337,12 +328,4 @@ def _predicted(results: Results, asked: Asked) -> Iterator[Row]:
             refusal = row.refusal or (None if known else "not predicted")
             over = [mark for mark in row.marks if mark.startswith(ASSUMED)]
             source = ", ".join(["predicted", *over])
-            more = {"source": source, "refusal": refusal, "log_half": log_half, "cell_id": None, "label": None}
-            yield Row({**row, **more})
-
-
-def _start_s(results: Results) -> float:
-    """Return the mean time of a worker group outside its trials, which a training takes to start."""
-    ledger = results.ledger
-    by_group = ledger[ledger["level"] == "group"].groupby(["invocation", "group_id"])["seconds"].sum()
-    return max(float(by_group.mean()), 0.0) if len(by_group) else 0.0
+            yield Row(row, source=source, refusal=refusal, log_half=log_half, cell_id=None, label=None)

@@ -248,14 +248,8 @@ class Links:
         ``most_devices``: of larger placements of the run nothing is known; further ones were measured apart from it.
         ``per_node``: devices of a node, for an assumed link.
         """
-        key = (
-            backend,
-            tier,
-            per_node,
-            *((operation, *sizes) for operation, sizes in needed.items()),
-            most_devices,
-            draws,
-        )
+        exchanged = tuple((operation, *sizes) for operation, sizes in needed.items())
+        key = (backend, tier, per_node, exchanged, most_devices, draws)
         if key in self._known:
             return self._known[key]
         generator = np.random.default_rng(SEED)
@@ -297,8 +291,8 @@ def read_links(path: Path, own: pd.DataFrame) -> pd.DataFrame:
         here, there = ({*frame[name].dropna()} for frame in (own, found))
         if here and there and not here & there:
             raise PredictionError(
-                f"--links: the {what} of {path} are {_text(there)}, those of the run {_text(here)}; "
-                "give links of the same kind of machine"
+                f"--links: the {what} of {path} are {', '.join(sorted(there))}, those of the run "
+                f"{', '.join(sorted(here))}; give links of the same kind of machine"
             )
     return found
 
@@ -318,10 +312,6 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise PredictionError(
             f"--links: {path} cannot be read as a table: {' '.join(str(error).split())[:200]}"
         ) from None
-
-
-def _text(values: set[str]) -> str:
-    return ", ".join(sorted(values))
 
 
 def recorded_exchanges(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:

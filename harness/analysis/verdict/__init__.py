@@ -78,8 +78,7 @@ class Statement:
 
     def row(self) -> dict[str, object]:
         """Return the row of the table VERDICT."""
-        facts = vars(self.facts)
         columns = {"devices": "devices", "p_value": "p_adjusted"}
         columns |= zip(("value", "low", "high"), NUMBERS.get(self.topic, ()), strict=False)
         own = {name: value for name, value in vars(self).items() if name != "facts"}
-        return {**own, **{column: facts.get(name) for column, name in columns.items()}}
+        return {**own, **{column: self.facts.get(name) for column, name in columns.items()}}

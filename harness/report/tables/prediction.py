@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.prediction import ASSUMED, LINK_SHARES, Size
+from harness.analysis.prediction.collective_times import LINK_SHARES
+from harness.analysis.prediction.observed import Size
+from harness.analysis.prediction.predictions import ASSUMED
 from harness.plan.labels import devices_text, joined
 from harness.report.row import Row, Scalar, is_missing, rows_of, texts
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, speed, words
