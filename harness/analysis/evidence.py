@@ -8,10 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import pandas as pd
 
@@ -33,7 +31,6 @@ from harness.config.axes import NAMED_AXES
 from harness.config.values import GIB
 from harness.plan.rows import HELD_BY_POWER, POWER_CAP
 from harness.plan.run_environment import NodeEnvironment, RunEnvironment
-from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, STALLS
 
 LEAST_STEPS = 10
@@ -51,41 +48,6 @@ RANK_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The facts on which the doubts of one trial depend; None if a value is unknown.
-
-    ``row``: its columns. ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the
-    rank that exceeds SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison.
-    ``drift``: the highest rate of the timed windows over the lowest. ``stalled``: whether a timed step of a rank
-    stalled. ``in_epochs``: see ``steps_in_epochs``. ``dtypes``: of weights, gradients, forward pass and loss.
-    """
-
-    row: Row
-    spread: float | None
-    slow_rank: int | None
-    ranks: Sequence[AnyRow]
-    nodes: str | None
-    drift: float | None
-    stalled: bool
-    in_epochs: Pair | None
-    dtypes: str | None
-
-    @property
-    def per_device_per_s(self) -> float | None:
-        """The throughput of a device."""
-        rate = self.row.throughput_per_s
-        return None if rate is None else float(rate / self.row.devices)
-
-    def values(self, name: str) -> set[Any]:
-        """Return the known values of a column over the trial's ranks."""
-        return {rank[name] for rank in self.ranks if not pd.isna(rank[name])}
-
-    def differs(self, base: Evidence, name: str) -> bool:
-        """Return whether the known values of a column are not the base's; False without ranks."""
-        return bool(self.ranks and base.ranks) and self.values(name) != base.values(name)
-
-
 def gather_evidence(
     trials: Rows,
     times: StepTimes,
@@ -94,26 +56,30 @@ def gather_evidence(
     environment: RunEnvironment,
     in_epochs: Mapping[TrialKey, Pair],
     lines: Lines,
-) -> dict[TrialKey, Evidence]:
-    """Return the evidence of each trial, by its id and attempt. ``in_epochs``: see ``steps_in_epochs``."""
+) -> dict[TrialKey, Row]:
+    """Return the facts on which the doubts of each trial depend, by its id and attempt; None if a value is unknown.
+
+    Its columns, and ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the rank that
+    exceeds SLOW_RANK. ``ranks``: their rows. ``signature``: the worker group's nodes and their settings, as text for
+    comparison. ``drift``: the highest rate of the timed windows over the lowest. ``stalled``: whether a timed step of a
+    rank stalled. ``in_epochs``: see ``steps_in_epochs``. ``dtypes``: of weights, gradients, forward pass and loss.
+    """
     dtypes = {(line["trial_id"], line["attempt"]): line["facts"].get("dtypes") for line in lines}
     steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
     spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
     signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
-    by_trial: dict[TrialKey, list[AnyRow]] = {}
-    for rank in records(ranks[[*RANK_COLUMNS]]):
-        by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
+    by_trial = grouped(rows_of(ranks[[*RANK_COLUMNS]]), trial_key)
     return {
-        (key := trial_key(row)): Evidence(
+        (key := trial_key(row)): Row(
             row,
-            spread.get(key),
-            slow.get(key),
-            by_trial.get(key, []),
-            signatures.get((row.group_id, row.invocation)),
-            drift.get(key),
-            key in times.stalled,
-            in_epochs.get(key),
-            dtypes.get(key),
+            spread=spread.get(key),
+            slow_rank=slow.get(key),
+            ranks=by_trial.get(key, []),
+            signature=signatures.get((row.group_id, row.invocation)),
+            drift=drift.get(key),
+            stalled=key in times.stalled,
+            in_epochs=in_epochs.get(key),
+            dtypes=dtypes.get(key),
         )
         for row in trials
     }
@@ -242,35 +208,32 @@ def stalls(
     medians = times.by_trial[["step_median_s"]].rename_axis(KEYS).reset_index()
     merged = long.merge(medians, on=KEYS, how="inner", validate="many_to_one")
     found = rows_of(merged[merged["step_s"] > STALL_RATIO * merged["step_median_s"]])
-    by_window = grouped(found, lambda step: (trial_key(step), int(step.window)))
-    stalled = {key for key, _ in by_window}
-    of_trial = {trial_key(row): row for row in _of_trials(trials, stalled)}
-    timed, counters = (grouped(_of_trials(frame, stalled), trial_key) for frame in (windows, ranks))
-    without: dict[TrialKey, float | None] = {}
-    for key in stalled:
-        left_out = {window for other, window in by_window if other == key}
-        without[key] = throughput([row for row in timed.get(key, []) if row.window not in left_out])
+    by_trial = grouped(found, trial_key)
+    of_trial = {trial_key(row): row for row in _of_trials(trials, by_trial)}
+    timed, counters = (grouped(_of_trials(frame, by_trial), trial_key) for frame in (windows, ranks))
     rows = []
-    for (key, window), own in by_window.items():
-        if key in of_trial:
-            longest: dict[int, float] = {}
-            for step in own:
-                longest[step.step] = max(longest.get(step.step, 0.0), float(step.step_s))
+    for key, of_steps in by_trial.items():
+        if key not in of_trial:
+            continue
+        by_window = grouped(of_steps, lambda step: int(step.window))
+        unstalled = throughput(row for row in timed.get(key, []) if row.window not in by_window)
+        for window, own in by_window.items():
+            slowest = grouped(own, lambda step: step.step).values()
             rows.append(
                 {
                     **columns_of(of_trial[key], *KEYS, "cell_id", *DESCRIPTION, "block", "unit", "throughput_per_s"),
                     "window": window,
                     "step_median_s": float(own[0].step_median_s),
-                    "stalled_s": sum(longest.values()),
+                    "stalled_s": sum(max(float(step.step_s) for step in of_ranks) for of_ranks in slowest),
                     "waiting_ranks": _names(int(step.rank) for step in own),
                     "cause": _cause(own, counters.get(key, [])),
-                    "unstalled_throughput_per_s": without[key],
+                    "unstalled_throughput_per_s": unstalled,
                 }
             )
     return STALLS.frame(rows)
 
 
-def _of_trials(frame: pd.DataFrame, keys: set[TrialKey]) -> list[Row]:
+def _of_trials(frame: pd.DataFrame, keys: Collection[TrialKey]) -> list[Row]:
     """Return the rows of these trials, of all their attempts."""
     return rows_of(frame[frame["trial_id"].isin({trial_id for trial_id, _ in keys})])
 

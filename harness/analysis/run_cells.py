@@ -129,11 +129,12 @@ def side_by_side(runs: Mapping[str, Results]) -> list[AnyRow]:
     different values.
     """
     facts = {letter: facts_of(results) for letter, results in runs.items()}
-    rows: list[AnyRow] = []
-    for name in dict.fromkeys(name for each in facts.values() for name in each):
-        values = {letter: each.get(name) for letter, each in facts.items()}
-        rows.append({"name": name, "differs": len({*values.values()} - {None}) > 1, "values": values})
-    return rows
+    names = dict.fromkeys(name for each in facts.values() for name in each)
+    known = {name: {letter: each.get(name) for letter, each in facts.items()} for name in names}
+    return [
+        {"name": name, "differs": len({*values.values()} - {None}) > 1, "values": values}
+        for name, values in known.items()
+    ]
 
 
 def facts_of(results: Results) -> dict[str, str]:

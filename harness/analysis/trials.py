@@ -301,18 +301,15 @@ def missing(lines: Lines, plan: AnyRow, environment: RunEnvironment) -> pd.DataF
     why = WHY.get(last.get("ended"), WHY[None])
     recorded = {line["trial_id"] for line in lines}
     labels = plan.get("cells", {})
-    rows = []
-    for group in plan["groups"]:
-        for trial_id in group["trials"]:
-            if trial_id not in recorded:
-                cell_id = trial_id.rpartition("-")[0]
-                rows.append(
-                    {
-                        "trial_id": trial_id,
-                        "cell_id": cell_id,
-                        "label": labels.get(cell_id),
-                        "block": group["block"],
-                        "reason": RUNNING if trial_id == last.get("running") else why,
-                    }
-                )
-    return MISSING.frame(rows)
+    return MISSING.frame(
+        {
+            "trial_id": trial_id,
+            "cell_id": (cell_id := trial_id.rpartition("-")[0]),
+            "label": labels.get(cell_id),
+            "block": group["block"],
+            "reason": RUNNING if trial_id == last.get("running") else why,
+        }
+        for group in plan["groups"]
+        for trial_id in group["trials"]
+        if trial_id not in recorded
+    )

@@ -12,7 +12,7 @@ from harness.analysis.verdict.rules import DATA, HOST, NO_INTERVAL, SAVED, UNCLE
 from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
 from harness.config.axes import BATCHES, LATER, PLAIN_AXES
 from harness.config.experiment import Experiment
-from harness.config.sections import AUTO, Grid
+from harness.config.sections import AUTO
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, OWN_COLLECTIVES
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
@@ -87,11 +87,11 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
     more loader workers than the ``cores`` of a node.
     """
     varied = {name for name, values in experiment.option_axes().items() if len(values) > 1}
-    varied |= {name for grid in _grids(experiment) for name, values in grid.options.items() if len(as_axis(values)) > 1}
+    varied |= {name for grid in experiment.grids for name, values in grid.options.items() if len(as_axis(values)) > 1}
     varied |= {
         axis
         for axis in ("compile", "compile_mode", "precision", "strategy", *BATCHES)
-        for grid in _grids(experiment)
+        for grid in experiment.grids
         if len(getattr(grid, axis) or ()) > 1
     }
     offered = (_within(cores, option, row) for option in options if option.axis not in varied)
@@ -177,11 +177,7 @@ def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
 def varied_options(experiment: Experiment) -> list[str]:
     """Return the options that have several values in the file, or stand in a grid."""
     several = [name for name, values in experiment.option_axes().items() if len(values) > 1]
-    return list(dict.fromkeys([*several, *(name for grid in _grids(experiment) for name in grid.options)]))
-
-
-def _grids(experiment: Experiment) -> tuple[Grid, ...]:
-    return (*([experiment.grid] if experiment.grid else []), *experiment.cells)
+    return list(dict.fromkeys([*several, *(name for grid in experiment.grids for name in grid.options)]))
 
 
 def why_not_better(row: Statement, context: Context) -> Said:
