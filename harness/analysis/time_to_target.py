@@ -164,7 +164,7 @@ class Work:
             late = f"; not reached by each training at {', '.join(map(str, self.missed))}" if self.missed else ""
             needed = f"{LEAST_BATCHES} global batches with {LEAST_SEEDS} seeds each that reach the target"
             return f"needs {needed}, has {known}{late}"
-        options = options_of(vars(self.trainings[0]))
+        options = options_of(self.trainings[0])
         if "training.lr_scaling" not in options:
             return "the rule of its learning rate is the program's own, which is not known here"
         if options["training.lr_scaling"] == "none":
@@ -191,7 +191,7 @@ class Work:
 
     def refusal_of(self, batch: int) -> str | None:
         """Return why nothing is said of a batch; None if it is known, or near enough to what is."""
-        law, options = self.law, options_of(vars(self.trainings[0]))
+        law, options = self.law, options_of(self.trainings[0])
         if batch in law.trained:
             return None
         if any(late <= batch for late in self.missed):
@@ -217,8 +217,7 @@ def decision(
     ``price``: of a device for an hour.
     """
     works = _works(results, target, replace(asked, devices=tuple(dict.fromkeys(asked.devices))))
-    of_groups = results.ledger[results.ledger["level"] == "group"].groupby(["invocation", "group_id"])["seconds"].sum()
-    start_s = max(float(of_groups.mean()), 0.0) if len(of_groups) else 0.0  # which a training takes to start
+    start_s = _start_s(results)
     rows: list[Mapping[str, object]] = []
     for work in works:
         if work.refusal is None:
@@ -329,3 +328,9 @@ def _predicted(results: Results, asked: Asked) -> Iterator[Row]:
             over = [mark for mark in row.marks if mark.startswith(ASSUMED)]
             source = ", ".join(["predicted", *over])
             yield Row(row, source=source, refusal=refusal, log_half=log_half, cell_id=None, label=None)
+
+
+def _start_s(results: Results) -> float:
+    """Return the mean time of a worker group outside its trials, which a training takes to start."""
+    of_groups = results.ledger[results.ledger["level"] == "group"].groupby(["invocation", "group_id"])["seconds"].sum()
+    return max(float(of_groups.mean()), 0.0) if len(of_groups) else 0.0

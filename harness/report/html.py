@@ -147,7 +147,6 @@ class Picture:
 
 
 def _picture(name: str, draw: Callable[[Results], Drawing], results: Results) -> Picture:
-    """Return a figure; the waterfall with links to the traces of the base and the best cell, if a run kept them."""
     drawing = draw(results)
     if drawing.figure is None:
         return Picture(name, drawing.title, drawing.caption)
@@ -156,14 +155,19 @@ def _picture(name: str, draw: Callable[[Results], Drawing], results: Results) ->
     for position, figure in enumerate(drawing.more, start=2):
         files |= figure_files(f"{name}_{position}", figure)
     width = round(CSS_DPI * drawing.figure.get_figwidth())
-    cells = {row.cell_id: row for row in rows_of(results.trials)} if name == "waterfall" else {}
-    links = [
+    links = trace_links(results) if name == "waterfall" else []
+    return Picture(name, drawing.title, drawing.caption, width=width, areas=areas, links=links, files=files)
+
+
+def trace_links(results: Results) -> list[tuple[str, str]]:
+    """Return links to the traces of the base and the best cell, if the run kept them."""
+    cells = {row.cell_id: row for row in rows_of(results.trials)}
+    return [
         (path, f"{cells[cell_id].label}, rank {rank}" if cells[cell_id].devices > 1 else str(cells[cell_id].label))
         for cell_id, paths in results.folder.traces().items()
         for rank, path in paths.items()
         if cell_id in cells
     ]
-    return Picture(name, drawing.title, drawing.caption, width=width, areas=areas, links=links, files=files)
 
 
 def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
