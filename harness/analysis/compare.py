@@ -149,12 +149,18 @@ def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Co
         compared = {side.started_at for side in sides}
         earlier = {start: cells for start, cells in read_history(folder, measured).items() if start not in compared}
     pairs = [pair for other in others for pair in match(first, other, question, earlier)]
+    cells = [{**pair.row} for pair in pairs]
+    tested = [None if pair.no_claim else pair.ratios["throughput"].p_value() for pair in pairs]
+    for row, adjusted in zip(cells, holm_of_known(tested), strict=True):
+        if adjusted is not None:
+            changed = SLOWER if row["ratio"] < 1 else FASTER
+            row |= {"p_adjusted": adjusted, "change": changed if adjusted <= SIGNIFICANCE else WITHIN_NOISE}
     unmatched = [row for other in others for row in unmatched_cells(first, other, question)]
     return Comparison(
         question,
         tuple(conditions),
         RUNS.frame(_run(side) for side in sides),
-        _cells(pairs),
+        COMPARISON.frame(sorted(cells, key=lambda row: (row["run"], order(row)))),
         tuple(unmatched),
         tuple(row for other in others for row in _trainings(first, other, question)),
         tuple(side_by_side({side.letter: side.results for side in sides})),
@@ -192,17 +198,6 @@ def _run(side: Side) -> AnyRow:
     last = results.trials.drop_duplicates("trial_id", keep="last")
     failed = int((~last["outcome"].isin(["ok", "skipped"])).sum())
     return {"run": side.letter, **run_columns(results), "missing": len(results.missing), "failed": failed}
-
-
-def _cells(pairs: Sequence[Pair]) -> pd.DataFrame:
-    """Return the table of pairs, with p-values adjusted over all of them."""
-    rows = [{**pair.row} for pair in pairs]
-    tested = [None if pair.no_claim else pair.ratios["throughput"].p_value() for pair in pairs]
-    for row, adjusted in zip(rows, holm_of_known(tested), strict=True):
-        if adjusted is not None:
-            changed = SLOWER if row["ratio"] < 1 else FASTER
-            row |= {"p_adjusted": adjusted, "change": changed if adjusted <= SIGNIFICANCE else WITHIN_NOISE}
-    return COMPARISON.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
 
 
 def _trainings(first: Side, later: Side, question: Question) -> list[AnyRow]:

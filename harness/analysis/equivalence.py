@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import KEYS, Row, TrialKey, Values, columns_of, order, rows_of, trial_key
+from harness.analysis.common import KEYS, Row, Values, columns_of, order, rows_of, trial_key
 from harness.plan.comparison import MAX_DIFFERENCE
 from harness.record.schema import DESCRIPTION, EQUIVALENCE
 
@@ -38,7 +38,12 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     last = trials.drop_duplicates("trial_id", keep="last")
     records = rows_of(last[last["purpose"] == "equivalence"])
     ok = {trial_key(row): str(row.cell_id) for row in records if row.outcome == "ok"}
-    found = _recorded(checks, ok)
+    found: dict[tuple[str, str], dict[str, Vector]] = {}
+    by_quantity = checks.groupby([*KEYS, "computed_in", "quantity"])
+    for (trial_id, attempt, computed_in, name), part in by_quantity:
+        if cell_id := ok.get((str(trial_id), int(str(attempt)))):
+            sketch = np.asarray(part.sort_values("bucket")["update"], dtype=float)
+            found.setdefault((cell_id, str(computed_in)), {})[str(name)] = sketch
     failed = {row.cell_id: (row.outcome, row.reason) for row in records}
     rows = []
     for row in records:
@@ -58,17 +63,6 @@ def _of_scripts(trials: pd.DataFrame) -> list[Row]:
     """Return the trials of scripts on several ranks."""
     rows = rows_of(trials[trials["connected_ranks"].notna()])
     return [row for row in rows if row.check_id == row.cell_id]
-
-
-def _recorded(checks: pd.DataFrame, ok: Mapping[TrialKey, str]) -> Recorded:
-    """Return the sketches of the checks that ended well; ``ok``: their cells by trial and attempt."""
-    found: dict[tuple[str, str], dict[str, Vector]] = {}
-    by_quantity = checks.groupby([*KEYS, "computed_in", "quantity"])
-    for (trial_id, attempt, computed_in, name), part in by_quantity:
-        if cell_id := ok.get((str(trial_id), int(str(attempt)))):
-            sketch = np.asarray(part.sort_values("bucket")["update"], dtype=float)
-            found.setdefault((cell_id, str(computed_in)), {})[str(name)] = sketch
-    return found
 
 
 Equivalence = Literal["equivalent", "connected", "unknown", "not equivalent"]

@@ -49,9 +49,9 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None = None
     known = sums[sums["waited_s"].notna() & (sums["whole_s"] > 0)].drop_duplicates(["cell_id", "block"], keep="last")
     waits: dict[str, Values] = {}
     for cell_id, blocks in known.groupby("cell_id"):
-        shares = dict(zip(blocks["block"], (blocks["waited_s"] / blocks["whole_s"]).astype(float), strict=True))
-        in_pilot = [share for block, share in shares.items() if pilot and block < pilot]
-        estimate = mean_interval(list(shares.values()), pilot=in_pilot or None)
+        shares = (blocks["waited_s"] / blocks["whole_s"]).astype(float)
+        in_pilot = shares[blocks["block"] < (pilot or 0)].tolist()
+        estimate = mean_interval(shares.tolist(), pilot=in_pilot or None)
         low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (estimate.low, estimate.high))
         ends = {**estimate.around(), "low": low, "high": high}
         of_cell = {f"waits_{end}": value for end, value in ends.items()}

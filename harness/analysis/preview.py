@@ -40,7 +40,12 @@ def estimate_of(plan: Plan, earlier: TimedRun | None) -> Estimate:
     The time of trainings without an earlier run is unknown: the number of their steps is known on the ranks alone.
     """
     durations = earlier.durations if earlier else Durations()
-    parts = [_of_trials(plan, trials, durations) for trials in _by_part(plan)]
+    trials: dict[tuple[str, str | None], list[Trial]] = {}
+    for trial in plan.trials:
+        trials.setdefault(_key(trial.kind, trial.purpose, trial.cell.id), []).append(trial)
+    cells = {key: order(axes_of(of_part[0].cell)) for key, of_part in trials.items() if key[1]}
+    keys = sorted(trials, key=lambda key: (PLACES.index(key[0]), cells.get(key, ())))  # as in tables, then by purpose
+    parts = [_of_trials(plan, trials[key], durations) for key in keys]
     if plan.groups:
         starts = [durations.start(group) for group in plan.groups]
         basis: Basis = "earlier run" if all(start.is_known for start in starts) else "lower bound"
@@ -55,15 +60,6 @@ def estimate_of(plan: Plan, earlier: TimedRun | None) -> Estimate:
     most = max((group.placement.devices for group in plan.groups), default=0)  # groups run one after the other
     devices = plan.machine.devices
     return Estimate(str(earlier.path) if earlier else None, devices, min(most, devices), bound, parts)
-
-
-def _by_part(plan: Plan) -> list[list[Trial]]:
-    """Return the trials of each cell in the order of tables, then those that the planner adds, by purpose."""
-    parts: dict[tuple[str, str | None], list[Trial]] = {}
-    for trial in plan.trials:
-        parts.setdefault(_key(trial.kind, trial.purpose, trial.cell.id), []).append(trial)
-    cells = {key: order(axes_of(trials[0].cell)) for key, trials in parts.items() if key[1]}
-    return [parts[key] for key in sorted(parts, key=lambda key: (PLACES.index(key[0]), cells.get(key, ())))]
 
 
 def _key(kind: str, purpose: str, cell_id: str) -> tuple[str, str | None]:

@@ -164,26 +164,18 @@ def unmatched_cells(first: Side, later: Side, question: Question) -> list[AnyRow
     """
     found: list[AnyRow] = []
     for side, other in ((first, later), (later, first)):
-        reasons = _reasons(other, question)
-        rest = f"{other.letter} is unfinished" if question.by and not other.results.missing.empty else ""
-        for key, cell in side.cells.items():
-            if key not in other.cells:
-                reason = reasons.get(key) or rest
-                why = {"planned": bool(reason), "reason": reason or f"no cell of {other.letter}"}
-                axes = {name: cell.first.get(name) for name in ("cell_id", *AXES)}
-                found.append({"run": later.letter, "measured_in": side.letter, **why, **axes})
+        trials, missing = other.results.trials, records(other.results.missing)
+        rows = records(trials[(trials["kind"] == "throughput") & (trials["outcome"] != "ok")])
+        reasons = {question.key(row): f"{other.letter}: {row['outcome']}: {row['reason']}" for row in rows}
+        if not question.by:
+            reasons |= {str(row["cell_id"]): f"{other.letter}: {row['reason']}" for row in missing}
+        rest = f"{other.letter} is unfinished" if question.by and missing else ""
+        for key in (key for key in side.cells if key not in other.cells):
+            reason = reasons.get(key) or rest
+            why = {"planned": bool(reason), "reason": reason or f"no cell of {other.letter}"}
+            axes = {name: side.cells[key].first.get(name) for name in ("cell_id", *AXES)}
+            found.append({"run": later.letter, "measured_in": side.letter, **why, **axes})
     return found
-
-
-def _reasons(side: Side, question: Question) -> dict[str, str]:
-    """Return why a run has no measurement of a planned cell, by the cell's key."""
-    trials = side.results.trials
-    rows = records(trials[(trials["kind"] == "throughput") & (trials["outcome"] != "ok")])
-    reasons = {question.key(row): f"{side.letter}: {row['outcome']}: {row['reason']}" for row in rows}
-    if not question.by:
-        missing = records(side.results.missing)
-        reasons |= {str(row["cell_id"]): f"{side.letter}: {row['reason']}" for row in missing}
-    return reasons
 
 
 def no_shared_cell(first: Side, later: Side) -> ComparisonError:

@@ -94,16 +94,12 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
         for grid in experiment.grids
         if len(getattr(grid, axis) or ()) > 1
     }
-    offered = (_within(cores, option, row) for option in options if option.axis not in varied)
+    offered = [option for option in options if option.axis not in varied]
+    if LOADER in offered and cores is not None:
+        most = cores // (row.devices // row.nodes)  # a core for each
+        fewer = Option(LOADER.axis, tuple(dict.fromkeys(min(workers, most) for workers in WORKERS)))
+        offered = [fewer if option is LOADER else option for option in offered]
     return [option for option in offered if len(option.values) > 1 and _applies(option, row)]
-
-
-def _within(cores: int | None, option: Option, row: Row) -> Option:
-    """Return the option with no more loader workers a device than the node has cores for each."""
-    if option is not LOADER or cores is None:
-        return option
-    most = cores // (row.devices // row.nodes)
-    return Option(option.axis, tuple(dict.fromkeys(min(workers, most) for workers in WORKERS)))
 
 
 def _applies(option: Option, row: Row) -> bool:

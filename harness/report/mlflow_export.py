@@ -155,7 +155,12 @@ def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Seq
     end_ms = round(1000 * max((one["started_at"] + one.get("wall_s", 0.0) for one in invocations), default=0.0))
     identity = hashlib.sha256(json.dumps([name, start_s or folder.path.name]).encode()).hexdigest()[:16]
     experiment_id = _experiment_id(client, name)
-    earlier = _earlier(client, experiment_id, identity)
+    search = partial(client.search_runs, [experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
+    page = search()
+    earlier = [*page]  # complete or not
+    while page.token:
+        page = search(page_token=page.token)
+        earlier += page
 
     def write(run: MlflowRun, below: Mapping[str, str]) -> str:
         tags = {**run.tags, IDENTITY: identity, **below}
@@ -174,8 +179,8 @@ def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Seq
         client.log_artifact(parent, str(path), "tables")
     for run_id in (*written, parent):  # until then the export is still running, as MLflow shows it
         client.set_terminated(run_id, status="FINISHED", end_time=end_ms)
-    for run_id in earlier:
-        client.delete_run(run_id)
+    for run in earlier:
+        client.delete_run(str(run.info.run_id))
     return bool(earlier)
 
 
@@ -190,17 +195,6 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
             f"mlflow experiments restore --experiment-id {found.experiment_id}"
         )
     return str(found.experiment_id)
-
-
-def _earlier(client: MlflowClient, experiment_id: str, identity: str) -> list[str]:
-    """Return the ids of the runs of earlier exports of the same run, complete or not."""
-    search = partial(client.search_runs, [experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
-    page = search()
-    found = [*page]
-    while page.token:
-        page = search(page_token=page.token)
-        found += page
-    return [str(run.info.run_id) for run in found]
 
 
 def mlflow_runs(results: Results) -> tuple[MlflowRun, list[MlflowRun]]:

@@ -57,17 +57,10 @@ def _fastest(topic: str, cells: Sequence[Row]) -> Statement:
     enough = [row for row in leading if row.throughput_per_s >= ENOUGH * best.throughput_per_s]
     chosen = min(enough, key=lambda row: (row.per_device_batch_size, -row.throughput_per_s))
     beside = [row for row in cells if row.leader_id == chosen.cell_id and row.cell_id != chosen.cell_id]
-    return Statement(
-        topic,
-        "smallest batch" if chosen is not best else "fastest",
-        "leaders",
-        chosen.cell_id,
-        others=tuple(str(row.cell_id) for row in beside if row.tied),
-        facts=chosen,
-        n=chosen.blocks,
-        subject=None if beside else "alone",
-        reasons=tuple(str(row.cell_id) for row in beside if row.tied is None),
-    )
+    code, subject = "smallest batch" if chosen is not best else "fastest", None if beside else "alone"
+    tied = tuple(str(row.cell_id) for row in beside if row.tied)
+    untested = tuple(str(row.cell_id) for row in beside if row.tied is None)
+    return Statement(topic, code, "leaders", chosen.cell_id, tied, chosen, chosen.blocks, subject, untested)
 
 
 def efficiencies(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
@@ -112,18 +105,9 @@ def training(tables: Tables) -> list[Statement]:
             rest = [cell_id for cell_id, values in times.items() if cell_id != first]
             overlap = [cell_id for cell_id in rest if few or min(times[cell_id]) <= max(own)]
             span = {"time_to_target_s": median(own), "least_s": min(own), "most_s": max(own)}
-            found.append(
-                Statement(
-                    "training",
-                    "few seeds" if few else "reached",
-                    "convergence",
-                    first,
-                    others=tuple(overlap),
-                    facts=Row({"devices": row.devices, **span}),
-                    n=min(map(len, times.values())) if few else len(own),
-                    subject=row.target,
-                )
-            )
+            code, n = ("few seeds", min(map(len, times.values()))) if few else ("reached", len(own))
+            facts = Row({"devices": row.devices, **span})
+            found.append(Statement("training", code, "convergence", first, tuple(overlap), facts, n, row.target))
         elif any(row.reached is False for row in of_work):
             (cell_id, group), *_ = seeds.items()
             missed = Statement("training", "missed", "convergence", cell_id, subject=group[0].target, n=len(group))
@@ -190,15 +174,9 @@ def open_questions(tables: Tables) -> Iterator[Statement]:
     last = _last_attempts(tables)
     skipped = last[(last["outcome"] == "skipped") & ~last["skip_code"].isin(ANSWERED | CUT_SHORT)]
     for code, rows in skipped.groupby("skip_code", sort=False):
-        counts = sorted({int(value) for value in rows["devices"]})
-        yield Statement(
-            "open",
-            str(code),
-            "outcomes",
-            n=rows["cell_id"].nunique(),
-            subject=", ".join(map(str, counts)),
-            reasons=(str(rows["reason"].iloc[0]),),
-        )
+        devices = ", ".join(map(str, sorted({int(value) for value in rows["devices"]})))
+        n, reasons = rows["cell_id"].nunique(), (str(rows["reason"].iloc[0]),)
+        yield Statement("open", str(code), "outcomes", n=n, subject=devices, reasons=reasons)
 
 
 def improved(tables: Tables) -> Iterator[Statement]:
@@ -309,25 +287,15 @@ def ingests(tables: Tables) -> list[Statement]:
     units = dict(zip(tables["trials"]["cell_id"], tables["trials"]["unit"], strict=True))
     versus = rows_of(tables["versus"])
     rows = (row for row in versus if not pd.isna(row.ingest) and row.ingest and row.value == "train")
-    return [
-        Statement(
-            "ingest",
-            NO_INTERVAL
-            if pd.isna(row.low)
-            else "bottleneck"
-            if row.low >= AT_INGEST
-            else "no bottleneck"
-            if row.high < AT_INGEST
-            else OPEN,
-            "versus",
-            row.cell_id,
-            others=(row.other_id,),
-            facts=row,
-            n=row.blocks,
-        )
-        for row in rows
-        if not pd.isna(row.ratio) and units.get(row.cell_id) == units.get(row.other_id)
-    ]
+    found = []
+    for row in rows:
+        if pd.isna(row.ratio) or units.get(row.cell_id) != units.get(row.other_id):
+            continue
+        code = NO_INTERVAL if pd.isna(row.low) else "bottleneck" if row.low >= AT_INGEST else OPEN
+        if code == OPEN and row.high < AT_INGEST:
+            code = "no bottleneck"
+        found.append(Statement("ingest", code, "versus", row.cell_id, (row.other_id,), row, row.blocks))
+    return found
 
 
 FASTER, SLOWER, TOO_FEW = "faster", "slower", "too few blocks to say"
@@ -351,27 +319,14 @@ def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
         mine = [row for row in rows if row.axis == axis]
         stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=size)]
     p_values = holm_of_known([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])
-    return [
-        Statement(
-            "choice",
-            _code(row, p_value, tables.significance),
-            "versus",
-            row.cell_id,
-            others=(row.other_id,),
-            facts=Row({**row, "p_adjusted": p_value}),
-            n=row.blocks,
-            subject=f"{row.axis} {row.value} / {row.other_value}",
-        )
-        for row, p_value in zip(stated, p_values, strict=True)
-    ]
-
-
-def _code(row: Row, p_value: float | None, significance: float) -> str:
-    if p_value is None:
-        return TOO_FEW
-    if (sure := word(p_value, significance)) != CLEAR:
-        return sure
-    return FASTER if row.ratio > 1 else SLOWER
+    found = []
+    for row, p_value in zip(stated, p_values, strict=True):
+        code = TOO_FEW if p_value is None else word(p_value, tables.significance)
+        if code == CLEAR:
+            code = FASTER if row.ratio > 1 else SLOWER
+        facts, subject = Row(row, p_adjusted=p_value), f"{row.axis} {row.value} / {row.other_value}"
+        found.append(Statement("choice", code, "versus", row.cell_id, (row.other_id,), facts, row.blocks, subject))
+    return found
 
 
 def statements(tables: Tables) -> list[Statement]:

@@ -178,7 +178,13 @@ def efficiency_waterfall(results: Results) -> Drawing:
     cells = _by_importance(rows, results.verdict)
     names = [bar for bar in dict.fromkeys(ROW_OF.values()) if bar in {*rows["bar"]}]
     starts = range(0, len(cells), MOST_CELLS)[:MOST_FIGURES]
-    figures = [_waterfalls(cells[start : start + MOST_CELLS], names) for start in starts]
+    draw, height = partial(_draw_parts, names=names), 0.7 + ROW_HEIGHT * (len(names) + 1)
+    figures = []
+    for some in (cells[start : start + MOST_CELLS] for start in starts):
+        facets = [(f"{row.label}{'*' * is_no_claim(row)}", cell) for cell in some for row in rows_of(cell[:1])]
+        lefts = [1.0 - number(end) for cell in some for end in cell[cell.part != "ideal"]["share"].cumsum()]
+        limits = min(0.0, *lefts), max(1.05, *lefts)
+        figures.append(panels(facets, draw, [limits] * len(facets), legend=[], height=height))
     caption = (
         "From 100 % down to the cell's efficiency: each bar is the share of the step that a part takes, "
         f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.no_interval(rows)}, "
@@ -232,16 +238,6 @@ def _graph_search(rows: pd.DataFrame) -> str:
     if any(options.get("ddp.find_unused_parameters") for options in known):
         return " With find_unused_parameters its search of the graph is in exposed communication."
     return ""
-
-
-def _waterfalls(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> Chart:
-    """Draw a panel for each cell, with the same rows in all."""
-    facets = [(f"{row.label}{'*' * is_no_claim(row)}", cell) for cell in cells for row in rows_of(cell[:1])]
-    lefts = [1.0 - number(end) for cell in cells for end in cell[cell.part != "ideal"]["share"].cumsum()]
-    limits = min(0.0, *lefts), max(1.05, *lefts)
-    height = 0.7 + ROW_HEIGHT * (len(names) + 1)
-    draw = partial(_draw_parts, names=names)
-    return panels(facets, draw, [limits] * len(facets), legend=[], height=height)
 
 
 def _draw_parts(axes: Axes, part: pd.DataFrame, limits: Limits, names: Sequence[str]) -> None:
