@@ -20,6 +20,7 @@ from harness.record.frames import records
 AnyRow = Mapping[str, Any]
 """A row by column; the schema defines the types of its values."""
 Lines = Sequence[AnyRow]
+Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 Values = dict[str, str | float | bool | None]
 """Part of a row of a derived table."""
@@ -109,11 +110,11 @@ def by_cell(trials: Iterable[Row]) -> dict[str, Rows]:
     return {cell_id: sorted(rows, key=lambda row: (row.block, row.invocation)) for cell_id, rows in cells.items()}
 
 
-def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """Return the rows by key, in their order."""
-    found: dict[Key, list[Row]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return rows, or other items, by key, in their order."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
     return found
 
 

@@ -23,11 +23,15 @@ from harness.analysis.common import (
     trial_key,
 )
 from harness.analysis.evidence import (
+    RANK_COLUMNS,
     SLOW_RANK,
     foreign_cores,
-    gather_evidence,
+    group_environments,
+    signature,
+    slow_ranks,
     steps_in_epochs,
     throttling,
+    window_drift,
 )
 from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE
@@ -46,7 +50,8 @@ TOO_EFFICIENT = 1.5
 class Doubt(NamedTuple):
     """A reason to distrust a number: in plain words, and its meaning with the threshold.
 
-    ``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial.
+    ``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial. A
+    trial has some columns of its row, the rows of its ``ranks``, and what ``doubts`` adds; None if it is unknown.
     ``widens``: it varies from block to block, so that the interval of a ratio has its effect, and is only wider.
     """
 
@@ -255,7 +260,17 @@ def doubts(
     read = trials[[*COLUMNS]]
     rows = rows_of(read)
     in_epochs = steps_in_epochs(trials, windows, epochs)
-    evidence = gather_evidence(rows, times, windows, ranks, environment, in_epochs, lines)
+    dtypes = {(line["trial_id"], line["attempt"]): line["facts"].get("dtypes") for line in lines}
+    steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
+    spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
+    signatures = {key: signature(nodes) for key, nodes in group_environments(environment).items()}
+    by_trial = grouped(rows_of(ranks[[*RANK_COLUMNS]]), trial_key)
+    for row in rows:
+        key = trial_key(row)
+        row["spread"] = spread.get(key)  # the interquartile range of the timed steps over their median
+        row |= {"slow_rank": slow.get(key), "drift": drift.get(key), "stalled": key in times.stalled}
+        row |= {"ranks": by_trial.get(key, []), "in_epochs": in_epochs.get(key), "dtypes": dtypes.get(key)}
+        row["signature"] = signatures.get((row.group_id, row.invocation))  # of its worker group's nodes and settings
     ok = [row for row in rows if row.outcome == "ok" and not row.purpose]
     measured_in = grouped(ok, lambda row: (row.cell_id, row.block))
     bases = bases_of(by_cell(rows_of(measured(read))))
@@ -263,13 +278,10 @@ def doubts(
     for row in rows:
         names = []
         if row.outcome == "ok" and row.throughput_per_s is not None:
-            trial, base = evidence[trial_key(row)], None
-            other = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
-            if other is not None and other.trial_id != row.trial_id:
-                base = evidence[trial_key(other)]
+            base = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
+            is_compared = base is not None and base.trial_id != row.trial_id
             for name, doubt in DOUBTS.items():
-                seen = doubt.own(trial) or (base is not None and doubt.beside(trial, base))
-                if seen:
+                if seen := doubt.own(row) or (is_compared and doubt.beside(row, base)):
                     names.append(f"{name}{seen}" if isinstance(seen, str) else name)
         found.append(tuple(names))
     return pd.Series(found, index=trials.index, dtype=object)

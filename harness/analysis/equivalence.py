@@ -106,10 +106,8 @@ def verdict_columns(found: Verdicts | None, check_ids: Iterable[str | None]) -> 
     if found is None or not planned:
         return {"equivalence": None, "excluded": None}
     worst = _worst([found.get(check_id, NOT_RUN) for check_id in planned])
-    return {
-        "equivalence": worst.equivalence,
-        "excluded": worst.reason if worst.equivalence == "not equivalent" else None,
-    }
+    excluded = worst.reason if worst.equivalence == "not equivalent" else None
+    return {"equivalence": worst.equivalence, "excluded": excluded}
 
 
 def _worst(of: Iterable[Verdict]) -> Verdict:

@@ -16,7 +16,6 @@ import pandas as pd
 from harness.analysis.common import (
     KEYS,
     AnyRow,
-    Lines,
     Row,
     Rows,
     TrialKey,
@@ -46,43 +45,6 @@ RANK_COLUMNS = (
     *("trial_id", "attempt", "node_rank", "threads", "settings", "device_model", "host", "watched_s", "own_cpu_s"),
     *("node_cpu_s", "swapped_bytes", "throttled", "sm_clock_mhz", "foreign_gpu_processes"),
 )
-
-
-def gather_evidence(
-    trials: Rows,
-    times: StepTimes,
-    windows: pd.DataFrame,
-    ranks: pd.DataFrame,
-    environment: RunEnvironment,
-    in_epochs: Mapping[TrialKey, Pair],
-    lines: Lines,
-) -> dict[TrialKey, Row]:
-    """Return the facts on which the doubts of each trial depend, by its id and attempt; None if a value is unknown.
-
-    Its columns, and ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the rank that
-    exceeds SLOW_RANK. ``ranks``: their rows. ``signature``: the worker group's nodes and their settings, as text for
-    comparison. ``drift``: the highest rate of the timed windows over the lowest. ``stalled``: whether a timed step of a
-    rank stalled. ``in_epochs``: see ``steps_in_epochs``. ``dtypes``: of weights, gradients, forward pass and loss.
-    """
-    dtypes = {(line["trial_id"], line["attempt"]): line["facts"].get("dtypes") for line in lines}
-    steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
-    spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
-    signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
-    by_trial = grouped(rows_of(ranks[[*RANK_COLUMNS]]), trial_key)
-    return {
-        (key := trial_key(row)): Row(
-            row,
-            spread=spread.get(key),
-            slow_rank=slow.get(key),
-            ranks=by_trial.get(key, []),
-            signature=signatures.get((row.group_id, row.invocation)),
-            drift=drift.get(key),
-            stalled=key in times.stalled,
-            in_epochs=in_epochs.get(key),
-            dtypes=dtypes.get(key),
-        )
-        for row in trials
-    }
 
 
 def throttling(rank: AnyRow) -> list[str]:
@@ -176,7 +138,7 @@ def environment_id(nodes: Sequence[NodeEnvironment], code: str, own: Collection[
     ``own``: names of the variables that are left out since the group's cells have them: cells may differ in them.
     """
     models = sorted({device["model"] for node in nodes for device in node["devices"]})
-    text = json.dumps([code, models, _signature(_settings(node, own) for node in nodes)])
+    text = json.dumps([code, models, signature(_settings(node, own) for node in nodes)])
     return hashlib.sha256(text.encode()).hexdigest()[:12] if nodes else None
 
 
@@ -188,7 +150,7 @@ def _settings(node: NodeEnvironment, own: Collection[str] = ()) -> dict[str, obj
     return {**{key: recorded.get(key) for key in ENVIRONMENT_KEYS}, "memory_gib": memory_gib, "variables": variables}
 
 
-def _signature(nodes: Iterable[Mapping[str, object]]) -> str:
+def signature(nodes: Iterable[Mapping[str, object]]) -> str:
     """Return the settings of nodes as text for comparison."""
     return json.dumps(sorted({json.dumps(node, sort_keys=True) for node in nodes}))
 

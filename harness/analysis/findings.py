@@ -47,15 +47,8 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
         if line["outcome"] not in ("ok", "skipped") and not named:
             texts = HUNG if line["outcome"] == "timeout" else {**FAILED, "advice": advice_on(line["reason"] or "")}
             log = f"; log: {line['log']}" if line["log"] else ""
-            of_trial.append(
-                {
-                    "check": FAILED["check"],
-                    "severity": "error",
-                    "seen": line["reason"],
-                    "means": texts["means"],
-                    "advice": texts["advice"] + log,
-                }
-            )
+            said = {"means": texts["means"], "advice": texts["advice"] + log}
+            of_trial.append({"check": FAILED["check"], "severity": "error", "seen": line["reason"], **said})
         axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *DESCRIPTION)}
         of_trial += _fewer_samples(line, latest.values())
         rows += [{"trial_id": trial_id, **axes, **finding} for finding in of_trial]

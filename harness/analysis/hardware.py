@@ -139,11 +139,11 @@ def _measured(lines: Lines) -> Iterator[AnyRow]:
         model = line["ranks"][0].get("device_model") if line["ranks"] else None
         for row in line["links"]:
             bandwidth = row["size_bytes"] / row["time_s"] if row["time_s"] > 0 else None
-            factor = bus_factor(row["operation"], line["devices"])
+            bus = None if bandwidth is None else bus_factor(row["operation"], line["devices"]) * bandwidth
             yield {
                 **placement,
                 "device_model": model,
                 **row,
                 "algorithm_bytes_per_s": bandwidth,
-                "bus_bytes_per_s": None if bandwidth is None else factor * bandwidth,
+                "bus_bytes_per_s": bus,
             }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from harness.analysis.common import AnyRow, Lines, order
+from harness.analysis.common import Lines, grouped, order
 from harness.analysis.durations import Durations, TimedRun, power_of
 from harness.analysis.trials import labels_of
 from harness.plan.comparison import axes_of
@@ -40,9 +40,7 @@ def estimate_of(plan: Plan, earlier: TimedRun | None) -> Estimate:
     The time of trainings without an earlier run is unknown: the number of their steps is known on the ranks alone.
     """
     durations = earlier.durations if earlier else Durations()
-    trials: dict[tuple[str, str | None], list[Trial]] = {}
-    for trial in plan.trials:
-        trials.setdefault(_key(trial.kind, trial.purpose, trial.cell.id), []).append(trial)
+    trials = grouped(plan.trials, lambda trial: _key(trial.kind, trial.purpose, trial.cell.id))
     cells = {key: order(axes_of(of_part[0].cell)) for key, of_part in trials.items() if key[1]}
     keys = sorted(trials, key=lambda key: (PLACES.index(key[0]), cells.get(key, ())))  # as in tables, then by purpose
     parts = [_of_trials(plan, trials[key], durations) for key in keys]
@@ -125,10 +123,8 @@ def recorded_parts(lines: Lines, environment: RunEnvironment, devices: int) -> l
 
     A trial occupies at most ``devices``, those of the machine.
     """
-    tried: dict[tuple[str, str | None], list[AnyRow]] = {}
-    for line in lines:
-        if line["trial_s"] is not None:
-            tried.setdefault(_key(line["kind"], line["purpose"], line["cell_id"]), []).append(line)
+    timed = (line for line in lines if line["trial_s"] is not None)
+    tried = grouped(timed, lambda line: _key(line["kind"], line["purpose"], line["cell_id"]))
     labels, parts, in_trials = labels_of(lines), [], 0.0
     for (part, cell_id), rows in sorted(tried.items(), key=lambda each: order(each[1][0]) if each[0][1] else ()):
         device_s, energies = 0.0, []

@@ -353,10 +353,9 @@ def leaders(
     control = (counted["launcher"] == "torchrun") & bool((counted["launcher"] == "ray").any())
     different = [check for check, verdict in (checked or {}).items() if verdict.equivalence == "not equivalent"]
     claims = counted[~no_claims(counted) & ~control & ~counted["check_id"].isin(different)]
-    groups: dict[tuple[object, ...], list[Rows]] = {}
-    for cell in by_cell(rows_of(claims)).values():
-        groups.setdefault(work_of(cell[0], "devices", "global_batch_size"), []).append(cell)
-    rows = [row for cells in groups.values() for row in _group(cells, rule, significance)]
+    cells = by_cell(rows_of(claims)).values()
+    groups = grouped(cells, lambda cell: work_of(cell[0], "devices", "global_batch_size"))
+    rows = [row for group in groups.values() for row in _group(group, rule, significance)]
     return LEADERS.frame(sorted(rows, key=order))
 
 
@@ -378,23 +377,11 @@ def _group(cells: Sequence[Rows], rule: Rule | None, significance: float) -> lis
         if not faster:
             break
         leader = max(faster, key=lambda at: speeds[at].value)
-    return [
-        {
-            **columns_of(cell[0], *AXES),
-            "leader_id": cells[leader][0].cell_id,
-            "settings": len(cells),
-            "throughput_per_s": speed.value,
-            **_prefixed("throughput", speed.around()),
-            "blocks": len(pair.ratios),
-            **(
-                {"ratio": 1.0}
-                if at == leader
-                else {"ratio": pair.ratio.value, **ends(pair.ratio)}
-                if pair.ratio
-                else {}
-            ),
-            "p_value": p_values[at],
-            "tied": tied[at],
-        }
-        for at, (cell, speed, pair) in enumerate(zip(cells, speeds, pairs, strict=True))
-    ]
+    rows: list[AnyRow] = []
+    for at, (cell, speed, pair) in enumerate(zip(cells, speeds, pairs, strict=True)):
+        ratio = {"ratio": pair.ratio.value, **ends(pair.ratio)} if pair.ratio else {}
+        tested = {**({"ratio": 1.0} if at == leader else ratio), "p_value": p_values[at], "tied": tied[at]}
+        named = {**columns_of(cell[0], *AXES), "leader_id": cells[leader][0].cell_id, "settings": len(cells)}
+        of_speed = {"throughput_per_s": speed.value, **_prefixed("throughput", speed.around())}
+        rows.append({**named, **of_speed, "blocks": len(pair.ratios), **tested})
+    return rows

@@ -128,12 +128,10 @@ class Work:
     @cached_property
     def reached(self) -> dict[tuple[int, int], Row]:
         """By global batch and seed a training that reaches the target: strategies train the same, one counts."""
-        found = [
-            row
-            for row in self.trainings
-            if row.reached and pd.isna(row.excluded) and not pd.isna(row.samples_to_target)
-        ]
-        by_key = grouped(found, lambda row: (int(row.global_batch_size), int(row.seed)))
+        known = (row for row in self.trainings if row.reached and not pd.isna(row.samples_to_target))
+        by_key = grouped(
+            (row for row in known if pd.isna(row.excluded)), lambda row: (int(row.global_batch_size), int(row.seed))
+        )
         return {key: rows[0] for key, rows in by_key.items()}
 
     @cached_property

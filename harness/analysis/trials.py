@@ -252,14 +252,9 @@ def _time_to_target(curve: pd.DataFrame, target: Target | None) -> Values:
     hits = curve[reached.fillna(False).astype(bool)]
     if hits.empty:
         return {**named, "reached": False}
-    first = hits.iloc[0]
-    return {
-        **named,
-        "reached": True,
-        "time_to_target_s": first["train_s"],
-        "samples_to_target": first["samples"],
-        "epochs_to_target": first["epoch"],
-    }
+    time_s, samples, epoch = hits.iloc[0][["train_s", "samples", "epoch"]]
+    reached = {"reached": True, "time_to_target_s": time_s, "samples_to_target": samples, "epochs_to_target": epoch}
+    return named | reached
 
 
 def outcomes(trials: pd.DataFrame) -> pd.DataFrame:

@@ -344,17 +344,9 @@ def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list
         in_pilot = [value for block, value in seconds.items() if pilot and block < pilot]
         estimate = mean_interval(list(seconds.values()), pilot=in_pilot or None)
         share = left if part == "rest" else estimate.value * per_second  # its share by its seconds is the same
-        rows.append(
-            {
-                **named,
-                "position": position,
-                "part": part,
-                "part_s": estimate.value,
-                "share": share,
-                "blocks": estimate.n,
-                **estimate.around(per_second, share - per_second * estimate.value),
-            }
-        )
+        interval = estimate.around(per_second, share - per_second * estimate.value)
+        of_part = {"position": position, "part": part, "part_s": estimate.value, "blocks": estimate.n}
+        rows.append({**named, **of_part, "share": share, **interval})
         left -= share
     return rows
 

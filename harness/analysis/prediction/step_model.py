@@ -132,15 +132,8 @@ class Model:
         ]
         relative = math.sqrt(sum(variances)) / net_s
         step_s = net_s + data_s
-        return Predicted(
-            step_s,
-            step_s * math.exp(-1.96 * relative),
-            step_s * math.exp(1.96 * relative),
-            parts.own_s,
-            factor * parts.exposed_s,
-            data_s,
-            optimizer_s + rest,
-        )
+        low, high = (step_s * math.exp(side * relative) for side in (-1.96, 1.96))
+        return Predicted(step_s, low, high, parts.own_s, factor * parts.exposed_s, data_s, optimizer_s + rest)
 
     def _regression(self, seen: Sequence[Observed]) -> tuple[float, float, Array]:
         """Return the factor of the exposed time, the rest in seconds, and their covariance."""

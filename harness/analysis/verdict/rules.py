@@ -69,11 +69,8 @@ def efficiencies(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     Of several cells on as many devices that of the leader's nodes and GPUs, or else on the fewest nodes.
     """
     families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
-    claims = [
-        row
-        for row in rows_of(tables["scaling"])
-        if row.devices > row.base_devices and not pd.isna(row.efficiency) and pd.isna(row.excluded)
-    ]
+    larger = (row for row in rows_of(tables["scaling"]) if row.devices > row.base_devices)
+    claims = [row for row in larger if not pd.isna(row.efficiency) and pd.isna(row.excluded)]
     found = []
     for leader in leading:
         own = columns_of(leader, "nodes", "device_ids")
@@ -232,11 +229,8 @@ def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     found: list[Statement] = []
     for leader in leading:
         cell_id, waits = leader.cell_id, phases.get(leader.cell_id)
-        of_cell = [
-            _cause(cell_id, row.part, "figure-waterfall", row)
-            for row in parts.get(cell_id, [])
-            if not (waits and row.part == DATA)
-        ]
+        known_parts = (row for row in parts.get(cell_id, []) if not (waits and row.part == DATA))
+        of_cell = [_cause(cell_id, row.part, "figure-waterfall", row) for row in known_parts]
         if waits:
             whole = {"share": waits.waits, "low": waits.waits_low, "high": waits.waits_high}
             of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Row({**waits, **whole})))
