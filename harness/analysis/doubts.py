@@ -279,9 +279,10 @@ def doubts(
         names = []
         if row.outcome == "ok" and row.throughput_per_s is not None:
             base = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
-            is_compared = base is not None and base.trial_id != row.trial_id
+            if base is not None and base.trial_id == row.trial_id:
+                base = None
             for name, doubt in DOUBTS.items():
-                if seen := doubt.own(row) or (is_compared and doubt.beside(row, base)):
+                if seen := doubt.own(row) or (base is not None and doubt.beside(row, base)):
                     names.append(f"{name}{seen}" if isinstance(seen, str) else name)
         found.append(tuple(names))
     return pd.Series(found, index=trials.index, dtype=object)

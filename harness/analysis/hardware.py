@@ -140,10 +140,5 @@ def _measured(lines: Lines) -> Iterator[AnyRow]:
         for row in line["links"]:
             bandwidth = row["size_bytes"] / row["time_s"] if row["time_s"] > 0 else None
             bus = None if bandwidth is None else bus_factor(row["operation"], line["devices"]) * bandwidth
-            yield {
-                **placement,
-                "device_model": model,
-                **row,
-                "algorithm_bytes_per_s": bandwidth,
-                "bus_bytes_per_s": bus,
-            }
+            speeds = {"algorithm_bytes_per_s": bandwidth, "bus_bytes_per_s": bus}
+            yield {**placement, "device_model": model, **row, **speeds}

@@ -59,7 +59,7 @@ class Step:
             return []
         cells = by_cell(rows_of(measured(self.trials)))
         places, speeds = ("strategy", "devices", "nodes"), ("throughput_per_s", "improved_throughput_per_s")
-        found = []
+        found: list[Values] = []
         for row in timed:
             if row is improved or columns_of(row, *places) != columns_of(improved, *places):  # such as their bases
                 continue
@@ -67,7 +67,7 @@ class Step:
             pair = paired(group, cells.get(self.improved_id, []))
             ratio = ratio_row(pair, speeds, None, self.checked, group) if pair else columns_of(row, *AXES)
             if (reason := self._reason(row, pair)) or ratio.get("ratio"):
-                named = {"improved_id": self.improved_id, "step": self.name, "wall_s": self.wall_s}
+                named: Values = {"improved_id": self.improved_id, "step": self.name, "wall_s": self.wall_s}
                 found.append({**ratio, **named, "changes": changes_text(changes_of(improved, row)), "reason": reason})
         found.sort(key=lambda row: -float(row.get("ratio") or 0))
         for at, ratio in enumerate(found):

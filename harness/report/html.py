@@ -66,11 +66,7 @@ def build_report(results: Results) -> Results:
         }
         with style():
             pictures = [
-                parts.make(
-                    f"the figure {name}",
-                    partial(_picture, name, draw, results),
-                    lambda failure, name=name: Picture(name, name.replace("_", " ").capitalize(), failure=failure),
-                )
+                parts.make(f"the figure {name}", partial(_picture, name, draw, results), partial(_failed_picture, name))
                 for name, draw in FIGURES.items()
             ]
         verdict = parts.make("the verdict", lambda: make_verdict(results), lambda _: NO_VERDICT)
@@ -80,11 +76,11 @@ def build_report(results: Results) -> Results:
     except Exception as error:
         failure = Failure("the report", error)
         try:
-            log = f"traceback: {folder.write_log(Parts.log, failure.trace)}"
+            where = f"traceback: {folder.write_log(Parts.log, failure.trace)}"
         except WriteError as unwritten:
-            log = f"no log: {cause_of(unwritten)}"
+            where = f"no log: {cause_of(unwritten)}"
         said = failed([failure.part], failure.cause)
-        raise InternalError(f"{folder.path}: {said} ({log}). {remedy}") from error
+        raise InternalError(f"{folder.path}: {said} ({where}). {remedy}") from error
     folder.compact(recorded, results.lines)
     for name, table in tables.items():
         if table is None or table.empty:
@@ -157,6 +153,10 @@ def _picture(name: str, draw: Callable[[Results], Drawing], results: Results) ->
     width = round(CSS_DPI * drawing.figure.get_figwidth())
     links = trace_links(results) if name == "waterfall" else []
     return Picture(name, drawing.title, drawing.caption, width=width, areas=areas, links=links, files=files)
+
+
+def _failed_picture(name: str, failure: str) -> Picture:
+    return Picture(name, name.replace("_", " ").capitalize(), failure=failure)
 
 
 def trace_links(results: Results) -> list[tuple[str, str]]:
