@@ -10,18 +10,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import (
-    Lines,
-    Row,
-    Rows,
-    bases_of,
-    by_cell,
-    grouped,
-    measured,
-    nearest,
-    rows_of,
-    trial_key,
-)
+from harness.analysis.common import Lines, Row, Rows, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
 from harness.analysis.evidence import (
     RANK_COLUMNS,
     SLOW_RANK,

@@ -9,16 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import (
-    Row,
-    Values,
-    axis_value,
-    by_cell,
-    columns_of,
-    differing_axes,
-    measured,
-    rows_of,
-)
+from harness.analysis.common import Row, Values, axis_value, by_cell, columns_of, differing_axes, measured, rows_of
 from harness.analysis.equivalence import Verdicts
 from harness.analysis.ratios import AXES, Paired, paired, ratio_row
 from harness.config.values import PlainValue

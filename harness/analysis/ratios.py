@@ -336,10 +336,7 @@ def versus(
 
 
 def leaders(
-    trials: pd.DataFrame,
-    rule: Rule | None = None,
-    checked: Verdicts | None = None,
-    significance: float = SIGNIFICANCE,
+    trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None, significance: float = SIGNIFICANCE
 ) -> pd.DataFrame:
     """Return each setting against the fastest that trains the same, on as many devices at the same batch, by block.
 

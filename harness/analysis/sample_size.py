@@ -23,10 +23,7 @@ from harness.plan.comparison import (
 )
 from harness.plan.trial import Trial
 
-PAIRED = (
-    *("cell_id", "kind", "purpose", "outcome", "inline"),
-    *("block", "invocation", "environment", "device_model"),
-)
+PAIRED = (*("cell_id", "kind", "purpose", "outcome", "inline"), *("block", "invocation", "environment", "device_model"))
 """The columns of a trial, beside its throughput, that its pairs are made from."""
 
 

@@ -125,11 +125,15 @@ def next_experiment(experiment: Experiment, row: Row, axes: Mapping[str, PlainVa
 
     The cell's options that vary in this experiment are held fixed. Trainings to convergence are left out.
     """
+    return dump(one_cell(experiment, row, "next", axes), flow=None, width=100)
+
+
+def one_cell(experiment: Experiment, row: Row, suffix: str, axes: Mapping[str, PlainValue]) -> dict[str, Any]:
+    """Return the content of an experiment file of one cell with some axes as given, named with a suffix."""
+    given = experiment.model_dump(mode="json", exclude_defaults=True)
+    content = {name: value for name, value in given.items() if name not in OF_OTHER_CELLS}
     grid = {**grid_of(row, experiment), **axes}
-    content = experiment.model_dump(mode="json", exclude_defaults=True)
-    content = {name: value for name, value in content.items() if name not in OF_OTHER_CELLS}
-    content |= {**pinned(row, experiment), "name": f"{experiment.name[:40]}-next", "grid": grid}
-    return dump(content, flow=None, width=100)
+    return {**content, **pinned(row, experiment), "name": f"{experiment.name[:40]}-{suffix}", "grid": grid}
 
 
 OF_OTHER_CELLS = frozenset({"grid", "cells", "exclude", "convergence", "checkpoint", "published", "improve"})

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,12 +13,11 @@ from matplotlib.axes import Axes
 from harness.analysis.results import Results
 from harness.analysis.time_to_target import LEAST_BATCHES, LEAST_SEEDS, Work
 from harness.analysis.trials import NO_METRIC
-from harness.config.experiment import Experiment
 from harness.config.script import ScriptExperiment
 from harness.config.sections import Target
 from harness.config.yaml_source import dump
 from harness.plan.labels import devices_text, joined
-from harness.report.causes import OF_OTHER_CELLS, grid_of, pinned
+from harness.report.causes import one_cell
 from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, panels, write_figure
 from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
 from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of
@@ -188,27 +186,15 @@ def pilot(
         further *= 2
     asked = {"epochs": epochs, "seeds": seeds, "target": target.model_dump(exclude_none=True)}
     devices = sorted({int(row.devices) for row in own})
-    content = _trained(cell, experiment, sorted(batches), devices)
+    content = one_cell(experiment, cell, "pilot", {"devices": devices, "global_batch_size": sorted(batches)})
+    content["grid"].pop("per_device_batch_size", None)
+    rule = "sqrt" if "adam" in str(cell.options.get("optimizer.name")).lower() else "linear"
+    rates = {"lr_scaling": rule, "lr_base_batch_size": int(cell.global_batch_size)}
+    content["training"] = {**rates, **content.get("training", {})}
     content["convergence"] = {**asked, "only": {"global_batch_size": sorted(batches)}}
     if blocks:
         content["throughput"] = {**content.get("throughput", {}), "blocks": blocks}
     return run_file(f"{why}, in a run of all of it:", dump(content, flow=None, width=100), results, PILOT)
-
-
-def _trained(cell: Row, experiment: Experiment, batches: Sequence[int], devices: Sequence[int]) -> dict[str, Any]:
-    """Return the content of an experiment file that trains a cell at some global batches, under a rule of the rate."""
-    given = experiment.model_dump(mode="json", exclude_defaults=True)
-    shared = {name: value for name, value in given.items() if name not in OF_OTHER_CELLS}
-    rule = "sqrt" if "adam" in str(cell.options.get("optimizer.name")).lower() else "linear"
-    training = {"lr_scaling": rule, "lr_base_batch_size": int(cell.global_batch_size), **given.get("training", {})}
-    grid = {name: values for name, values in grid_of(cell, experiment).items() if name != "per_device_batch_size"}
-    return {
-        **shared,
-        **pinned(cell, experiment),
-        "name": f"{experiment.name[:40]}-pilot",
-        "grid": {**grid, "devices": [*devices], "global_batch_size": [*batches]},
-        "training": training,
-    }
 
 
 def write_decision(folder: Path, decision: pd.DataFrame, wish: Wish) -> list[Path]:

@@ -52,11 +52,6 @@ class Line:
             (cell, "" if value is None else f"{value:.6g}") for cell, value in zip_longest(self.cells, self.numbers)
         ]
 
-    def keep(self, columns: Sequence[int]) -> Line:
-        """Return the line with these columns alone."""
-        numbers = tuple(self.numbers[column] for column in columns) if self.numbers else ()
-        return replace(self, cells=tuple(self.cells[column] for column in columns), numbers=numbers)
-
 
 @dataclass(frozen=True)
 class TextTable:
@@ -85,7 +80,11 @@ class TextTable:
     def keep(self, columns: Sequence[int]) -> TextTable:
         """Return the table with these columns alone."""
         headings = tuple(self.columns[column] for column in columns)
-        return replace(self, columns=headings, lines=tuple(line.keep(columns) for line in self.lines))
+        lines = []
+        for line in self.lines:
+            cells, numbers = (tuple(of[column] for column in columns if of) for of in (line.cells, line.numbers))
+            lines.append(replace(line, cells=cells, numbers=numbers))
+        return replace(self, columns=headings, lines=tuple(lines))
 
     def without_constants(self) -> TextTable:
         """Return the table with the columns that are the same in every row moved to ``common``."""
