@@ -316,17 +316,13 @@ def as_markdown(comparison: Comparison) -> str:
     lines += [f"- {plain(sentence)}" for sentence in sentences(comparison)]
     for part in (cell_table(comparison), gate_table(comparison), runs_table(comparison)):
         if part.rows:
-            lines += ["", *_markdown_table(part)]
+            lines += ["", f"| {' | '.join(heading.title for heading in part.columns)} |"]
+            lines += [f"|{'|'.join('---:' if heading.number else '---' for heading in part.columns)}|"]
+        for line in part.rows:
+            cells = [plain(cell) for cell in line.cells]
+            first = f"**{cells[0]}**" if line.kind == "base" else cells[0]
+            lines.append(f"| {' | '.join([first, *cells[1:]])} |")
     return "\n".join(lines)
-
-
-def _markdown_table(table: TextTable) -> Iterator[str]:
-    yield f"| {' | '.join(heading.title for heading in table.columns)} |"
-    yield f"|{'|'.join('---:' if heading.number else '---' for heading in table.columns)}|"
-    for line in table.rows:
-        cells = [plain(cell) for cell in line.cells]
-        first = f"**{cells[0]}**" if line.kind == "base" else cells[0]
-        yield f"| {' | '.join([first, *cells[1:]])} |"
 
 
 def as_json(comparison: Comparison) -> str:

@@ -94,7 +94,12 @@ def export_to_mlflow(results: Results, target: str) -> str:
         except ExportError:
             raise
         except Exception as error:  # of MLflow, or of its libraries for networks, databases and files
-            raise _failed(uri, error) from error
+            causes = [error]
+            while cause := causes[-1].__cause__ or causes[-1].__context__:
+                causes.append(cause)  # type: ignore[arg-type]
+            said = redact_text(" ".join(f"{type(causes[-1]).__name__}: {causes[-1]}".split()))[:300]
+            lost = "Nothing that was exported before is lost; export again to repeat"
+            raise ExportError(f"--mlflow: {uri}: {said}. {lost}") from error
     place = f"MLflow experiment {results.experiment.name!r}, run {whole.name!r}"
     return f"{place}: {len(cells)} cells{', in place of an earlier export' if had_earlier else ''}"
 
@@ -131,15 +136,6 @@ def _settings() -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
-
-
-def _failed(uri: str, error: Exception) -> ExportError:
-    """Return the error of a store that fails, in one line with the cause that is the deepest."""
-    causes = [error]
-    while cause := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(cause)  # type: ignore[arg-type]
-    said = redact_text(" ".join(f"{type(causes[-1]).__name__}: {causes[-1]}".split()))[:300]
-    return ExportError(f"--mlflow: {uri}: {said}. Nothing that was exported before is lost; export again to repeat")
 
 
 def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Sequence[MlflowRun]) -> bool:

@@ -170,9 +170,18 @@ def facts(environment: RunEnvironment, experiment: Experiment) -> dict[str, obje
     options = [*experiment.option_axes(), *(name for grid in experiment.grids for name in grid.options)]
     sections = (option.partition(".") for option in options)
     own = {name for section, _, name in sections if section == SECTION}  # variables of cells, not of the machine
+    started, machine = "not started", "no worker group started"
+    if invocations := [invocation for invocation in environment.get("invocations", []) if "started_at" in invocation]:
+        again = f", resumed {plural(len(invocations) - 1, 'time')}" if len(invocations) > 1 else ""
+        commit = invocations[0].get("git_commit")
+        started = f"{start_text(invocations[0]['started_at'])}{again}{f' · git {commit[:12]}' if commit else ''}"
+    if seen:
+        gpus = [device["model"] for device in seen[0]["devices"] if device["kind"] == "cuda"]
+        what = gpus[0] if gpus else f"{seen[0]['cpu']}, {seen[0]['cores']} cores, no GPU used"
+        machine = f"{plural(len(seen), 'node')}: {what} · torch {seen[0]['packages'].get('torch', '?')}"
     return {
-        "started": started(environment),
-        "machine_line": machine_line(seen),
+        "started": started,
+        "machine_line": machine,
         "nodes": [(node["host"], node_facts(node, own)) for node in seen],
         "environment_differs": difference(environment),
         "invocations_differ": [
@@ -233,15 +242,6 @@ def cards_text(cards: Sequence[Card]) -> str:
     return "; ".join(f"GPU {gpu}: {text or 'unknown'}" for gpu, text in enumerate(texts))
 
 
-def machine_line(nodes: Sequence[NodeEnvironment]) -> str:
-    if not nodes:
-        return "no worker group started"
-    first = nodes[0]
-    gpus = [device["model"] for device in first["devices"] if device["kind"] == "cuda"]
-    what = gpus[0] if gpus else f"{first['cpu']}, {first['cores']} cores, no GPU used"
-    return f"{plural(len(nodes), 'node')}: {what} · torch {first['packages'].get('torch', '?')}"
-
-
 def difference(environment: RunEnvironment) -> str:
     """Return a sentence if worker groups recorded different hardware or versions on the same node."""
     keys = (*ENVIRONMENT_KEYS, "memory_bytes")
@@ -251,13 +251,3 @@ def difference(environment: RunEnvironment) -> str:
             seen.setdefault(node["host"], set()).add(json.dumps([node.get(key) for key in keys], sort_keys=True))
     different = [host for host, versions in seen.items() if len(versions) > 1]
     return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
-
-
-def started(environment: RunEnvironment) -> str:
-    """Return the start, the number of resumptions and the commit."""
-    invocations = [invocation for invocation in environment.get("invocations", []) if "started_at" in invocation]
-    if not invocations:
-        return "not started"
-    again = f", resumed {plural(len(invocations) - 1, 'time')}" if len(invocations) > 1 else ""
-    commit = invocations[0].get("git_commit")
-    return f"{start_text(invocations[0]['started_at'])}{again}{f' · git {commit[:12]}' if commit else ''}"

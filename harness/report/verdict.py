@@ -170,7 +170,13 @@ def run_file(why: str, content: str, results: Results, name: str = NEXT_FILE) ->
 
 def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) -> NextStep:
     results, blocks = context.results, row.n
-    more = f"{plural(blocks, 'more block')}{_cost(blocks, context)}"
+    more = plural(blocks, "more block")
+    ledger, trials = context.table("ledger"), context.table("trials")
+    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
+    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
+    if spent > 0 and len(groups):  # at the wall time of the run's own blocks
+        total_s = spent / groups["block"].nunique() * blocks
+        more += f" (about {f'{total_s / 60:.0f} min' if 60 <= total_s < 3570 else duration(total_s)})"
     why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
     if row.subject == "fixed":
         command = f"{_resume(results)} --add-blocks {blocks}"
@@ -180,18 +186,6 @@ def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) ->
     number = most if settings and settings.rule == "decide" else {"at_most": most}
     file = _changed(results, f"With {more}.", {"throughput": {"blocks": number}})
     return run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
-
-
-def _cost(blocks: int, context: Context) -> str:
-    """Return ' (about 25 min)', the wall time of so many blocks at that of the run's own; empty if it is unknown."""
-    ledger, trials = context.table("ledger"), context.table("trials")
-    groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
-    spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
-    if spent <= 0 or groups.empty:
-        return ""
-    total_s = spent / groups["block"].nunique() * blocks
-    whole_minutes = 60 <= total_s < 3570
-    return f" (about {f'{total_s / 60:.0f} min' if whole_minutes else duration(total_s)})"
 
 
 def _longer_windows(context: Context) -> NextStep:

@@ -120,7 +120,10 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
         for line in lines
         if (found := line.get("exchanges"))
     }
-    timed, optimizer = timings(windows), optimizer_seconds(windows)
+    marked = windows[windows["window_kind"].isin(["timed", "phases"]) & windows["optimizer_s"].notna()]
+    sums = marked.groupby([*KEYS, "rank"])[["optimizer_s", "steps"]].sum()
+    optimizer = (sums["optimizer_s"] / sums["steps"]).astype(float).groupby(KEYS).max().to_dict()  # of the slowest rank
+    timed = timings(windows)
     steps = net_step_times(times, {trial_key(row) for row in rows if row.device == "cuda"})
     for row in rows:
         key = trial_key(row)
@@ -128,15 +131,6 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
         row |= {**own, "exchanges": exchanges.get(key, ())}
     several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]
     return [_family(family_id, rows) for family_id in dict.fromkeys(str(row.family_id) for row in several)]
-
-
-def optimizer_seconds(windows: pd.DataFrame) -> dict[TrialKey, float]:
-    """Return the optimizer's seconds a step of each trial, of its slowest rank."""
-    marked = windows[windows["window_kind"].isin(["timed", "phases"]) & windows["optimizer_s"].notna()]
-    sums = marked.groupby([*KEYS, "rank"])[["optimizer_s", "steps"]].sum()
-    slowest = (sums["optimizer_s"] / sums["steps"]).astype(float).groupby(KEYS).max()
-    seconds: dict[TrialKey, float] = slowest.to_dict()  # type: ignore[assignment]
-    return seconds
 
 
 def net_step_times(times: StepTimes, on_gpus: Collection[TrialKey]) -> dict[TrialKey, Array]:
