@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
@@ -95,27 +95,27 @@ def _outside(part: str, seconds: float | None, trials: int = 0, basis: Basis | N
 
 
 def savings(plan: Plan, earlier: TimedRun | None) -> dict[str, float]:
-    """Return the seconds that smaller studies save, estimated as the whole is, by what each leaves out."""
-    whole = estimate_of(plan, earlier).seconds
-    saved = {what: whole - estimate_of(keeping(plan, wanted), earlier).seconds for what, wanted in _smaller(plan)}
-    return {what: seconds for what, seconds in saved.items() if seconds > 0}
+    """Return the seconds that smaller studies save, estimated as the whole is, by what each leaves out.
 
-
-def _smaller(plan: Plan) -> Iterator[tuple[str, Callable[[Trial], bool]]]:
-    """Yield what each smaller study leaves out, and the trials that it keeps: fewer blocks, no largest size, 1 seed."""
+    Fewer blocks, no largest size, one seed.
+    """
+    smaller: dict[str, Callable[[Trial], bool]] = {}
     timed = [trial for trial in plan.trials if trial.kind == "throughput"]
     blocks = 1 + max((trial.block for trial in timed), default=0)  # of a resumed run with those that it has
     fewer = FEW_BLOCKS if blocks > FEW_BLOCKS else 1
     if blocks > fewer:
         what = f"{fewer} instead of {blocks} blocks{'' if fewer >= FEW_BLOCKS else ', without intervals'}"
-        yield what, lambda trial: trial.kind == "convergence" or trial.block < fewer
+        smaller[what] = lambda trial: trial.kind == "convergence" or trial.block < fewer
     sizes = sorted({trial.cell.devices for trial in plan.trials if not trial.added})  # without bases that it adds
     if len(sizes) > 1:
-        yield f"no cells on {sizes[-1]} devices", lambda trial: trial.cell.devices < sizes[-1]
+        smaller[f"no cells on {sizes[-1]} devices"] = lambda trial: trial.cell.devices < sizes[-1]
     settings = plan.experiment.convergence
     if settings and len(settings.seeds) > 1 and any(trial.kind == "convergence" for trial in plan.trials):
-        one = f"1 instead of {len(settings.seeds)} seeds"
-        yield one, lambda trial: trial.kind != "convergence" or trial.seed == settings.seeds[0]
+        what = f"1 instead of {len(settings.seeds)} seeds"
+        smaller[what] = lambda trial: trial.kind != "convergence" or trial.seed == settings.seeds[0]
+    whole = estimate_of(plan, earlier).seconds
+    saved = {what: whole - estimate_of(keeping(plan, wanted), earlier).seconds for what, wanted in smaller.items()}
+    return {what: seconds for what, seconds in saved.items() if seconds > 0}
 
 
 def recorded_parts(lines: Lines, environment: RunEnvironment, devices: int) -> list[PartTime]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,6 @@ from harness.analysis.ratios import paired
 from harness.analysis.results import Results
 from harness.analysis.trials import trial_row
 from harness.config.values import GIB
-from harness.plan.run_environment import NodeEnvironment
 
 MACHINE = ("cpu", "cores", "memory_gib", "threads", "niceness")
 BLOCK_OPTIONS = frozenset({"blocks", "twin", "explain", "links_seconds", "keep_steps"})
@@ -148,29 +147,22 @@ def facts_of(results: Results) -> dict[str, str]:
         for key, name in named.items()
         if (value := invocation.get(key)) is not None
     ]
-    nodes = [node for group in environment.get("groups", []) for node in group["nodes"]]
-    pairs += [pair for node in nodes for pair in _of_node(node)]
+    for node in (node for group in environment.get("groups", []) for node in group["nodes"]):
+        gpus = ", ".join(device["model"] for device in node["devices"] if device["kind"] == "cuda")
+        pairs += [("host", node["host"]), ("processor", f"{node['cpu']}, {node['cores']} cores")]
+        pairs += [("memory", f"{node['memory_bytes'] / GIB:.0f} GiB"), ("GPUs", gpus or "none used")]
+        pairs += [("system", node["system"]), ("Python", node["python"])]
+        pairs += [(name, version) for name, version in node["packages"].items() if name != "harness"]
+        of_gpus = (("cuda", "CUDA"), ("driver", "GPU driver"), ("nccl", "NCCL"), ("niceness", "niceness"))
+        pairs += [(name, str(value)) for key, name in of_gpus if (value := node.get(key)) is not None]
+        pairs.append(("threads per device", str(node["threads"])))
+        pairs += [(name, value) for name, value in node["variables"].items() if name not in PLACEMENT_VARIABLES]
     pairs.append(("measures", str(results.folder.plan()["measures"])))
     timing = _timing(results).items()
     pairs += [(f"throughput.{name}", "default" if value is None else str(value)) for name, value in timing]
     for name, value in pairs:
         values.setdefault(name, set()).add(value)
     return {name: SEVERAL.join(sorted(each)) for name, each in values.items()}
-
-
-def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:
-    yield "host", node["host"]
-    yield "processor", f"{node['cpu']}, {node['cores']} cores"
-    yield "memory", f"{node['memory_bytes'] / GIB:.0f} GiB"
-    yield "GPUs", ", ".join(device["model"] for device in node["devices"] if device["kind"] == "cuda") or "none used"
-    yield "system", node["system"]
-    yield "Python", node["python"]
-    yield from ((name, version) for name, version in node["packages"].items() if name != "harness")
-    for key, name in (("cuda", "CUDA"), ("driver", "GPU driver"), ("nccl", "NCCL"), ("niceness", "niceness")):
-        if (value := node.get(key)) is not None:
-            yield name, str(value)
-    yield "threads per device", str(node["threads"])
-    yield from ((name, value) for name, value in node["variables"].items() if name not in PLACEMENT_VARIABLES)
 
 
 def started_at(results: Results) -> float | None:

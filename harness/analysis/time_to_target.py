@@ -260,9 +260,14 @@ def _works(results: Results, target: Target, asked: Asked) -> list[Work]:
     trainings = grouped((row for row in rows if not is_no_claim(row)), _key)
     measured = grouped(_measured(results), _key)
     devices, predicted = asked.devices, grouped(_predicted(results, asked), _key)
-    keys = list(dict.fromkeys([*measured, *trainings]))
+    contents = {key: json.loads(key) for key in dict.fromkeys([*measured, *trainings])}
+    always = ("model", "data", "precision")
+    every = dict.fromkeys(name for content in contents.values() for name in content if name not in always)
+    varied = [name for name in every if len({str(content.get(name)) for content in contents.values()}) > 1]
     found = []
-    for key, name in zip(keys, _names(keys), strict=True):
+    for key, content in contents.items():
+        named = [str(content[name]) for name in always if content.get(name)]
+        named += [f"{name}={content.get(name)}" for name in varied]  # what tells it from the others
         own = measured.get(key, [])
         sizes = {int(row.devices) for row in own}
         settings = [row for row in own if row.devices in devices or not devices]
@@ -272,7 +277,7 @@ def _works(results: Results, target: Target, asked: Asked) -> list[Work]:
         names = ("cell_id", "label", "global_batch_size", "per_device_batch_size", "throughput_per_s", "source")
         lacking = [number for number in devices if own and number not in known]
         more += [Row(own[0], **dict.fromkeys(names), refusal=none, devices=number) for number in lacking]
-        found.append(Work(name, trainings.get(key, []), [*settings, *more]))
+        found.append(Work(" · ".join(named), trainings.get(key, []), [*settings, *more]))
     return found
 
 
@@ -284,20 +289,6 @@ def _key(row: Row) -> str:
         if name.startswith(("workload.", "optimizer.", "schedule.", "training.")) and name not in OF_SPEED
     }
     return json.dumps({**columns_of(row, *WORK_AXES, "variant"), **recipe}, sort_keys=True, default=str)
-
-
-def _names(keys: Sequence[str]) -> list[str]:
-    """Return the name of each: model, data and precision, and what else tells it from the others."""
-    contents = [json.loads(key) for key in keys]
-    always = ("model", "data", "precision")
-    every = [name for name in dict.fromkeys(name for content in contents for name in content) if name not in always]
-    varied = [name for name in every if len({str(content.get(name)) for content in contents}) > 1]
-    names = []
-    for content in contents:
-        parts = [str(content[name]) for name in always if content.get(name)]
-        parts += [f"{name}={content.get(name)}" for name in varied]
-        names.append(" · ".join(parts))
-    return names
 
 
 def _measured(results: Results) -> Iterator[Row]:
