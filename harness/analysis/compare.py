@@ -19,7 +19,7 @@ from harness.analysis.history import read_history
 from harness.analysis.results import Results
 from harness.analysis.run_cells import Metric, run_columns, side_by_side, started_at
 from harness.analysis.run_pairs import Pair, Question, Side, make_side, match, no_shared_cell, unmatched_cells
-from harness.analysis.stats import SIGNIFICANCE, holm_of_known, mean_interval
+from harness.analysis.stats import SIGNIFICANCE, holm, mean_interval
 from harness.config.axes import AXES
 from harness.config.script import CURVE_METRICS
 from harness.errors import ComparisonError
@@ -82,7 +82,7 @@ def gate(pairs: Sequence[Pair], unmatched: Sequence[AnyRow], conditions: Sequenc
             row |= {"verdict": FAILS if condition.holds(ratio.ratio) else PASSES, "reason": None}
         rows.append(row)
         p_values.append(p_value)
-    for row, adjusted in zip(rows, holm_of_known(p_values), strict=True):
+    for row, adjusted in zip(rows, holm(p_values), strict=True):
         row["p_adjusted"] = adjusted
         if adjusted is not None and adjusted > SIGNIFICANCE:
             row |= {"verdict": UNDECIDED, "reason": "the interval, Holm-adjusted, holds the threshold"}
@@ -151,7 +151,7 @@ def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Co
     pairs = [pair for other in others for pair in match(first, other, question, earlier)]
     cells = [{**pair.row} for pair in pairs]
     tested = [None if pair.no_claim else pair.ratios["throughput"].p_value() for pair in pairs]
-    for row, adjusted in zip(cells, holm_of_known(tested), strict=True):
+    for row, adjusted in zip(cells, holm(tested), strict=True):
         if adjusted is not None:
             changed = SLOWER if row["ratio"] < 1 else FASTER
             row |= {"p_adjusted": adjusted, "change": changed if adjusted <= SIGNIFICANCE else WITHIN_NOISE}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import fmean
 
 import pandas as pd
@@ -109,12 +109,8 @@ def bus_factor(operation: LinkOperation, devices: int) -> float:
 
     All-reduce of n devices: 2(n-1)/n; all-gather and reduce-scatter: (n-1)/n; from one device to another: 1.
     """
-    factors: Mapping[LinkOperation, float] = {
-        "all_reduce": 2 * (devices - 1) / devices,
-        "all_gather": (devices - 1) / devices,
-        "reduce_scatter": (devices - 1) / devices,
-    }
-    return factors.get(operation, 1.0)
+    rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}.get(operation)
+    return rounds * (devices - 1) / devices if rounds else 1.0
 
 
 def links(lines: Lines) -> pd.DataFrame:

@@ -36,7 +36,7 @@ from harness.analysis.stats import (
     SIGNIFICANCE,
     Estimate,
     geometric_mean,
-    holm_of_known,
+    holm,
     p_value,
     pooled_deviation,
     ratio_p_value,
@@ -363,7 +363,7 @@ def _group(cells: Sequence[Rows], rule: Rule | None, significance: float) -> lis
     before: set[int] = set()
     while True:
         pairs = [paired(cell, cells[leader], rule) for cell in cells]
-        p_values = holm_of_known([None if at == leader else pair.p_value for at, pair in enumerate(pairs)])
+        p_values = holm([None if at == leader else pair.p_value for at, pair in enumerate(pairs)])
         tied = [None if value is None else value > significance for value in p_values]
         before.add(leader)
         faster = [

@@ -12,7 +12,7 @@ import pandas as pd
 
 from harness.analysis.common import Row, columns_of, grouped, is_no_claim, rows_of, work_of
 from harness.analysis.improvements import CONFIRMATION, CONFIRMING_BLOCKS, SCREENING
-from harness.analysis.stats import CLEAR, OPEN, holm_of_known, word
+from harness.analysis.stats import CLEAR, OPEN, holm, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.analysis.waterfall import WORTH_NAMING
@@ -312,7 +312,7 @@ def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     for axis in dict.fromkeys(str(row.axis) for row in rows):
         mine = [row for row in rows if row.axis == axis]
         stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=size)]
-    p_values = holm_of_known([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])
+    p_values = holm([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])
     found = []
     for row, p_value in zip(stated, p_values, strict=True):
         code = TOO_FEW if p_value is None else word(p_value, tables.significance)

@@ -9,7 +9,7 @@ import pandas as pd
 from harness.analysis.common import Row, by_cell, rows_of
 from harness.analysis.doubts import doubt_of
 from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, within
-from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
+from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm, word
 from harness.analysis.verdict import Statement, Tables
 from harness.config.axes import SIZES
 
@@ -52,7 +52,7 @@ def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
 def _level(tables: Tables, leader: Row, base_id: str | None, pairs: Sequence[Paired]) -> tuple[str, tuple[str, ...]]:
     """Return the level of trust in a leading cell, and the reasons why it is no higher."""
     noise = rows_of(tables["noise"])
-    twins = zip(noise, holm_of_known([None if pd.isna(row.p_value) else row.p_value for row in noise]), strict=True)
+    twins = zip(noise, holm([None if pd.isna(row.p_value) else row.p_value for row in noise]), strict=True)
     tests = [p_value for row, p_value in twins if row.cell_id == base_id and p_value is not None]
     doubted = [row for row in rows_of(tables["cells"]) if row.cell_id in (leader.cell_id, base_id)]
     counted = [doubt for row in doubted for doubt in row.doubts]
