@@ -253,8 +253,8 @@ def _time_to_target(curve: pd.DataFrame, target: Target | None) -> Values:
     if hits.empty:
         return {**named, "reached": False}
     time_s, samples, epoch = hits.iloc[0][["train_s", "samples", "epoch"]]
-    reached = {"reached": True, "time_to_target_s": time_s, "samples_to_target": samples, "epochs_to_target": epoch}
-    return named | reached
+    first: Values = {"time_to_target_s": time_s, "samples_to_target": samples, "epochs_to_target": epoch}
+    return {**named, "reached": True, **first}
 
 
 def outcomes(trials: pd.DataFrame) -> pd.DataFrame:

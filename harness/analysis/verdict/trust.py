@@ -42,11 +42,11 @@ def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
         alike.setdefault(_level(tables, leader, base_id, found), {})[own] = further
     needed = {level: max(further.values()) for level, further in alike.items()}
     most = max(needed, key=lambda level: needed[level], default=None)
-    found, subject = [], "fixed" if tables.look else "rule"
+    statements, subject = list[Statement](), "fixed" if tables.look else "rule"
     for (level, reasons), (first, *others) in alike.items():
         n = needed[level, reasons] if (level, reasons) == most else 0
-        found.append(Statement("trust", level, "noise", first, (*others,), n=n, subject=subject, reasons=reasons))
-    return found
+        statements.append(Statement("trust", level, "noise", first, (*others,), n=n, subject=subject, reasons=reasons))
+    return statements
 
 
 def _level(tables: Tables, leader: Row, base_id: str | None, pairs: Sequence[Paired]) -> tuple[str, tuple[str, ...]]:

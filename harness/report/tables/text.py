@@ -82,7 +82,8 @@ class TextTable:
         headings = tuple(self.columns[column] for column in columns)
         lines = []
         for line in self.lines:
-            cells, numbers = (tuple(of[column] for column in columns if of) for of in (line.cells, line.numbers))
+            cells = tuple(line.cells[column] for column in columns)
+            numbers = tuple(line.numbers[column] for column in columns if line.numbers)
             lines.append(replace(line, cells=cells, numbers=numbers))
         return replace(self, columns=headings, lines=tuple(lines))
 
