@@ -21,8 +21,6 @@ BLOCK_OPTIONS = frozenset({"blocks", "twin", "explain", "links_seconds", "keep_s
 """Options of ``throughput`` that do not change how a trial is timed."""
 COMMIT = 12
 """The number of digits that name a commit."""
-SEVERAL = " + "
-"""Joins the values of a fact that changed within a run."""
 Metric = Literal["throughput", "speedup"]
 
 
@@ -162,7 +160,7 @@ def facts_of(results: Results) -> dict[str, str]:
     pairs += [(f"throughput.{name}", "default" if value is None else str(value)) for name, value in timing]
     for name, value in pairs:
         values.setdefault(name, set()).add(value)
-    return {name: SEVERAL.join(sorted(each)) for name, each in values.items()}
+    return {name: " + ".join(sorted(each)) for name, each in values.items()}
 
 
 def started_at(results: Results) -> float | None:

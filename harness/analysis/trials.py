@@ -279,13 +279,13 @@ def _nested(table: Table, lines: Lines) -> pd.DataFrame:
     return frame
 
 
-WHY = {
-    "interrupted": "not started: the run was interrupted",
-    "finished": "not started: it was no part of the last call (--only, or another machine)",
-    "error": "not started: the run ended with an error of its own",
-    None: "not started: the run was killed, or is still going on",
+NOT_STARTED: Mapping[str | None, str] = {
+    "interrupted": "the run was interrupted",
+    "finished": "it was no part of the last call (--only, or another machine)",
+    "error": "the run ended with an error of its own",
+    None: "the run was killed, or is still going on",
 }
-"""By the end of the last invocation; None if it recorded none, since its process was killed."""
+"""Why a trial was not started, by the end of the last invocation; None if it recorded none, since it was killed."""
 RUNNING = "cut short: it was being measured when the run was interrupted"
 
 
@@ -293,7 +293,7 @@ def missing(lines: Lines, plan: AnyRow, environment: RunEnvironment) -> pd.DataF
     """Return one row a planned trial without a recorded line, in the order of the plan."""
     invocations = environment.get("invocations", [])
     last = invocations[-1] if invocations else {}
-    why = WHY.get(last.get("ended"), WHY[None])
+    why = f"not started: {NOT_STARTED.get(last.get('ended'), NOT_STARTED[None])}"
     recorded = {line["trial_id"] for line in lines}
     labels = plan.get("cells", {})
     return MISSING.frame(

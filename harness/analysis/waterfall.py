@@ -105,8 +105,6 @@ PARTS: Mapping[str, Part] = {
 """The parts by name, in the order in which they are taken from the ideal; a strategy has those that apply to it."""
 ROW_OF = {name: part.row or name for name, part in PARTS.items()}
 """The row of each part in figures and text."""
-OF_REPLICAS = ("threads", "side by side")
-"""The parts that a trial of replicas in one process measures itself."""
 MOST_TIMES = 3.0
 """A part that takes more than this many times what its exchange needs at the measured speed is something else."""
 WORTH_NAMING = 0.01
@@ -249,7 +247,7 @@ def _parts_by_ranks(row: Row, timing: Timing, alone: Timing, wrapped: Timing | N
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s, others), **others, **exposed}
     if traits and traits.explained_by == "removal":
         return None
-    parts = {part: own[part] for part in OF_REPLICAS if part in own}
+    parts = {part: own[part] for part in ("threads", "side by side") if part in own}  # of replicas in one process
     if wrapped is not None and traits and traits.wrapper_cost:
         # without exchange fsdp's step has no optimizer: whole steps show the wrapper, those others what ranks lose
         parts["wrapper"] = wrapped.net_s - alone.net_s

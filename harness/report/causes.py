@@ -67,8 +67,6 @@ MACHINE = {
 """By part, what follows from the machine rather than from an option."""
 OWN = "The workload's own code exchanges {} in each step: exchange less, or less often."
 """Against collectives of the workload's own code."""
-PINNED = "The ranks are pinned to the same processors: give each its own, or none."
-"""In place of what devices share, if it is their processors."""
 IN_PROGRAM: Mapping[str, str] = {
     "waiting for data": "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
     COLLECTIVES.name: "other sizes of buckets (bucket_cap_mb), accumulation with no_sync(), or a communication hook",
@@ -260,7 +258,7 @@ def _advice(causes: Sequence[Statement], context: Context) -> str:
         known = trials.loc[trials["cell_id"] == cell_id, "own_bytes"].dropna()
         return OWN.format(", ".join(f"{name} of {int(size):,} bytes" for name, size in known.iloc[-1].items()))
     if part == "side by side" and context.has_doubt("shared by ranks", cell_id):
-        return PINNED
+        return "The ranks are pinned to the same processors: give each its own, or none."
     return MACHINE[part] if part else ""
 
 

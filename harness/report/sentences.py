@@ -12,6 +12,7 @@ from harness.analysis.doubts import doubt_of, plain_doubt
 from harness.analysis.improvements import CONFIRMING_BLOCKS
 from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
+from harness.analysis.trials import NOT_STARTED
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import ENOUGH, FASTER, RANKED_SEEDS, SLOWER, TOO_FEW
 from harness.analysis.verdict.trust import GOOD_BLOCKS
@@ -56,12 +57,7 @@ INGESTS: Mapping[str, str] = {
     "no bottleneck": "the ingest is not the bottleneck",
     OPEN: "whether the ingest is the bottleneck is open",
 }
-ENDED: Mapping[str | None, str] = {
-    "interrupted": "the run was interrupted",
-    "finished": "the last call left them out (--only, or another machine)",
-    "error": "the run ended with an error of its own",
-    None: "the run was killed, or is still going on",
-}
+ENDED = {**NOT_STARTED, "finished": "the last call left them out (--only, or another machine)"}
 """Why trials have no result, by the end of the last invocation."""
 LEAST_PERCENT = 1e-4
 """The smallest difference of updates that is written, in percent."""
