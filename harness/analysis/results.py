@@ -51,8 +51,10 @@ from harness.record.estimate import read_estimate
 from harness.record.folder import RunFolder
 from harness.record.frames import records
 from harness.record.mirror import on_this_machine
-from harness.record.schema import FINDINGS, VERDICT, empty_table
+from harness.record.schema import FINDINGS, RAW, VERDICT, empty_table
 
+OF_STEPS = tuple(table.name for table in RAW)
+"""The recorded tables by step, epoch and check."""
 IMPROVE_FOLDER = "improve"
 """The folder of a run folder for the runs of ``--improve``: improve/<cell>/<step>/<time>-<id>."""
 SUMMARY = (
@@ -119,14 +121,15 @@ class Results:
     folder: RunFolder
 
     def __getattr__(self, name: str) -> pd.DataFrame:
-        """Return a table of TABLES; raises AttributeError, which lists their names."""
-        if name not in TABLES:
+        """Return a table of TABLES, or a recorded one of OF_STEPS; raises AttributeError, which lists their names."""
+        if name not in TABLES and name not in OF_STEPS:
             raise AttributeError(f"no table {name!r}; allowed: {', '.join(TABLES)}")
-        table = vars(self)[name] = TABLES[name](self)
+        made = getattr(self.folder, name)(self.lines) if name in OF_STEPS else TABLES[name](self)
+        table: pd.DataFrame = vars(self).setdefault(name, made)
         return table
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *TABLES]
+        return [*super().__dir__(), *OF_STEPS, *TABLES]
 
     def __repr__(self) -> str:
         """Return what the run is and what its results have, in a few lines; computes no table."""
@@ -193,25 +196,9 @@ class Results:
         return Counter(str(row["reason"]) for row in self.folder.plan()["impossible"])
 
     @cached_property
-    def steps(self) -> pd.DataFrame:
-        return self.folder.steps(self.lines)
-
-    @cached_property
     def step_times(self) -> StepTimes:
         """The timed steps, in the form that the analyses take."""
         return step_times(self.steps)
-
-    @cached_property
-    def epochs(self) -> pd.DataFrame:
-        return self.folder.epochs(self.lines)
-
-    @cached_property
-    def training_steps(self) -> pd.DataFrame:
-        return self.folder.training_steps(self.lines)
-
-    @cached_property
-    def checks(self) -> pd.DataFrame:
-        return self.folder.checks(self.lines)
 
     @cached_property
     def verdicts(self) -> Verdicts:

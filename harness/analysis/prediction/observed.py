@@ -13,7 +13,7 @@ import pandas as pd
 from harness.analysis.common import KEYS, AnyRow, Lines, Row, Rows, TrialKey, grouped, rows_of, trial_key
 from harness.analysis.phases import Timing, timings
 from harness.analysis.step_times import StepTimes
-from harness.plan.comparison import backend_of, options_of
+from harness.plan.comparison import backend_of
 from harness.plan.rows import Collective, LinkTier
 
 Array = npt.NDArray[np.float64]
@@ -103,10 +103,6 @@ class Family:
     def backend(self) -> str:
         """The backend of the ranks' collectives."""
         return backend_of(self.row)
-
-    @property
-    def has_loader_workers(self) -> bool:
-        return bool(options_of(self.row).get("loader.workers"))
 
 
 def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: StepTimes) -> list[Family]:

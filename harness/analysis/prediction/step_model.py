@@ -20,6 +20,7 @@ import numpy as np
 from harness.analysis.prediction.collective_times import Costs, RingFit
 from harness.analysis.prediction.observed import Array, Exchange, Family, Observed, Size
 from harness.analysis.stats import deviation
+from harness.plan.comparison import options_of
 from harness.plan.rows import Collective, LinkTier
 
 LANES = {"gloo": 2}
@@ -225,7 +226,7 @@ class Model:
     def _data_s(self, net_s: float, batch: int) -> float:
         """Return the wait for data: the fetch itself or, with loader workers, what they need beyond the step."""
         share = batch / self._largest.batch
-        if not self._family.has_loader_workers:
+        if not options_of(self._family.row).get("loader.workers"):
             return self._largest.wait_s * share
         if self._largest.wait_s < 0.02 * self._largest.mean_s:
             return 0.0
