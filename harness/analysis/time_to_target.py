@@ -31,7 +31,6 @@ FARTHEST_BATCH = 2
 LARGEST_PART = 0.1
 """The largest batch as a part of the training set: beyond it an epoch has too few steps for the law."""
 ROUNDS = 50
-NOTHING_ASKED = Asked()
 OF_SPEED = frozenset(
     {"training.accumulation", f"training.{MOST_MICRO_BATCH}", "training.channels_last", "training.cudnn_benchmark"}
 )
@@ -207,7 +206,7 @@ class Work:
 
 
 def decision(
-    results: Results, target: Target, asked: Asked = NOTHING_ASKED, price: float | None = None
+    results: Results, target: Target, asked: Asked, price: float | None = None
 ) -> tuple[pd.DataFrame, list[Work]]:
     """Return the table DECISION, and what trains the same each, of which some may be refused.
 

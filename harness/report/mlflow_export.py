@@ -194,13 +194,11 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def mlflow_runs(results: Results) -> tuple[MlflowRun, list[MlflowRun]]:
-    """Return the run for the whole, and one for each cell with a throughput, a ratio or a learning curve."""
+    """Return the run for the whole, whose description is the verdict, and one for each cell.
+
+    Cells with a throughput, a ratio or a learning curve.
+    """
     context = context_of(results)
-    return _whole(results, context), [*_cells(results, context)]
-
-
-def _whole(results: Results, context: Context) -> MlflowRun:
-    """Return the run for the whole, whose description is the verdict."""
     outcomes = Counter(str(outcome) for outcome in results.trials.drop_duplicates("trial_id", keep="last")["outcome"])
     statements = rows_of(results.verdict)
     levels = {str(row.code) for row in statements if row.topic == "trust"}
@@ -214,12 +212,10 @@ def _whole(results: Results, context: Context) -> MlflowRun:
         "device": facts.get("device", ""),
     }
     note = "\n".join(verdict_lines(results.experiment.name, make_verdict(results)))
-    return MlflowRun(
-        results.folder.path.name,
-        {"workload": results.experiment.workload},
-        [(f"trials_{name}", float(count), 0) for name, count in outcomes.items()],
-        {**_tags(tags), "mlflow.note.content": note[:LONGEST_TAG]},
-    )
+    metrics = [(f"trials_{name}", float(count), 0) for name, count in outcomes.items()]
+    own = {**_tags(tags), "mlflow.note.content": note[:LONGEST_TAG]}
+    whole = MlflowRun(results.folder.path.name, {"workload": results.experiment.workload}, metrics, own)
+    return whole, [*_cells(results, context)]
 
 
 def _cells(results: Results, context: Context) -> Iterator[MlflowRun]:

@@ -74,7 +74,7 @@ def next_step(context: Context) -> NextStep:
     feasible = blocks is not None and blocks.n <= MOST_BLOCKS
     if any(line["facts"].get("inline") for line in results.lines):
         why = "These trials ran in the command's own process (--inline), for a debugger. To measure all of them:"
-        step = run_file(why, _changed(results, "The same experiment.", {}), results)
+        step = _run_changed(why, "The same experiment.", {}, results)
         blocks = None  # such a run is never resumed
     elif unfinished := _unfinished(context):
         step = NextStep(unfinished, _resume(results), proposal.file if proposal else NOTHING_NEXT)
@@ -184,17 +184,17 @@ def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) ->
     settings = results.experiment.throughput
     most = (settings.most_blocks if settings else 0) + blocks
     number = most if settings and settings.rule == "decide" else {"at_most": most}
-    file = _changed(results, f"With {more}.", {"throughput": {"blocks": number}})
-    return run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
+    why = f"{why}; a rule sets their number, so that it takes a new run:"
+    return _run_changed(why, f"With {more}.", {"throughput": {"blocks": number}}, results)
 
 
 def _longer_windows(context: Context) -> NextStep:
     results, settings = context.results, context.results.experiment.throughput
     longer = LONGER * ((settings and settings.window_seconds) or SHORTEST)
-    file = _changed(results, "With longer windows.", {"throughput": {"window_seconds": longer}})
     again = "Close other programs, then measure again" if context.has_doubt("foreign load") else "Measure again"
-    why = f"{again} with throughput.window_seconds: {longer:g}, all else as here:"
-    return run_file(f"The intervals of this run are too wide for a decision. {why}", file, results)
+    why = f"The intervals of this run are too wide for a decision. {again} with throughput.window_seconds: {longer:g}"
+    why += ", all else as here:"
+    return _run_changed(why, "With longer windows.", {"throughput": {"window_seconds": longer}}, results)
 
 
 def _longer_trainings(results: Results) -> NextStep:
@@ -203,20 +203,19 @@ def _longer_trainings(results: Results) -> NextStep:
     if not lengths:
         return NextStep("No training reached the target: let the program train longer, by its own arguments.", "")
     ((name, length),) = lengths.items()
-    file = _changed(results, f"With more {name}.", {"convergence": {name: 2 * length}})
     why = f"No training reached the target. With convergence.{name}: {2 * length:g}, all else as here:"
-    return run_file(why, file, results)
+    return _run_changed(why, f"With more {name}.", {"convergence": {name: 2 * length}}, results)
 
 
-def _changed(results: Results, comment: str, change: Mapping[str, Mapping[str, object]]) -> str:
-    """Return the run's experiment file with some settings changed."""
+def _run_changed(why: str, comment: str, change: Mapping[str, Mapping[str, object]], results: Results) -> NextStep:
+    """Return the step that runs the run's experiment file with some settings changed."""
     content = results.experiment.model_dump(mode="json", exclude_defaults=True)
     content["name"] = f"{results.experiment.name[:40]}-next"
     for section, settings in change.items():
         known = content.setdefault(section, {})
         for name, value in settings.items():
             known[name] = {**known.get(name, {}), **value} if isinstance(value, Mapping) else value
-    return f"# {comment}\n{dump(content, flow=None, width=100)}"
+    return run_file(why, f"# {comment}\n{dump(content, flow=None, width=100)}", results)
 
 
 def _resume(results: Results) -> str:
