@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -15,12 +15,12 @@ from harness.config.values import PlainValue
 from harness.plan.cell import is_wanted
 from harness.plan.comparison import is_own_option, natural, options_of, options_text
 from harness.plan.labels import TAGS
-from harness.plan.rows import Json
 from harness.record.frames import records
 
-Row = Mapping[str, Any]
+AnyRow = Mapping[str, Any]
 """A row by column; the schema defines the types of its values."""
-Lines = Sequence[Row]
+Lines = Sequence[AnyRow]
+Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 Values = dict[str, str | float | bool | None]
 """Part of a row of a derived table."""
@@ -30,25 +30,24 @@ TrialKey = tuple[str, int]
 """Their values."""
 
 
-class Record:
-    """A row with each column's value as an attribute; ``vars(record)`` is its ``Row``."""
+class Row(dict[str, Any]):
+    """A row of a table: its values by column, which are attributes too; None is a missing value.
 
-    __slots__ = ("__dict__",)
+    The schema defines the columns and their types.
+    """
 
-    def __init__(self, columns: Json) -> None:
-        self.__dict__ = columns
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-
-
-Records = Sequence[Record]
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(f"no column {name!r}")
 
 
-def rows_of(frame: pd.DataFrame) -> list[Record]:
-    """Return the rows of a frame, with None for <NA>."""
-    return [Record(row) for row in records(frame)]
+Rows = Sequence[Row]
+
+
+def rows_of(frame: pd.DataFrame) -> list[Row]:
+    """Return the rows of a table; <NA> is None."""
+    return [Row(row) for row in records(frame)]
 
 
 def measured(trials: pd.DataFrame, purpose: str = "") -> pd.DataFrame:
@@ -70,7 +69,7 @@ def last_of_blocks(trials: pd.DataFrame) -> pd.DataFrame:
     return measured(trials).drop_duplicates(["cell_id", "block"], keep="last")
 
 
-def throughput(windows: Iterable[Row]) -> float | None:
+def throughput(windows: Iterable[AnyRow]) -> float | None:
     """Return all ranks' samples over the slowest rank's time, summed over the timed windows; None without a window.
 
     Numerator and denominator cover the same steps. All ranks start a window together; the slowest one ends it.
@@ -86,7 +85,7 @@ def throughput(windows: Iterable[Row]) -> float | None:
     return weight / seconds if seconds > 0 else None
 
 
-def is_no_claim(row: Row) -> bool:
+def is_no_claim(row: AnyRow) -> bool:
     """Return whether a row's speed is no claim about training.
 
     It is emulated, oversubscribed, of an ingest alone, or allowed despite an error of the doctor.
@@ -94,7 +93,7 @@ def is_no_claim(row: Row) -> bool:
     return bool(claim_tags(row))
 
 
-def claim_tags(row: Row) -> list[str]:
+def claim_tags(row: AnyRow) -> list[str]:
     """Return the tags that make a row's speed no claim."""
     return [tag for tag in TAGS if not pd.isna(row.get(tag)) and bool(row[tag])]
 
@@ -105,26 +104,26 @@ def no_claims(frame: pd.DataFrame) -> pd.Series[bool]:
     return pd.DataFrame(flags, index=frame.index).any(axis=1)
 
 
-def by_cell(trials: Iterable[Record]) -> dict[str, Records]:
+def by_cell(trials: Iterable[Row]) -> dict[str, Rows]:
     """Return the trials of each cell, by block and invocation; cells in their order of appearance."""
     cells = grouped(trials, lambda row: str(row.cell_id))
     return {cell_id: sorted(rows, key=lambda row: (row.block, row.invocation)) for cell_id, rows in cells.items()}
 
 
-def grouped(rows: Iterable[Record], key: Callable[[Record], Key]) -> dict[Key, list[Record]]:
-    """Return the rows by key, in their order."""
-    found: dict[Key, list[Record]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return rows, or other items, by key, in their order."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
     return found
 
 
-def trial_key(row: Record) -> TrialKey:
+def trial_key(row: Row) -> TrialKey:
     """Return a row's trial id and attempt."""
     return row.trial_id, row.attempt
 
 
-def nearest(row: Record, others: Iterable[Record], *, anywhere: bool = False) -> Record | None:
+def nearest(row: Row, others: Iterable[Row], *, anywhere: bool = False) -> Row | None:
     """Return which of another cell's trials of the same block a trial is compared with: one of the same invocation.
 
     Without one, as in a block that was cut in two, the last that ran in an equal environment or, with ``anywhere``, in
@@ -132,16 +131,12 @@ def nearest(row: Record, others: Iterable[Record], *, anywhere: bool = False) ->
     """
     known = [*others]
     beside = [other for other in known if other.invocation == row.invocation]
-    equal = [other for other in known if anywhere or equal_environment(row, other)]
+    is_known = not pd.isna(row.environment)
+    equal = [other for other in known if anywhere or (is_known and row.environment == other.environment)]
     return next(reversed(beside or equal), None)
 
 
-def equal_environment(row: Record, other: Record) -> bool:
-    """Return whether two trials are known to have run with the same code, versions, settings and hardware."""
-    return not pd.isna(row.environment) and row.environment == other.environment
-
-
-def bases_of(cells: Mapping[str, Records]) -> dict[str, str]:
+def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
     """Return the base of each measured cell: the planned one or, if that failed, the smallest of its family."""
     smallest: dict[str, tuple[int, str]] = {}
     for cell_id, (first, *_) in cells.items():
@@ -153,7 +148,7 @@ def bases_of(cells: Mapping[str, Records]) -> dict[str, str]:
     }
 
 
-def columns_of(row: Record, *names: str) -> Values:
+def columns_of(row: Row, *names: str) -> Values:
     """Return some columns of a row."""
     return {name: getattr(row, name) for name in names}
 
@@ -162,7 +157,7 @@ def ends(estimate: Estimate) -> Values:
     return {"blocks": estimate.n, **estimate.around()}
 
 
-def order(row: Row) -> tuple[object, ...]:
+def order(row: AnyRow) -> tuple[object, ...]:
     batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
     names = ("model", "data", "precision", "scaling", batch)
     fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else natural(row[name])) for name in names)
@@ -170,7 +165,7 @@ def order(row: Row) -> tuple[object, ...]:
     return (*fixed, strategy_order(row["strategy"]), row["devices"], row["nodes"], ids, options_text(row["options"]))
 
 
-def axis_value(row: Row, name: str) -> PlainValue:
+def axis_value(row: AnyRow, name: str) -> PlainValue:
     """Return a recorded cell's value on an axis or option, as ``Cell.axis`` does; None if it has none."""
     if "." in name:
         return (row["options"] or {}).get(name)
@@ -180,23 +175,23 @@ def axis_value(row: Row, name: str) -> PlainValue:
     return value
 
 
-def matches(row: Row, wanted: Mapping[str, PlainValue]) -> bool:
+def matches(row: AnyRow, wanted: Mapping[str, PlainValue]) -> bool:
     """Return whether a recorded cell has, on every named axis, the wanted value or one of the wanted values."""
     return all(is_wanted(values, axis_value(row, name)) for name, values in wanted.items())
 
 
-def workload_options(row: Row) -> str:
+def workload_options(row: AnyRow) -> str:
     """Return a cell's options of the workload as text: cells that differ in them do other work."""
     own = {name: value for name, value in options_of(row).items() if name.startswith("workload.")}
     return json.dumps(own, sort_keys=True, default=str)
 
 
-def work_of(row: Record, *axes: str) -> tuple[object, ...]:
+def work_of(row: Row, *axes: str) -> tuple[object, ...]:
     """Return what rows have in common that train the same: model, data and the like, and the values of ``axes``."""
-    return (*columns_of(row, *WORK_AXES, *axes).values(), workload_options(vars(row)))
+    return (*columns_of(row, *WORK_AXES, *axes).values(), workload_options(row))
 
 
-def content_key(row: Row, by: Iterable[str] = ()) -> str:
+def content_key(row: AnyRow, by: Iterable[str] = ()) -> str:
     """Return what cells have in common that agree in all axes and options but those of ``by``.
 
     The batch that is held fixed counts, not the one that follows from it and the devices. With the strategy its own
@@ -205,13 +200,13 @@ def content_key(row: Row, by: Iterable[str] = ()) -> str:
     return json.dumps(_content(row, frozenset(by)), sort_keys=True, default=str)
 
 
-def differing_axes(row: Row, other: Row) -> list[str]:
+def differing_axes(row: AnyRow, other: AnyRow) -> list[str]:
     """Return the axes and options in which two cells differ, by name."""
     mine, others = _content(row, frozenset()), _content(other, frozenset())
     return [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
 
 
-def _content(row: Row, by: frozenset[str]) -> dict[str, object]:
+def _content(row: AnyRow, by: frozenset[str]) -> dict[str, object]:
     following = "per_device_batch_size" if row["scaling"] == "strong" else "global_batch_size"
     without = {*by, "options", "emulated", "emulated_compute", *(BATCHES if by & {*BATCHES} else (following,))}
     options: Mapping[str, PlainValue] = row["options"] or {}

@@ -14,12 +14,12 @@ from typing import get_args
 
 import pandas as pd
 
-from harness.analysis.common import Row, is_no_claim, order
+from harness.analysis.common import AnyRow, is_no_claim, order
 from harness.analysis.history import read_history
 from harness.analysis.results import Results
 from harness.analysis.run_cells import Metric, run_columns, side_by_side, started_at
 from harness.analysis.run_pairs import Pair, Question, Side, make_side, match, no_shared_cell, unmatched_cells
-from harness.analysis.stats import SIGNIFICANCE, holm_of_known, mean_interval
+from harness.analysis.stats import SIGNIFICANCE, holm, mean_interval
 from harness.config.axes import AXES
 from harness.config.script import CURVE_METRICS
 from harness.errors import ComparisonError
@@ -63,7 +63,7 @@ NONE_FAILS, A_CELL_FAILS, NOT_DECIDED = 0, 3, 4
 """Exit codes."""
 
 
-def gate(pairs: Sequence[Pair], unmatched: Sequence[Row], conditions: Sequence[Condition]) -> pd.DataFrame:
+def gate(pairs: Sequence[Pair], unmatched: Sequence[AnyRow], conditions: Sequence[Condition]) -> pd.DataFrame:
     """Return the verdict of each condition on each cell that both runs measured, and on those that one of them lost.
 
     A verdict needs a Holm-adjusted p-value of at most 0.05 for the ratio being the threshold: the cell fails if the
@@ -82,7 +82,7 @@ def gate(pairs: Sequence[Pair], unmatched: Sequence[Row], conditions: Sequence[C
             row |= {"verdict": FAILS if condition.holds(ratio.ratio) else PASSES, "reason": None}
         rows.append(row)
         p_values.append(p_value)
-    for row, adjusted in zip(rows, holm_of_known(p_values), strict=True):
+    for row, adjusted in zip(rows, holm(p_values), strict=True):
         row["p_adjusted"] = adjusted
         if adjusted is not None and adjusted > SIGNIFICANCE:
             row |= {"verdict": UNDECIDED, "reason": "the interval, Holm-adjusted, holds the threshold"}
@@ -117,9 +117,9 @@ class Comparison:
     conditions: tuple[Condition, ...]
     runs: pd.DataFrame
     cells: pd.DataFrame
-    unmatched: tuple[Row, ...]
-    convergence: tuple[Row, ...]
-    environment: tuple[Row, ...]
+    unmatched: tuple[AnyRow, ...]
+    convergence: tuple[AnyRow, ...]
+    environment: tuple[AnyRow, ...]
     gate: pd.DataFrame
     history: Path | None
 
@@ -149,12 +149,18 @@ def compare(runs: Sequence[Results], question: Question, conditions: Sequence[Co
         compared = {side.started_at for side in sides}
         earlier = {start: cells for start, cells in read_history(folder, measured).items() if start not in compared}
     pairs = [pair for other in others for pair in match(first, other, question, earlier)]
+    cells = [{**pair.row} for pair in pairs]
+    tested = [None if pair.no_claim else pair.ratios["throughput"].p_value() for pair in pairs]
+    for row, adjusted in zip(cells, holm(tested), strict=True):
+        if adjusted is not None:
+            changed = SLOWER if row["ratio"] < 1 else FASTER
+            row |= {"p_adjusted": adjusted, "change": changed if adjusted <= SIGNIFICANCE else WITHIN_NOISE}
     unmatched = [row for other in others for row in unmatched_cells(first, other, question)]
     return Comparison(
         question,
         tuple(conditions),
         RUNS.frame(_run(side) for side in sides),
-        _cells(pairs),
+        COMPARISON.frame(sorted(cells, key=lambda row: (row["run"], order(row)))),
         tuple(unmatched),
         tuple(row for other in others for row in _trainings(first, other, question)),
         tuple(side_by_side({side.letter: side.results for side in sides})),
@@ -187,27 +193,16 @@ def results_folder(results: Results) -> Path:
     return parent.parent if parent.name == results.experiment.name else parent
 
 
-def _run(side: Side) -> Row:
+def _run(side: Side) -> AnyRow:
     results = side.results
     last = results.trials.drop_duplicates("trial_id", keep="last")
     failed = int((~last["outcome"].isin(["ok", "skipped"])).sum())
     return {"run": side.letter, **run_columns(results), "missing": len(results.missing), "failed": failed}
 
 
-def _cells(pairs: Sequence[Pair]) -> pd.DataFrame:
-    """Return the table of pairs, with p-values adjusted over all of them."""
-    rows = [{**pair.row} for pair in pairs]
-    tested = [None if pair.no_claim else pair.ratios["throughput"].p_value() for pair in pairs]
-    for row, adjusted in zip(rows, holm_of_known(tested), strict=True):
-        if adjusted is not None:
-            changed = SLOWER if row["ratio"] < 1 else FASTER
-            row |= {"p_adjusted": adjusted, "change": changed if adjusted <= SIGNIFICANCE else WITHIN_NOISE}
-    return COMPARISON.frame(sorted(rows, key=lambda row: (row["run"], order(row))))
-
-
-def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
+def _trainings(first: Side, later: Side, question: Question) -> list[AnyRow]:
     """Return the rows of the trainings that both runs have, one a cell and metric."""
-    cells: dict[str, list[tuple[Row, Row]]] = {}
+    cells: dict[str, list[tuple[AnyRow, AnyRow]]] = {}
     for (key, seed), row in first.trainings.items():
         if (key, seed) in later.trainings:
             cells.setdefault(key, []).append((row, later.trainings[key, seed]))
@@ -216,7 +211,7 @@ def _trainings(first: Side, later: Side, question: Question) -> list[Row]:
     return [row for row in found if row]
 
 
-def _training(letter: str, pairs: Sequence[tuple[Row, Row]], name: str, question: Question) -> Row:
+def _training(letter: str, pairs: Sequence[tuple[AnyRow, AnyRow]], name: str, question: Question) -> AnyRow:
     """Return the row of a cell and metric; an empty one if no seed has a finite value in both runs."""
     known = [(one[name], other.get(name)) for one, other in pairs]
     recorded = [(float(one), float(other)) for one, other in known if one is not None and other is not None]

@@ -10,25 +10,17 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import (
-    Lines,
-    Records,
-    Row,
-    bases_of,
-    by_cell,
-    grouped,
-    measured,
-    nearest,
-    rows_of,
-    trial_key,
-)
+from harness.analysis.common import Lines, Row, Rows, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
 from harness.analysis.evidence import (
+    RANK_COLUMNS,
     SLOW_RANK,
-    Evidence,
     foreign_cores,
-    gather_evidence,
+    group_environments,
+    signature,
+    slow_ranks,
     steps_in_epochs,
     throttling,
+    window_drift,
 )
 from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE
@@ -47,40 +39,53 @@ TOO_EFFICIENT = 1.5
 class Doubt(NamedTuple):
     """A reason to distrust a number: in plain words, and its meaning with the threshold.
 
-    ``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial.
+    ``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial. A
+    trial has some columns of its row, the rows of its ``ranks``, and what ``doubts`` adds; None if it is unknown.
     ``widens``: it varies from block to block, so that the interval of a ratio has its effect, and is only wider.
     """
 
     words: str
     meaning: str
-    own: Callable[[Evidence], bool | str] = lambda trial: False
-    beside: Callable[[Evidence, Evidence], bool] = lambda trial, base: False
+    own: Callable[[Row], bool | str] = lambda trial: False
+    beside: Callable[[Row, Row], bool] = lambda trial, base: False
     widens: bool = False
 
 
-def _settings(trial: Evidence) -> str:
-    found = {setting for text in trial.values("settings") if text for setting in text.split(", ")}
+def _known(trial: Row, name: str) -> set[Any]:
+    """Return the known values of a column over the trial's ranks."""
+    return {rank[name] for rank in trial.ranks if not pd.isna(rank[name])}
+
+
+def _differ(trial: Row, base: Row, name: str) -> bool:
+    """Return whether the known values of a column are not the base's; False without ranks."""
+    return bool(trial.ranks and base.ranks) and _known(trial, name) != _known(base, name)
+
+
+def _per_device(trial: Row) -> float | None:
+    return None if trial.throughput_per_s is None else float(trial.throughput_per_s / trial.devices)
+
+
+def _settings(trial: Row) -> str:
+    found = {setting for text in _known(trial, "settings") if text for setting in text.split(", ")}
     return f": {', '.join(sorted(found))}" if found else ""
 
 
-def _unlike_epochs(trial: Evidence) -> str:
+def _unlike_epochs(trial: Row) -> str:
     factors = sorted(trial.in_epochs or (1.0, 1.0))
     if factors[0] > 1 / UNLIKE_EPOCHS and factors[1] < UNLIKE_EPOCHS:
         return ""
     return f": a step of an epoch takes {' to '.join(dict.fromkeys(f'{each:.2g}' for each in factors))} times as long"
 
 
-def _foreign_load(trial: Evidence) -> bool:
-    nodes: dict[int | None, list[Row]] = {}
-    for rank in trial.ranks:
-        nodes.setdefault(rank["node_rank"], []).append(rank)
+def _foreign_load(trial: Row) -> bool:
+    nodes = grouped(trial.ranks, lambda rank: rank["node_rank"])
     return any((foreign_cores(node) or 0.0) > FOREIGN_CORES for node in nodes.values())
 
 
-def _other_clock(trial: Evidence, base: Evidence) -> bool:
+def _other_clock(trial: Row, base: Row) -> bool:
     """Return whether the slowest GPU's clock is not the base's, on GPUs of the same model."""
-    lowest = sorted(min(one.values("sm_clock_mhz"), default=0) for one in (trial, base))
-    return lowest[0] > 0 and not trial.differs(base, "device_model") and lowest[1] > CLOCK_CHANGE * lowest[0]
+    lowest = sorted(min(_known(one, "sm_clock_mhz"), default=0) for one in (trial, base))
+    return lowest[0] > 0 and not _differ(trial, base, "device_model") and lowest[1] > CLOCK_CHANGE * lowest[0]
 
 
 DOUBTS: Mapping[str, Doubt] = {
@@ -89,13 +94,13 @@ DOUBTS: Mapping[str, Doubt] = {
         f"the throughput of a device is more than {TOO_EFFICIENT:g} times the base's, which neither caches nor noise "
         "explain: a base that waits for data or shares its cores, a weight of loss() that counts too much, or steps "
         "that leave out work",
-        beside=lambda trial, base: (trial.per_device_per_s or 0.0) > TOO_EFFICIENT * (base.per_device_per_s or inf),
+        beside=lambda trial, base: (_per_device(trial) or 0.0) > TOO_EFFICIENT * (_per_device(base) or inf),
     ),
     "waits for data": Doubt(
         "most of the step is a wait for data",
         f"the step waits for data for more than {100 * WAITS:.0f} % of its time: a ratio is one of loaders, not of "
         "strategies",
-        own=lambda trial: (trial.row.wait_fraction or 0.0) > WAITS,
+        own=lambda trial: (trial.wait_fraction or 0.0) > WAITS,
     ),
     "other speed in epochs": Doubt(
         "its epochs run at another speed than its timed steps",
@@ -108,19 +113,19 @@ DOUBTS: Mapping[str, Doubt] = {
     "inline": Doubt(
         "it ran in the command's own process",
         "the trial ran in the command's own process (--inline), where a debugger may have stopped it; no ratio uses it",
-        own=lambda trial: bool(trial.row.inline),
+        own=lambda trial: bool(trial.inline),
     ),
     "no steady state": Doubt(
         "the speed had not settled after the warm-up",
         "the warm-up reached its limit before the medians of two successive rounds of steps, and the ends of the last "
         f"round's trend, agreed within {100 * STEADY_CHANGE:.0f} % (or within their noise, up to "
         f"{100 * STEADY_NOISE:.0f} %)",
-        own=lambda trial: trial.row.steady is False,
+        own=lambda trial: trial.steady is False,
     ),
     "skipped updates": Doubt(
         "fp16 skipped updates",
         "in fp16, the loss scale skipped the update of one or more timed steps, which took less time than others",
-        own=lambda trial: (trial.row.skipped_updates or 0) > 0,
+        own=lambda trial: (trial.skipped_updates or 0) > 0,
     ),
     "wide spread": Doubt(
         "the times of single steps vary widely",
@@ -165,7 +170,7 @@ DOUBTS: Mapping[str, Doubt] = {
     "memory swapped": Doubt(
         "memory was swapped to disk",
         "the node swapped memory during the timed steps",
-        own=lambda trial: any(swapped > 0 for swapped in trial.values("swapped_bytes")),
+        own=lambda trial: any(swapped > 0 for swapped in _known(trial, "swapped_bytes")),
     ),
     "clocks throttled": Doubt(
         "a GPU lowered its clock, for heat or a fault",
@@ -182,18 +187,18 @@ DOUBTS: Mapping[str, Doubt] = {
     "foreign load on the GPU": Doubt(
         "other programs used a GPU",
         "other processes computed on a GPU during the timed steps",
-        own=lambda trial: any(processes > 0 for processes in trial.values("foreign_gpu_processes")),
+        own=lambda trial: any(processes > 0 for processes in _known(trial, "foreign_gpu_processes")),
         widens=True,
     ),
     "threads differ from the base's": Doubt(
         "the number of threads per device differs",
         "the number of threads per device is not the base's",
-        beside=lambda trial, base: trial.differs(base, "threads"),
+        beside=lambda trial, base: _differ(trial, base, "threads"),
     ),
     "other devices than the base's": Doubt(
         "the devices are of another model",
         "the device models are not the base's",
-        beside=lambda trial, base: trial.differs(base, "device_model"),
+        beside=lambda trial, base: _differ(trial, base, "device_model"),
     ),
     "other dtypes than the base's": Doubt(
         "it computes in other dtypes than its base (fsdp does not with mixed_precision: autocast)",
@@ -207,18 +212,18 @@ DOUBTS: Mapping[str, Doubt] = {
         "the machines are others",
         "a host of the base is not among the trial's hosts",
         # a cell on several nodes may use more hosts than its base
-        beside=lambda trial, base: bool(trial.ranks) and not base.values("host") <= trial.values("host"),
+        beside=lambda trial, base: bool(trial.ranks) and not _known(base, "host") <= _known(trial, "host"),
     ),
     "environment differs from the base's": Doubt(
         "versions or settings differ",
         "versions, settings or hardware differ from those of the base's worker group",
-        beside=lambda trial, base: None not in (trial.nodes, base.nodes) and trial.nodes != base.nodes,
+        beside=lambda trial, base: None not in (trial.signature, base.signature) and trial.signature != base.signature,
     ),
     "block cut in two": Doubt(
         "an interruption lies between the trials of a ratio",
         "the trial and its base are of two invocations of the command, in equal environments: an interruption lies "
         "between them, and what changed with it is in the ratio",
-        beside=lambda trial, base: bool(trial.row.invocation != base.row.invocation),
+        beside=lambda trial, base: bool(trial.invocation != base.invocation),
     ),
 }
 """Doubts in the order in which a trial lists them."""
@@ -244,7 +249,17 @@ def doubts(
     read = trials[[*COLUMNS]]
     rows = rows_of(read)
     in_epochs = steps_in_epochs(trials, windows, epochs)
-    evidence = gather_evidence(rows, times, windows, ranks, environment, in_epochs, lines)
+    dtypes = {(line["trial_id"], line["attempt"]): line["facts"].get("dtypes") for line in lines}
+    steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
+    spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
+    signatures = {key: signature(nodes) for key, nodes in group_environments(environment).items()}
+    by_trial = grouped(rows_of(ranks[[*RANK_COLUMNS]]), trial_key)
+    for row in rows:
+        key = trial_key(row)
+        row["spread"] = spread.get(key)  # the interquartile range of the timed steps over their median
+        row |= {"slow_rank": slow.get(key), "drift": drift.get(key), "stalled": key in times.stalled}
+        row |= {"ranks": by_trial.get(key, []), "in_epochs": in_epochs.get(key), "dtypes": dtypes.get(key)}
+        row["signature"] = signatures.get((row.group_id, row.invocation))  # of its worker group's nodes and settings
     ok = [row for row in rows if row.outcome == "ok" and not row.purpose]
     measured_in = grouped(ok, lambda row: (row.cell_id, row.block))
     bases = bases_of(by_cell(rows_of(measured(read))))
@@ -252,13 +267,11 @@ def doubts(
     for row in rows:
         names = []
         if row.outcome == "ok" and row.throughput_per_s is not None:
-            trial, base = evidence[trial_key(row)], None
-            other = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
-            if other is not None and other.trial_id != row.trial_id:
-                base = evidence[trial_key(other)]
+            base = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
+            if base is not None and base.trial_id == row.trial_id:
+                base = None
             for name, doubt in DOUBTS.items():
-                seen = doubt.own(trial) or (base is not None and doubt.beside(trial, base))
-                if seen:
+                if seen := doubt.own(row) or (base is not None and doubt.beside(row, base)):
                     names.append(f"{name}{seen}" if isinstance(seen, str) else name)
         found.append(tuple(names))
     return pd.Series(found, index=trials.index, dtype=object)
@@ -302,7 +315,7 @@ class CountedDoubt:
         return f"{role}{self.name} ({self.count} of {self.trials})"
 
 
-def tally(rows: Records, role: str = "") -> tuple[CountedDoubt, ...]:
+def tally(rows: Rows, role: str = "") -> tuple[CountedDoubt, ...]:
     """Return each doubt of a cell's trials with its number of trials."""
     counts = Counter(name for row in rows for name in row.doubts)
     return tuple(CountedDoubt(name, count, len(rows), role) for name, count in counts.items())

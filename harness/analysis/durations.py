@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from harness.analysis.common import Row
+from harness.analysis.common import AnyRow
 from harness.analysis.published import hardware_of
 from harness.config.experiment import Experiment
 from harness.config.sections import Throughput
@@ -24,7 +24,7 @@ from harness.record.reading import naming_file
 TRAINING_PARTS = ("epochs", "evaluation", "checkpoints")
 
 
-def power_of(line: Row) -> float | None:
+def power_of(line: AnyRow) -> float | None:
     """Return the mean power of one device of a trial in its timed windows, in watts; None without readings."""
     return _mean([rank.get("power_w") for rank in line["ranks"]])
 
@@ -43,7 +43,7 @@ class TrialTime:
     power_w: float | None = None
 
     @classmethod
-    def of_line(cls, line: Row) -> TrialTime:
+    def of_line(cls, line: AnyRow) -> TrialTime:
         """Return the time of a recorded trial; what no part holds is its part 'other'."""
         parts = dict(line["parts"])
         rest = float(line["trial_s"]) - sum(parts.values())
@@ -131,7 +131,7 @@ class Durations:
         self._starts: dict[str, list[float]] = {}
         self._start_means: dict[str, float] = {}
 
-    def add_line(self, line: Row) -> None:
+    def add_line(self, line: AnyRow) -> None:
         """Add a recorded trial."""
         names = ("kind", "purpose", "cell_id", "strategy", "devices", "launcher")
         self._add(_keys(*(line[name] for name in names)), TrialTime.of_line(line))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import KEYS, Record, TrialKey, Values, columns_of, order, rows_of, trial_key
+from harness.analysis.common import KEYS, Row, Values, columns_of, order, rows_of, trial_key
 from harness.plan.comparison import MAX_DIFFERENCE
 from harness.record.schema import DESCRIPTION, EQUIVALENCE
 
@@ -38,7 +38,12 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
     last = trials.drop_duplicates("trial_id", keep="last")
     records = rows_of(last[last["purpose"] == "equivalence"])
     ok = {trial_key(row): str(row.cell_id) for row in records if row.outcome == "ok"}
-    found = _recorded(checks, ok)
+    found: dict[tuple[str, str], dict[str, Vector]] = {}
+    by_quantity = checks.groupby([*KEYS, "computed_in", "quantity"])
+    for (trial_id, attempt, computed_in, name), part in by_quantity:
+        if cell_id := ok.get((str(trial_id), int(str(attempt)))):
+            sketch = np.asarray(part.sort_values("bucket")["update"], dtype=float)
+            found.setdefault((cell_id, str(computed_in)), {})[str(name)] = sketch
     failed = {row.cell_id: (row.outcome, row.reason) for row in records}
     rows = []
     for row in records:
@@ -47,31 +52,17 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
         named = columns_of(row, "cell_id", "base_id", *DESCRIPTION)
         for computed_in in dict.fromkeys(("fp32", row.precision)):
             rows.append({**named, "computed_in": computed_in, **_verdict(row, computed_in, found, failed)})
-    apart = {row.cell_id: row for row in _of_scripts(last) if row.connected_ranks < row.devices}
-    rows += [{**columns_of(row, "cell_id", "base_id", *DESCRIPTION), **_apart(row)} for row in apart.values()]
+    for row in {row.cell_id: row for row in _of_scripts(last) if row.connected_ranks < row.devices}.values():
+        reason = f"independent copies: {row.connected_ranks} of its {row.devices} ranks train together"
+        named = columns_of(row, "cell_id", "base_id", *DESCRIPTION)
+        rows.append({**named, "computed_in": row.precision, "equivalent": False, "reason": reason})
     return EQUIVALENCE.frame(sorted(rows, key=order))
 
 
-def _of_scripts(trials: pd.DataFrame) -> list[Record]:
+def _of_scripts(trials: pd.DataFrame) -> list[Row]:
     """Return the trials of scripts on several ranks."""
     rows = rows_of(trials[trials["connected_ranks"].notna()])
     return [row for row in rows if row.check_id == row.cell_id]
-
-
-def _apart(row: Record) -> Values:
-    reason = f"independent copies: {row.connected_ranks} of its {row.devices} ranks train together"
-    return {"computed_in": row.precision, "equivalent": False, "reason": reason}
-
-
-def _recorded(checks: pd.DataFrame, ok: Mapping[TrialKey, str]) -> Recorded:
-    """Return the sketches of the checks that ended well; ``ok``: their cells by trial and attempt."""
-    found: dict[tuple[str, str], dict[str, Vector]] = {}
-    by_quantity = checks.groupby([*KEYS, "computed_in", "quantity"])
-    for (trial_id, attempt, computed_in, name), part in by_quantity:
-        if cell_id := ok.get((str(trial_id), int(str(attempt)))):
-            sketch = np.asarray(part.sort_values("bucket")["update"], dtype=float)
-            found.setdefault((cell_id, str(computed_in)), {})[str(name)] = sketch
-    return found
 
 
 Equivalence = Literal["equivalent", "connected", "unknown", "not equivalent"]
@@ -115,17 +106,15 @@ def verdict_columns(found: Verdicts | None, check_ids: Iterable[str | None]) -> 
     if found is None or not planned:
         return {"equivalence": None, "excluded": None}
     worst = _worst([found.get(check_id, NOT_RUN) for check_id in planned])
-    return {
-        "equivalence": worst.equivalence,
-        "excluded": worst.reason if worst.equivalence == "not equivalent" else None,
-    }
+    excluded = worst.reason if worst.equivalence == "not equivalent" else None
+    return {"equivalence": worst.equivalence, "excluded": excluded}
 
 
 def _worst(of: Iterable[Verdict]) -> Verdict:
     return max(of, key=lambda verdict: SEVERITY.index(verdict.equivalence))
 
 
-def _verdict(row: Record, computed_in: str, found: Recorded, failed: Mapping[str, tuple[str, str]]) -> Values:
+def _verdict(row: Row, computed_in: str, found: Recorded, failed: Mapping[str, tuple[str, str]]) -> Values:
     """Return the differences of a check in one precision, and the verdict."""
     for name, cell_id in (("the check", row.cell_id), ("one device's check", row.base_id)):
         if (cell_id, computed_in) not in found:

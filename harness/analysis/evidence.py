@@ -8,19 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 import pandas as pd
 
 from harness.analysis.common import (
     KEYS,
-    Lines,
-    Record,
-    Records,
+    AnyRow,
     Row,
+    Rows,
     TrialKey,
     columns_of,
     grouped,
@@ -33,7 +30,6 @@ from harness.config.axes import NAMED_AXES
 from harness.config.values import GIB
 from harness.plan.rows import HELD_BY_POWER, POWER_CAP
 from harness.plan.run_environment import NodeEnvironment, RunEnvironment
-from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, STALLS
 
 LEAST_STEPS = 10
@@ -51,75 +47,7 @@ RANK_COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The facts on which the doubts of one trial depend; None if a value is unknown.
-
-    ``row``: its columns. ``spread``: interquartile range of the timed steps over their median. ``slow_rank``: the
-    rank that exceeds SLOW_RANK. ``nodes``: the worker group's nodes and their settings, as text for comparison.
-    ``drift``: the highest rate of the timed windows over the lowest. ``stalled``: whether a timed step of a rank
-    stalled. ``in_epochs``: see ``steps_in_epochs``. ``dtypes``: of weights, gradients, forward pass and loss.
-    """
-
-    row: Record
-    spread: float | None
-    slow_rank: int | None
-    ranks: Sequence[Row]
-    nodes: str | None
-    drift: float | None
-    stalled: bool
-    in_epochs: Pair | None
-    dtypes: str | None
-
-    @property
-    def per_device_per_s(self) -> float | None:
-        """The throughput of a device."""
-        rate = self.row.throughput_per_s
-        return None if rate is None else float(rate / self.row.devices)
-
-    def values(self, name: str) -> set[Any]:
-        """Return the known values of a column over the trial's ranks."""
-        return {rank[name] for rank in self.ranks if not pd.isna(rank[name])}
-
-    def differs(self, base: Evidence, name: str) -> bool:
-        """Return whether the known values of a column are not the base's; False without ranks."""
-        return bool(self.ranks and base.ranks) and self.values(name) != base.values(name)
-
-
-def gather_evidence(
-    trials: Records,
-    times: StepTimes,
-    windows: pd.DataFrame,
-    ranks: pd.DataFrame,
-    environment: RunEnvironment,
-    in_epochs: Mapping[TrialKey, Pair],
-    lines: Lines,
-) -> dict[TrialKey, Evidence]:
-    """Return the evidence of each trial, by its id and attempt. ``in_epochs``: see ``steps_in_epochs``."""
-    dtypes = {(line["trial_id"], line["attempt"]): line["facts"].get("dtypes") for line in lines}
-    steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
-    spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
-    signatures = {key: _signature(nodes) for key, nodes in group_environments(environment).items()}
-    by_trial: dict[TrialKey, list[Row]] = {}
-    for rank in records(ranks[[*RANK_COLUMNS]]):
-        by_trial.setdefault((rank["trial_id"], rank["attempt"]), []).append(rank)
-    return {
-        (key := trial_key(row)): Evidence(
-            row,
-            spread.get(key),
-            slow.get(key),
-            by_trial.get(key, []),
-            signatures.get((row.group_id, row.invocation)),
-            drift.get(key),
-            key in times.stalled,
-            in_epochs.get(key),
-            dtypes.get(key),
-        )
-        for row in trials
-    }
-
-
-def throttling(rank: Row) -> list[str]:
+def throttling(rank: AnyRow) -> list[str]:
     """Return the reasons for a rank's throttled clocks, its GPUs' power limit excepted."""
     reasons: list[str] = [] if pd.isna(rank["throttled"]) else str(rank["throttled"]).split(", ")
     return [reason for reason in reasons if reason not in ("", POWER_CAP, HELD_BY_POWER)]
@@ -172,7 +100,7 @@ def steps_in_epochs(trials: pd.DataFrame, windows: pd.DataFrame, epochs: pd.Data
     return found
 
 
-def _halves(curve: Records, batch: int) -> Pair:
+def _halves(curve: Rows, batch: int) -> Pair:
     """Return the median seconds of a step in the first and in the second half of the epochs from the second on."""
     steps = [
         float(now.train_s - before.train_s) * batch / (now.samples - before.samples) for before, now in pairwise(curve)
@@ -181,7 +109,7 @@ def _halves(curve: Records, batch: int) -> Pair:
     return median(steps[:half]), median(steps[-half:])
 
 
-def foreign_cores(node: Sequence[Row]) -> float | None:
+def foreign_cores(node: Sequence[AnyRow]) -> float | None:
     """Return the cores that other processes kept busy on a node: (node CPU time - ranks' CPU time) / seconds."""
     watched = ("watched_s", "node_cpu_s", "own_cpu_s")
     known = [rank for rank in node if not any(pd.isna(rank[name]) for name in watched)]
@@ -210,7 +138,7 @@ def environment_id(nodes: Sequence[NodeEnvironment], code: str, own: Collection[
     ``own``: names of the variables that are left out since the group's cells have them: cells may differ in them.
     """
     models = sorted({device["model"] for node in nodes for device in node["devices"]})
-    text = json.dumps([code, models, _signature(_settings(node, own) for node in nodes)])
+    text = json.dumps([code, models, signature(_settings(node, own) for node in nodes)])
     return hashlib.sha256(text.encode()).hexdigest()[:12] if nodes else None
 
 
@@ -222,7 +150,7 @@ def _settings(node: NodeEnvironment, own: Collection[str] = ()) -> dict[str, obj
     return {**{key: recorded.get(key) for key in ENVIRONMENT_KEYS}, "memory_gib": memory_gib, "variables": variables}
 
 
-def _signature(nodes: Iterable[Mapping[str, object]]) -> str:
+def signature(nodes: Iterable[Mapping[str, object]]) -> str:
     """Return the settings of nodes as text for comparison."""
     return json.dumps(sorted({json.dumps(node, sort_keys=True) for node in nodes}))
 
@@ -242,45 +170,42 @@ def stalls(
     medians = times.by_trial[["step_median_s"]].rename_axis(KEYS).reset_index()
     merged = long.merge(medians, on=KEYS, how="inner", validate="many_to_one")
     found = rows_of(merged[merged["step_s"] > STALL_RATIO * merged["step_median_s"]])
-    by_window = grouped(found, lambda step: (trial_key(step), int(step.window)))
-    stalled = {key for key, _ in by_window}
-    of_trial = {trial_key(row): row for row in _of_trials(trials, stalled)}
-    timed, counters = (grouped(_of_trials(frame, stalled), trial_key) for frame in (windows, ranks))
-    without: dict[TrialKey, float | None] = {}
-    for key in stalled:
-        left_out = {window for other, window in by_window if other == key}
-        without[key] = throughput([vars(row) for row in timed.get(key, []) if row.window not in left_out])
+    by_trial = grouped(found, trial_key)
+    of_trial = {trial_key(row): row for row in _of_trials(trials, by_trial)}
+    timed, counters = (grouped(_of_trials(frame, by_trial), trial_key) for frame in (windows, ranks))
     rows = []
-    for (key, window), own in by_window.items():
-        if key in of_trial:
-            longest: dict[int, float] = {}
-            for step in own:
-                longest[step.step] = max(longest.get(step.step, 0.0), float(step.step_s))
+    for key, of_steps in by_trial.items():
+        if key not in of_trial:
+            continue
+        by_window = grouped(of_steps, lambda step: int(step.window))
+        unstalled = throughput(row for row in timed.get(key, []) if row.window not in by_window)
+        for window, own in by_window.items():
+            slowest = grouped(own, lambda step: step.step).values()
             rows.append(
                 {
                     **columns_of(of_trial[key], *KEYS, "cell_id", *DESCRIPTION, "block", "unit", "throughput_per_s"),
                     "window": window,
                     "step_median_s": float(own[0].step_median_s),
-                    "stalled_s": sum(longest.values()),
+                    "stalled_s": sum(max(float(step.step_s) for step in of_ranks) for of_ranks in slowest),
                     "waiting_ranks": _names(int(step.rank) for step in own),
                     "cause": _cause(own, counters.get(key, [])),
-                    "unstalled_throughput_per_s": without[key],
+                    "unstalled_throughput_per_s": unstalled,
                 }
             )
     return STALLS.frame(rows)
 
 
-def _of_trials(frame: pd.DataFrame, keys: set[TrialKey]) -> list[Record]:
+def _of_trials(frame: pd.DataFrame, keys: Collection[TrialKey]) -> list[Row]:
     """Return the rows of these trials, of all their attempts."""
     return rows_of(frame[frame["trial_id"].isin({trial_id for trial_id, _ in keys})])
 
 
-def _cause(steps: Records, ranks: Records) -> str | None:
+def _cause(steps: Rows, ranks: Rows) -> str | None:
     """Return what counters show; None if none shows anything."""
     waited = [step for step in steps if pd.notna(step.wait_s) and step.wait_s > MOSTLY * step.step_s]
     for_data = [int(step.rank if pd.isna(step.wait_rank) else step.wait_rank) for step in waited]
     swapped = [int(rank.rank) for rank in ranks if pd.notna(rank.swapped_bytes) and rank.swapped_bytes > 0]
-    throttled = [int(rank.rank) for rank in ranks if throttling(vars(rank))]
+    throttled = [int(rank.rank) for rank in ranks if throttling(rank)]
     seen = {"waited for data": for_data, "its node swapped memory": swapped, "clocks throttled": throttled}
     return "; ".join(f"{what} (rank {_names(which)})" for what, which in seen.items() if which) or None
 

@@ -9,7 +9,7 @@ from statistics import mean
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Record, Row, columns_of, grouped, rows_of, workload_options
+from harness.analysis.common import AnyRow, Lines, Row, columns_of, grouped, rows_of, workload_options
 from harness.analysis.stats import LEAST_BLOCKS, deviation
 from harness.analysis.trials import label_columns
 from harness.config.doctor_checks import allowed_findings
@@ -47,22 +47,15 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
         if line["outcome"] not in ("ok", "skipped") and not named:
             texts = HUNG if line["outcome"] == "timeout" else {**FAILED, "advice": advice_on(line["reason"] or "")}
             log = f"; log: {line['log']}" if line["log"] else ""
-            of_trial.append(
-                {
-                    "check": FAILED["check"],
-                    "severity": "error",
-                    "seen": line["reason"],
-                    "means": texts["means"],
-                    "advice": texts["advice"] + log,
-                }
-            )
+            said = {"means": texts["means"], "advice": texts["advice"] + log}
+            of_trial.append({"check": FAILED["check"], "severity": "error", "seen": line["reason"], **said})
         axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *DESCRIPTION)}
         of_trial += _fewer_samples(line, latest.values())
         rows += [{"trial_id": trial_id, **axes, **finding} for finding in of_trial]
     return FINDINGS.frame(rows)
 
 
-def _fewer_samples(line: Row, examined: Iterable[Row]) -> list[FindingRow]:
+def _fewer_samples(line: AnyRow, examined: Iterable[AnyRow]) -> list[FindingRow]:
     """Return a finding if an epoch of the line's cell has another number of distinct samples than one device's."""
     own = line["facts"].get("distinct_samples")
     others = (one for one in examined if one["strategy"] == BASE_STRATEGY and _data_of(one) == _data_of(line))
@@ -82,7 +75,7 @@ def _fewer_samples(line: Row, examined: Iterable[Row]) -> list[FindingRow]:
     ]
 
 
-def _data_of(line: Row) -> tuple[object, ...]:
+def _data_of(line: AnyRow) -> tuple[object, ...]:
     """Return the key of examinations that must have the same data."""
     return (line["workload"], line["data"], line["model"], line.get("variant"), workload_options(line))
 
@@ -108,7 +101,7 @@ def unequal_metrics(trials: pd.DataFrame, convergence: pd.DataFrame, known: pd.D
     trained = {(row.cell_id, row.seed): row for row in rows}
     names = [name for name in map(str, convergence.columns) if name.startswith("val_") and name not in (LOSS, *DERIVED)]
     said = {
-        (_data_of(vars(row)), name)
+        (_data_of(row), name)
         for row in rows_of(known[known["check"] == METRICS])
         for name in re.split("[ ,:;]+", row.seen)
     }
@@ -146,7 +139,7 @@ UNEQUAL = {
 }
 
 
-def _both(pairs: Iterable[tuple[Record, Record]], name: str) -> list[tuple[float, float]]:
+def _both(pairs: Iterable[tuple[Row, Row]], name: str) -> list[tuple[float, float]]:
     """Return the finite values of a column in both trainings of each pair."""
     values = [(getattr(one, name), getattr(other, name)) for one, other in pairs]
     known = [(float(one), float(other)) for one, other in values if not (pd.isna(one) or pd.isna(other))]
@@ -176,7 +169,7 @@ def figures(lines: Lines) -> dict[str, Mapping[str, str]]:
     }
 
 
-def static_findings(plan: Row, environment: RunEnvironment, labels: Labels) -> pd.DataFrame:
+def static_findings(plan: AnyRow, environment: RunEnvironment, labels: Labels) -> pd.DataFrame:
     """Return rows of schema.FINDINGS: of cells, batches that do not divide; without a cell, findings about the nodes.
 
     ``plan`` and ``environment`` are the contents of plan.json and environment.jsonl, ``labels`` those of the run.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import fmean
 
 import pandas as pd
 
-from harness.analysis.common import KEYS, Lines, Row, Values, columns_of, measured, order, rows_of, trial_key
+from harness.analysis.common import KEYS, AnyRow, Lines, Values, columns_of, measured, order, rows_of, trial_key
 from harness.analysis.phases import timings
 from harness.analysis.stats import geometric_mean
 from harness.plan.rows import LinkOperation
@@ -96,7 +96,7 @@ def device_memory(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     gpus[PEAKS] = gpus[PEAKS].astype("int64")
     found = gpus.merge(measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]], on=KEYS)
     found[PEAKS] = found.groupby(["cell_id", "gpu"])[PEAKS].transform("max")
-    rows = [vars(row) for row in rows_of(found.drop_duplicates(["cell_id", "gpu"])[DEVICE_MEMORY.names])]
+    rows = [row for row in rows_of(found.drop_duplicates(["cell_id", "gpu"])[DEVICE_MEMORY.names])]
     return DEVICE_MEMORY.frame(sorted(rows, key=lambda row: (*order(row), row["cell_id"], row["gpu"])))
 
 
@@ -109,12 +109,8 @@ def bus_factor(operation: LinkOperation, devices: int) -> float:
 
     All-reduce of n devices: 2(n-1)/n; all-gather and reduce-scatter: (n-1)/n; from one device to another: 1.
     """
-    factors: Mapping[LinkOperation, float] = {
-        "all_reduce": 2 * (devices - 1) / devices,
-        "all_gather": (devices - 1) / devices,
-        "reduce_scatter": (devices - 1) / devices,
-    }
-    return factors.get(operation, 1.0)
+    rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}.get(operation)
+    return rounds * (devices - 1) / devices if rounds else 1.0
 
 
 def links(lines: Lines) -> pd.DataFrame:
@@ -131,7 +127,7 @@ def collectives(lines: Lines) -> pd.DataFrame:
     )
 
 
-def _measured(lines: Lines) -> Iterator[Row]:
+def _measured(lines: Lines) -> Iterator[AnyRow]:
     """Yield the rows of the latest measurement of each placement, with the placement and the bandwidths."""
     latest = {line["trial_id"]: line for line in lines if line.get("links")}
     for line in latest.values():
@@ -139,11 +135,6 @@ def _measured(lines: Lines) -> Iterator[Row]:
         model = line["ranks"][0].get("device_model") if line["ranks"] else None
         for row in line["links"]:
             bandwidth = row["size_bytes"] / row["time_s"] if row["time_s"] > 0 else None
-            factor = bus_factor(row["operation"], line["devices"])
-            yield {
-                **placement,
-                "device_model": model,
-                **row,
-                "algorithm_bytes_per_s": bandwidth,
-                "bus_bytes_per_s": None if bandwidth is None else factor * bandwidth,
-            }
+            bus = None if bandwidth is None else bus_factor(row["operation"], line["devices"]) * bandwidth
+            speeds = {"algorithm_bytes_per_s": bandwidth, "bus_bytes_per_s": bus}
+            yield {**placement, "device_model": model, **row, **speeds}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.common import Row, ends
+from harness.analysis.common import AnyRow, ends
 from harness.analysis.doubts import tally
 from harness.analysis.results import Results, load
 from harness.analysis.run_cells import Conditions, Metric, RunCell, facts_of, run_cells, run_columns, started_at
@@ -33,18 +33,17 @@ def load_history(folder: str | Path) -> pd.DataFrame:
     Run folders that cannot be read are left out: ``frame.attrs["unread"]`` maps their paths to the reasons. Raises
     RunFolderError if there is no run.
     """
-    runs: list[tuple[list[Row], dict[str, str]]] = []
+    in_order: list[tuple[AnyRow, dict[str, str]]] = []
     unread: dict[str, str] = {}
-    paths = find_run_folders(Path(folder))
+    if not (paths := find_run_folders(Path(folder))):
+        raise RunFolderError(f"{folder}: no run folder is below it; give a folder such as results/")
     for path in paths:
         try:
             results = load(path)
-            runs.append(([*_rows(results)], facts_of(results)))
+            rows, facts = [*_rows(results)], facts_of(results)
+            in_order += [(row, facts) for row in rows]
         except HarnessError as error:
             unread[str(path)] = str(error)
-    if not paths:
-        raise RunFolderError(f"{folder}: no run folder is below it; give a folder such as results/")
-    in_order = [(row, facts) for rows, facts in runs for row in rows]
     in_order.sort(key=lambda one: math.inf if one[0]["started_at"] is None else one[0]["started_at"])
     labels = Labels(row for row, _ in in_order)
     last: dict[str, dict[str, str]] = {}  # facts by cell
@@ -60,7 +59,7 @@ def load_history(folder: str | Path) -> pd.DataFrame:
     return frame
 
 
-def _rows(results: Results) -> Iterator[Row]:
+def _rows(results: Results) -> Iterator[AnyRow]:
     scaling = {row["cell_id"]: row for row in records(results.scaling)}
     of_run = run_columns(results)
     for cell_id, cell in run_cells(results).items():

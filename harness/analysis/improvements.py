@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import (
-    Record,
-    Records,
-    Values,
-    axis_value,
-    by_cell,
-    columns_of,
-    differing_axes,
-    measured,
-    rows_of,
-)
+from harness.analysis.common import Row, Values, axis_value, by_cell, columns_of, differing_axes, measured, rows_of
 from harness.analysis.equivalence import Verdicts
-from harness.analysis.ratios import AXES, paired, ratio_row
+from harness.analysis.ratios import AXES, Paired, paired, ratio_row
 from harness.config.values import PlainValue
 from harness.record.schema import IMPROVEMENTS
 
@@ -54,46 +44,35 @@ class Step:
 
         Without those that were not measured, or in no block with the cell to improve, for lack of time.
         """
-        known = {str(row.cell_id): row for row in self._timed()}
-        if (improved := known.pop(self.improved_id, None)) is None:
+        timed = rows_of(self.trials[self.trials["kind"] == "throughput"].drop_duplicates("cell_id", keep="last"))
+        improved = next((row for row in timed if row.cell_id == self.improved_id), None)
+        if improved is None:
             return []
-        measured_cells = by_cell(rows_of(measured(self.trials)))
-        others = measured_cells.get(self.improved_id, [])
-        rows = (self._row(row, improved, measured_cells.get(cell_id, []), others) for cell_id, row in known.items())
-        found = [row for row in rows if row["reason"] or row.get("ratio")]
+        cells = by_cell(rows_of(measured(self.trials)))
+        places, speeds = ("strategy", "devices", "nodes"), ("throughput_per_s", "improved_throughput_per_s")
+        found: list[Values] = []
+        for row in timed:
+            if row is improved or columns_of(row, *places) != columns_of(improved, *places):  # such as their bases
+                continue
+            group = cells.get(row.cell_id, [])
+            pair = paired(group, cells.get(self.improved_id, []))
+            ratio = ratio_row(pair, speeds, None, self.checked, group) if pair else columns_of(row, *AXES)
+            if (reason := self._reason(row, pair)) or ratio.get("ratio"):
+                named: Values = {"improved_id": self.improved_id, "step": self.name, "wall_s": self.wall_s}
+                found.append({**ratio, **named, "changes": changes_text(changes_of(improved, row)), "reason": reason})
         found.sort(key=lambda row: -float(row.get("ratio") or 0))
-        for at, row in enumerate(found):
-            row["kept"] = is_kept(self.name, row, first=at == 0)
+        for at, ratio in enumerate(found):
+            ratio["kept"] = is_kept(self.name, ratio, first=at == 0)
         return found
 
-    def _why_few(self, blocks: int) -> str | None:
-        """Return why a confirmation is none, if it lacks blocks that no further call would measure."""
-        if self.name != CONFIRMATION or blocks >= CONFIRMING_BLOCKS or not self.finished:
-            return None
-        return f"measured in {blocks} of {CONFIRMING_BLOCKS} blocks, its other trials failed"
-
-    def _failure(self, row: Record) -> str | None:
-        """Return why the last trial of a setting failed; None if it was not made, or could have formed a pair."""
-        return None if row.outcome in ("ok", "skipped") else str(row.reason)
-
-    def _timed(self) -> Iterator[Record]:
-        """Yield a row of each setting: of the cell to improve, and of those on as many devices; not of their bases."""
-        rows = rows_of(self.trials[self.trials["kind"] == "throughput"].drop_duplicates("cell_id", keep="last"))
-        places = ("strategy", "devices", "nodes")
-        own = next((columns_of(row, *places) for row in rows if row.cell_id == self.improved_id), None)
-        yield from (row for row in rows if columns_of(row, *places) == own)
-
-    def _row(self, row: Record, improved: Record, group: Records, others: Records) -> Values:
-        pair, names = paired(group, others), ("throughput_per_s", "improved_throughput_per_s")
-        found = ratio_row(pair, names, None, self.checked, group) if pair else columns_of(row, *AXES)
-        return {
-            **found,
-            "improved_id": self.improved_id,
-            "step": self.name,
-            "changes": changes_text(changes_of(vars(improved), vars(row))),
-            "reason": pair.apart or self._why_few(len(pair.speeds)) or (None if pair else self._failure(row)),
-            "wall_s": self.wall_s,
-        }
+    def _reason(self, row: Row, pair: Paired) -> str | None:
+        """Return why a setting has no ratio, or is not confirmed; None if it has one, or its trial was not made."""
+        if pair.apart:
+            return pair.apart
+        blocks = len(pair.speeds)
+        if self.name == CONFIRMATION and blocks < CONFIRMING_BLOCKS and self.finished:  # no further call measures more
+            return f"measured in {blocks} of {CONFIRMING_BLOCKS} blocks, its other trials failed"
+        return None if pair or row.outcome in ("ok", "skipped") else str(row.reason)
 
 
 def is_kept(step: str, row: Mapping[str, Any], *, first: bool) -> bool:

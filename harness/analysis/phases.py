@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,8 @@ import pandas as pd
 from harness.analysis.common import (
     KEYS,
     Lines,
-    Record,
-    Records,
+    Row,
+    Rows,
     TrialKey,
     Values,
     columns_of,
@@ -48,9 +49,9 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None = None
     known = sums[sums["waited_s"].notna() & (sums["whole_s"] > 0)].drop_duplicates(["cell_id", "block"], keep="last")
     waits: dict[str, Values] = {}
     for cell_id, blocks in known.groupby("cell_id"):
-        shares = dict(zip(blocks["block"], (blocks["waited_s"] / blocks["whole_s"]).astype(float), strict=True))
-        in_pilot = [share for block, share in shares.items() if pilot and block < pilot]
-        estimate = mean_interval(list(shares.values()), pilot=in_pilot or None)
+        shares = (blocks["waited_s"] / blocks["whole_s"]).astype(float)
+        in_pilot = shares[blocks["block"] < (pilot or 0)].tolist()
+        estimate = mean_interval(shares.tolist(), pilot=in_pilot or None)
         low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (estimate.low, estimate.high))
         ends = {**estimate.around(), "low": low, "high": high}
         of_cell = {f"waits_{end}": value for end, value in ends.items()}
@@ -116,19 +117,6 @@ WINDOW_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class StepWindow:
-    """Steps between two device syncs, of one rank or of all: seconds, number of steps, seconds lost to data.
-
-    ``is_marked``: its phases were marked on the clock that its steps ran by, so that its wait for data is known.
-    """
-
-    duration_s: float
-    steps: int
-    wait_s: float
-    is_marked: bool
-
-
-@dataclass(frozen=True)
 class Timing:
     """Seconds a step of one trial: of the slowest rank, and its wait for data.
 
@@ -152,86 +140,64 @@ class Timing:
 def timings(windows: pd.DataFrame) -> dict[TrialKey, Timing]:
     """Return the timing of every trial that was timed, by its id and attempt. The rows of a trial stand together."""
     found: dict[TrialKey, Timing] = {}
-    for part in _parts(windows[[*WINDOW_COLUMNS]]):
-        by_trial = grouped(rows_of(part), trial_key)
-        found.update((key, timing) for key, rows in by_trial.items() if (timing := _timing(rows)))
+    # of whole trials, about ROWS windows at a time: as rows they need most of a report's memory
+    starts = trial_starts(windows)
+    after = np.searchsorted(starts, np.arange(0, len(windows), ROWS))  # of the trials that begin there or later
+    for first, last in pairwise([*np.unique(starts[after[after < len(starts)]]), len(windows)]):
+        part = windows[[*WINDOW_COLUMNS]].iloc[first:last]
+        # the host's wait, or on a GPU the part of it with an idle stream
+        lost_s = part["wait_s"].fillna(part[["idle_s", "host_wait_s"]].min(axis=1, skipna=False)).fillna(0.0)
+        is_marked = part["wait_s"].notna() | part["idle_s"].notna()
+        known = part.assign(lost_s=lost_s, is_marked=is_marked, in_turn_s=part["in_turn_s"].fillna(0.0))
+        for key, rows in grouped(rows_of(known), trial_key).items():
+            if timing := _timing(rows):
+                found[key] = timing
     return found
 
 
-def _parts(windows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield the windows of whole trials, about ROWS at a time: as records they need most of a report's memory."""
-    starts = trial_starts(windows)
-    after = np.searchsorted(starts, np.arange(0, len(windows), ROWS))  # of the trials that begin there or later
-    ends = [*np.unique(starts[after[after < len(starts)]]), len(windows)]
-    for first, last in pairwise(ends):
-        yield windows.iloc[first:last]
-
-
-def _timing(rows: Records) -> Timing | None:
-    """Return the timing of a trial from its windows; None without a timed one."""
-    timed = _windows_of_all_ranks(rows, "timed")
+def _timing(rows: Rows) -> Timing | None:
+    """Return the timing of a trial from its windows, with ``lost_s`` and ``is_marked``; None without a timed one."""
+    kinds = grouped(rows, lambda row: row["window_kind"])
+    timed, phases, together = (_of_all_ranks(kinds.get(kind, [])) for kind in ("timed", "phases", "together"))
     if not timed:
         return None
-    marked = timed if any(window.is_marked for window in timed) else _windows_of_all_ranks(rows, "phases")
-    alone = grouped((row for row in rows if row.window_kind == "alone"), lambda row: int(row.rank))
-    together = _windows_of_all_ranks(rows, "together")
-    waited_s = sum(window.wait_s for window in marked)
-    wait_s = waited_s / sum(window.steps for window in marked) if marked else 0.0
-    is_known = any(window.is_marked for window in marked)
+    marked = timed if any(window["is_marked"] for window in timed) else phases
+    lost_s = sum(window["lost_s"] for window in marked)
+    wait_s = lost_s / sum(window["steps"] for window in marked) if marked else 0.0
+    is_known = any(window["is_marked"] for window in marked)
+    alone = kinds.get("alone", [])
+    slowest_s = steps = 0.0
+    for ranks in grouped(alone, lambda row: row["window"]).values():
+        slowest_s += ranks[0]["steps"] * max(_net_step_s([row], wait_s) for row in ranks)
+        slowest_s += ranks[0]["in_turn_s"]
+        steps += ranks[0]["steps"]
     return Timing(
-        step_mean_s=sum(window.duration_s for window in timed) / sum(window.steps for window in timed),
+        step_mean_s=sum(window["duration_s"] for window in timed) / sum(window["steps"] for window in timed),
         wait_s=wait_s,
-        wait_fraction=waited_s / sum(window.duration_s for window in marked) if is_known else None,
-        alone_s={rank: _net_step_s([_merged([row]) for row in of_rank], wait_s) for rank, of_rank in alone.items()},
-        slowest_s=_slowest_s(rows, wait_s),
+        wait_fraction=lost_s / sum(window["duration_s"] for window in marked) if is_known else None,
+        alone_s={
+            rank: _net_step_s(of_rank, wait_s) for rank, of_rank in grouped(alone, lambda row: int(row["rank"])).items()
+        },
+        slowest_s=slowest_s / steps if steps else None,
         together_s=_net_step_s(together, wait_s) if together else None,
     )
 
 
-def _slowest_s(rows: Records, usual_wait_s: float) -> float | None:
-    """Return the seconds a step of the slowest rank of each step, without exchange; None without such windows."""
-    by_window = grouped((row for row in rows if row.window_kind == "alone"), lambda row: int(row.window))
-    total_s = 0.0
-    for ranks in by_window.values():
-        total_s += ranks[0].steps * max(_net_step_s([_merged([row])], usual_wait_s) for row in ranks)
-        total_s += ranks[0].in_turn_s if _known(ranks[0].in_turn_s) else 0.0
-    steps = sum(ranks[0].steps for ranks in by_window.values())
-    return total_s / steps if steps else None
-
-
-def _windows_of_all_ranks(rows: Records, kind: str) -> list[StepWindow]:
-    """Return the windows of a kind, each over all ranks."""
-    by_window = grouped((row for row in rows if row.window_kind == kind), lambda row: int(row.window))
-    return [_merged(ranks) for ranks in by_window.values()]
-
-
-def _merged(ranks: Records) -> StepWindow:
-    """Return one window over its ranks: the time of the slowest, and the wait of the one that waited longest.
+def _of_all_ranks(rows: Rows) -> Rows:
+    """Return each window over its ranks: the time of the slowest, and the wait of the one that waited longest.
 
     Windows begin together, so the slowest rank ends each; and ranks that exchange gradients end a step together,
     whichever of them made the others wait.
     """
-    slowest, waiting = max(ranks, key=lambda row: row.duration_s), max(ranks, key=_wait_s)
-    is_marked = _known(waiting.wait_s) or _known(waiting.idle_s)
-    return StepWindow(slowest.duration_s, slowest.steps, _wait_s(waiting), is_marked)
+    windows = []
+    for ranks in grouped(rows, lambda row: row["window"]).values():
+        slowest, waiting = max(ranks, key=itemgetter("duration_s")), max(ranks, key=itemgetter("lost_s"))
+        windows.append(Row(slowest, lost_s=waiting["lost_s"], is_marked=waiting["is_marked"]))
+    return windows
 
 
-def _wait_s(row: Record) -> float:
-    """Return the seconds of a window lost to data: the host's wait, or on a GPU the part of it with an idle stream."""
-    if _known(row.wait_s):
-        return float(row.wait_s)
-    if _known(row.idle_s) and _known(row.host_wait_s):
-        return float(min(row.idle_s, row.host_wait_s))
-    return 0.0
-
-
-def _known(seconds: float | None) -> bool:
-    """Return whether a number is there; pd.notna() takes ten times as long, for each window of each rank."""
-    return seconds is not None and not math.isnan(seconds)
-
-
-def _net_step_s(windows: list[StepWindow], usual_wait_s: float) -> float:
+def _net_step_s(windows: Rows, usual_wait_s: float) -> float:
     """Return the seconds a step without the wait for data: that of the trial's other windows, if these mark none."""
-    steps = sum(window.steps for window in windows)
-    waits = (window.wait_s if window.is_marked else window.steps * usual_wait_s for window in windows)
-    return (sum(window.duration_s for window in windows) - sum(waits)) / steps if steps else math.nan
+    steps = sum(window["steps"] for window in windows)
+    waits = (window["lost_s"] if window["is_marked"] else window["steps"] * usual_wait_s for window in windows)
+    return float((sum(window["duration_s"] for window in windows) - sum(waits)) / steps) if steps else math.nan

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, order
+from harness.analysis.common import Lines, grouped, order
 from harness.analysis.durations import Durations, TimedRun, power_of
 from harness.analysis.trials import labels_of
 from harness.plan.comparison import axes_of
@@ -40,7 +40,10 @@ def estimate_of(plan: Plan, earlier: TimedRun | None) -> Estimate:
     The time of trainings without an earlier run is unknown: the number of their steps is known on the ranks alone.
     """
     durations = earlier.durations if earlier else Durations()
-    parts = [_of_trials(plan, trials, durations) for trials in _by_part(plan)]
+    trials = grouped(plan.trials, lambda trial: _key(trial.kind, trial.purpose, trial.cell.id))
+    cells = {key: order(axes_of(of_part[0].cell)) for key, of_part in trials.items() if key[1]}
+    keys = sorted(trials, key=lambda key: (PLACES.index(key[0]), cells.get(key, ())))  # as in tables, then by purpose
+    parts = [_of_trials(plan, trials[key], durations) for key in keys]
     if plan.groups:
         starts = [durations.start(group) for group in plan.groups]
         basis: Basis = "earlier run" if all(start.is_known for start in starts) else "lower bound"
@@ -55,15 +58,6 @@ def estimate_of(plan: Plan, earlier: TimedRun | None) -> Estimate:
     most = max((group.placement.devices for group in plan.groups), default=0)  # groups run one after the other
     devices = plan.machine.devices
     return Estimate(str(earlier.path) if earlier else None, devices, min(most, devices), bound, parts)
-
-
-def _by_part(plan: Plan) -> list[list[Trial]]:
-    """Return the trials of each cell in the order of tables, then those that the planner adds, by purpose."""
-    parts: dict[tuple[str, str | None], list[Trial]] = {}
-    for trial in plan.trials:
-        parts.setdefault(_key(trial.kind, trial.purpose, trial.cell.id), []).append(trial)
-    cells = {key: order(axes_of(trials[0].cell)) for key, trials in parts.items() if key[1]}
-    return [parts[key] for key in sorted(parts, key=lambda key: (PLACES.index(key[0]), cells.get(key, ())))]
 
 
 def _key(kind: str, purpose: str, cell_id: str) -> tuple[str, str | None]:
@@ -101,27 +95,27 @@ def _outside(part: str, seconds: float | None, trials: int = 0, basis: Basis | N
 
 
 def savings(plan: Plan, earlier: TimedRun | None) -> dict[str, float]:
-    """Return the seconds that smaller studies save, estimated as the whole is, by what each leaves out."""
-    whole = estimate_of(plan, earlier).seconds
-    saved = {what: whole - estimate_of(plan.keeping(wanted), earlier).seconds for what, wanted in _smaller(plan)}
-    return {what: seconds for what, seconds in saved.items() if seconds > 0}
+    """Return the seconds that smaller studies save, estimated as the whole is, by what each leaves out.
 
-
-def _smaller(plan: Plan) -> Iterator[tuple[str, Callable[[Trial], bool]]]:
-    """Yield what each smaller study leaves out, and the trials that it keeps: fewer blocks, no largest size, 1 seed."""
+    Fewer blocks, no largest size, one seed.
+    """
+    smaller: dict[str, Callable[[Trial], bool]] = {}
     timed = [trial for trial in plan.trials if trial.kind == "throughput"]
     blocks = 1 + max((trial.block for trial in timed), default=0)  # of a resumed run with those that it has
     fewer = FEW_BLOCKS if blocks > FEW_BLOCKS else 1
     if blocks > fewer:
         what = f"{fewer} instead of {blocks} blocks{'' if fewer >= FEW_BLOCKS else ', without intervals'}"
-        yield what, lambda trial: trial.kind == "convergence" or trial.block < fewer
+        smaller[what] = lambda trial: trial.kind == "convergence" or trial.block < fewer
     sizes = sorted({trial.cell.devices for trial in plan.trials if not trial.added})  # without bases that it adds
     if len(sizes) > 1:
-        yield f"no cells on {sizes[-1]} devices", lambda trial: trial.cell.devices < sizes[-1]
+        smaller[f"no cells on {sizes[-1]} devices"] = lambda trial: trial.cell.devices < sizes[-1]
     settings = plan.experiment.convergence
     if settings and len(settings.seeds) > 1 and any(trial.kind == "convergence" for trial in plan.trials):
-        one = f"1 instead of {len(settings.seeds)} seeds"
-        yield one, lambda trial: trial.kind != "convergence" or trial.seed == settings.seeds[0]
+        what = f"1 instead of {len(settings.seeds)} seeds"
+        smaller[what] = lambda trial: trial.kind != "convergence" or trial.seed == settings.seeds[0]
+    whole = estimate_of(plan, earlier).seconds
+    saved = {what: whole - estimate_of(plan.keeping(wanted), earlier).seconds for what, wanted in smaller.items()}
+    return {what: seconds for what, seconds in saved.items() if seconds > 0}
 
 
 def recorded_parts(lines: Lines, environment: RunEnvironment, devices: int) -> list[PartTime]:
@@ -129,10 +123,8 @@ def recorded_parts(lines: Lines, environment: RunEnvironment, devices: int) -> l
 
     A trial occupies at most ``devices``, those of the machine.
     """
-    tried: dict[tuple[str, str | None], list[Row]] = {}
-    for line in lines:
-        if line["trial_s"] is not None:
-            tried.setdefault(_key(line["kind"], line["purpose"], line["cell_id"]), []).append(line)
+    timed = (line for line in lines if line["trial_s"] is not None)
+    tried = grouped(timed, lambda line: _key(line["kind"], line["purpose"], line["cell_id"]))
     labels, parts, in_trials = labels_of(lines), [], 0.0
     for (part, cell_id), rows in sorted(tried.items(), key=lambda each: order(each[1][0]) if each[0][1] else ()):
         device_s, energies = 0.0, []

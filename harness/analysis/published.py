@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pandas as pd
 
-from harness.analysis.common import Records, Row, columns_of, last_of_blocks, matches, rows_of
+from harness.analysis.common import AnyRow, Rows, columns_of, last_of_blocks, matches, rows_of
 from harness.config.published import METRICS, RATE, UNITS, Level, Published
 from harness.plan.run_environment import RunEnvironment
 from harness.record.schema import DESCRIPTION, PUBLISHED
@@ -37,7 +37,7 @@ def hardware_of(environment: RunEnvironment) -> list[str]:
     return list(dict.fromkeys(gpus or [node["cpu"] for node in nodes]))
 
 
-def _rows(entry: Published, tables: Mapping[Level, pd.DataFrame], hardware: Sequence[str]) -> Iterator[Row]:
+def _rows(entry: Published, tables: Mapping[Level, pd.DataFrame], hardware: Sequence[str]) -> Iterator[AnyRow]:
     cell = _trials_of(entry, tables["cells"])
     level, kind, _ = METRICS[entry.metric]
     counted = f"{cell[0].unit}/s" if cell and kind == RATE else None
@@ -78,7 +78,7 @@ def _measured(values: Sequence[float], low: float, high: float) -> dict[str, flo
     }
 
 
-def _trials_of(entry: Published, trials: pd.DataFrame) -> Records:
+def _trials_of(entry: Published, trials: pd.DataFrame) -> Rows:
     """Return the last attempt at each trial of the entry's cell that has results; none if it was not measured.
 
     Timed trials of --inline are excluded, as from every ratio; losses and metrics of its trainings are like others.
@@ -88,11 +88,11 @@ def _trials_of(entry: Published, trials: pd.DataFrame) -> Records:
     if kind == "throughput":
         kept = kept[~kept["inline"].fillna(False).astype(bool)]
     asked = kept[~kept["added"].fillna(False).astype(bool)].drop_duplicates("trial_id", keep="last")
-    rows = [row for row in rows_of(asked) if matches(vars(row), entry.cell)]
+    rows = [row for row in rows_of(asked) if matches(row, entry.cell)]
     return [row for row in rows if row.cell_id == rows[0].cell_id]
 
 
-def _values(entry: Published, cell: Records, tables: Mapping[Level, pd.DataFrame], at: int | None) -> list[float]:
+def _values(entry: Published, cell: Rows, tables: Mapping[Level, pd.DataFrame], at: int | None) -> list[float]:
     """Return the value of each block or, after an epoch or a step, of each trial; ``at``: None for the last epoch.
 
     Steps are counted from the first of a trial: the slowest rank's time, the mean of the ranks' losses.

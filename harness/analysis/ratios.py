@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.common import (
-    Record,
-    Records,
+    AnyRow,
     Row,
+    Rows,
     Values,
     bases_of,
     by_cell,
@@ -36,7 +36,7 @@ from harness.analysis.stats import (
     SIGNIFICANCE,
     Estimate,
     geometric_mean,
-    holm_of_known,
+    holm,
     p_value,
     pooled_deviation,
     ratio_p_value,
@@ -128,7 +128,7 @@ class Paired:
         }
 
 
-def paired(group: Records, other: Records, rule: Rule | None = None) -> Paired:
+def paired(group: Rows, other: Rows, rule: Rule | None = None) -> Paired:
     """Return the throughputs of two cells, given their trials, in the blocks that have both.
 
     Each block gives one pair: the last of trials of one invocation, or in a block that was cut in two of trials in
@@ -147,7 +147,7 @@ def paired(group: Records, other: Records, rule: Rule | None = None) -> Paired:
     )
 
 
-def _pairs(group: Records, base: Records, *, anywhere: bool = False) -> list[tuple[Record, Record]]:
+def _pairs(group: Rows, base: Rows, *, anywhere: bool = False) -> list[tuple[Row, Row]]:
     in_block = grouped(base, lambda row: int(row.block))
     both = ((row, nearest(row, in_block.get(row.block, ()), anywhere=anywhere)) for row in group)
     alike = [(row, other) for row, other in both if other and (anywhere or same_hardware(row, other))]
@@ -155,13 +155,13 @@ def _pairs(group: Records, base: Records, *, anywhere: bool = False) -> list[tup
     return [*{row.block: (row, other) for row, other in alike}.values()]
 
 
-def same_hardware(row: Record, other: Record) -> bool:
+def same_hardware(row: Row, other: Row) -> bool:
     """Return whether two trials ran on devices of the same model, as far as both are known."""
     unknown = pd.isna(row.device_model) or pd.isna(other.device_model)
     return unknown or bool(row.device_model == other.device_model)
 
 
-def _why_apart(pairs: Sequence[tuple[Record, Record]], group: Records, other: Records) -> str:
+def _why_apart(pairs: Sequence[tuple[Row, Row]], group: Rows, other: Rows) -> str:
     """Return the reason that pairs of trials, all of which ran apart, give no ratio."""
     hardware = not all(same_hardware(*pair) for pair in pairs)
     column, word, ran = ("device_model", "", "on") if hardware else ("invocation", "invocation ", "in")
@@ -181,7 +181,7 @@ def within(estimate: Estimate | None, halfwidth: float) -> bool:
     return estimate is not None and estimate.halfwidth is not None and estimate.halfwidth <= halfwidth
 
 
-def _claim(pair: Paired, checked: Verdicts | None, *groups: Records) -> Values:
+def _claim(pair: Paired, checked: Verdicts | None, *groups: Rows) -> Values:
     """Return the columns on whether a ratio of these cells is a claim: their equivalence, the reason if it is none."""
     columns = verdict_columns(checked, [rows[0].check_id for rows in groups])
     return {**columns, "excluded": pair.apart} if pair.apart else columns
@@ -246,7 +246,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
     return SCALING.frame(sorted(rows, key=order))
 
 
-def _doubts_of(group: Records, other: Records, role: str) -> tuple[CountedDoubt, ...]:
+def _doubts_of(group: Rows, other: Rows, role: str) -> tuple[CountedDoubt, ...]:
     """Return the doubts of both cells of a ratio, those of the second with its role."""
     return tally(group) + (() if group[0].cell_id == other[0].cell_id else tally(other, role))
 
@@ -273,7 +273,7 @@ def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
 
 
 def ratio_row(
-    pair: Paired, names: tuple[str, str], rule: Rule | None, checked: Verdicts | None, *cells: Records
+    pair: Paired, names: tuple[str, str], rule: Rule | None, checked: Verdicts | None, *cells: Rows
 ) -> Values:
     """Return the columns of the ratio of two cells, with the mean throughput of each in a column of ``names``."""
     speeds = zip(names, (pair.speeds, pair.others), strict=True)
@@ -313,10 +313,10 @@ def versus(
     device_ids, each of which is compared with the first.
     """
     places = {name: place for place, name in enumerate(variants)}
-    groups = sorted(by_cell(rows_of(with_twins(trials))).values(), key=lambda group: order(vars(group[0])))
+    groups = sorted(by_cell(rows_of(with_twins(trials))).values(), key=lambda group: order(group[0]))
     groups.sort(key=lambda group: places.get(group[0].variant, len(places)))
     rows = []
-    for along in axis_pairs(((vars(group[0]), group) for group in groups), placements):
+    for along in axis_pairs(((group[0], group) for group in groups), placements):
         group, other = along.one, along.other
         own_rule = None if along.axis in SIZES else rule
         if pair := paired(group, other, own_rule):
@@ -336,10 +336,7 @@ def versus(
 
 
 def leaders(
-    trials: pd.DataFrame,
-    rule: Rule | None = None,
-    checked: Verdicts | None = None,
-    significance: float = SIGNIFICANCE,
+    trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | None = None, significance: float = SIGNIFICANCE
 ) -> pd.DataFrame:
     """Return each setting against the fastest that trains the same, on as many devices at the same batch, by block.
 
@@ -353,21 +350,20 @@ def leaders(
     control = (counted["launcher"] == "torchrun") & bool((counted["launcher"] == "ray").any())
     different = [check for check, verdict in (checked or {}).items() if verdict.equivalence == "not equivalent"]
     claims = counted[~no_claims(counted) & ~control & ~counted["check_id"].isin(different)]
-    groups: dict[tuple[object, ...], list[Records]] = {}
-    for cell in by_cell(rows_of(claims)).values():
-        groups.setdefault(work_of(cell[0], "devices", "global_batch_size"), []).append(cell)
-    rows = [row for cells in groups.values() for row in _group(cells, rule, significance)]
+    cells = by_cell(rows_of(claims)).values()
+    groups = grouped(cells, lambda cell: work_of(cell[0], "devices", "global_batch_size"))
+    rows = [row for group in groups.values() for row in _group(group, rule, significance)]
     return LEADERS.frame(sorted(rows, key=order))
 
 
-def _group(cells: Sequence[Records], rule: Rule | None, significance: float) -> list[Row]:
+def _group(cells: Sequence[Rows], rule: Rule | None, significance: float) -> list[AnyRow]:
     """Return the rows of one group."""
     speeds = [geometric_mean([float(row.throughput_per_s) for row in cell]) for cell in cells]
     leader = max(range(len(cells)), key=lambda at: speeds[at].value)
     before: set[int] = set()
     while True:
         pairs = [paired(cell, cells[leader], rule) for cell in cells]
-        p_values = holm_of_known([None if at == leader else pair.p_value for at, pair in enumerate(pairs)])
+        p_values = holm([None if at == leader else pair.p_value for at, pair in enumerate(pairs)])
         tied = [None if value is None else value > significance for value in p_values]
         before.add(leader)
         faster = [
@@ -378,23 +374,11 @@ def _group(cells: Sequence[Records], rule: Rule | None, significance: float) -> 
         if not faster:
             break
         leader = max(faster, key=lambda at: speeds[at].value)
-    return [
-        {
-            **columns_of(cell[0], *AXES),
-            "leader_id": cells[leader][0].cell_id,
-            "settings": len(cells),
-            "throughput_per_s": speed.value,
-            **_prefixed("throughput", speed.around()),
-            "blocks": len(pair.ratios),
-            **(
-                {"ratio": 1.0}
-                if at == leader
-                else {"ratio": pair.ratio.value, **ends(pair.ratio)}
-                if pair.ratio
-                else {}
-            ),
-            "p_value": p_values[at],
-            "tied": tied[at],
-        }
-        for at, (cell, speed, pair) in enumerate(zip(cells, speeds, pairs, strict=True))
-    ]
+    rows: list[AnyRow] = []
+    for at, (cell, speed, pair) in enumerate(zip(cells, speeds, pairs, strict=True)):
+        ratio = {"ratio": pair.ratio.value, **ends(pair.ratio)} if pair.ratio else {}
+        tested = {**({"ratio": 1.0} if at == leader else ratio), "p_value": p_values[at], "tied": tied[at]}
+        named = {**columns_of(cell[0], *AXES), "leader_id": cells[leader][0].cell_id, "settings": len(cells)}
+        of_speed = {"throughput_per_s": speed.value, **_prefixed("throughput", speed.around())}
+        rows.append({**named, **of_speed, "blocks": len(pair.ratios), **tested})
+    return rows

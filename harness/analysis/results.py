@@ -18,7 +18,9 @@ from harness.analysis.findings import findings, static_findings, unequal_metrics
 from harness.analysis.hardware import collectives, device_memory, gpus, links
 from harness.analysis.improvements import STEPS, Step, improvements
 from harness.analysis.phases import host_phases, ledger, phases
-from harness.analysis.prediction import Asked, Links, families, predictions, recorded_exchanges
+from harness.analysis.prediction.collective_times import Links, recorded_exchanges
+from harness.analysis.prediction.observed import families
+from harness.analysis.prediction.predictions import Asked, predictions
 from harness.analysis.preview import preview
 from harness.analysis.published import published
 from harness.analysis.ratios import leaders, noise, parity, scaling, versus
@@ -40,7 +42,7 @@ from harness.analysis.verdict import Statement, Tables
 from harness.analysis.verdict.rules import statements
 from harness.analysis.waterfall import exchange_times, waterfall
 from harness.config.experiment import Experiment
-from harness.config.sections import AssumedLink, BlockRule, Rule
+from harness.config.sections import AssumedLink, BlockRule, Rule, Target
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.errors import HarnessError
 from harness.plan.rows import LinkTier, RecordedTrial
@@ -49,8 +51,10 @@ from harness.record.estimate import read_estimate
 from harness.record.folder import RunFolder
 from harness.record.frames import records
 from harness.record.mirror import on_this_machine
-from harness.record.schema import FINDINGS, VERDICT, empty_table
+from harness.record.schema import FINDINGS, RAW, VERDICT, empty_table
 
+OF_STEPS = tuple(table.name for table in RAW)
+"""The recorded tables by step, epoch and check."""
 IMPROVE_FOLDER = "improve"
 """The folder of a run folder for the runs of ``--improve``: improve/<cell>/<step>/<time>-<id>."""
 SUMMARY = (
@@ -107,22 +111,6 @@ def summary_table(scaling: pd.DataFrame) -> pd.DataFrame:
     return numbers.assign(device_s_per_million=1e6 * frame["devices"] / frame["throughput_per_s"])
 
 
-def describe(results: Results) -> str:
-    """Return what a run is and what its results have, in a few lines; computes no table."""
-    lines = {line["trial_id"]: line for line in results.lines}  # the last attempt of each trial
-    counts = Counter(str(line["outcome"]) for line in lines.values())
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "none finished"
-    measured = {line["cell_id"] for line in lines.values() if line["outcome"] == "ok" and line["purpose"] == ""}
-    invocations = results.environment.get("invocations", [])
-    ended = (invocations[-1].get("ended") or "not ended") if invocations else "not started"
-    return (
-        f"Results of {results.experiment.name}: {results.folder.path}\n"
-        f"  trials: {outcomes}; cells measured: {len(measured)}; last invocation: {ended}\n"
-        f"  .summary (12 numbers a cell), .best, .options (by cell_id), .plot.throughput() and others\n"
-        f"  tables: {', '.join(f'.{name}' for name in results.tables)}"
-    )
-
-
 @dataclass(frozen=True, repr=False)
 class Results:
     """A run's tables, each computed on first access. ``harness.load`` makes one; results/README.md has the columns.
@@ -133,17 +121,30 @@ class Results:
     folder: RunFolder
 
     def __getattr__(self, name: str) -> pd.DataFrame:
-        """Return a table of TABLES; raises AttributeError, which lists their names."""
-        if name not in TABLES:
+        """Return a table of TABLES, or a recorded one of OF_STEPS; raises AttributeError, which lists their names."""
+        if name not in TABLES and name not in OF_STEPS:
             raise AttributeError(f"no table {name!r}; allowed: {', '.join(TABLES)}")
-        table = vars(self)[name] = TABLES[name](self)
+        made = self.folder.rows(name, self.lines) if name in OF_STEPS else TABLES[name](self)
+        table: pd.DataFrame = vars(self).setdefault(name, made)
         return table
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *TABLES]
+        return [*super().__dir__(), *OF_STEPS, *TABLES]
 
     def __repr__(self) -> str:
-        return describe(self)
+        """Return what the run is and what its results have, in a few lines; computes no table."""
+        lines = {line["trial_id"]: line for line in self.lines}  # the last attempt of each trial
+        counts = Counter(str(line["outcome"]) for line in lines.values())
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "none finished"
+        measured = {line["cell_id"] for line in lines.values() if line["outcome"] == "ok" and line["purpose"] == ""}
+        invocations = self.environment.get("invocations", [])
+        ended = (invocations[-1].get("ended") or "not ended") if invocations else "not started"
+        return (
+            f"Results of {self.experiment.name}: {self.folder.path}\n"
+            f"  trials: {outcomes}; cells measured: {len(measured)}; last invocation: {ended}\n"
+            f"  .summary (12 numbers a cell), .best, .options (by cell_id), .plot.throughput() and others\n"
+            f"  tables: {', '.join(f'.{name}' for name in self.tables)}"
+        )
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -195,30 +196,19 @@ class Results:
         return Counter(str(row["reason"]) for row in self.folder.plan()["impossible"])
 
     @cached_property
-    def steps(self) -> pd.DataFrame:
-        return self.folder.rows("steps", self.lines)
-
-    @cached_property
     def step_times(self) -> StepTimes:
         """The timed steps, in the form that the analyses take."""
         return step_times(self.steps)
 
     @cached_property
-    def epochs(self) -> pd.DataFrame:
-        return self.folder.rows("epochs", self.lines)
-
-    @cached_property
-    def training_steps(self) -> pd.DataFrame:
-        return self.folder.rows("training_steps", self.lines)
-
-    @cached_property
-    def checks(self) -> pd.DataFrame:
-        return self.folder.rows("checks", self.lines)
-
-    @cached_property
     def verdicts(self) -> Verdicts:
         """Whether cells train as one device does, by the id of their equivalence check."""
         return verdicts(self.equivalence, self.trials)
+
+    @property
+    def target(self) -> Target | None:
+        """The target of trainings; None if the file has none."""
+        return self.experiment.convergence.target if self.experiment.convergence else None
 
     @property
     def rule(self) -> Rule | None:
@@ -284,11 +274,6 @@ def _improvements(results: Results) -> pd.DataFrame:
     )
 
 
-def _convergence(results: Results) -> pd.DataFrame:
-    settings = results.experiment.convergence
-    return convergence(results.trials, results.epochs, settings.target if settings else None, results.verdicts)
-
-
 def _published(results: Results) -> pd.DataFrame:
     entries = results.experiment.published
     steps = results.steps if any(entry.level == "steps" for entry in entries) else empty_table("steps")
@@ -298,15 +283,12 @@ def _published(results: Results) -> pd.DataFrame:
 def _findings(results: Results) -> pd.DataFrame:
     """Return the doctor's findings on cells, the plan and the nodes, none if it did not run, and those of trainings."""
     examined = findings(results.lines, results.trials)
-    of_trainings = unequal_metrics(results.trials, results.convergence, examined)
-    of_trials = examined
-    if len(of_trainings):
-        of_trials = FINDINGS.typed(pd.concat([examined, of_trainings], ignore_index=True))
+    found = [examined, unequal_metrics(results.trials, results.convergence, examined)]
     checked = results.experiment.preflight and all(line["outcome"] == "skipped" for line in results.lines)
-    if not (checked or any(line["purpose"] == "doctor" for line in results.lines)):
-        return of_trials
-    rest = static_findings(results.folder.plan(), results.environment, labels_of(results.lines))
-    return FINDINGS.typed(pd.concat([of_trials, rest], ignore_index=True)) if len(rest) else of_trials
+    if checked or any(line["purpose"] == "doctor" for line in results.lines):
+        found.append(static_findings(results.folder.plan(), results.environment, labels_of(results.lines)))
+    filled = [frame for frame in found if len(frame)] or [examined]
+    return FINDINGS.typed(pd.concat(filled, ignore_index=True))
 
 
 def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -351,7 +333,7 @@ TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {
     "phases": lambda r: phases(r.trials, r.windows, r.pilot),
     "host_phases": lambda r: host_phases(r.trials, r.windows),
     "stalls": lambda r: stalls(r.trials, r.windows, r.ranks, r.steps, r.step_times),
-    "convergence": _convergence,
+    "convergence": lambda r: convergence(r.trials, r.epochs, r.target, r.verdicts),
     "published": _published,
     "outcomes": lambda r: outcomes(r.trials),
     "missing": lambda r: missing(r.lines, r.folder.plan(), r.environment),

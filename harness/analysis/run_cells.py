@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from harness.analysis.common import Record, Records, Row, bases_of, by_cell, claim_tags, measured, rows_of
+from harness.analysis.common import AnyRow, Row, Rows, bases_of, by_cell, claim_tags, measured, rows_of
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import NOT_RUN, Verdict
 from harness.analysis.evidence import PLACEMENT_VARIABLES, group_environments
@@ -15,15 +15,12 @@ from harness.analysis.ratios import paired
 from harness.analysis.results import Results
 from harness.analysis.trials import trial_row
 from harness.config.values import GIB
-from harness.plan.run_environment import NodeEnvironment
 
 MACHINE = ("cpu", "cores", "memory_gib", "threads", "niceness")
 BLOCK_OPTIONS = frozenset({"blocks", "twin", "explain", "links_seconds", "keep_steps"})
 """Options of ``throughput`` that do not change how a trial is timed."""
 COMMIT = 12
 """The number of digits that name a commit."""
-SEVERAL = " + "
-"""Joins the values of a fact that changed within a run."""
 Metric = Literal["throughput", "speedup"]
 
 
@@ -47,10 +44,10 @@ class RunCell:
     ``verdict``: whether it is equivalent to one device; None if that is not checked.
     """
 
-    first: Row
-    rows: Records = field(repr=False)
+    first: AnyRow
+    rows: Rows = field(repr=False)
     by_block: Mapping[Metric, tuple[float, ...]]
-    base: Row | None
+    base: AnyRow | None
     is_base: bool
     conditions: Conditions | None
     verdict: Verdict | None
@@ -78,7 +75,7 @@ def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
     """
     if quick:
         last = {
-            (line["cell_id"], line["block"], line["invocation"]): Record({"environment": None, **trial_row(line)})
+            (line["cell_id"], line["block"], line["invocation"]): Row({"environment": None, **trial_row(line)})
             for line in results.lines
             if line["kind"] == "throughput" and line["outcome"] == "ok" and not line["facts"].get("inline")
         }
@@ -90,10 +87,10 @@ def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
         base, is_base = cells[bases[cell_id]], cell_id == bases[cell_id]
         speedups = () if is_base else tuple(paired(group, base).ratios)
         found[cell_id] = RunCell(
-            first=vars(group[0]),
+            first=group[0],
             rows=group,
             by_block={"throughput": tuple(last_of_block.values()), "speedup": speedups},
-            base=vars(base[0]) if speedups else None,
+            base=base[0] if speedups else None,
             is_base=is_base,
             conditions=_conditions(results, group),
             verdict=verdicts.get(str(group[0].check_id), NOT_RUN) if group[0].check_id else None,
@@ -101,7 +98,7 @@ def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
     return found
 
 
-def _conditions(results: Results, group: Records) -> Conditions | None:
+def _conditions(results: Results, group: Rows) -> Conditions | None:
     known = group_environments(results.environment)
     groups = [known.get((row.group_id, row.invocation)) for row in group]
     if None in groups:
@@ -122,18 +119,19 @@ def _timing(results: Results) -> dict[str, object]:
     return {} if timed is None else timed.model_dump(mode="json", exclude=set(BLOCK_OPTIONS))
 
 
-def side_by_side(runs: Mapping[str, Results]) -> list[Row]:
+def side_by_side(runs: Mapping[str, Results]) -> list[AnyRow]:
     """Return every fact that a run recorded on its code, versions, hardware and settings, with the value of each run.
 
     ``values``: by letter of the run, None if it did not record the fact. ``differs``: whether two runs recorded
     different values.
     """
     facts = {letter: facts_of(results) for letter, results in runs.items()}
-    rows: list[Row] = []
-    for name in dict.fromkeys(name for each in facts.values() for name in each):
-        values = {letter: each.get(name) for letter, each in facts.items()}
-        rows.append({"name": name, "differs": len({*values.values()} - {None}) > 1, "values": values})
-    return rows
+    names = dict.fromkeys(name for each in facts.values() for name in each)
+    known = {name: {letter: each.get(name) for letter, each in facts.items()} for name in names}
+    return [
+        {"name": name, "differs": len({*values.values()} - {None}) > 1, "values": values}
+        for name, values in known.items()
+    ]
 
 
 def facts_of(results: Results) -> dict[str, str]:
@@ -147,29 +145,22 @@ def facts_of(results: Results) -> dict[str, str]:
         for key, name in named.items()
         if (value := invocation.get(key)) is not None
     ]
-    nodes = [node for group in environment.get("groups", []) for node in group["nodes"]]
-    pairs += [pair for node in nodes for pair in _of_node(node)]
+    for node in (node for group in environment.get("groups", []) for node in group["nodes"]):
+        gpus = ", ".join(device["model"] for device in node["devices"] if device["kind"] == "cuda")
+        pairs += [("host", node["host"]), ("processor", f"{node['cpu']}, {node['cores']} cores")]
+        pairs += [("memory", f"{node['memory_bytes'] / GIB:.0f} GiB"), ("GPUs", gpus or "none used")]
+        pairs += [("system", node["system"]), ("Python", node["python"])]
+        pairs += [(name, version) for name, version in node["packages"].items() if name != "harness"]
+        of_gpus = (("cuda", "CUDA"), ("driver", "GPU driver"), ("nccl", "NCCL"), ("niceness", "niceness"))
+        pairs += [(name, str(value)) for key, name in of_gpus if (value := node.get(key)) is not None]
+        pairs.append(("threads per device", str(node["threads"])))
+        pairs += [(name, value) for name, value in node["variables"].items() if name not in PLACEMENT_VARIABLES]
     pairs.append(("measures", str(results.folder.plan()["measures"])))
     timing = _timing(results).items()
     pairs += [(f"throughput.{name}", "default" if value is None else str(value)) for name, value in timing]
     for name, value in pairs:
         values.setdefault(name, set()).add(value)
-    return {name: SEVERAL.join(sorted(each)) for name, each in values.items()}
-
-
-def _of_node(node: NodeEnvironment) -> Iterator[tuple[str, str]]:
-    yield "host", node["host"]
-    yield "processor", f"{node['cpu']}, {node['cores']} cores"
-    yield "memory", f"{node['memory_bytes'] / GIB:.0f} GiB"
-    yield "GPUs", ", ".join(device["model"] for device in node["devices"] if device["kind"] == "cuda") or "none used"
-    yield "system", node["system"]
-    yield "Python", node["python"]
-    yield from ((name, version) for name, version in node["packages"].items() if name != "harness")
-    for key, name in (("cuda", "CUDA"), ("driver", "GPU driver"), ("nccl", "NCCL"), ("niceness", "niceness")):
-        if (value := node.get(key)) is not None:
-            yield name, str(value)
-    yield "threads per device", str(node["threads"])
-    yield from ((name, value) for name, value in node["variables"].items() if name not in PLACEMENT_VARIABLES)
+    return {name: " + ".join(sorted(each)) for name, each in values.items()}
 
 
 def started_at(results: Results) -> float | None:
@@ -179,7 +170,7 @@ def started_at(results: Results) -> float | None:
     return min([*recorded, *(line["started_at"] for line in results.lines if line["started_at"])], default=None)
 
 
-def run_columns(results: Results) -> Row:
+def run_columns(results: Results) -> AnyRow:
     """Return the columns that name a run: folder, experiment, start, commit, and whether it is finished.
 
     The commit is that of the first invocation that recorded one. A run is finished if every planned trial has a result

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.common import Row, axis_value, content_key, differing_axes, matches
+from harness.analysis.common import AnyRow, axis_value, content_key, differing_axes, matches
 from harness.analysis.history import EarlierRuns, RunRatio, run_ratio
 from harness.analysis.results import Results
 from harness.analysis.run_cells import Metric, RunCell, run_cells, started_at
@@ -47,11 +47,11 @@ class Question:
     run_noise: float | None = None
     history: Path | None = None
 
-    def key(self, row: Row) -> str:
+    def key(self, row: AnyRow) -> str:
         """Return what cells of different runs must share to be matched."""
         return content_key(row, self.by) if self.by else str(row["cell_id"])
 
-    def changed(self, first: Row, later: Row) -> str | None:
+    def changed(self, first: AnyRow, later: AnyRow) -> str | None:
         """Return the values of the axes of ``by`` in both runs: 'ddp.bucket_cap_mb 25 -> 1'; None without axes."""
         values = {axis: [axis_value(row, axis) for row in (first, later)] for axis in self.by}
         named = {axis: ["none" if value is None else str(value) for value in both] for axis, both in values.items()}
@@ -69,7 +69,7 @@ class Side:
     results: Results
     started_at: float | None
     cells: Mapping[str, RunCell]
-    trainings: Mapping[tuple[str, int], Row]
+    trainings: Mapping[tuple[str, int], AnyRow]
 
 
 def make_side(letter: str, results: Results, question: Question) -> Side:
@@ -81,9 +81,9 @@ def make_side(letter: str, results: Results, question: Question) -> Side:
     return Side(letter, results, started_at(results), measured, trainings)
 
 
-def _by_key(results: Results, question: Question, rows: Iterable[Row]) -> dict[tuple[str, int], Row]:
+def _by_key(results: Results, question: Question, rows: Iterable[AnyRow]) -> dict[tuple[str, int], AnyRow]:
     """Return the rows of the cells that are asked for, by key and seed."""
-    found: dict[tuple[str, int], Row] = {}
+    found: dict[tuple[str, int], AnyRow] = {}
     for row in rows:
         if not matches(row, question.only):
             continue
@@ -108,7 +108,7 @@ class Pair:
     oversubscribed or faulty in a run, or not equivalent in both.
     """
 
-    row: Row
+    row: AnyRow
     ratios: Mapping[Metric, RunRatio]
     no_claim: str
     gated: tuple[Metric, ...]
@@ -157,33 +157,25 @@ def make_pair(letter: str, first: RunCell, later: RunCell, question: Question, e
     return Pair(row, ratios, no_claim, () if rehearsals or len(excluded) == 2 else gated)
 
 
-def unmatched_cells(first: Side, later: Side, question: Question) -> list[Row]:
+def unmatched_cells(first: Side, later: Side, question: Question) -> list[AnyRow]:
     """Return the cells that one of both runs measured and the other did not, with the other's reason.
 
     ``planned``: whether the other run planned the cell, or may have.
     """
-    found: list[Row] = []
+    found: list[AnyRow] = []
     for side, other in ((first, later), (later, first)):
-        reasons = _reasons(other, question)
-        rest = f"{other.letter} is unfinished" if question.by and not other.results.missing.empty else ""
-        for key, cell in side.cells.items():
-            if key not in other.cells:
-                reason = reasons.get(key) or rest
-                why = {"planned": bool(reason), "reason": reason or f"no cell of {other.letter}"}
-                axes = {name: cell.first.get(name) for name in ("cell_id", *AXES)}
-                found.append({"run": later.letter, "measured_in": side.letter, **why, **axes})
+        trials, missing = other.results.trials, records(other.results.missing)
+        rows = records(trials[(trials["kind"] == "throughput") & (trials["outcome"] != "ok")])
+        reasons = {question.key(row): f"{other.letter}: {row['outcome']}: {row['reason']}" for row in rows}
+        if not question.by:
+            reasons |= {str(row["cell_id"]): f"{other.letter}: {row['reason']}" for row in missing}
+        rest = f"{other.letter} is unfinished" if question.by and missing else ""
+        for key in (key for key in side.cells if key not in other.cells):
+            reason = reasons.get(key) or rest
+            why = {"planned": bool(reason), "reason": reason or f"no cell of {other.letter}"}
+            axes = {name: side.cells[key].first.get(name) for name in ("cell_id", *AXES)}
+            found.append({"run": later.letter, "measured_in": side.letter, **why, **axes})
     return found
-
-
-def _reasons(side: Side, question: Question) -> dict[str, str]:
-    """Return why a run has no measurement of a planned cell, by the cell's key."""
-    trials = side.results.trials
-    rows = records(trials[(trials["kind"] == "throughput") & (trials["outcome"] != "ok")])
-    reasons = {question.key(row): f"{side.letter}: {row['outcome']}: {row['reason']}" for row in rows}
-    if not question.by:
-        missing = records(side.results.missing)
-        reasons |= {str(row["cell_id"]): f"{side.letter}: {row['reason']}" for row in missing}
-    return reasons
 
 
 def no_shared_cell(first: Side, later: Side) -> ComparisonError:

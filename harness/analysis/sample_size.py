@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Lines, Records, by_cell, measured, rows_of, throughput
+from harness.analysis.common import Lines, Rows, by_cell, measured, rows_of, throughput
 from harness.analysis.ratios import paired, with_twins
 from harness.analysis.stats import is_decided, stein_blocks
 from harness.config.axes import SIZES
@@ -23,10 +23,7 @@ from harness.plan.comparison import (
 )
 from harness.plan.trial import Trial
 
-PAIRED = (
-    *("cell_id", "kind", "purpose", "outcome", "inline"),
-    *("block", "invocation", "environment", "device_model"),
-)
+PAIRED = (*("cell_id", "kind", "purpose", "outcome", "inline"), *("block", "invocation", "environment", "device_model"))
 """The columns of a trial, beside its throughput, that its pairs are made from."""
 
 
@@ -85,9 +82,7 @@ def _raise(needed: dict[str, int], cell_ids: Iterable[str], blocks: int) -> None
         needed[cell_id] = max(needed.get(cell_id, 0), blocks)
 
 
-def _other_pairs(
-    cells: set[Cell], own: Mapping[str, Records], placements: Sequence[str]
-) -> Iterator[tuple[Cell, Cell]]:
+def _other_pairs(cells: set[Cell], own: Mapping[str, Rows], placements: Sequence[str]) -> Iterator[tuple[Cell, Cell]]:
     """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
     known = [cell for cell in cells if cell.id in own]
     along = axis_pairs(((axes_of(cell), cell) for cell in known), placements)

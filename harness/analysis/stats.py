@@ -142,24 +142,20 @@ def word(p_value: float | None, significance: float) -> str:
     return CLEAR if p_value <= significance else LEANING
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return the adjusted p-values, in the given order: those at most alpha keep the family-wise error below alpha.
 
     The i-th smallest of m is multiplied by m - i + 1, then raised to the largest before it, at most 1 (Holm 1979,
-    Scand. J. Statist. 6(2)). Holds for any dependence between the tests.
+    Scand. J. Statist. 6(2)). Holds for any dependence between the tests. None, for what was not tested, stays None and
+    does not count.
     """
-    adjusted = [0.0] * len(p_values)
+    known = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+    for rank, (value, index) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * value))
         adjusted[index] = largest
     return adjusted
-
-
-def holm_of_known(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return the p-values adjusted by ``holm``; None, for what was not tested, stays None and does not count."""
-    adjusted = iter(holm([value for value in p_values if value is not None]))
-    return [None if value is None else next(adjusted) for value in p_values]
 
 
 def ratio_p_value(ratios: Sequence[float], *, pilot: Sequence[float] | None = None) -> float | None:

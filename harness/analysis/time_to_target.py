@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of
-from harness.analysis.prediction import ASSUMED, Asked
+from harness.analysis.common import Row, columns_of, grouped, is_no_claim, rows_of
+from harness.analysis.prediction.predictions import ASSUMED, Asked
 from harness.analysis.results import Results, predict
 from harness.analysis.stats import LEAST_BLOCKS, SIGNIFICANCE, half_width
 from harness.analysis.trials import NO_METRIC, convergence
@@ -31,7 +31,6 @@ FARTHEST_BATCH = 2
 LARGEST_PART = 0.1
 """The largest batch as a part of the training set: beyond it an epoch has too few steps for the law."""
 ROUNDS = 50
-NOTHING_ASKED = Asked()
 OF_SPEED = frozenset(
     {"training.accumulation", f"training.{MOST_MICRO_BATCH}", "training.channels_last", "training.cudnn_benchmark"}
 )
@@ -122,18 +121,16 @@ class Work:
     """
 
     name: str
-    trainings: Sequence[Record]
-    settings: Sequence[Record]
+    trainings: Sequence[Row]
+    settings: Sequence[Row]
 
     @cached_property
-    def reached(self) -> dict[tuple[int, int], Record]:
+    def reached(self) -> dict[tuple[int, int], Row]:
         """By global batch and seed a training that reaches the target: strategies train the same, one counts."""
-        found = [
-            row
-            for row in self.trainings
-            if row.reached and pd.isna(row.excluded) and not pd.isna(row.samples_to_target)
-        ]
-        by_key = grouped(found, lambda row: (int(row.global_batch_size), int(row.seed)))
+        known = (row for row in self.trainings if row.reached and not pd.isna(row.samples_to_target))
+        by_key = grouped(
+            (row for row in known if pd.isna(row.excluded)), lambda row: (int(row.global_batch_size), int(row.seed))
+        )
         return {key: rows[0] for key, rows in by_key.items()}
 
     @cached_property
@@ -154,7 +151,7 @@ class Work:
         """Why no batch can be compared, and what to measure; None if they can."""
         if not self.trainings:
             return "no training was measured; samples to a target follow from trainings at several global batches"
-        if any(vars(row).get("unit") == "tokens" for row in self.settings):
+        if any(row.get("unit") == "tokens" for row in self.settings):
             return "its throughput counts tokens, and its trainings samples; only workloads of samples are answered"
         if all(row.target and NO_METRIC in row.target for row in self.trainings):
             return f"{self.trainings[0].target}; give the metric of a column val_<name> of epochs"
@@ -164,7 +161,7 @@ class Work:
             late = f"; not reached by each training at {', '.join(map(str, self.missed))}" if self.missed else ""
             needed = f"{LEAST_BATCHES} global batches with {LEAST_SEEDS} seeds each that reach the target"
             return f"needs {needed}, has {known}{late}"
-        options = options_of(vars(self.trainings[0]))
+        options = options_of(self.trainings[0])
         if "training.lr_scaling" not in options:
             return "the rule of its learning rate is the program's own, which is not known here"
         if options["training.lr_scaling"] == "none":
@@ -191,7 +188,7 @@ class Work:
 
     def refusal_of(self, batch: int) -> str | None:
         """Return why nothing is said of a batch; None if it is known, or near enough to what is."""
-        law, options = self.law, options_of(vars(self.trainings[0]))
+        law, options = self.law, options_of(self.trainings[0])
         if batch in law.trained:
             return None
         if any(late <= batch for late in self.missed):
@@ -209,7 +206,7 @@ class Work:
 
 
 def decision(
-    results: Results, target: Target, asked: Asked = NOTHING_ASKED, price: float | None = None
+    results: Results, target: Target, asked: Asked, price: float | None = None
 ) -> tuple[pd.DataFrame, list[Work]]:
     """Return the table DECISION, and what trains the same each, of which some may be refused.
 
@@ -222,23 +219,20 @@ def decision(
     for work in works:
         if work.refusal is None:
             own = [_row(work, setting, price, start_s) for setting in work.settings]
-            known = [row for row in own if row.get("time_s")]
+            known = [(row["time_s"], row["device_hours"]) for row in own if row.get("time_s")]
             for row in own:
-                row["on_frontier"] = row in known and not any(_beats(other, row) for other in known)
+                ours = (row.get("time_s"), row.get("device_hours"))
+                row["on_frontier"] = ours in known and not any(
+                    each != ours and each[0] <= ours[0] and each[1] <= ours[1] for each in known
+                )
             rows += own
     return DECISION.frame(rows), works
 
 
-def _beats(other: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Return whether another setting is at least as fast and as cheap, and better in one of both."""
-    ours, theirs = ((each["time_s"], each["device_hours"]) for each in (row, other))
-    return theirs != ours and all(one <= two for one, two in zip(theirs, ours, strict=True))
-
-
-def _row(work: Work, setting: Record, price: float | None, start_s: float) -> dict[str, object]:
+def _row(work: Work, setting: Row, price: float | None, start_s: float) -> dict[str, Any]:
     batch, devices = setting.global_batch_size, int(setting.devices)
     reason = setting.refusal or (None if pd.isna(batch) else work.refusal_of(int(batch)))
-    row: dict[str, object] = {
+    row: dict[str, Any] = {
         **columns_of(setting, *DESCRIPTION),
         "cell_id": setting.cell_id,
         "work": work.name,
@@ -262,89 +256,69 @@ def _row(work: Work, setting: Record, price: float | None, start_s: float) -> di
 def _works(results: Results, target: Target, asked: Asked) -> list[Work]:
     """Return what trains the same each: its trainings, and its fastest settings at each size and batch."""
     rows = rows_of(convergence(results.trials, results.epochs, target, results.verdicts))
-    trainings = grouped((row for row in rows if not is_no_claim(vars(row))), _key)
+    trainings = grouped((row for row in rows if not is_no_claim(row)), _key)
     measured = grouped(_measured(results), _key)
     devices, predicted = asked.devices, grouped(_predicted(results, asked), _key)
-    keys = list(dict.fromkeys([*measured, *trainings]))
+    contents = {key: json.loads(key) for key in dict.fromkeys([*measured, *trainings])}
+    always = ("model", "data", "precision")
+    every = dict.fromkeys(name for content in contents.values() for name in content if name not in always)
+    varied = [name for name in every if len({str(content.get(name)) for content in contents.values()}) > 1]
     found = []
-    for key, name in zip(keys, _names(keys), strict=True):
+    for key, content in contents.items():
+        named = [str(content[name]) for name in always if content.get(name)]
+        named += [f"{name}={content.get(name)}" for name in varied]  # what tells it from the others
         own = measured.get(key, [])
         sizes = {int(row.devices) for row in own}
         settings = [row for row in own if row.devices in devices or not devices]
         more = [row for row in predicted.get(key, []) if row.devices not in sizes]
         known = sizes | {int(row.devices) for row in more}
-        none = {
-            "refusal": "not measured, and not predicted: no exchanges of this setting were recorded",
-            "source": None,
-        }
-        empty = dict.fromkeys(("cell_id", "label", "global_batch_size", "per_device_batch_size", "throughput_per_s"))
-        lacking = [
-            Record({**vars(own[0]), **empty, **none, "devices": number})
-            for number in devices
-            if own and number not in known
-        ]
-        found.append(Work(name, trainings.get(key, []), [*settings, *more, *lacking]))
+        none = "not measured, and not predicted: no exchanges of this setting were recorded"
+        names = ("cell_id", "label", "global_batch_size", "per_device_batch_size", "throughput_per_s", "source")
+        lacking = [number for number in devices if own and number not in known]
+        more += [Row(own[0], **dict.fromkeys(names), refusal=none, devices=number) for number in lacking]
+        found.append(Work(" · ".join(named), trainings.get(key, []), [*settings, *more]))
     return found
 
 
-def _key(row: Record) -> str:
+def _key(row: Row) -> str:
     """Return what cells of one training have in common, as text: work, version of the code, recipe."""
     recipe = {
         name: value
-        for name, value in options_of(vars(row)).items()
+        for name, value in options_of(row).items()
         if name.startswith(("workload.", "optimizer.", "schedule.", "training.")) and name not in OF_SPEED
     }
     return json.dumps({**columns_of(row, *WORK_AXES, "variant"), **recipe}, sort_keys=True, default=str)
 
 
-def _names(keys: Sequence[str]) -> list[str]:
-    """Return the name of each: model, data and precision, and what else tells it from the others."""
-    contents = [json.loads(key) for key in keys]
-    varied = [
-        name for name in dict.fromkeys(n for c in contents for n in c) if len({str(c.get(name)) for c in contents}) > 1
-    ]
-    names = []
-    for content in contents:
-        parts = [str(content[name]) for name in ("model", "data", "precision") if content.get(name)]
-        parts += [f"{name}={content.get(name)}" for name in varied if name not in ("model", "data", "precision")]
-        names.append(" · ".join(parts))
-    return names
-
-
-def _measured(results: Results) -> Iterator[Record]:
+def _measured(results: Results) -> Iterator[Row]:
     """Yield the fastest setting of each number of devices and global batch that was measured.
 
     Its interval is that of one further process: the interval of the mean of n blocks times sqrt(n + 1).
     """
     for row in rows_of(results.leaders):
         if row.cell_id == row.leader_id:
-            few = (
-                f"needs {LEAST_BLOCKS} blocks for an interval, has {row.blocks}"
-                if pd.isna(row.throughput_high)
-                else None
-            )
-            of_mean = 0.0 if few else math.log(row.throughput_high / row.throughput_per_s)
-            more = {"source": "measured", "refusal": few, "log_half": of_mean * math.sqrt(row.blocks + 1)}
-            yield Record({**vars(row), **more})
+            few, of_mean = f"needs {LEAST_BLOCKS} blocks for an interval, has {row.blocks}", 0.0
+            if not pd.isna(row.throughput_high):
+                few, of_mean = "", math.log(row.throughput_high / row.throughput_per_s)
+            log_half = of_mean * math.sqrt(row.blocks + 1)
+            yield Row(row, source="measured", refusal=few or None, log_half=log_half)
 
 
-def _predicted(results: Results, asked: Asked) -> Iterator[Record]:
+def _predicted(results: Results, asked: Asked) -> Iterator[Row]:
     """Yield the settings of numbers of devices that are asked for, as far as they can be predicted."""
     if not asked.devices or results.exchanges.empty:
         return
     for row in rows_of(predict(results, asked)):
-        if row.kind == "asked" and not is_no_claim(vars(row)):
+        if row.kind == "asked" and not is_no_claim(row):
             known = not pd.isna(row.step_s)
             log_half = math.log(row.high / row.step_s) if known else 0.0
             refusal = row.refusal or (None if known else "not predicted")
             over = [mark for mark in row.marks if mark.startswith(ASSUMED)]
             source = ", ".join(["predicted", *over])
-            more = {"source": source, "refusal": refusal, "log_half": log_half, "cell_id": None, "label": None}
-            yield Record({**vars(row), **more})
+            yield Row(row, source=source, refusal=refusal, log_half=log_half, cell_id=None, label=None)
 
 
 def _start_s(results: Results) -> float:
     """Return the mean time of a worker group outside its trials, which a training takes to start."""
-    ledger = results.ledger
-    by_group = ledger[ledger["level"] == "group"].groupby(["invocation", "group_id"])["seconds"].sum()
-    return max(float(by_group.mean()), 0.0) if len(by_group) else 0.0
+    of_groups = results.ledger[results.ledger["level"] == "group"].groupby(["invocation", "group_id"])["seconds"].sum()
+    return max(float(of_groups.mean()), 0.0) if len(of_groups) else 0.0

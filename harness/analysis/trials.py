@@ -12,10 +12,10 @@ import pandas as pd
 
 from harness.analysis.common import (
     KEYS,
+    AnyRow,
     Lines,
-    Record,
-    Records,
     Row,
+    Rows,
     Values,
     by_cell,
     columns_of,
@@ -82,13 +82,13 @@ def labels_of(lines: Lines) -> Labels:
     return Labels((cells or {line["cell_id"]: line for line in lines}).values())
 
 
-def label_columns(axes: Row, labels: Labels) -> dict[str, str]:
+def label_columns(axes: AnyRow, labels: Labels) -> dict[str, str]:
     """Return the columns of a cell's row that name it."""
     placed, setting, own_options = labels.parts(axes)
     return {"label": joined(placed, setting, own_options), "setting": setting, "own_options": own_options}
 
 
-def trial_row(line: Row) -> Row:
+def trial_row(line: AnyRow) -> AnyRow:
     """Return the columns of a recorded trial that follow from its line alone."""
     known = {**line, **line["facts"]}
     peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
@@ -170,15 +170,15 @@ def cells(
     return CELLS.frame(sorted(rows, key=order))
 
 
-def _known(rows: Records, name: str) -> list[float]:
+def _known(rows: Rows, name: str) -> list[float]:
     return [float(value) for row in rows if not pd.isna(value := getattr(row, name))]
 
 
-def _device_kind(trial: Record) -> tuple[object, ...]:
+def _device_kind(trial: Row) -> tuple[object, ...]:
     return trial.device_model, trial.precision, trial.threads
 
 
-def _arithmetic(trial: Record, speed: float, ceiling: float | None, own_peaks: Mapping[PrecisionName, float]) -> Values:
+def _arithmetic(trial: Row, speed: float, ceiling: float | None, own_peaks: Mapping[PrecisionName, float]) -> Values:
     """Return the FLOP/s of one device and their fraction of its peak: MFU as Chowdhery et al. 2022 define it.
 
     No fraction if ranks share a device: ``devices`` then counts ranks, and one rank's part is not a device's.
@@ -252,14 +252,9 @@ def _time_to_target(curve: pd.DataFrame, target: Target | None) -> Values:
     hits = curve[reached.fillna(False).astype(bool)]
     if hits.empty:
         return {**named, "reached": False}
-    first = hits.iloc[0]
-    return {
-        **named,
-        "reached": True,
-        "time_to_target_s": first["train_s"],
-        "samples_to_target": first["samples"],
-        "epochs_to_target": first["epoch"],
-    }
+    time_s, samples, epoch = hits.iloc[0][["train_s", "samples", "epoch"]]
+    first: Values = {"time_to_target_s": time_s, "samples_to_target": samples, "epochs_to_target": epoch}
+    return {**named, "reached": True, **first}
 
 
 def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
@@ -284,35 +279,32 @@ def _nested(table: Table, lines: Lines) -> pd.DataFrame:
     return frame
 
 
-WHY = {
-    "interrupted": "not started: the run was interrupted",
-    "finished": "not started: it was no part of the last call (--only, or another machine)",
-    "error": "not started: the run ended with an error of its own",
-    None: "not started: the run was killed, or is still going on",
+NOT_STARTED: Mapping[str | None, str] = {
+    "interrupted": "the run was interrupted",
+    "finished": "it was no part of the last call (--only, or another machine)",
+    "error": "the run ended with an error of its own",
+    None: "the run was killed, or is still going on",
 }
-"""By the end of the last invocation; None if it recorded none, since its process was killed."""
+"""Why a trial was not started, by the end of the last invocation; None if it recorded none, since it was killed."""
 RUNNING = "cut short: it was being measured when the run was interrupted"
 
 
-def missing(lines: Lines, plan: Row, environment: RunEnvironment) -> pd.DataFrame:
+def missing(lines: Lines, plan: AnyRow, environment: RunEnvironment) -> pd.DataFrame:
     """Return one row a planned trial without a recorded line, in the order of the plan."""
     invocations = environment.get("invocations", [])
     last = invocations[-1] if invocations else {}
-    why = WHY.get(last.get("ended"), WHY[None])
+    why = f"not started: {NOT_STARTED.get(last.get('ended'), NOT_STARTED[None])}"
     recorded = {line["trial_id"] for line in lines}
     labels = plan.get("cells", {})
-    rows = []
-    for group in plan["groups"]:
-        for trial_id in group["trials"]:
-            if trial_id not in recorded:
-                cell_id = trial_id.rpartition("-")[0]
-                rows.append(
-                    {
-                        "trial_id": trial_id,
-                        "cell_id": cell_id,
-                        "label": labels.get(cell_id),
-                        "block": group["block"],
-                        "reason": RUNNING if trial_id == last.get("running") else why,
-                    }
-                )
-    return MISSING.frame(rows)
+    return MISSING.frame(
+        {
+            "trial_id": trial_id,
+            "cell_id": (cell_id := trial_id.rpartition("-")[0]),
+            "label": labels.get(cell_id),
+            "block": group["block"],
+            "reason": RUNNING if trial_id == last.get("running") else why,
+        }
+        for group in plan["groups"]
+        for trial_id in group["trials"]
+        if trial_id not in recorded
+    )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.analysis.common import (
-    Record,
+    AnyRow,
     Row,
     by_cell,
     columns_of,
@@ -60,7 +60,7 @@ def exchange_times(exchanges: pd.DataFrame, collectives: pd.DataFrame) -> Needed
     measured = grouped(known, lambda row: (row.backend, row.devices, row.nodes, row.operation))
     found: dict[tuple[str, str], ExchangeTime] = {}
     for row in rows_of(exchanges):
-        if of_placement := measured.get((backend_of(vars(row)), row.devices, row.nodes, row.operation)):
+        if of_placement := measured.get((backend_of(row), row.devices, row.nodes, row.operation)):
             times = [(int(one.size_bytes), float(one.time_s)) for one in of_placement]
             key, size = (row.cell_id, PART_OF[row.operation]), int(row.size_bytes)
             before = found.get(key, ExchangeTime(0, 0.0))
@@ -107,8 +107,6 @@ PARTS: Mapping[str, Part] = {
 """The parts by name, in the order in which they are taken from the ideal; a strategy has those that apply to it."""
 ROW_OF = {name: part.row or name for name, part in PARTS.items()}
 """The row of each part in figures and text."""
-OF_REPLICAS = ("threads", "side by side")
-"""The parts that a trial of replicas in one process measures itself."""
 MOST_TIMES = 3.0
 """A part that takes more than this many times what its exchange needs at the measured speed is something else."""
 WORTH_NAMING = 0.01
@@ -173,9 +171,9 @@ class StepLoss:
         return replace(self, parts=kept, rest_s=self.rest_s + others)
 
 
-Measured = Mapping[tuple[str, int], Sequence[Record]]
+Measured = Mapping[tuple[str, int], Sequence[Row]]
 """Trials with their ``timing`` by cell and block."""
-Profiles = Mapping[tuple[str, int], Record]
+Profiles = Mapping[tuple[str, int], Row]
 """The latest profile of a cell and block; cells that differ in their launcher alone share it, by launchers_id."""
 
 
@@ -195,15 +193,13 @@ def waterfall(
     """
     by_trial = timings(windows)
     ok = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
-    timed = [
-        Record({**vars(row), "timing": by_trial[key]}) for row in rows_of(ok) if (key := trial_key(row)) in by_trial
-    ]
+    timed = [Row({**row, "timing": by_trial[key]}) for row in rows_of(ok) if (key := trial_key(row)) in by_trial]
     known = grouped(timed, lambda row: (row.cell_id, row.block))
     profiles = {(row.launchers_id, row.block): row for row in rows_of(measured(trials, "profile"))}
     claims = rows_of(scaling[scaling["excluded"].isna()])
     programs = set(trials.loc[trials["connected_ranks"].notna(), "cell_id"])  # each is its own base
     ratios = {row.cell_id: row for row in claims if row.base_strategy == BASE_STRATEGY or row.cell_id in programs}
-    rows: list[Row] = []
+    rows: list[AnyRow] = []
     for cell_id, group in by_cell(rows_of(measured(trials))).items():
         ratio = ratios.get(cell_id)
         if group[0].devices == 1 or ratio is None or pd.isna(ratio.efficiency):
@@ -219,7 +215,7 @@ def waterfall(
     return WATERFALL.frame(sorted(rows, key=lambda row: (*order(row), row["position"])))
 
 
-def _step_loss(row: Record, base_id: str, known: Measured, profiles: Profiles) -> StepLoss | None:
+def _step_loss(row: Row, base_id: str, known: Measured, profiles: Profiles) -> StepLoss | None:
     """Take one trial's step apart; None if its block lacks a trial to compare with on the same hardware."""
     partners = (row.cell_id, base_id, row.alone_id, row.wrapped_id)
     found = [nearest(row, known.get((cell_id, row.block), ())) for cell_id in partners]
@@ -239,7 +235,7 @@ def _step_loss(row: Record, base_id: str, known: Measured, profiles: Profiles) -
     return StepLoss(ideal_s, timing.step_mean_s, parts, rest_s, by_profile is not None, timer_s)
 
 
-def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
+def _parts_by_ranks(row: Row, timing: Timing, alone: Timing, wrapped: Timing | None) -> dict[str, float] | None:
     """Return the parts that windows without exchange show; None if a strategy explained by them has none."""
     traits, own = BUILTIN_TRAITS.get(row.strategy), row.exchange_s or {}
     others = {part: own[part] for part in (OWN_COLLECTIVES, BROADCAST) if part in own}
@@ -258,7 +254,7 @@ def _parts_by_ranks(row: Record, timing: Timing, alone: Timing, wrapped: Timing 
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s, others), **others, **exposed}
     if traits and traits.explained_by == "removal":
         return None
-    parts = {part: own[part] for part in OF_REPLICAS if part in own}
+    parts = {part: own[part] for part in ("threads", "side by side") if part in own}  # of replicas in one process
     if wrapped is not None and traits and traits.wrapper_cost:
         # without exchange fsdp's step has no optimizer: whole steps show the wrapper, those others what ranks lose
         parts["wrapper"] = wrapped.net_s - alone.net_s
@@ -283,7 +279,7 @@ def _over_ranks(timing: Timing, own_s: float, others: Mapping[str, float]) -> di
     }
 
 
-def _profiled_parts(strategy: str, profile: Record | None) -> dict[str, float] | None:
+def _profiled_parts(strategy: str, profile: Row | None) -> dict[str, float] | None:
     """Return the exposed time of each collective that the profile shows; None if a profile is missing, or empty."""
     traits = BUILTIN_TRAITS.get(strategy)
     if not traits or not traits.profiled_parts:
@@ -294,7 +290,7 @@ def _profiled_parts(strategy: str, profile: Record | None) -> dict[str, float] |
     return {part.name: seen[part.name] for part in traits.profiled_parts if part.name in seen} or None
 
 
-def _checked_rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[Row]:
+def _checked_rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None, needed: Needed) -> list[AnyRow]:
     """Return the rows of one cell, without the parts that the measured speed of its exchange contradicts."""
     names, reasons = list[str](), list[str]()
     timed = _contradicting_timers(float(ratio.efficiency), list(losses.values()))
@@ -337,14 +333,14 @@ def _contradicting_timers(efficiency: float, losses: Sequence[StepLoss]) -> str:
     return TIMED.format(f"{100 * timer_s * a_second:.0f} %", f"{1000 * timer_s:.3g}")
 
 
-def _rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None) -> list[Row]:
+def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list[AnyRow]:
     """Return the rows of one cell, whose efficiency is in its row of ``scaling``."""
     named = columns_of(ratio, "cell_id", "base_id", *DESCRIPTION)
     efficiency = float(ratio.efficiency)
     per_second = _share_of_a_second(efficiency, list(losses.values()))
     ideal = {"share": efficiency, **{end: getattr(ratio, f"efficiency_{end}") for end in ENDS}}
     ideal_s = mean(loss.ideal_s for loss in losses.values())
-    rows: list[Row] = [{**named, "position": 0, "part": "ideal", "part_s": ideal_s, "blocks": ratio.blocks, **ideal}]
+    rows: list[AnyRow] = [{**named, "position": 0, "part": "ideal", "part_s": ideal_s, "blocks": ratio.blocks, **ideal}]
     left = 1.0 - efficiency
     for position, part in enumerate(PARTS, 1):
         seconds = {block: loss.bars[part] for block, loss in losses.items() if part in loss.bars}
@@ -353,17 +349,9 @@ def _rows(ratio: Record, losses: Mapping[int, StepLoss], pilot: int | None) -> l
         in_pilot = [value for block, value in seconds.items() if pilot and block < pilot]
         estimate = mean_interval(list(seconds.values()), pilot=in_pilot or None)
         share = left if part == "rest" else estimate.value * per_second  # its share by its seconds is the same
-        rows.append(
-            {
-                **named,
-                "position": position,
-                "part": part,
-                "part_s": estimate.value,
-                "share": share,
-                "blocks": estimate.n,
-                **estimate.around(per_second, share - per_second * estimate.value),
-            }
-        )
+        interval = estimate.around(per_second, share - per_second * estimate.value)
+        of_part = {"position": position, "part": part, "part_s": estimate.value, "blocks": estimate.n}
+        rows.append({**named, **of_part, "share": share, **interval})
         left -= share
     return rows
 

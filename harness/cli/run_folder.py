@@ -86,7 +86,8 @@ def predict_command(
     output: PredictionFigure = None,
 ) -> int:
     """Predict steps, with 95 % intervals, and throughput on more devices than RUN_FOLDER measured; measures nothing."""
-    from harness.analysis.prediction import Asked, read_links
+    from harness.analysis.prediction.collective_times import read_links
+    from harness.analysis.prediction.predictions import Asked
     from harness.analysis.results import load, predict
     from harness.cli.arguments import parse_link, parse_numbers
 
@@ -146,12 +147,11 @@ def decide_command(
     far: Far = False,
 ) -> int:
     """Say how many devices to use, for how long and at what price, until RUN_FOLDER's training reaches a target."""
-    from harness.analysis.prediction import Asked
+    from harness.analysis.prediction.predictions import Asked
     from harness.analysis.results import load
     from harness.analysis.time_to_target import decision
     from harness.cli.arguments import parse_link, parse_numbers, parse_target, parse_time
     from harness.report.decision import NEEDS_PRICE, PILOT, Wish, decision_lines, decision_table, pilot, write_decision
-    from harness.report.verdict import run_file
     from harness.run.console import rich_table
     from harness.system.files import remove_all, replace_text
 
@@ -178,10 +178,9 @@ def decide_command(
     files = write_decision(results.folder.figures, table, wish)
     if files:
         show(f"Figure: {', '.join(map(str, files))}")
-    further, path = pilot(results, wanted, table, works, wish), results.folder.path / PILOT
-    if further.file:
-        replace_text(path, further.file)
-        step = run_file(further.why, path, results)
+    step, path = pilot(results, wanted, table, works, wish), results.folder.path / PILOT
+    if step:
+        replace_text(path, step.file)
         show(f"{step.why}\n{step.command}")
     else:
         remove_all([path])  # of an earlier call

@@ -47,11 +47,8 @@ ALLOWED_BY: Mapping[str, str] = {
 """By axis that changes what is trained, or its numbers, the word of ``improve.allow`` without which it is not tried."""
 NEVER = frozenset(
     {
-        "strategy",
-        "ddp.broadcast_buffers",
-        ("ddp.find_unused_parameters", True),
-        ("precision", "fp32"),
-        ("compile", False),
+        *("strategy", "ddp.broadcast_buffers", ("ddp.find_unused_parameters", True)),
+        *(("precision", "fp32"), ("compile", False)),
     }
 )
 """What the grid compares, what changes the statistics of a batch norm, and what only costs."""

@@ -12,7 +12,7 @@ from harness.analysis.verdict.rules import DATA, HOST, NO_INTERVAL, SAVED, UNCLE
 from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
 from harness.config.axes import BATCHES, LATER, PLAIN_AXES
 from harness.config.experiment import Experiment
-from harness.config.sections import AUTO, Grid
+from harness.config.sections import AUTO
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, EXCHANGE_CPU, OWN_COLLECTIVES
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
@@ -68,8 +68,6 @@ MACHINE = {
 """By part, what follows from the machine rather than from an option."""
 OWN = "The workload's own code exchanges {} in each step: exchange less, or less often."
 """Against collectives of the workload's own code."""
-PINNED = "The ranks are pinned to the same processors: give each its own, or none."
-"""In place of what devices share, if it is their processors."""
 IN_PROGRAM: Mapping[str, str] = {
     "waiting for data": "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
     COLLECTIVES.name: "other sizes of buckets (bucket_cap_mb), accumulation with no_sync(), or a communication hook",
@@ -88,23 +86,19 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
     more loader workers than the ``cores`` of a node.
     """
     varied = {name for name, values in experiment.option_axes().items() if len(values) > 1}
-    varied |= {name for grid in _grids(experiment) for name, values in grid.options.items() if len(as_axis(values)) > 1}
+    varied |= {name for grid in experiment.grids for name, values in grid.options.items() if len(as_axis(values)) > 1}
     varied |= {
         axis
         for axis in ("compile", "compile_mode", "precision", "strategy", *BATCHES)
-        for grid in _grids(experiment)
+        for grid in experiment.grids
         if len(getattr(grid, axis) or ()) > 1
     }
-    offered = (_within(cores, option, row) for option in options if option.axis not in varied)
+    offered = [option for option in options if option.axis not in varied]
+    if LOADER in offered and cores is not None:
+        most = cores // (row.devices // row.nodes)  # a core for each
+        fewer = Option(LOADER.axis, tuple(dict.fromkeys(min(workers, most) for workers in WORKERS)))
+        offered = [fewer if option is LOADER else option for option in offered]
     return [option for option in offered if len(option.values) > 1 and _applies(option, row)]
-
-
-def _within(cores: int | None, option: Option, row: Row) -> Option:
-    """Return the option with no more loader workers a device than the node has cores for each."""
-    if option is not LOADER or cores is None:
-        return option
-    most = cores // (row.devices // row.nodes)
-    return Option(option.axis, tuple(dict.fromkeys(min(workers, most) for workers in WORKERS)))
 
 
 def _applies(option: Option, row: Row) -> bool:
@@ -130,11 +124,15 @@ def next_experiment(experiment: Experiment, row: Row, axes: Mapping[str, PlainVa
 
     The cell's options that vary in this experiment are held fixed. Trainings to convergence are left out.
     """
+    return dump(one_cell(experiment, row, "next", axes), flow=None, width=100)
+
+
+def one_cell(experiment: Experiment, row: Row, suffix: str, axes: Mapping[str, PlainValue]) -> dict[str, Any]:
+    """Return the content of an experiment file of one cell with some axes as given, named with a suffix."""
+    given = experiment.model_dump(mode="json", exclude_defaults=True)
+    content = {name: value for name, value in given.items() if name not in OF_OTHER_CELLS}
     grid = {**grid_of(row, experiment), **axes}
-    content = experiment.model_dump(mode="json", exclude_defaults=True)
-    content = {name: value for name, value in content.items() if name not in OF_OTHER_CELLS}
-    content |= {**pinned(row, experiment), "name": f"{experiment.name[:40]}-next", "grid": grid}
-    return dump(content, flow=None, width=100)
+    return {**content, **pinned(row, experiment), "name": f"{experiment.name[:40]}-{suffix}", "grid": grid}
 
 
 OF_OTHER_CELLS = frozenset({"grid", "cells", "exclude", "convergence", "checkpoint", "published", "improve"})
@@ -178,11 +176,7 @@ def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
 def varied_options(experiment: Experiment) -> list[str]:
     """Return the options that have several values in the file, or stand in a grid."""
     several = [name for name, values in experiment.option_axes().items() if len(values) > 1]
-    return list(dict.fromkeys([*several, *(name for grid in _grids(experiment) for name in grid.options)]))
-
-
-def _grids(experiment: Experiment) -> tuple[Grid, ...]:
-    return (*([experiment.grid] if experiment.grid else []), *experiment.cells)
+    return list(dict.fromkeys([*several, *(name for grid in experiment.grids for name in grid.options)]))
 
 
 def why_not_better(row: Statement, context: Context) -> Said:
@@ -265,7 +259,7 @@ def _advice(causes: Sequence[Statement], context: Context) -> str:
         known = trials.loc[trials["cell_id"] == cell_id, "own_bytes"].dropna()
         return OWN.format(", ".join(f"{name} of {int(size):,} bytes" for name, size in known.iloc[-1].items()))
     if part == "side by side" and context.has_doubt("shared by ranks", cell_id):
-        return PINNED
+        return "The ranks are pinned to the same processors: give each its own, or none."
     return MACHINE[part] if part else ""
 
 

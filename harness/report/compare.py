@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.common import is_no_claim
+from harness.analysis.common import grouped, is_no_claim
 from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison
 from harness.errors import ComparisonError, WriteError, cause_of
 from harness.plan.labels import joined
@@ -137,11 +137,9 @@ def _gate(comparison: Comparison) -> Iterator[str]:
 
 
 def _unmatched(comparison: Comparison) -> Iterator[str]:
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in comparison.unmatched:
-        named = f"{comparison.labels.of(row)} ({row['reason']})"
-        found.setdefault((row["run"], row["measured_in"]), []).append(named)
-    for (run, letter), cells in found.items():
+    found = grouped(comparison.unmatched, lambda row: (row["run"], row["measured_in"]))
+    for (run, letter), rows in found.items():
+        cells = [f"{comparison.labels.of(row)} ({row['reason']})" for row in rows]
         yield f"Measured in {letter}, not in {run if letter != run else 'A'}: {first_of(cells, NAMED)}."
 
 
@@ -318,17 +316,13 @@ def as_markdown(comparison: Comparison) -> str:
     lines += [f"- {plain(sentence)}" for sentence in sentences(comparison)]
     for part in (cell_table(comparison), gate_table(comparison), runs_table(comparison)):
         if part.rows:
-            lines += ["", *_markdown_table(part)]
+            lines += ["", f"| {' | '.join(heading.title for heading in part.columns)} |"]
+            lines += [f"|{'|'.join('---:' if heading.number else '---' for heading in part.columns)}|"]
+        for line in part.rows:
+            cells = [plain(cell) for cell in line.cells]
+            first = f"**{cells[0]}**" if line.kind == "base" else cells[0]
+            lines.append(f"| {' | '.join([first, *cells[1:]])} |")
     return "\n".join(lines)
-
-
-def _markdown_table(table: TextTable) -> Iterator[str]:
-    yield f"| {' | '.join(heading.title for heading in table.columns)} |"
-    yield f"|{'|'.join('---:' if heading.number else '---' for heading in table.columns)}|"
-    for line in table.rows:
-        cells = [plain(cell) for cell in line.cells]
-        first = f"**{cells[0]}**" if line.kind == "base" else cells[0]
-        yield f"| {' | '.join([first, *cells[1:]])} |"
 
 
 def as_json(comparison: Comparison) -> str:

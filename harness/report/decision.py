@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,16 +13,16 @@ from matplotlib.axes import Axes
 from harness.analysis.results import Results
 from harness.analysis.time_to_target import LEAST_BATCHES, LEAST_SEEDS, Work
 from harness.analysis.trials import NO_METRIC
-from harness.config.experiment import Experiment
 from harness.config.script import ScriptExperiment
 from harness.config.sections import Target
 from harness.config.yaml_source import dump
 from harness.plan.labels import devices_text, joined
-from harness.report.causes import OF_OTHER_CELLS, grid_of, pinned
+from harness.report.causes import one_cell
 from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, panels, write_figure
 from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
 from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, duration, make_table, speed, words
+from harness.report.verdict import NextStep, run_file
 
 PILOT = "pilot.yaml"
 NEEDS_PRICE = "needs a price; give --price, or cost: {per_device_hour: 2.5, currency: USD} in the file"
@@ -60,17 +59,6 @@ class Wish:
         """Return whether time and money are enough at the upper ends of their intervals."""
         in_time = self.within_s is None or number(row.time_high_s) <= self.within_s
         return in_time and (self.budget is None or number(row[f"{self.money}_high"]) <= self.budget)
-
-
-@dataclass(frozen=True)
-class Pilot:
-    """A measurement that would tell more: why, and the experiment file of it; both empty without one."""
-
-    why: str = ""
-    file: str = ""
-
-
-NO_PILOT = Pilot()
 
 
 def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
@@ -160,8 +148,10 @@ def _setting(row: Row) -> str:
     return f"{row.strategy} {on_devices(row)}, global batch {row.global_batch_size:,}{f' ({source})' * bool(source)}"
 
 
-def pilot(results: Results, target: Target, decision: pd.DataFrame, works: Sequence[Work], wish: Wish) -> Pilot:
-    """Return what to measure for an answer, or for a narrower one.
+def pilot(
+    results: Results, target: Target, decision: pd.DataFrame, works: Sequence[Work], wish: Wish
+) -> NextStep | None:
+    """Return what to measure for an answer, or for a narrower one; None if nothing is known to help.
 
     It trains what was trained, and more, beside the throughput of the same settings, so that its run alone answers:
     three batches where there are fewer; more epochs if the target was not reached; else more seeds if most of the
@@ -172,7 +162,7 @@ def pilot(results: Results, target: Target, decision: pd.DataFrame, works: Seque
     own = [row for row in leading if work and row.cell_id in {setting.cell_id for setting in work.settings}]
     known = [row for row in rows_of(decision) if not is_missing(row.time_s)]
     if isinstance(experiment, ScriptExperiment) or work is None or not own or (work.refusal is None and not known):
-        return NO_PILOT
+        return None
     settings, timed = experiment.convergence, experiment.throughput
     epochs, seeds = (settings.epochs or EPOCHS, list(settings.seeds)) if settings else (EPOCHS, [])
     seeds += [number for number in range(2 * LEAST_SEEDS) if number not in seeds][: max(0, LEAST_SEEDS - len(seeds))]
@@ -196,27 +186,15 @@ def pilot(results: Results, target: Target, decision: pd.DataFrame, works: Seque
         further *= 2
     asked = {"epochs": epochs, "seeds": seeds, "target": target.model_dump(exclude_none=True)}
     devices = sorted({int(row.devices) for row in own})
-    content = _trained(cell, experiment, sorted(batches), devices)
+    content = one_cell(experiment, cell, "pilot", {"devices": devices, "global_batch_size": sorted(batches)})
+    content["grid"].pop("per_device_batch_size", None)
+    rule = "sqrt" if "adam" in str(cell.options.get("optimizer.name")).lower() else "linear"
+    rates = {"lr_scaling": rule, "lr_base_batch_size": int(cell.global_batch_size)}
+    content["training"] = {**rates, **content.get("training", {})}
     content["convergence"] = {**asked, "only": {"global_batch_size": sorted(batches)}}
     if blocks:
         content["throughput"] = {**content.get("throughput", {}), "blocks": blocks}
-    return Pilot(f"{why}, in a run of all of it:", dump(content, flow=None, width=100))
-
-
-def _trained(cell: Row, experiment: Experiment, batches: Sequence[int], devices: Sequence[int]) -> dict[str, Any]:
-    """Return the content of an experiment file that trains a cell at some global batches, under a rule of the rate."""
-    given = experiment.model_dump(mode="json", exclude_defaults=True)
-    shared = {name: value for name, value in given.items() if name not in OF_OTHER_CELLS}
-    rule = "sqrt" if "adam" in str(cell.options.get("optimizer.name")).lower() else "linear"
-    training = {"lr_scaling": rule, "lr_base_batch_size": int(cell.global_batch_size), **given.get("training", {})}
-    grid = {name: values for name, values in grid_of(cell, experiment).items() if name != "per_device_batch_size"}
-    return {
-        **shared,
-        **pinned(cell, experiment),
-        "name": f"{experiment.name[:40]}-pilot",
-        "grid": {**grid, "devices": [*devices], "global_batch_size": [*batches]},
-        "training": training,
-    }
+    return run_file(f"{why}, in a run of all of it:", dump(content, flow=None, width=100), results, PILOT)
 
 
 def write_decision(folder: Path, decision: pd.DataFrame, wish: Wish) -> list[Path]:
@@ -230,7 +208,7 @@ def _drawing_of(decision: pd.DataFrame, wish: Wish) -> Drawing:
     if known.empty:
         return Drawing(TITLE, "Left out: nothing is known of any setting.", None)
     facets: list[Facet] = [(str(work), part.sort_values("time_s")) for work, part in known.groupby("work", sort=False)]
-    limits = common_limits([_limits(part, "time", "_s") for _, part in facets], log=True)
+    limits = common_limits([log_limits(*_ends(part, "time", "_s")) for _, part in facets], log=True)
     of_money = log_limits(*_ends(known, wish.money, ""))
 
     def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
@@ -256,10 +234,6 @@ def _drawing_of(decision: pd.DataFrame, wish: Wish) -> Drawing:
     }
     add_legend(figure, list(handles.values()))
     return Drawing(TITLE, "", figure)
-
-
-def _limits(part: pd.DataFrame, name: str, of: str) -> Limits:
-    return log_limits(*_ends(part, name, of))
 
 
 def _ends(part: pd.DataFrame, name: str, of: str) -> tuple[list[float], list[float]]:

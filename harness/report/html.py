@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +54,10 @@ def write_report(run_folder: Path) -> Results:
 def build_report(results: Results) -> Results:
     """Write the report of results that are open already."""
     folder, parts = results.folder, Parts()
+    remedy = (
+        "Every recorded result is kept. Please report the error with its traceback; then, with a mended version: "
+        f"python -m harness.report {folder.path}"
+    )
     try:  # everything is made before anything is written
         folder.check()
         recorded = {table.name: getattr(results, table.name) for table in RAW}
@@ -61,14 +65,22 @@ def build_report(results: Results) -> Results:
             name: parts.make(f"the table {name}", partial(getattr, results, name), lambda _: None) for name in TABLES
         }
         with style():
-            pictures = [make_picture(name, draw, results, parts) for name, draw in FIGURES.items()]
-        pictures = [_with_traces(picture, results) for picture in pictures]
+            pictures = [
+                parts.make(f"the figure {name}", partial(_picture, name, draw, results), partial(_failed_picture, name))
+                for name, draw in FIGURES.items()
+            ]
         verdict = parts.make("the verdict", lambda: make_verdict(results), lambda _: NO_VERDICT)
         html = _html(results, verdict, pictures, parts)
     except HarnessError:  # such as a damaged file's
         raise
     except Exception as error:
-        raise _internal_error(folder, error) from error
+        failure = Failure("the report", error)
+        try:
+            where = f"traceback: {folder.write_log(Parts.log, failure.trace)}"
+        except WriteError as unwritten:
+            where = f"no log: {cause_of(unwritten)}"
+        said = failed([failure.part], failure.cause)
+        raise InternalError(f"{folder.path}: {said} ({where}). {remedy}") from error
     folder.compact(recorded, results.lines)
     for name, table in tables.items():
         if table is None or table.empty:
@@ -83,7 +95,7 @@ def build_report(results: Results) -> Results:
     vars(results).update({name: empty_table(name) for name, table in tables.items() if table is None})
     log = folder.write_log(parts.log, parts.tracebacks)
     lines = "\n".join(f"  - {line}" for line in parts.lines)
-    message = f"{folder.report}: written without the parts that failed:\n{lines}\nTracebacks: {log}. {_remedy(folder)}"
+    message = f"{folder.report}: written without the parts that failed:\n{lines}\nTracebacks: {log}. {remedy}"
     raise IncompleteReport(message, results)
 
 
@@ -130,30 +142,8 @@ class Picture:
         return f"figure-{self.name}"
 
 
-def make_picture(name: str, draw: Callable[[Results], Drawing], results: Results, parts: Parts) -> Picture:
-    """Return the figure of a name; one that fails has a sentence in its place."""
-    return parts.make(
-        f"the figure {name}",
-        lambda: _picture(name, draw(results)),
-        lambda failure: Picture(name, name.replace("_", " ").capitalize(), failure=failure),
-    )
-
-
-def _with_traces(picture: Picture, results: Results) -> Picture:
-    """Return the figure; the waterfall with links to the traces of the base and the best cell, if a run kept them."""
-    if picture.name != "waterfall" or not picture.files:
-        return picture
-    cells = {row.cell_id: row for row in rows_of(results.trials)}
-    links = [
-        (path, f"{cells[cell_id].label}, rank {rank}" if cells[cell_id].devices > 1 else str(cells[cell_id].label))
-        for cell_id, paths in results.folder.traces().items()
-        for rank, path in paths.items()
-        if cell_id in cells
-    ]
-    return replace(picture, links=links)
-
-
-def _picture(name: str, drawing: Drawing) -> Picture:
+def _picture(name: str, draw: Callable[[Results], Drawing], results: Results) -> Picture:
+    drawing = draw(results)
     if drawing.figure is None:
         return Picture(name, drawing.title, drawing.caption)
     files = figure_files(name, drawing.figure)
@@ -161,7 +151,23 @@ def _picture(name: str, drawing: Drawing) -> Picture:
     for position, figure in enumerate(drawing.more, start=2):
         files |= figure_files(f"{name}_{position}", figure)
     width = round(CSS_DPI * drawing.figure.get_figwidth())
-    return Picture(name, drawing.title, drawing.caption, width=width, areas=areas, files=files)
+    links = trace_links(results) if name == "waterfall" else []
+    return Picture(name, drawing.title, drawing.caption, width=width, areas=areas, links=links, files=files)
+
+
+def _failed_picture(name: str, failure: str) -> Picture:
+    return Picture(name, name.replace("_", " ").capitalize(), failure=failure)
+
+
+def trace_links(results: Results) -> list[tuple[str, str]]:
+    """Return links to the traces of the base and the best cell, if the run kept them."""
+    cells = {row.cell_id: row for row in rows_of(results.trials)}
+    return [
+        (path, f"{cells[cell_id].label}, rank {rank}" if cells[cell_id].devices > 1 else str(cells[cell_id].label))
+        for cell_id, paths in results.folder.traces().items()
+        for rank, path in paths.items()
+        if cell_id in cells
+    ]
 
 
 def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
@@ -174,23 +180,6 @@ def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
     earlier = {path.name for pattern in patterns for path in folder.figures.glob(pattern)}
     remove_all(folder.figures / name for name in earlier - {*files})
     replace_all((folder.figures / name, content) for name, content in files.items())
-
-
-def _remedy(folder: RunFolder) -> str:
-    return (
-        "Every recorded result is kept. Please report the error with its traceback; then, with a mended version: "
-        f"python -m harness.report {folder.path}"
-    )
-
-
-def _internal_error(folder: RunFolder, error: Exception) -> InternalError:
-    """Return the error of a report that could not be made, once its traceback is in a log."""
-    failure = Failure("the report", error)
-    try:
-        log = f"traceback: {folder.write_log(Parts.log, failure.trace)}"
-    except WriteError as unwritten:
-        log = f"no log: {cause_of(unwritten)}"
-    return InternalError(f"{folder.path}: {failed([failure.part], failure.cause)} ({log}). {_remedy(folder)}")
 
 
 def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts: Parts) -> str:

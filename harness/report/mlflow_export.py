@@ -94,7 +94,12 @@ def export_to_mlflow(results: Results, target: str) -> str:
         except ExportError:
             raise
         except Exception as error:  # of MLflow, or of its libraries for networks, databases and files
-            raise _failed(uri, error) from error
+            causes = [error]
+            while cause := causes[-1].__cause__ or causes[-1].__context__:
+                causes.append(cause)  # type: ignore[arg-type]
+            said = redact_text(" ".join(f"{type(causes[-1]).__name__}: {causes[-1]}".split()))[:300]
+            lost = "Nothing that was exported before is lost; export again to repeat"
+            raise ExportError(f"--mlflow: {uri}: {said}. {lost}") from error
     place = f"MLflow experiment {results.experiment.name!r}, run {whole.name!r}"
     return f"{place}: {len(cells)} cells{', in place of an earlier export' if had_earlier else ''}"
 
@@ -133,15 +138,6 @@ def _settings() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _failed(uri: str, error: Exception) -> ExportError:
-    """Return the error of a store that fails, in one line with the cause that is the deepest."""
-    causes = [error]
-    while cause := causes[-1].__cause__ or causes[-1].__context__:
-        causes.append(cause)  # type: ignore[arg-type]
-    said = redact_text(" ".join(f"{type(causes[-1]).__name__}: {causes[-1]}".split()))[:300]
-    return ExportError(f"--mlflow: {uri}: {said}. Nothing that was exported before is lost; export again to repeat")
-
-
 def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Sequence[MlflowRun]) -> bool:
     """Write the runs and the files, then delete the runs of earlier exports; return whether there were any.
 
@@ -155,7 +151,12 @@ def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Seq
     end_ms = round(1000 * max((one["started_at"] + one.get("wall_s", 0.0) for one in invocations), default=0.0))
     identity = hashlib.sha256(json.dumps([name, start_s or folder.path.name]).encode()).hexdigest()[:16]
     experiment_id = _experiment_id(client, name)
-    earlier = _earlier(client, experiment_id, identity)
+    search = partial(client.search_runs, [experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
+    page = search()
+    earlier = [*page]  # complete or not
+    while page.token:
+        page = search(page_token=page.token)
+        earlier += page
 
     def write(run: MlflowRun, below: Mapping[str, str]) -> str:
         tags = {**run.tags, IDENTITY: identity, **below}
@@ -174,8 +175,8 @@ def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Seq
         client.log_artifact(parent, str(path), "tables")
     for run_id in (*written, parent):  # until then the export is still running, as MLflow shows it
         client.set_terminated(run_id, status="FINISHED", end_time=end_ms)
-    for run_id in earlier:
-        client.delete_run(run_id)
+    for run in earlier:
+        client.delete_run(str(run.info.run_id))
     return bool(earlier)
 
 
@@ -192,25 +193,12 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
     return str(found.experiment_id)
 
 
-def _earlier(client: MlflowClient, experiment_id: str, identity: str) -> list[str]:
-    """Return the ids of the runs of earlier exports of the same run, complete or not."""
-    search = partial(client.search_runs, [experiment_id], f"tags.`{IDENTITY}` = '{identity}'")
-    page = search()
-    found = [*page]
-    while page.token:
-        page = search(page_token=page.token)
-        found += page
-    return [str(run.info.run_id) for run in found]
-
-
 def mlflow_runs(results: Results) -> tuple[MlflowRun, list[MlflowRun]]:
-    """Return the run for the whole, and one for each cell with a throughput, a ratio or a learning curve."""
+    """Return the run for the whole, whose description is the verdict, and one for each cell.
+
+    Cells with a throughput, a ratio or a learning curve.
+    """
     context = context_of(results)
-    return _whole(results, context), [*_cells(results, context)]
-
-
-def _whole(results: Results, context: Context) -> MlflowRun:
-    """Return the run for the whole, whose description is the verdict."""
     outcomes = Counter(str(outcome) for outcome in results.trials.drop_duplicates("trial_id", keep="last")["outcome"])
     statements = rows_of(results.verdict)
     levels = {str(row.code) for row in statements if row.topic == "trust"}
@@ -224,12 +212,10 @@ def _whole(results: Results, context: Context) -> MlflowRun:
         "device": facts.get("device", ""),
     }
     note = "\n".join(verdict_lines(results.experiment.name, make_verdict(results)))
-    return MlflowRun(
-        results.folder.path.name,
-        {"workload": results.experiment.workload},
-        [(f"trials_{name}", float(count), 0) for name, count in outcomes.items()],
-        {**_tags(tags), "mlflow.note.content": note[:LONGEST_TAG]},
-    )
+    metrics = [(f"trials_{name}", float(count), 0) for name, count in outcomes.items()]
+    own = {**_tags(tags), "mlflow.note.content": note[:LONGEST_TAG]}
+    whole = MlflowRun(results.folder.path.name, {"workload": results.experiment.workload}, metrics, own)
+    return whole, [*_cells(results, context)]
 
 
 def _cells(results: Results, context: Context) -> Iterator[MlflowRun]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 import jinja2
 from markupsafe import Markup
 
+from harness.analysis.common import grouped
 from harness.errors import HarnessError
 from harness.report.tables.text import TextTable
 from harness.system.sanitize import redact_text
@@ -92,17 +93,13 @@ class Parts:
     @property
     def lines(self) -> list[str]:
         """A sentence on each cause: a table that failed may be needed by many parts."""
-        return [failed([failure.part for failure in alike], cause) for cause, alike in self._by_cause().items()]
+        causes = grouped(self.failures, lambda failure: failure.cause)
+        return [failed([failure.part for failure in alike], cause) for cause, alike in causes.items()]
 
     @property
     def tracebacks(self) -> str:
-        return "\n".join(f"{cause}\n{alike[0].trace}" for cause, alike in self._by_cause().items())
-
-    def _by_cause(self) -> dict[str, list[Failure]]:
-        groups: dict[str, list[Failure]] = {}
-        for failure in self.failures:
-            groups.setdefault(failure.cause, []).append(failure)
-        return groups
+        causes = grouped(self.failures, lambda failure: failure.cause)
+        return "\n".join(f"{cause}\n{alike[0].trace}" for cause, alike in causes.items())
 
 
 def failed(parts: Sequence[str], cause: str) -> str:

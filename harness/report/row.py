@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pandas as pd
 
+from harness.analysis.common import Row as Row
+from harness.analysis.common import rows_of as rows_of
 from harness.plan.labels import SEPARATOR, batch_text, devices_text, joined, strategy_text
-from harness.record.frames import records
 
 Scalar: TypeAlias = str | float | None
 """A value of a table: text, number (an int or a bool is a float to a type checker), or None if it is missing."""
 NOT_EQUIVALENT = "not equivalent"
 """The verdict of a check whose training differs from that of one device."""
-
-
-class Row(dict[str, Any]):
-    """A row of a table: its values by column, which are attributes too; None is a missing value.
-
-    The schema defines the columns and their types.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        raise AttributeError(f"no column {name!r}")
-
-
-def rows_of(frame: pd.DataFrame) -> list[Row]:
-    """Return the rows of a table; <NA> is None."""
-    return [Row(row) for row in records(frame)]
 
 
 def is_missing(value: Scalar) -> bool:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import pandas as pd
 
+from harness.analysis.common import grouped
 from harness.analysis.results import Results, attempt
 from harness.analysis.verdict import Statement
 from harness.config.script import ScriptExperiment
@@ -56,11 +57,8 @@ class Context:
     @cached_property
     def causes(self) -> Mapping[str, Sequence[Statement]]:
         """The causes of each leading cell's loss, the largest first."""
-        found: dict[str, list[Statement]] = {}
-        for one in self.results.statements:
-            if one.topic == "loss":
-                found.setdefault(str(one.cell_id), []).append(one)
-        return found
+        losses = (one for one in self.results.statements if one.topic == "loss")
+        return grouped(losses, lambda one: str(one.cell_id))
 
     def stated(self, topic: str) -> list[Statement]:
         """Return the statements of a topic; of the causes the first of each cell."""

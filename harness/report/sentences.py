@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.analysis.common import Record, is_no_claim
+from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import doubt_of, plain_doubt
 from harness.analysis.improvements import CONFIRMING_BLOCKS
 from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
+from harness.analysis.trials import NOT_STARTED
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import ENOUGH, FASTER, RANKED_SEEDS, SLOWER, TOO_FEW
 from harness.analysis.verdict.trust import GOOD_BLOCKS
@@ -56,12 +57,7 @@ INGESTS: Mapping[str, str] = {
     "no bottleneck": "the ingest is not the bottleneck",
     OPEN: "whether the ingest is the bottleneck is open",
 }
-ENDED: Mapping[str | None, str] = {
-    "interrupted": "the run was interrupted",
-    "finished": "the last call left them out (--only, or another machine)",
-    "error": "the run ended with an error of its own",
-    None: "the run was killed, or is still going on",
-}
+ENDED = {**NOT_STARTED, "finished": "the last call left them out (--only, or another machine)"}
 """Why trials have no result, by the end of the last invocation."""
 LEAST_PERCENT = 1e-4
 """The smallest difference of updates that is written, in percent."""
@@ -152,7 +148,7 @@ def _why_wide(row: Statement, context: Context) -> str:
     return f"Its interval is wide: {', '.join(seen)}." if seen else ""
 
 
-def _base(ratio: Row | Record) -> str:
+def _base(ratio: Row) -> str:
     """Return what a ratio is over: '1 device', or '2 devices (ddp) at the same global batch' under strong scaling."""
     own = f" ({ratio.base_strategy})" if ratio.base_strategy != BASE_STRATEGY else ""
     batch = " at the same global batch" if ratio.scaling == "strong" else ""
@@ -218,7 +214,7 @@ def _and_more(names: Sequence[str]) -> str:
 
 def _pair(row: Statement) -> tuple[str, str]:
     """Return the label of two settings that differ in a choice, and their ratio."""
-    pair = Row(vars(row.facts))
+    pair = row.facts
     label = joined(pair_label(pair), pair_setting(pair))
     return label, f"{with_ends(times, pair.ratio, pair.low, pair.high)} times the throughput"
 

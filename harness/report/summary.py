@@ -74,12 +74,8 @@ def asked(results: Results) -> list[tuple[str, str]]:
     for name in dict.fromkeys(name for each in options for name in each):
         values = [each[name] for each in options if name in each]
         if len({json.dumps(value) for value in values}) > 1:
-            asked.append(
-                (
-                    name.removeprefix("workload."),
-                    ", ".join(dict.fromkeys(str(value) for value in values if value is not None)),
-                )
-            )
+            texts = dict.fromkeys(str(value) for value in values if value is not None)
+            asked.append((name.removeprefix("workload."), ", ".join(texts)))
     if chosen := experiment.training.model_dump(exclude_defaults=True):
         each = (f"{name} {', '.join(map(str, values))}" for name, values in chosen.items())
         asked.append(("training", "; ".join(each)))
@@ -114,23 +110,18 @@ def scaling_words(results: Results) -> str:
     kinds = [words[kind] for kind in sorted(scaling["scaling"].unique())]
     bases = scaling.drop_duplicates("base_id")["base_throughput_per_s"]
     span = " to ".join(dict.fromkeys(speed(value) for value in (bases.min(), bases.max())))
+    looks = (
+        f"Looks after {', '.join(map(str, LOOKS))} blocks end a cell: intervals are those of "
+        f"{100 * (1 - LOOKS_SIGNIFICANCE):g} % at a look, which hold in 95 % of runs over all looks. "
+    )
     return (
         f"Against the base of the same setting ({span} {rate_unit(scaling)} in absolute numbers), "
         f"{' and '.join(kinds)}. "
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
         f"logarithm over n blocks, each in fresh processes; below {LEAST_BLOCKS} blocks the range is given, with n. "
         "Italics: no claim about speed (emulated, oversubscribed, or measured despite an error that the doctor found). "
-        f"{_looks_words(results)}{usual_words(results.trials)}"
+        f"{looks * (results.rule == 'decide')}{usual_words(results.trials)}"
     ).rstrip()
-
-
-def _looks_words(results: Results) -> str:
-    if results.rule != "decide":
-        return ""
-    return (
-        f"Looks after {', '.join(map(str, LOOKS))} blocks end a cell: intervals are those of "
-        f"{100 * (1 - LOOKS_SIGNIFICANCE):g} % at a look, which hold in 95 % of runs over all looks. "
-    )
 
 
 def memory_words(results: Results) -> str:
@@ -175,10 +166,22 @@ NO_FACTS: dict[str, object] = {
 
 def facts(environment: RunEnvironment, experiment: Experiment) -> dict[str, object]:
     """Return the variables of the template that come from environment.jsonl, the machines and invocations."""
-    seen, own = nodes(environment), variables_of_cells(experiment)
+    seen = nodes(environment)
+    options = [*experiment.option_axes(), *(name for grid in experiment.grids for name in grid.options)]
+    sections = (option.partition(".") for option in options)
+    own = {name for section, _, name in sections if section == SECTION}  # variables of cells, not of the machine
+    started, machine = "not started", "no worker group started"
+    if invocations := [invocation for invocation in environment.get("invocations", []) if "started_at" in invocation]:
+        again = f", resumed {plural(len(invocations) - 1, 'time')}" if len(invocations) > 1 else ""
+        commit = invocations[0].get("git_commit")
+        started = f"{start_text(invocations[0]['started_at'])}{again}{f' · git {commit[:12]}' if commit else ''}"
+    if seen:
+        gpus = [device["model"] for device in seen[0]["devices"] if device["kind"] == "cuda"]
+        what = gpus[0] if gpus else f"{seen[0]['cpu']}, {seen[0]['cores']} cores, no GPU used"
+        machine = f"{plural(len(seen), 'node')}: {what} · torch {seen[0]['packages'].get('torch', '?')}"
     return {
-        "started": started(environment),
-        "machine_line": machine_line(seen),
+        "started": started,
+        "machine_line": machine,
         "nodes": [(node["host"], node_facts(node, own)) for node in seen],
         "environment_differs": difference(environment),
         "invocations_differ": [
@@ -199,12 +202,6 @@ def nodes(environment: RunEnvironment) -> list[NodeEnvironment]:
     if control and control["host"] not in {node["host"] for node in nodes.values()}:
         nodes["torchrun"] = control
     return list(nodes.values())
-
-
-def variables_of_cells(experiment: Experiment) -> set[str]:
-    """Return the environment variables that the file gives to its cells: they are the cells', not the machine's."""
-    options = [*experiment.option_axes(), *(name for grid in experiment.grids for name in grid.options)]
-    return {name for section, _, name in (option.partition(".") for option in options) if section == SECTION}
 
 
 def node_facts(node: NodeEnvironment, own: Collection[str] = ()) -> list[tuple[str, str]]:
@@ -245,15 +242,6 @@ def cards_text(cards: Sequence[Card]) -> str:
     return "; ".join(f"GPU {gpu}: {text or 'unknown'}" for gpu, text in enumerate(texts))
 
 
-def machine_line(nodes: Sequence[NodeEnvironment]) -> str:
-    if not nodes:
-        return "no worker group started"
-    first = nodes[0]
-    gpus = [device["model"] for device in first["devices"] if device["kind"] == "cuda"]
-    what = gpus[0] if gpus else f"{first['cpu']}, {first['cores']} cores, no GPU used"
-    return f"{plural(len(nodes), 'node')}: {what} · torch {first['packages'].get('torch', '?')}"
-
-
 def difference(environment: RunEnvironment) -> str:
     """Return a sentence if worker groups recorded different hardware or versions on the same node."""
     keys = (*ENVIRONMENT_KEYS, "memory_bytes")
@@ -263,13 +251,3 @@ def difference(environment: RunEnvironment) -> str:
             seen.setdefault(node["host"], set()).add(json.dumps([node.get(key) for key in keys], sort_keys=True))
     different = [host for host, versions in seen.items() if len(versions) > 1]
     return f"Worker groups saw different hardware or software on {', '.join(different)}." if different else ""
-
-
-def started(environment: RunEnvironment) -> str:
-    """Return the start, the number of resumptions and the commit."""
-    invocations = [invocation for invocation in environment.get("invocations", []) if "started_at" in invocation]
-    if not invocations:
-        return "not started"
-    again = f", resumed {plural(len(invocations) - 1, 'time')}" if len(invocations) > 1 else ""
-    commit = invocations[0].get("git_commit")
-    return f"{start_text(invocations[0]['started_at'])}{again}{f' · git {commit[:12]}' if commit else ''}"

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 
 from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
@@ -75,7 +74,7 @@ def next_step(context: Context) -> NextStep:
     feasible = blocks is not None and blocks.n <= MOST_BLOCKS
     if any(line["facts"].get("inline") for line in results.lines):
         why = "These trials ran in the command's own process (--inline), for a debugger. To measure all of them:"
-        step = _run_file(why, _changed(results, "The same experiment.", {}), results)
+        step = _run_changed(why, "The same experiment.", {}, results)
         blocks = None  # such a run is never resumed
     elif unfinished := _unfinished(context):
         step = NextStep(unfinished, _resume(results), proposal.file if proposal else NOTHING_NEXT)
@@ -84,7 +83,9 @@ def next_step(context: Context) -> NextStep:
     elif blocks and feasible:
         step = _more_blocks(blocks, proposal, context)
     elif proposal and proposal.least > 0:
-        step = _try(proposal, context)
+        cause, where = proposal.cause, context.name(proposal.cause.cell_id)
+        why = f"{percent(cause.facts.share)} of the step is {name_of(cause)}. Compare {proposal.option} for {where}"
+        step = run_file(f"{why}, all else as here:", proposal.file, results)
     elif in_program := _in_program(context):
         step = in_program
     elif blocks:
@@ -96,7 +97,7 @@ def next_step(context: Context) -> NextStep:
         step = NextStep("Nothing here calls for another measurement. To show the verdict to others:", command)
     others = [line for causes in context.causes.values() for line in smaller_causes(causes, context)]
     if blocks and feasible and blocks.subject == "fixed" and "--add-blocks" not in step.command:
-        others.insert(0, f"To decide what is open: {_add_blocks(blocks, results)}")
+        others.insert(0, f"To decide what is open: {_resume(results)} --add-blocks {blocks.n}")
     return replace(step, others=tuple(others))
 
 
@@ -155,60 +156,45 @@ def _improved(context: Context) -> NextStep | None:
     head = f"# {context.label(one.cell_id)}, improved by {one.subject}.\n"
     file = f"{head}{next_experiment(context.results.experiment, context.cells[str(one.cell_id)], changes)}"
     why = f"With {one.subject} {context.name(one.cell_id)} is faster. To measure it alone, all else as here:"
-    return _run_file(why, file, context.results)
+    return run_file(why, file, context.results)
 
 
-def _try(proposal: Proposal, context: Context) -> NextStep:
-    cause, where = proposal.cause, context.name(proposal.cause.cell_id)
-    why = f"{percent(cause.facts.share)} of the step is {name_of(cause)}. Compare {proposal.option} for {where}"
-    return _run_file(f"{why}, all else as here:", proposal.file, context.results)
-
-
-def _run_file(why: str, file: str, results: Results) -> NextStep:
-    return replace(run_file(why, results.folder.path / NEXT_FILE, results), file=file)
-
-
-def run_file(why: str, file: Path, results: Results) -> NextStep:
+def run_file(why: str, content: str, results: Results, name: str = NEXT_FILE) -> NextStep:
     """Return the step that runs a file of the run folder: beside the experiment file if that names own code."""
-    path = shlex.quote(str(file))
+    path = shlex.quote(str(results.folder.path / name))
     if results.experiment.own_code:
         why = f"{why.removesuffix(':')}, in the folder of your experiment file:"
-        return NextStep(why, f"cp {path} . && python -m harness.run {file.name}")
-    return NextStep(why, f"python -m harness.run {path}")
+        return NextStep(why, f"cp {path} . && python -m harness.run {name}", content)
+    return NextStep(why, f"python -m harness.run {path}", content)
 
 
 def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) -> NextStep:
     results, blocks = context.results, row.n
-    more = f"{plural(blocks, 'more block')}{_cost(blocks, context)}"
-    why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
-    if row.subject == "fixed":
-        return NextStep(f"{why}:", _add_blocks(row, results), proposal.file if proposal else NOTHING_NEXT)
-    settings = results.experiment.throughput
-    most = (settings.most_blocks if settings else 0) + blocks
-    number = most if settings and settings.rule == "decide" else {"at_most": most}
-    file = _changed(results, f"With {more}.", {"throughput": {"blocks": number}})
-    return _run_file(f"{why}; a rule sets their number, so that it takes a new run:", file, results)
-
-
-def _cost(blocks: int, context: Context) -> str:
-    """Return ' (about 25 min)', the wall time of so many blocks at that of the run's own; empty if it is unknown."""
+    more = plural(blocks, "more block")
     ledger, trials = context.table("ledger"), context.table("trials")
     groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
     spent = float(ledger["seconds"][ledger["group_id"].isin(groups["group_id"])].sum())
-    if spent <= 0 or groups.empty:
-        return ""
-    total_s = spent / groups["block"].nunique() * blocks
-    whole_minutes = 60 <= total_s < 3570
-    return f" (about {f'{total_s / 60:.0f} min' if whole_minutes else duration(total_s)})"
+    if spent > 0 and len(groups):  # at the wall time of the run's own blocks
+        total_s = spent / groups["block"].nunique() * blocks
+        more += f" (about {f'{total_s / 60:.0f} min' if 60 <= total_s < 3570 else duration(total_s)})"
+    why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
+    if row.subject == "fixed":
+        command = f"{_resume(results)} --add-blocks {blocks}"
+        return NextStep(f"{why}:", command, proposal.file if proposal else NOTHING_NEXT)
+    settings = results.experiment.throughput
+    most = (settings.most_blocks if settings else 0) + blocks
+    number = most if settings and settings.rule == "decide" else {"at_most": most}
+    why = f"{why}; a rule sets their number, so that it takes a new run:"
+    return _run_changed(why, f"With {more}.", {"throughput": {"blocks": number}}, results)
 
 
 def _longer_windows(context: Context) -> NextStep:
     results, settings = context.results, context.results.experiment.throughput
     longer = LONGER * ((settings and settings.window_seconds) or SHORTEST)
-    file = _changed(results, "With longer windows.", {"throughput": {"window_seconds": longer}})
     again = "Close other programs, then measure again" if context.has_doubt("foreign load") else "Measure again"
-    why = f"{again} with throughput.window_seconds: {longer:g}, all else as here:"
-    return _run_file(f"The intervals of this run are too wide for a decision. {why}", file, results)
+    why = f"The intervals of this run are too wide for a decision. {again} with throughput.window_seconds: {longer:g}"
+    why += ", all else as here:"
+    return _run_changed(why, "With longer windows.", {"throughput": {"window_seconds": longer}}, results)
 
 
 def _longer_trainings(results: Results) -> NextStep:
@@ -217,24 +203,19 @@ def _longer_trainings(results: Results) -> NextStep:
     if not lengths:
         return NextStep("No training reached the target: let the program train longer, by its own arguments.", "")
     ((name, length),) = lengths.items()
-    file = _changed(results, f"With more {name}.", {"convergence": {name: 2 * length}})
     why = f"No training reached the target. With convergence.{name}: {2 * length:g}, all else as here:"
-    return _run_file(why, file, results)
+    return _run_changed(why, f"With more {name}.", {"convergence": {name: 2 * length}}, results)
 
 
-def _changed(results: Results, comment: str, change: Mapping[str, Mapping[str, object]]) -> str:
-    """Return the run's experiment file with some settings changed."""
+def _run_changed(why: str, comment: str, change: Mapping[str, Mapping[str, object]], results: Results) -> NextStep:
+    """Return the step that runs the run's experiment file with some settings changed."""
     content = results.experiment.model_dump(mode="json", exclude_defaults=True)
     content["name"] = f"{results.experiment.name[:40]}-next"
     for section, settings in change.items():
         known = content.setdefault(section, {})
         for name, value in settings.items():
             known[name] = {**known.get(name, {}), **value} if isinstance(value, Mapping) else value
-    return f"# {comment}\n{dump(content, flow=None, width=100)}"
-
-
-def _add_blocks(row: Statement, results: Results) -> str:
-    return f"{_resume(results)} --add-blocks {row.n}"
+    return run_file(why, f"# {comment}\n{dump(content, flow=None, width=100)}", results)
 
 
 def _resume(results: Results) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis import ratios
 from harness.analysis import trials as trial_tables
-from harness.analysis.common import Record
+from harness.analysis.common import Row
 from harness.analysis.doubts import (
     DOUBTS,
     CountedDoubt,
@@ -229,7 +229,7 @@ def test_the_slow_rank_is_named(seconds: list[float], slow: int | None) -> None:
 
 
 def test_doubts_are_counted_over_blocks_a_list_in_memory_and_text_in_a_table(tmp_path: Path) -> None:
-    rows = [Record({"doubts": names}) for names in (("wide spread",), (), ("wide spread", "foreign load"))]
+    rows = [Row({"doubts": names}) for names in (("wide spread",), (), ("wide spread", "foreign load"))]
     assert tally(rows) == (CountedDoubt("wide spread", 2, 3), CountedDoubt("foreign load", 1, 3))
     assert [*map(str, tally(rows, "base"))] == ["base: wide spread (2 of 3)", "base: foreign load (1 of 3)"]
     assert tally(rows[1:2]) == ()

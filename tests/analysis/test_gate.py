@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis.common import Record, content_key, differing_axes, matches
+from harness.analysis.common import Row, content_key, differing_axes, matches
 from harness.analysis.compare import Condition, exit_code, gate, parse_condition
 from harness.analysis.equivalence import Verdict
 from harness.analysis.run_cells import Metric, RunCell
@@ -22,7 +22,7 @@ from tests.records import line
 def cell(name: str = "ddp2", speed: float = 1.0, verdict: Verdict | None = None) -> RunCell:
     row = {**line(name, rates=(1.0, 1.0)), "link": None, "device_ids": None, "variant": None}
     by_block: dict[Metric, tuple[float, ...]] = {"throughput": (speed,), "speedup": ()}
-    return RunCell(row, [Record({"doubts": ()})], by_block, None, name == "single", None, verdict)
+    return RunCell(row, [Row({"doubts": ()})], by_block, None, name == "single", None, verdict)
 
 
 def pair(ratio: float, sd: float | None = 0.01, *, name: str = "ddp2", checked: str = "") -> Pair:

@@ -16,7 +16,6 @@ from harness.analysis.stats import (
     geometric_mean,
     half_width,
     holm,
-    holm_of_known,
     is_decided,
     look_significance,
     mean_interval,
@@ -151,7 +150,7 @@ def test_blocks_that_are_added_until_a_difference_is_clear_make_few_false_decisi
 )
 def test_holms_adjustment_by_hand(given: list[float], adjusted: list[float]) -> None:
     assert holm(given) == pytest.approx(adjusted)
-    assert holm_of_known([None, *given, None]) == [None, *(pytest.approx(value) for value in adjusted), None]
+    assert holm([None, *given, None]) == [None, *(pytest.approx(value) for value in adjusted), None]
 
 
 def test_the_p_value_is_students_from_three_values_and_that_of_196_standard_errors_is_5_percent() -> None:

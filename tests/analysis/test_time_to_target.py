@@ -13,7 +13,7 @@ import yaml
 
 import harness
 from harness.analysis import time_to_target
-from harness.analysis.prediction import Asked
+from harness.analysis.prediction.predictions import Asked
 from harness.analysis.results import Results
 from harness.analysis.time_to_target import Work, decision, fit_samples
 from harness.cli.arguments import parse_target

@@ -25,8 +25,8 @@ import psutil
 from rich.console import Console
 from rich.table import Column, Table
 
-from harness.analysis.prediction import Asked
 from harness.analysis.prediction.observed import families
+from harness.analysis.prediction.predictions import Asked
 from harness.analysis.prediction.step_model import slowest_ranks, without_stalls
 from harness.analysis.results import Results, load, predict
 from harness.config.experiment import Experiment

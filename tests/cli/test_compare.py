@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.analysis.prediction import read_links
+from harness.analysis.prediction.collective_times import read_links
 from harness.cli.arguments import parse_numbers
 from harness.cli.commands import app
 from harness.errors import PredictionError, RunFolderError

@@ -10,8 +10,9 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 
-from harness.analysis.prediction import Asked, Links, predictions
+from harness.analysis.prediction.collective_times import Links
 from harness.analysis.prediction.observed import Exchange, Size
+from harness.analysis.prediction.predictions import Asked, predictions
 from harness.analysis.results import Results
 from harness.report.figures.drawing import style
 from harness.report.figures.prediction import predicted_steps, write_prediction

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis.common import Record
+from harness.analysis.common import Row
 from harness.analysis.doubts import DOUBTS, CountedDoubt
 from harness.analysis.verdict import NUMBERS, Statement
 from harness.config.load import parse_experiment
@@ -41,7 +41,7 @@ def stated(topic: str, *, code: str = "", evidence: str = "", value: Any = None,
     own = {name: columns.pop(name) for name in [*columns] if name in Statement.__dataclass_fields__}
     numbers = (value, columns.pop("low", None), columns.pop("high", None))
     facts = {**columns, **dict(zip(NUMBERS.get(topic, ()), numbers, strict=False))}
-    return Statement(topic, code, evidence, facts=Record(facts), **own)
+    return Statement(topic, code, evidence, facts=Row(facts), **own)
 
 
 def verdict_of(*statements: dict[str, Any], **given: Any) -> Verdict:

@@ -229,11 +229,6 @@ class Links:
             found.setdefault((str(row["backend"]), row["operation"], row["tier"]), []).append((size, timed))
         return found
 
-    @cached_property
-    def _placements(self) -> set[Size]:
-        """The placements of the run's own."""
-        return {Size(int(row["devices"]), int(row["nodes"])) for row in records(self.own)}
-
     def fits(
         self,
         backend: str,
@@ -248,38 +243,28 @@ class Links:
         ``most_devices``: of larger placements of the run nothing is known; further ones were measured apart from it.
         ``per_node``: devices of a node, for an assumed link.
         """
-        key = (
-            backend,
-            tier,
-            per_node,
-            *((operation, *sizes) for operation, sizes in needed.items()),
-            most_devices,
-            draws,
-        )
+        exchanged = tuple((operation, *sizes) for operation, sizes in needed.items())
+        key = (backend, tier, per_node, exchanged, most_devices, draws)
         if key in self._known:
             return self._known[key]
         generator = np.random.default_rng(SEED)
+        placements = {Size(int(row["devices"]), int(row["nodes"])) for row in records(self.own)}
         fits: dict[Collective, RingFit | str] = {}
         for operation, sizes in needed.items():
             measured = self._timed.get((backend, operation, tier), ())
-            known = [t for size, t in measured if size.devices <= most_devices or size not in self._placements]
+            known = [t for size, t in measured if size.devices <= most_devices or size not in placements]
             where = f"{tier} ({backend}" + f", up to {most_devices} devices" * (len(known) < len(measured)) + ")"
             fit = fit_ring(operation, known, sizes, generator, draws)
             if fit is None and not known and (link := self.assumed.get(tier)):
                 ports_used = per_node if tier == "between nodes" else link.ports
-                fit = assumed_ring(link, ports_used, self._inside(backend, tier, operation, sizes, most_devices), draws)
+                most = math.inf  # bytes per second
+                if tier == "between nodes":  # a ring that leaves a node is no faster than one inside it
+                    inside = self.fits(backend, "inside a node", {operation: sizes}, most_devices, 1)[operation]
+                    most = math.inf if isinstance(inside, str) else inside.cost.bytes_per_s
+                fit = assumed_ring(link, ports_used, most, draws)
             fits[operation] = fit or reason_of_links(operation, tier, where, known, sizes)
         self._known[key] = fits
         return fits
-
-    def _inside(
-        self, backend: str, tier: LinkTier, operation: Collective, sizes: Sequence[int], most_devices: int
-    ) -> float:
-        """Return the bytes per second of a ring inside a node, which one over nodes does not exceed; inf if unknown."""
-        if tier == "inside a node":
-            return math.inf
-        fit = self.fits(backend, "inside a node", {operation: sizes}, most_devices, 1)[operation]
-        return math.inf if isinstance(fit, str) else fit.cost.bytes_per_s
 
 
 FORMATS = (".csv", ".parquet")
@@ -297,8 +282,8 @@ def read_links(path: Path, own: pd.DataFrame) -> pd.DataFrame:
         here, there = ({*frame[name].dropna()} for frame in (own, found))
         if here and there and not here & there:
             raise PredictionError(
-                f"--links: the {what} of {path} are {_text(there)}, those of the run {_text(here)}; "
-                "give links of the same kind of machine"
+                f"--links: the {what} of {path} are {', '.join(sorted(there))}, those of the run "
+                f"{', '.join(sorted(here))}; give links of the same kind of machine"
             )
     return found
 
@@ -318,10 +303,6 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise PredictionError(
             f"--links: {path} cannot be read as a table: {' '.join(str(error).split())[:200]}"
         ) from None
-
-
-def _text(values: set[str]) -> str:
-    return ", ".join(sorted(values))
 
 
 def recorded_exchanges(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.common import KEYS, Lines, Record, Records, Row, TrialKey, grouped, rows_of, trial_key
+from harness.analysis.common import KEYS, AnyRow, Lines, Row, Rows, TrialKey, grouped, rows_of, trial_key
 from harness.analysis.phases import Timing, timings
 from harness.analysis.step_times import StepTimes
-from harness.plan.comparison import backend_of, options_of
+from harness.plan.comparison import backend_of
 from harness.plan.rows import Collective, LinkTier
 
 Array = npt.NDArray[np.float64]
@@ -50,7 +50,7 @@ class Observed:
     """
 
     size: Size
-    row: Row
+    row: AnyRow
     step_s: tuple[float, ...]
     wait_s: float
     own_s: tuple[float, ...]
@@ -91,7 +91,7 @@ class Family:
     exchanges: tuple[Exchange, ...]
 
     @property
-    def row(self) -> Row:
+    def row(self) -> AnyRow:
         """The trial of the largest size."""
         return [*self.sizes.values()][-1].row
 
@@ -103,10 +103,6 @@ class Family:
     def backend(self) -> str:
         """The backend of the ranks' collectives."""
         return backend_of(self.row)
-
-    @property
-    def has_loader_workers(self) -> bool:
-        return bool(options_of(self.row).get("loader.workers"))
 
 
 def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: StepTimes) -> list[Family]:
@@ -120,20 +116,17 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
         for line in lines
         if (found := line.get("exchanges"))
     }
-    on_gpus = {trial_key(row) for row in rows if row.device == "cuda"}
-    steps = net_step_times(times, on_gpus)
-    measured = _Measured(rows, timings(windows), optimizer_seconds(windows), exchanges, steps)
-    several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]
-    return [measured.family(family_id) for family_id in dict.fromkeys(str(row.family_id) for row in several)]
-
-
-def optimizer_seconds(windows: pd.DataFrame) -> dict[TrialKey, float]:
-    """Return the optimizer's seconds a step of each trial, of its slowest rank."""
     marked = windows[windows["window_kind"].isin(["timed", "phases"]) & windows["optimizer_s"].notna()]
     sums = marked.groupby([*KEYS, "rank"])[["optimizer_s", "steps"]].sum()
-    slowest = (sums["optimizer_s"] / sums["steps"]).astype(float).groupby(KEYS).max()
-    seconds: dict[TrialKey, float] = slowest.to_dict()  # type: ignore[assignment]
-    return seconds
+    optimizer = (sums["optimizer_s"] / sums["steps"]).astype(float).groupby(KEYS).max().to_dict()  # of the slowest rank
+    timed = timings(windows)
+    steps = net_step_times(times, {trial_key(row) for row in rows if row.device == "cuda"})
+    for row in rows:
+        key = trial_key(row)
+        own = {"timing": timed.get(key), "optimizer_s": optimizer.get(key, 0.0), "steps": steps.get(key)}
+        row |= {**own, "exchanges": exchanges.get(key, ())}
+    several = [row for row in rows if row.devices > 1 and row.kind == "throughput"]
+    return [_family(family_id, rows) for family_id in dict.fromkeys(str(row.family_id) for row in several)]
 
 
 def net_step_times(times: StepTimes, on_gpus: Collection[TrialKey]) -> dict[TrialKey, Array]:
@@ -148,55 +141,42 @@ def net_step_times(times: StepTimes, on_gpus: Collection[TrialKey]) -> dict[Tria
     return found
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """The timed trials of a run, and what is known of each."""
+def _family(family_id: str, rows: Rows) -> Family:
+    """Return a family, with the one-device cells of its strategy, which under strong scaling are in others.
 
-    rows: Records
-    timings: Mapping[TrialKey, Timing]
-    optimizer: Mapping[TrialKey, float]
-    exchanges: Mapping[TrialKey, tuple[Exchange, ...]]
-    steps: Mapping[TrialKey, Array]
+    ``rows``: the timed trials of the run, each with what is known of it.
+    """
+    members = [row for row in rows if row.family_id == family_id]
+    cells: dict[Size, list[Row]] = {}
+    for row in members:
+        size = cells.setdefault(Size(int(row.devices), int(row.nodes)), [])
+        if row.timing and (not size or size[0].cell_id == row.cell_id):
+            size.append(row)
+    sizes = {size: _observed(size, cells[size]) for size in sorted(cells) if cells[size]}
+    wrapped = {row.wrapped_id for row in members}
+    single = [row for row in rows if row.cell_id in wrapped and row.timing]
+    largest = [*sizes.values()][-1].batch
+    nearest = sorted(single, key=lambda row: abs(int(row.per_device_batch_size) - largest))
+    alone = {
+        batch: fmean(_own(row.timing, 1)[0] for row in of_batch)
+        for batch, of_batch in grouped(single, lambda row: int(row.per_device_batch_size)).items()
+    }
+    steps = [row.steps for row in nearest if row.cell_id == nearest[0].cell_id and row.steps is not None]
+    jitter = np.concatenate([of_trial / of_trial.mean() for of_trial in steps]) if steps else np.array([])
+    return Family(sizes, alone, jitter, next((row.exchanges for row in (*nearest, *members) if row.exchanges), ()))
 
-    def family(self, family_id: str) -> Family:
-        """Return a family, with the one-device cells of its strategy, which under strong scaling are in others."""
-        members = [row for row in self.rows if row.family_id == family_id]
-        cells: dict[Size, list[Record]] = {}
-        for row in members:
-            size = cells.setdefault(Size(int(row.devices), int(row.nodes)), [])
-            if trial_key(row) in self.timings and (not size or size[0].cell_id == row.cell_id):
-                size.append(row)
-        sizes = {size: self._observed(size, cells[size]) for size in sorted(cells) if cells[size]}
-        wrapped = {row.wrapped_id for row in members}
-        single = [row for row in self.rows if row.cell_id in wrapped and trial_key(row) in self.timings]
-        largest = [*sizes.values()][-1].batch
-        nearest = sorted(single, key=lambda row: abs(int(row.per_device_batch_size) - largest))
-        with_exchanges = [row for row in (*nearest, *members) if trial_key(row) in self.exchanges]
-        alone = {
-            batch: fmean(_own(self.timings[trial_key(row)], 1)[0] for row in rows)
-            for batch, rows in grouped(single, lambda row: int(row.per_device_batch_size)).items()
-        }
-        of_nearest = [trial_key(row) for row in nearest if row.cell_id == nearest[0].cell_id]
-        steps = [self.steps[key] for key in of_nearest if key in self.steps]
-        return Family(
-            sizes,
-            alone,
-            np.concatenate([of_trial / of_trial.mean() for of_trial in steps]) if steps else np.array([]),
-            self.exchanges[trial_key(with_exchanges[0])] if with_exchanges else (),
-        )
 
-    def _observed(self, size: Size, rows: Records) -> Observed:
-        seen = [self.timings[trial_key(row)] for row in rows]
-        own = [own for timing in seen if (own := _own(timing, size.devices))]
-        return Observed(
-            size,
-            vars(rows[-1]),
-            tuple(timing.step_mean_s for timing in seen),
-            fmean(timing.wait_s for timing in seen),
-            tuple(fmean(of_rank) for of_rank in zip(*own, strict=False)),
-            tuple(fmean(ranks) for ranks in own),
-            fmean(self.optimizer.get(trial_key(row), 0.0) for row in rows),
-        )
+def _observed(size: Size, rows: Rows) -> Observed:
+    own = [own for row in rows if (own := _own(row.timing, size.devices))]
+    return Observed(
+        size,
+        rows[-1],
+        tuple(row.timing.step_mean_s for row in rows),
+        fmean(row.timing.wait_s for row in rows),
+        tuple(fmean(of_rank) for of_rank in zip(*own, strict=False)),
+        tuple(fmean(ranks) for ranks in own),
+        fmean(row.optimizer_s for row in rows),
+    )
 
 
 def _own(timing: Timing, devices: int) -> Sequence[float]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import Row, claim_tags
+from harness.analysis.common import AnyRow, claim_tags
 from harness.analysis.prediction.collective_times import SEED, Fits, Links, RingFit
 from harness.analysis.prediction.observed import Family, Size
 from harness.analysis.prediction.step_model import DRAWS, LANES, Model, by_laws
@@ -157,7 +157,7 @@ class _FamilyTable:
     excluded: str | None
     asked: Asked
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[AnyRow]:
         sizes = [*self.family.sizes]
         known = [each for each in sizes if each.devices <= (self.asked.most_fitted or each.devices)]
         refusal = refusal_of_family(self.family) or self.excluded
@@ -269,7 +269,7 @@ def predictions(
 
     ``excluded``: the reason of each cell whose ratios mean nothing, by id.
     """
-    rows: list[Row] = []
+    rows: list[AnyRow] = []
     for family in families:
         cells = [str(seen.row["cell_id"]) for seen in family.sizes.values()]
         reason = next((excluded[cell] for cell in cells if cell in excluded), None)

@@ -20,6 +20,7 @@ import numpy as np
 from harness.analysis.prediction.collective_times import Costs, RingFit
 from harness.analysis.prediction.observed import Array, Exchange, Family, Observed, Size
 from harness.analysis.stats import deviation
+from harness.plan.comparison import options_of
 from harness.plan.rows import Collective, LinkTier
 
 LANES = {"gloo": 2}
@@ -132,15 +133,8 @@ class Model:
         ]
         relative = math.sqrt(sum(variances)) / net_s
         step_s = net_s + data_s
-        return Predicted(
-            step_s,
-            step_s * math.exp(-1.96 * relative),
-            step_s * math.exp(1.96 * relative),
-            parts.own_s,
-            factor * parts.exposed_s,
-            data_s,
-            optimizer_s + rest,
-        )
+        low, high = (step_s * math.exp(side * relative) for side in (-1.96, 1.96))
+        return Predicted(step_s, low, high, parts.own_s, factor * parts.exposed_s, data_s, optimizer_s + rest)
 
     def _regression(self, seen: Sequence[Observed]) -> tuple[float, float, Array]:
         """Return the factor of the exposed time, the rest in seconds, and their covariance."""
@@ -232,7 +226,7 @@ class Model:
     def _data_s(self, net_s: float, batch: int) -> float:
         """Return the wait for data: the fetch itself or, with loader workers, what they need beyond the step."""
         share = batch / self._largest.batch
-        if not self._family.has_loader_workers:
+        if not options_of(self._family.row).get("loader.workers"):
             return self._largest.wait_s * share
         if self._largest.wait_s < 0.02 * self._largest.mean_s:
             return 0.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.analysis.common import Record
+from harness.analysis.common import Row
 from harness.analysis.stats import SIGNIFICANCE, look_significance
 
 NUMBERS: Mapping[str, tuple[str, str, str]] = {
@@ -71,15 +71,14 @@ class Statement:
     evidence: str
     cell_id: str | None = None
     others: tuple[str, ...] = ()
-    facts: Record = field(default_factory=lambda: Record({}))
+    facts: Row = field(default_factory=lambda: Row({}))
     n: Any = None
     subject: str | None = None
     reasons: tuple[str, ...] = ()
 
     def row(self) -> dict[str, object]:
         """Return the row of the table VERDICT."""
-        facts = vars(self.facts)
         columns = {"devices": "devices", "p_value": "p_adjusted"}
         columns |= zip(("value", "low", "high"), NUMBERS.get(self.topic, ()), strict=False)
         own = {name: value for name, value in vars(self).items() if name != "facts"}
-        return {**own, **{column: facts.get(name) for column, name in columns.items()}}
+        return {**own, **{column: self.facts.get(name) for column, name in columns.items()}}

@@ -10,9 +10,9 @@ from statistics import median
 
 import pandas as pd
 
-from harness.analysis.common import Record, columns_of, grouped, is_no_claim, rows_of, work_of
+from harness.analysis.common import Row, columns_of, grouped, is_no_claim, rows_of, work_of
 from harness.analysis.improvements import CONFIRMATION, CONFIRMING_BLOCKS, SCREENING
-from harness.analysis.stats import CLEAR, OPEN, holm_of_known, word
+from harness.analysis.stats import CLEAR, OPEN, holm, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.verdict.trust import NO_CHOICES, trust
 from harness.analysis.waterfall import WORTH_NAMING
@@ -45,7 +45,7 @@ def settings(tables: Tables) -> list[Statement]:
     return [*most, *(_fastest("fewer", cells) for cells in smaller)]
 
 
-def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
+def _fastest(topic: str, cells: Sequence[Row]) -> Statement:
     """Return the fastest setting on a number of devices.
 
     Among the fastest settings of all batches: the smallest per-device batch within ENOUGH of the highest throughput.
@@ -57,30 +57,20 @@ def _fastest(topic: str, cells: Sequence[Record]) -> Statement:
     enough = [row for row in leading if row.throughput_per_s >= ENOUGH * best.throughput_per_s]
     chosen = min(enough, key=lambda row: (row.per_device_batch_size, -row.throughput_per_s))
     beside = [row for row in cells if row.leader_id == chosen.cell_id and row.cell_id != chosen.cell_id]
-    return Statement(
-        topic,
-        "smallest batch" if chosen is not best else "fastest",
-        "leaders",
-        chosen.cell_id,
-        others=tuple(str(row.cell_id) for row in beside if row.tied),
-        facts=chosen,
-        n=chosen.blocks,
-        subject=None if beside else "alone",
-        reasons=tuple(str(row.cell_id) for row in beside if row.tied is None),
-    )
+    code, subject = "smallest batch" if chosen is not best else "fastest", None if beside else "alone"
+    tied = tuple(str(row.cell_id) for row in beside if row.tied)
+    untested = tuple(str(row.cell_id) for row in beside if row.tied is None)
+    return Statement(topic, code, "leaders", chosen.cell_id, tied, chosen, chosen.blocks, subject, untested)
 
 
-def efficiencies(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+def efficiencies(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the efficiency of each leading strategy on every number of devices above its base's, the most last.
 
     Of several cells on as many devices that of the leader's nodes and GPUs, or else on the fewest nodes.
     """
     families = dict(zip(tables["trials"]["cell_id"], tables["trials"]["family_id"], strict=True))
-    claims = [
-        row
-        for row in rows_of(tables["scaling"])
-        if row.devices > row.base_devices and not pd.isna(row.efficiency) and pd.isna(row.excluded)
-    ]
+    larger = (row for row in rows_of(tables["scaling"]) if row.devices > row.base_devices)
+    claims = [row for row in larger if not pd.isna(row.efficiency) and pd.isna(row.excluded)]
     found = []
     for leader in leading:
         own = columns_of(leader, "nodes", "device_ids")
@@ -98,7 +88,7 @@ def training(tables: Tables) -> list[Statement]:
     nothing is ranked. Without a target nothing is compared. Trainings of rehearsals and of cells that are not
     equivalent are left out.
     """
-    rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(vars(row))]
+    rows = [row for row in rows_of(tables["convergence"]) if pd.isna(row.excluded) and not is_no_claim(row)]
     found = []
     for of_work in grouped(rows, lambda row: work_of(row, "global_batch_size")).values():
         seeds = grouped(of_work, lambda row: str(row.cell_id))
@@ -112,18 +102,9 @@ def training(tables: Tables) -> list[Statement]:
             rest = [cell_id for cell_id, values in times.items() if cell_id != first]
             overlap = [cell_id for cell_id in rest if few or min(times[cell_id]) <= max(own)]
             span = {"time_to_target_s": median(own), "least_s": min(own), "most_s": max(own)}
-            found.append(
-                Statement(
-                    "training",
-                    "few seeds" if few else "reached",
-                    "convergence",
-                    first,
-                    others=tuple(overlap),
-                    facts=Record({"devices": row.devices, **span}),
-                    n=min(map(len, times.values())) if few else len(own),
-                    subject=row.target,
-                )
-            )
+            code, n = ("few seeds", min(map(len, times.values()))) if few else ("reached", len(own))
+            facts = Row({"devices": row.devices, **span})
+            found.append(Statement("training", code, "convergence", first, tuple(overlap), facts, n, row.target))
         elif any(row.reached is False for row in of_work):
             (cell_id, group), *_ = seeds.items()
             missed = Statement("training", "missed", "convergence", cell_id, subject=group[0].target, n=len(group))
@@ -141,7 +122,7 @@ def equivalence(tables: Tables) -> Iterator[Statement]:
     if checks and all(row.equivalent for row in checks):
         known = ("gradient_difference", "first_difference", "difference")
         largest = max(float(value) for row in checks for name in known if (value := getattr(row, name)) is not None)
-        facts = Record({"difference": largest})
+        facts = Row({"difference": largest})
         yield Statement("equivalence", "equivalent", "equivalence", facts=facts, n=len(checks))
 
 
@@ -190,15 +171,9 @@ def open_questions(tables: Tables) -> Iterator[Statement]:
     last = _last_attempts(tables)
     skipped = last[(last["outcome"] == "skipped") & ~last["skip_code"].isin(ANSWERED | CUT_SHORT)]
     for code, rows in skipped.groupby("skip_code", sort=False):
-        counts = sorted({int(value) for value in rows["devices"]})
-        yield Statement(
-            "open",
-            str(code),
-            "outcomes",
-            n=rows["cell_id"].nunique(),
-            subject=", ".join(map(str, counts)),
-            reasons=(str(rows["reason"].iloc[0]),),
-        )
+        devices = ", ".join(map(str, sorted({int(value) for value in rows["devices"]})))
+        n, reasons = rows["cell_id"].nunique(), (str(rows["reason"].iloc[0]),)
+        yield Statement("open", str(code), "outcomes", n=n, subject=devices, reasons=reasons)
 
 
 def improved(tables: Tables) -> Iterator[Statement]:
@@ -212,12 +187,12 @@ def improved(tables: Tables) -> Iterator[Statement]:
         wall_s = sum({row.step: row.wall_s for row in rows}.values())
         if last is None:
             code = "unfinished" if any(row.kept for row in rows) else "no option helped"
-            yield Statement("improved", code, "improvements", cell_id, facts=Record({"wall_s": wall_s}), n=len(tried))
+            yield Statement("improved", code, "improvements", cell_id, facts=Row({"wall_s": wall_s}), n=len(tried))
             continue
         few = pd.isna(last.ratio) or last.blocks < CONFIRMING_BLOCKS
         open_yet = few and pd.isna(last.excluded) and pd.isna(last.reason)
         code = "confirmed" if last.kept else "unfinished" if open_yet else "not confirmed"
-        facts = Record({**vars(last), "wall_s": wall_s})
+        facts = Row({**last, "wall_s": wall_s})
         reasons = tuple(str(why) for why in (last.excluded, last.reason) if not pd.isna(why))
         others = (str(last.cell_id),)
         yield Statement("improved", code, "improvements", cell_id, others, facts, len(tried), last.changes, reasons)
@@ -237,7 +212,7 @@ WHOLE_WAIT = "figure-phases"
 """The evidence of a wait for data that includes what one device waits."""
 
 
-def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the parts that take time of each leading cell's step, the largest first, and those that save some last.
 
     The parts of its waterfall, what is not explained among them. The wait for data is that of the phases from WAITS,
@@ -254,18 +229,15 @@ def causes(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
     found: list[Statement] = []
     for leader in leading:
         cell_id, waits = leader.cell_id, phases.get(leader.cell_id)
-        of_cell = [
-            _cause(cell_id, row.part, "figure-waterfall", row)
-            for row in parts.get(cell_id, [])
-            if not (waits and row.part == DATA)
-        ]
+        known_parts = (row for row in parts.get(cell_id, []) if not (waits and row.part == DATA))
+        of_cell = [_cause(cell_id, row.part, "figure-waterfall", row) for row in known_parts]
         if waits:
             whole = {"share": waits.waits, "low": waits.waits_low, "high": waits.waits_high}
-            of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Record({**vars(waits), **whole})))
+            of_cell.insert(0, _cause(cell_id, DATA, WHOLE_WAIT, Row({**waits, **whole})))
         of_cell.sort(key=lambda one: -one.facts.share)
         idle = 1 - busy[cell_id] - known[cell_id].waits if cell_id in busy and cell_id in known else 0.0
         if idle >= HOST_BOUND:
-            facts, why = Record({"share": idle, "low": None, "high": None}), (ESTIMATED,)
+            facts, why = Row({"share": idle, "low": None, "high": None}), (ESTIMATED,)
             host = Statement("loss", NO_INTERVAL, "gpus", cell_id, facts=facts, n=1, subject=HOST, reasons=why)
             of_cell.insert(sum(one.facts.share > 0 for one in of_cell), host)
         if any(one.facts.share > 0 for one in of_cell):
@@ -283,14 +255,14 @@ def _busy(tables: Tables) -> dict[str, float]:
     trials = rows_of(tables["trials"]) if busy else []
     cells = {str(row.cell_id): row for row in trials}
 
-    def launches(row: Record) -> bool:
+    def launches(row: Row) -> bool:
         traits = BUILTIN_TRAITS.get(row.strategy)
-        return bool(traits and not traits.replicates) and (row.devices == 1 or backend_of(vars(row)) == "nccl")
+        return bool(traits and not traits.replicates) and (row.devices == 1 or backend_of(row) == "nccl")
 
     return {cell_id: share for cell_id, share in busy.items() if cell_id in cells and launches(cells[cell_id])}
 
 
-def _cause(cell_id: str, part: str, evidence: str, row: Record) -> Statement:
+def _cause(cell_id: str, part: str, evidence: str, row: Row) -> Statement:
     code: str = UNCLEAR
     if pd.isna(row.low):
         code = NO_INTERVAL if row.share > 0 else SAVED
@@ -309,69 +281,46 @@ def ingests(tables: Tables) -> list[Statement]:
     units = dict(zip(tables["trials"]["cell_id"], tables["trials"]["unit"], strict=True))
     versus = rows_of(tables["versus"])
     rows = (row for row in versus if not pd.isna(row.ingest) and row.ingest and row.value == "train")
-    return [
-        Statement(
-            "ingest",
-            NO_INTERVAL
-            if pd.isna(row.low)
-            else "bottleneck"
-            if row.low >= AT_INGEST
-            else "no bottleneck"
-            if row.high < AT_INGEST
-            else OPEN,
-            "versus",
-            row.cell_id,
-            others=(row.other_id,),
-            facts=row,
-            n=row.blocks,
-        )
-        for row in rows
-        if not pd.isna(row.ratio) and units.get(row.cell_id) == units.get(row.other_id)
-    ]
+    found = []
+    for row in rows:
+        if pd.isna(row.ratio) or units.get(row.cell_id) != units.get(row.other_id):
+            continue
+        code = NO_INTERVAL if pd.isna(row.low) else "bottleneck" if row.low >= AT_INGEST else OPEN
+        if code == OPEN and row.high < AT_INGEST:
+            code = "no bottleneck"
+        found.append(Statement("ingest", code, "versus", row.cell_id, (row.other_id,), row, row.blocks))
+    return found
 
 
 FASTER, SLOWER, TOO_FEW = "faster", "slower", "too few blocks to say"
 
 
-def choices(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State of each choice that the file varies whether one value is faster than another, all else equal.
 
     In the cells of the leading settings; if none of them has the choice, in the fastest pair on the most devices.
     A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, makes it clear.
     """
     rows = [row for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES and not pd.isna(row.ratio)]
-    rows = [row for row in rows if pd.isna(row.excluded) and not is_no_claim(vars(row))]
+    rows = [row for row in rows if pd.isna(row.excluded) and not is_no_claim(row)]
 
-    def size(row: Record) -> tuple[int, float]:
+    def size(row: Row) -> tuple[int, float]:
         return row.devices, max(row.throughput_per_s, row.other_throughput_per_s)
 
     chosen = {leader.cell_id for leader in leading}
-    stated: list[Record] = []
+    stated: list[Row] = []
     for axis in dict.fromkeys(str(row.axis) for row in rows):
         mine = [row for row in rows if row.axis == axis]
         stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=size)]
-    p_values = holm_of_known([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])
-    return [
-        Statement(
-            "choice",
-            _code(row, p_value, tables.significance),
-            "versus",
-            row.cell_id,
-            others=(row.other_id,),
-            facts=Record({**vars(row), "p_adjusted": p_value}),
-            n=row.blocks,
-            subject=f"{row.axis} {row.value} / {row.other_value}",
-        )
-        for row, p_value in zip(stated, p_values, strict=True)
-    ]
-
-
-def _code(row: Record, p_value: float | None, significance: float) -> str:
-    if p_value is None:
-        return TOO_FEW
-    if (sure := word(p_value, significance)) != CLEAR:
-        return sure
-    return FASTER if row.ratio > 1 else SLOWER
+    p_values = holm([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])
+    found = []
+    for row, p_value in zip(stated, p_values, strict=True):
+        code = TOO_FEW if p_value is None else word(p_value, tables.significance)
+        if code == CLEAR:
+            code = FASTER if row.ratio > 1 else SLOWER
+        facts, subject = Row(row, p_adjusted=p_value), f"{row.axis} {row.value} / {row.other_value}"
+        found.append(Statement("choice", code, "versus", row.cell_id, (row.other_id,), facts, row.blocks, subject))
+    return found
 
 
 def statements(tables: Tables) -> list[Statement]:
@@ -381,7 +330,7 @@ def statements(tables: Tables) -> list[Statement]:
     """
     failed: dict[str, None] = {}
 
-    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Record]) -> list[Statement]:
+    def follow(rule: Callable[..., Iterable[Statement]], *leading: Sequence[Row]) -> list[Statement]:
         try:
             return [*rule(tables, *leading)]
         except TableFailed as error:

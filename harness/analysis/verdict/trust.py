@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.common import Record, by_cell, rows_of
+from harness.analysis.common import Row, by_cell, rows_of
 from harness.analysis.doubts import doubt_of
 from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, within
-from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm_of_known, word
+from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, SIGNIFICANCE, deciding_blocks, holm, word
 from harness.analysis.verdict import Statement, Tables
 from harness.config.axes import SIZES
 
@@ -20,7 +20,7 @@ HALFWIDTH = EQUAL_WITHIN
 """The half-width of an interval within which two settings are about equal: no further blocks are asked for."""
 
 
-def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
+def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the trust in the leading cells and their bases: low, medium or high, with the reasons and further blocks.
 
     One statement for the leading cells with the same level for the same reasons; ``others``: all of them but the first.
@@ -42,25 +42,17 @@ def trust(tables: Tables, leading: Sequence[Record]) -> list[Statement]:
         alike.setdefault(_level(tables, leader, base_id, found), {})[own] = further
     needed = {level: max(further.values()) for level, further in alike.items()}
     most = max(needed, key=lambda level: needed[level], default=None)
-    return [
-        Statement(
-            "trust",
-            level,
-            "noise",
-            first,
-            others=(*others,),
-            n=needed[level, reasons] if (level, reasons) == most else 0,
-            subject="fixed" if tables.look else "rule",
-            reasons=reasons,
-        )
-        for (level, reasons), (first, *others) in alike.items()
-    ]
+    statements, subject = list[Statement](), "fixed" if tables.look else "rule"
+    for (level, reasons), (first, *others) in alike.items():
+        n = needed[level, reasons] if (level, reasons) == most else 0
+        statements.append(Statement("trust", level, "noise", first, (*others,), n=n, subject=subject, reasons=reasons))
+    return statements
 
 
-def _level(tables: Tables, leader: Record, base_id: str | None, pairs: Sequence[Paired]) -> tuple[str, tuple[str, ...]]:
+def _level(tables: Tables, leader: Row, base_id: str | None, pairs: Sequence[Paired]) -> tuple[str, tuple[str, ...]]:
     """Return the level of trust in a leading cell, and the reasons why it is no higher."""
     noise = rows_of(tables["noise"])
-    twins = zip(noise, holm_of_known([None if pd.isna(row.p_value) else row.p_value for row in noise]), strict=True)
+    twins = zip(noise, holm([None if pd.isna(row.p_value) else row.p_value for row in noise]), strict=True)
     tests = [p_value for row, p_value in twins if row.cell_id == base_id and p_value is not None]
     doubted = [row for row in rows_of(tables["cells"]) if row.cell_id in (leader.cell_id, base_id)]
     counted = [doubt for row in doubted for doubt in row.doubts]

@@ -68,16 +68,6 @@ def cells(rows: pd.DataFrame) -> str:
     return ", ".join(dict.fromkeys(f"{row.strategy} on {row.devices}" for row in rows_of(rows)))
 
 
-def scaling(rows: pd.DataFrame) -> str:
-    kinds = {"weak": "weak scaling (per-device batch fixed)", "strong": "strong scaling (global batch fixed)"}
-    return " and ".join(kinds[kind] for kind in sorted(rows["scaling"].unique()))
-
-
-def failures(failed: pd.DataFrame) -> str:
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in failed.groupby("outcome").size().items())
-    return f" Crosses: {counts} (trials)." if counts else ""
-
-
 def noise(noise: pd.DataFrame) -> str:
     if noise["low"].notna().any():
         return " Grey band: the A/A test, a base against its twin in other processes."

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from harness.analysis.common import grouped
 from harness.analysis.results import Results
 from harness.config.values import GIB
 from harness.report.figures import captions
@@ -77,9 +78,7 @@ def bus_bandwidth(results: Results) -> Drawing:
     found = operations(results.collectives, results.links)
     if not found:
         return Drawing(title, "Left out: no links were measured (throughput.explain, links_seconds).", None)
-    facets: dict[str, list[pd.DataFrame]] = {}
-    for sizes in found:
-        facets.setdefault(placement_label(rows_of(sizes[:1])[0]), []).append(sizes)
+    facets = grouped(found, lambda sizes: placement_label(rows_of(sizes[:1])[0]))
     drawn = [(label, pd.concat(parts)) for label, parts in list(facets.items())[:MOST_FACETS]]
     looks = {operation_label(row): STYLES[row.operation] for sizes in found for row in rows_of(sizes[:1])}
     limits = common_limits([_limits(part) for _, part in drawn], log=True)

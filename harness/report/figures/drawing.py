@@ -129,14 +129,8 @@ LETTER = 0.07
 TITLE_WIDTH = 50
 """Characters of a line of a panel's title."""
 TYPES = (
-    "font.size",
-    "axes.titlesize",
-    "axes.labelsize",
-    "xtick.labelsize",
-    "ytick.labelsize",
-    "legend.fontsize",
-    "legend.title_fontsize",
-    "figure.titlesize",
+    *("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"),
+    *("legend.fontsize", "legend.title_fontsize", "figure.titlesize"),
 )
 
 
@@ -295,12 +289,8 @@ def add_title(axes: Axes, name: str, place: Literal["left", "center", "right"] =
 
 def add_legend(figure: Figure, handles: Sequence[Artist]) -> None:
     if handles:
-        figure.legend(
-            handles=list(handles),
-            loc="outside upper center",
-            ncols=min(len(handles), int(figure.get_figwidth() // 1.1)),
-            frameon=False,
-        )
+        columns = min(len(handles), int(figure.get_figwidth() // 1.1))
+        figure.legend(handles=list(handles), loc="outside upper center", ncols=columns, frameon=False)
 
 
 def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:

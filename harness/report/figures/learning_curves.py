@@ -128,7 +128,9 @@ def learning_curves(results: Results) -> Drawing:
     differing = results.convergence[results.convergence["excluded"].notna()]
     names = _settings_in_order(trials, curves)
     figure, grid = make_grid(len(names), len(quantities), (WIDTH / 2, PANEL[1]))
-    target = _target(results, metric)
+    target = None
+    if results.target and results.target.metric == metric:
+        target = results.target.at_most if results.target.at_least is None else results.target.at_least
     for line, name in zip(grid, names, strict=True):
         part = curves[curves["setting"] == name]
         for axes, (value, label, clock) in zip(line, quantities, strict=True):
@@ -163,20 +165,10 @@ def learning_curves(results: Results) -> Drawing:
 
 def _metric_of(results: Results, epochs: pd.DataFrame) -> str:
     """Return the metric that is drawn: the target's, else accuracy, loss or another of validation, else of training."""
-    asked = results.experiment.convergence and results.experiment.convergence.target
-    starts = (*CURVE_METRICS, "train_")
     names = [str(name) for name in epochs.columns if name != "train_s" and epochs[name].notna().any()]
-    recorded = [name for start in starts for name in names if name.startswith(start)]
-    preferred = [*([asked.metric] if asked else []), "val_accuracy", "val_loss", *recorded]
+    recorded = [name for start in (*CURVE_METRICS, "train_") for name in names if name.startswith(start)]
+    preferred = [*([results.target.metric] if results.target else []), "val_accuracy", "val_loss", *recorded]
     return next((name for name in preferred if name in recorded), "val_loss")
-
-
-def _target(results: Results, metric: str) -> float | None:
-    """Return the bound of the target, if it is on the metric that is drawn."""
-    settings = results.experiment.convergence
-    if settings is None or settings.target is None or settings.target.metric != metric:
-        return None
-    return settings.target.at_most if settings.target.at_least is None else settings.target.at_least
 
 
 def _over_seeds(epochs: pd.DataFrame, values: list[str]) -> pd.DataFrame:
@@ -218,9 +210,5 @@ def _draw(axes: Axes, part: pd.DataFrame, clock: str, value: str, differing: Col
         for row in rows_of(known if few else known[-1:]):
             low, high = form(row[f"{value}_low"]), form(row[f"{value}_high"])
             span = f" ({low} to {high})" if low != high else ""
-            mark(
-                axes,
-                row[clock],
-                row[value],
-                f"{row.strategy} x{row.devices}, epoch {row.epoch}: {form(row[value])}{span}",
-            )
+            text = f"{row.strategy} x{row.devices}, epoch {row.epoch}: {form(row[value])}{span}"
+            mark(axes, row[clock], row[value], text)

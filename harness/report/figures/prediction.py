@@ -15,16 +15,7 @@ from matplotlib.patches import Patch
 
 from harness.analysis.results import Results
 from harness.report.figures import captions
-from harness.report.figures.drawing import (
-    COLOURS,
-    MOST_FACETS,
-    Drawing,
-    Facet,
-    add_legend,
-    mark,
-    panels,
-    write_figure,
-)
+from harness.report.figures.drawing import COLOURS, MOST_FACETS, Drawing, Facet, add_legend, mark, panels, write_figure
 from harness.report.figures.scales import Limits, common_limits, device_axis, draw_interval, log_limits, log_values
 from harness.report.row import is_missing, rows_of
 from harness.report.tables.prediction import MILLISECONDS, family_label

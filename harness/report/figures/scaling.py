@@ -233,9 +233,11 @@ def efficiency_by_devices(results: Results) -> Drawing:
     def text(row: Row) -> str:
         return estimate(percent, row, "efficiency", "efficiency_")
 
+    kinds = {"weak": "weak scaling (per-device batch fixed)", "strong": "strong scaling (global batch fixed)"}
+    held = " and ".join(kinds[kind] for kind in sorted(rows["scaling"].unique()))
     figure = _against_devices(facets, limits, axes_and_ideal, "efficiency", "efficiency_", text, rows)
     caption = (
-        f"Speedup over devices, {captions.scaling(rows)}; bars are 95 % intervals, paired by block, "
+        f"Speedup over devices, {held}; bars are 95 % intervals, paired by block, "
         f"{captions.count(rows)}{captions.no_interval(rows)}, an arrow at ends beyond the axis. "
         "Cells on as many devices "
         f"as their base are in the table. {captions.bases(rows)}{captions.unsteady(rows)}"
@@ -332,10 +334,12 @@ def batch_sizes(results: Results) -> Drawing:
     marks = [Line2D([], [], marker="x", linestyle="", color="crimson", label="not measured")] if len(failed) else []
     add_legend(figure, [*strategy_legend(rows), *marks])
     memory = " Memory: allocated on the GPU." if MEMORY in quantities else ""
+    crosses = ", ".join(f"{count} {outcome}" for outcome, count in failed.groupby("outcome").size().items())
+    memory += f" Crosses: {crosses} (trials)." if crosses else ""
     caption = (
         f"Each point is one cell, {captions.count(rows)}; bars are 95 % intervals of its throughput"
         f"{captions.no_interval(rows)}; lines join cells of one strategy and device count (beside the line)."
-        f"{memory}{captions.failures(failed)}{captions.hatch_note(not_equivalent, rows)}{captions.set_apart(rows)}"
+        f"{memory}{captions.hatch_note(not_equivalent, rows)}{captions.set_apart(rows)}"
         f"{captions.in_table(every, facets, '')}"
     )
     return Drawing(title, caption, figure)

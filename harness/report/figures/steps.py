@@ -63,7 +63,26 @@ def step_times(results: Results) -> Drawing:
     drawn = trials[trials["cell_id"].isin(pd.concat([part["cell_id"] for _, part in facets]))]
     by_cell = results.step_times.of_cells(drawn)
     longest_s = [float(part["step_p95_s"].max()) for _, part in facets]
-    draw = partial(_draw_boxes, by_cell=by_cell, not_equivalent=not_equivalent)
+
+    def draw(axes: Axes, part: pd.DataFrame) -> None:
+        # seaborn 0.13's boxplot calls matplotlib in a way that matplotlib 3.13 removes
+        boxes = axes.boxplot(
+            [1000 * by_cell.get(str(cell_id), np.array([np.nan])) for cell_id in part["cell_id"]],
+            tick_labels=part["label"].tolist(),
+            orientation="horizontal",
+            whis=WHISKERS,
+            showfliers=False,
+            patch_artist=True,
+            widths=0.6,
+            medianprops={"color": "black"},
+        )
+        for y, (box, row) in enumerate(zip(boxes["boxes"], rows_of(part), strict=True), 1):
+            box.set_facecolor((*COLOURS[row.strategy], 0.15 if is_no_claim(row) else 0.65))
+            box.set_hatch("////" if row.cell_id in not_equivalent else None)
+            low, middle, high = (1000 * number(value) for value in (row.step_p5_s, row.step_s, row.step_p95_s))
+            text = f"{row.label}: {middle:.3g} ms (5th to 95th percentile: {low:.3g} to {high:.3g} ms)"
+            mark(axes, low, y, text, x_end=high)
+
     figure, limits = _step_panels(facets, draw, longest_s)
     caption = (
         "Boxes: quartiles and median; whiskers: 5th and 95th percentile of every timed step of all ranks and blocks. "
@@ -92,28 +111,6 @@ def _step_panels(
     return panels(facets, draw_panel, limits, legend=legend, bars=True), limits
 
 
-def _draw_boxes(
-    axes: Axes, part: pd.DataFrame, by_cell: Mapping[str, np.ndarray], not_equivalent: frozenset[str]
-) -> None:
-    # seaborn 0.13's boxplot calls matplotlib in a way that matplotlib 3.13 removes
-    boxes = axes.boxplot(
-        [1000 * by_cell.get(str(cell_id), np.array([np.nan])) for cell_id in part["cell_id"]],
-        tick_labels=part["label"].tolist(),
-        orientation="horizontal",
-        whis=WHISKERS,
-        showfliers=False,
-        patch_artist=True,
-        widths=0.6,
-        medianprops={"color": "black"},
-    )
-    for y, (box, row) in enumerate(zip(boxes["boxes"], rows_of(part), strict=True), 1):
-        box.set_facecolor((*COLOURS[row.strategy], 0.15 if is_no_claim(row) else 0.65))
-        box.set_hatch("////" if row.cell_id in not_equivalent else None)
-        low, middle, high = (1000 * number(value) for value in (row.step_p5_s, row.step_s, row.step_p95_s))
-        text = f"{row.label}: {middle:.3g} ms (5th to 95th percentile: {low:.3g} to {high:.3g} ms)"
-        mark(axes, low, y, text, x_end=high)
-
-
 def step_phases(results: Results) -> Drawing:
     """Draw the time of a step by phase, stacked, one bar a cell."""
     title = "Step time by phase"
@@ -131,7 +128,20 @@ def step_phases(results: Results) -> Drawing:
         Patch(facecolor=TONES[phase], hatch=HATCHES.get(phase), edgecolor="0.25", label=phase) for phase in present
     ]
     longest_s = [float(part[columns].fillna(0).sum(axis=1).max()) for _, part in facets]
-    figure, limits = _step_panels(facets, partial(_draw_bars, phases=present), longest_s, handles)
+
+    def draw(axes: Axes, part: pd.DataFrame) -> None:
+        left, labels = np.zeros(len(part)), part["label"].tolist()
+        for phase in present:
+            width = part[f"{phase}_s"].fillna(0).astype(float).to_numpy() * 1000
+            look = {"color": TONES[phase], "hatch": HATCHES.get(phase), "edgecolor": "0.25", "linewidth": 0.4}
+            axes.barh(range(len(part)), width, left=left, height=0.7, **look)
+            for y, (label, start, wide) in enumerate(zip(labels, left, width, strict=True)):
+                if wide > 0:
+                    mark(axes, start, y, f"{label}, {phase}: {wide:.3g} ms", x_end=start + wide)
+            left += width
+        axes.set_yticks(range(len(part)), labels)
+
+    figure, limits = _step_panels(facets, draw, longest_s, handles)
     clock = "the GPU's stream, partitioned by events" if (rows["device"] == "cuda").any() else "the host's clock"
     caption = (
         f"Mean over ranks and blocks, by {clock}; the phases add up to the step. Backward includes "
@@ -139,20 +149,6 @@ def step_phases(results: Results) -> Drawing:
         f"{captions.scales(limits)}{captions.cut(every)}"
     )
     return Drawing(title, caption, figure)
-
-
-def _draw_bars(axes: Axes, part: pd.DataFrame, phases: Sequence[str]) -> None:
-    """Draw the phases of each row side by side."""
-    left, labels = np.zeros(len(part)), part["label"].tolist()
-    for phase in phases:
-        width = part[f"{phase}_s"].fillna(0).astype(float).to_numpy() * 1000
-        look = {"color": TONES[phase], "hatch": HATCHES.get(phase), "edgecolor": "0.25", "linewidth": 0.4}
-        axes.barh(range(len(part)), width, left=left, height=0.7, **look)
-        for y, (label, start, wide) in enumerate(zip(labels, left, width, strict=True)):
-            if wide > 0:
-                mark(axes, start, y, f"{label}, {phase}: {wide:.3g} ms", x_end=start + wide)
-        left += width
-    axes.set_yticks(range(len(part)), labels)
 
 
 def efficiency_waterfall(results: Results) -> Drawing:
@@ -178,7 +174,13 @@ def efficiency_waterfall(results: Results) -> Drawing:
     cells = _by_importance(rows, results.verdict)
     names = [bar for bar in dict.fromkeys(ROW_OF.values()) if bar in {*rows["bar"]}]
     starts = range(0, len(cells), MOST_CELLS)[:MOST_FIGURES]
-    figures = [_waterfalls(cells[start : start + MOST_CELLS], names) for start in starts]
+    draw, height = partial(_draw_parts, names=names), 0.7 + ROW_HEIGHT * (len(names) + 1)
+    figures = []
+    for some in (cells[start : start + MOST_CELLS] for start in starts):
+        facets = [(f"{row.label}{'*' * is_no_claim(row)}", cell) for cell in some for row in rows_of(cell[:1])]
+        lefts = [1.0 - number(end) for cell in some for end in cell[cell.part != "ideal"]["share"].cumsum()]
+        limits = min(0.0, *lefts), max(1.05, *lefts)
+        figures.append(panels(facets, draw, [limits] * len(facets), legend=[], height=height))
     caption = (
         "From 100 % down to the cell's efficiency: each bar is the share of the step that a part takes, "
         f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.no_interval(rows)}, "
@@ -232,16 +234,6 @@ def _graph_search(rows: pd.DataFrame) -> str:
     if any(options.get("ddp.find_unused_parameters") for options in known):
         return " With find_unused_parameters its search of the graph is in exposed communication."
     return ""
-
-
-def _waterfalls(cells: Sequence[pd.DataFrame], names: Sequence[str]) -> Chart:
-    """Draw a panel for each cell, with the same rows in all."""
-    facets = [(f"{row.label}{'*' * is_no_claim(row)}", cell) for cell in cells for row in rows_of(cell[:1])]
-    lefts = [1.0 - number(end) for cell in cells for end in cell[cell.part != "ideal"]["share"].cumsum()]
-    limits = min(0.0, *lefts), max(1.05, *lefts)
-    height = 0.7 + ROW_HEIGHT * (len(names) + 1)
-    draw = partial(_draw_parts, names=names)
-    return panels(facets, draw, [limits] * len(facets), legend=[], height=height)
 
 
 def _draw_parts(axes: Axes, part: pd.DataFrame, limits: Limits, names: Sequence[str]) -> None:

@@ -35,11 +35,7 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
     columns = (
         *CELL,
         ("GFLOP/s per device", "achieved_flops_per_s", decimal("{:,.3g}", 1e-9)),
-        (
-            "% of matmul peak",
-            lambda row: None if is_missing(row.achieved_flops_per_s) else row.of_measured_peak,
-            percent,
-        ),
+        ("% of matmul peak", "of_measured_peak", percent),
         ("MFU", mfu, flush_right),
         ("compiling (s)", "compile_s", decimal("{:,.1f}")),
     )

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.prediction import ASSUMED, LINK_SHARES, Size
+from harness.analysis.common import grouped
+from harness.analysis.prediction.collective_times import LINK_SHARES
+from harness.analysis.prediction.observed import Size
+from harness.analysis.prediction.predictions import ASSUMED
 from harness.plan.labels import devices_text, joined
 from harness.report.row import Row, Scalar, is_missing, rows_of, texts
 from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, make_table, percent, speed, words
@@ -75,13 +78,16 @@ def prediction_words(prediction: pd.DataFrame) -> str:
 
 def refusals(prediction: pd.DataFrame) -> list[str]:
     """Return a sentence for each reason, with the cells and sizes that are not predicted for it."""
-    sizes: dict[tuple[str, str], list[str]] = {}
-    for row in rows_of(prediction[prediction["refusal"].notna()]):
-        sizes.setdefault((family_label(row), row.refusal), []).append(Size(row.devices, row.nodes).words)
-    names: dict[tuple[str, str], list[str]] = {}
-    for (name, reason), of in sizes.items():
-        names.setdefault((", ".join(of), reason), []).append(name)
-    return [f"Not predicted: {'; '.join(alike)} on {of}: {reason}." for (of, reason), alike in names.items()]
+    refused = rows_of(prediction[prediction["refusal"].notna()])
+    sizes = {
+        key: [Size(row.devices, row.nodes).words for row in rows]
+        for key, rows in grouped(refused, lambda row: (family_label(row), row.refusal)).items()
+    }
+    same = grouped(sizes, lambda key: (", ".join(sizes[key]), key[1]))
+    return [
+        f"Not predicted: {'; '.join(name for name, _ in alike)} on {of}: {reason}."
+        for (of, reason), alike in same.items()
+    ]
 
 
 def disagreements(prediction: pd.DataFrame) -> list[str]:

@@ -91,11 +91,7 @@ def grade_line(preview: pd.DataFrame) -> str:
 
 
 def preview_lines(
-    plan: Plan,
-    estimate: Estimate,
-    earlier: TimedRun | None,
-    smaller: Mapping[str, float],
-    spent_device_s: float = 0.0,
+    plan: Plan, estimate: Estimate, earlier: TimedRun | None, smaller: Mapping[str, float], spent_device_s: float = 0.0
 ) -> list[str]:
     """Return the sentences below the table of a preview.
 

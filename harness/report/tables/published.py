@@ -23,8 +23,6 @@ FORMS: Mapping[str, Sequence[tuple[float, str, float, str]]] = {
 }
 """By unit of the column: from which size on a number is shown in which unit, with its factor and format."""
 OF_RATES = ((0.0, "", 1.0, "{:,.5g}"),)
-POINTS = "points"
-"""The unit of a difference of percentages."""
 
 
 def published_table(published: pd.DataFrame) -> TextTable:
@@ -98,4 +96,4 @@ def _difference(row: Row) -> str:
         return "within the range" if row.published_low != row.published_high else "none"
     sign = "+" if row.difference > 0 else ""
     share = "" if is_missing(row.relative_difference) else f" ({sign}{percent(row.relative_difference)})"
-    return f"{sign}{_span(row, row.difference).replace('%', POINTS)}{share}"
+    return f"{sign}{_span(row, row.difference).replace('%', 'points')}{share}"

@@ -9,7 +9,7 @@ from statistics import median
 
 import pandas as pd
 
-from harness.analysis.common import is_no_claim
+from harness.analysis.common import grouped, is_no_claim
 from harness.analysis.doubts import LOUD
 from harness.analysis.stats import SIGNIFICANCE, word
 from harness.config.script import CURVE_METRICS, REPORTED
@@ -90,12 +90,12 @@ def scaling_by_setting(scaling: pd.DataFrame) -> list[tuple[str, TextTable]]:
         ),
         ("n", "blocks", flush_right),
     )
-    parts: dict[str, list[Row]] = {}
-    for row in _scaling_rows(scaling):
-        parts.setdefault(words(row.setting) or joined(words(row.model), batch_text(row)), []).append(row)
+    rows_by_setting = grouped(
+        _scaling_rows(scaling), lambda row: words(row.setting) or joined(words(row.model), batch_text(row))
+    )
     return [
         (f"{name} (base: {', '.join(dict.fromkeys(map(_base, rows)))})", make_table(columns, rows, _kind))
-        for name, rows in parts.items()
+        for name, rows in rows_by_setting.items()
     ]
 
 

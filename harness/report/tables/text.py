@@ -52,11 +52,6 @@ class Line:
             (cell, "" if value is None else f"{value:.6g}") for cell, value in zip_longest(self.cells, self.numbers)
         ]
 
-    def keep(self, columns: Sequence[int]) -> Line:
-        """Return the line with these columns alone."""
-        numbers = tuple(self.numbers[column] for column in columns) if self.numbers else ()
-        return replace(self, cells=tuple(self.cells[column] for column in columns), numbers=numbers)
-
 
 @dataclass(frozen=True)
 class TextTable:
@@ -85,7 +80,12 @@ class TextTable:
     def keep(self, columns: Sequence[int]) -> TextTable:
         """Return the table with these columns alone."""
         headings = tuple(self.columns[column] for column in columns)
-        return replace(self, columns=headings, lines=tuple(line.keep(columns) for line in self.lines))
+        lines = []
+        for line in self.lines:
+            cells = tuple(line.cells[column] for column in columns)
+            numbers = tuple(line.numbers[column] for column in columns if line.numbers)
+            lines.append(replace(line, cells=cells, numbers=numbers))
+        return replace(self, columns=headings, lines=tuple(lines))
 
     def without_constants(self) -> TextTable:
         """Return the table with the columns that are the same in every row moved to ``common``."""
@@ -115,22 +115,21 @@ def make_table(
     value is text, the name of the number by which they sort. ``ordered``: see TextTable.
     """
     headings = tuple(Heading(title, form is not words) for title, _, form in columns)
-    table = TextTable(headings, tuple(_line(columns, Row(row), kind, keys) for row in rows), ordered, rest=rest)
-    if not table.lines:
+    lines = []
+    for row in map(Row, rows):
+        cells, numbers = [], []
+        for title, value, form in columns:
+            found = value(row) if callable(value) else row[value]
+            cells.append(form(found))
+            by = row[keys[title]] if title in keys else found
+            is_number = form is not words and not isinstance(by, str) and math.isfinite(number(by))
+            numbers.append(number(by) if is_number else None)  # text, missing and infinite values come last
+        lines.append(Line(tuple(cells), kind(row), tuple(numbers)))
+    table = TextTable(headings, tuple(lines), ordered, rest=rest)
+    if not lines:
         return table
     filled = (any(line.cells[column] not in EMPTY for line in table.lines) for column in range(len(headings)))
     return table.keep([column for column, is_filled in enumerate(filled) if is_filled])
-
-
-def _line(columns: Sequence[Column], row: Row, kind: Callable[[Row], str], keys: Mapping[str, str]) -> Line:
-    cells, numbers = [], []
-    for title, value, form in columns:
-        found = value(row) if callable(value) else row[value]
-        cells.append(form(found))
-        by = row[keys[title]] if title in keys else found
-        is_number = form is not words and not isinstance(by, str) and math.isfinite(number(by))
-        numbers.append(number(by) if is_number else None)  # text, missing and infinite values come last
-    return Line(tuple(cells), kind(row), tuple(numbers))
 
 
 def words(value: Scalar) -> str:

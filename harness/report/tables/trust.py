@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from harness.analysis.common import grouped
 from harness.analysis.doubts import doubt_of, kind_of, plain_doubt, timed, usual_doubts
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.plan.labels import joined
@@ -46,12 +47,11 @@ INTERVALS: Mapping[str, Callable[[Row], str]] = {
 
 def unverified(equivalence: pd.DataFrame) -> str:
     """Return a sentence on the checks without a verdict, with the cause of each; empty if there are none."""
-    causes: dict[str, list[str]] = {}
-    for row in rows_of(equivalence[equivalence["equivalent"].isna()]):
-        causes.setdefault(str(row.reason).removeprefix("unknown: "), []).append(check_label(row))
+    unknown = rows_of(equivalence[equivalence["equivalent"].isna()])
+    causes = grouped(unknown, lambda row: str(row.reason).removeprefix("unknown: "))
     if not causes:
         return ""
-    each = "; ".join(f"{', '.join(dict.fromkeys(cells))} ({cause})" for cause, cells in causes.items())
+    each = "; ".join(f"{', '.join(dict.fromkeys(map(check_label, rows)))} ({why})" for why, rows in causes.items())
     return f"Equivalence to one device unknown ({UNVERIFIED}): {each}."
 
 
@@ -224,13 +224,9 @@ def finding_rows(findings: pd.DataFrame) -> list[Row]:
         rows = rows_of(group)
         where = ("the nodes" if is_missing(row.strategy) else str(row.label) for row in rows)
         places = (row.place for row in rows if not is_missing(row.place))
+        seen = "; ".join(dict.fromkeys(str(row.seen) for row in rows))
         found.append(
-            Row(
-                rows[0],
-                where=", ".join(dict.fromkeys(where)),
-                place=", ".join(dict.fromkeys(places)),
-                seen="; ".join(dict.fromkeys(str(row.seen) for row in rows)),
-            )
+            Row(rows[0], seen=seen, where=", ".join(dict.fromkeys(where)), place=", ".join(dict.fromkeys(places)))
         )
     return sorted(found, key=lambda row: SEVERITIES.index(row.severity))
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.analysis.prediction import Asked, Links, predictions
-from harness.analysis.prediction.collective_times import LINK_SHARES, RingCost, fit_ring
+from harness.analysis.prediction.collective_times import LINK_SHARES, Links, RingCost, fit_ring
 from harness.analysis.prediction.observed import Exchange, Family, Size
+from harness.analysis.prediction.predictions import Asked, predictions
 from harness.analysis.prediction.step_model import DOUBLING_ERROR
 from harness.config.sections import AssumedLink
 from harness.errors import PredictionError

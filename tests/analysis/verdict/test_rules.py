@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.analysis.common import Record
+from harness.analysis.common import Row
 from harness.analysis.results import load
 from harness.analysis.stats import LEANING, OPEN
 from harness.analysis.verdict import Statement, Tables, rules
@@ -120,7 +120,7 @@ def point(cell_id: str, devices: int, *ends: float | None, **columns: Any) -> di
 def efficiencies_of(*points: dict[str, Any], leading: dict[str, Any] | None = None) -> list[Statement]:
     """Return what is stated of the efficiency of these cells of one family; the last one leads."""
     trials = [{"cell_id": row["cell_id"], "family_id": "ddp"} for row in points]
-    leader = Record({**AXES, "device_ids": None, "cell_id": points[-1]["cell_id"], **(leading or {})})
+    leader = Row({**AXES, "device_ids": None, "cell_id": points[-1]["cell_id"], **(leading or {})})
     return rules.efficiencies(tables(scaling=[*points], trials=trials), [leader])
 
 
@@ -273,7 +273,7 @@ def causes_of(*parts: Part, waits: float | None = None, low: float | None = None
         for part, share, end in parts
     ]
     phases: dict[str, Any] = {"cell_id": "a", "waits": waits, "waits_low": low, "waits_high": low and 1.0, "blocks": 3}
-    return rules.causes(tables(waterfall=rows, phases=[phases]), [Record({"cell_id": "a"})])
+    return rules.causes(tables(waterfall=rows, phases=[phases]), [Row({"cell_id": "a"})])
 
 
 def test_causes_and_what_is_saved_are_one_list_by_size() -> None:
@@ -306,7 +306,7 @@ def test_causes_and_what_is_saved_are_one_list_by_size() -> None:
 
 def test_a_part_with_a_second_measurement_says_what_that_is() -> None:
     rows = [{"cell_id": "a", "part": part, "share": 0.2, "reason": why} for part, why in (("x", "by two"), ("y", None))]
-    found = rules.causes(tables(waterfall=rows, phases=[]), [Record({"cell_id": "a"})])
+    found = rules.causes(tables(waterfall=rows, phases=[]), [Row({"cell_id": "a"})])
     assert [(one.subject, one.reasons) for one in found] == [("x", ("by two",)), ("y", ())]
 
 
@@ -328,7 +328,7 @@ def test_a_gpu_that_is_idle_without_waiting_for_data_is_bound_by_the_host(
     phases = {"cell_id": "a", "waits": waits, "waits_low": 0.0, "waits_high": 1.0}
     gpus = [{"cell_id": "a", "busy": busy}, {"cell_id": "b", "busy": 0.1}]
     given = tables(phases=[phases], gpus=gpus, trials=[{**ON_A_GPU, "strategy": "single", "devices": 1}])
-    found = {one.subject: one for one in rules.causes(given, [Record({"cell_id": "a"})])}
+    found = {one.subject: one for one in rules.causes(given, [Row({"cell_id": "a"})])}
     host = found.get(rules.HOST)
     assert (host and host.facts.share) == (share and pytest.approx(share))
     assert host is None or (host.code, host.evidence) == ("no interval", "gpus")
@@ -350,7 +350,7 @@ def test_the_host_is_named_after_measured_parts_and_where_it_launches(change: di
     parts = [{"cell_id": "a", "part": part, "share": share} for part, share in (("rest", 0.1), ("wrapper", -0.1))]
     busy = [{"cell_id": "a", "busy": 0.5}]
     given = tables(waterfall=parts, phases=[phases], gpus=busy, trials=[{**ON_A_GPU, **change}])
-    found = [one.subject for one in rules.causes(given, [Record({"cell_id": "a"})])]
+    found = [one.subject for one in rules.causes(given, [Row({"cell_id": "a"})])]
     assert found == ["rest", *[rules.HOST] * said, "wrapper"]
 
 
@@ -362,7 +362,7 @@ def test_a_single_device_waits_for_data_too() -> None:
 def test_gains_small_parts_and_cells_that_do_not_lead_are_no_causes() -> None:
     assert causes_of(("wrapper", -0.1, -0.2), ("slowest rank", 0.009, 0.001)) == []
     other = tables(waterfall=[{"cell_id": "b", "part": "wrapper", "share": 0.5}])
-    assert rules.causes(other, [Record({"cell_id": "a"})]) == []
+    assert rules.causes(other, [Row({"cell_id": "a"})]) == []
 
 
 # -- choices ----------------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ BUCKETS: dict[str, Any] = {**PAIR, **RATIO, "throughput_per_s": 120.0, "other_th
 
 
 def chosen(*rows: dict[str, Any], leading: str = "25") -> list[Statement]:
-    return choices(tables(versus=[{**BUCKETS, **row} for row in rows]), [Record({"cell_id": leading})])
+    return choices(tables(versus=[{**BUCKETS, **row} for row in rows]), [Row({"cell_id": leading})])
 
 
 @pytest.mark.parametrize(

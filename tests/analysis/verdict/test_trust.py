@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.common import Record
+from harness.analysis.common import Row
 from harness.analysis.doubts import DOUBTS, CountedDoubt
 from harness.analysis.stats import deciding_blocks, look_significance
 from harness.analysis.verdict import Statement
@@ -18,7 +18,7 @@ NEAR, WIDE = (100.0, 108.0, 93.0), (100.0, 120.0, 83.0)
 
 
 def trust_in(*leaders: dict[str, Any], fixed: bool = True, **given: list[dict[str, Any]]) -> list[Statement]:
-    of = [Record({**AXES, "leader_id": leader["cell_id"], **leader}) for leader in leaders]
+    of = [Row({**AXES, "leader_id": leader["cell_id"], **leader}) for leader in leaders]
     return trust(tables(1 if fixed else None, **given), of)
 
 
