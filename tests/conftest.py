@@ -41,7 +41,9 @@ def silence_unloading() -> None:
 SHARED = ("trained", "ray_cluster", "examined")
 """Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
 KILLING = {"test_faults": "faults", "test_killed": "faults", "test_two_nodes": "drivers", "test_interrupted": "drivers"}
-"""The longest modules, in two groups of about the same time, which run first. Each looks at its own processes alone."""
+"""The longest modules, in two groups of about the same time. Each looks at its own processes alone."""
+FIRST = (*dict.fromkeys(KILLING.values()), "ray_cluster", "examined", "test_scripts slow", "test_curves slow")
+"""The longest groups of slow tests, which run first, so that no process ends with them."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -57,10 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _order(item: pytest.Item) -> tuple[bool, bool, int]:
-    """Return what sorts a test: of the slow ones the longest groups are first, so that no process ends with them."""
+    """Return what sorts a test: fast, slow by the place of its group in FIRST, alone."""
     alone, slow = (item.get_closest_marker(name) is not None for name in ("alone", "slow"))
-    place = [*KILLING].index(item.path.stem) if item.path.stem in KILLING else len(KILLING)
-    return alone, slow, place if slow else 0
+    return alone, slow, [*FIRST, _group(item)].index(_group(item))
 
 
 def _group(item: pytest.Item) -> str:

@@ -41,7 +41,7 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from ([f"harness.{a.name}" for a in node.names] if node.module == "harness" else [node.module])
-        else:
+        elif not isinstance(node, ast.expr):
             yield from imports_of(node)
 
 

@@ -28,6 +28,11 @@ def numbers() -> ray.data.Dataset:
     return ray.data.range(640)
 
 
+def many_numbers() -> ray.data.Dataset:
+    """Of thousands of batches: the windows are named hundreds of them ahead, and an epoch takes a second to begin."""
+    return ray.data.range(256_000)
+
+
 def reads_datasets(config: dict[str, Any]) -> None:
     """Train on the shard of this rank, which it reports the size of."""
     shard = ray.train.get_dataset_shard("train")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from tests.processes import ROOT, ended
+from tests.processes import ROOT, RUN, ended
 
 pytestmark = pytest.mark.slow
 
@@ -80,8 +80,8 @@ preflight: false
 def test_what_slows_a_step_is_tried_confirmed_and_said(tmp_path: Path) -> None:
     (tmp_path / "wasteful.py").write_text(WASTEFUL)
     (tmp_path / "wasteful.yaml").write_text(EIGHT_PASSES)
-    asked = ("-m", "harness.run", tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "5m")
-    done = ended(sys.executable, *asked)
+    asked = (*RUN, tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "5m")
+    done = ended(*asked)
     assert "TRIED" in done.stdout, done.stdout + done.stderr
     run = next((tmp_path / "results" / "wasteful").glob("*"))
     (screened, confirmed) = harness.load(run).improvements.to_dict("records")

@@ -76,7 +76,6 @@ FAILING = {
         "import torch.multiprocessing as mp; mp.spawn(print, nprocs=2)",
         "SpawnsRanks on rank 0: the script starts its ranks itself, by torch.multiprocessing.spawn",
     ),
-    "cuda": ("weight.cuda()", "(RuntimeError|AssertionError) on rank 0: "),
     "syntax": ("def", "SyntaxError on rank 0: "),
 }
 
@@ -168,11 +167,8 @@ from torch.utils.data import DataLoader, TensorDataset
 data = TensorDataset(torch.zeros(40, 2))
 for epoch in range(1000):
     for (x,) in DataLoader(data, 16, num_workers={workers}, drop_last=True):
-        if epoch == 0:
-            step()
-            print("took", time.perf_counter())
-        else:
-            step()
+        step()
+        time.sleep(0.05)  # the windows are named as many steps ahead as would fit into 0.8 s without evaluations
     with torch.no_grad():
         for (x,) in DataLoader(data, 8):
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Two versions of a user's code in one run, under Ray and torchrun: each row is of its own version."""
+"""Versions of a user's code and environment variables as axes, under Ray and torchrun: each row is of its own."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ FILE = """
 name: versions
 workload: own_model:Own
 variants: {before: old, after: .}
-grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
+grid: {strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8, env.OWN_WIDTH: [null, 6]}
+env: {NCCL_ALGO: Tree}
 launcher: [ray, torchrun]
-exclude: [{strategy: ddp, devices: 1}, {strategy: ddp, launcher: torchrun}]
+exclude: [{strategy: ddp, devices: 1}, {strategy: ddp, launcher: torchrun}, {variant: before, env.OWN_WIDTH: 6}]
 throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false,
   explain: false}
 optimizer: {name: SGD, lr: 0.001}
 """
 WORKLOAD = """
 import importlib.util
+import os
 import time
 
 import own_helper
 import torch
 
 LATER = importlib.util.find_spec("own_later") is not None
+WIDTH = int(os.environ.get("OWN_WIDTH", own_helper.OUT))  # read once, as NCCL reads its own
 
 
 class Own:
     unit = "samples"
 
     def build_model(self):
-        return torch.nn.Linear(4, own_helper.OUT + LATER)
+        return torch.nn.Linear(4, WIDTH + LATER)
 
     def datasets(self):
         data = torch.utils.data.TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
@@ -48,9 +51,10 @@ class Own:
         return model(batch[0]).square().sum(), torch.tensor(len(batch[0]))
 """
 BEFORE, AFTER = "OUT, SLEEP_S = 1, 0.0\n", "OUT, SLEEP_S = 2, 0.05\n"
-PARAMETERS = {"before": 5, "after": 15}
+PARAMETERS = {("before", None): 5, ("after", None): 15, ("after", 6): 35}
+"""By version and OWN_WIDTH."""
 MEASURED = {("single", "ray"), ("ddp", "ray"), ("single", "torchrun")}
-"""Strategy and launcher of the cells of each version: several ranks are started by one launcher."""
+"""Strategy and launcher of the cells of each of them: several ranks are started by one launcher."""
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +75,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return harness.load(folder)
 
 
-def test_every_row_is_of_its_version(results: Results) -> None:
+def test_every_row_is_of_its_version_and_variables(results: Results) -> None:
     trials = results.trials
     assert set(trials["outcome"]) == {"ok"}
-    measured = trials[trials["kind"] == "throughput"]
-    counts = measured.groupby(["variant", "launcher", "strategy", "devices"])["parameters"].agg(["size"])
-    assert len(counts) == 2 * len(MEASURED) and set(counts["size"]) == {1}
-    assert measured.groupby("variant")["parameters"].first().to_dict() == PARAMETERS
+    measured = list(trials[trials["kind"] == "throughput"].itertuples())
+    seen = [(r.variant, r.options["env.OWN_WIDTH"], r.strategy, r.launcher, r.parameters) for r in measured]
+    wanted = {(*own, *placed, count) for own, count in PARAMETERS.items() for placed in MEASURED}
+    assert len(seen) == len(wanted) and set(seen) == wanted
+    of_null, of_6 = ({r.group_id for r in measured if r.options["env.OWN_WIDTH"] == width} for width in (None, 6))
+    assert not of_null & of_6, "a process has one value"
+    nodes = [node for group in results.environment["groups"] for node in group["nodes"]]
+    assert {node["variables"].get("NCCL_ALGO") for node in nodes} == {"Tree"}
+    assert {label.partition("OWN_WIDTH=")[2].split()[0] for label in results.cells["label"]} == {"null", "6"}
     codes = {name: facts["code"] for name, facts in results.environment["invocations"][0]["variants"].items()}
     assert list(codes) == ["before", "after"]
     assert {line["variant"]: line["code"] for line in results.lines if line["kind"] == "throughput"} == codes

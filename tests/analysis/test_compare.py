@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from statistics import stdev
@@ -66,8 +66,15 @@ def results_folder(experiment: Experiment, tmp_path_factory: pytest.TempPathFact
     return place
 
 
-loaded = lru_cache(maxsize=16)(load)
+loaded = lru_cache(maxsize=64)(load)
 """A run once for all tests: none changes a run after it has been compared."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def earlier_runs_are_loaded_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.analysis.history.load", loaded)
+        yield
 
 
 def compared(*paths: Path, conditions: tuple[str, ...] = (), **question: Any) -> Comparison:

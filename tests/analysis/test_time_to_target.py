@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
+from copy import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,6 @@ from harness.analysis.prediction.predictions import Asked
 from harness.analysis.results import Results
 from harness.analysis.time_to_target import Work, decision, fit_samples
 from harness.cli.arguments import parse_target
-from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
 from harness.config.sections import Target
 from harness.errors import PredictionError
@@ -75,24 +78,40 @@ def test_the_interval_holds_a_further_training_in_95_of_100() -> None:
     assert 0.925 <= held / draws <= 0.975
 
 
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Any = None, **changes: Any) -> Results:
+def rate(cell: Cell, block: int) -> float:
+    return 1000.0 * (1.6 if cell.devices == 2 else 1.0) * (1 + 0.01 * block)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
+    """The results with these changes of the file, as JSON, once for all tests."""
+
+    def of(changes: str) -> Results:
+        experiment = parse_experiment({**CONTENT, **json.loads(changes)}, source="test")
+        return harness.load(make_run(tmp_path_factory.mktemp("study"), experiment, rate))
+
+    return cache(of)
+
+
+Study = Callable[..., Results]
+
+
+@pytest.fixture
+def study(measured: Callable[[str], Results], monkeypatch: pytest.MonkeyPatch) -> Study:
     """Results of a run whose trainings reach the target after the samples of ``law``, a tenth apart by seed."""
-    experiment: Experiment = parse_experiment({**CONTENT, **changes}, source="test")
-
-    def rate(cell: Cell, block: int) -> float:
-        return 1000.0 * (1.6 if cell.devices == 2 else 1.0) * (1 + 0.01 * block)
-
-    results = harness.load(make_run(tmp_path, experiment, rate))
     whole = time_to_target.convergence
 
-    def trained(*arguments: Any) -> Any:
-        frame = whole(*arguments)
-        samples = [round(law(row.global_batch_size) * (0.9 + 0.1 * row.seed)) for row in rows_of(frame)]
-        hits = [reached is None or reached(row) for row in rows_of(frame)]
-        return frame.assign(samples_to_target=samples, reached=hits, training_samples=20_000, epochs_to_target=9)
+    def of(reached: Callable[[Any], bool] = lambda row: True, **changes: Any) -> Results:
+        def trained(*arguments: Any) -> Any:
+            frame = whole(*arguments)
+            samples = [round(law(row.global_batch_size) * (0.9 + 0.1 * row.seed)) for row in rows_of(frame)]
+            hits = [*map(reached, rows_of(frame))]
+            return frame.assign(samples_to_target=samples, reached=hits, training_samples=20_000, epochs_to_target=9)
 
-    monkeypatch.setattr(time_to_target, "convergence", trained)
-    return results
+        monkeypatch.setattr(time_to_target, "convergence", trained)
+        return measured(json.dumps(changes))
+
+    return of
 
 
 NO_WISH = Wish()
@@ -104,9 +123,9 @@ def answer(results: Results, wish: Wish = NO_WISH, devices: tuple[int, ...] = ()
 
 
 def test_time_and_price_are_samples_over_throughput_and_the_frontier_has_no_better_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Study, tmp_path: Path
 ) -> None:
-    results = study(tmp_path, monkeypatch)
+    results = study()
     table, works, said = answer(results, Wish(price=2.5, currency="USD"))
     assert len(table) == 6 and table["source"].eq("measured").all() and table["trained"].all()
     start = time_to_target._start_s(results)
@@ -127,10 +146,8 @@ def test_time_and_price_are_samples_over_throughput_and_the_frontier_has_no_bett
         assert row.log_half == pytest.approx(2 * math.log(row.throughput_high / row.throughput_per_s))
 
 
-def test_what_fits_is_chosen_by_the_upper_ends_and_nothing_that_fits_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = study(tmp_path, monkeypatch)
+def test_what_fits_is_chosen_by_the_upper_ends_and_nothing_that_fits_is_said(study: Study) -> None:
+    results = study()
     table, *_ = answer(results)
     rows = {(row.devices, row.global_batch_size): row for row in rows_of(table)}
     between = (rows[2, 32].time_high_s + rows[1, 32].time_high_s) / 2
@@ -151,9 +168,9 @@ def test_what_fits_is_chosen_by_the_upper_ends_and_nothing_that_fits_is_said(
     ],
 )
 def test_what_cannot_be_known_is_refused_with_what_to_measure_and_a_pilot_that_plans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+    study: Study, changes: dict[str, Any], words: str
 ) -> None:
-    results = study(tmp_path, monkeypatch, **changes)
+    results = study(**changes)
     table, works, said = answer(results)
     assert table.empty and words in said
     found = pilot(results, TARGET, table, works, Wish())
@@ -167,57 +184,44 @@ def test_what_cannot_be_known_is_refused_with_what_to_measure_and_a_pilot_that_p
     assert len(trained) == 9  # of every batch and seed
 
 
-def test_batches_that_no_training_reached_and_far_ones_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late = study(tmp_path, monkeypatch, lambda row: row.global_batch_size != 128 or row.seed != 1)
+def test_batches_that_no_training_reached_and_far_ones_are_refused(study: Study) -> None:
+    late = study(lambda row: row.global_batch_size != 128 or row.seed != 1)
     table, works, said = answer(late)
     assert "not reached by each training at 128" in said
     found = pilot(late, TARGET, table, works, Wish())
     assert "twice the epochs" in found.why and "epochs: 18" in found.file
-    other = tmp_path / "other"
-    other.mkdir()
     more = [*BATCHES, 256]
     grid = {**CONTENT["grid"], "global_batch_size": more}
     training = {**CONTENT["convergence"], "only": {"global_batch_size": more}, "seeds": [0, 1, 2, 3]}
     trains = {"convergence": training, "grid": grid}
-    results = study(other, monkeypatch, lambda row: row.global_batch_size != 256 or row.seed != 3, **trains)
+    results = study(lambda row: row.global_batch_size != 256 or row.seed != 3, **trains)
     table, works, _ = answer(results)
     assert works[0].law.trained == (32, 64, 128)  # nothing of 256 counts
     reasons = {row.global_batch_size: row.reason for row in rows_of(table)}
     assert reasons[256] == "not each training at batch 256 reached the target" and reasons[128] is None
 
 
-def test_only_batches_near_to_what_was_trained_are_extrapolated_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_batches_near_to_what_was_trained_are_extrapolated_to(study: Study) -> None:
     more = [*BATCHES, 256, 512]
     grid = {**CONTENT["grid"], "global_batch_size": more}
-    rows = {row.global_batch_size: row for row in rows_of(answer(study(tmp_path, monkeypatch, grid=grid))[0])}
+    rows = {row.global_batch_size: row for row in rows_of(answer(study(grid=grid))[0])}
     assert rows[256].time_s > 0 and rows[256].trained is False
     assert rows[512].reason == "batch 512 is beyond 2 times the largest that was trained (128)"
-    other = tmp_path / "other"
-    other.mkdir()
     schedule = {"name": "CosineAnnealingLR", "T_max": 9}
-    rows = {
-        row.global_batch_size: row
-        for row in rows_of(answer(study(other, monkeypatch, grid=grid, schedule=schedule))[0])
-    }
+    rows = {row.global_batch_size: row for row in rows_of(answer(study(grid=grid, schedule=schedule))[0])}
     assert rows[128].time_s > 0 and "the schedule is fixed" in rows[256].reason
 
 
-def test_a_pilot_keeps_a_rule_for_the_number_of_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pilot_keeps_a_rule_for_the_number_of_blocks(study: Study) -> None:
     rule = {"at_least": 3, "at_most": 6, "halfwidth": 0.05}
-    results = study(tmp_path, monkeypatch, throughput={"blocks": rule, "explain": False, "twin": False})
+    results = study(throughput={"blocks": rule, "explain": False, "twin": False})
     table, works, _ = answer(results)
     asked = parse_experiment(yaml.safe_load(pilot(results, TARGET, table, works, Wish()).file), source="pilot")
     assert asked.throughput and asked.throughput.blocks == results.experiment.throughput.blocks  # type: ignore[union-attr]
 
 
-def test_the_pilot_of_an_answer_has_more_seeds_at_the_chosen_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = study(tmp_path, monkeypatch)
+def test_the_pilot_of_an_answer_has_more_seeds_at_the_chosen_batch(study: Study) -> None:
+    results = study()
     table, works, _ = answer(results)
     found = pilot(results, TARGET, table, works, Wish())
     asked = parse_experiment(yaml.safe_load(found.file), source="pilot")
@@ -226,22 +230,20 @@ def test_the_pilot_of_an_answer_has_more_seeds_at_the_chosen_batch(
     assert asked.grid and asked.grid.global_batch_size == (32, 64, 128)  # its run alone answers
 
 
-def test_what_has_no_interval_or_another_recipe_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = study(tmp_path, monkeypatch, throughput={"blocks": 2, "explain": False, "twin": False})
+def test_what_has_no_interval_or_another_recipe_is_no_answer(study: Study) -> None:
+    few = study(throughput={"blocks": 2, "explain": False, "twin": False})
     table, *_ = answer(few)
     assert table["time_s"].isna().all() and set(table["reason"]) == {"needs 3 blocks for an interval, has 2"}
-    other = tmp_path / "other"
-    other.mkdir()
-    two = study(other, monkeypatch, optimizer={"name": "SGD", "lr": [0.1, 0.2]})
+    two = study(optimizer={"name": "SGD", "lr": [0.1, 0.2]})
     _, works, _ = answer(two)
     assert [work.name.partition(" · optimizer.")[2] for work in works] == ["lr=0.2", "lr=0.1"]
     assert all(len(work.samples) == 9 for work in works)
 
 
 def test_devices_that_were_not_measured_are_predicted_or_have_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = study(tmp_path, monkeypatch)
+    results = copy(study())
     table, *_ = answer(results, devices=(2, 8))
     reasons = {row.devices: row.reason for row in rows_of(table)}
     assert reasons == {2: None, 8: "not measured, and not predicted: no exchanges of this setting were recorded"}

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
+from harness.analysis import history, results
 from harness.analysis.prediction.collective_times import read_links
 from harness.cli.arguments import parse_numbers
 from harness.cli.commands import app
@@ -38,6 +40,16 @@ def rate(factor: float = 1.0, slow: float = 1.0) -> Callable[[Cell, int], float]
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "80"})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_run_is_loaded_once() -> Iterator[None]:
+    """No test changes one."""
+    loaded = lru_cache(maxsize=64)(results.load)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (results, history):
+            patch.setattr(module, "load", loaded)
+        yield
 
 
 @pytest.fixture(scope="module")

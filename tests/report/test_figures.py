@@ -257,7 +257,8 @@ def test_efficiency_needs_two_device_counts_and_batch_sizes_two_batches() -> Non
     ],
 )
 def test_crosses_mark_cells_that_lack_memory_or_samples(columns: dict[str, Any], crosses: list[list[int]]) -> None:
-    drawing = drawn("batch_sizes", [*full_study(), study_line("ddp", 32, 0, (1.0, 1.0), **columns)])
+    study = full_study(blocks=1, strategies=["ddp"])
+    drawing = drawn("batch_sizes", [*study, study_line("ddp", 32, 0, (1.0, 1.0), **columns)])
     assert [list(one.get_xdata()) for one in marked(drawing, "x")] == crosses
     assert ("Crosses: 1 oom (trials)." in drawing.caption) == (columns["outcome"] == "oom")
 

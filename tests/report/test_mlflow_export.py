@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from harness.report.mlflow_export import (
 from tests.conftest import EXAMPLE, Make
 from tests.run_folders import make_run
 
-mlflow: Any = pytest.importorskip("mlflow")
+pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="needs mlflow")  # which takes seconds to import
 TARGET = {"metric": "val_accuracy", "at_least": 0.8}
 
 
@@ -51,9 +52,14 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "my store"
 
 
-@pytest.mark.filterwarnings("ignore")  # MLflow's advice to use a database
+def client_of(store: Path) -> Any:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=store.as_uri())
+
+
 def runs(store: Path) -> list[Any]:
-    client = mlflow.MlflowClient(tracking_uri=store.as_uri())
+    client = client_of(store)
     return list(client.search_runs([one.experiment_id for one in client.search_experiments()]))
 
 
@@ -61,7 +67,7 @@ def export_by_command(results: Results, target: object, *more: str) -> Result:
     return CliRunner().invoke(app, ["export", str(results.folder.path), "--mlflow", str(target), *more])
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # MLflow's advice to use a database
 def test_a_run_has_a_child_for_each_cell(results: Results, store: Path) -> None:
     said = export_to_mlflow(results, str(store))
     assert said.endswith(": 2 cells")
@@ -73,7 +79,7 @@ def test_a_run_has_a_child_for_each_cell(results: Results, store: Path) -> None:
     assert {run.info.status for run in (whole, *cells)} == {"FINISHED"}
     times = {(run.info.start_time, run.info.end_time) for run in (whole, *cells)}
     assert times == {(1_700_000_000_000, 1_700_000_009_000)}
-    client = mlflow.MlflowClient(tracking_uri=store.as_uri())
+    client = client_of(store)
     assert [one.path for one in client.list_artifacts(whole.info.run_id)] == ["experiment.yaml", "tables"]
     assert [one.path for one in client.list_artifacts(whole.info.run_id, "tables")] == ["tables/cells.csv"]
 
@@ -103,7 +109,7 @@ def test_an_export_that_fails_half_way_loses_nothing_and_can_be_repeated(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(ExportError, match=r"No space left on device.*export again"):
-        patch.setattr(mlflow.MlflowClient, "log_artifact", full)
+        patch.setattr("mlflow.MlflowClient.log_artifact", full)
         export_to_mlflow(results, str(store))
     assert before < {run.info.run_id for run in runs(store)}
     export_to_mlflow(results, str(store))

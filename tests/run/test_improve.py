@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import yaml
 
 import harness
 from harness.analysis.improvements import CONFIRMATION, SCREENING, STEPS
+from harness.analysis.results import Results
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
 from harness.errors import ClusterError, ExperimentError
@@ -67,17 +70,23 @@ class Runs:
         main = not request.output.is_relative_to(self.place / asked.name) and asked.name not in STEPS
         path = make_run(self.place if main else request.output, asked, self.speeds)
         if main:
-            write_report(path)
-            emit(Reported(path, path / "report.html", {}, make_verdict(harness.load(path)), 1.0))
+            verdict: Any = None  # which nothing here reads
+            emit(Reported(path, path / "report.html", {}, verdict, 1.0))
         return 0
 
 
-@pytest.fixture(autouse=True)
-def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.report.html.FIGURES", {})
+@pytest.fixture(scope="module", autouse=True)
+def without_report() -> Iterator[None]:
+    """Write none at the end of an improvement, of whose time it takes most."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(improve, "write_report", harness.load)
+        yield
 
 
-def improved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speeds: Any = rate, **changes: Any) -> Any:
+Improved = tuple[Results, list[Experiment], list[Event]]
+
+
+def improve_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speeds: Any = rate, **changes: Any) -> Improved:
     """Run and improve; return the results, the experiments of all runs and the events."""
     runs, events = Runs(tmp_path, speeds), list[Event]()
     monkeypatch.setattr(improve, "run", runs)
@@ -87,10 +96,23 @@ def improved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speeds: Any = rate
     return harness.load(folder), runs.asked, events
 
 
-def test_what_helps_is_combined_and_confirmed_and_the_verdict_says_by_how_much(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results, asked, _ = improved(tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def helped(tmp_path_factory: pytest.TempPathFactory) -> Improved:
+    """A run of which two options help, with its report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.report.html.FIGURES", {})
+        patch.setattr(improve, "write_report", write_report)
+        return improve_in(tmp_path_factory.mktemp("helped"), patch)
+
+
+@pytest.fixture
+def improved(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Improved]:
+    """Improve with these speeds and changes, in a folder of its own."""
+    return lambda *speeds, **changes: improve_in(tmp_path_factory.mktemp("run"), monkeypatch, *speeds, **changes)
+
+
+def test_what_helps_is_combined_and_confirmed_and_the_verdict_says_by_how_much(helped: Improved) -> None:
+    results, asked, _ = helped
     assert [each.name for each in asked] == ["wasteful", *STEPS]
     table = results.improvements
     kept = table[table["kept"]]
@@ -111,10 +133,8 @@ def test_what_helps_is_combined_and_confirmed_and_the_verdict_says_by_how_much(
     assert "<td>screening</td>" in results.folder.report.read_text()
 
 
-def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_measures_no_twin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, (_, screening, _, confirmation), _ = improved(tmp_path, monkeypatch)
+def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_measures_no_twin(helped: Improved) -> None:
+    _, (_, screening, _, confirmation), _ = helped
     assert screening.throughput and confirmation.throughput
     assert (screening.throughput.blocks, confirmation.throughput.blocks) == (2, 5)
     assert not screening.throughput.traces and not confirmation.throughput.traces
@@ -126,13 +146,11 @@ def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_mea
     assert bases == [{}, {"training.accumulation": 1}]  # of the waterfall before and after
 
 
-def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(improved: Callable[..., Improved]) -> None:
     def alike(cell: Cell, block: int) -> float:
         return 1000.0 * NOISE[block % 8]
 
-    results, asked, _ = improved(tmp_path, monkeypatch, alike)
+    results, asked, _ = improved(alike)
     assert [each.name for each in asked] == ["wasteful", "screening"]
     (tried,) = make_verdict(results).lines["TRIED"]
     assert tried.text.endswith("none helped.")
@@ -141,21 +159,19 @@ def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(
         changed = cell.axis("training.accumulation") == 1
         return 1000.0 * (1.1 if changed and block in (0, 1) else 0.95 if changed else 1.0) * NOISE[block % 8]
 
-    other = tmp_path / "other"
-    other.mkdir()
-    results, asked, _ = improved(other, monkeypatch, lucky)
+    results, asked, _ = improved(lucky)
     assert asked[-1].name == CONFIRMATION
     (tried,) = make_verdict(results).lines["TRIED"]
     assert "training.accumulation: 1 is not confirmed: 1.0" in tried.text
 
 
 def test_a_confirmation_of_too_few_blocks_and_a_setting_that_fails_are_no_gain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    improved: Callable[..., Improved],
 ) -> None:
     def fails(cell: Cell, block: int) -> float | None:
         return None if cell.axis("ddp.find_unused_parameters") is False else rate(cell, block)
 
-    results, asked, _ = improved(tmp_path, monkeypatch, fails)
+    results, asked, _ = improved(fails)
     table = results.improvements
     failed = table[table["changes"] == "ddp.find_unused_parameters: false"].iloc[0]
     assert not failed.kept and failed.reason == "ValueError on rank 0: bad"
@@ -164,9 +180,7 @@ def test_a_confirmation_of_too_few_blocks_and_a_setting_that_fails_are_no_gain(
     def short(cell: Cell, block: int) -> float | None:
         return None if block > 3 and cell.axis("training.accumulation") == 1 else rate(cell, block)
 
-    other = tmp_path / "other"
-    other.mkdir()
-    results, *_ = improved(other, monkeypatch, short)
+    results, *_ = improved(short)
     (tried,) = make_verdict(results).lines["TRIED"]
     assert (
         "training.accumulation: 1 is not confirmed: measured in 4 of 5 blocks, its other trials failed." in tried.text
@@ -181,9 +195,9 @@ def test_a_confirmation_of_too_few_blocks_and_a_setting_that_fails_are_no_gain(
 
 
 def test_steps_that_are_measured_are_kept_and_an_interrupted_one_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    helped: Improved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results, *_ = improved(tmp_path, monkeypatch)
+    results = harness.load(shutil.copytree(helped[0].folder.path, tmp_path / "run"))
     again, events = Runs(tmp_path), list[Event]()
     monkeypatch.setattr(improve, "run", again)
     settings = experiment().improve
@@ -215,12 +229,10 @@ def test_an_interruption_ends_the_improvement(tmp_path: Path, monkeypatch: pytes
     assert [each.name for each in runs.asked] == ["wasteful"]
 
 
-def test_without_improve_or_a_leader_nothing_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, asked, _ = improved(tmp_path, monkeypatch, improve=None)
+def test_without_improve_or_a_leader_nothing_is_tried(improved: Callable[..., Improved]) -> None:
+    _, asked, _ = improved(improve=None)
     assert len(asked) == 1
-    other = tmp_path / "other"
-    other.mkdir()
-    _, asked, events = improved(other, monkeypatch, lambda cell, block: None)
+    _, asked, events = improved(lambda cell, block: None)
     assert len(asked) == 1 and any("no setting was measured that makes a claim" in text for text in notes(events))
 
 
@@ -229,9 +241,9 @@ def notes(events: list[Event]) -> list[str]:
 
 
 def test_a_limit_of_cost_or_an_error_of_a_step_ends_the_improvement_and_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    improved: Callable[..., Improved], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, asked, events = improved(tmp_path, monkeypatch, limits={"device_hours": 4})
+    _, asked, events = improved(limits={"device_hours": 4})
     assert len(asked) == 1 and any("limits.device_hours hold for the run" in text for text in notes(events))
     runs, events = Runs(tmp_path), []
 
@@ -246,11 +258,11 @@ def test_a_limit_of_cost_or_an_error_of_a_step_ends_the_improvement_and_not_the_
 
 
 def test_windows_are_shortened_and_candidates_left_out_as_the_time_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    improved: Callable[..., Improved], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = {"throughput": {**WASTEFUL["throughput"], "window_seconds": 5.0, "window_steps": 50}}
     monkeypatch.setattr(improve, "time", SimpleNamespace(time=lambda: 1.7e9))  # tables of a loaded machine take a while
-    _, (_, screening, *_), _ = improved(tmp_path, monkeypatch, improve="10s", **long)  # trials of 2 s in run_folders
+    _, (_, screening, *_), _ = improved(improve="10s", **long)  # trials of 2 s in run_folders
     assert screening.throughput and screening.throughput.window_seconds == pytest.approx(0.53, rel=0.1)
     assert screening.throughput.window_steps in (5, 6)
     assert len(screening.cells) == 1 + 3  # of five candidates

@@ -304,7 +304,7 @@ def test_the_search_ends_near_the_limit_for_any_amount_a_sample(per_sample: floa
 
 def test_a_round_trains_in_real_processes_and_gives_the_peak_of_each_cell(tmp_path: Path) -> None:
     """In this process: of one rank."""
-    grid = {"strategy": "single", "per_device_batch_size": "max", "model": "resnet8"}
+    grid = {"strategy": "single", "per_device_batch_size": "max", "model": "resnet8", "data": "digits"}
     asked = experiment(grid=grid, hardware={"memory_gb": 64}, workload="image_classification")
     content = largest_batch._content(asked, [{**grid, "per_device_batch_size": [16]}])
     ((row, peak),) = largest_batch._round(Request(file=tmp_path / "x.yaml", inline=True), content)

@@ -72,7 +72,7 @@ def test_a_workload_that_fails_hangs_or_ends_its_process_is_unknown_with_the_rea
     (tmp_path / "harness_kinds.py").write_text(MODULE)
     file = tmp_path / "kinds.yaml"
     found = {}
-    for kinds, limit_s in (("prints, reads, exits, raises", 300.0), ("hangs", 25.0)):
+    for kinds, limit_s in (("prints, reads, exits, raises", 300.0), ("hangs", 8.0)):
         file.write_text(FILE % kinds)
         plan = make_plan(load_experiment(file), laptop())
         found |= {cell.workload_options["kind"]: each for cell, each in forecasts(plan, tmp_path, limit_s).items()}
@@ -84,7 +84,7 @@ def test_a_workload_that_fails_hangs_or_ends_its_process_is_unknown_with_the_rea
     assert found["reads"].state is not None and found["reads"].state.parameters == 4 * (512 * 512 + 512)
     assert found["raises"].reason == "RuntimeError: first line second line"
     assert found["exits"].reason == "the process that traces it ended with exit code 7: gone"
-    assert found["hangs"].reason == "the trace took longer than 25 s and was ended"
+    assert found["hangs"].reason == "the trace took longer than 8 s and was ended"
     assert "to the terminal" not in capfd.readouterr().out
 
 

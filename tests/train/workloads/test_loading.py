@@ -11,6 +11,7 @@ import pytest
 
 from harness.errors import WorkloadError
 from harness.plan.cell import Cell
+from harness.system.user_code import load_user_function
 from harness.train import workloads
 
 GOOD = """
@@ -28,6 +29,7 @@ class Lacking:
 class Raises(Own):
     def __init__(self, **options): raise ValueError("not today")
 NOT_A_CLASS = 3
+def numbers(): ...
 """
 
 
@@ -79,3 +81,8 @@ def test_each_mistake_has_one_clear_answer(workload: str, changes: dict[str, obj
     with pytest.raises(WorkloadError) as caught:
         workloads.build(cell(workload, **changes))
     assert message in str(caught.value)
+
+
+def test_a_function_that_is_not_there_is_answered_with_the_nearest() -> None:
+    with pytest.raises(WorkloadError, match=r"own_workload has no function 'nobers'; did you mean 'numbers'\?"):
+        load_user_function("datasets.train", "own_workload:nobers")
