@@ -93,7 +93,7 @@ def judge(seen: Sequence[Placement], case: Case) -> Iterator[Finding]:
             NAME,
             "error" if case.cell.device == "cuda" else "warning",
             first.mismatch,
-            f"error of the forward pass on a GPU, or a copy between devices in every step{_on(case.cell.device)}",
+            f"error of the forward pass on a GPU, or a copy between devices in every step{_no_gpu(case.cell.device)}",
             "register the tensor (register_buffer, nn.Parameter, or a submodule in __init__), or create it with "
             "device=x.device",
             stops=True,
@@ -109,7 +109,7 @@ def judge(seen: Sequence[Placement], case: Case) -> Iterator[Finding]:
         )
 
 
-def _on(device: str) -> str:
+def _no_gpu(device: str) -> str:
     return "" if device == "cuda" else " (no effect on this machine, which has no GPU)"
 
 
@@ -169,7 +169,7 @@ def judge_transfer(seen: Sequence[Moved], case: Case) -> Iterator[Finding]:
             TRANSFER,
             "error" if error and case.cell.device == "cuda" else "warning",
             error or left,
-            means + _on(case.cell.device),
+            means + _no_gpu(case.cell.device),
             "return tensors, lists, tuples, mappings or dataclasses of them from the data set or collate, or give the "
             "batch a method to(device) that returns it with all its tensors on the device",
             stops=True,

@@ -270,7 +270,8 @@ class Meter:
         return [max(times) for times in zip(*(times for times, _, _ in seen if times), strict=True)]
 
     def _repetitions(self, call: Call, calls: int) -> list[float]:
-        times, devices = list[float](), self._ranks.devices
+        times: list[float] = []
+        devices = self._ranks.devices
         with no_garbage_collection():
             call()
             for _ in range(REPETITIONS):
@@ -364,7 +365,9 @@ def measure_links(
 
     The kinds share the time: each may take an equal part of what those before it have left.
     """
-    rows, notes, end = list[LinkRow](), list[str](), meter.now + seconds
+    rows: list[LinkRow] = []
+    notes: list[str] = []
+    end = meter.now + seconds
     most_bytes = min(LARGEST_BYTES, *ranks.gather(_free_bytes(ranks) // MEMORY_PARTS))
     for number, alike in enumerate(series):
         share = max(0.0, end - meter.now) / (len(series) - number)

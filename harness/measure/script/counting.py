@@ -436,7 +436,8 @@ class StepRecorder:
         self._note_group()
         devices = self._devices()
         peaks = [torch.cuda.max_memory_allocated(device) for device in devices]  # before sums of parameters
-        reserved, resident = [torch.cuda.max_memory_reserved(device) for device in devices], resident_peak()
+        reserved = [torch.cuda.max_memory_reserved(device) for device in devices]
+        resident = resident_peak()
         return Facts(
             optimizers=self._names,
             evaluation_batches=self._evaluation_batches,
