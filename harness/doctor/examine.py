@@ -202,18 +202,16 @@ def _judge_with_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None
             text, advice = f"{describe_error(error)}, in {where}", advice_on(str(error))
             found.findings.append(Finding(EXECUTION, "error", text, means, advice, stops=True))
         raise DoctorTrialFailed(error, found) from error
-    try:
-        if stepped:
-            for check in CHECKS:
-                try:
-                    if check.after_steps:
-                        _judge_one(check, stepped, found, seen)
-                except Exception as error:
-                    found.findings.append(_check_raised(check, error))
-                    if stepped.ranks.world_size > 1:  # the other ranks may wait for this one in a collective
-                        raise
-    except Exception as error:
-        raise DoctorTrialFailed(error, found) from error
+    if stepped is None:
+        return
+    for check in CHECKS:
+        try:
+            if check.after_steps:
+                _judge_one(check, stepped, found, seen)
+        except Exception as error:
+            found.findings.append(_check_raised(check, error))
+            if subject.ranks.world_size > 1:  # the other ranks may wait for this one in a collective
+                raise DoctorTrialFailed(error, found) from error
 
 
 def _observe_alone(subject: Subject) -> tuple[Seen, dict[str, str]]:
