@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
@@ -117,28 +117,20 @@ def directly(tensor: Tensor, to: torch.device) -> Tensor:
     return copied
 
 
-def judge_copies(seen: Sequence[Copied], case: Case) -> list[Finding]:
-    advice = "look for errors of the GPUs in nvidia-smi and dmesg, and examine again"
-    found = [
-        Finding(COPIES, "warning", node.failed, "copies were not compared: corrupt ones would not be found", advice)
-        for node in seen
-        if node.failed
-    ][:1]
-    wrong = [pair for node in seen for pair in node.wrong]
-    if not wrong:
-        return found
-    pairs = [f"{source} to {target} {way}" for source, target, way in wrong]
-    return [
-        *found,
-        Finding(
+def judge_copies(seen: Sequence[Copied], case: Case) -> Iterator[Finding]:
+    if failed := next((node.failed for node in seen if node.failed), ""):
+        means = "copies were not compared: corrupt ones would not be found"
+        advice = "look for errors of the GPUs in nvidia-smi and dmesg, and examine again"
+        yield Finding(COPIES, "warning", failed, means, advice)
+    if pairs := [f"{source} to {target} {way}" for node in seen for source, target, way in node.wrong]:
+        yield Finding(
             COPIES,
             "error" if case.cell.traits.replicates else "warning",  # dp copies by itself; NCCL may go another way
             f"corrupt copies between GPUs: {join_names(pairs)}",
             "silent data corruption: wrong losses or NaN under DataParallel, and no valid result on such a pair",
             "disable the IOMMU or PCIe ACS in the firmware (or boot with iommu=pt), or use pairs with NVLink; "
             "NCCL_P2P_DISABLE has no effect on dp, which does not copy with NCCL",
-        ),
-    ]
+        )
 
 
 COPIES_CHECK = Check(observe_copies, judge_copies, stops=True)
@@ -188,15 +180,13 @@ def wrong_results(
     return [f"{name} of {size:,} bytes" for name, is_right in right.items() if not is_right]
 
 
-def judge(seen: Sequence[Exchange | None], case: Case) -> list[Finding]:
-    wrong = {rank: result.wrong for rank, result in enumerate(seen) if result and result.wrong}
-    if not wrong:
-        return []
-    what, ranks = ", ".join(next(iter(wrong.values()))), ", ".join(map(str, wrong))
-    text = f"wrong results of {what} on rank {ranks} of {len(seen)}"
-    means = "wrong averages of gradients over the ranks: every result of such a training is wrong"
-    advice = "check the version of the backend and the network; on GPUs, run nccl-tests"
-    return [Finding(COLLECTIVES, "error", text, means, advice)]
+def judge(seen: Sequence[Exchange | None], case: Case) -> Iterator[Finding]:
+    if wrong := {rank: result.wrong for rank, result in enumerate(seen) if result and result.wrong}:
+        what, ranks = ", ".join(next(iter(wrong.values()))), ", ".join(map(str, wrong))
+        text = f"wrong results of {what} on rank {ranks} of {len(seen)}"
+        means = "wrong averages of gradients over the ranks: every result of such a training is wrong"
+        advice = "check the version of the backend and the network; on GPUs, run nccl-tests"
+        yield Finding(COLLECTIVES, "error", text, means, advice)
 
 
 def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:

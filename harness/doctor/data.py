@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from statistics import median
 
 import torch
@@ -45,7 +46,7 @@ def drawn_samples(subject: Subject) -> frozenset[int] | None:
 
     None if the training set is no Subset, or of more than MOST samples.
     """
-    indices = _base_indices(subject.datasets[0])
+    _, indices = base_indices(subject.datasets[0])
     if indices is None or len(indices) > MOST:
         return None
     place = (subject.ranks.rank, subject.ranks.world_size)
@@ -53,12 +54,12 @@ def drawn_samples(subject: Subject) -> frozenset[int] | None:
     return frozenset(indices[index] for share in shares for _, index in share.keys)
 
 
-def _base_indices(dataset: SizedDataset) -> Sequence[int] | None:
-    """Return the indices of a Subset in the innermost data set; None for a data set that is no Subset."""
+def base_indices(dataset: object) -> tuple[object, Sequence[int] | None]:
+    """Return the innermost data set of a Subset, and its indices there; any other set itself, without indices."""
     if not isinstance(dataset, Subset):
-        return None
-    inner = _base_indices(dataset.dataset)  # type: ignore[arg-type]
-    return [int(index) if inner is None else inner[index] for index in dataset.indices]
+        return dataset, None
+    base, inner = base_indices(dataset.dataset)
+    return base, [int(index) if inner is None else inner[index] for index in dataset.indices]
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def observe(subject: Subject) -> Samples:
     if unknown:
         first, again = [], []
     cached = subject.cell.data != "synthetic_device" and _is_cached(*read_s)
-    cached = cached and _is_cached(*_again_elsewhere(seeded, indices))
+    if cached:  # other load may have delayed the first reading: of the samples beside these too
+        beside = [(0, index + 1) for index in indices if index + 1 not in indices][:-1]
+        cached = bool(beside) and _is_cached(*(_timed(seeded, beside)[1] for _ in range(2)))
     samplers = [
         Sampler(found.num_replicas, found.rank, len(found.dataset), len(found))  # type: ignore[arg-type]
         for found in _samplers(train, DEPTH)
@@ -135,31 +138,28 @@ def _is_cached(first_s: float, again_s: float) -> bool:
     return first_s > max(CACHED * again_s, again_s + LEAST_S)
 
 
-def _again_elsewhere(seeded: SeededDataset, indices: Sequence[int]) -> tuple[float, float]:
-    """Return the seconds of two readings of the samples beside these: other load may have delayed the first ones."""
-    keys = [(0, index + 1) for index in indices if index + 1 not in indices][:-1]
-    (_, first_s), (_, again_s) = (_timed(seeded, keys) for _ in range(2)) if keys else ((None, 0.0),) * 2
-    return first_s, again_s
-
-
-def judge(seen: Sequence[Samples], case: Case) -> list[Finding]:
+def judge(seen: Sequence[Samples], case: Case) -> Iterator[Finding]:
     # the first finding explains those that would follow
-    for look in (lambda s: _sampler(s, case.cell), _unstable, _differing, _repeated):
-        if found := list(look(seen)):
-            break
-    found += _cached(seen)
-    if seen[0].repeats_draws:
-        found.append(
-            Finding(
-                NAME,
-                "warning",
-                "state of the random generators after two different samples, from different states before: the same",
-                "each sample sets a generator to one seed: augmentation and noise are the same for all samples, and "
-                "for every step",
-                "remove the seed from __getitem__; the harness seeds each sample by seed, epoch and index",
-            )
+    yield from islice(chain(_sampler(seen, case.cell), _unstable(seen), _differing(seen), _repeated(seen)), 1)
+    first, again = (1000 * seconds for seconds in max((rank.read_s for rank in seen), key=lambda read_s: read_s[0]))
+    if first:
+        yield Finding(
+            NAME,
+            "note",
+            f"reading {PROBES} samples for the first time: {first:.3g} ms, again: {again:.3g} ms",
+            "cached samples, by the data set or the operating system: timed windows read most for the first time. If "
+            "all fit into memory, later epochs are faster, and their speedups are others",
+            "fill the cache before the measurement, or decide by the time to a target (convergence)",
         )
-    return found
+    if seen[0].repeats_draws:
+        yield Finding(
+            NAME,
+            "warning",
+            "state of the random generators after two different samples, from different states before: the same",
+            "each sample sets a generator to one seed: augmentation and noise are the same for all samples, and "
+            "for every step",
+            "remove the seed from __getitem__; the harness seeds each sample by seed, epoch and index",
+        )
 
 
 def distinct(seen: Sequence[Samples]) -> int | None:
@@ -232,33 +232,14 @@ def _unstable(seen: Sequence[Samples]) -> Iterator[Finding]:
                 "let a sample depend on its index only, and draw random numbers from torch's or Python's default "
                 "generator, which the harness seeds for each sample",
             )
-            return
 
 
 def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
-    probes = len(seen[0].first)
-    distinct = len(set(seen[0].first))
+    probes, distinct = len(seen[0].first), len(set(seen[0].first))
     if probes >= 8 and distinct <= probes // 4:
         text = f"distinct samples at {probes} indices spread over the data set: {distinct}"
         means = "repeated samples in every epoch, while others may never be used"
         yield Finding(NAME, "warning", text, means, "use the index in __getitem__")
-
-
-def _cached(seen: Sequence[Samples]) -> list[Finding]:
-    rank = max(seen, key=lambda rank: rank.read_s[0])
-    first, again = (1000 * seconds for seconds in rank.read_s)
-    if not first:
-        return []
-    return [
-        Finding(
-            NAME,
-            "note",
-            f"reading {PROBES} samples for the first time: {first:.3g} ms, again: {again:.3g} ms",
-            "cached samples, by the data set or the operating system: timed windows read most for the first time. If "
-            "all fit into memory, later epochs are faster, and their speedups are others",
-            "fill the cache before the measurement, or decide by the time to a target (convergence)",
-        )
-    ]
 
 
 def repeats_draws(train: SizedDataset) -> bool:
@@ -410,42 +391,41 @@ def judge_workers(seen: Sequence[ByWorkers], case: Case) -> Iterator[Finding]:
 WORKERS_CHECK = Check(observe_workers, judge_workers, about=("datasets",), clue=r"open\(|File\(")
 
 
-def observe_batches(subject: Subject) -> tuple[int, int, bool]:
-    """Return the training samples, the samples of a step, and whether the cell is trained for whole epochs."""
-    return subject.training_samples, subject.cell.global_batch_size * subject.micro_batches, subject.epochs
-
-
 def judge_batches(seen: Sequence[tuple[int, int, bool]], case: Case) -> list[Finding]:
+    """Judge the training samples, the samples of a step, and whether the cell is trained for whole epochs."""
     samples, batch, epochs = seen[0]
     return checks.judge_batches(samples, batch, case.cell, epochs=epochs)
 
 
-BATCHES_CHECK = Check(observe_batches, judge_batches)
+BATCHES_CHECK = Check(
+    lambda subject: (
+        subject.training_samples,
+        subject.cell.global_batch_size * subject.micro_batches,
+        subject.epochs,
+    ),
+    judge_batches,
+)
 
 
-def judge_padding(seen: Sequence[Steps], case: Case) -> list[Finding]:
+def judge_padding(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     """Compare the tokens that loss() counted in the first step with the places of the batch, and with the real ones."""
-    found = []
     for rank, steps in enumerate(seen):
         padded, counted = steps.padded, steps.weights[0] if steps.weights else 0.0
         if padded.counts_tokens and padded.share < 1 and padded.real < padded.places <= counted:
-            found.append(
-                Finding(
-                    PADDING,
-                    "warning",
-                    f"tokens that loss() counts in a batch of rank {rank}: {counted:g}; places {padded.places:,}, of "
-                    f"which {padded.real:,} hold real tokens ({100 * padded.share:.0f} %)",
-                    "throughput counts padding, and the loss averages over it: both depend on which samples meet",
-                    "return the number of real tokens as the weight, and leave padding out of the loss (ignore_index)",
-                )
+            yield Finding(
+                PADDING,
+                "warning",
+                f"tokens that loss() counts in a batch of rank {rank}: {counted:g}; places {padded.places:,}, of "
+                f"which {padded.real:,} hold real tokens ({100 * padded.share:.0f} %)",
+                "throughput counts padding, and the loss averages over it: both depend on which samples meet",
+                "return the number of real tokens as the weight, and leave padding out of the loss (ignore_index)",
             )
-            break
+            return
     share = min((steps.padded.share for steps in seen), default=1.0)
-    if share < LEAST_REAL and not found:
+    if share < LEAST_REAL:
         text = f"real tokens in a padded batch: {100 * share:.0f} % of its places"
         advice = "batch samples of similar length together in the data set's order, or pack them"
-        found.append(Finding(PADDING, "note", text, "most of a step computes on padding", advice))
-    return found
+        yield Finding(PADDING, "note", text, "most of a step computes on padding", advice)
 
 
 def padding_figures(seen: Sequence[Steps], case: Case) -> Mapping[str, str]:

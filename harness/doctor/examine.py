@@ -39,14 +39,10 @@ def load(row: DoctorCheck) -> AnyCheck:
 
 CHECKS: tuple[AnyCheck, ...] = tuple(map(load, DOCTOR_CHECKS))
 """In the order of the table, in which they are observed and judged."""
-ABOUT: Mapping[str, tuple[str, ...]] = {
-    row.findings: check.about for row, check in zip(DOCTOR_CHECKS, CHECKS, strict=True) if check.about
+PLACED: Mapping[str, AnyCheck] = {
+    row.findings: check for row, check in zip(DOCTOR_CHECKS, CHECKS, strict=True) if check.about
 }
-"""The name of a check's findings -> the methods of the workload, or of its model, to look at first."""
-CLUES: Mapping[str, str] = {
-    row.findings: check.clue for row, check in zip(DOCTOR_CHECKS, CHECKS, strict=True) if check.clue
-}
-"""The name of a check's findings -> a pattern of the line that causes them: the place if one line alone matches."""
+"""The checks that know what their findings are about, by the name of these."""
 
 
 class Method(NamedTuple):
@@ -72,9 +68,9 @@ def place_of(check: str, methods: Mapping[str, Method]) -> str:
 
     If one line alone of these methods looks like the cause, its place; else the first line of each method.
     """
-    about = list(dict.fromkeys(methods[name] for name in ABOUT.get(check, ()) if name in methods))
-    clue = CLUES.get(check)
-    lines = [place for method in about for place in method.matches(clue)] if clue else []
+    placed = PLACED.get(check)
+    about = list(dict.fromkeys(methods[name] for name in (placed.about if placed else ()) if name in methods))
+    lines = [place for method in about for place in method.matches(placed.clue)] if placed and placed.clue else []
     return lines[0] if len(lines) == 1 else ", ".join(method.at(method.first) for method in about)
 
 
@@ -113,6 +109,11 @@ class DoctorReport:
     distinct_samples: int | None = None
     """Distinct samples in an epoch of all ranks; None if it is not known."""
 
+    def add(self, check: AnyCheck, seen: Sequence[Any], case: Case, *, figures_alone: bool = False) -> None:
+        """Add what follows from the observations of a check: its findings, unless ``figures_alone``, and figures."""
+        self.findings += [] if figures_alone else [*check.judge(seen, case)]
+        self.figures |= check.figures(seen, case) if check.figures else {}
+
     @property
     def facts(self) -> TrialFacts:
         """The facts of the trial's row; each finding has its place in the user's code, if there is one."""
@@ -141,12 +142,7 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
         workload, datasets = context.workload()
     cell = context.trial.cell
     subject = Subject(
-        doctor_cell(cell),
-        workload,
-        datasets,
-        context.trial.seed,
-        context.ranks,
-        context.advance,
+        *(doctor_cell(cell), workload, datasets, context.trial.seed, context.ranks, context.advance),
         epochs=context.experiment.convergence is not None,
         explains=context.experiment.explains,
         planned=cell,
@@ -178,7 +174,7 @@ def examine(subject: Subject) -> DoctorReport:
         found.distinct_samples = data.distinct(seen[data.NAME])
     stops = _judge_before_steps(found, seen, Case(subject.cell, (), subject.planned, sizes))
     if failed and not any_error(found.findings):
-        found.findings += _failed_alone(failed, real_steps_fail=_fails_in_steps(subject))
+        found.findings.append(_failed_alone(subject, failed))
     if stops or (failed and any_error(found.findings)):
         return found
     affordable = memory_needs.at_affordable_batch(subject, found.memory)
@@ -206,18 +202,16 @@ def _judge_with_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None
             text, advice = f"{describe_error(error)}, in {where}", advice_on(str(error))
             found.findings.append(Finding(EXECUTION, "error", text, means, advice, stops=True))
         raise DoctorTrialFailed(error, found) from error
-    try:
-        if stepped:
-            for check in CHECKS:
-                try:
-                    if check.after_steps:
-                        _judge_one(check, stepped, found, seen)
-                except Exception as error:
-                    found.findings.append(_check_raised(check, error))
-                    if stepped.ranks.world_size > 1:  # the other ranks may wait for this one in a collective
-                        raise
-    except Exception as error:
-        raise DoctorTrialFailed(error, found) from error
+    if stepped is None:
+        return
+    for check in CHECKS:
+        try:
+            if check.after_steps:
+                _judge_one(check, stepped, found, seen)
+        except Exception as error:
+            found.findings.append(_check_raised(check, error))
+            if subject.ranks.world_size > 1:  # the other ranks may wait for this one in a collective
+                raise DoctorTrialFailed(error, found) from error
 
 
 def _observe_alone(subject: Subject) -> tuple[Seen, dict[str, str]]:
@@ -236,8 +230,7 @@ def _observe_alone(subject: Subject) -> tuple[Seen, dict[str, str]]:
     ranks = subject.ranks.gather((values, raised))
     failed: dict[str, str] = {}
     for rank, (_, of_rank) in enumerate(ranks):
-        for name, text in of_rank.items():
-            failed.setdefault(name, f"{text} (rank {rank})")
+        failed |= {name: f"{text} (rank {rank})" for name, text in of_rank.items() if name not in failed}
     return {name: [of_rank[name] for of_rank, _ in ranks] for name in values if name not in failed}, failed
 
 
@@ -246,37 +239,29 @@ def _judge_before_steps(found: DoctorReport, seen: Seen, case: Case) -> bool:
     stops = False
     for check in CHECKS:
         if check.name in seen and not check.after_steps:
+            before = len(found.findings)
             try:
-                findings = list(check.judge(seen[check.name], case))
-                found.figures |= check.figures(seen[check.name], case) if check.figures else {}
+                found.add(check, seen[check.name], case)
             except Exception as error:  # the same on every rank, which judge the same observations
-                findings = [_check_raised(check, error)]
-            found.findings += findings
-            stops = stops or (check.stops and any_error(findings))
+                found.findings.append(_check_raised(check, error))
+            stops = stops or (check.stops and any_error(found.findings[before:]))
     return stops
 
 
-def _fails_in_steps(subject: Subject) -> bool:
-    """Return whether some rank fails in real steps on its own part of the batch, without the others."""
-    if not subject.whole_model_fits:
-        return False
-    fails = False
-    try:
-        real_steps.observe_own_part(subject.fresh())
-    except Exception:
-        fails = True
-    return any(subject.ranks.gather(fails))
-
-
-def _failed_alone(failed: dict[str, str], *, real_steps_fail: bool) -> list[Finding]:
-    """Return a finding for checks that raised: the workload does not run, or not on a few samples."""
-    check, text = next(iter(failed.items()))
-    if real_steps_fail:
+def _failed_alone(subject: Subject, failed: dict[str, str]) -> Finding:
+    """Return a finding on checks that raised: the workload does not run in real steps either, or not on few samples."""
+    (check, text), fails = next(iter(failed.items())), False
+    if subject.whole_model_fits:
+        try:
+            real_steps.observe_own_part(subject.fresh())
+        except Exception:
+            fails = True
+    if any(subject.ranks.gather(fails)):
         means, advice = "an error of the workload on its own data", advice_on(text)
-        return [Finding(EXECUTION, "error", f"{text}, in the check: {check}", means, advice, stops=True)]
+        return Finding(EXECUTION, "error", f"{text}, in the check: {check}", means, advice, stops=True)
     means = "steps run with the cell's own batch, but not with a few samples: these checks have no result"
     advice = "nothing to do if the workload needs more than a few samples in a batch"
-    return [Finding(EXECUTION, "warning", f"{text}, in the checks: {', '.join(failed)}", means, advice)]
+    return Finding(EXECUTION, "warning", f"{text}, in the checks: {', '.join(failed)}", means, advice)
 
 
 def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:
@@ -303,7 +288,7 @@ def _check_raised(check: AnyCheck, error: Exception) -> Finding:
 
 
 def _judge_one(check: AnyCheck, subject: Subject, found: DoctorReport, seen: Seen) -> None:
-    ranks, case = subject.ranks, Case(subject.cell, subject.steps)
+    ranks = subject.ranks
     # the same answer on all ranks: else some would wait for the others in a collective
     redundant = check.redundant is not None and ranks.broadcast(check.redundant(found.findings))
     redundant = redundant or (check.needs_whole_model and not subject.whole_model_fits)
@@ -312,9 +297,5 @@ def _judge_one(check: AnyCheck, subject: Subject, found: DoctorReport, seen: See
         values = seen.get(check.name)  # None if it raised
     elif check.observe:
         values = None if redundant else ranks.gather(check.observe(subject.fresh()))
-    if values is None:
-        return
-    if not redundant:
-        found.findings += list(check.judge(values, case))
-    if check.figures:
-        found.figures |= check.figures(values, case)
+    if values is not None:
+        found.add(check, values, Case(subject.cell, subject.steps), figures_alone=redundant)

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from harness.config.values import MIB
-from harness.measure.sketches import acts_by_mode
 from harness.train.loader import value_digest
 from harness.train.training import local_part
 
@@ -102,18 +101,9 @@ def digests_of_state(model: nn.Module) -> Mapping[str, str]:
     return found
 
 
-def layers_by_mode(model: nn.Module) -> list[str]:
-    """Return the layers that act differently in train mode: dropout and batch statistics."""
-    return [path or "the model" for path, module in model.named_modules() if acts_by_mode(module)]
-
-
-def batch_norms(model: nn.Module) -> list[str]:
-    """Return the layers that use the statistics of one device's part of the batch."""
-    return [
-        path or "the model"
-        for path, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.training and not isinstance(module, nn.SyncBatchNorm)
-    ]
+def uses_own_statistics(module: nn.Module) -> bool:
+    """Return whether a layer uses the statistics of one device's part of the batch."""
+    return isinstance(module, _BatchNorm) and module.training and not isinstance(module, nn.SyncBatchNorm)
 
 
 def share_of_biases(model: nn.Module) -> float | None:
@@ -144,11 +134,9 @@ class Padded:
 def padded_of(batches: Sequence[object], unit: str) -> Padded:
     """Look for tensors of whole numbers, of shape (batch, length), whose rows end in the same number in every batch."""
     for leaves in zip(*map(tree_leaves, batches), strict=False):
-        found = [_padding(leaf) for leaf in leaves]
-        if found and all(found) and len({padding for padding, _ in filter(None, found)}) == 1:
-            first = leaves[0]
-            assert found[0] and isinstance(first, Tensor)
-            return Padded(first.numel(), found[0][1], unit == "tokens")
+        found = [padding for leaf in leaves if (padding := _padding(leaf))]
+        if found and len(found) == len(leaves) and len({number for number, _ in found}) == 1:
+            return Padded(leaves[0].numel(), found[0][1], unit == "tokens")
     return Padded()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.doctor.facts import Steps
 from harness.doctor.gate import DIVERGENCE, diverges
@@ -34,7 +34,7 @@ NOISY = 0.4
 """Largest difference if the loss or the model draws random numbers in evaluation mode too."""
 
 
-def judge_loss_weight(seen: Sequence[Steps], case: Case) -> list[Finding]:
+def judge_loss_weight(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     """Compare the weights of the real steps with the samples of each batch; the first deviation counts.
 
     A rank's part of a global batch may have no token, as where all are masked, if the part of another has some.
@@ -45,41 +45,33 @@ def judge_loss_weight(seen: Sequence[Steps], case: Case) -> list[Finding]:
                 continue
             text = f"weight that loss() returns for a batch of {samples} samples: {weight:g}"
             if steps.unit == "samples" and weight != samples:
-                return [
-                    Finding(
-                        LOSS_WEIGHT,
-                        "error",
-                        f"{text} (rank {rank})",
-                        "losses of batches of different sizes cannot be averaged, and the trial would stop: with unit "
-                        "'samples' the weight is the number of samples",
-                        "return the sum of the losses of the samples, as with reduction='sum', and len(batch) as its "
-                        "weight; tokens are counted with unit = 'tokens'",
-                        stops=True,
-                    )
-                ]
+                means = "losses of batches of different sizes cannot be averaged, and the trial would stop: with unit "
+                means += "'samples' the weight is the number of samples"
+                advice = "return the sum of the losses of the samples, as with reduction='sum', and len(batch) as its "
+                advice += "weight; tokens are counted with unit = 'tokens'"
+                yield Finding(LOSS_WEIGHT, "error", f"{text} (rank {rank})", means, advice, stops=True)
+                return
             if steps.unit == "tokens" and samples and not (math.isfinite(weight) and weight > 0):
-                means = (
-                    "the loss of the batch cannot be averaged: with unit 'tokens' the weight is the number of its "
-                    "tokens"
-                )
+                means = "the loss of the batch cannot be averaged: with unit 'tokens' the weight is the number of its "
+                means += "tokens"
                 advice = "return the number of tokens that the loss counts as its weight"
-                return [Finding(LOSS_WEIGHT, "error", f"{text} (rank {rank})", means, advice, stops=True)]
+                yield Finding(LOSS_WEIGHT, "error", f"{text} (rank {rank})", means, advice, stops=True)
+                return
             if steps.unit == "tokens" and (weight < samples or weight != int(weight)):
-                means = (
-                    "throughput is counted in this weight, and gradients are divided by it: it is no number of tokens"
-                )
+                means = "throughput is counted in this weight, and gradients are divided by it: it is no number of "
+                means += "tokens"
                 advice = "return the sum of the losses of the tokens, and their number as its weight"
-                return [Finding(LOSS_WEIGHT, "warning", f"{text} tokens (rank {rank})", means, advice)]
-    return []
+                yield Finding(LOSS_WEIGHT, "warning", f"{text} tokens (rank {rank})", means, advice)
+                return
 
 
 LOSS_WEIGHT_CHECK = Check(None, judge_loss_weight, about=("loss",), clue=r"return ")
 
 
-def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
+def judge_divergence(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     cell, losses, alone = case.cell, mean_losses(seen), seen[0].single_device_losses
     if not diverges(losses):
-        return []
+        return
     stops = not all(map(math.isfinite, losses))
     here = (
         f"losses of {cell.strategy} on {cell.devices} device{'s' * (cell.devices > 1)} at a learning rate of "
@@ -90,12 +82,13 @@ def judge_divergence(seen: Sequence[Steps], case: Case) -> list[Finding]:
     if alone and not diverges(alone):
         means = "the strategy is not equivalent to one device; the learning rate is not the cause"
         advice = "see the other findings; on pairs of GPUs without NVLink, check the copies between them (nccl-tests)"
-        return [Finding(DIVERGENCE, "error", here, means, advice, stops=stops)]
+        yield Finding(DIVERGENCE, "error", here, means, advice, stops=stops)
+        return
     where = "divergence in the first steps" + ", on one device too" * bool(alone)
     fate = "not measured" if stops else "tried once, and not in further blocks if they diverge there too"
     advice = "use a smaller learning rate, or a learning-rate warm-up (training.warmup_epochs)"
     severity: Severity = "error" if stops else "warning"
-    return [Finding(DIVERGENCE, severity, here, f"{where}: such cells are {fate}", advice, stops=stops)]
+    yield Finding(DIVERGENCE, severity, here, f"{where}: such cells are {fate}", advice, stops=stops)
 
 
 def _format_losses(losses: Sequence[float]) -> str:
@@ -173,47 +166,40 @@ def observe(subject: Subject) -> Products:
     return Products(products, noisy, subject.cell.global_batch_size)
 
 
-def judge(seen: Sequence[Products], case: Case) -> list[Finding]:
-    cell = case.cell
-    products = seen[0].products
-    if not products:
-        return []
+def judge(seen: Sequence[Products], case: Case) -> Iterator[Finding]:
+    cell, products = case.cell, seen[0].products
     cross, one, own = (sum(values[i] for values in products.values()) for i in range(3))
     if one == 0.0 or relative(cross, one, own) <= (NOISY if seen[0].noisy else MAX_DIFFERENCE):
-        return []
+        return
     factor = cross / one
     rest = own - factor * cross
     is_share = any(abs(factor / wanted - 1) <= SHARE for wanted in (cell.devices, 1 / cell.devices))
     if factor > 0 and rest <= (SHARE**2) * own and is_share:
         times = f"{cell.devices} times" if factor > 1 else f"1/{cell.devices} of"
-        return [
-            Finding(
-                NAME,
-                "error",
-                f"gradient of {cell.strategy} on {cell.devices} devices: {times} that of one device at the same global "
-                f"batch of {seen[0].batch} (factor {factor:.3f})",
-                "sum over the devices instead of a mean, or the reverse: the effective learning rate depends on the "
-                "number of devices",
-                "loss() must return the sum over its batch and the weight of the batch (samples or tokens), both "
-                "unscaled: no mean, no factor of dist.get_world_size()",
-            )
-        ]
+        yield Finding(
+            NAME,
+            "error",
+            f"gradient of {cell.strategy} on {cell.devices} devices: {times} that of one device at the same global "
+            f"batch of {seen[0].batch} (factor {factor:.3f})",
+            "sum over the devices instead of a mean, or the reverse: the effective learning rate depends on the "
+            "number of devices",
+            "loss() must return the sum over its batch and the weight of the batch (samples or tokens), both "
+            "unscaled: no mean, no factor of dist.get_world_size()",
+        )
+        return
     differ = sorted(products, key=lambda name: relative(*products[name]), reverse=True)
     names = [name for name in differ if relative(*products[name]) > MAX_DIFFERENCE]
     asked_for = "; nothing is to be done if the recipe asks for it, as PPO for advantages that are normalised in each "
     asked_for += "minibatch"
-    return [
-        Finding(
-            NAME,
-            "error",
-            f"relative difference of the gradient of {cell.strategy} on {cell.devices} devices from that of one "
-            f"device: {100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); largest in {join_names(names)}",
-            "the strategy is not equivalent to one device at the same global batch: its speed is measured, without a "
-            "claim",
-            "loss() must be a sum of independent terms, one a sample: no normalisation over the batch, no dependence "
-            "between samples, no state of one rank" + asked_for * (relative(cross, one, own) < SMALL_DIFFERENCE),
-        )
-    ]
+    yield Finding(
+        NAME,
+        "error",
+        f"relative difference of the gradient of {cell.strategy} on {cell.devices} devices from that of one "
+        f"device: {100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); largest in {join_names(names)}",
+        "the strategy is not equivalent to one device at the same global batch: its speed is measured, without a claim",
+        "loss() must be a sum of independent terms, one a sample: no normalisation over the batch, no dependence "
+        "between samples, no state of one rank" + asked_for * (relative(cross, one, own) < SMALL_DIFFERENCE),
+    )
 
 
 def relative(cross: float, one: float, own: float) -> float:
@@ -231,17 +217,12 @@ def _gradients(training: Training, part: tuple[Share, object], workload: Workloa
     share, batch = part
     with drawing(training.unwrapped, workload) as drew:
         training.step(batch, share)
-    named: list[tuple[str, nn.Parameter]] = list(training.model.named_parameters())
-    found = {}
-    for name, parameter in named:
-        if parameter.grad is not None:
-            found[name.removeprefix("module.")] = whole_tensor(parameter.grad).detach().cpu().double()
+    found = {
+        name.removeprefix("module."): whole_tensor(parameter.grad).detach().cpu().double()
+        for name, parameter in training.model.named_parameters()
+        if parameter.grad is not None
+    }
     return found, drew()
-
-
-def _redundant(findings: Sequence[Finding]) -> bool:
-    """Return whether there is an error, except of divergence, which wrong gradients would explain."""
-    return any_error([finding for finding in findings if finding.check != DIVERGENCE])
 
 
 CHECK = Check(
@@ -249,7 +230,8 @@ CHECK = Check(
     judge,
     figures=lambda seen, case: {"equivalence of gradients": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},
     needs_peers=True,
-    redundant=_redundant,
+    # after any error but divergence, which wrong gradients would explain
+    redundant=lambda findings: any_error([finding for finding in findings if finding.check != DIVERGENCE]),
     needs_whole_model=True,
     about=("loss", "forward"),
     clue=r"get_world_size|WORLD_SIZE",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -223,8 +223,7 @@ class _Kept:
     @property
     def total(self) -> int:
         """The bytes that are kept, each storage once."""
-        inputs = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in self._inputs}
-        always = self._kept[None] | inputs
+        always = self._kept[None] | {_storage(each): each.untyped_storage().nbytes() for each in self._inputs}
         units = [kept for unit, kept in self._kept.items() if unit is not None]
         rest = (sum(size for key, size in kept.items() if key not in always) for kept in units)
         return sum(always.values()) + max(rest, default=0)
@@ -245,15 +244,15 @@ def _storage(tensor: Tensor) -> int:
 CHECK = Check(observe, judge, stops=True, about=("forward",))
 
 
-def judge_memory_growth(seen: Sequence[Steps], case: Case) -> list[Finding]:
+def judge_memory_growth(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     for rank, steps in enumerate(seen):
         growth = least_growth(steps.kept_bytes)
         if growth >= LEAST:
             more = f"{growth / MIB:.3g} MiB more after each one, a graph counted as 1 MiB"
             means = "memory grows until none is left; each graph keeps the activations of its step"
             advice = "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while"
-            return [Finding(MEMORY_GROWTH, "warning", f"tensors that steps keep on rank {rank}: {more}", means, advice)]
-    return []
+            yield Finding(MEMORY_GROWTH, "warning", f"tensors that steps keep on rank {rank}: {more}", means, advice)
+            return
 
 
 MEMORY_GROWTH_CHECK = Check(None, judge_memory_growth, about=("loss", "forward"), clue=r"\.append\(|\+= |\.extend\(")

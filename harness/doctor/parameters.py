@@ -39,28 +39,21 @@ WHY = {
 }
 
 
-def judge_wrapper(seen: Sequence[Steps], case: Case) -> list[Finding]:
+def judge_wrapper(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     first, cell = seen[0], case.cell
     if first.wrapped_by_itself:
         text = f"wrapper inside the workload's own model: {first.wrapped_by_itself}"
         means = "two wrappers under dp, ddp or fsdp; on a CPU or one device this wrapper only calls the bare model"
         advice = "return the bare model from build_model(); the cell's strategy wraps it"
-        return [Finding(WRAPPER, "error", text, means, advice)]
-    if not cell.traits.calls_wrapper or first.calls:
-        return []
-    ran = f"the model inside it {first.inner_calls}" if first.inner_calls else "another model was called"
-    return [
-        Finding(
-            WRAPPER,
-            "error",
-            f"forward calls of {cell.strategy}'s wrapper in {len(first.losses)} steps on "
-            f"{cell.devices} device{'s' * (cell.devices > 1)}: 0; {ran}",
-            "computation on one device only"
-            if cell.traits.one_process
-            else "no gradient synchronisation: each process trains a model of its own",
-            "call the model that loss(model, batch) receives, model(x); not self.model, not model.module",
-        )
-    ]
+        yield Finding(WRAPPER, "error", text, means, advice)
+    elif cell.traits.calls_wrapper and not first.calls:
+        ran = f"the model inside it {first.inner_calls}" if first.inner_calls else "another model was called"
+        text = f"forward calls of {cell.strategy}'s wrapper in {len(first.losses)} steps on "
+        text += f"{cell.devices} device{'s' * (cell.devices > 1)}: 0; {ran}"
+        means = "no gradient synchronisation: each process trains a model of its own"
+        means = "computation on one device only" if cell.traits.one_process else means
+        advice = "call the model that loss(model, batch) receives, model(x); not self.model, not model.module"
+        yield Finding(WRAPPER, "error", text, means, advice)
 
 
 WRAPPER_CHECK = Check(None, judge_wrapper, about=("loss",), clue=r"DataParallel\(|self\.\w+\(")
@@ -149,27 +142,21 @@ def observe_loss_parameters(subject: Subject) -> Unregistered:
     loss, _ = subject.loss(model, subject.first_samples(SMALL))
     own = {id(parameter) for parameter in model.parameters()}
     foreign = [leaf for leaf in _leaves(loss) if id(leaf) not in own]
-    lost = [leaf for leaf in foreign if isinstance(leaf, nn.Parameter)]
-    plain = [leaf for leaf in foreign if not isinstance(leaf, nn.Parameter)]
-    again = _again(subject, model, [leaf for leaf in foreign if not name_of(leaf, hidden)])
-    names = {id(leaf): name_of(leaf, hidden) or again.get(id(leaf)) for leaf in foreign}
-    return Unregistered(
-        [names[id(leaf)] or f"shape {tuple(leaf.shape)}, created in forward" for leaf in lost],
-        [name for leaf in plain if (name := names[id(leaf)])],
-        _random(subject, hidden),
-    )
-
-
-def _again(subject: Subject, model: nn.Module, leaves: Sequence[Tensor]) -> dict[int, str]:
-    """Return the shapes by id of the leaves that another loss has too: weights outside the model.
-
-    Those of one loss alone are inputs whose gradient is wanted, or parameters that are created in forward.
-    """
-    if not leaves:
-        return {}
-    loss, _ = subject.loss(model, subject.first_samples(SMALL))
-    found = {id(leaf) for leaf in _leaves(loss)}
-    return {id(leaf): f"shape {tuple(leaf.shape)}, outside the model" for leaf in leaves if id(leaf) in found}
+    names = {id(leaf): name_of(leaf, hidden) for leaf in foreign}
+    if not all(names.values()):
+        # those of one loss alone are inputs whose gradient is wanted, or parameters that are created in forward
+        again, _ = subject.loss(model, subject.first_samples(SMALL))
+        in_both = {id(leaf) for leaf in _leaves(again)}
+        for leaf in foreign:
+            if id(leaf) in in_both and not names[id(leaf)]:
+                names[id(leaf)] = f"shape {tuple(leaf.shape)}, outside the model"
+    parameters, plain = [], []
+    for leaf in foreign:
+        if isinstance(leaf, nn.Parameter):
+            parameters.append(names[id(leaf)] or f"shape {tuple(leaf.shape)}, created in forward")
+        elif name := names[id(leaf)]:
+            plain.append(name)
+    return Unregistered(parameters, plain, _random(subject, hidden))
 
 
 def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]:
@@ -190,7 +177,7 @@ def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]
     return [name for name, one, again in both if one.shape == again.shape and not torch.equal(one, again)]
 
 
-def judge_loss_parameters(seen: Sequence[Unregistered], case: Case) -> list[Finding]:
+def judge_loss_parameters(seen: Sequence[Unregistered], case: Case) -> Iterator[Finding]:
     means = "no optimizer updates them, no strategy synchronises them, .to(device) does not move them"
     texts: list[tuple[list[str], Severity, str, str, str]] = [
         (
@@ -216,11 +203,9 @@ def judge_loss_parameters(seen: Sequence[Unregistered], case: Case) -> list[Find
             "if it should train, nn.Parameter; if it is constant, register_buffer",
         ),
     ]
-    return [
-        Finding(NAME, severity, f"{what}: {len(names)} ({join_names(names)})", consequence, advice)
-        for names, severity, what, consequence, advice in texts
-        if names
-    ]
+    for names, severity, what, consequence, advice in texts:
+        if names:
+            yield Finding(NAME, severity, f"{what}: {len(names)} ({join_names(names)})", consequence, advice)
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from harness.doctor.facts import hidden_tensors, name_of
 from harness.doctor.subject import SMALL, Case, Check, Subject, describe_error
 from harness.plan.checks import Finding, join_names
-from harness.plan.rows import Severity
 from harness.train.transfer import to_device
 
 NAME = "device placement"
@@ -29,25 +28,15 @@ DEPTH = 4
 
 
 @dataclass(frozen=True)
-class Mismatch:
-    """An operator whose tensors lie on different devices."""
-
-    module: str
-    operator: str
-    tensor: str
-    own: str
-    """The device of the model and its input."""
-    elsewhere: str
-    """The device of the tensor."""
-
-
-@dataclass(frozen=True)
 class Placement:
-    """The devices in one forward pass on one rank."""
+    """The devices in one forward pass on one rank.
 
-    mismatch: Mismatch | None = None
+    ``mismatch``: an operator whose tensors lie on different devices, in words. ``by_name``: the error of a workload
+    that asks for a device by name.
+    """
+
+    mismatch: str = ""
     by_name: str = ""
-    """The error of a workload that asks for a device by name."""
 
 
 class DeviceMismatchMode(TorchDispatchMode):
@@ -59,9 +48,7 @@ class DeviceMismatchMode(TorchDispatchMode):
         self.found: tuple[str, str, list[str], Tensor] | None = None
         """Module, operator, devices, and the tensor on the other device."""
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         name = func.__name__.split(".")[0]
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         devices = list(dict.fromkeys(str(tensor.device) for tensor in tensors if tensor.dim()))
@@ -96,39 +83,34 @@ def observe(subject: Subject) -> Placement:
     own = "the model's device" if stand_in.type == "meta" else str(stand_in)
     elsewhere = next((device for device in devices if device != str(stand_in)), devices[0])
     tensor = name_of(misplaced, hidden) or "a tensor made in forward"
-    return Placement(Mismatch(module, operator, tensor, own, elsewhere))
+    return Placement(f"{tensor} on {elsewhere}, input on {own}: operands of {operator} in {module}")
 
 
-def judge(seen: Sequence[Placement], case: Case) -> list[Finding]:
-    severity: Severity = "error" if case.cell.device == "cuda" else "warning"
-    when = "" if case.cell.device == "cuda" else " (no effect on this machine, which has no GPU)"
-    for rank in seen:
-        if found := rank.mismatch:
-            return [
-                Finding(
-                    NAME,
-                    severity,
-                    f"{found.tensor} on {found.elsewhere}, input on {found.own}: operands of {found.operator} in "
-                    f"{found.module}",
-                    f"error of the forward pass on a GPU, or a copy between devices in every step{when}",
-                    "register the tensor (register_buffer, nn.Parameter, or a submodule in __init__), or create it "
-                    "with device=x.device",
-                    stops=True,
-                )
-            ]
-        if rank.by_name:
-            return [
-                Finding(
-                    NAME,
-                    "error",
-                    f"device named in the workload's code: {rank.by_name}",
-                    "the workload ignores the device of its rank: it fails without that device, and ranks share it",
-                    "remove .cuda() and device='cuda:0': the harness moves model and batch; in forward, use "
-                    "device=x.device",
-                    stops=True,
-                )
-            ]
-    return []
+def judge(seen: Sequence[Placement], case: Case) -> Iterator[Finding]:
+    first = next((rank for rank in seen if rank.mismatch or rank.by_name), Placement())
+    if first.mismatch:
+        yield Finding(
+            NAME,
+            "error" if case.cell.device == "cuda" else "warning",
+            first.mismatch,
+            f"error of the forward pass on a GPU, or a copy between devices in every step{_no_gpu(case.cell.device)}",
+            "register the tensor (register_buffer, nn.Parameter, or a submodule in __init__), or create it with "
+            "device=x.device",
+            stops=True,
+        )
+    elif first.by_name:
+        yield Finding(
+            NAME,
+            "error",
+            f"device named in the workload's code: {first.by_name}",
+            "the workload ignores the device of its rank: it fails without that device, and ranks share it",
+            "remove .cuda() and device='cuda:0': the harness moves model and batch; in forward, use device=x.device",
+            stops=True,
+        )
+
+
+def _no_gpu(device: str) -> str:
+    return "" if device == "cuda" else " (no effect on this machine, which has no GPU)"
 
 
 def _by_name(error: BaseException) -> str:
@@ -178,25 +160,20 @@ def observe_transfer(subject: Subject) -> Moved:
     return Moved()
 
 
-def judge_transfer(seen: Sequence[Moved], case: Case) -> list[Finding]:
-    on_gpu = case.cell.device == "cuda"
+def judge_transfer(seen: Sequence[Moved], case: Case) -> Iterator[Finding]:
     error = next((moved.error for moved in seen if moved.error), "")
     left = next((moved.left for moved in seen if moved.left), "")
-    if not error and not left:
-        return []
-    severity: Severity = "error" if error and on_gpu else "warning"
     means = "error of every step on a GPU" if error else "error of a step on a GPU, unless they belong on the host"
-    return [
-        Finding(
+    if error or left:
+        yield Finding(
             TRANSFER,
-            severity,
+            "error" if error and case.cell.device == "cuda" else "warning",
             error or left,
-            means + ("" if on_gpu else " (no effect on this machine, which has no GPU)"),
+            means + _no_gpu(case.cell.device),
             "return tensors, lists, tuples, mappings or dataclasses of them from the data set or collate, or give the "
             "batch a method to(device) that returns it with all its tensors on the device",
             stops=True,
         )
-    ]
 
 
 def _tensors(thing: object, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:

@@ -15,18 +15,17 @@ from torch.utils.data import Dataset, Subset
 from harness.doctor.facts import (
     StepMemory,
     Steps,
-    batch_norms,
     digests_of_state,
-    layers_by_mode,
     moved_by_hand,
     padded_of,
     share_of_biases,
+    uses_own_statistics,
 )
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.convergence import EpochData, Evaluator
 from harness.measure.exchanges import CollectiveMode
 from harness.measure.scenarios import is_device_error
-from harness.measure.sketches import random_states
+from harness.measure.sketches import acts_by_mode, random_states
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
 from harness.train.loader import Share, value_digest
@@ -75,7 +74,6 @@ class _Only(CollectiveMode):
         self._name = group.group_name
 
     def collective(self, name: str, arguments: Sequence[object], run: Callable[[], object]) -> object:
-        """Run a collective over the group alone."""
         if others := sorted(each for each in map(_group_name, arguments) if each and each != self._name):
             raise OtherRanksNeeded(f"{name} in a pass on one device is over a group of several ranks ({others[0]})")
         return run()
@@ -173,13 +171,11 @@ def _same_batch_loss(subject: Subject, model: nn.Module) -> float | None:
 def _observed(subject: Subject, training: Training) -> Steps:
     training.set_first_rate()
     training.expect_few_steps()
-    rate = float(training.optimizer.param_groups[0]["lr"])
-    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    inner = training.unwrapped
-    found = [
-        f"{path or 'the model'}: {type(m).__name__}" for path, m in inner.named_modules() if isinstance(m, wrappers)
-    ]
-    seen = Steps(wrapped_by_itself=found[0] if found else "", lr=rate, unit=training.unit)
+    inner, wrappers = training.unwrapped, (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    layers = [(path or "the model", module) for path, module in inner.named_modules()]
+    found = [f"{name}: {type(module).__name__}" for name, module in layers if isinstance(module, wrappers)]
+    seen = Steps(wrapped_by_itself=next(iter(found), ""), unit=training.unit)
+    seen.lr = float(training.optimizer.param_groups[0]["lr"])
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     before = {name: local_part(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
     with_gradient: dict[str, str] = {}
@@ -207,7 +203,9 @@ def _observed(subject: Subject, training: Training) -> Steps:
     state_after = digests_of_state(inner)
     seen.state = {name: digest for name, digest in state_after.items() if state_before.get(name) != digest}
     seen.buffers = [name for name, _ in inner.named_buffers() if name in seen.state]
-    seen.mode_layers, seen.batch_norms = layers_by_mode(inner), batch_norms(inner)
+    layers = [(path or "the model", module) for path, module in inner.named_modules()]
+    seen.mode_layers = [name for name, module in layers if acts_by_mode(module)]
+    seen.batch_norms = [name for name, module in layers if uses_own_statistics(module)]
     seen.share_of_biases = share_of_biases(inner)
     seen.trainable = len(before)
     for name, parameter in inner.named_parameters():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from harness.doctor.subject import SMALL, Case, Check, Subject, describe_error
@@ -49,21 +49,26 @@ def observe(subject: Subject) -> Outputs:
             parts = [_shapes(model(*part[0], **part[1])) for part in scatter((args, kwargs), subject.replicas)]
         except Exception as error:
             return Outputs(failed=describe_error(error, 200))
-    return Outputs(_shapes(whole), parts, _loss_shape(subject, model, batch, parts))
+    if not any(shape == () for part in parts for shape in part):
+        return Outputs(_shapes(whole), parts)
+    total, _ = subject.workload.loss(ReplicatedModule(model, subject.replicas), batch)
+    return Outputs(_shapes(whole), parts, tuple(total.shape))
 
 
-def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
+def judge(seen: Sequence[Outputs], case: Case) -> Iterator[Finding]:
     shapes = seen[0]
     if shapes.failed:
         text = f"error of forward on a replica's part of the batch: {shapes.failed}"
         means = "dp splits every tensor argument of forward along its first dimension; other arguments are not split"
         advice = "pass tensors whose first dimension is the batch; create states, such as those of an RNN, in forward"
-        return [Finding(NAME, "error", text, means, advice, stops=True)]
+        yield Finding(NAME, "error", text, means, advice, stops=True)
+        return
     if shapes.loss:
         text = f"shape of the loss under dp: {shapes.loss}; each replica's forward returns a scalar"
         means = "gather stacks the scalars of the replicas to a vector, and backward needs a scalar"
         advice = "compute the loss outside the model, or sum the output of forward: model(...).sum()"
-        return [Finding(NAME, "error", text, means, advice, stops=True)]
+        yield Finding(NAME, "error", text, means, advice, stops=True)
+        return
     parts = shapes.parts
     for position, shape in enumerate(shapes.whole if len(parts) > 1 else []):
         column = [part[position] if position < len(part) else () for part in parts]
@@ -72,23 +77,16 @@ def judge(seen: Sequence[Outputs], case: Case) -> list[Finding]:
             text = f"shapes of output {position} on dp's replicas: {shown}"
             means = "gather fails: it concatenates along the first dimension, and the other dimensions differ"
             advice = "pad to one length for the whole batch: pad_packed_sequence(..., total_length=x.size(1))"
-            return [Finding(NAME, "error", text, means, advice, stops=True)]
+            yield Finding(NAME, "error", text, means, advice, stops=True)
+            return
         # single numbers: the check of gradients shows whether the loss combines them correctly
         a_number_each = {tuple(shape), *map(tuple, column)} == {(1,)}
         if shape and not a_number_each and sum(item[0] for item in column) != shape[0]:
             text = f"shape of output {position}: {tuple(shape)} on one device, {shown} on dp's replicas"
             means = "gather concatenates along the first dimension, which is not the batch"
             advice = "return the batch as the first dimension (batch_first=True), or omit that output"
-            return [Finding(NAME, "error", text, means, advice, stops=True)]
-    return []
-
-
-def _loss_shape(subject: Subject, model: nn.Module, batch: object, parts: Sequence[Shapes]) -> tuple[int, ...]:
-    """Return the shape of the loss if the replicas return single numbers; it must be ()."""
-    if not any(shape == () for part in parts for shape in part):
-        return ()
-    total, _ = subject.workload.loss(ReplicatedModule(model, subject.replicas), batch)
-    return tuple(total.shape)
+            yield Finding(NAME, "error", text, means, advice, stops=True)
+            return
 
 
 def _shapes(outputs: object) -> Shapes:

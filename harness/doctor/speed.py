@@ -8,13 +8,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import torch
 
 from harness.doctor.real_steps import observe_own_part
 from harness.doctor.subject import Case, Check, ProcessState, Subject, any_error
-from harness.measure.window import synchronize
+from harness.measure.window import elapsed_s
 from harness.plan.cell import int_option, place
 from harness.plan.checks import THREADS, Finding, join_names
 from harness.plan.checks import judge_threads as judge_node
@@ -89,26 +89,23 @@ def time_batches(
     raise ValueError("the loader ended: it must be endless")
 
 
-def judge(seen: Sequence[Rate | None], case: Case) -> list[Finding]:
-    slowest = _slowest(seen)
-    if slowest is None:
-        return []
-    loader = slowest.sample_s
-    model = _step_s(case) / case.cell.global_batch_size
-    if loader <= MARGIN * model:
-        return []
+def judge(seen: Sequence[Rate | None], case: Case) -> Iterator[Finding]:
+    slowest, model = _slowest(seen), _step_s(case) / case.cell.global_batch_size
+    if slowest is None or slowest.sample_s <= MARGIN * model:
+        return
     workers = int_option(case.cell.loader, "workers", 0)
     rates = f"loader alone, {workers} workers a device: {_format(slowest)}; model alone: {1 / model:,.0f} samples/s"
     if not slowest.complete:
         means = f"perhaps loader-bound: no steady rate of the loader within {LIMIT_S:.0f} s"
-        return [Finding(NAME, "note", rates, means, "compare with a cell of data: synthetic_device")]
-    needed = math.ceil(max(1, workers) * loader / model)
+        yield Finding(NAME, "note", rates, means, "compare with a cell of data: synthetic_device")
+        return
+    needed = math.ceil(max(1, workers) * slowest.sample_s / model)
     if needed <= slowest.processors:
         first = f"set loader.workers to {needed}, make samples cheaper"
     else:
         first = f"make samples cheaper ({needed} workers a device, for which it has {slowest.processors} processors)"
     means = "loader-bound: the measured throughput and scaling are those of the loader"
-    return [Finding(NAME, "warning", rates, means, f"{first}, or measure with data: synthetic_device")]
+    yield Finding(NAME, "warning", rates, means, f"{first}, or measure with data: synthetic_device")
 
 
 def figures(seen: Sequence[Rate | None], case: Case) -> dict[str, str]:
@@ -132,12 +129,15 @@ def _step_s(case: Case) -> float:
     return max(rank.step_s for rank in case.steps)
 
 
-def _redundant(findings: Sequence[Finding]) -> bool:
-    """Return whether there is an error or a warning: the step time may then be that of a faulty model."""
-    return any(finding.severity != "note" for finding in findings)
-
-
-CHECK = Check(observe, judge, needs_steps=True, redundant=_redundant, figures=figures, about=("datasets",))
+CHECK = Check(
+    observe,
+    judge,
+    needs_steps=True,
+    # after an error or a warning the step time may be that of a faulty model
+    redundant=lambda findings: any(finding.severity != "note" for finding in findings),
+    figures=figures,
+    about=("datasets",),
+)
 
 
 @dataclass(frozen=True)
@@ -182,28 +182,22 @@ def _products_s(device: torch.device) -> float:
     """Return the seconds of PRODUCTS matrix products, from the fastest one."""
     matrix, fastest = torch.ones((SIDE_ON_GPU if device.type == "cuda" else SIDE,) * 2, device=device), math.inf
     for _ in range(PRODUCTS):
-        synchronize((device,))
-        start = time.perf_counter()
-        matrix @ matrix
-        synchronize((device,))
-        fastest = min(fastest, time.perf_counter() - start)
+        fastest = min(fastest, elapsed_s(lambda: matrix @ matrix, (device,)))
     return PRODUCTS * fastest
 
 
-def judge_slow_rank(seen: Sequence[Alone], case: Case) -> list[Finding]:
+def judge_slow_rank(seen: Sequence[Alone], case: Case) -> Iterator[Finding]:
     """Compare the times of the ranks alone."""
     slow = _slow([rank.seconds for rank in seen])
     if not slow:
-        return []
+        return
     times = ", ".join(f"{1000 * rank.seconds:.1f}" for rank in seen)
     same = f"time of the same work on ranks 0 to {len(seen) - 1}, each without the others"
     hosts = ", ".join(f"rank {rank} on {seen[rank].host}" for rank in slow)
     text = f"{same}: {times} ms; slow: {hosts}"
     means = "a step of several ranks takes as long as on the slowest: the others wait"
-    advice = (
-        "look for work of one rank alone (logging, metrics, files), and on its host for other load and lower clocks"
-    )
-    return [Finding(SLOW_RANK, "warning", text, means, advice)]
+    advice = "look for work of one rank alone (logging, metrics, files), and on its host for other load and lower "
+    yield Finding(SLOW_RANK, "warning", text, means, f"{advice}clocks")
 
 
 def _slow(seconds: Sequence[float]) -> list[int]:
@@ -253,35 +247,31 @@ def observe_threads(subject: Subject) -> Threads:
 
 
 def judge_threads(seen: Sequence[Threads], case: Case) -> Iterator[Finding]:
-    crowding = [] if case.cell.oversubscribed else _crowded(seen, case) or _oversubscribed(seen, case)
+    crowding = [] if case.cell.oversubscribed else _crowding(seen, case)
     yield from crowding
-    changed = [(rank, each) for rank, each in enumerate(seen) if each.now != each.before and not crowding]
-    for rank, each in changed[:1]:
+    changed = ((rank, each) for rank, each in enumerate(seen) if each.now != each.before and not crowding)
+    for rank, each in islice(changed, 1):
         text = f"{each.now} after the model was built and trained, {each.before} before"
         means = "the number of threads is no longer the same for every strategy, and strategies are not comparable"
         advice = "remove torch.set_num_threads, which the harness calls itself (threads_per_device)"
         yield Finding(THREADS, "warning", f"computing threads of rank {rank}: {text}", means, advice)
-    started = [(rank, each.started) for rank, each in enumerate(seen) if each.started]
-    for rank, names in started[:1]:
+    started = ((rank, each.started) for rank, each in enumerate(seen) if each.started)
+    for rank, names in islice(started, 1):
         text = f"threads and processes that the workload started on rank {rank}: {len(names)} ({join_names(names)})"
         means = "they share the processors, and Python's interpreter lock, with the training steps"
         advice = "start none in the workload; loader.workers reads data in processes of their own"
         yield Finding(THREADS, "warning", text, means, advice)
 
 
-def _crowded(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    for node in dict.fromkeys(rank.node for rank in seen):
-        own = [(r.pinned, 1 if case.cell.device == "cuda" else r.threads) for r in seen if r.node == node]
-        if shared := crowded(own):
+def _crowding(seen: Sequence[Threads], case: Case) -> list[Finding]:
+    """Return a finding on ranks that are pinned to the same processors, else on threads beyond a node's processors."""
+    by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]
+    for ranks in by_node:
+        if shared := crowded([(r.pinned, 1 if case.cell.device == "cuda" else r.threads) for r in ranks]):
             text = f"several ranks are pinned to the same processors of a node: {join_names(list(map(str, shared)))}"
             means = "they compute in turn, which looks like a slow exchange of gradients or slow memory"
             advice = "pin each rank to processors of its own, or none (numactl)"
             return [Finding(THREADS, "warning", text, means, advice)]
-    return []
-
-
-def _oversubscribed(seen: Sequence[Threads], case: Case) -> list[Finding]:
-    by_node = [[rank for rank in seen if rank.node == node] for node in dict.fromkeys(r.node for r in seen)]
     loaders_each = int_option(case.cell.loader, "workers", 0) * place(case.cell).devices_per_worker
     busiest = max(by_node, key=lambda ranks: sum(r.threads + loaders_each for r in ranks) / ranks[0].processors)
     less = ("remove torch.set_num_threads, which the harness calls itself", "reduce loader.workers")

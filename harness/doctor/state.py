@@ -38,26 +38,19 @@ def observe(subject: Subject) -> dict[str, bool]:
     return {name: name in trained for name in names}
 
 
-def judge(seen: Sequence[dict[str, bool]], case: Case) -> list[Finding]:
+def judge(seen: Sequence[dict[str, bool]], case: Case) -> Iterator[Finding]:
     written = seen[0] if case.cell.traits.replicates else {}
-    names = {
-        parameters.NAME: [name for name, trained in written.items() if trained],
-        NAME: [name for name, trained in written.items() if not trained],
-    }
-    return [
-        Finding(
-            check,
-            "warning",
-            f"{'trainable parameters' if check == parameters.NAME else 'state'} that forward modifies: "
-            f"{join_names(names[check])}",
-            f"dp copies the model to its {case.cell.devices} devices in every step, and modifications of the copies "
-            "are lost (in-place ones persist on the first device, from its part of the batch)",
-            "return the value from forward and keep it outside the model, or use ddp, where each process has its own "
-            "model",
-        )
-        for check in names
-        if names[check]
-    ]
+    for trains, check, what in ((True, parameters.NAME, "trainable parameters"), (False, NAME, "state")):
+        if names := [name for name, trained in written.items() if trained == trains]:
+            yield Finding(
+                check,
+                "warning",
+                f"{what} that forward modifies: {join_names(names)}",
+                f"dp copies the model to its {case.cell.devices} devices in every step, and modifications of the "
+                "copies are lost (in-place ones persist on the first device, from its part of the batch)",
+                "return the value from forward and keep it outside the model, or use ddp, where each process has its "
+                "own model",
+            )
 
 
 def _state(model: nn.Module) -> Mapping[str, object]:
@@ -100,7 +93,7 @@ CHECK = Check(
 )
 
 
-def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
+def judge_rank_state(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss.
 
     A buffer that rank 0 does not change always matters under ddp, which overwrites what others write. Losses that are
@@ -112,28 +105,23 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> list[Finding]:
         text = f"buffers that forward changes on rank {ranks} of {len(seen)}, and not on rank 0: {join_names(lost)}"
         means = "ddp sends rank 0's buffers to all before each forward: what other ranks write is lost"
         advice = "change the buffer alike on every rank, from values that are exchanged (dist.all_reduce) before"
-        return [Finding(NAME, "warning", text, means, advice)]
+        yield Finding(NAME, "warning", text, means, advice)
+        return
     names = sorted({n for rank in seen for n in rank.state if len({other.state.get(n) for other in seen}) > 1})
     losses = [rank.same_batch_loss for rank in seen]
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if not names or len(known) < len(losses) or max(known) - min(known) <= ALIKE * max(map(abs, known)):
-        return []
-    return [
-        Finding(
-            NAME,
-            "warning",
-            f"state that forward changes differently on each of {len(seen)} ranks: {join_names(names)}; loss of the "
-            f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.4g}' for loss in known[:4])}",
-            "each rank trains with a state of its own batches: "
-            + (
-                "nothing synchronises it"
-                if case.cell.traits.shards_parameters
-                else "ddp sends rank 0's buffers to all, and nothing synchronises attributes"
-            ),
-            "exchange the state between the ranks (dist.all_reduce) before it is used, or compute it from the whole "
-            "batch",
-        )
-    ]
+        return
+    by_ddp = "ddp sends rank 0's buffers to all, and nothing synchronises attributes"
+    synchronised = "nothing synchronises it" if case.cell.traits.shards_parameters else by_ddp
+    yield Finding(
+        NAME,
+        "warning",
+        f"state that forward changes differently on each of {len(seen)} ranks: {join_names(names)}; loss of the "
+        f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.4g}' for loss in known[:4])}",
+        f"each rank trains with a state of its own batches: {synchronised}",
+        "exchange the state between the ranks (dist.all_reduce) before it is used, or compute it from the whole batch",
+    )
 
 
 RANK_STATE_CHECK = Check(None, judge_rank_state)
@@ -163,35 +151,27 @@ def observe_randomness(subject: Subject) -> dict[str, str]:
     return {name: value_digest(parameter) for name, parameter in model.named_parameters() if not parameter.is_meta}
 
 
-def judge_randomness(seen: Sequence[Mapping[str, str]], case: Case) -> list[Finding]:
+def judge_randomness(seen: Sequence[Mapping[str, str]], case: Case) -> Iterator[Finding]:
     """Compare the initial parameters of the ranks, before they are wrapped."""
-    names = [name for name in seen[0] if len({rank.get(name) for rank in seen}) > 1]
-    if not names:
-        return []
-    consequence = (
-        "fsdp shards the values of each rank: the model is assembled from different initializations"
-        if case.cell.traits.shards_parameters
-        else "ddp broadcasts rank 0's parameters; values that other ranks derived from their own are inconsistent"
-    )
-    return [
-        Finding(
+    if names := [name for name in seen[0] if len({rank.get(name) for rank in seen}) > 1]:
+        yield Finding(
             RANDOMNESS,
             "error",
             f"initial values of {len(names)} of {len(seen[0])} parameters differ between the {len(seen)} ranks: "
             f"{join_names(names)}",
-            consequence,
+            "fsdp shards the values of each rank: the model is assembled from different initializations"
+            if case.cell.traits.shards_parameters
+            else "ddp broadcasts rank 0's parameters; values that other ranks derived from their own are inconsistent",
             "in build_model(), draw from torch's default generator only, whose seed is the same on every rank; take no "
             "seed from the rank, the time or the process",
         )
-    ]
 
 
-def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
+def judge_streams(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     """Compare the states of each generator on the ranks that draw from it in their steps.
 
     Others than torch's own may be equal on purpose, for draws that all ranks must share.
     """
-    found = []
     for name in dict.fromkeys(name for rank in seen for name in rank.random_states):
         states = [rank.random_states[name] for rank in seen if name in rank.random_states]
         if len(states) == len(set(states)):
@@ -199,16 +179,13 @@ def judge_streams(seen: Sequence[Steps], case: Case) -> list[Finding]:
         seeded = name in SEEDED_GENERATORS
         generator = f"{name} generator" if name in PROCESS_GENERATORS else f"the generator {name}"
         drew = f"states of {generator} after the steps on {len(states)} ranks that draw from it: {len(set(states))}"
-        means, advice = (
-            "equal dropout masks on several ranks: the draws of the ranks are not independent",
-            "set no seed in forward, loss and build_model; the harness seeds torch's own on each rank differently",
-        )
+        means = "equal dropout masks on several ranks: the draws of the ranks are not independent"
+        advice = "set no seed in forward, loss and build_model; the harness seeds torch's own on each rank differently"
         if not seeded:
             means = "equal draws on several ranks: right if they select what all ranks must share, as layers to skip, "
             means += "and wrong for dropout and noise, whose masks repeat on each rank"
             advice = "for dropout and noise use torch's default generator, or add the rank to the generator's seed"
-        found.append(Finding(RANDOMNESS, "warning" if seeded else "note", f"{drew} distinct", means, advice))
-    return found
+        yield Finding(RANDOMNESS, "warning" if seeded else "note", f"{drew} distinct", means, advice)
 
 
 RANDOMNESS_CHECK = Check(observe_randomness, judge_randomness, about=("build_model",), clue=r"seed\(")

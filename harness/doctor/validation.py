@@ -10,8 +10,9 @@ from itertools import islice
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 
+from harness.doctor.data import base_indices
 from harness.doctor.real_steps import OtherRanksNeeded, group_of_one
 from harness.doctor.subject import Case, Check, Subject, describe_error
 from harness.measure.convergence import WholeSet, call_evaluate
@@ -120,13 +121,10 @@ def observe(subject: Subject) -> Validation | None:
 def _shared(train: object, validation: object) -> int:
     if isinstance(train, TensorDataset) and isinstance(validation, TensorDataset):
         return _shared_rows(train.tensors[0], validation.tensors[0])
-    base, own = _indices(train)
-    other_base, others = _indices(validation)
+    (base, own), (other_base, others) = base_indices(train), base_indices(validation)
     if base is not other_base or (own is None and others is None):
         return 0
-    if own is None or others is None:
-        return len(own or others or ())
-    return len(own & others)
+    return len({*own} & {*others}) if own is not None and others is not None else len({*(own or others or ())})
 
 
 def _shared_rows(train: Tensor, validation: Tensor) -> int:
@@ -139,35 +137,26 @@ def _shared_rows(train: Tensor, validation: Tensor) -> int:
     return int(max(0, min(end, last) - max(start, first)) // row)
 
 
-def _indices(dataset: object) -> tuple[object, set[int] | None]:
-    """Return the data set that a Subset is of, with its indices; any other set itself, without indices."""
-    if isinstance(dataset, Subset):
-        return dataset.dataset, {int(index) for index in dataset.indices}
-    return dataset, None
-
-
-def judge(seen: Sequence[Validation | None], case: Case) -> list[Finding]:
+def judge(seen: Sequence[Validation | None], case: Case) -> Iterator[Finding]:
     first = seen[0]
     if first is None:
-        return []
+        return
     if not first.count:
         means, advice = "no epoch can be evaluated", "return a validation set with samples; check its split and filters"
-        return [Finding(NAME, "error", "size of the validation set: 0 samples", means, advice, stops=True)]
-    copies = first.copies
+        yield Finding(NAME, "error", "size of the validation set: 0 samples", means, advice, stops=True)
+        return
+    shared, copies = "", first.copies
     if first.same:
         shared = "the training set itself"
     elif first.shared:
         shared = f"{first.shared:,} of its {first.count:,} samples train too"
     elif copies.is_many:
-        shared = (
-            f"{copies.found:,} of {copies.compared:,} compared samples equal one of {copies.read:,} training samples"
-        )
-    else:
-        return []
-    text = f"validation set: {shared}"
-    means = "validation metrics are those of training data: they do not show how well the model does on new data"
-    advice = "split the data, as with torch.utils.data.random_split and a generator with a seed"
-    return [Finding(NAME, "note" if first.same else "warning", text, means, advice)]
+        equal = f"{copies.found:,} of {copies.compared:,} compared samples equal one of"
+        shared = f"{equal} {copies.read:,} training samples"
+    if shared:
+        means = "validation metrics are those of training data: they do not show how well the model does on new data"
+        advice = "split the data, as with torch.utils.data.random_split and a generator with a seed"
+        yield Finding(NAME, "note" if first.same else "warning", f"validation set: {shared}", means, advice)
 
 
 CHECK = Check(observe, judge, about=("datasets",))

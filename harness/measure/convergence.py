@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from typing import cast
@@ -24,9 +24,8 @@ from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
 from harness.measure.window import Window, epoch_marks, measure_window, synchronize
 from harness.plan.cell import Cell, int_option
 from harness.plan.rows import Json, WindowRow
-from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.checkpoint import CheckpointManager
-from harness.train.loader import Batches, Share, epoch_shares, evaluation_shares
+from harness.train.loader import Batches, Share, epoch_shares, evaluation_shares, need_full_batch
 from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule, own_or_named
 from harness.train.ranks import Ranks
 from harness.train.training import Mark, Training
@@ -49,9 +48,7 @@ class EpochData:
     workload: Workload | None = None
 
     def __post_init__(self) -> None:
-        if self.cell.global_batch_size > self.samples:
-            reason = f"global batch {self.cell.global_batch_size} exceeds the {self.samples} training samples"
-            raise SkipTrial(SkipReason("too_few_samples", reason))
+        need_full_batch(self.samples, self.cell.global_batch_size)
 
     @property
     def samples(self) -> int:
@@ -103,35 +100,6 @@ class EpochData:
         )
 
 
-@dataclass
-class TrainingClock:
-    """Times of a training in seconds. ``train_s``: its epochs, over all attempts; ``spent``: this attempt, by part.
-
-    ``window`` holds this rank's epochs of this attempt as one window: sums of their seconds, steps and phases.
-    """
-
-    train_s: float = 0.0
-    spent: dict[str, float] = field(default_factory=lambda: {"epochs": 0.0, "evaluation": 0.0, "checkpoints": 0.0})
-    window: WindowRow | None = None
-
-    def add_window(self, rank: int, window: Window, weight: float) -> None:
-        """Add one epoch of this rank to the sums."""
-        (row,) = window_rows(rank, [TimedWindow("epochs", window, weight)])
-        if self.window is not None:
-            now: Json = {**row}
-            before: Json = {**self.window}
-            now |= {name: now[name] + before.get(name, 0) for name in now if name not in WINDOW_KEYS}
-            row = cast(WindowRow, now)
-        self.window = row
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count the block's time as this part."""
-        started = time.perf_counter()
-        yield
-        self.spent[name] += time.perf_counter() - started
-
-
 EVALUATED_PARTS = 8
 """A batch of the loader that evaluate() gets is a global batch divided by this."""
 
@@ -176,25 +144,25 @@ class Evaluator:
         self._copy = data.copier()
 
     def evaluate(self, advance: Callable[[], None]) -> dict[str, float]:
-        """Return the mean of the loss and of each metric, what the workload derives from them, and its evaluate()'s.
+        """Return means of the loss and of each metric, what the workload derives from them, and rank 0's evaluate()'s.
 
         Each sample counts exactly once. All ranks call this together.
         """
         means = _means(self.validation_sums(advance))
-        values = {**self._training.derived(means), **means, **self.of_the_whole_set(advance)}
-        return {f"val_{name}": value for name, value in values.items()}
+        own = self.own_values(advance)
+        if hasattr(self._data.workload, "evaluate"):
+            own = self._ranks.broadcast(own)
+        return {f"val_{name}": value for name, value in {**self._training.derived(means), **means, **own}.items()}
 
     def validation_sums(self, advance: Callable[[], None]) -> dict[str, tuple[float, float]]:
         """Return the sum and the weight of the loss and of each metric. All ranks call this together."""
         return self._sums(self._data.batches_once(self._data.validation), advance)
 
-    def of_the_whole_set(self, advance: Callable[[], None]) -> dict[str, float]:
-        """Return what the workload's evaluate() returns on rank 0; each rank calls it with the whole validation set."""
-        values = self.own_values(advance)
-        return self._ranks.broadcast(values) if hasattr(self._data.workload, "evaluate") else {}
-
     def own_values(self, advance: Callable[[], None]) -> dict[str, float]:
-        """Return what evaluate() returns on this rank, empty without it; no collective of the harness is called."""
+        """Return what evaluate() returns of the whole validation set on this rank, empty without it.
+
+        No collective of the harness is called.
+        """
         data, model = self._data, self._training.model
         if not hasattr(data.workload, "evaluate"):
             return {}
@@ -235,11 +203,12 @@ def _means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     return {name: total / weight for name, (total, weight) in sums.items()}
 
 
-def _collecting(advance: Callable[[], None]) -> Callable[[], None]:
-    """Return ``advance`` that also collects garbage after every COLLECT_STEPS steps.
+@contextmanager
+def _collecting(advance: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Yield ``advance`` that also collects garbage after every COLLECT_STEPS steps.
 
     The automatic collector, which would start at another step on each rank, is off for the whole epoch, in which cycles
-    of a model's tensors would fill the memory.
+    of a model's tensors would fill the memory. What exists before the block, as every imported module, is exempt.
     """
     numbers = count(1)
 
@@ -249,34 +218,20 @@ def _collecting(advance: Callable[[], None]) -> Callable[[], None]:
         if number % COLLECT_STEPS == 0:
             gc.collect(2 if number % COLLECT_ALL_STEPS == 0 else 1)
 
-    return advance_and_collect
-
-
-@contextmanager
-def _short_collections() -> Iterator[None]:
-    """Exempt what exists before the block from its collections, which would walk every imported module."""
     gc.freeze()
     try:
-        yield
+        yield advance_and_collect
     finally:
         gc.unfreeze()
-
-
-@dataclass(frozen=True)
-class _EpochTotals:
-    """One rank's epoch: seconds, and the sum of the losses and the weight of each of its steps."""
-
-    duration_s: float
-    losses: Sequence[float]
-    weights: Sequence[float]
-    diverged: Divergence | None
 
 
 class Epochs:
     """The epochs of one training on one rank. ``rows`` grows by one an epoch, alike on every rank.
 
     ``checkpoints``: if given, the training is saved there, and resumed from the newest checkpoint. ``diverged``: where
-    the training stopped being finite; that epoch is its last.
+    the training stopped being finite; that epoch is its last. ``train_s``: seconds of the epochs, over all attempts;
+    ``spent``: those of this attempt, by part; ``window``: this rank's epochs of this attempt as one window, with sums
+    of their seconds, steps and phases.
     """
 
     def __init__(self, training: Training, data: EpochData, checkpoints: CheckpointManager | None = None) -> None:
@@ -285,7 +240,9 @@ class Epochs:
         warmup = int_option(cell.training, "warmup_epochs", 0)
         self._warm_up = WarmUp(training.optimizer, cell.lr_factor, warmup * data.steps)
         self._evaluator, self._copy = Evaluator(training, data), data.copier()
-        self.clock = TrainingClock()
+        self.train_s = 0.0
+        self.window: WindowRow | None = None
+        self.spent = {"epochs": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
         self.rows: list[dict[str, float]] = []
         self._train_metrics = False
         self.steps = StepLosses(0)
@@ -322,7 +279,8 @@ class Epochs:
         shares, steps, parts = self.data.shares(epoch - 1), self.data.steps, self.data.cell.micro_batches
         self._rates, groups = [], self.training.optimizer.param_groups
         self.ranks.barrier()
-        with self._warm_up.rates_from((epoch - 1) * steps, self._each_step) as set_rate, _short_collections():
+        rates = self._warm_up.rates_from((epoch - 1) * steps, self._each_step)
+        with rates as set_rate, _collecting(advance) as advance_and_collect:
 
             def step(batch: object, mark: Mark) -> tuple[Tensor, Tensor]:
                 set_rate()
@@ -336,30 +294,37 @@ class Epochs:
                 steps=steps,
                 marks=epoch_marks(self.ranks.devices, parts),
                 synchronize=lambda: synchronize(self.ranks.devices),
-                advance=_collecting(advance),
+                advance=advance_and_collect,
                 micro_batches=parts,
             )
             rate = float(groups[0]["lr"])
         return self._mean_loss(window, epoch), rate
 
     def _mean_loss(self, window: Window, epoch: int) -> float:
-        """Count the epoch on the clock; note whether it diverged and, on rank 0, its steps; return its mean loss."""
+        """Count the epoch's time; note whether it diverged and, on rank 0, its steps; return its mean loss."""
         steps_before = (epoch - 1) * self.data.steps
         means = [loss / max(weight, 1.0) for loss, weight in zip(window.losses, window.weights, strict=True)]
         diverged = first_in(means, self.ranks.rank, steps_before)
         if diverged is None and not self.training.finite([]):
             diverged = Divergence(self.ranks.rank)
-        own = _EpochTotals(window.duration_s, window.losses, window.weights, diverged)
-        self.clock.add_window(self.ranks.rank, window, sum(own.weights))
-        totals = self.ranks.gather_to_first(own)
-        losses, weights = [each.losses for each in totals], [each.weights for each in totals]
+        (row,) = window_rows(self.ranks.rank, [TimedWindow("epochs", window, sum(window.weights))])
+        now, before = cast(Json, row), cast(Json, self.window or {})
+        now |= {name: now[name] + before.get(name, 0) for name in now if name not in WINDOW_KEYS}
+        self.window = row
+        own = window.duration_s, window.losses, window.weights, diverged
+        durations, losses, weights, divergences = zip(*self.ranks.gather_to_first(own), strict=True)
         self.steps.add(epoch, steps_before, losses, weights, list(map(float, self._rates)))
-        slowest_s, diverged = max(each.duration_s for each in totals), earliest(each.diverged for each in totals)
-        known = slowest_s, diverged, sum(map(sum, losses)), sum(map(sum, weights))
+        known = max(durations), earliest(divergences), sum(map(sum, losses)), sum(map(sum, weights))
         epoch_s, self.diverged, loss, weight = self.ranks.broadcast(known)
-        self.clock.train_s += epoch_s
-        self.clock.spent["epochs"] += epoch_s
+        self.train_s += epoch_s
+        self.spent["epochs"] += epoch_s
         return loss / weight
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.spent[name] += time.perf_counter() - started
 
     def _save(self, epoch: int, *, last: bool) -> None:
         """Save a checkpoint. The order of the data follows from the seed and the epoch: the sampler's state."""
@@ -367,7 +332,7 @@ class Epochs:
             sampler = {"seed": self.data.seed, "epoch": epoch}
             steps = epoch * self.data.steps if self._each_step else epoch
             values = {"sampler": sampler, "schedule": {"steps": steps}, "rows": self.rows, "steps": self.steps.columns}
-            with self.clock.part("checkpoints"):
+            with self._part("checkpoints"):
                 self.checkpoints.save(epoch, values, last=last)
 
     def _resume(self, schedule: LRScheduler | None) -> None:
@@ -376,7 +341,7 @@ class Epochs:
         if not kept:
             return
         self.rows, self.resumed_epoch = kept["rows"], kept["sampler"]["epoch"]
-        self.clock.train_s = self.rows[-1]["train_s"]
+        self.train_s = self.rows[-1]["train_s"]
         self.training.steps_taken = self.resumed_epoch * self.data.steps
         self.steps.columns = kept["steps"]
         if schedule:
@@ -384,16 +349,16 @@ class Epochs:
 
     def _row(self, epoch: int, train_loss: float, rate: float, advance: Callable[[], None]) -> dict[str, float]:
         """Evaluate, and return the epoch's row."""
-        before = self.clock.spent["evaluation"]
-        with self.clock.part("evaluation"):
+        before = self.spent["evaluation"]
+        with self._part("evaluation"):
             validation = {} if self.diverged else self._evaluator.evaluate(advance)
             if self._train_metrics and not self.diverged:
                 validation |= self._evaluator.evaluate_training(advance)
         return {
             "epoch": epoch,
             "samples": epoch * self.data.samples,
-            "train_s": self.clock.train_s,
-            "evaluation_s": self.clock.spent["evaluation"] - before,
+            "train_s": self.train_s,
+            "evaluation_s": self.spent["evaluation"] - before,
             "train_loss": train_loss,
             "learning_rate": rate,
             **validation,

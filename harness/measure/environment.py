@@ -229,22 +229,12 @@ def machine_state(root: Path = Path("/")) -> MachineState:
     }
 
 
-def shared_memory_bytes() -> int | None:
-    """Return the size of the node's shared memory; None if it has none at the usual place."""
-    return shutil.disk_usage(SHARED_MEMORY).total if os.path.isdir(SHARED_MEMORY) else None
-
-
-def limits() -> dict[str, int | None]:
-    """Return the soft limits of this process; None is unlimited."""
-    soft = {name: resource.getrlimit(number)[0] for name, number in LIMITS.items()}
-    return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
-
-
 def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEnvironment:
     """Return the environment of this process as plain values."""
     cuda = devices[0].type == "cuda"
     joined = capture_topology() if cuda else None
     iommu = Path("/sys/class/iommu")
+    soft = {name: resource.getrlimit(number)[0] for name, number in LIMITS.items()}
     return {
         "node_id": node_id,
         "host": platform.node(),
@@ -267,8 +257,8 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "niceness": os.nice(0),
         "interfaces": interfaces(),
         "adapters": adapters(),
-        "shared_memory_bytes": shared_memory_bytes(),
-        "limits": limits(),
+        "shared_memory_bytes": shutil.disk_usage(SHARED_MEMORY).total if os.path.isdir(SHARED_MEMORY) else None,
+        "limits": {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()},
         "state": machine_state(),
         "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.config.strategy_traits import BROADCAST, OWN_COLLECTIVES
 from harness.measure.stepper import Stepper
-from harness.measure.window import synchronize
+from harness.measure.window import elapsed_s, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import Collective, ExchangeRow, TrialFacts
 from harness.train.strategies.base import ExchangePoint
@@ -163,8 +163,8 @@ def _median(steps: Sequence[Sequence[ExchangeRow]]) -> tuple[ExchangeRow, ...]:
 
     Steps vary in length: the medians are of times relative to a step's last one, times the median of that.
     """
-    last = _signature(steps[-1])
-    alike = [rows for rows in steps if rows and _signature(rows) == last]
+    exchanged = [[(row["operation"], row["size_bytes"]) for row in rows] for rows in steps]
+    alike = [rows for rows, own in zip(steps, exchanged, strict=True) if rows and own == exchanged[-1]]
     if not alike:
         return ()
     ends = [max(row["needed_s"] for row in rows) for rows in alike]
@@ -179,28 +179,37 @@ def _median(steps: Sequence[Sequence[ExchangeRow]]) -> tuple[ExchangeRow, ...]:
     )
 
 
-def _signature(rows: Sequence[ExchangeRow]) -> list[tuple[str, int]]:
-    return [(row["operation"], row["size_bytes"]) for row in rows]
-
-
 def other_exchanges(stepper: Stepper) -> TrialFacts:
     """Return the seconds of a step that are neither gradients' nor parameters': ddp's buffers, own collectives.
 
     And the bytes of these on this rank, by operation. Empty if there are none. The training is of no further use. All
-    ranks call it.
+    ranks call it, and begin each measurement together.
     """
-    model, devices = stepper.training.model, stepper.ranks.devices
+    model, ranks = stepper.training.model, stepper.ranks
     seconds: dict[str, float] = {}
+
+    def together_s(call: Callable[[], object]) -> float:
+        ranks.barrier()
+        return elapsed_s(call, ranks.devices)
+
+    def own_collectives() -> OwnCollectives:
+        """Take a step without exchange; return the collectives that the workload's code calls in it."""
+        calls = OwnCollectives(ranks.devices)
+        ranks.barrier()
+        with calls:
+            stepper.step()
+        return calls
+
     syncs = getattr(model, WITHOUT_BROADCASTS, False)
     if isinstance(model, DistributedDataParallel) and syncs and model.modules_buffers:
-        seconds[BROADCAST] = _usual(lambda: _timed(model._sync_buffers, stepper))
+        seconds[BROADCAST] = _usual(lambda: together_s(model._sync_buffers))
     with stepper.training.without_exchange():
         stepper.step()  # the first one without exchange still broadcasts buffers
-        first = _own_collectives(stepper)
-        found_by = stepper.ranks.gather((bool(first.bytes), first.between_two))
+        first = own_collectives()
+        found_by = ranks.gather((bool(first.bytes), first.between_two))
         if any(found for found, _ in found_by) and not any(between_two for _, between_two in found_by):
-            seconds[OWN_COLLECTIVES] = _usual(lambda: _own_collectives(stepper).seconds)
-    synchronize(devices)
+            seconds[OWN_COLLECTIVES] = _usual(lambda: own_collectives().seconds)
+    synchronize(ranks.devices)
     found: TrialFacts = {"exchange_s": seconds} if seconds else {}
     return {**found, "own_bytes": first.bytes} if first.bytes else found
 
@@ -209,38 +218,12 @@ def _usual(measure: Callable[[], float]) -> float:
     return median([measure() for _ in range(1 + RECORDED_STEPS)][1:])
 
 
-def _timed(call: Callable[[], object], stepper: Stepper) -> float:
-    """Return the seconds of a call that all ranks begin together."""
-    devices = stepper.ranks.devices
-    stepper.ranks.barrier()
-    synchronize(devices)
-    start = time.perf_counter()
-    call()
-    synchronize(devices)
-    return time.perf_counter() - start
-
-
-def _own_collectives(stepper: Stepper) -> OwnCollectives:
-    """Take a step without exchange; return the collectives that the workload's code calls in it."""
-    calls = OwnCollectives(stepper.ranks.devices)
-    stepper.ranks.barrier()
-    with calls:
-        stepper.step()
-    return calls
-
-
 class CollectiveMode(TorchDispatchMode):
     """Passes each collective of a block, of any thread's backward pass too, to ``collective``."""
 
     supports_higher_order_operators = True
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         run = partial(func, *args, **(kwargs or {}))
         if getattr(func, "namespace", "") not in ("c10d", "_c10d_functional"):
             return run()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ from harness.measure.flops import count_flops, first_samples, measured_peak
 from harness.measure.profiles import ROUNDS, measure_alone, measure_communication, steps_of_a_round
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
-from harness.measure.window import Clock, synchronize
+from harness.measure.window import Clock, elapsed_s
 from harness.plan.cell import Cell
 from harness.plan.rows import ExchangeRow, TrialFacts
 from harness.system.process import no_garbage_collection
@@ -62,7 +63,8 @@ def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_c
     for _ in range(ROUNDS):
         for name, step in ways.items():
             step()  # not kept: it follows another way
-            seconds[name] += _timed(step, replicas, count, devices, clock)
+            with no_garbage_collection():
+                seconds[name] += elapsed_s(partial(_repeated, step, replicas, count), devices, clock)
     per_step = {name: total * stepper.micro_batches / (ROUNDS * count) for name, total in seconds.items()}
     return {
         "exchange_s": {
@@ -72,18 +74,11 @@ def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_c
     }
 
 
-def _timed(
-    step: Callable[[], None], replicas: Sequence[nn.Module], count: int, devices: Sequence[torch.device], clock: Clock
-) -> float:
-    with no_garbage_collection():
-        synchronize(devices)
-        start = clock()
-        for _ in range(count):
-            for replica in replicas:
-                replica.zero_grad(set_to_none=True)
-            step()
-        synchronize(devices)
-        return clock() - start
+def _repeated(step: Callable[[], None], replicas: Sequence[nn.Module], count: int) -> None:
+    for _ in range(count):
+        for replica in replicas:
+            replica.zero_grad(set_to_none=True)
+        step()
 
 
 def _in_threads(loss: Loss, work: Sequence[tuple[nn.Module, object]]) -> list[Tensor]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from harness.errors import nearest
-from harness.measure.window import Clock, synchronize
+from harness.measure.window import Clock, elapsed_s
 from harness.train.model import build_model, faked, too_large
 from harness.train.workloads import Workload
 
@@ -70,16 +71,20 @@ def count_flops(workload: Workload, batch: object, device: torch.device, *, shar
     collectives. The parameters have shapes but no memory, which the training beside them may need. Only if loss() reads
     a value that depends on them are they real, and never those of a ``sharded`` model, which may not fit on one device.
     """
-    with _leaving_no_trace(device):
-        try:
+    on_gpu = device.type == "cuda"
+    try:
+        with torch.random.fork_rng([device] if on_gpu else []), torch.inference_mode(False), torch.enable_grad():
             try:
                 return _count(workload, batch, device, without_memory=True)
             except Exception:
                 if sharded:
                     raise
             return _count(workload, batch, device, without_memory=False)
-        except Exception as error:
-            return Flops(None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    except Exception as error:
+        return Flops(None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    finally:
+        if on_gpu:
+            torch.cuda.empty_cache()
 
 
 def first_samples(batch: object, count: int) -> object:
@@ -131,13 +136,7 @@ class _CountAudit(TorchDispatchMode):
         self.uncounted: set[str] = set()
         self.in_backward = self.repeated = False
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         packet = getattr(func, "overloadpacket", func)  # a higher-order operator has no overloads
         if packet in flop_registry or packet in _ON_CPU:
             # backward itself runs without grad mode; forward work that it repeats runs with it
@@ -159,25 +158,15 @@ def _own_formulas() -> dict[object, Formula]:
 
 
 def _convolution_backward(
-    grad: Sequence[int],
-    images: Sequence[int],
-    weight: Sequence[int],
-    bias: object,
-    stride: object,
-    padding: object,
-    dilation: object,
-    transposed: bool,
-    output_padding: object,
-    groups: object,
-    needed: Sequence[bool],
-    **_: object,
+    grad: Sequence[int], images: Sequence[int], weight: Sequence[int], *options: Any, **_: object
 ) -> int:
     """Return the FLOPs of the forward pass for each gradient that is needed, of input and weight.
 
     torch (2.15) ignores ``groups`` in the weight's gradient: for a depthwise convolution it counts it once a channel.
     """
+    _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, needed = options
     positions = math.prod((images if transposed else grad)[2:])
-    return 2 * images[0] * positions * math.prod(weight) * (needed[0] + needed[1])
+    return int(2 * images[0] * positions * math.prod(weight) * (needed[0] + needed[1]))
 
 
 def _without_scores(formula: Formula, *, query: int) -> Formula:
@@ -188,8 +177,7 @@ def _without_scores(formula: Formula, *, query: int) -> Formula:
     """
 
     def counted(*args: Tensor, **kwargs: object) -> int:
-        query_size: int = args[query].shape[-1]
-        value_size: int = args[query + 2].shape[-1]
+        query_size, value_size = args[query].shape[-1], args[query + 2].shape[-1]
         kept, all_five = 2 * query_size + 2 * value_size, 3 * query_size + 2 * value_size
         return formula(*args, **kwargs) * kept // all_five
 
@@ -204,16 +192,6 @@ def _raw(formula: Formula) -> Formula:
 
     counted._get_raw = True  # type: ignore[attr-defined]
     return counted
-
-
-@contextmanager
-def _leaving_no_trace(device: torch.device) -> Iterator[None]:
-    """Enable gradients for a block, whatever the caller's mode; restore generators and device memory after it."""
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng([device] if on_gpu else []), torch.inference_mode(False), torch.enable_grad():
-        yield
-    if on_gpu:
-        torch.cuda.empty_cache()
 
 
 def _tensors(batch: object) -> Iterator[Tensor]:
@@ -282,11 +260,7 @@ def _matrices(rows: int, precision: str, device: torch.device) -> Matrices:
 
 def _product_s(matrices: Matrices, device: torch.device, clock: Clock) -> float:
     left, right, product = matrices
-    synchronize([device])
-    start = clock()
-    torch.mm(left, right, out=product)
-    synchronize([device])
-    return clock() - start
+    return elapsed_s(lambda: torch.mm(left, right, out=product), [device], clock)
 
 
 @contextmanager

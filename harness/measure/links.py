@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations, permutations, zip_longest
 from typing import TypeVar
 
@@ -101,8 +102,7 @@ def operations_of(ranks: Ranks) -> list[list[Operation]]:
 
 def backend_of(device_type: str) -> str:
     """Return the backend of the process group for a type of device: nccl or gloo."""
-    by_type = dict(part.split(":") for part in dist.get_backend_config().split(","))
-    return by_type[device_type]
+    return dict(part.split(":") for part in dist.get_backend_config().split(","))[device_type]
 
 
 def collectives(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[list[Operation]]:
@@ -129,15 +129,15 @@ def collectives(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[l
         shard = gradient.new_zeros(len(gradient) // world_size)
         return lambda: getattr(dist, REDUCE_SCATTER)(shard, gradient, op=dist.ReduceOp.AVG)
 
-    everyone = frozenset(range(world_size))
-    tier = _tier(*devices)
     by_name: dict[LinkOperation, Callable[[int], Call]] = {
         "all_reduce": all_reduce,
         "all_gather": all_gather,
         "reduce_scatter": reduce_scatter,
     }
-    granule = FLOAT_BYTES * world_size
-    return [[Operation(name, backend, everyone, prepare, tier, granule)] for name, prepare in by_name.items()]
+    everyone, granule = frozenset(range(world_size)), FLOAT_BYTES * world_size
+    return [
+        [Operation(name, backend, everyone, prepare, _tier(*devices), granule)] for name, prepare in by_name.items()
+    ]
 
 
 def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operation]:
@@ -162,7 +162,7 @@ def pairs(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[Operati
             "send_receive",
             backend,
             frozenset((source, target)),
-            _there_and_back(ranks.rank, source, target, device),
+            partial(_there_and_back, ranks.rank, source, target, device),
             _pair_tier(devices[source], devices[target]),
             legs=2,
             source=source,
@@ -185,21 +185,18 @@ def _drawn(of_tier: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [*dict.fromkeys([*apart, *order[:PAIRS_OF_TIER]])][:PAIRS_OF_TIER]
 
 
-def _there_and_back(rank: int, source: int, target: int, device: torch.device) -> Callable[[int], Call]:
-    def prepare(size: int) -> Call:
-        message = torch.zeros(size, dtype=torch.uint8, device=device)
-        peer = target if rank == source else source
-        directions = (dist.isend, dist.irecv) if rank == source else (dist.irecv, dist.isend)
+def _there_and_back(rank: int, source: int, target: int, device: torch.device, size: int) -> Call:
+    message = torch.zeros(size, dtype=torch.uint8, device=device)
+    peer = target if rank == source else source
+    directions = (dist.isend, dist.irecv) if rank == source else (dist.irecv, dist.isend)
 
-        def call() -> None:
-            for direction in directions:
-                # as a batch NCCL uses the communicator of all ranks, else it makes one for each pair
-                for work in dist.batch_isend_irecv([dist.P2POp(direction, message, peer)]):
-                    work.wait()
+    def call() -> None:
+        for direction in directions:
+            # as a batch NCCL uses the communicator of all ranks, else it makes one for each pair
+            for work in dist.batch_isend_irecv([dist.P2POp(direction, message, peer)]):
+                work.wait()
 
-        return call
-
-    return prepare
+    return call
 
 
 def copies(own: Sequence[torch.device], devices: Sequence[Device]) -> list[Operation]:
@@ -209,7 +206,7 @@ def copies(own: Sequence[torch.device], devices: Sequence[Device]) -> list[Opera
             "copy",
             "cuda",
             frozenset((0,)),
-            _copy(own[source], own[target]),
+            partial(_copy, own[source], own[target]),
             "inside a node",
             source=source,
             target=target,
@@ -219,13 +216,10 @@ def copies(own: Sequence[torch.device], devices: Sequence[Device]) -> list[Opera
     ]
 
 
-def _copy(source: torch.device, target: torch.device) -> Callable[[int], Call]:
-    def prepare(size: int) -> Call:
-        message = torch.zeros(size, dtype=torch.uint8, device=source)
-        arrived = torch.zeros(size, dtype=torch.uint8, device=target)
-        return lambda: arrived.copy_(message, non_blocking=True)
-
-    return prepare
+def _copy(source: torch.device, target: torch.device, size: int) -> Call:
+    message = torch.zeros(size, dtype=torch.uint8, device=source)
+    arrived = torch.zeros(size, dtype=torch.uint8, device=target)
+    return lambda: arrived.copy_(message, non_blocking=True)
 
 
 def _tier(*devices: Device) -> PairTier:
@@ -288,7 +282,7 @@ class Meter:
         return [max(times) for times in zip(*(times for times, _, _ in seen if times), strict=True)]
 
     def _repetitions(self, call: Call, calls: int) -> list[float]:
-        times = []
+        times: list[float] = []
         devices = self._ranks.devices
         with no_garbage_collection():
             call()
@@ -356,17 +350,11 @@ def _row(operation: Operation, size: int, calls: int, times: Sequence[float]) ->
 
 def run_links_trial(context: TrialContext) -> TrialResult:
     """Measure the links and the collectives of the placement; an operation that fails is a note in ``links_error``."""
-    settings = context.experiment.throughput
+    settings, ranks = context.experiment.throughput, context.ranks
     assert settings
-    ranks = context.ranks
-    series = operations_of(ranks)
+    series, seconds = operations_of(ranks), seconds_of_links(settings, ranks.devices[0].type)
     with context.part("links"):
-        rows, notes = measure_links(
-            series,
-            Meter(ranks, context.advance),
-            seconds_of_links(settings, ranks.devices[0].type),
-            ranks,
-        )
+        rows, notes = measure_links(series, Meter(ranks, context.advance), seconds, ranks)
     notes += left_out(series, ranks.world_size)
     facts: TrialFacts = {"links_error": "; ".join(notes)} if notes else {}
     return TrialResult(context.trial.id, "ok", steps_s=context.parts["links"], facts=facts, links=tuple(rows))
@@ -390,7 +378,7 @@ def measure_links(
     The kinds share the time: each may take an equal part of what those before it have left.
     """
     rows: list[LinkRow] = []
-    notes = []
+    notes: list[str] = []
     end = meter.now + seconds
     most_bytes = min(LARGEST_BYTES, *ranks.gather(_free_bytes(ranks) // MEMORY_PARTS))
     for number, alike in enumerate(series):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import psutil
 import torch
@@ -68,13 +69,7 @@ class AfterEachOperator(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._look = look
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> object:
         if DTensor in types:
             return NotImplemented
         result = func(*args, **(kwargs or {}))
@@ -86,7 +81,6 @@ class Unmoved(Single):
     """The model itself. It is not moved to its device: torch cannot replace fake parameters."""
 
     def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
-        """Return the model."""
         return model
 
 
@@ -97,7 +91,6 @@ class WithMesh(Fsdp):
         self._made = made
 
     def mesh(self, context: WrapContext) -> DeviceMesh:
-        """Return the mesh."""
         return self._made
 
 
@@ -109,7 +102,6 @@ class _Loss(nn.Module):
         self._workload = workload
 
     def forward(self, model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
-        """Return what the loss returns."""
         return self._workload.loss(model, batch)
 
 
@@ -122,11 +114,9 @@ class Built(Wrapper):
         self._losses: list[nn.Module] = []  # kept: the tracker looks for them in the backward pass
 
     def build_model(self) -> nn.Module:
-        """Return the model."""
         return self._model
 
     def loss(self, model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
-        """Return what the workload's loss returns."""
         self._losses.append(_Loss(self.inner))
         returned: tuple[Tensor, Tensor] = self._losses[-1](model, batch)
         return returned
@@ -142,9 +132,11 @@ class Load:
     @property
     def bytes(self) -> int:
         """The size of its tensors."""
-        return sum(
-            leaf.untyped_storage().nbytes() for leaf in tree_leaves(self.micro_batches) if isinstance(leaf, Tensor)
-        )
+        return sum(tensor.untyped_storage().nbytes() for tensor in _tensors(self.micro_batches))
+
+
+def _tensors(batch: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def largest_load(cell: Cell, workload: Workload, data: SizedDataset) -> Load:
@@ -240,9 +232,9 @@ def _peak(training: Training, load: Load, fake: Callable[[object], object], *, s
     def tracked() -> Iterator[object]:
         for batch in load.micro_batches:
             faked = fake(batch)
-            tensors = tuple(leaf for leaf in tree_leaves(faked) if isinstance(leaf, Tensor))  # until they are deleted
+            tensors = _tensors(faked)  # until they are deleted
             if isinstance(tracker, FSDPMemTracker):
-                tracker.track_inputs(tensors)
+                tracker.track_inputs(tuple(tensors))
             else:
                 tracker.track_external(*tensors)
             yield faked

@@ -22,10 +22,10 @@ from harness.measure.stepper import (
     columns_of,
     joined,
     of_all_ranks,
-    of_rank,
     of_slowest,
     step_columns,
     step_quantiles,
+    step_seconds,
     window_rows,
 )
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
@@ -142,12 +142,13 @@ def throughput(context: TrialContext) -> TrialResult:
         return measured
     context.keep(measured)
     explanation = _explanation(context, stepper, speed, setup.workload)
-    windows = context.ranks.gather_to_first(of_rank(context.ranks.rank, explanation.windows, first=len(speed.windows)))
+    rows = window_rows(context.ranks.rank, explanation.windows, first=len(speed.windows))
+    of_ranks = context.ranks.gather_to_first((rows, step_seconds(explanation.windows)))
     return replace(
         measured,
         facts={**measured.facts, **explanation.facts},
         steps_s=stepper.spent_s,
-        windows=(*measured.windows, *of_all_ranks(windows)),
+        windows=(*measured.windows, *of_all_ranks(of_ranks)),
         exchanges=explanation.exchanges,
     )
 
@@ -245,7 +246,7 @@ def convergence(context: TrialContext) -> TrialResult:
     data = EpochData(trial.cell, trial.seed, ranks, *setup.datasets, setup.workload)
     epochs = Epochs(setup.training, data, checkpoints)
     epochs.run(settings, context.advance)
-    spent = epochs.clock.spent
+    spent = epochs.spent
     context.parts |= {part: seconds for part, seconds in spent.items() if checkpoints or part != "checkpoints"}
     context.rank_facts |= setup.of_rank(context)
     facts: TrialFacts = {
@@ -259,7 +260,7 @@ def convergence(context: TrialContext) -> TrialResult:
         unit=setup.workload.unit,
         parameters=setup.training.parameters,
         steps_s=spent["epochs"],
-        windows=tuple(row for row in ranks.gather_to_first(epochs.clock.window) if row),
+        windows=tuple(row for row in ranks.gather_to_first(epochs.window) if row),
         epochs=columns_of(epochs.rows),
         training_steps=epochs.steps.columns,
     )

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Batches, Share, endless_shares, pickle_digest, value_digest
+from harness.train.loader import Batches, Share, endless_shares, need_full_batch, pickle_digest, value_digest
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
 from harness.train.precision import REDUCED
@@ -194,9 +194,7 @@ def _batches_of(
 ) -> tuple[list[tuple[Share, object]], object]:
     """Return this rank's part of each step's batch, on its device, and the first global batch; raise SkipTrial."""
     samples = len(dataset)
-    if cell.global_batch_size > samples:
-        reason = f"the check's global batch {cell.global_batch_size} exceeds the {samples} training samples"
-        raise SkipTrial(SkipReason("too_few_samples", reason))
+    need_full_batch(samples, cell.global_batch_size, "the check's global batch")
     collate, place = collate_of(workload), (ranks.rank, ranks.world_size)
 
     def stream(rank: int, world_size: int, collate: Collate | None = collate) -> Iterator[tuple[Share, object]]:

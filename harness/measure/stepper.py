@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,7 @@ from harness.errors import WorkloadError
 from harness.measure.window import Window, marks_for, measure_window, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import PhaseSeconds, RankFacts, WindowKind, WindowRow
-from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Batches, Share, endless_shares, part_of
+from harness.train.loader import Batches, Share, endless_shares, need_full_batch, part_of
 from harness.train.ranks import Ranks
 from harness.train.training import Mark, Training, no_mark
 from harness.train.transfer import copier
@@ -27,7 +26,7 @@ WINDOW_KEYS = ("rank", "window", "window_kind")
 """Columns that identify a window; the others are amounts."""
 STEPPED = ("warmup", "timed")
 """The windows whose single steps are recorded."""
-OfRank = tuple[list[WindowRow], list[npt.NDArray[np.float64]]]
+Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,7 @@ class Stepper:
         """Seconds in steps of every kind."""
         self.micro_batches = cell.micro_batches
         training.set_first_rate()
-        available = len(dataset)
-        if cell.global_batch_size > available:
-            reason = f"global batch {cell.global_batch_size} exceeds the {available} training samples"
-            raise SkipTrial(SkipReason("too_few_samples", reason))
+        need_full_batch(len(dataset), cell.global_batch_size)
         samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
         self.share = Share((), samples, cell.global_batch_size)
         self.copy = copier(ranks.devices[0], cell.loader)
@@ -73,7 +69,7 @@ class Stepper:
             collate=collate,
             micro_batches=self.micro_batches,
         )
-        shares = endless_shares(available, cell.global_batch_size, seed, ranks.rank, ranks.world_size)
+        shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)
         self.fetch = loader.of(shares)
         if cell.data == "synthetic_device":
             self.fetch = repeat(self.copy(next(self.fetch)))  # steps without a loader
@@ -125,9 +121,8 @@ def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> li
     rows: list[WindowRow] = []
     for index, each in enumerate(windows, first):
         window = each.window
-        phases: Any = {f"{phase}_s": seconds for phase, seconds in window.phases.items()}
-        phases |= {f"host_{phase}_s": seconds for phase, seconds in window.host_phases.items()}
-        sums: PhaseSeconds = phases
+        sums = {f"{phase}_s": seconds for phase, seconds in window.phases.items()}
+        sums |= {f"host_{phase}_s": seconds for phase, seconds in window.host_phases.items()}
         rows.append(
             {
                 "rank": rank,
@@ -136,26 +131,24 @@ def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> li
                 "duration_s": window.duration_s,
                 "steps": window.steps,
                 "weight": each.weight,
-                **sums,
+                **cast(PhaseSeconds, sums),
             }
         )
     return rows
 
 
-def of_rank(rank: int, windows: Sequence[TimedWindow], first: int) -> OfRank:
-    """Return one rank's windows as rows and, of each, the seconds of its steps, without a wait by the same clock."""
-    seconds = [
-        np.asarray(each.window.step_s) - (0.0 if each.window.host_phases else np.asarray(each.window.wait_s))
-        for each in windows
-    ]
-    return window_rows(rank, windows, first), seconds
+def step_seconds(windows: Sequence[TimedWindow]) -> list[Seconds]:
+    """Return the seconds of the steps of each window, without a wait by the same clock."""
+    taken = [each.window for each in windows]
+    return [np.asarray(w.step_s) - (0.0 if w.host_phases else np.asarray(w.wait_s)) for w in taken]
 
 
-def of_all_ranks(ranks: Sequence[OfRank]) -> list[WindowRow]:
+def of_all_ranks(ranks: Sequence[tuple[list[WindowRow], list[Seconds]]]) -> list[WindowRow]:
     """Return the rows of all ranks; those without exchange with what the ranks lose by being slow in turn.
 
-    A step that exchanges gradients takes as long as on its slowest rank, which changes from step to step: the sum of
-    the steps' maxima over ranks exceeds the largest sum of a rank.
+    ``ranks``: of each its rows and the seconds of the steps of each window. A step that exchanges gradients takes as
+    long as on its slowest rank, which changes from step to step: the sum of the steps' maxima over ranks exceeds the
+    largest sum of a rank.
     """
     steps = zip(*(seconds for _, seconds in ranks), strict=True)
     in_turn_s = [float(np.max(each, axis=0).sum() - np.sum(each, axis=1).max()) for each in map(np.stack, steps)]

@@ -6,9 +6,10 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import psutil
@@ -30,18 +31,10 @@ PHASE_PART, LEAST_MARKED = 4, 3
 """A window that only marks phases has a timed window's steps divided by the first, and at least the second."""
 
 
-@dataclass(frozen=True)
-class Load:
-    """One instant on one rank: seconds of CPU time used by this process with its children, and by the node."""
-
-    clock_s: float
-    own_cpu_s: float
-    node_cpu_s: float
-    swapped_bytes: int
-
-
-def read() -> Load:
-    """Return the counters of node and process now; takes about a millisecond."""
+def read() -> dict[str, float]:
+    """Return counters by the column of their differences: the clock's, CPU time of this process with its children and
+    of the node, swap of the node; takes about a millisecond.
+    """
     now, own_cpu_s, me = time.perf_counter(), 0.0, psutil.Process()
     for process in (me, *me.children(recursive=True)):  # loader workers work for us
         with suppress(psutil.Error):
@@ -52,17 +45,13 @@ def read() -> Load:
             )
     node, swap = psutil.cpu_times(), psutil.swap_memory()
     node_cpu_s = sum(getattr(node, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-    return Load(now, own_cpu_s, float(node_cpu_s), int(swap.sin + swap.sout))
+    swapped_bytes = int(swap.sin + swap.sout)
+    return {"watched_s": now, "own_cpu_s": own_cpu_s, "node_cpu_s": node_cpu_s, "swapped_bytes": swapped_bytes}
 
 
-def load_between(before: Load, after: Load) -> RankFacts:
+def load_between(before: Mapping[str, float], after: Mapping[str, float]) -> RankFacts:
     """Return a rank's columns: the time between two readings, and the CPU time and swap used in it."""
-    return {
-        "watched_s": after.clock_s - before.clock_s,
-        "own_cpu_s": after.own_cpu_s - before.own_cpu_s,
-        "node_cpu_s": after.node_cpu_s - before.node_cpu_s,
-        "swapped_bytes": after.swapped_bytes - before.swapped_bytes,
-    }
+    return cast(RankFacts, {name: after[name] - before[name] for name in after})
 
 
 def is_steady(rounds: Sequence[Sequence[float]]) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -49,19 +48,11 @@ class StepTimings:
     host_phases: Mapping[str, float]
 
 
-class Marks(Protocol):
-    """``mark(point)`` records that a step has passed a point."""
-
-    @property
-    def mark(self) -> Mark: ...
-
-    def read(self) -> StepTimings:
-        """Return the timings; may wait for the device."""
-        ...
-
-
 class HostTimer:
-    """Timer on the host's clock, correct if the host itself computes. With ``detailed`` False it has no phases."""
+    """Timer on the host's clock, correct if the host itself computes. With ``detailed`` False it has no phases.
+
+    ``mark(point)`` records that a step has passed a point; ``read`` returns the timings, and may wait for the device.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, *, detailed: bool = True, micro_batches: int = 1
@@ -135,6 +126,9 @@ class BesideDevice(HostTimer):
     def read(self) -> StepTimings:
         host = super().read()
         return StepTimings(host.step_s, host.wait_s, {}, host.phases)
+
+
+Marks = HostTimer | CudaTimer
 
 
 def epoch_marks(devices: Sequence[torch.device], micro_batches: int) -> Marks:
@@ -211,6 +205,15 @@ def synchronize(devices: Sequence[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+
+def elapsed_s(call: Callable[[], object], devices: Sequence[torch.device], clock: Clock = time.perf_counter) -> float:
+    """Return the seconds of a call, with the work that it gives to the devices."""
+    synchronize(devices)
+    start = clock()
+    call()
+    synchronize(devices)
+    return clock() - start
 
 
 def measure_window(

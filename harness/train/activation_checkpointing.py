@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
@@ -24,7 +24,6 @@ class Checkpointed(ActivationWrapper):
     """
 
     def forward(self, *args: object, **kwargs: object) -> object:
-        """Return what the unit returns."""
         outputs: object = checkpoint(self._checkpoint_wrapped_module, *args, use_reentrant=False, **kwargs)  # type: ignore[call-overload]
         return outputs
 
@@ -53,13 +52,9 @@ def statistics_kept(norms: Sequence[_NormBase]) -> Iterator[None]:
     """
     averages = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var) if tensor is not None]
     counts = [norm.num_batches_tracked for norm in norms if norm.num_batches_tracked is not None]
-    kept = [(tensors, _copies(tensors)) for tensors in (averages, counts) if tensors]
+    # copies of tensors of one type by one kernel
+    kept = [(tensors, list(torch._foreach_add(tensors, 0))) for tensors in (averages, counts) if tensors]
     yield
     with torch.no_grad():
         for tensors, copies in kept:
             torch._foreach_copy_(tensors, copies)
-
-
-def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    """Return copies of tensors of one type by one kernel."""
-    return list(torch._foreach_add(tensors, 0))

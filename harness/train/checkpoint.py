@@ -35,8 +35,6 @@ from harness.train.training import Training
 from harness.train.workloads import module_of
 
 Tensors = dict[str, Tensor]
-PythonState = tuple[int, Sequence[int], float | None]
-"""The value of random.getstate(): version, numbers, the next Gaussian number."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class State:
     """Tensors on the host by name; all other values as JSON.
 
     ``model``: parameters and buffers by their names in the bare model. ``optimizer``: by '<parameter>/<entry>'.
-    ``rng``: states of torch's generators, by 'rank<n>.cpu' and 'rank<n>.cuda<i>'.
+    ``rng``: states of torch's generators, by 'rank<n>.cpu' and 'rank<n>.cuda<i>'; Python's are among the values.
     """
 
     model: Tensors
@@ -60,7 +58,9 @@ def capture(training: Training, ranks: Ranks) -> State:
     options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
     parameters = dcp.get_model_state_dict(training.unwrapped, options=options)
     optimizer = training.strategy.optimizer_state(training.model, training.optimizer)
-    generators = ranks.gather_to_first(_generators(ranks.devices))
+    own = {"cpu": torch.get_rng_state()}
+    own |= {f"cuda{i}": torch.cuda.get_rng_state(device) for i, device in _gpus(ranks.devices)}
+    generators = ranks.gather_to_first((own, random.getstate()))
     tensors, values = _parted(optimizer)
     rng = {f"rank{rank}.{name}": state for rank, (states, _) in enumerate(generators) for name, state in states.items()}
     values["scaler"] = training.scaler_state()
@@ -87,7 +87,12 @@ def restore(state: State, training: Training, ranks: Ranks) -> None:
     prefix = f"rank{ranks.rank}."
     states = {name.removeprefix(prefix): value for name, value in state.rng.items() if name.startswith(prefix)}
     if states:
-        _set_generators(states, state.values["python_rng"][ranks.rank], ranks.devices)
+        torch.set_rng_state(states["cpu"])
+        for i, device in _gpus(ranks.devices):
+            if f"cuda{i}" in states:
+                torch.cuda.set_rng_state(states[f"cuda{i}"], device)
+        version, numbers, gauss = state.values["python_rng"][ranks.rank]
+        random.setstate((version, tuple(numbers), gauss))
 
 
 def _parted(optimizer: Json) -> tuple[Tensors, Json]:
@@ -121,22 +126,6 @@ def _joined(state: State) -> Json:
         parameter, _, name = key.rpartition("/")
         entries[parameter][name] = tensor
     return {"state": {name: entry for name, entry in entries.items() if entry}, "param_groups": groups}
-
-
-def _generators(devices: Sequence[torch.device]) -> tuple[Tensors, PythonState]:
-    """Return the states of this process's random generators: torch's by device, and Python's."""
-    states = {"cpu": torch.get_rng_state()}
-    states |= {f"cuda{i}": torch.cuda.get_rng_state(device) for i, device in _gpus(devices)}
-    return states, random.getstate()
-
-
-def _set_generators(states: Tensors, python: PythonState, devices: Sequence[torch.device]) -> None:
-    torch.set_rng_state(states["cpu"])
-    for i, device in _gpus(devices):
-        if f"cuda{i}" in states:
-            torch.cuda.set_rng_state(states[f"cuda{i}"], device)
-    version, numbers, gauss = python
-    random.setstate((version, tuple(numbers), gauss))
 
 
 def _gpus(devices: Sequence[torch.device]) -> Iterator[tuple[int, torch.device]]:

@@ -20,6 +20,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.errors import WorkloadError
 from harness.plan.cell import Cell, Options, int_option
+from harness.plan.trial import SkipReason, SkipTrial
 from harness.system.process import die_with_parent
 from harness.train import workloads
 from harness.train.ranks import Ranks
@@ -51,6 +52,13 @@ class Share:
             )
             for n, p in enumerate(places)
         )
+
+
+def need_full_batch(samples: int, batch: int, what: str = "global batch") -> None:
+    """Raise SkipTrial if a training set is smaller than one batch."""
+    if batch > samples:
+        reason = f"{what} {batch} exceeds the {samples} training samples"
+        raise SkipTrial(SkipReason("too_few_samples", reason))
 
 
 def part_of(size: int, part: int, parts: int) -> range:
@@ -141,15 +149,14 @@ class _CollatedDataset(Dataset[object]):
     """
 
     def __init__(self, dataset: SizedDataset, seed: int, collate: Collate | None) -> None:
-        self.samples, self.seed, self.collate = SeededDataset(dataset, seed), seed, collate
+        self.samples, self.seed, self.collate = SeededDataset(dataset, seed), seed, collate or default_collate
         self._tries, self._draws = COLLATE_TRIES if collate else 0, False
 
     def __getitems__(self, batch: tuple[int, list[Key]]) -> object:
         number, keys = batch
         samples = self.samples.__getitems__(keys)
         if not self._tries:
-            return (self.collate or default_collate)(samples)
-        assert self.collate
+            return self.collate(samples)
         before, numpy_before = Generators(), np.random.get_state()
         value = _mix(self.seed, number, 1)
         Generators.seed(value)

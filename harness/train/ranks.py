@@ -55,8 +55,7 @@ class Ranks:
         """Return every rank's value, in the order of the ranks, on every rank."""
         if self.world_size == 1:
             return [value]
-        size = self.world_size
-        values: list[T] = [value] * size
+        values: list[T] = [value] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
 

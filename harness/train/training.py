@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import TypedDict, cast
+from functools import partial
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -58,18 +59,6 @@ COMPILING = ("_compile.compile_inner", "backward._backward_impl")
 """torch's timers (2.11 to 2.14) of the compilation of a forward graph, and of a backward graph at its first run."""
 Mark = Callable[[Phase], None]
 """Records that a step has passed a point; called inside timed windows, so it neither waits nor allocates much."""
-
-
-class Snapshot(TypedDict):
-    """The state of a training. ``optimizer``: its state dict, whose values differ by class.
-
-    ``scaler``: that of the loss scale; empty unless fp16.
-    """
-
-    model: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    optimizer: Json
-    scaler: Json
 
 
 def no_mark(point: Phase) -> None:
@@ -145,10 +134,7 @@ class Training:
         A strategy that shards the optimizer's state makes it itself.
         """
         options = self._cell.optimizer
-
-        def named() -> torch.optim.Optimizer:
-            return self.strategy.make_optimizer(self.model, options)
-
+        named = partial(self.strategy.make_optimizer, self.model, options)
         if type(self.strategy).make_optimizer is not Strategy.make_optimizer:
             return named()
         return own_or_named(workload, "optimizer", self.unwrapped, options, named)
@@ -314,19 +300,18 @@ class Training:
         finally:
             self._alone = False
 
-    def snapshot(self) -> Snapshot:
-        """Return a copy of parameters, buffers and optimizer state on the host."""
-        state: Snapshot = {
+    def snapshot(self) -> Json:
+        """Return a copy of parameters, buffers, optimizer state and loss scale on the host."""
+        state = {
             "model": self.model.state_dict(),
             "buffers": dict(self.model.named_buffers()),  # non-persistent buffers too
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler_state(),
         }
-        copied: Snapshot = tree_map_only(Tensor, lambda leaf: leaf.detach().cpu().clone(), state)
+        copied: Json = tree_map_only(Tensor, lambda leaf: leaf.detach().cpu().clone(), state)
         return copied
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Restore a snapshot."""
+    def restore(self, snapshot: Json) -> None:
         self.model.load_state_dict(snapshot["model"])
         for name, buffer in self.model.named_buffers():
             buffer.copy_(snapshot["buffers"][name])

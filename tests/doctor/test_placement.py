@@ -94,7 +94,7 @@ def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
 def test_on_a_gpu_a_batch_that_cannot_be_moved_is_an_error_and_one_that_keeps_a_tensor_on_the_host_a_warning() -> None:
     found = placement.judge_transfer([placement.Moved(left="y"), placement.Moved(error="x")], ON_GPU)
     assert only(found, "error").seen == "x"
-    assert placement.judge_transfer([placement.Moved()] * 2, ON_GPU) == []
+    assert not [*placement.judge_transfer([placement.Moved()] * 2, ON_GPU)]
     made: list[Lengths] = []
 
     def make(x: Tensor) -> Lengths:

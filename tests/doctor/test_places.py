@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.config.doctor_checks import LOOKS_AT
-from harness.doctor.examine import ABOUT, CLUES, Method, examine, methods_of, place_of
+from harness.doctor.examine import CHECKS, PLACED, Method, examine, methods_of, place_of
 from harness.doctor.subject import FewBuilds
 from harness.train import workloads
 from tests.doctor import faulty_steps as faulty
@@ -80,5 +80,13 @@ def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
 
 
 def test_places_are_those_of_findings() -> None:
-    assert set(CLUES) <= set(ABOUT) <= set(LOOKS_AT)
-    assert {*chain(*ABOUT.values())} == {"build_model", "datasets", "loss", "forward", "metrics", "evaluate"}
+    assert all(check.about for check in CHECKS if check.clue) and set(PLACED) <= set(LOOKS_AT)
+    about = {*chain(*(check.about for check in PLACED.values()))}
+    assert about == {
+        "build_model",
+        "datasets",
+        "loss",
+        "forward",
+        "metrics",
+        "evaluate",
+    }

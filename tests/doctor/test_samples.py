@@ -249,7 +249,7 @@ def test_samples_are_cached_if_two_readings_of_two_sets_of_them_say_so(
     timed = data._timed
     monkeypatch.setattr(data, "_timed", lambda *a: (timed(*a)[0], next(seconds)))
     subject = subject_with(rows(ROWS), 0)
-    found = data.judge([data.observe(subject)], Case(cell_for("single", 1)))
+    found = [*data.judge([data.observe(subject)], Case(cell_for("single", 1)))]
     seconds = iter((*read_s, *elsewhere))
     on_device = replace(subject, cell=replace(subject.cell, data="synthetic_device"))
     assert data.observe(on_device).read_s == (0.0, 0.0), "its steps are timed without a loader"

@@ -110,7 +110,7 @@ def test_a_training_goes_on_to_the_same_numbers(tmp_path: Path, strategy: str, o
     assert [[row[name] for name in exact] for row in rest.rows] == [[row[name] for name in exact] for row in whole.rows]
     clocks = [row["train_s"] for row in rest.rows]
     assert clocks == sorted(clocks)
-    assert rest.clock.spent["epochs"] < rest.clock.train_s
+    assert rest.spent["epochs"] < rest.train_s
     ends = zip(whole.training.model.state_dict().values(), rest.training.model.state_dict().values(), strict=True)
     assert all(torch.equal(one, other) for one, other in ends)
 
@@ -122,7 +122,7 @@ def test_checkpoints_are_written_every_so_often_and_at_the_end(tmp_path: Path) -
 
 def test_a_training_that_was_done_is_not_trained_again_unless_its_last_checkpoint_is_torn(tmp_path: Path) -> None:
     done, again = (epochs_of(CELL, 3, tmp_path) for _ in range(2))
-    assert again.rows == done.rows and again.clock.spent["epochs"] == 0.0
+    assert again.rows == done.rows and again.spent["epochs"] == 0.0
     model = tmp_path / "epoch-3" / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-4])
     rest = epochs_of(CELL, 4, tmp_path)
@@ -138,7 +138,7 @@ def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
 def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up_and_each_sample_counts_once() -> None:
     run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
     assert run.rows[0]["samples"] == SAMPLES and run.diverged is None
-    window = epochs_of(CELL, 3).clock.window
+    window = epochs_of(CELL, 3).window
     assert (window["window_kind"], window["rank"], window["window"]) == ("epochs", 0, 0)
     assert window["steps"] == 9 and window["weight"] == 3 * SAMPLES
     phases = ("wait", "copy", "forward", "backward", "optimizer", "rest")

@@ -55,11 +55,12 @@ def test_interfaces_with_an_address_that_are_up(monkeypatch: pytest.MonkeyPatch)
 def test_this_node_has_facts_and_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     soft = {resource.RLIMIT_NOFILE: 1024, resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY}
     monkeypatch.setattr(resource, "getrlimit", lambda number: (soft[number], soft[number]))
-    assert environment.limits() == {"open files": 1024, "locked memory": None}
+    found = environment.capture_environment("n", [torch.device("cpu")])
+    assert found["limits"] == {"open files": 1024, "locked memory": None}
     assert all(each["name"] != "lo" and each["mtu"] > 0 for each in environment.interfaces())
-    assert (environment.shared_memory_bytes() or 1) > 0
+    assert (found["shared_memory_bytes"] or 1) > 0
     monkeypatch.setattr(environment, "SHARED_MEMORY", "/no/such/folder")
-    assert environment.shared_memory_bytes() is None
+    assert environment.capture_environment("n", [torch.device("cpu")])["shared_memory_bytes"] is None
 
 
 def adapter(root: Path, name: str, number: int, *states: str, layer: str, numa: str = "0", file: bool = True) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure.stepper import Stepper, TimedWindow, of_all_ranks, of_rank
+from harness.measure.stepper import Seconds, Stepper, TimedWindow, of_all_ranks, step_seconds, window_rows
 from harness.measure.window import Window
 from harness.plan.cell import Cell
+from harness.plan.rows import WindowRow
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from tests.equivalence import Regression
@@ -53,6 +54,10 @@ def alone(step_s: list[float], *, wait_s: float = 0.0, on_gpu: bool = False) -> 
     host = {"wait": 1.0} if on_gpu else {}
     waits = [wait_s] * len(step_s)
     return TimedWindow("alone", Window(sum(step_s), step_s, waits, [], [], {}, host), 1.0)
+
+
+def of_rank(rank: int, windows: list[TimedWindow], first: int) -> tuple[list[WindowRow], list[Seconds]]:
+    return window_rows(rank, windows, first), step_seconds(windows)
 
 
 @pytest.mark.parametrize(

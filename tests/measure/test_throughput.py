@@ -12,7 +12,7 @@ import torch
 from harness.config.sections import Throughput
 from harness.measure import throughput
 from harness.measure.stepper import TimedWindow
-from harness.measure.throughput import Load, _warm_up, is_steady
+from harness.measure.throughput import _warm_up, is_steady
 from harness.measure.window import Window
 from harness.plan.rows import WindowKind
 from harness.train.ranks import Ranks
@@ -93,7 +93,10 @@ def test_steady_state_is_distinguished_from_warm_up(rounds: list[list[float]], s
 
 
 def test_usage_is_the_difference_of_two_readings() -> None:
-    result = throughput.load_between(Load(1.0, 10.0, 100.0, 5), Load(3.0, 11.5, 103.0, 9))
+    result = throughput.load_between(
+        {"watched_s": 1.0, "own_cpu_s": 10.0, "node_cpu_s": 100.0, "swapped_bytes": 5},
+        {"watched_s": 3.0, "own_cpu_s": 11.5, "node_cpu_s": 103.0, "swapped_bytes": 9},
+    )
     assert result == {"watched_s": 2.0, "own_cpu_s": 1.5, "node_cpu_s": 3.0, "swapped_bytes": 4}
 
 

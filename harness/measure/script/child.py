@@ -72,7 +72,7 @@ def run_script(parent: Connection, start: Start) -> int:
     )
     recorder.install()
     for name in ("spawn", "start_processes"):
-        setattr(torch.multiprocessing, name, _refused(name))
+        setattr(torch.multiprocessing, name, partial(_refuse, name))
     folder = Path(start.script).parent
     sys.addaudithook(partial(_before_open, str(folder)))
     torch.save = _saving(torch.save, str(folder))
@@ -136,11 +136,8 @@ def _of_script(error: BaseException, script: str) -> TracebackType | None:
     return trace
 
 
-def _refused(name: str) -> Callable[..., None]:
-    def spawn(*_: object, **__: object) -> None:
-        raise SpawnsRanks(SPAWNED.format(name=name))
-
-    return spawn
+def _refuse(name: str, *_: object, **__: object) -> None:
+    raise SpawnsRanks(SPAWNED.format(name=name))
 
 
 def _advance(counter: str | None) -> Callable[[], None]:

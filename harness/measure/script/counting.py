@@ -364,8 +364,7 @@ class StepRecorder:
             if self._events:
                 self._record(0)
             return
-        self._send(self._finished(by_itself=False))
-        self._sent = True
+        self._send_all(by_itself=False)
         if not self._profiles or self._late is not None:
             self._end()
         self._profiler = StepProfiler(self._devices())
@@ -412,11 +411,11 @@ class StepRecorder:
         if self._sent:
             self._not_profiled()
         else:
-            self._send(self._finished(by_itself=True))
-            self._sent = True
+            self._send_all(by_itself=True)
 
-    def _finished(self, *, by_itself: bool) -> Finished:
-        return Finished(self._steps, self.facts(), by_itself, self._late, self._reports)
+    def _send_all(self, *, by_itself: bool) -> None:
+        self._send(Finished(self._steps, self.facts(), by_itself, self._late, self._reports))
+        self._sent = True
 
     def fail(self, kind: str, message: str) -> None:
         """Send the error that ended the script, unless that was after the last window."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from harness.measure.script.parent import (
     COUNTER_VARIABLE,
     END_S,
     STACK_VARIABLE,
+    Process,
     ScriptFailed,
     ScriptProcess,
     environment_of,
@@ -46,14 +47,7 @@ from harness.measure.script.parent import (
 from harness.measure.script.profiling import ProfiledSteps
 from harness.measure.script.reports import NOTHING, Report, Reports, curve_of, first_not_finite, judge_reports
 from harness.measure.script.windows import exchange_of, profiled_windows, windows_of
-from harness.measure.stepper import (
-    columns_of,
-    joined,
-    of_slowest,
-    step_columns,
-    step_quantiles,
-    window_rows,
-)
+from harness.measure.stepper import columns_of, joined, of_slowest, step_columns, step_quantiles, window_rows
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
@@ -69,18 +63,6 @@ PROFILE_S, PROFILE_STEPS, MOST_PROFILE_S = 30.0, 10 * (1 + PROFILED_STEPS), 240.
 NOT_PROFILED = "the steps after the windows were not profiled: they paused, or ended, or profile themselves"
 WAIT_S, LAST_OUTPUT_S = 1.0, 2.0
 """Timeouts of a look at a script's messages, and of its end after it has failed."""
-
-
-class Process(Protocol):
-    """What runs the training of this rank, and can be asked to end it."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def exit_code(self) -> int | None: ...
-    def send(self, message: object) -> None: ...
-    def messages(self, timeout_s: float) -> Iterator[Any]: ...
-    def remember_children(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -210,10 +192,8 @@ def _followed_windows(
         monitor.begin()
     end = begun if isinstance(begun, Finished) else _awaited(process, count, Finished)
     if end.late is not None:
-        said = (
-            f"rank {ranks.rank} was at step {end.late} before it knew that its windows begin: its steps are irregular"
-        )
-        raise ScriptFailed("StepsIrregular", f"{said}; raise throughput.warmup_steps")
+        said = f"rank {ranks.rank} was at step {end.late} before it knew that its windows begin"
+        raise ScriptFailed("StepsIrregular", f"{said}: its steps are irregular; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
     return end, load if isinstance(begun, WindowsBegun) else RankFacts(), ranks.broadcast(warm_up.steady)
 
@@ -339,13 +319,11 @@ def result(
     for part, kind in {"warmup": "warmup", "windows": "timed"}.items():
         context.parts[part] = sum(each.window.duration_s for each in windows if each.kind == kind)
     context.parts["script"] -= context.parts["warmup"] + context.parts["windows"]
-    columns = step_columns(ranks.rank, windows)
-    gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), columns))
+    gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), step_columns(ranks.rank, windows)))
     by_rank = [steps for _, steps in gathered]
     known = [each for each in profiles if each] if own else []
     asked = experiment.profiles(trial.purpose, trial.cell.traits) and not end.by_itself
-    every = settings.keep_steps == "all"
-    rows = joined(by_rank) if every else of_slowest(by_rank)
+    rows = joined(by_rank) if settings.keep_steps == "all" else of_slowest(by_rank)
     judged = trial.purpose == "doctor" or not trial.block
     found: TrialFacts = {
         "findings": _findings(experiment, trial, seen, stated, known) if judged else [],
@@ -380,10 +358,8 @@ def _findings(
     """Return the findings on a script's steps."""
     if experiment.throughput is None:  # examined for trainings alone, which end by themselves
         seen = [replace(each, by_itself=False) for each in seen]
-    paused = experiment.step.pause == "validation"
-    return rows_of(
-        judge(seen, trial.cell, stated, profiles, paused=paused, examined=trial.purpose == "doctor"), experiment
-    )
+    paused, examined = experiment.step.pause == "validation", trial.purpose == "doctor"
+    return rows_of(judge(seen, trial.cell, stated, profiles, paused=paused, examined=examined), experiment)
 
 
 def rows_of(findings: Iterable[Finding], experiment: ScriptExperiment) -> list[FindingRow]:
@@ -414,9 +390,8 @@ def _trained(
     if chosen is None:
         raise ScriptFailed("NothingReported", NOTHING.format(steps=len(steps.ended)))
     if not steps.ended:
-        raise ScriptFailed(
-            "NoSteps", "the script reported metrics, and no optimizer of torch took a step; probe.steps counts"
-        )
+        said = "the script reported metrics, and no optimizer of torch took a step; probe.steps counts"
+        raise ScriptFailed("NoSteps", said)
     counts = stated is not None or all(ranks.gather(sum(steps.samples) > 0))
 
     def samples_of(report: Report) -> float | None:

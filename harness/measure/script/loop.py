@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from harness.config.script import ScriptExperiment
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.counting import EndOfTrial, StepRecorder
-from harness.measure.script.following import Followed, follow, profiles_of, result, values_of
-from harness.measure.script.parent import ScriptFailed
+from harness.measure.script.following import follow, profiles_of, result, values_of
+from harness.measure.script.parent import InThread, ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.user_code import load_user_function
 from harness.train.ranks import Ranks, connecting_on_use
 
-
-class InThread:
-    """The other end of the recorder's connection, as that of a script's process."""
-
-    exit_code = None
-    pid = 0
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def send(self, message: object) -> None:
-        self._connection.send(message)
-
-    def messages(self, timeout_s: float) -> Iterator[Any]:
-        """Yield what the loop's thread sends within a time."""
-        until = time.monotonic() + timeout_s
-        while (left_s := until - time.monotonic()) > 0:
-            if self._connection.poll(left_s):
-                yield self._connection.recv()
-
-    def remember_children(self) -> None:
-        """Do nothing: what a loop starts ends with its worker."""
+T = TypeVar("T")
 
 
 def loop(context: TrialContext) -> TrialResult:
@@ -75,40 +53,27 @@ def loop(context: TrialContext) -> TrialResult:
     recorder.count_datasets()
     try:
         with _own_group(ranks) as control, context.part("script"):
-            following = Following(lambda: follow(InThread(ours), replace(context, ranks=control), experiment, profiles))
+            following = in_thread(lambda: follow(InThread(ours), replace(context, ranks=control), experiment, profiles))
             _run(function, experiment.config_of(values), recorder)
-            followed = following.end()
+            # other ranks may go on for as long as they take steps: the time without one is limits.trial, outside
+            followed = following.result()
         return result(context, experiment, followed, stated, "")
     except ScriptFailed as error:
         raise ScriptFailed(error.kind, experiment.worded(str(error))) from error
 
 
-class Following:
-    """Follows the loop in a thread beside it."""
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Do some work in a thread that ends with the process, unlike an executor's; return its result or error to come."""
+    future: Future[T] = Future()
 
-    def __init__(self, work: Callable[[], Followed]) -> None:
-        self._work = work
-        self._found: Followed | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-        self._thread.start()
-
-    def _follow(self) -> None:
+    def run() -> None:
         try:
-            self._found = self._work()
+            future.set_result(work())
         except BaseException as error:
-            self._error = error
+            future.set_exception(error)
 
-    def end(self) -> Followed:
-        """Return what was followed to its end; raise what the thread raised.
-
-        Other ranks may go on for as long as they take steps: the time without one is limits.trial, outside.
-        """
-        self._thread.join()
-        if self._error:
-            raise self._error
-        assert self._found
-        return self._found
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _run(function: Callable[..., object], config: dict[str, Any], recorder: StepRecorder) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,33 @@ class ScriptProcess:
         self._reader.join(READ_S)
         if self._process.stdout and not self._reader.is_alive():  # else a process that it has left behind writes on
             self._process.stdout.close()
+
+
+class InThread:
+    """A Ray Train function in a thread of this process: the other end of its recorder's connection."""
+
+    exit_code: int | None = None
+    pid = 0
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(self, message: object) -> None:
+        self._connection.send(message)
+
+    def messages(self, timeout_s: float) -> Iterator[Any]:
+        """Yield what the loop's thread sends within a time."""
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
+            if self._connection.poll(left_s):
+                yield self._connection.recv()
+
+    def remember_children(self) -> None:
+        """Do nothing: what a loop starts ends with its worker."""
+
+
+Process = ScriptProcess | InThread
+"""What runs the training of a rank, and can be asked to end it."""
 
 
 @contextmanager

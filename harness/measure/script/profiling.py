@@ -12,13 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 from harness.config.strategy_traits import COLLECTIVES
 from harness.measure.profiles import (
     PROFILED_STEPS,
+    CollectiveTime,
     Event,
+    busy_s,
     collective_times,
     events_of,
     mark_step,
     marked_steps,
-    minus,
-    union,
 )
 
 STEPS = 1 + PROFILED_STEPS
@@ -84,20 +84,13 @@ def seconds_of(events: Sequence[Event], device: torch.device, wait_s: float) -> 
 
     ``wait_s``: that of all these steps.
     """
-    whole, steps, inside = marked = marked_steps(events)
+    (began, over), steps, inside = marked = marked_steps(events)
     if not steps or marked.lost:
         return None
-    time = collective_times(inside, (COLLECTIVES,), device)[COLLECTIVES.name]
-    idle_s = None
-    if device.type == "cuda":
-        if all(event.gpu is None for event in events):  # CUPTI is not permitted, or in use
-            return None
-        busy = union(each.span for each in inside if each.gpu == (device.index or 0) and not each.annotation)
-        idle_s = sum(end - start for start, end in minus([whole], busy)) / 1e9 / steps
-    return ProfiledSteps(
-        (whole[1] - whole[0]) / 1e9 / steps,
-        wait_s / steps,
-        time.total_s / steps if time else 0.0,
-        time.exposed_s / steps if time else 0.0,
-        idle_s,
-    )
+    on_gpu = device.type == "cuda"
+    if on_gpu and all(event.gpu is None for event in events):  # CUPTI is not permitted, or in use
+        return None
+    time = collective_times(inside, (COLLECTIVES,), device)[COLLECTIVES.name] or CollectiveTime(0.0, 0.0)
+    step_s = (over - began) / 1e9 / steps
+    idle_s = step_s - (busy_s(marked, [device]) or 0.0) if on_gpu else None
+    return ProfiledSteps(step_s, wait_s / steps, time.total_s / steps, time.exposed_s / steps, idle_s)

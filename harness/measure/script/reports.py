@@ -92,21 +92,18 @@ class Reports:
     def _end_step(self, report: Report) -> None:
         """Make the rows of a step's reports: until one is of validation, each is a row."""
         validates, first = _validates(report), not (self._last and _validates(self._last))
-        self._pending = _joined(self._pending, report)
+        pending = _joined(self._pending, report)
+        self._pending = None if validates else pending
+        if not (validates or first):
+            return
         if validates and first:
             self._rows, self._count, self.every = [], 0, 1
-        if validates or first:
-            self._keep(self._pending if validates else report)
-        if validates:
-            self._pending = None
-
-    def _keep(self, row: Report) -> None:
+        self._last = pending if validates else report
         if self._count % self.every == 0:
-            self._rows.append(row)
+            self._rows.append(self._last)
             if len(self._rows) > MOST_ROWS:
                 self._rows, self.every = self._rows[::2], 2 * self.every
         self._count += 1
-        self._last = row
 
     def _numbers(self, given: Values) -> Iterator[tuple[str, float]]:
         """Yield the finite numbers among the values by column, and losses that are not finite."""

@@ -78,33 +78,25 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
     waits = np.asarray(steps.wait_s)
 
     def window(
-        kind: WindowKind, first: int, last: int, began: float, over: float, seconds: Sequence[float]
+        kind: WindowKind, edge: tuple[int, float], end_edge: tuple[int, float], by_device: Sequence[float] = ()
     ) -> TimedWindow:
-        """Return the window of the steps after number ``first``, up to number ``last``."""
+        """Return the window of the steps after that of the first edge, up to that of the second."""
+        (first, began), (last, over) = edge, end_edge
         of = slice(first, last)
         duration = over - began - float(pause[of].sum())
+        seconds = np.diff(np.concatenate([[began], ended[of]])) - pause[of]
+        if len(by_device) == last - first:  # a pause is in the stream's time too
+            seconds = np.where(pause[of] > 0, seconds, by_device)
         nothing = [0.0] * (last - first)
         # a GPU may compute while the host waits
         phases = {} if end.facts.gpus else with_rest({"wait": float(waits[of].sum())}, duration)
-        return TimedWindow(
-            kind,
-            Window(duration, list(seconds), waits[of].tolist(), nothing, nothing, phases, {}),
-            float(samples[of].sum()),
-        )
-
-    def by_host(first: int, last: int, began: float) -> list[float]:
-        between = np.diff(np.concatenate([[began], ended[first:last]]))
-        return list(map(float, between - pause[first:last]))
+        measured = Window(duration, seconds.tolist(), waits[of].tolist(), nothing, nothing, phases, {})
+        return TimedWindow(kind, measured, float(samples[of].sum()))
 
     start = edges[0][0]
-    warm_up = window("warmup", 1, start, float(ended[0]), float(ended[start - 1]), by_host(1, start, float(ended[0])))
-    found = [warm_up] if start > 1 else []
-    for (first, began), (last, over) in pairwise(edges):
-        offset = first - start
-        by_device = steps.device_s[offset : offset + last - first]
-        seconds = by_host(first, last, began)
-        if len(by_device) == last - first:  # a pause is in the stream's time too
-            pairs = zip(by_device, seconds, pause[first:last], strict=True)
-            seconds = [host if paused else device for device, host, paused in pairs]
-        found.append(window("timed", first, last, began, over, seconds))
-    return found
+    warm_up = [window("warmup", (1, float(ended[0])), (start, float(ended[start - 1])))] if start > 1 else []
+    timed = [
+        window("timed", edge, end_edge, steps.device_s[edge[0] - start : end_edge[0] - start])
+        for edge, end_edge in pairwise(edges)
+    ]
+    return warm_up + timed

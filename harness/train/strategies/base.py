@@ -150,7 +150,6 @@ class Wrapping(Strategy):
     """A strategy whose ``wrap`` returns the model as the attribute ``module`` of a wrapper."""
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model inside the wrapper."""
         inner = model.module
         assert isinstance(inner, nn.Module)
         return inner
@@ -162,5 +161,4 @@ class Single(Strategy):
     traits = BUILTIN_TRAITS["single"]
 
     def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
-        """Return the model itself, on its device."""
         return model.to(context.devices[0])

@@ -35,7 +35,6 @@ class Ddp(Wrapping):
     traits = BUILTIN_TRAITS["ddp"]
 
     def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
-        """Return the model inside DistributedDataParallel with the options of the experiment."""
         return _wrapped(model, context, _hook_of(context))
 
     def observed(self, model: nn.Module, context: WrapContext, report: Report) -> nn.Module:
@@ -51,7 +50,6 @@ class Ddp(Wrapping):
         return _wrapped(model, context, lambda group, bucket: run(group, bucket))
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
-        """Return DDP's no_sync() unless ``enabled``."""
         assert isinstance(model, DistributedDataParallel)
         return nullcontext() if enabled else model.no_sync()
 

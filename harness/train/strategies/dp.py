@@ -131,7 +131,6 @@ class DataParallel(Wrapping):
     traits = BUILTIN_TRAITS["dp"]
 
     def wrap(self, model: nn.Module, context: WrapContext) -> nn.Module:
-        """Return the model inside its wrapper, on the first device."""
         devices = context.devices
         model = model.to(devices[0])
         if devices[0].type == "cuda":

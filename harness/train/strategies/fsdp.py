@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -36,13 +35,7 @@ class WholeDraws(TorchDispatchMode):
     agree with each other and with one device. Host memory holds one whole parameter at a time.
     """
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         target = args[0] if args else None
@@ -70,18 +63,11 @@ class Group:
     reshards: bool
 
 
-class Part(NamedTuple):
-    """Modules to shard together, the dtype in which their parameters are gathered, None for their own, and reshards."""
-
-    modules: Sequence[nn.Module]
-    dtype: torch.dtype | None
-    reshards: bool
-
-
-def groups_of(parts: Sequence[Part]) -> list[Group]:
+def groups_of(parts: Sequence[tuple[Sequence[nn.Module], torch.dtype | None, bool]]) -> list[Group]:
     """Return the group of each part, before any is sharded; a parameter is in the first one that has it.
 
-    Gradients of parameters that are gathered in another dtype are reduced in float32.
+    ``parts``: modules to shard together, the dtype in which their parameters are gathered, None for their own, and
+    whether they reshard. Gradients of parameters that are gathered in another dtype are reduced in float32.
     """
     taken: set[nn.Parameter] = set()
     groups = []
@@ -154,9 +140,9 @@ class Fsdp(Strategy):
         trained = [unit for unit in context.units(model) if any(p.requires_grad for p in unit.parameters())]
         units = [unit for unit in trained if unit not in norms]
         # before sharding, which replaces parameters; torch's default gathers the root's once a step
-        parts = [Part(norms, None, reshard is not False)] if norms else []
-        parts += [Part([unit], reduced, reshard is not False) for unit in units]
-        self._groups = groups_of([*parts, Part([model], reduced, reshard is True)])
+        of_norms = [(norms, None, reshard is not False)] if norms else []
+        of_units = [([unit], reduced, reshard is not False) for unit in units]
+        self._groups = groups_of([*of_norms, *of_units, ([model], reduced, reshard is True)])
         self.shard_units = len(self._groups)
         if norms:  # frozen weights too: else the group around them gathers them in 16 bits
             shard(norms, mp_policy=_policy(None))

@@ -133,13 +133,11 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 def load(name: str, source: Source) -> Datasets:
     """Return training and validation data by name, or from a folder with train/ and val/; raise WorkloadError."""
-    loaders: dict[str, Callable[[Source], Datasets]] = {
-        "digits": lambda s: _digits(s.image_size),
-        "cifar10": _cifar10,
-        "synthetic": lambda s: synthetic_datasets(s.draw, s.synthetic_samples),
-        "synthetic_device": lambda s: synthetic_datasets(s.draw, s.synthetic_samples),
-    }
-    return loaders[name](source) if name in loaders else _folder(Path(name), source)
+    if name in SYNTHETIC:
+        return synthetic_datasets(source.draw, source.synthetic_samples)
+    if name == "digits":
+        return _digits(source.image_size)
+    return _cifar10(source) if name == "cifar10" else _folder(Path(name), source)
 
 
 @lru_cache(maxsize=4)

@@ -26,12 +26,7 @@ from torch.distributed import get_rank, is_initialized
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
-from harness.train.workloads.datasets import (
-    data_named,
-    size_named,
-    synthetic_datasets,
-    whole_number,
-)
+from harness.train.workloads.datasets import data_named, size_named, synthetic_datasets, whole_number
 
 SIZES = {"small": 1.0, "medium": 4.0, "large": 20.0}
 """MiB of float32 parameters."""
@@ -95,7 +90,6 @@ class EmulatedCompute:
         return synthetic_datasets(draw, self.samples)
 
     def shard_units(self, model: nn.Module) -> list[nn.Module]:
-        """Return the layers."""
         return [layer for layer in model.modules() if isinstance(layer, WaitingLayer)]
 
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
@@ -130,17 +124,16 @@ class Schedule:
 
     def wait_forward(self, place: int) -> None:
         """Wait until the layer's part of the forward pass is over."""
-        wait_until(self._began + self._forward_s * (place + 1) / self._layers)
+        _wait_until(self._began + self._forward_s * (place + 1) / self._layers)
 
     def wait_backward(self, place: int) -> None:
         """Wait until the layer's part of the backward pass is over, which goes from the last layer to the first."""
         if self._turned is None:
             self._turned = time.monotonic()
-        wait_until(self._turned + self._backward_s * (self._layers - place) / self._layers)
+        _wait_until(self._turned + self._backward_s * (self._layers - place) / self._layers)
 
 
-def wait_until(deadline: float) -> None:
-    """Sleep until a time of the monotonic clock; return at once if it has passed."""
+def _wait_until(deadline: float) -> None:
     left = deadline - time.monotonic()
     if left > 0:
         time.sleep(left)
@@ -188,7 +181,6 @@ class PassNumbers:
         self._last = generator.normalvariate(0, 1)
 
     def draw(self) -> float:
-        """Return the next number."""
         fresh = math.sqrt(1 - self._correlation**2) * self._generator.normalvariate(0, 1)
         self._last = self._correlation * self._last + fresh
         return self._last

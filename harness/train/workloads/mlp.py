@@ -95,7 +95,6 @@ class Mlp:
         return torch.randn(self.side**2, generator=generator), index % CLASSES
 
     def shard_units(self, model: nn.Module) -> list[nn.Module]:
-        """Return the layers with parameters."""
         return [layer for layer in model.modules() if isinstance(layer, Dense)]
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

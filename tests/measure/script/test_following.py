@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from multiprocessing import Pipe
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from harness.config.sections import Convergence
 from harness.measure.script import following, loop
 from harness.measure.script.counting import EndOfTrial, Finished, Held, Hold, Progress, Schedule, StepRecorder
-from harness.measure.script.following import _followed_training
-from harness.measure.script.loop import Following, InThread
+from harness.measure.script.following import Followed, _followed_training
+from harness.measure.script.loop import in_thread
+from harness.measure.script.parent import InThread
 from harness.train.ranks import Ranks
 
 ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
@@ -102,12 +104,15 @@ def test_a_training_that_is_held_ends_at_most_one_more_step_until_its_last_one_i
 def test_a_loop_that_has_ended_waits_for_the_others_without_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float | None] = []
 
-    class Thread(threading.Thread):
-        def join(self, timeout: float | None = None) -> None:
+    class Asked(Future[Followed]):
+        def result(self, timeout: float | None = None) -> Followed:
             waited.append(timeout)
-            super().join(timeout)
+            return super().result(timeout)
 
-    monkeypatch.setattr(loop.threading, "Thread", Thread)  # type: ignore[attr-defined]
+    def fails(*_: object) -> Followed:
+        raise ValueError("of the other thread")
+
+    monkeypatch.setattr(loop, "Future", Asked)
     with pytest.raises(ValueError, match="of the other thread"):
-        Following(lambda: (_ for _ in ()).throw(ValueError("of the other thread"))).end()  # type: ignore[arg-type]
+        in_thread(fails).result()
     assert waited == [None]
