@@ -178,6 +178,8 @@ def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) ->
         total_s = spent / groups["block"].nunique() * blocks
         more += f" (about {f'{total_s / 60:.0f} min' if 60 <= total_s < 3570 else duration(total_s)})"
     why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
+    if context.has_doubt("foreign load"):
+        why += ", and fewer on a quiet machine (throughput.wait_for_quiet): other programs used it during some trials"
     if row.subject == "fixed":
         command = f"{_resume(results)} --add-blocks {blocks}"
         return NextStep(f"{why}:", command, proposal.file if proposal else NOTHING_NEXT)

@@ -80,6 +80,16 @@ def test_blocks_that_decide_what_is_open_come_before_an_option() -> None:
     assert why == "About 4 more blocks decide what is open:"
     assert command == f"python -m harness.run --resume {RUN} --add-blocks 4"
     assert "ddp.bucket_cap_mb" in verdict_of(FASTEST, EXCHANGE, UNDECIDED).next_file  # for afterwards
+    trial = {
+        **CELL,
+        "trial_id": "a",
+        "cell_id": "a",
+        "kind": "throughput",
+        "outcome": "ok",
+        "doubts": ("foreign load",),
+    }
+    why, _ = said(FASTEST, EXCHANGE, UNDECIDED, trials=[trial])
+    assert why.startswith("About 4 more blocks decide what is open, and fewer on a quiet machine (throughput.wait_for")
     assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
     assert said(FASTEST, {**EXCHANGE, "low": -0.01}, DECIDED)[0].startswith("Nothing here calls for")
 
