@@ -25,21 +25,27 @@ SKIP_RULES = "skip rules"
 class SkipRule:
     """Cells that are skipped: all with this key, or, with ``model``, those whose own estimate of memory is an error.
 
-    An estimate is in a cell's precision, compilation, batch, accumulation, optimizer and number of devices.
+    An estimate is in a cell's precision, compilation, batch, accumulation, optimizer and number of devices. With
+    ``like``, those of its batch and number of devices alone: what raises there may train with others.
     """
 
     workload_key: tuple[str, ...]
     reason: SkipReason
     model: MemoryFacts | None = None
+    like: Cell | None = None
 
     def reason_for(self, cell: Cell) -> SkipReason | None:
         """Return the reason to skip a cell; None if the rule does not apply to it."""
-        if cell.workload_key != self.workload_key:
+        if cell.workload_key != self.workload_key or (self.like and _size(cell) != _size(self.like)):
             return None
         if self.model is None:
             return self.reason
         errors = [finding for finding in memory.judge(self.model, cell) if finding.severity == "error"]
         return SkipReason("doctor_memory", f"preflight: {memory.NAME}: {errors[0].seen}") if errors else None
+
+
+def _size(cell: Cell) -> tuple[int, int]:
+    return cell.devices, cell.global_batch_size
 
 
 def errors(facts: TrialFacts, allow: Collection[str] = ()) -> Sequence[FindingRow]:
@@ -67,7 +73,8 @@ def skip_rules(examined: Cell, facts: TrialFacts, allow: Collection[str] = ()) -
         model = facts.get("memory") if finding["check"] == memory.NAME else None
         how = how_to_allow(finding["check"])
         reason = SkipReason("doctor", f"preflight: {finding['check']}: {finding['seen']}{how}")
-        found.append(SkipRule(examined.workload_key, reason, model))
+        like = examined if finding["check"] == EXECUTION else None
+        found.append(SkipRule(examined.workload_key, reason, model, like))
     return found
 
 

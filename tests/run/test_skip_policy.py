@@ -104,7 +104,6 @@ def test_refused_cells_are_skipped_and_examined_again(plan: Plan, outcome: Outco
         ("timeout", {}, True),  # the user's code hung
         ("error", {}, True),  # the workload could not be built
         ("error", {"findings": [{**finding("execution"), "severity": "warning"}]}, False),  # a check raised
-        ("error", {"findings": [finding("execution")]}, True),  # the first steps raised
         ("oom", {}, False),
         ("lost", {}, False),
     ],
@@ -117,6 +116,23 @@ def test_cells_whose_examination_failed_in_the_users_code_are_skipped_with_that_
     policy.learn(examination, TrialResult(examination.id, outcome, "7", facts=facts))
     of_kind = [t for t in plan.trials if t.trains and t.cell.workload_key == examination.cell.workload_key]
     assert {reason_of(policy, trial) for trial in of_kind} == {"preflight: execution: 7" if skips else None}
+
+
+def test_code_that_raises_is_tried_at_other_batches_until_it_raises_there_too(plan: Plan) -> None:
+    policy = policy_of(plan)
+    of_ddp = [t for t in plan.trials if t.trains and t.cell.strategy == "ddp" and t.purpose == ""]
+    large = max(of_ddp, key=lambda trial: (trial.cell.devices, trial.cell.global_batch_size))
+    examination = replace(large, purpose="doctor")
+    policy.learn(examination, TrialResult("t", "error", "7", facts={"findings": [finding("execution")]}))
+    same = [t for t in of_ddp if (t.cell.devices, t.cell.global_batch_size) == (2, large.cell.global_batch_size)]
+    assert 0 < len(same) < len(of_ddp)
+    for trial in of_ddp:
+        assert reason_of(policy, trial) == ("preflight: execution: 7" if trial in same else None)
+    (single,) = {t.cell for t in plan.trials if t.cell.strategy == "single" and t.cell.per_device_batch_size == 8}
+    for outcome, cell, refused in (("ok", None, False), ("error", single, False), ("error", None, True)):
+        other = next(trial for trial in of_ddp if trial not in same)
+        policy.learn(replace(other, cell=cell or other.cell), TrialResult("t", outcome, "7"))
+        assert (reason_of(policy, other) is not None) == refused
 
 
 def diverging(plan: Plan, **more: Any) -> tuple[Trial, TrialResult]:
