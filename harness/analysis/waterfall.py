@@ -165,9 +165,11 @@ class StepLoss:
         return {"ideal": self.ideal_s, **self.parts, "rest": self.rest_s}
 
     def keep(self, names: Collection[str]) -> StepLoss:
-        """Return the loss with these parts alone; the rest takes the others."""
-        others = sum(seconds for part, seconds in self.parts.items() if part not in names)
+        """Return the loss with these parts alone; the rest takes the others, the exchange its CPU time."""
         kept = {part: seconds for part, seconds in self.parts.items() if part in names}
+        if EXCHANGE_CPU not in names and COLLECTIVES.name in names:
+            kept[COLLECTIVES.name] += self.parts.get(EXCHANGE_CPU, 0.0)
+        others = sum(self.parts.values()) - sum(kept.values())
         return replace(self, parts=kept, rest_s=self.rest_s + others)
 
 
@@ -318,14 +320,18 @@ def _contradicting_timers(efficiency: float, losses: Sequence[StepLoss]) -> str:
     """Return what DDP's own timers have as exposed communication; empty if they agree with the difference, or lack it.
 
     They disagree if the 95 % interval of the two measurements' difference, paired by block, excludes 0, by at least
-    WORTH_NAMING of the step. The timers see what is left of the exchange after the backward pass; the difference also
-    has copies into buckets, and what the exchange takes from the computation beside it.
+    WORTH_NAMING of the step. The timers see what is left of the exchange after the backward pass, some of its CPU time
+    with it: with or without that, whichever is nearer.
     """
-    pairs = [(loss.parts.get(COLLECTIVES.name), loss.timer_s) for loss in losses]
-    known = [(part_s, timer_s) for part_s, timer_s in pairs if part_s is not None and timer_s is not None]
+    pairs = [(loss.parts.get(COLLECTIVES.name), loss.parts.get(EXCHANGE_CPU, 0.0), loss.timer_s) for loss in losses]
+    known = [(part_s, cpu_s, timer_s) for part_s, cpu_s, timer_s in pairs if part_s is not None and timer_s is not None]
     if not known:
         return ""
-    apart, timer_s = mean_interval([one - other for one, other in known]), mean(timer_s for _, timer_s in known)
+    least, timer_s = mean(part_s for part_s, *_ in known), mean(timer_s for *_, timer_s in known)
+    if least <= timer_s <= least + mean(cpu_s for _, cpu_s, _ in known):
+        return ""
+    with_cpu = timer_s > least
+    apart = mean_interval([part_s + with_cpu * cpu_s - timer_s for part_s, cpu_s, timer_s in known])
     a_second = _share_of_a_second(efficiency, losses)
     unclear = apart.low is None or apart.high is None or apart.low <= 0 <= apart.high
     if unclear or abs(apart.value) * a_second < WORTH_NAMING:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,7 +25,7 @@ from harness.measure.window import elapsed_s, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import Collective, ExchangeRow, TrialFacts
 from harness.train.strategies.base import ExchangePoint
-from harness.train.strategies.ddp import WITHOUT_BROADCASTS
+from harness.train.strategies.ddp import broadcasts_buffers
 from harness.train.training import BACKWARD, CLEARED, Phase
 
 FIRST_STEPS, RECORDED_STEPS = 1, 4
@@ -200,8 +199,7 @@ def other_exchanges(stepper: Stepper) -> TrialFacts:
             stepper.step()
         return calls
 
-    syncs = getattr(model, WITHOUT_BROADCASTS, False)
-    if isinstance(model, DistributedDataParallel) and syncs and model.modules_buffers:
+    if broadcasts_buffers(model):
         seconds[BROADCAST] = _usual(lambda: together_s(model._sync_buffers))
     with stepper.training.without_exchange():
         stepper.step()  # the first one without exchange still broadcasts buffers

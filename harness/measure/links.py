@@ -86,7 +86,8 @@ class Device:
     def rail(self) -> int | None:
         """The number of this GPU among those of its node; None if there is one, or if it is not known."""
         gpus = self.topology["gpus"] if self.topology else []
-        return gpus.index(self.uuid) if self.uuid in gpus and len(gpus) > 1 else None
+        uuid = f"GPU-{(self.uuid or '').removeprefix('GPU-')}"  # NVML's, or torch's, which has no prefix
+        return gpus.index(uuid) if uuid in gpus and len(gpus) > 1 else None
 
 
 def operations_of(ranks: Ranks) -> list[list[Operation]]:

@@ -6,6 +6,7 @@ import os
 import re
 import statistics
 import tempfile
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.window import synchronize
 from harness.plan.rows import TrialFacts
 from harness.train.ranks import Ranks
+from harness.train.strategies.ddp import broadcasts_buffers
 
 Span = tuple[int, int]
 Intervals = list[Span]
@@ -365,28 +367,38 @@ def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tu
         stepper.window("together", 1, detailed=detailed)  # nor does this step broadcast them
         windows.append(stepper.window("together", count, detailed=detailed))
     timers = read_ddp_timers(training.model, lambda: stepper.window("together", 1), stepper.ranks)
+    if stepper.ranks.devices[0].type == "cpu":
+        cpu_s = {EXCHANGE_CPU: cpu_of_exchange(windows, training.model, stepper.ranks)}
+        timers["exchange_s"] = {**timers.get("exchange_s", {}), **cpu_s}
     training.restore(before)
-    if stepper.ranks.devices[0].type != "cpu":
-        return windows, timers
-    cpu_s = {EXCHANGE_CPU: cpu_of_exchange(windows, stepper.ranks)}
-    return windows, {**timers, "exchange_s": {**timers.get("exchange_s", {}), **cpu_s}}
+    return windows, timers
 
 
-def cpu_of_exchange(windows: Sequence[TimedWindow], ranks: Ranks) -> float:
-    """Return the CPU seconds that the exchange adds to a step on CPUs, the mean over ranks: what computing loses by it.
+def cpu_of_exchange(windows: Sequence[TimedWindow], model: nn.Module, ranks: Ranks) -> float:
+    """Return the CPU seconds of a step with exchange beyond those without, less those of its broadcast of buffers.
 
-    That of the thread that trains; of all threads, gloo's among them, if no processor is free for the others. With
-    several threads a rank not of those: OpenMP's wait for work by spinning. All ranks call it.
+    The mean over ranks, of the thread that trains; of all threads, gloo's among them, if no processor is free for the
+    others. With several threads a rank not of those: OpenMP's wait for work by spinning. All ranks call it.
     """
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    here = ranks.gather(ranks.node_id).count(ranks.node_id)
-    is_full = torch.get_num_threads() == 1 and here >= processors
+    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    here = [theirs for node, theirs in ranks.gather((ranks.node_id, processors)) if node == ranks.node_id]
+    is_full = torch.get_num_threads() == 1 and len(here) >= len(set.union(*here))
+    clock = time.process_time if is_full else time.thread_time
     a_step: dict[str, float] = {}
     for kind in ("alone", "together"):
         of_kind = [each.window for each in windows if each.kind == kind]
         cpu_s = sum(window.process_cpu_s if is_full else window.thread_cpu_s for window in of_kind)
         a_step[kind] = cpu_s / sum(window.steps for window in of_kind)
-    (total,) = ranks.sum([a_step["together"] - a_step["alone"]])
+    broadcasts_s: list[float] = []
+    if broadcasts_buffers(model):
+        for _ in range(1 + LOGGED_STEPS):
+            ranks.barrier()
+            start = clock()
+            model._sync_buffers()
+            broadcasts_s.append(clock() - start)
+    (total,) = ranks.sum(
+        [a_step["together"] - a_step["alone"] - (statistics.median(broadcasts_s[1:]) if broadcasts_s else 0.0)]
+    )
     return total / ranks.world_size
 
 

@@ -87,6 +87,8 @@ def test_broadcasts_of_buffers_and_the_codes_own_collectives_have_their_names() 
     assert in_ms(study(facts={"exchange_s": split})).endswith(f"{parts}, {ends}")
     more = split | {"CPU time of the exchange": 0.8}  # beside other ranks' waits: no more than is exposed
     assert "CPU time of the exchange 10, exposed communication 0" in in_ms(study(facts={"exchange_s": more}))
+    blocks = [*study(facts={"exchange_s": split}), *study(block=1, facts={"exchange_s": both})]  # one lacks it
+    assert in_ms(blocks).endswith(f"{parts}, exposed communication 10, waiting for data 10, rest 0")
     only = "wrapper 5, side by side 5, slowest rank 10, unequal steps 0, buffer broadcast 20, exposed communication 10"
     assert in_ms(study(facts={"exchange_s": {"buffer broadcast": 0.02}})).startswith(f"ideal 100, {only}")
 
@@ -129,6 +131,14 @@ def test_timers_that_contradict_the_difference_beyond_their_noise_stand_beside_i
 ) -> None:
     rows = timed_by_ddp(*timers_s)
     assert rows.loc["exposed communication", "part_s"] == pytest.approx(0.030)
+    cpu = {
+        "exchange_s": {"CPU time of the exchange": 0.020}
+    }  # the timers have 10 ms of the 30 without it, or with half
+    for timer_s, apart in ((0.010, False), (0.021, False), (0.005, True), (0.035, True)):
+        facts = {**cpu, "exposed_s": {"all-reduce": timer_s}}
+        split = waterfall_of([one for block in range(3) for one in study(block, facts=facts)]).set_index("part")
+        assert split.loc["CPU time of the exchange", "part_s"] == pytest.approx(0.020)
+        assert split["reason"].notna().any() == apart
     said = "by difference, of steps with exchange and without; by DDP's own timers it is 7 % of the step (11 ms)"
     assert rows["reason"].dropna().to_dict() == ({"exposed communication": said} if contradicted else {})
 

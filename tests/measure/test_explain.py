@@ -181,7 +181,7 @@ def test_state_with_buffers_that_are_not_persistent_is_restored_after_the_commun
 
 @pytest.mark.parametrize(
     ("ranks_here", "threads", "cpu_s"),
-    [(2, 1, 0.3), (1, 1, 0.1), (2, 4, 0.1)],  # a free processor takes gloo's part; OpenMP's threads wait by spinning
+    [(2, 1, 0.3), (1, 1, 0.1), (2, 4, 0.1), (4, 1, 0.1)],  # a free processor takes gloo's part; OpenMP's threads spin
 )
 def test_the_exchanges_cpu_time_is_that_of_all_threads_if_no_processor_is_free(
     monkeypatch: pytest.MonkeyPatch, ranks_here: int, threads: int, cpu_s: float
@@ -193,10 +193,11 @@ def test_the_exchanges_cpu_time_is_that_of_all_threads_if_no_processor_is_free(
     windows = [window("alone", 10, 11), window("together", 11, 14), window("alone", 20, 21), window("together", 21, 24)]
     monkeypatch.setattr(profiles.os, "sched_getaffinity", lambda process: {3, 5})
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: ["n"] * ranks_here + ["other node"])
+    own = [("n", {2 * rank, 2 * rank + 1} if ranks_here == 4 else {3, 5}) for rank in range(ranks_here)]  # 4: pinned
+    monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [*own, ("other node", {7})])
     monkeypatch.setattr(Ranks, "sum", lambda ranks, values: [3 * value for value in values])
     ranks = Ranks(0, 3, 0, 0, "n", "127.0.0.1", (CPU,))
-    assert profiles.cpu_of_exchange(windows, ranks) == pytest.approx(cpu_s)
+    assert profiles.cpu_of_exchange(windows, nn.Linear(1, 1), ranks) == pytest.approx(cpu_s)
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler.*")

@@ -242,7 +242,7 @@ def test_pairs_of_gpus_of_one_number_in_their_nodes_are_sampled_as_a_tier_of_the
             "gpus": [f"GPU-{node}-{index}" for index in range(of_node)],
             "links": [["X"] * of_node] * of_node,
         }
-        return Device(str(node), f"GPU-{node}-{number}", topology)
+        return Device(str(node), f"{node}-{number}", topology)  # as torch has it
 
     tiers = ("inside a node", "between nodes", "between nodes, same rail")
     many = replace(ALONE, world_size=64)

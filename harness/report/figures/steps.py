@@ -219,7 +219,7 @@ def _communication(rows: pd.DataFrame) -> str:
         return ""
     each = "; ".join(f"{strategy}: {', '.join(map(str, parts))}" for strategy, parts in held.items())
     threads = " The threads of dp are its wrapper overhead." if rows["part"].eq("threads").any() else ""
-    return f"Communication is the time in which nothing is computed meanwhile ({each}).{threads}"
+    return f"Communication is the time that it takes from computing ({each}).{threads}"
 
 
 def _two_measurements(rows: pd.DataFrame) -> str:
@@ -232,7 +232,7 @@ def _two_measurements(rows: pd.DataFrame) -> str:
 def _graph_search(rows: pd.DataFrame) -> str:
     known = (options for options in rows["options"] if isinstance(options, Mapping))
     if any(options.get("ddp.find_unused_parameters") for options in known):
-        return " With find_unused_parameters its search of the graph is in exposed communication."
+        return " With find_unused_parameters its search of the graph is in exposed communication, or the exchange."
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.analysis.waterfall import ROW_OF
-from harness.config.strategy_traits import ALL_REDUCE
+from harness.config.strategy_traits import ALL_REDUCE, COLLECTIVES, EXCHANGE_CPU
 from harness.plan.labels import devices_text
 from harness.report.row import Row, is_missing, rows_of
 from harness.report.tables.text import (
@@ -83,10 +83,13 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
         ("setting", "setting", words),
         ("devices", devices_text, flush_right),
         ("exposed, by difference (ms)", "part_s", milliseconds),
+        ("of this CPU time (ms)", "cpu_s", milliseconds),
         ("exposed, DDP's timer (ms)", "exposed_s", milliseconds),
         ("first to last bucket, DDP's timer (ms)", "exchange_s", milliseconds),
     )
-    exposed = waterfall[waterfall["part"] == "exposed communication"]
+    exposed = waterfall[waterfall["part"] == COLLECTIVES.name]
+    cpu_s = exposed["cell_id"].map(waterfall[waterfall["part"] == EXCHANGE_CPU].set_index("cell_id")["part_s"])
+    exposed = exposed.assign(part_s=exposed["part_s"] + cpu_s.fillna(0.0), cpu_s=cpu_s)
     timed = [
         (row.cell_id, *((times or {}).get(ALL_REDUCE) for times in (row.exposed_s, row.exchange_s)))
         for row in rows_of(trials)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,12 @@ HOOKS: Mapping[str, Hook | None] = {
 NEWER = "forward_sync_buffers"
 WITHOUT_BROADCASTS = NEWER if NEWER in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers"
 """The argument that turns the broadcast of buffers off: torch 2.14 deprecates its name before."""
+
+
+def broadcasts_buffers(model: nn.Module) -> TypeGuard[DistributedDataParallel]:
+    """Return whether a step sends the buffers of rank 0 to the others before its forward pass."""
+    is_ddp = isinstance(model, DistributedDataParallel)
+    return is_ddp and bool(getattr(model, WITHOUT_BROADCASTS, False)) and bool(model.modules_buffers)
 
 
 class Ddp(Wrapping):
