@@ -144,14 +144,14 @@ class Picture:
 
 def _picture(name: str, draw: Callable[[Results], Drawing], results: Results) -> Picture:
     drawing = draw(results)
+    links = trace_links(results) if name == "waterfall" else []
     if drawing.figure is None:
-        return Picture(name, drawing.title, drawing.caption)
+        return Picture(name, drawing.title, drawing.caption, links=links)
     files = figure_files(name, drawing.figure)
     areas = [*drawing.figure.areas()]  # as it was drawn for its files
     for position, figure in enumerate(drawing.more, start=2):
         files |= figure_files(f"{name}_{position}", figure)
     width = round(CSS_DPI * drawing.figure.get_figwidth())
-    links = trace_links(results) if name == "waterfall" else []
     return Picture(name, drawing.title, drawing.caption, width=width, areas=areas, links=links, files=files)
 
 

@@ -12,7 +12,7 @@ from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
 from harness.config.yaml_source import dump, parse_value
 from harness.report.causes import IN_PROGRAM, Option, name_of, next_experiment, options_of, smaller_causes, target
-from harness.report.row import is_missing, number, plural
+from harness.report.row import is_missing, number, plural, rows_of
 from harness.report.sentence import Context, Sentence, context_of
 from harness.report.sentences import TOPICS, decision, sentences
 from harness.report.tables.text import duration, percent
@@ -169,7 +169,7 @@ def run_file(why: str, content: str, results: Results, name: str = NEXT_FILE) ->
 
 
 def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) -> NextStep:
-    results, blocks = context.results, row.n
+    results, blocks, settings = context.results, row.n, context.results.experiment.throughput
     more = plural(blocks, "more block")
     ledger, trials = context.table("ledger"), context.table("trials")
     groups = trials[trials["kind"] == "throughput"][["group_id", "block"]].drop_duplicates()
@@ -178,12 +178,12 @@ def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) ->
         total_s = spent / groups["block"].nunique() * blocks
         more += f" (about {f'{total_s / 60:.0f} min' if 60 <= total_s < 3570 else duration(total_s)})"
     why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
-    if context.has_doubt("foreign load"):
-        why += ", and fewer on a quiet machine (throughput.wait_for_quiet): other programs used it during some trials"
+    waits = settings and settings.wait_for_quiet
+    if not waits and any("foreign load" in row.doubts for row in rows_of(context.table("trials"))):
+        why += "; throughput.wait_for_quiet may do with fewer, as other programs used the processors during some trials"
     if row.subject == "fixed":
         command = f"{_resume(results)} --add-blocks {blocks}"
         return NextStep(f"{why}:", command, proposal.file if proposal else NOTHING_NEXT)
-    settings = results.experiment.throughput
     most = (settings.most_blocks if settings else 0) + blocks
     number = most if settings and settings.rule == "decide" else {"at_most": most}
     why = f"{why}; a rule sets their number, so that it takes a new run:"

@@ -98,8 +98,8 @@ def test_a_sleeping_rank_is_the_slowest_and_large_gradients_are_exposed(injected
     assert max(parts, key=lambda part: parts[part]) == "slowest rank"
     assert parts["slowest rank"] > 0.3  # 20 ms of 40
     assert "slow rank 1" in doubts(injected, "rank1")
-    parts = losses(injected, "gradients")
-    assert max(parts, key=lambda part: parts[part]) == "exposed communication"
+    parts = losses(injected, "gradients")  # copied and summed by the processors that compute, then waited for
+    assert {*sorted(parts, key=lambda part: parts[part])[-2:]} == {"CPU time of the exchange", "exposed communication"}
 
 
 def test_a_collectives_duration_is_measured(injected: Results) -> None:

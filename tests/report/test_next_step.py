@@ -80,16 +80,17 @@ def test_blocks_that_decide_what_is_open_come_before_an_option() -> None:
     assert why == "About 4 more blocks decide what is open:"
     assert command == f"python -m harness.run --resume {RUN} --add-blocks 4"
     assert "ddp.bucket_cap_mb" in verdict_of(FASTEST, EXCHANGE, UNDECIDED).next_file  # for afterwards
-    trial = {
-        **CELL,
-        "trial_id": "a",
-        "cell_id": "a",
-        "kind": "throughput",
-        "outcome": "ok",
-        "doubts": ("foreign load",),
-    }
-    why, _ = said(FASTEST, EXCHANGE, UNDECIDED, trials=[trial])
-    assert why.startswith("About 4 more blocks decide what is open, and fewer on a quiet machine (throughput.wait_for")
+    trial = {**CELL, "trial_id": "a", "cell_id": "a", "kind": "throughput", "outcome": "ok"}
+    quiet = {"throughput": {"wait_for_quiet": 10}}
+    for doubt, given, waits in (
+        ("foreign load", {}, True),
+        ("foreign load", quiet, False),
+        ("foreign load on the GPU", {}, False),
+    ):
+        why, _ = said(FASTEST, UNDECIDED, trials=[{**trial, "doubts": (doubt,)}], experiment=given)
+        assert why.startswith(
+            "About 4 more blocks decide what is open" + ("; throughput.wait_for_quiet may" if waits else ":")
+        )
     assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
     assert said(FASTEST, {**EXCHANGE, "low": -0.01}, DECIDED)[0].startswith("Nothing here calls for")
 
