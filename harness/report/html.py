@@ -123,8 +123,8 @@ class Picture:
 
     @property
     def is_shown(self) -> bool:
-        """Whether it has a place of its own on the page: if it is drawn, or failed."""
-        return bool(self.files or self.failure)
+        """Whether it has a place of its own on the page: if it is drawn, failed, or has links in its place."""
+        return bool(self.files or self.failure or self.links)
 
     @property
     def leads(self) -> bool:
