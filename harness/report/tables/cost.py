@@ -88,7 +88,8 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
         ("first to last bucket, DDP's timer (ms)", "exchange_s", milliseconds),
     )
     exposed = waterfall[waterfall["part"] == COLLECTIVES.name]
-    cpu_s = exposed["cell_id"].map(waterfall[waterfall["part"] == EXCHANGE_CPU].set_index("cell_id")["part_s"])
+    cpu = waterfall[waterfall["part"] == EXCHANGE_CPU].set_index("cell_id")["part_s"]
+    cpu_s = exposed["cell_id"].map(cpu.to_dict()).astype(float)
     exposed = exposed.assign(part_s=exposed["part_s"] + cpu_s.fillna(0.0), cpu_s=cpu_s)
     timed = [
         (row.cell_id, *((times or {}).get(ALL_REDUCE) for times in (row.exposed_s, row.exchange_s)))
