@@ -184,7 +184,7 @@ def why_not_better(row: Statement, context: Context) -> Said:
     causes = context.causes[str(row.cell_id)]
     certain = certain_of(causes)
     listed = "; ".join(
-        f"{_share(one)}{' of the step:' if one is certain[0] else ''} {name_of(one)}{_because(one, context)}"
+        f"{_share(one)}{' of the step:' if one is certain[0] else ''} {name_of(one)}{because(one, context)}"
         for one in certain
     )
     few = next((one for one in causes if one.code == NO_INTERVAL and one.subject != HOST), None)
@@ -219,7 +219,7 @@ def _share(cause: Statement, *, sign: int = 1) -> str:
     return with_ends(percent, *(None if is_missing(end) else round(sign * number(end), 2) + 0.0 for end in ends))
 
 
-def _because(cause: Statement, context: Context) -> str:
+def because(cause: Statement, context: Context) -> str:
     """Return the reasons of a cause and, if it is the whole wait for data, which is no loss of scaling, the base's."""
     because = f" ({'; '.join(cause.reasons)})" if cause.reasons else ""
     ratio, phases = context.ratio(cause.cell_id), context.table("phases")

@@ -14,11 +14,11 @@ from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
 from harness.analysis.trials import NOT_STARTED
 from harness.analysis.verdict import Statement
-from harness.analysis.verdict.rules import ENOUGH, FASTER, RANKED_SEEDS, SLOWER, TOO_FEW
+from harness.analysis.verdict.rules import ENOUGH, FASTER, RANKED_SEEDS, SLOWER, TOO_FEW, WHOLE_WAIT
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text
-from harness.report.causes import certain_of, name_of, why_not_better
+from harness.report.causes import because, certain_of, name_of, why_not_better
 from harness.report.row import (
     Row,
     cell_label,
@@ -108,7 +108,7 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
     elif number(ratio.speedup) > 1:
         time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
         is_wider = row.facts.devices != ratio.base_devices
-        cost = f", for {times(time)} times its device time a sample" if is_wider else ""
+        cost = f", for {times(time)} times the device time a sample" if is_wider else ""
         yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}."
     else:
         yield context.name(ratio.base_id), f"{name} has only {_gain(ratio)} of its throughput."
@@ -303,10 +303,16 @@ def _improved(row: Statement, context: Context) -> Said:
 
 
 def _why(row: Statement, context: Context) -> Iterator[Said]:
-    """Yield the largest parts of the loss of a cell."""
+    """Yield the largest parts of the loss of a cell, and the whole of it, unless a part is not of this loss."""
     certain = certain_of(context.causes[str(row.cell_id)])[:MOST_PARTS]
-    named = ", ".join(f"{percent(one.facts.share)} {name_of(one)}" for one in certain)
-    yield context.short(row.cell_id), f"{named or 'no bottleneck is significant'}."
+    waits = [one for one in certain if one.evidence == WHOLE_WAIT]  # of which some is no loss of scaling
+    named = ", ".join(
+        f"{percent(one.facts.share)} {name_of(one)}{because(one, context) if one in waits else ''}" for one in certain
+    )
+    ratio, of = context.ratio(row.cell_id), ""
+    if ratio and certain and not waits and not is_missing(ratio.efficiency) and number(ratio.efficiency) < 1:
+        of = f", of {percent(1 - number(ratio.efficiency))} lost"
+    yield context.short(row.cell_id), f"{named or 'no bottleneck is significant'}{of}."
 
 
 def _trust(row: Statement, context: Context) -> Said:

@@ -41,7 +41,7 @@ def lines(*statements: dict[str, Any], **given: Any) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("change", "label", "said"),
     [
-        ({}, "USE", f"{DDP}: 7.00 (6.50 to 7.50) times 1 device, for 1.14 times its device time a sample."),
+        ({}, "USE", f"{DDP}: 7.00 (6.50 to 7.50) times 1 device, for 1.14 times the device time a sample."),
         ({"base_devices": 8, "speedup": 1.2}, "USE", f"{DDP}: 1.20 (6.50 to 7.50) times strategy single."),
         ({"speedup": 0.7}, "USE", f"{SINGLE}: {DDP} has only 0.70 (6.50 to 7.50) of its throughput."),
         ({"speedup": 0.9, "p_value": 0.3}, "USE", f"1 device: no gain shown by {DDP}: 0.90 (6.50 to 7.50) times."),
@@ -88,6 +88,12 @@ def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
     assert found["OPTIONS"] == ["ddp x8 · bucket_cap_mb=25 / 1: 1.20 times the throughput."]  # only what is clear
     assert found["WHY"] == ["50 % waiting for data, 20 % unexplained."]
     assert [text.partition(":")[0] for text in found["SURE"]] == ["Low", "fsdp on 8 devices · batch 32/device"]
+    lost = [{**RATIO, "efficiency": 0.67}]
+    (said,) = lines(STATED, cause("wrapper", 0.2, 0.1), scaling=lost)["WHY"]
+    assert said == "20 % wrapper overhead, of 33 % lost."
+    whole, phases = cause("waiting for data", 0.5, 0.4, evidence="figure-phases"), [{"cell_id": "base", "waits": 0.48}]
+    (said,) = lines(STATED, whole, cause("wrapper", 0.2, 0.1), scaling=lost, phases=phases)["WHY"]
+    assert said == "50 % waiting for data (48 % on 1 device), 20 % wrapper overhead."
     assert found["OPEN"] == ["2 cells on 16 devices: this machine has too few; the same file runs on a larger one."]
 
 
