@@ -222,8 +222,9 @@ def test_two_ranks_end_at_one_step_and_agree_with_the_script_s_clock(tmp_path: P
     timed = [window for window in result.windows if window["window_kind"] == "timed" and window["rank"] == 0]
     steps = sum(window["steps"] for window in timed)
     # all profiled steps but the last, at which it ends, print; the last timed one does once the profile has begun
-    own_s = (printed[-STEPS - 1] - printed[-STEPS - steps]) / (steps - 1)
-    assert sum(window["duration_s"] for window in timed) / steps == pytest.approx(own_s, rel=0.5)
+    last, second, before = printed[-STEPS - 1], printed[-STEPS - steps], printed[-STEPS - steps - 1]
+    # a pause of the machine may be in the first step, which the script's clock has with what is before the window
+    assert 0.5 * (last - second) <= sum(window["duration_s"] for window in timed) <= 1.5 * (last - before)
     exposed, exchange = (result.facts[name]["exposed communication"] for name in ("exposed_s", "exchange_s"))
     alone = [window["duration_s"] / window["steps"] for window in result.windows if window["window_kind"] == "alone"]
     assert 0 <= exposed <= exchange and exchange > 0 and len(alone) == 2 and min(alone) > 0
