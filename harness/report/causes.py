@@ -45,6 +45,9 @@ LOADER = Option("loader.workers", WORKERS)
 FIRST_BUCKET_BYTES, GRADIENT_BYTES = 2**20, 4
 """ddp's first bucket, which any size of buckets leaves, and the gradient of a parameter in it."""
 COMPRESSION = Option("ddp.comm_hook", ("none", "bf16_compress"))
+VIEWS = Option("ddp.gradient_as_bucket_view", (False, True))
+OF_LARGE_GRADIENTS = (BUCKETS, COMPRESSION, VIEWS)
+"""What changes the bytes that are sent or copied, of which a gradient within the first bucket has few."""
 ADVICE: Mapping[str, tuple[Option, ...]] = {
     "waiting for data": (LOADER,),
     "exposed communication": (BUCKETS, ACCUMULATION, COMPRESSION),
@@ -55,7 +58,7 @@ ADVICE: Mapping[str, tuple[Option, ...]] = {
     "smaller batch": (COMPILE,),
     HOST: (COMPILE, GRAPHS),
     BROADCAST: (Option("ddp.broadcast_buffers", (True, False)),),
-    EXCHANGE_CPU: (Option("ddp.gradient_as_bucket_view", (False, True)), ACCUMULATION),
+    EXCHANGE_CPU: (VIEWS, ACCUMULATION),
     **dict.fromkeys(("threads", "replicate", "scatter", "gather", "reduce"), (Option("strategy", ("dp", "ddp")),)),
 }
 """By part of the waterfall, what may reduce it, the most likely first."""
@@ -104,7 +107,7 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
 def _applies(option: Option, row: Row) -> bool:
     """Return whether the cell's strategy and batch have the option."""
     parameters = row.get("parameters")
-    if option in (BUCKETS, COMPRESSION) and parameters and GRADIENT_BYTES * parameters <= FIRST_BUCKET_BYTES:
+    if option in OF_LARGE_GRADIENTS and parameters and GRADIENT_BYTES * parameters <= FIRST_BUCKET_BYTES:
         return False
     if option is ACCUMULATION:
         options = row.get("options")

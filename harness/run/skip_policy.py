@@ -58,7 +58,9 @@ class SkipPolicy:
         self._refusals += skip_rules(trial.cell, result.facts, self._plan.experiment.allow)
         if trial.purpose == "doctor":
             self._refusals += failed_rules(trial.cell, result)
-        elif result.outcome == "error" and trial.trains:  # of another size than what raised: so do all
+        elif (
+            result.outcome == "error" and trial.trains
+        ):  # where other cells raised too: the rest of the kind is not tried
             key = trial.cell.workload_key
             raised = [rule for rule in self._refusals if rule.like and rule.workload_key == key]
             self._refusals += [replace(rule, like=None) for rule in raised]

@@ -199,6 +199,14 @@ def test_the_exchanges_cpu_time_is_that_of_all_threads_if_no_processor_is_free(
     ranks = Ranks(0, 3, 0, 0, "n", "127.0.0.1", (CPU,))
     assert profiles.cpu_of_exchange(windows, nn.Linear(1, 1), ranks) == pytest.approx(cpu_s)
 
+    spent = [0.0]
+    model: Any = SimpleNamespace(_sync_buffers=lambda: spent.append(spent[-1] + 0.01 * len(spent)))
+    monkeypatch.setattr(profiles, "broadcasts_buffers", lambda model: True)
+    for name in ("thread_time", "process_time"):
+        monkeypatch.setattr(profiles.time, name, lambda: spent[-1])
+    a_broadcast = 0.01 * (2 + profiles.LOGGED_STEPS + 1) / 2  # the median of all but the first
+    assert profiles.cpu_of_exchange(windows, model, ranks) == pytest.approx(cpu_s - a_broadcast)
+
 
 @pytest.mark.filterwarnings("ignore:.*Profiler.*")
 def test_the_emulated_replicas_report_their_collectives() -> None:

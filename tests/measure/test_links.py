@@ -242,7 +242,8 @@ def test_pairs_of_gpus_of_one_number_in_their_nodes_are_sampled_as_a_tier_of_the
             "gpus": [f"GPU-{node}-{index}" for index in range(of_node)],
             "links": [["X"] * of_node] * of_node,
         }
-        return Device(str(node), f"{node}-{number}", topology)  # as torch has it
+        named = "GPU-" * (node % 2)  # NVML has the prefix, torch has none
+        return Device(str(node), f"{named}{node}-{number}", topology)
 
     tiers = ("inside a node", "between nodes", "between nodes, same rail")
     many = replace(ALONE, world_size=64)

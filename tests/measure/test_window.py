@@ -40,6 +40,20 @@ def window_of(step: Any, steps: int, source: Any = None, clock: Any = None, part
     )
 
 
+def test_a_window_has_the_cpu_time_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = {"thread_time": 7.0, "process_time": 9.0}
+
+    def step(batch: int, mark: Any) -> tuple[torch.Tensor, int]:
+        spent["thread_time"] += 2.0
+        spent["process_time"] += 3.0
+        return torch.tensor(0.0), 1
+
+    for name in spent:
+        monkeypatch.setattr(windows.time, name, lambda name=name: spent[name])
+    window = window_of(step, 4)
+    assert (window.thread_cpu_s, window.process_cpu_s) == (8.0, 12.0)
+
+
 def test_a_window_is_from_sync_to_sync_at_its_edges_and_the_wait_is_inside_the_step() -> None:
     clock, log = FakeClock(), list[str]()
 

@@ -12,7 +12,7 @@ from harness.analysis.verdict.rules import HOST
 from harness.analysis.waterfall import PARTS
 from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
-from harness.config.strategy_traits import OWN_COLLECTIVES
+from harness.config.strategy_traits import EXCHANGE_CPU, OWN_COLLECTIVES
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Inventory, resolve
@@ -241,6 +241,9 @@ def test_an_axis_that_the_file_varies_is_not_proposed_again() -> None:
 def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_holds(
     parameters: int | None, offered: bool
 ) -> None:
+    copied = applicable(ADVICE[EXCHANGE_CPU], Row(LEADING, parameters=parameters), experiment())
+    views = ["ddp.gradient_as_bucket_view"] * offered
+    assert [option.axis for option in copied] == [*views, "training.accumulation"]
     found = applicable(ADVICE["exposed communication"], Row(LEADING, parameters=parameters), experiment())
     assert [option.axis for option in found if option.axis.startswith("ddp.")] == (
         ["ddp.bucket_cap_mb", "ddp.comm_hook"] if offered else []

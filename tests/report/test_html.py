@@ -28,7 +28,7 @@ from harness.record.schema import DERIVED, EQUIVALENCE, NOISE, PARITY, RECORDED,
 from harness.report import html, summary
 from harness.report.figures import FIGURES, Drawing
 from harness.report.figures.drawing import make_grid
-from harness.report.html import IncompleteReport, write_report
+from harness.report.html import IncompleteReport, Picture, write_report
 from harness.report.page import Parts
 from harness.report.table_sections import DETAILS, Section, make_pages
 from harness.report.table_sections import SCALING as SECTIONS
@@ -125,6 +125,11 @@ def imports_blocked(*packages: str) -> Iterator[None]:
 def results(recorded: RunFolder) -> Results:
     """Its results, whose tables a test may replace."""
     return harness.load(recorded.path)
+
+
+def test_a_withheld_waterfall_with_traces_keeps_its_place_for_their_links() -> None:
+    links = [("traces/a-rank0.json.gz", "single x1")]
+    assert Picture("waterfall", "t", links=links).is_shown and not Picture("waterfall", "t").is_shown
 
 
 def test_tables_figures_and_report_are_written_without_torch_and_ray(written: RunFolder) -> None:
