@@ -200,19 +200,20 @@ def test_the_probe_s_steps_and_samples_take_the_place_of_the_optimizer_s(tmp_pat
             step(); step()
             probe.count(5)
             with probe.pause():
-                time.sleep(0.1)
+                time.sleep(0.2)
         """,
     )
     assert result.outcome == "ok", result.reason
     assert [window["weight"] for window in result.windows[1:]] == [20.0, 20.0]
-    assert result.windows[1]["duration_s"] < 0.35
+    assert result.windows[1]["duration_s"] < 0.7
 
 
 def test_two_ranks_end_at_one_step_and_agree_with_the_script_s_clock(tmp_path: Path, two_ranks: dict[str, Any]) -> None:
     text = (ROOT / "experiments" / "my_script.py").read_text()
     step = "            optimizer.step()\n"
-    clocked = text.replace(step, f"{step}            print(clock())\n")
-    clocked = clocked.replace("import argparse\n", "import argparse\nfrom time import perf_counter as clock\n")
+    # steps of 100 ms, beside which a pause of the machine is small
+    clocked = text.replace(step, f"            sleep(0.1)\n{step}            print(clock())\n")
+    clocked = clocked.replace("import argparse\n", "import argparse\nfrom time import perf_counter as clock, sleep\n")
     explained = {"arguments": "--batch-size {per_device_batch_size}", "throughput": {**QUICK, "explain": True}}
     (result,) = results(tmp_path, clocked, **explained, **two_ranks)
     assert result.outcome == "ok", result.reason

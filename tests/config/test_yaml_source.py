@@ -75,10 +75,10 @@ def test_an_error_names_the_line_and_what_to_do(text: str, line: int, problem: s
 
 def test_305_bytes_of_nested_aliases_are_refused_before_anything_is_built() -> None:
     lists = "".join(f"{name}: &{name} [{','.join([f'*{last}'] * 9)}]\n" for last, name in pairwise("abcdefgh"))
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ExperimentError) as caught:
         yaml_source.parse_mapping("a: &a [x,x,x,x,x,x,x,x,x]\n" + lists, source="f.yaml")
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
     (problem,) = caught.value.problems
     assert problem == "not valid YAML: line 5: more than 20000 keys and values, those that aliases repeat included"
 
