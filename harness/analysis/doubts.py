@@ -346,7 +346,7 @@ def usual_doubts(trials: pd.DataFrame) -> dict[str, Share]:
 
 
 def unusual(doubts: Sequence[CountedDoubt], usual: Mapping[str, Share]) -> tuple[CountedDoubt, ...]:
-    """Return those of a cell's doubts that are not usual, or that clearly more of its trials have than usual."""
+    """Return a cell's doubts that are not usual, or that clearly more of its trials have than usual."""
     found = []
     for doubt in doubts:
         count, trials = usual.get(kind_of(doubt.name), (0, 1))

@@ -31,7 +31,7 @@ Recorded = Mapping[tuple[str, str], Mapping[str, Vector]]
 
 
 def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
-    """Return each check against that of one device.
+    """Return each check against the check of one device.
 
     Both took the same steps from the same start on the same global batches, and are folded alike.
     """

@@ -90,7 +90,7 @@ def improvements(steps: Iterable[Step]) -> pd.DataFrame:
 
 
 def changes_of(improved: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, PlainValue]:
-    """Return the values of a setting by axis or option, where they differ from those of the cell to improve."""
+    """Return the values of a setting by axis or option that differ from the values of the cell to improve."""
     return {axis: axis_value(row, axis) for axis in differing_axes(improved, row)}
 
 

@@ -173,7 +173,7 @@ Pair = tuple[PartTime | None, PartTime | None]
 
 
 def _sums(part: str, label: str, pairs: Sequence[Pair]) -> Pair:
-    """Return the sums of what is known of some parts; the basis is that of all, a lower bound if they differ."""
+    """Return the sums of what is known of some parts; the basis is the one of all, a lower bound if they differ."""
     bases = {expected.basis if expected else None for expected, _ in pairs}
     basis: Basis | None = None if bases == {None} else "lower bound"
     if bases <= {"earlier run", "unknown"}:
@@ -183,7 +183,7 @@ def _sums(part: str, label: str, pairs: Sequence[Pair]) -> Pair:
 
 
 def _sum(part: str, label: str, parts: Iterable[PartTime | None], basis: Basis | None) -> PartTime:
-    """Return the sum of what is known; its trials are those of all parts but worker groups."""
+    """Return the sum of what is known; its trials are of all parts but worker groups."""
     known = [each for each in parts if each and each.seconds is not None]
     if not known:
         return PartTime(part, None, label, basis=basis)

@@ -247,7 +247,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
 
 
 def _doubts_of(group: Rows, other: Rows, role: str) -> tuple[CountedDoubt, ...]:
-    """Return the doubts of both cells of a ratio, those of the second with its role."""
+    """Return the doubts of both cells of a ratio; the second cell's with its role."""
     return tally(group) + (() if group[0].cell_id == other[0].cell_id else tally(other, role))
 
 

@@ -11,7 +11,7 @@ from statistics import NormalDist
 SIGNIFICANCE = 0.05
 LEVEL = 1 - SIGNIFICANCE
 LOOKS_SIGNIFICANCE = 0.02
-"""That of each of the three looks of ``blocks: decide``, which make 4.97 % together (simulated: benchmarks/coverage).
+"""The significance of each of the three looks of ``blocks: decide``: 4.97 % together (simulated: benchmarks/coverage).
 
 So does an interval of this significance hold the truth at every look in at least 95 % of runs.
 """

@@ -180,7 +180,7 @@ def _file_of(file: Path | None, places: Places, found: Collected) -> Path:
 
 
 def _with_options(*names: str) -> Callable[[Command], Command]:
-    """Give a command that takes ``**options`` those of ``Options`` with these names, all without names."""
+    """Give a command that takes ``**options`` the options of ``Options`` with these names; without names all."""
 
     def with_options(command: Command) -> Command:
         known = inspect.signature(Options, eval_str=True).parameters.values()

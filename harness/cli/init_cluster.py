@@ -1,4 +1,4 @@
-"""The files of ``harness init --cluster``: those of experiments/clusters/, with a site's answers in their place."""
+"""The files of ``harness init --cluster``: experiments/clusters/ with a site's answers in their places."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ _PlainGrid: Any = create_model("_PlainGrid", __base__=Strict, **_plain_axes)  # 
 
 ACCUMULATION = "training.accumulation"
 MAX, AUTO = "max", "auto"
-"""In place of a batch of a device, the largest that trains; in place of micro-batches a step, so many as are needed."""
+"""In place of a batch of a device: the largest that trains. In place of micro-batches a step: as many as needed."""
 ONE_BATCH = (
     "give exactly one of per_device_batch_size (weak) and global_batch_size (strong); both with "
     "training.accumulation: auto in the grid, where per_device_batch_size is the most of a micro-batch"

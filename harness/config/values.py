@@ -142,7 +142,7 @@ Batch = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=500)]
 Name = Annotated[str, BeforeValidator(check_name)]
-"""A name that is also that of a file or folder."""
+"""A name that is also the name of a file or folder."""
 FilePath = Annotated[Text, AfterValidator(_absolute)]
 DataName = Annotated[Text, AfterValidator(_absolute_data)]
 """The name of a data set, or the path of a folder, which contains a slash."""

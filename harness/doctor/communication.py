@@ -102,7 +102,7 @@ def corrupt_pairs(devices: Sequence[torch.device], sizes: Sequence[int], repeats
         drawn = torch.randint(-(2**62), 2**62, (size,), generator=generator)
         for source, target in permutations(devices, 2):
             for _ in range(repeats):
-                drawn += 1  # other numbers: freed memory holds those of the last copy
+                drawn += 1  # other numbers: freed memory holds the numbers of the last copy
                 there = drawn.to(source, copy=True)
                 for way, copy in ways.items():
                     if not torch.equal(copy(there, target).cpu(), drawn):

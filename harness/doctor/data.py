@@ -35,7 +35,7 @@ CACHED, LEAST_S = 3.0, 0.01
 BY_WORKERS, MOST_S = 1000, 1.0
 """Most samples that are compared with those of loader workers, and the seconds after which no more are read."""
 AT_ONCE = 8
-"""Samples of a batch of these: workers take turns often."""
+"""Samples of a batch of this comparison: workers take turns often."""
 PADDING = "padding"
 LEAST_REAL = 0.3
 """With a smaller share of real values, most of the step computes on padding."""
@@ -245,7 +245,8 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
 def repeats_draws(train: SizedDataset) -> bool:
     """Return whether reading a sample sets torch's or Python's generator to a state that depends on nothing.
 
-    Seeds those of the CPU and restores them; those of other devices, which torch.manual_seed would seed, stay.
+    Seeds the generators of the CPU and restores them. The generators of other devices, which torch.manual_seed would
+    seed, stay.
     """
     before = Generators()
     states = []

@@ -75,7 +75,7 @@ def place_of(check: str, methods: Mapping[str, Method]) -> str:
 
 
 def methods_of(workload: Workload) -> Mapping[str, Method]:
-    """Return the methods of the workload and of its model; those of the harness and of libraries are left out.
+    """Return the methods of the workload and of its model, without methods of the harness and of libraries.
 
     If the model's class is a library's, as nn.Sequential is, ``build_model`` stands for it.
     """

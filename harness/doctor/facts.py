@@ -34,7 +34,7 @@ LEAST = 1024
 
 
 def hidden_tensors(model: nn.Module) -> list[tuple[Tensor, str]]:
-    """Return tensors in plain attributes, lists, tuples and dictionaries, with names; those of modules in them too."""
+    """Return tensors in plain attributes, lists, tuples and dictionaries, and of modules in these, with names."""
     found: list[tuple[Tensor, str]] = []
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -223,7 +223,7 @@ def _size(tensors: Iterable[Tensor]) -> int:
 
 @dataclass
 class Steps:
-    """The real steps of one rank. Names are those of the model inside the wrapper."""
+    """The real steps of one rank. Names are of parameters of the model inside the wrapper."""
 
     calls: int = 0
     """Forward passes of the wrapper."""

@@ -26,7 +26,7 @@ class SkipRule:
     """Cells that are skipped: all with this key, or, with ``model``, those whose own estimate of memory is an error.
 
     An estimate is in a cell's precision, compilation, batch, accumulation, optimizer and number of devices. With
-    ``like``, those of its batch and number of devices alone: what raises there may train with others.
+    ``like``, the cells of its batch and number of devices alone: what raises there may train with others.
     """
 
     workload_key: tuple[str, ...]

@@ -100,7 +100,7 @@ DIVERGENCE_CHECK = Check(None, judge_divergence, redundant=any_error, about=("lo
 
 @dataclass(frozen=True)
 class Products:
-    """The products g.h, h.h and g.g of each parameter's gradient g and that of one device, h; on rank 0 only."""
+    """The products g.h, h.h and g.g of each parameter's gradient g and one device's gradient h; on rank 0 only."""
 
     products: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     noisy: bool = False

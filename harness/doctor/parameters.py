@@ -132,7 +132,7 @@ class Unregistered:
     trained: list[str] = field(default_factory=list)
     """Plain tensors that want a gradient, in attributes of the model or outside it."""
     random: list[str] = field(default_factory=list)
-    """Plain tensors in attributes that want none, whose values another seed changes, as those of a weight."""
+    """Plain tensors in attributes that want no gradient, whose values depend on the seed, as a weight's do."""
 
 
 def observe_loss_parameters(subject: Subject) -> Unregistered:
@@ -144,7 +144,7 @@ def observe_loss_parameters(subject: Subject) -> Unregistered:
     foreign = [leaf for leaf in _leaves(loss) if id(leaf) not in own]
     names = {id(leaf): name_of(leaf, hidden) for leaf in foreign}
     if not all(names.values()):
-        # those of one loss alone are inputs whose gradient is wanted, or parameters that are created in forward
+        # leaves of one loss alone are inputs whose gradient is wanted, or parameters that are created in forward
         again, _ = subject.loss(model, subject.first_samples(SMALL))
         in_both = {id(leaf) for leaf in _leaves(again)}
         for leaf in foreign:

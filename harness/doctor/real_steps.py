@@ -109,7 +109,7 @@ REHEARSED = (EVALUATION, ALONE)
 
 
 def _rehearse(subject: Subject, training: Training) -> None:
-    """Make the passes of the run that are no steps. Their errors are those of its trials, with the pass as a note."""
+    """Make the passes of the run that are no steps. An error is a trial's, with a note on the pass."""
     if subject.epochs and len(subject.datasets[1]) and subject.cell.global_batch_size <= subject.training_samples:
         with _noted(EVALUATION):
             _evaluate_last_samples(subject, training)

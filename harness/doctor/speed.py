@@ -42,7 +42,7 @@ SIDE, SIDE_ON_GPU, PRODUCTS = 128, 2048, 100
 class Rate:
     """Seconds a sample of all ranks' loaders. ``complete``: False if time was up, so that they are an upper bound.
 
-    ``processors``: those of the node that this process may use, for each of the node's devices.
+    ``processors``: the node's processors that this process may use, over the node's devices.
     """
 
     sample_s: float

@@ -227,7 +227,7 @@ class Subject:
     planned: Cell | None = None
     """The planned cell, if it differs from the examined one."""
     modes: Sequence[Mode] = ()
-    """Those of the cells whose memory is estimated; empty: that of the cell."""
+    """The modes of the cells whose memory is estimated; empty: the cell's own mode."""
     memory: MemoryFacts | None = None
     """Sizes of the model; None if it cannot be built."""
     whole_model_fits: bool = True

@@ -163,7 +163,7 @@ CHECK = Check(observe, judge, about=("datasets",))
 
 METRICS = "metrics"
 ADDITIVE = 1e-3
-"""Largest relative difference of a metric of a batch from that of its halves together."""
+"""Largest relative difference of a metric of a batch from the metric of its halves together."""
 EVALUATED = 64
 """Most validation samples, spread over the set, that metrics() and evaluate() get."""
 
@@ -172,7 +172,7 @@ EVALUATED = 64
 class Metrics:
     """What metrics() and evaluate() return of a few samples by an untrained model.
 
-    ``apart``: metrics whose value of the batch is not that of its halves together, with both. ``raised``: the error of
+    ``apart``: metrics that differ between the batch and its halves together, with both values. ``raised``: the error of
     evaluate(). ``values``: what it returned; None without one.
     """
 
@@ -213,7 +213,7 @@ def observe_metrics(subject: Subject) -> Metrics | None:
 
 
 def _apart(whole: Sums, halves: Sequence[Sums]) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Yield each metric of a batch that is not that of its halves together, with both values."""
+    """Yield each metric that differs between a batch and its halves together, with both values."""
     for name, (total, weight) in whole.items():
         sums = [sum(part[name][i] for part in halves if name in part) for i in (0, 1)]
         if weight and sums[1]:

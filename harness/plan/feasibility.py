@@ -25,7 +25,7 @@ def reason_of_impossibility(cell: Cell) -> SkipReason | None:
 
 
 def impossible_cells(cells: Iterable[Cell]) -> tuple[Impossible, ...]:
-    """Return those of the cells that no machine can run, each once, with the reason."""
+    """Return the cells that no machine can run, each once, with the reason."""
     reasons = ((cell, reason_of_impossibility(cell)) for cell in dict.fromkeys(cells))
     return tuple(Impossible(cell, reason.text, reason.code) for cell, reason in reasons if reason)
 

@@ -86,7 +86,7 @@ MAX_COMPARISONS = 5_000_000
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of an experiment: ``asked`` are those of the file, ``added`` the bases that the file does not name."""
+    """The cells of an experiment: ``asked`` by the file, and ``added`` bases that the file does not name."""
 
     asked: tuple[Cell, ...]
     added: tuple[Cell, ...]

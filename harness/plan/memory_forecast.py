@@ -194,7 +194,7 @@ def shards_of(cell: Cell) -> int:
 
 
 def tensor_peak(model: ModelBytes, cell: Cell, activations: int, fixed: int = 0) -> int:
-    """Return the peak of the tensors on the fullest device, of dp that of its first.
+    """Return the peak of the tensors on the fullest device, which is the first of dp.
 
     ``activations``: of one device's micro-batch; ``fixed``: the part of them that does not grow with the batch.
 

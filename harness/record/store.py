@@ -31,7 +31,7 @@ T = TypeVar("T")
 REQUEST_S, CONNECT_S = 5.0, 3.0
 """Timeouts of one attempt at a request to S3: without any byte, and until it is connected."""
 GCS_S = 10
-"""The same of Google Cloud Storage, of all attempts together."""
+"""The time limit of Google Cloud Storage, of all attempts together."""
 ATTEMPTS, PAUSE_S = 4, 0.5
 """How often a request is tried for which the command waits, and the pause after the first attempt, which doubles."""
 AT_ONCE = 8

@@ -27,7 +27,7 @@ from harness.report.row import Row, number
 from harness.report.sentence import Context
 
 Changes = Mapping[str, PlainValue]
-"""The values of a candidate by axis, where they differ from those of the cell that is improved."""
+"""The values of a candidate by axis, if they differ from the values of the cell that is improved."""
 PRECISION = Option("precision", ("fp32", "bf16"))
 OF_STRATEGIES = (
     Option("ddp.find_unused_parameters", (True, False)),

@@ -129,7 +129,7 @@ def _table(group: pd.DataFrame) -> TextTable:
     """Return one line a run: its start, throughput, the ratio to the run before, and the changes since then."""
 
     def changed(row: Row) -> str:
-        """Return the changes, those of code by name alone, since hashes say nothing to a reader."""
+        """Return the changes; changes of code by name alone, since hashes say nothing to a reader."""
         return "; ".join(
             next((name.strip() for name in CODE if one.startswith(name)), one) for one in texts(row.changes)
         )

@@ -13,7 +13,7 @@ from harness.plan.labels import SEPARATOR, batch_text, devices_text, joined, str
 Scalar: TypeAlias = str | float | None
 """A value of a table: text, number (an int or a bool is a float to a type checker), or None if it is missing."""
 NOT_EQUIVALENT = "not equivalent"
-"""The verdict of a check whose training differs from that of one device."""
+"""The verdict of a check whose training differs from one device's."""
 
 
 def is_missing(value: Scalar) -> bool:

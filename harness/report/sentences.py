@@ -51,7 +51,7 @@ REASONS: Mapping[str, str] = {
 CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
-QUIET = "one setting measured twice does not differ from itself (A/A test), no doubts"
+QUIET = "one setting measured twice does not differ from itself (A/A test); no doubt repeats in every block"
 INGESTS: Mapping[str, str] = {
     "bottleneck": "the ingest is the bottleneck",
     "no bottleneck": "the ingest is not the bottleneck",
@@ -179,7 +179,7 @@ def _sure_words(row: Row, context: Context) -> str:
 
 
 def _with_ratios(ids: Sequence[str], ratios: Mapping[str, Row], context: Context) -> str:
-    """Return settings with their ratio to the leader: 'fsdp (0.87 times its throughput, 0.80 to 0.94)'.
+    """Return settings with their ratio to the leader: 'fsdp (0.87 times the throughput of ddp, 0.80 to 0.94)'.
 
     By their strategies if these tell all settings apart, else by their full names.
     """
@@ -187,22 +187,22 @@ def _with_ratios(ids: Sequence[str], ratios: Mapping[str, Row], context: Context
     known = {shown_strategy(row) for row in ratios.values()}
     leading = {shown_strategy(row) for one, row in context.cells.items() if one in leaders}
     if all(one in ratios for one in ids) and len(known) == len(ratios) and not known & leading:
-        names = [shown_strategy(ratios[one]) for one in ids]
+        names, leader = [shown_strategy(ratios[one]) for one in ids], "".join(leading) or "the fastest"
     else:
-        names = [context.name(one) for one in ids]
-    some = [f"{name}{_share(ratios.get(cell_id), context)}" for cell_id, name in zip(ids, names, strict=True)]
+        names, leader = [context.name(one) for one in ids], "the fastest"
+    some = [f"{name}{_share(ratios.get(cell_id), leader, context)}" for cell_id, name in zip(ids, names, strict=True)]
     return "; ".join(some[:MOST]) + _and_more(ids)
 
 
-def _share(row: Row | None, context: Context) -> str:
+def _share(row: Row | None, leader: str, context: Context) -> str:
     if row is None or is_missing(row.ratio):
         return ""
     if is_missing(row.low):
-        return f" ({times(row.ratio)} times its throughput)"
+        return f" ({times(row.ratio)} times the throughput of {leader})"
     by_chance = is_true(row.tied) and not number(row.low) <= 1 <= number(row.high)
     why = f"; {_sure_words(row, context)}" if is_true(row.tied) else ""
     why += "; of so many comparisons one may differ as much by chance" if by_chance else ""
-    return f" ({times(row.ratio)} times its throughput, {times(row.low)} to {times(row.high)}{why})"
+    return f" ({times(row.ratio)} times the throughput of {leader}, {times(row.low)} to {times(row.high)}{why})"
 
 
 def _and_more(names: Sequence[str]) -> str:

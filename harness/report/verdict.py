@@ -11,7 +11,16 @@ from itertools import pairwise
 from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
 from harness.config.yaml_source import dump, parse_value
-from harness.report.causes import IN_PROGRAM, Option, name_of, next_experiment, options_of, smaller_causes, target
+from harness.report.causes import (
+    IN_PROGRAM,
+    Option,
+    certain_of,
+    name_of,
+    next_experiment,
+    options_of,
+    smaller_causes,
+    target,
+)
 from harness.report.row import is_missing, number, plural, rows_of
 from harness.report.sentence import Context, Sentence, context_of
 from harness.report.sentences import TOPICS, decision, sentences
@@ -83,9 +92,7 @@ def next_step(context: Context) -> NextStep:
     elif blocks and feasible:
         step = _more_blocks(blocks, proposal, context)
     elif proposal and proposal.least > 0:
-        cause, where = proposal.cause, context.name(proposal.cause.cell_id)
-        why = f"{percent(cause.facts.share)} of the step is {name_of(cause)}. Compare {proposal.option} for {where}"
-        step = run_file(f"{why}, all else as here:", proposal.file, results)
+        step = run_file(_why(proposal, context), proposal.file, results)
     elif in_program := _in_program(context):
         step = in_program
     elif blocks:
@@ -130,6 +137,14 @@ def _proposal(context: Context) -> Proposal | None:
             head = f"# Compares {options[0].axis} in {context.label(cell_id)}.\n"
             found.append(Proposal(options[0], cause, f"{head}{text}"))
     return max(found, key=lambda one: one.least, default=None)
+
+
+def _why(proposal: Proposal, context: Context) -> str:
+    cause = proposal.cause
+    is_largest = cause is certain_of(context.causes[str(cause.cell_id)])[0]
+    largest = "" if is_largest else ", the largest part that an option may reduce"
+    where = f"{proposal.option} for {context.name(cause.cell_id)}, all else as here:"
+    return f"{percent(cause.facts.share)} of the step is {name_of(cause)}{largest}. Compare {where}"
 
 
 def _in_program(context: Context) -> NextStep | None:
@@ -265,7 +280,7 @@ class Verdict:
 
     @property
     def reasons(self) -> dict[str, list[Sentence]]:
-        """Those of ``by_heading`` that have more to say than the decision."""
+        """The sentences of ``by_heading`` that say more than the decision."""
         return {heading: found for heading, found in self.by_heading.items() if found[0].topic != "next"}
 
 

@@ -86,7 +86,7 @@ def run_experiment(
     )
     checked, folders = read_experiment(request), list[Path]()
     with handle_signals(), warnings.catch_warnings(), ConsoleSink(Lasting(), quiet=quiet) as sink:
-        warnings.simplefilter("ignore")  # those of libraries, as in the command
+        warnings.simplefilter("ignore")  # warnings of libraries, as in the command
 
         def emit(event: Event) -> None:
             if isinstance(event, RunStarted) and event.folder:

@@ -82,7 +82,7 @@ def child_process(
 
 
 def checked(version: CodeVersion, function: Callable[[Any], object], argument: object) -> tuple[object, list[str]]:
-    """Return the function's value and the messages of a HarnessError, that of changed code among them."""
+    """Return the function's value and the messages of a HarnessError, among them the message on changed code."""
     try:
         value = function(argument)
         version.check()

@@ -268,7 +268,7 @@ def download_data(plan: Plan) -> None:
 
 
 def data_paths(cells: Iterable[Cell]) -> list[str]:
-    """Return every path that the cells read data from, except those of data that are downloaded."""
+    """Return every path that the cells read data from, except of data that are downloaded."""
     paths: dict[str, None] = {}
     for cell in cells:
         if cell.data and "/" in cell.data:

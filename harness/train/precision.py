@@ -189,7 +189,7 @@ def in_effect(precision: Precision) -> list[str]:
 
 
 def _dtypes(values: Iterable[object]) -> set[torch.dtype]:
-    """Return the dtypes of tensors with real numbers; that of their parts for complex ones."""
+    """Return the dtypes of tensors with real numbers, and of the parts of complex ones."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     return {tensor.dtype.to_real() for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()}
 

@@ -61,7 +61,7 @@ def test_a_setting_is_to_be_used_if_its_gain_is_clear(change: dict[str, Any], la
 @pytest.mark.parametrize(
     ("change", "label", "said"),
     [
-        ({}, "NOT", "fsdp (0.80 times its throughput, 0.75 to 0.85)."),
+        ({}, "NOT", "fsdp (0.80 times the throughput of ddp, 0.75 to 0.85)."),
         ({"reasons": ("b",)}, "OPEN", "ddp on 8 devices · batch 32/device, or another setting: fsdp (0.80 times"),
         ({"others": ("b",)}, "OPEN", "ddp on 8 devices · batch 32/device, or another setting: fsdp (0.80 times"),
     ],

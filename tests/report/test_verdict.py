@@ -132,6 +132,7 @@ def test_only_several_leading_settings_are_named_again_and_by_what_differs() -> 
 
 TRUST = {"topic": "trust", "code": "low", "cell_id": "a", "n": 4, "subject": "fixed"}
 ADDED = "the ratio to the base is another in the blocks of later calls"
+AGREES = "one setting measured twice does not differ from itself (A/A test); no doubt repeats in every block"
 DIFFERS = "one setting measured twice differs from itself (A/A test; by chance 1 run in 20 does)"
 
 
@@ -141,7 +142,7 @@ DIFFERS = "one setting measured twice differs from itself (A/A test; by chance 1
         ({"reasons": ("differs", "doubt: memory swapped")}, "Low", f"{DIFFERS}; memory was swapped to disk."),
         ({"reasons": ("blocks",), "code": "medium"}, "Medium", "few blocks, 5 are better."),
         ({"reasons": ("invocations: 1.43, then 0.98",)}, "Low", f"{ADDED} (1.43, then 0.98)."),
-        ({"code": "high"}, "High", "one setting measured twice does not differ from itself (A/A test), no doubts."),
+        ({"code": "high"}, "High", f"{AGREES}."),
     ],
 )
 def test_how_sure_names_reasons_in_plain_words(change: dict[str, Any], lead: str, words: str) -> None:
@@ -311,10 +312,10 @@ RIVALS = [
 ]
 
 
-FASTER = "Faster on 8 devices at this batch than fsdp (0.80 times its throughput, 0.75 to 0.85)."
+FASTER = "Faster on 8 devices at this batch than fsdp (0.80 times the throughput of ddp, 0.75 to 0.85)."
 TIED = (
-    "Not clearly faster than fsdp (0.80 times its throughput, 0.75 to 0.85; open (p = 0.3); of so many comparisons one"
-    " may differ as much by chance)."
+    "Not clearly faster than fsdp (0.80 times the throughput of ddp, 0.75 to 0.85; open (p = 0.3); of so many "
+    "comparisons one may differ as much by chance)."
 )
 SMALLEST = "The smallest batch that reaches 95 % of the highest throughput on 8 devices."
 

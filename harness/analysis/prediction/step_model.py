@@ -58,7 +58,7 @@ STRETCHES = 7
 FACTOR_SPREAD = 0.2
 """Prior standard deviation of the factor k."""
 REST_SPREAD, SHARDED_REST_SPREAD = 0.01, 0.3
-"""That of the rest, over the step: a bare exchange has none; of shards the copies beside the exchange are in it."""
+"""The rest, over the step: a bare exchange has none; of shards the copies beside the exchange are in it."""
 LEAST_ERROR = 0.01
 """Error of a measured step, over the step, if blocks show less."""
 DOUBLING_ERROR = {"own": 0.01, "exposed": 0.05}

@@ -48,7 +48,7 @@ class Tables:
 
     @property
     def next_significance(self) -> float:
-        """That of the next look, after further blocks."""
+        """The significance of the next look, after further blocks."""
         return look_significance(self.look + 1) if self.look else self.significance
 
     def __getitem__(self, name: str) -> pd.DataFrame:

@@ -121,7 +121,7 @@ MOST_FACETS = 12
 PANEL = (3.6, 2.5)
 """Width and height of a panel in inches."""
 WIDTH = 10.8
-"""The largest width of a figure in inches: that of the page."""
+"""The largest width of a figure in inches: the page's."""
 TYPE_SIZE = 9
 """Of all text, in points; the page shows every figure at the same scale."""
 LETTER = 0.07
@@ -271,7 +271,7 @@ def panels(
 
 
 def hide_repeated_labels(line: Sequence[Axes]) -> None:
-    """Hide the labels of ticks that are those of the first panel of a line."""
+    """Hide the labels of ticks that repeat the first panel of a line."""
 
     def labels_of(axes: Axes) -> list[tuple[float, str]]:
         return [(float(label.get_position()[1]), label.get_text()) for label in axes.get_yticklabels()]

@@ -17,7 +17,7 @@ from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.train.strategies.base import ExchangePoint, Report, WrapContext, Wrapping
 
 Hook = Callable[..., torch.futures.Future[torch.Tensor]]
-"""Takes the process group, None for that of all ranks, and a bucket; returns the averaged gradients to come."""
+"""Takes the process group (None: all ranks) and a bucket; returns a future of the averaged gradients."""
 HOOKS: Mapping[str, Hook | None] = {
     "none": None,
     "bf16_compress": default_hooks.bf16_compress_hook,

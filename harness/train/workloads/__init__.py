@@ -65,7 +65,7 @@ class Workload(Protocol):
 
 
 class Wrapper:
-    """A workload around another one, ``inner``, for checks; what it does not define is that of ``inner``."""
+    """A workload around another one, ``inner``, for checks; what it does not define it takes from ``inner``."""
 
     def __init__(self, inner: Workload) -> None:
         self.inner = inner
