@@ -134,6 +134,9 @@ class Improvement:
         self.emit(Note(f"Improve {name}: {plural(len(tried), 'option')} to try, about {most}."))
         if code := self._measure(SCREENING, tried, SCREENING_BLOCKS):
             return code
+        if not any(row.step == SCREENING for row in self._compared()):
+            self.emit(Note(f"Nothing was compared with {name} in the time there was; give --improve more."))
+            return 0
         helped = self._kept(SCREENING)
         if several := combined(helped):
             if code := self._measure(COMBINATION, [helped[0], *several], SCREENING_BLOCKS):
@@ -213,9 +216,13 @@ class Improvement:
         if found and _settings(found.experiment, asked[1:]) != asked:  # of an earlier call, as no time was left
             return []
         known = {row.cell_id: row for row in rows_of(found.trials)} if found else {}
-        rows = rows_of(Results(self.results.folder).improvements)  # computed anew
-        kept = [row.cell_id for row in rows if (row.improved_id, row.step) == (self._cell_id, step) and row.kept]
+        kept = [row.cell_id for row in self._compared() if row.step == step and row.kept]
         return [changes_of(known[self._cell_id], known[cell_id]) for cell_id in kept]
+
+    def _compared(self) -> list[Row]:
+        """Return the rows of the table improvements on the cell to improve, computed anew."""
+        rows = rows_of(Results(self.results.folder).improvements)
+        return [row for row in rows if row.improved_id == self._cell_id]
 
     def _run_of(self, step: str) -> Results | None:
         """Return the newest run of a step of this improvement."""

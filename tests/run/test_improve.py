@@ -165,6 +165,22 @@ def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(imp
     assert "training.accumulation: 1 is not confirmed: 1.0" in tried.text
 
 
+def test_a_time_that_ends_before_anything_is_compared_is_said(improved: Callable[..., Improved]) -> None:
+    seen = set[tuple[str, int]]()
+
+    def once(cell: Cell, block: int) -> float | None:
+        again = (cell.id, block) in seen
+        seen.add((cell.id, block))
+        return None if again and cell.strategy == "ddp" else rate(cell, block)
+
+    _, asked, events = improved(once)
+    assert [each.name for each in asked] == ["wasteful", "screening"]
+    said = [event.text for event in events if isinstance(event, Note)]
+    assert said[-1] == (
+        "Nothing was compared with ddp on 2 devices · batch 64/device in the time there was; give --improve more."
+    )
+
+
 def test_a_confirmation_of_too_few_blocks_and_a_setting_that_fails_are_no_gain(
     improved: Callable[..., Improved],
 ) -> None:

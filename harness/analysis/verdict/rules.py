@@ -23,8 +23,8 @@ from harness.plan.feasibility import IMPOSSIBLE
 
 ENOUGH = 0.95
 """The share of the best throughput that a smaller batch must reach to be preferred."""
-ANSWERED = {*IMPOSSIBLE, "precise", "not_measured"}
-"""The reasons to skip that leave no question open: no machine can run it, it is precise, or its trial has failed."""
+ANSWERED = {*IMPOSSIBLE, "precise", "not_measured", "doctor"}
+"""The reasons to skip that leave no question open: no machine can run it, it is precise, or the failures say why."""
 CUT_SHORT = {"time_up"}
 """The reasons to skip that the same command can take up again on the same machine."""
 RANK = r" on rank \d+: "
@@ -133,7 +133,10 @@ def _last_attempts(tables: Tables) -> pd.DataFrame:
 def failures(tables: Tables) -> Iterator[Statement]:
     """State the trials that failed, by outcome and reason, and the doctor's errors."""
     last = _last_attempts(tables)
-    bad = last[~last["outcome"].isin(["ok", "skipped"])]
+    found = tables["findings"]
+    errors = found[(found["severity"] == "error") & (found["check"] != SCRIPT)]  # a script's is in equivalence()
+    told = (last["purpose"] == "doctor") & last["cell_id"].isin(errors["cell_id"])  # by its finding, with the place
+    bad = last[~last["outcome"].isin(["ok", "skipped"]) & ~told]
     cause = bad["reason"].str.replace(RANK, ": ", n=1, regex=True)  # one error that several ranks report
     for (outcome, _), rows in bad.groupby(["outcome", cause], sort=False, dropna=False):
         first, *others = dict.fromkeys(rows["cell_id"].astype(str))
@@ -141,8 +144,6 @@ def failures(tables: Tables) -> Iterator[Statement]:
         yield Statement(
             "failed", "trials", "failed", first, (*others,), n=len(rows), subject=str(outcome), reasons=reasons
         )
-    found = tables["findings"]
-    errors = found[(found["severity"] == "error") & (found["check"] != SCRIPT)]  # that of a script is in equivalence()
     for check, rows in errors.groupby("check", sort=False):
         seen = tuple(dict.fromkeys(rows["seen"].astype(str)))
         cell_id = next(iter(rows["cell_id"].dropna().astype(str)), None)

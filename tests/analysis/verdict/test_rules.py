@@ -237,6 +237,10 @@ def test_errors_of_the_doctor_are_failures_and_warnings_are_not() -> None:
     rows = [{"check": "loader", "severity": level, "seen": "slow"} for level in ("error", "warning", "note")]
     found = one(stated(rules.failures, findings=rows))
     assert (found.code, found.subject, found.reasons) == ("preflight", "loader", ("slow",))
+    ended = trial("a1", "error", kind="diagnostic", purpose="doctor")
+    seen = [{**rows[0], "cell_id": "a"}]
+    assert one(stated(rules.failures, ended, findings=seen)).code == "preflight"
+    assert one(stated(rules.failures, ended)).code == "trials"  # no finding says it
 
 
 def test_a_run_that_lacks_trials_or_a_result_of_a_cell_is_incomplete() -> None:
@@ -255,7 +259,7 @@ def test_what_the_machine_or_its_memory_left_out_is_open_and_other_skips_are_not
     few = (trial(f"{cell}1", skip_code="too_few_devices", devices=devices) for cell, devices in (("a", 8), ("b", 4)))
     found = one(stated(rules.open_questions, *few, trial("c1", skip_code="precise", devices=2)))
     assert (found.code, found.n, found.subject) == ("too_few_devices", 2, "4, 8")
-    codes = ("time_up", "out_of_memory", "strategy_devices")
+    codes = ("time_up", "out_of_memory", "strategy_devices", "doctor")
     found = one(stated(rules.open_questions, *(trial(f"{code[0]}1", skip_code=code) for code in codes)))
     assert (found.code, found.n, found.reasons) == ("out_of_memory", 1, ("because of skipped",))
 
