@@ -6,10 +6,11 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, islice, pairwise
 
 from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
+from harness.analysis.verdict.rules import RANKED_SEEDS
 from harness.config.yaml_source import dump, parse_value
 from harness.report.causes import (
     IN_PROGRAM,
@@ -97,8 +98,8 @@ def next_step(context: Context) -> NextStep:
         step = in_program
     elif blocks:
         step = _longer_windows(context)
-    elif {one.code for one in context.stated("training")} == {"missed"}:
-        step = _longer_trainings(results)
+    elif trainings := _trainings(context):
+        step = trainings
     else:
         command = f"python -m harness export {folder_of(results)} --markdown"
         step = NextStep("Nothing here calls for another measurement. To show the verdict to others:", command)
@@ -212,6 +213,20 @@ def _longer_windows(context: Context) -> NextStep:
     why = f"The intervals of this run are too wide for a decision. {again} with throughput.window_seconds: {longer:g}"
     why += ", all else as here:"
     return _run_changed(why, "With longer windows.", {"throughput": {"window_seconds": longer}}, results)
+
+
+def _trainings(context: Context) -> NextStep | None:
+    """Return how to train longer if no training reached the target, or with the seeds that an order needs."""
+    stated, given = context.stated("training"), context.results.experiment.convergence
+    if {one.code for one in stated} == {"missed"}:
+        return _longer_trainings(context.results)
+    lacking = RANKED_SEEDS - len(given.seeds) if given else 0
+    if given is None or lacking <= 0 or not any(one.code == "few seeds" and one.others for one in stated):
+        return None
+    seeds = [*given.seeds, *islice((seed for seed in count() if seed not in given.seeds), lacking)]
+    why = f"Times to the target have an order from {RANKED_SEEDS} seeds on. With convergence.seeds: {seeds}"
+    why += ", all else as here:"
+    return _run_changed(why, f"With {len(seeds)} seeds.", {"convergence": {"seeds": seeds}}, context.results)
 
 
 def _longer_trainings(results: Results) -> NextStep:

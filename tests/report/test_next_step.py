@@ -150,6 +150,22 @@ def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
     assert "Nothing here calls for another measurement" in said(missed, reached, **given)[0]
 
 
+def test_times_to_a_target_that_have_no_order_take_more_seeds() -> None:
+    few = {"topic": "training", "code": "few seeds", "cell_id": "a", "others": ("b",), "subject": "acc >= 0.9", "n": 3}
+    trained = [{**CELL, "cell_id": cell_id, "time_to_target_s": 1.0} for cell_id in "ab"]
+    convergence = {"epochs": 3, "seeds": [1, 2, 7]}
+    given: dict[str, Any] = {
+        "convergence": trained,
+        "experiment": {"throughput": None, "convergence": convergence},
+    }
+    why, command = said(few, **given)
+    assert why.startswith("Times to the target have an order from 5 seeds on. With convergence.seeds: [1, 2, 7, 0, 3]")
+    assert next_of(few, **given)["convergence"]["seeds"] == [1, 2, 7, 0, 3] and command.endswith("/next.yaml")
+    assert "Nothing here calls for" in said({**few, "others": ()}, **given)[0]
+    given["experiment"]["convergence"] = {"epochs": 3, "seeds": [*range(5)]}  # of which a training has failed
+    assert "Nothing here calls for" in said(few, **given)[0]
+
+
 def test_a_run_for_a_debugger_is_measured_anew() -> None:
     given = {"lines": [{"facts": {"inline": True}}]}
     why, command = said(MISSING, FASTEST, UNDECIDED, **given)
