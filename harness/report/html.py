@@ -27,6 +27,8 @@ CSS_DPI = 96
 
 LEADING = ("throughput", "waterfall")
 """The figures of the first screen: how the training scales, and why not better."""
+WITHOUT_THROUGHPUT = ("convergence",)
+"""The figures of the first screen of a run that has none of LEADING."""
 
 APPENDIX_FIGURES = ("phases", "training_steps", "device_memory", "links")
 
@@ -127,11 +129,6 @@ class Picture:
         return bool(self.files or self.failure or self.links)
 
     @property
-    def leads(self) -> bool:
-        """Whether it stands on the first screen, below the decision."""
-        return self.name in LEADING
-
-    @property
     def is_appended(self) -> bool:
         """Whether it stands in the appendix, which is folded."""
         return self.name in APPENDIX_FIGURES
@@ -183,8 +180,11 @@ def _write_figures(folder: RunFolder, pictures: Sequence[Picture]) -> None:
 
 
 def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts: Parts) -> str:
+    leading = [picture for picture in pictures if picture.is_shown and picture.name in LEADING]
+    leading = leading or [picture for picture in pictures if picture.is_shown and picture.name in WITHOUT_THROUGHPUT]
+    others = [picture for picture in pictures if picture not in leading]
     above, below, last = (make_pages(sections, results, parts) for sections in (SCALING, DETAILS, APPENDIX))
-    between = (picture for picture in pictures if picture.files and not (picture.leads or picture.is_appended))
+    between = (picture for picture in others if picture.files and not picture.is_appended)
     drawn = next((picture.anchor for picture in between), None)
     appended = [picture.title for picture in pictures if picture.is_shown and picture.is_appended]
     appended += [page.title for page in last]
@@ -208,7 +208,8 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
         "asked": parts.make("the configuration", lambda: summary.asked(results), lambda _: []),
         "experiment_text": results.folder.source_text(),
         "above": above,
-        "figures": pictures,
+        "leading": leading,
+        "figures": others,
         "below": below,
         "appendix": last,
         "appended": appended,

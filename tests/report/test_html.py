@@ -322,6 +322,18 @@ def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: R
     assert "How far it scales" in reasons and "Fastest" in reasons and "What to do next" not in reasons
 
 
+def test_without_a_figure_of_throughput_the_learning_curves_lead(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(results: Results) -> Drawing:
+        return Drawing("Throughput", "Left out: no trial was timed.", None)
+
+    monkeypatch.setattr(html, "FIGURES", {"throughput": nothing, "waterfall": nothing, "convergence": dot})
+    write_report(run_folder.path)
+    page = run_folder.report.read_text()
+    assert page.index('id="figure-convergence"') < page.index('id="reasons"') and '"figure-throughput"' not in page
+
+
 def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (run_folder.tables / "noise.csv").write_text("of an earlier report")
     written = tables_with_rows(run_folder) - {"noise"}
