@@ -18,7 +18,7 @@ from harness.analysis.verdict.rules import ENOUGH, FASTER, RANKED_SEEDS, SLOWER,
 from harness.analysis.verdict.trust import GOOD_BLOCKS
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text
-from harness.report.causes import because, certain_of, name_of, why_not_better
+from harness.report.causes import LEAST_SHARE, because, certain_of, name_of, why_not_better
 from harness.report.row import (
     Row,
     cell_label,
@@ -51,7 +51,9 @@ REASONS: Mapping[str, str] = {
 CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
-QUIET = "one setting measured twice does not differ from itself (A/A test); no doubt repeats in every block"
+QUIET = (
+    "one setting measured twice does not differ from itself (A/A test); no reason for distrust repeats in every block"
+)
 INGESTS: Mapping[str, str] = {
     "bottleneck": "the ingest is the bottleneck",
     "no bottleneck": "the ingest is not the bottleneck",
@@ -311,7 +313,10 @@ def _why(row: Statement, context: Context) -> Iterator[Said]:
     )
     ratio, of = context.ratio(row.cell_id), ""
     if ratio and certain and not waits and not is_missing(ratio.efficiency) and number(ratio.efficiency) < 1:
-        of = f", of {percent(1 - number(ratio.efficiency))} lost"
+        lost = 1 - number(ratio.efficiency)
+        rest = lost - sum(number(one.facts.share) for one in certain)
+        more = f"; {percent(rest)} in smaller or uncertain parts" if rest >= LEAST_SHARE else ""
+        of = f", of {percent(lost)} lost{more}"
     yield context.short(row.cell_id), f"{named or 'no bottleneck is significant'}{of}."
 
 
@@ -366,7 +371,7 @@ def _failed(row: Statement, context: Context) -> Said:
         return tables, "failed by an error of the harness; the sentences that need it are left out."
     why = next(iter(row.reasons), "")
     if row.code == "preflight":
-        where = f" ({context.name(row.cell_id)})" if row.cell_id in context.cells else ""
+        where = f" ({_cells_of(row, context)})" if row.cell_id in context.cells else ""
         return f"Check before the measurement ({row.subject})", f"{why}{where}."
     outcome = FAILURES.get(str(row.subject), row.subject)
     return f"{plural(row.n, 'trial')} {outcome}", f"{why} ({_cells_of(row, context)})."

@@ -146,8 +146,11 @@ def failures(tables: Tables) -> Iterator[Statement]:
         )
     for check, rows in errors.groupby("check", sort=False):
         seen = tuple(dict.fromkeys(rows["seen"].astype(str)))
-        cell_id = next(iter(rows["cell_id"].dropna().astype(str)), None)
-        yield Statement("failed", "preflight", "preflight", cell_id, subject=str(check), reasons=seen, n=len(rows))
+        cells = [*dict.fromkeys(rows["cell_id"].dropna().astype(str))]
+        cell_id, others = next(iter(cells), None), tuple(cells[1:])
+        yield Statement(
+            "failed", "preflight", "preflight", cell_id, others, n=len(rows), subject=str(check), reasons=seen
+        )
 
 
 def incomplete(tables: Tables) -> Iterator[Statement]:
