@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.system.process import no_garbage_collection
-from harness.train.training import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase
+from harness.train.training import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase, StepValues
 
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The phase between each point of a step and the next, on the host's clock."""
@@ -28,10 +28,10 @@ Far below the harness's limit of 1 % of a step: among a step's kernels, where ca
 times as much as in the loop that measures them (0.7 us there, about 3 us in a step of 0.3 ms).
 """
 MOST_KEPT = 1000
-"""Steps whose losses and weights may be tensors of their own: CUDA's allocator gives each of them 512 bytes."""
+"""Steps whose values may be tensors of their own: CUDA's allocator gives each of them 512 bytes."""
 Clock = Callable[[], float]
-Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
-"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread.
+Step = Callable[[object, Mark], StepValues]
+"""One optimizer step on a batch, marking its phases; its values are unread.
 
 With accumulation the batch is an iterator over its micro-batches.
 """
@@ -181,16 +181,15 @@ class Window:
 
     ``phases``: seconds of the whole window by phase, on the host's clock on a CPU, on the stream's on a GPU, where
     ``host_phases`` has the host's; empty if they were not marked.
-    ``losses`` and ``weights`` have one entry a step.
+    ``values``: what the steps report, by name, with one entry a step; empty of a script's.
     """
 
     duration_s: float
     step_s: Sequence[float]
     wait_s: Sequence[float]
-    losses: Sequence[float]
-    weights: Sequence[float]
     phases: Mapping[str, float]
     host_phases: Mapping[str, float]
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
     thread_cpu_s: float = 0.0
     """CPU time of the thread that trains."""
     process_cpu_s: float = 0.0
@@ -229,8 +228,7 @@ def measure_window(
     micro_batches: int = 1,
 ) -> Window:
     """Take ``steps`` steps on batches that are fetched and copied. ``advance``, once a step, never waits."""
-    losses: list[Tensor | float] = []
-    weights: list[Tensor | float] = []
+    kept: list[list[Tensor | float]] = [[] for _ in StepValues._fields]
     if micro_batches > 1:
         step, copy = _accumulating(step, fetch, copy, micro_batches)
     mark = marks.mark
@@ -239,24 +237,23 @@ def measure_window(
         thread_s, process_s = time.thread_time(), time.process_time()
         start = clock()
         for number in range(steps):
-            if number % MOST_KEPT == MOST_KEPT - 1 and _takes_device_memory(losses):
-                losses, weights = _joined(losses), _joined(weights)
+            if number % MOST_KEPT == MOST_KEPT - 1 and _takes_device_memory(kept[0]):
+                kept = [*map(_joined, kept)]
             mark(START)
             batch = next(fetch)
             mark(FETCHED)
             batch = copy(batch)
             mark(COPIED)
-            loss, weight = step(batch, mark)
-            losses.append(loss)
-            weights.append(weight)
+            for column, value in zip(kept, step(batch, mark), strict=True):
+                column.append(value)
             advance()
         mark(START)
         synchronize()
         duration = clock() - start
         thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
     read = marks.read()
-    kept = _read(losses), _read(weights)
-    return Window(duration, read.step_s, read.wait_s, *kept, read.phases, read.host_phases, thread_s, process_s)
+    values = dict(zip(StepValues._fields, map(_read, kept), strict=True))
+    return Window(duration, read.step_s, read.wait_s, read.phases, read.host_phases, values, thread_s, process_s)
 
 
 def _takes_device_memory(values: list[Tensor | float]) -> bool:
@@ -287,7 +284,7 @@ def _accumulating(step: Step, fetch: Iterator[object], copy: Copy, count: int) -
         box.append(copy(batch))
         return box
 
-    def accumulate(_: object, mark: Mark) -> tuple[Tensor, Tensor | float]:
+    def accumulate(_: object, mark: Mark) -> StepValues:
         return step(_micro_batches(box, fetch, copy, mark, count), mark)
 
     return accumulate, boxed
