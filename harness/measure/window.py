@@ -228,6 +228,7 @@ def measure_window(
     micro_batches: int = 1,
 ) -> Window:
     """Take ``steps`` steps on batches that are fetched and copied. ``advance``, once a step, never waits."""
+    taken: list[StepValues] = []
     kept: list[list[Tensor | float]] = [[] for _ in StepValues._fields]
     if micro_batches > 1:
         step, copy = _accumulating(step, fetch, copy, micro_batches)
@@ -237,41 +238,41 @@ def measure_window(
         thread_s, process_s = time.thread_time(), time.process_time()
         start = clock()
         for number in range(steps):
-            if number % MOST_KEPT == MOST_KEPT - 1 and _takes_device_memory(kept[0]):
-                kept = [*map(_joined, kept)]
+            if number % MOST_KEPT == MOST_KEPT - 1 and taken[0][0].device.type != "cpu":
+                kept, taken = _joined(kept, taken), []
             mark(START)
             batch = next(fetch)
             mark(FETCHED)
             batch = copy(batch)
             mark(COPIED)
-            for column, value in zip(kept, step(batch, mark), strict=True):
-                column.append(value)
+            taken.append(step(batch, mark))
             advance()
         mark(START)
         synchronize()
         duration = clock() - start
         thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
     read = marks.read()
-    values = dict(zip(StepValues._fields, map(_read, kept), strict=True))
+    values = dict(zip(StepValues._fields, map(_read, _joined(kept, taken)), strict=True))
     return Window(duration, read.step_s, read.wait_s, read.phases, read.host_phases, values, thread_s, process_s)
 
 
-def _takes_device_memory(values: list[Tensor | float]) -> bool:
-    return any(isinstance(value, Tensor) and value.device.type != "cpu" for value in values[:1])
+def _joined(kept: Sequence[list[Tensor | float]], taken: Sequence[StepValues]) -> list[list[Tensor | float]]:
+    """Return the values of each name, those of the steps ``taken`` after those ``kept``.
 
-
-def _joined(values: list[Tensor | float]) -> list[Tensor | float]:
-    """Return the values in one tensor on their device, where the host waits for nothing; as they are if some are none.
-
-    As tensors of their own they would count as memory of the training.
+    In one tensor on their device, where the host waits for nothing: as tensors of their own they would count as memory
+    of the training. As they are if some are numbers.
     """
-    tensors = [value.reshape(-1) for value in values if isinstance(value, Tensor)]
-    return [torch.cat(tensors)] if tensors and len(tensors) == len(values) else values
+    joined: list[list[Tensor | float]] = []
+    for place, before in enumerate(kept):
+        values = [*before, *(each[place] for each in taken)]
+        tensors = [value.reshape(-1) for value in values if isinstance(value, Tensor)]
+        joined.append([torch.cat(tensors)] if tensors and len(tensors) == len(values) else values)
+    return joined
 
 
-def _read(values: list[Tensor | float]) -> list[float]:
-    """Return the values of a window's steps, in one copy if all are tensors."""
-    parts = (value.reshape(-1).tolist() if isinstance(value, Tensor) else [value] for value in _joined(values))
+def _read(values: Sequence[Tensor | float]) -> list[float]:
+    """Return the values of a window's steps, in one copy if they are in one tensor."""
+    parts = (value.reshape(-1).tolist() if isinstance(value, Tensor) else [value] for value in values)
     return [float(value) for part in parts for value in part]
 
 
