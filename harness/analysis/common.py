@@ -15,11 +15,12 @@ from harness.config.values import PlainValue
 from harness.plan.cell import is_wanted
 from harness.plan.comparison import is_own_option, natural, options_of, options_text
 from harness.plan.labels import TAGS
+from harness.plan.rows import RecordedTrial
 from harness.record.frames import records
 
 AnyRow = Mapping[str, Any]
 """A row by column; the schema defines the types of its values."""
-Lines = Sequence[AnyRow]
+Lines = Sequence[RecordedTrial]
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 Values = dict[str, str | float | bool | None]

@@ -47,8 +47,9 @@ def findings(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
         if line["outcome"] not in ("ok", "skipped") and not named:
             texts = HUNG if line["outcome"] == "timeout" else {**FAILED, "advice": advice_on(line["reason"] or "")}
             log = f"; log: {line['log']}" if line["log"] else ""
-            said = {"means": texts["means"], "advice": texts["advice"] + log}
-            of_trial.append({"check": FAILED["check"], "severity": "error", "seen": line["reason"], **said})
+            name, means, advice = FAILED["check"], texts["means"], texts["advice"] + log
+            seen = line["reason"]
+            of_trial.append({"check": name, "severity": "error", "seen": seen, "means": means, "advice": advice})
         axes = {axis: cells.loc[trial_id, axis] for axis in ("cell_id", *DESCRIPTION)}
         of_trial += _fewer_samples(line, latest.values())
         rows += [{"trial_id": trial_id, **axes, **finding} for finding in of_trial]

@@ -133,7 +133,7 @@ def _measured(lines: Lines) -> Iterator[AnyRow]:
     for line in latest.values():
         placement = {name: line.get(name) for name in PLACEMENT}
         model = line["ranks"][0].get("device_model") if line["ranks"] else None
-        for row in line["links"]:
+        for row in line["links"] or ():
             bandwidth = row["size_bytes"] / row["time_s"] if row["time_s"] > 0 else None
             bus = None if bandwidth is None else bus_factor(row["operation"], line["devices"]) * bandwidth
             speeds = {"algorithm_bytes_per_s": bandwidth, "bus_bytes_per_s": bus}

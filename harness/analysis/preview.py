@@ -129,11 +129,11 @@ def recorded_parts(lines: Lines, environment: RunEnvironment, devices: int) -> l
     for (part, cell_id), rows in sorted(tried.items(), key=lambda each: order(each[1][0]) if each[0][1] else ()):
         device_s, energies = 0.0, []
         for row in rows:
-            occupied_s = min(int(row["devices"]), devices) * float(row["trial_s"])
+            occupied_s = min(int(row["devices"]), devices) * (row["trial_s"] or 0.0)
             device_s += occupied_s
             if (power_w := power_of(row)) is not None:
                 energies.append(power_w * occupied_s)
-        seconds = sum(float(row["trial_s"]) for row in rows)
+        seconds = sum((row["trial_s"] or 0.0) for row in rows)
         in_trials += seconds
         trials, label = len({row["trial_id"] for row in rows}), _label(part, labels.of(rows[0]))
         parts.append(PartTime(part, cell_id, label, trials, seconds, device_s, sum(energies) if energies else None))

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from harness.analysis.common import AnyRow, axis_value, content_key, differing_axes, matches
 from harness.analysis.history import EarlierRuns, RunRatio, run_ratio
@@ -137,7 +136,7 @@ def make_pair(letter: str, first: RunCell, later: RunCell, question: Question, e
     ratios: dict[Metric, RunRatio] = {"throughput": run_ratio(first, later, "throughput", earlier, question.run_noise)}
     if not excluded and first.base and later.base and question.key(first.base) == question.key(later.base):
         ratios["speedup"] = run_ratio(first, later, "speedup", earlier, question.run_noise)
-    row: dict[str, Any] = {
+    row: dict[str, object] = {
         "run": letter,
         "cell_id": later.first["cell_id"],
         "first_cell_id": first.first["cell_id"],

@@ -1,10 +1,10 @@
-"""Steps -> step times by trial and by cell, in one pass over up to millions of rows."""
+"""Steps -> their values by trial and by cell, in one pass over up to millions of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import pandas as pd
@@ -18,46 +18,47 @@ STALL_RATIO, STALL_S = 10.0, 2.0
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of the timed steps of each trial: whole steps, and their wait for data (NaN if unknown).
+    """The timed steps of each trial.
 
-    ``trials``: (trial id, attempt) of each; ``step_s`` and ``wait_s`` hold one array per trial.
+    ``trials``: (trial id, attempt) of each; ``column``: the values of a column of ``steps``, one array per trial, NaN
+    if unknown.
     """
 
     trials: pd.MultiIndex
-    step_s: Sequence[np.ndarray]
-    wait_s: Sequence[np.ndarray]
+    column: Callable[[str], Sequence[np.ndarray]]
 
     @cached_property
     def by_trial(self) -> pd.DataFrame:
         """One row a trial: the quartiles of its step times, and the fraction of them spent waiting for data."""
-        quartiles = [np.quantile(step_s, (0.25, 0.5, 0.75)) for step_s in self.step_s]
+        quartiles = [np.quantile(step_s, (0.25, 0.5, 0.75)) for step_s in self.column("step_s")]
         values = np.array(quartiles, dtype=float).reshape(-1, 3)
         frame = pd.DataFrame(values, columns=["q1_s", "step_median_s", "q3_s"], index=self.trials)
-        pairs = zip(self.wait_s, self.step_s, strict=True)
+        pairs = zip(self.column("wait_s"), self.column("step_s"), strict=True)
         return frame.assign(wait_fraction=np.array([np.nansum(wait_s) / step_s.sum() for wait_s, step_s in pairs]))
 
     @cached_property
     def stalled(self) -> set[TrialKey]:
         """The (trial id, attempt) of trials with a stalled step."""
         limits = np.maximum(STALL_S, STALL_RATIO * self.by_trial["step_median_s"].to_numpy(dtype=float))
-        longest = [float(np.fmax.reduce(step_s, initial=0.0)) for step_s in self.step_s]
+        longest = [float(np.fmax.reduce(step_s, initial=0.0)) for step_s in self.column("step_s")]
         return {key for key, most, limit in zip(self.trials, longest, limits, strict=True) if most > limit}
 
-    def of_cells(self, trials: pd.DataFrame) -> dict[str, np.ndarray]:
-        """Return the step times of these trials in seconds, by ``cell_id``."""
+    def of_cells(self, trials: pd.DataFrame, column: str) -> dict[str, np.ndarray]:
+        """Return the values of these trials' timed steps in a column of ``steps``, by ``cell_id``."""
+        values = self.column(column)
         positions = {key: position for position, key in enumerate(self.trials)}
         parts: dict[str, list[np.ndarray]] = {}
         for row in records(trials[[*KEYS, "cell_id"]]):
             position = positions.get((row["trial_id"], row["attempt"]))
             if position is not None:
-                parts.setdefault(row["cell_id"], []).append(self.step_s[position])
+                parts.setdefault(row["cell_id"], []).append(values[position])
         return {cell_id: np.concatenate(part) for cell_id, part in parts.items()}
 
 
 def step_times(steps: pd.DataFrame) -> StepTimes:
     """Return the timed steps of a table of steps."""
     if steps.empty:
-        return StepTimes(pd.MultiIndex.from_frame(steps[KEYS]), [], [])
+        return StepTimes(pd.MultiIndex.from_frame(steps[KEYS]), lambda name: [])
     starts = trial_starts(steps)
     keys = steps[KEYS].iloc[starts]
     if keys.duplicated().any():  # a trial's rows are not contiguous, as they are in files
@@ -65,11 +66,13 @@ def step_times(steps: pd.DataFrame) -> StepTimes:
     timed = ~steps["warmup"].to_numpy(dtype=bool, na_value=True)
     ends = np.cumsum(timed)[np.append(starts[1:], len(steps)) - 1]
     counts = np.diff(ends, prepend=0)
-    columns = (steps[name].to_numpy(dtype=np.float64, na_value=np.nan)[timed] for name in ("step_s", "wait_s"))
-    step_s, wait_s = (
-        [part for part, count in zip(np.split(column, ends[:-1]), counts, strict=True) if count] for column in columns
-    )
-    return StepTimes(pd.MultiIndex.from_frame(keys[counts > 0]), step_s, wait_s)
+
+    @cache
+    def column(name: str) -> list[np.ndarray]:
+        values = steps[name].to_numpy(dtype=np.float64, na_value=np.nan)[timed]
+        return [part for part, count in zip(np.split(values, ends[:-1]), counts, strict=True) if count]
+
+    return StepTimes(pd.MultiIndex.from_frame(keys[counts > 0]), column)
 
 
 def trial_starts(rows: pd.DataFrame) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import mean
 from types import MappingProxyType
@@ -146,7 +146,7 @@ def cells(
         kind: max(float(row.measured_peak_flops_per_s) for row in rows)
         for kind, rows in grouped(with_peak, _device_kind).items()
     }
-    steps = times.of_cells(counted)
+    steps = times.of_cells(counted, "step_s")
     rows = []
     for cell_id, group in by_cell(rows_of(counted)).items():
         first = group[0]
@@ -264,7 +264,7 @@ def outcomes(trials: pd.DataFrame) -> pd.DataFrame:
     return OUTCOMES.typed(counts)
 
 
-def _nested(table: Table, lines: Lines) -> pd.DataFrame:
+def _nested(table: Table, lines: Sequence[AnyRow]) -> pd.DataFrame:
     """Return the rows nested in each line under the table's name, with the line's trial and attempt."""
     counts = [len(line[table.name]) for line in lines]
     # of some lines at a time: as mappings rows take ten times the memory of a frame

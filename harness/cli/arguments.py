@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, chdir, nullcontext
 from functools import partial, wraps
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -30,6 +30,7 @@ from harness.system.sanitize import escape_control
 
 if TYPE_CHECKING:
     from harness.config.sections import AssumedLink, Target
+    from harness.config.values import PlainValue
     from harness.plan.inventory import Inventory
 
 FAILED, BAD_INPUT = 1, 2
@@ -174,12 +175,12 @@ def parse_target(text: str) -> Target:
     return Target(metric=match[1], **{"at_most" if at_most else "at_least": value})
 
 
-def parse_only(text: str, option: str = "--only") -> dict[str, Any]:
+def parse_only(text: str, option: str = "--only") -> dict[str, PlainValue]:
     """Return {'strategy': ['ddp'], 'devices': [2]} for 'strategy=ddp,devices=2'; an axis may have several values."""
     from harness.config.axes import check_filter
     from harness.config.yaml_source import parse_value
 
-    wanted: dict[str, Any] = {}
+    wanted: dict[str, list[PlainValue]] = {}
     for part in re.split(r",(?![^\[]*\])", text):  # at commas, but not inside [0, 1]
         name, equals, value = part.partition("=")
         try:
@@ -190,7 +191,7 @@ def parse_only(text: str, option: str = "--only") -> dict[str, Any]:
             raise ExperimentError(option, [f"got {part!r}; allowed: AXIS=VALUE, several joined by commas"])
         wanted.setdefault(name.strip(), []).extend(read)
     try:
-        return check_filter(wanted)
+        return check_filter({**wanted})
     except ValueError as error:
         raise ExperimentError(option, [str(error)]) from None
 
@@ -222,7 +223,7 @@ def parse_numbers(text: str, option: str) -> tuple[int, ...]:
     return numbers
 
 
-def parse_cells(text: str | None) -> str | dict[str, Any] | None:
+def parse_cells(text: str | None) -> str | dict[str, PlainValue] | None:
     """Return the beginning of a cell's id, of 4 hexadecimal digits or more, or the axes of 'strategy=ddp,devices=2'."""
     if text is None or re.fullmatch(r"[0-9a-f]{4,12}", text):
         return text

@@ -16,7 +16,7 @@ from harness.errors import Collected, ExperimentError
 from harness.system.process import INTERRUPTED, UNSETTLED
 
 if TYPE_CHECKING:
-    from harness.run.request import Places
+    from harness.run.request import Places, Request
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -135,7 +135,7 @@ def _carry_out(act: Literal["run", "doctor", "links"], file: Path | None, **opti
     raise typer.Exit(arguments.exit_code_of(work, UNSETTLED if act == "run" else INTERRUPTED))
 
 
-def _request_of(file: Path | None, options: Options) -> tuple[Any, Collected]:
+def _request_of(file: Path | None, options: Options) -> tuple[Request, Collected]:
     """Return the Request of a command line, and the mistakes in its options; raises HarnessError."""
     from harness.run.request import Places, Request, places_of
 
@@ -195,18 +195,18 @@ def _with_options(*names: str) -> Callable[[Command], Command]:
 
 
 @_with_options()
-def run_command(file: OptionalFile = None, **options: Any) -> None:
+def run_command(file: OptionalFile = None, **options: object) -> None:
     """Run the experiment in FILE and write tables, figures and a report."""
     _carry_out("run", file, **options)
 
 
 @_with_options("address", "assume", "like", "output", "only", "no_user_code", "memory")
-def plan_command(file: File, **options: Any) -> None:
+def plan_command(file: File, **options: object) -> None:
     """Show the plan of a run of FILE; start nothing."""
     _carry_out("run", file, dry_run=True, **options)
 
 
 @_with_options("address", "output", "local", "only", "no_user_code", "quiet")
-def doctor_command(file: File, links: Links = False, **options: Any) -> None:
+def doctor_command(file: File, links: Links = False, **options: object) -> None:
     """Check, before any measurement, that FILE would measure what it says; record nothing."""
     _carry_out("links" if links else "doctor", file, **options)

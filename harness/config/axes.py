@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NotRequired, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator
 from typing_extensions import TypedDict
@@ -185,7 +185,7 @@ class TrialAxes(TypedDict):
     ]
 
 
-def declared(row: type) -> dict[str, tuple[Any, Meaning]]:
+def declared(row: type) -> dict[str, tuple[object, Meaning]]:
     """Return the type and the meaning of each field of a type of rows that has a ``Meaning``, in order."""
     found = {}
     for name, hint in get_type_hints(row, include_extras=True).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -273,7 +273,9 @@ class Experiment(Strict):
 
     def option_axes(self) -> dict[str, tuple[PlainValue, ...]]:
         """Return every option of the sections beside the grid as an axis: ``optimizer.lr`` -> its values."""
-        by_section: dict[str, Any] = {name: getattr(self, attribute) for name, attribute in SHARED_SECTIONS.items()}
+        by_section: dict[str, Mapping[str, PlainValue]] = {
+            name: getattr(self, attribute) for name, attribute in SHARED_SECTIONS.items()
+        }
         by_section |= {"training": self.training.model_dump(), "loader": self.loader.model_dump()}
         by_section |= self.strategy_options.model_dump()
         return {

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from harness.doctor.facts import (
@@ -29,7 +29,7 @@ from harness.measure.sketches import acts_by_mode, random_states
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
 from harness.train.loader import Share, value_digest
-from harness.train.training import BACKWARD, Mark, Phase, Training, local_part
+from harness.train.training import BACKWARD, Mark, Phase, StepValues, Training, local_part
 from harness.train.workloads import innermost
 
 STEPS = 4
@@ -189,9 +189,9 @@ def _observed(subject: Subject, training: Training) -> Steps:
     own = innermost(subject.workload)
     drawn_before = random_states(inner, own)
     with StepMemory() as memory:
-        for number, (loss, weight, seconds) in enumerate(_taken(subject, training, batches, seen, mark)):
-            seen.losses.append(float(loss))
-            seen.weights.append(float(weight))
+        for number, (values, seconds) in enumerate(_taken(subject, training, batches, seen, mark)):
+            seen.losses.append(float(values.loss))
+            seen.weights.append(float(values.weight))
             _note_gradients(inner, with_gradient)
             if number:  # in the first step a hand-written update is looked for, and the optimizer's state is created
                 seen.step_s = min(seen.step_s or seconds, seconds)
@@ -220,8 +220,8 @@ def _observed(subject: Subject, training: Training) -> Steps:
 
 def _taken(
     subject: Subject, training: Training, batches: Sequence[tuple[Share, object]], seen: Steps, mark: Mark
-) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Take the steps; yield the loss, the weight and the seconds of each."""
+) -> Iterator[tuple[StepValues, float]]:
+    """Take the steps; yield what each reports, and its seconds."""
 
     inner = training.unwrapped
 
@@ -237,10 +237,10 @@ def _taken(
     for share, batch in batches:
         synchronize(subject.ranks.devices)
         start = time.perf_counter()
-        loss, weight = training.step(batch, share, mark)
+        values = training.step(batch, share, mark)
         synchronize(subject.ranks.devices)
         seen.samples.append(share.samples)
-        yield loss, weight, time.perf_counter() - start
+        yield values, time.perf_counter() - start
     for hook in hooks:
         hook.remove()
 
@@ -257,8 +257,8 @@ def add_single_device_losses(subject: Subject, seen: Steps) -> None:
             training.set_first_rate()
             training.expect_few_steps()
             for share, batch in subject.stream(STEPS, whole=True):
-                loss, weight = training.step(batch, share)
-                seen.single_device_losses.append(float(loss) / max(float(weight), 1.0))
+                values = training.step(batch, share)
+                seen.single_device_losses.append(float(values.loss) / max(float(values.weight), 1.0))
                 subject.advance()
     except Exception:  # the global batch does not fit on one device, or the loss needs its peers: no comparison
         seen.single_device_losses.clear()

@@ -14,7 +14,7 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from harness.config.sections import Convergence
@@ -28,7 +28,7 @@ from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Batches, Share, epoch_shares, evaluation_shares, need_full_batch
 from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule, own_or_named
 from harness.train.ranks import Ranks
-from harness.train.training import Mark, Training
+from harness.train.training import Mark, StepValues, Training
 from harness.train.transfer import copier
 from harness.train.workloads import SizedDataset, Workload, collate_of, describe
 
@@ -282,7 +282,7 @@ class Epochs:
         rates = self._warm_up.rates_from((epoch - 1) * steps, self._each_step)
         with rates as set_rate, _collecting(advance) as advance_and_collect:
 
-            def step(batch: object, mark: Mark) -> tuple[Tensor, Tensor]:
+            def step(batch: object, mark: Mark) -> StepValues:
                 set_rate()
                 self._rates.append(groups[0]["lr"])
                 return self.training.step(batch, next(shares), mark)
@@ -303,15 +303,16 @@ class Epochs:
     def _mean_loss(self, window: Window, epoch: int) -> float:
         """Count the epoch's time; note whether it diverged and, on rank 0, its steps; return its mean loss."""
         steps_before = (epoch - 1) * self.data.steps
-        means = [loss / max(weight, 1.0) for loss, weight in zip(window.losses, window.weights, strict=True)]
+        own_losses, own_weights = window.values["loss"], window.values["weight"]
+        means = [loss / max(weight, 1.0) for loss, weight in zip(own_losses, own_weights, strict=True)]
         diverged = first_in(means, self.ranks.rank, steps_before)
         if diverged is None and not self.training.finite([]):
             diverged = Divergence(self.ranks.rank)
-        (row,) = window_rows(self.ranks.rank, [TimedWindow("epochs", window, sum(window.weights))])
+        (row,) = window_rows(self.ranks.rank, [TimedWindow("epochs", window, sum(own_weights))])
         now, before = cast(Json, row), cast(Json, self.window or {})
         now |= {name: now[name] + before.get(name, 0) for name in now if name not in WINDOW_KEYS}
         self.window = row
-        own = window.duration_s, window.losses, window.weights, diverged
+        own = window.duration_s, own_losses, own_weights, diverged
         durations, losses, weights, divergences = zip(*self.ranks.gather_to_first(own), strict=True)
         self.steps.add(epoch, steps_before, losses, weights, list(map(float, self._rates)))
         known = max(durations), earliest(divergences), sum(map(sum, losses)), sum(map(sum, weights))

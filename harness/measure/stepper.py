@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from harness.train.training import Mark, Training, no_mark
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, SizedDataset
 
-StepColumns = dict[str, npt.NDArray[Any]]
+StepColumns = dict[str, npt.NDArray[np.float64 | np.int64 | np.bool_]]
 WINDOW_KEYS = ("rank", "window", "window_kind")
 """Columns that identify a window; the others are amounts."""
 STEPPED = ("warmup", "timed")
@@ -106,7 +106,7 @@ class Stepper:
             micro_batches=self.micro_batches,
         )
         self.spent_s += window.duration_s
-        weight = sum(window.weights)
+        weight = sum(window.values["weight"])
         samples = share.samples * steps
         if training.unit == "samples" and weight != samples:
             raise WorkloadError(
@@ -160,11 +160,14 @@ def of_all_ranks(ranks: Sequence[tuple[list[WindowRow], list[Seconds]]]) -> list
 
 
 def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
-    """Return one row per step of one rank, in columns; ``loss`` is the mean over the rank's own batch."""
+    """Return one row per step of one rank, in columns, with what the steps report; ``loss`` is over their weight."""
     parts: list[StepColumns] = []
     for index, timed_window in enumerate(windows):
         window = timed_window.window
         if timed_window.kind in STEPPED:
+            reported = {name: np.array(values) for name, values in window.values.items() if name != "weight"}
+            if reported:
+                reported["loss"] /= np.maximum(window.values["weight"], 1.0)
             parts.append(
                 {
                     "rank": np.full(window.steps, rank),
@@ -173,7 +176,7 @@ def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
                     "warmup": np.full(window.steps, timed_window.kind == "warmup"),
                     "step_s": np.array(window.step_s, dtype=float),
                     "wait_s": np.array(window.wait_s, dtype=float),
-                    "loss": np.array(window.losses) / np.maximum(window.weights, 1.0),
+                    **reported,
                 }
             )
     return joined(parts)
@@ -189,24 +192,25 @@ def step_quantiles(windows: Sequence[TimedWindow]) -> RankFacts:
 def of_slowest(by_rank: Sequence[StepColumns]) -> StepColumns:
     """Return one row per step from those of all ranks, which took the same steps.
 
-    ``step_s`` and ``rank``: of the rank whose step was longest; ``mean_s`` and ``loss``: the mean over ranks;
-    ``wait_s`` and ``wait_rank``: of the rank that waited longest for data.
+    ``step_s`` and ``rank``: of the rank whose step was longest; ``wait_s`` and ``wait_rank``: of the rank that waited
+    longest for data; ``mean_s``, and of all that steps report: the mean over ranks.
     """
     first, *_ = by_rank
     if not first:
         return first
-    step_s, wait_s, loss = (np.stack([columns[name] for columns in by_rank]) for name in ("step_s", "wait_s", "loss"))
+    step_s, wait_s = (np.stack([columns[name] for columns in by_rank]) for name in ("step_s", "wait_s"))
     slowest, waiting = step_s.argmax(axis=0), np.nan_to_num(wait_s, nan=-1.0).argmax(axis=0)
     at = np.arange(step_s.shape[1])
-    return {
+    known = {
         **{name: first[name] for name in ("window", "step", "warmup")},
         "rank": slowest,
         "step_s": step_s[slowest, at],
         "mean_s": step_s.mean(axis=0),
         "wait_s": wait_s[waiting, at],
         "wait_rank": waiting,
-        "loss": loss.mean(axis=0),
     }
+    reported = {name: np.mean([columns[name] for columns in by_rank], axis=0) for name in first if name not in known}
+    return {**known, **reported}
 
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:

@@ -113,7 +113,7 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]
     used = monitor.columns(sum(window.weight for window in timed))
     facts = scale_columns(scale, stepper.training.loss_scale(), steps * settings.windows)
-    finite = stepper.training.finite(timed[-1].window.losses)
+    finite = stepper.training.finite(timed[-1].window.values["loss"])
     flags = ranks.sum([float(finite)])
     marked = () if detailed else (stepper.window("phases", max(LEAST_MARKED, -(-steps // PHASE_PART))),)
     return ThroughputMeasurement(

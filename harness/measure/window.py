@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.system.process import no_garbage_collection
-from harness.train.training import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase
+from harness.train.training import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase, StepValues
 
 HOST = ("wait", "copy", "rest", "forward", "backward", "optimizer", "rest")
 """The phase between each point of a step and the next, on the host's clock."""
@@ -28,10 +28,10 @@ Far below the harness's limit of 1 % of a step: among a step's kernels, where ca
 times as much as in the loop that measures them (0.7 us there, about 3 us in a step of 0.3 ms).
 """
 MOST_KEPT = 1000
-"""Steps whose losses and weights may be tensors of their own: CUDA's allocator gives each of them 512 bytes."""
+"""Steps whose values may be tensors of their own: CUDA's allocator gives each of them 512 bytes."""
 Clock = Callable[[], float]
-Step = Callable[[object, Mark], tuple[Tensor, Tensor | float]]
-"""One optimizer step on a batch, marking its phases: (sum of the losses, weight), both detached and unread.
+Step = Callable[[object, Mark], StepValues]
+"""One optimizer step on a batch, marking its phases; its values are unread.
 
 With accumulation the batch is an iterator over its micro-batches.
 """
@@ -181,16 +181,15 @@ class Window:
 
     ``phases``: seconds of the whole window by phase, on the host's clock on a CPU, on the stream's on a GPU, where
     ``host_phases`` has the host's; empty if they were not marked.
-    ``losses`` and ``weights`` have one entry a step.
+    ``values``: what the steps report, by name, with one entry a step; empty of a script's.
     """
 
     duration_s: float
     step_s: Sequence[float]
     wait_s: Sequence[float]
-    losses: Sequence[float]
-    weights: Sequence[float]
     phases: Mapping[str, float]
     host_phases: Mapping[str, float]
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
     thread_cpu_s: float = 0.0
     """CPU time of the thread that trains."""
     process_cpu_s: float = 0.0
@@ -229,8 +228,8 @@ def measure_window(
     micro_batches: int = 1,
 ) -> Window:
     """Take ``steps`` steps on batches that are fetched and copied. ``advance``, once a step, never waits."""
-    losses: list[Tensor | float] = []
-    weights: list[Tensor | float] = []
+    taken: list[StepValues] = []
+    kept: list[list[Tensor | float]] = [[] for _ in StepValues._fields]
     if micro_batches > 1:
         step, copy = _accumulating(step, fetch, copy, micro_batches)
     mark = marks.mark
@@ -239,42 +238,41 @@ def measure_window(
         thread_s, process_s = time.thread_time(), time.process_time()
         start = clock()
         for number in range(steps):
-            if number % MOST_KEPT == MOST_KEPT - 1 and _takes_device_memory(losses):
-                losses, weights = _joined(losses), _joined(weights)
+            if number % MOST_KEPT == MOST_KEPT - 1 and taken[0][0].device.type != "cpu":
+                kept, taken = _joined(kept, taken), []
             mark(START)
             batch = next(fetch)
             mark(FETCHED)
             batch = copy(batch)
             mark(COPIED)
-            loss, weight = step(batch, mark)
-            losses.append(loss)
-            weights.append(weight)
+            taken.append(step(batch, mark))
             advance()
         mark(START)
         synchronize()
         duration = clock() - start
         thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
     read = marks.read()
-    kept = _read(losses), _read(weights)
-    return Window(duration, read.step_s, read.wait_s, *kept, read.phases, read.host_phases, thread_s, process_s)
+    values = dict(zip(StepValues._fields, map(_read, _joined(kept, taken)), strict=True))
+    return Window(duration, read.step_s, read.wait_s, read.phases, read.host_phases, values, thread_s, process_s)
 
 
-def _takes_device_memory(values: list[Tensor | float]) -> bool:
-    return any(isinstance(value, Tensor) and value.device.type != "cpu" for value in values[:1])
+def _joined(kept: Sequence[list[Tensor | float]], taken: Sequence[StepValues]) -> list[list[Tensor | float]]:
+    """Return the values of each name, those of the steps ``taken`` after those ``kept``.
 
-
-def _joined(values: list[Tensor | float]) -> list[Tensor | float]:
-    """Return the values in one tensor on their device, where the host waits for nothing; as they are if some are none.
-
-    As tensors of their own they would count as memory of the training.
+    In one tensor on their device, where the host waits for nothing: as tensors of their own they would count as memory
+    of the training. As they are if some are numbers.
     """
-    tensors = [value.reshape(-1) for value in values if isinstance(value, Tensor)]
-    return [torch.cat(tensors)] if tensors and len(tensors) == len(values) else values
+    joined: list[list[Tensor | float]] = []
+    for place, before in enumerate(kept):
+        values = [*before, *(each[place] for each in taken)]
+        tensors = [value.reshape(-1) for value in values if isinstance(value, Tensor)]
+        joined.append([torch.cat(tensors)] if tensors and len(tensors) == len(values) else values)
+    return joined
 
 
-def _read(values: list[Tensor | float]) -> list[float]:
-    """Return the values of a window's steps, in one copy if all are tensors."""
-    parts = (value.reshape(-1).tolist() if isinstance(value, Tensor) else [value] for value in _joined(values))
+def _read(values: Sequence[Tensor | float]) -> list[float]:
+    """Return the values of a window's steps, in one copy if they are in one tensor."""
+    parts = (value.reshape(-1).tolist() if isinstance(value, Tensor) else [value] for value in values)
     return [float(value) for part in parts for value in part]
 
 
@@ -287,7 +285,7 @@ def _accumulating(step: Step, fetch: Iterator[object], copy: Copy, count: int) -
         box.append(copy(batch))
         return box
 
-    def accumulate(_: object, mark: Mark) -> tuple[Tensor, Tensor | float]:
+    def accumulate(_: object, mark: Mark) -> StepValues:
         return step(_micro_batches(box, fetch, copy, mark, count), mark)
 
     return accumulate, boxed

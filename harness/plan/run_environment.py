@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NotRequired
+from collections.abc import Sequence
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from harness.plan.rows import RankPlace
+from harness.plan.rows import RankPlace, RecordedTrial
 
 
 class DeviceFacts(TypedDict):
@@ -204,7 +204,7 @@ class RunEnvironment(TypedDict, total=False):
     groups: list[GroupEnvironment]
 
 
-def spent_device_seconds(environment: RunEnvironment, lines: Sequence[Mapping[str, Any]], devices: int) -> float:
+def spent_device_seconds(environment: RunEnvironment, lines: Sequence[RecordedTrial], devices: int) -> float:
     """Return the device-seconds of the recorded invocations of a run.
 
     ``devices``: those of the machine, for invocations that did not record their number.
@@ -213,7 +213,7 @@ def spent_device_seconds(environment: RunEnvironment, lines: Sequence[Mapping[st
     return sum(wall_s * invocation.get("devices", devices) for wall_s, invocation in walls)
 
 
-def wall_seconds(environment: RunEnvironment, lines: Sequence[Mapping[str, Any]]) -> list[float]:
+def wall_seconds(environment: RunEnvironment, lines: Sequence[RecordedTrial]) -> list[float]:
     """Return the wall time of each invocation until its report; of a killed one until its last record."""
     walls = []
     for number, invocation in enumerate(environment.get("invocations", [])):

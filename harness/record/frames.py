@@ -19,7 +19,7 @@ from harness.record.reading import naming_file
 from harness.record.schema import Table
 
 
-def records(frame: pd.DataFrame) -> list[dict[Any, Any]]:
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as ``frame.to_dict("records")`` does, with None for <NA>."""
     if frame.empty:
         return []
@@ -39,10 +39,10 @@ def csv_bytes(frame: pd.DataFrame) -> pa.Buffer:
     return out.getvalue()
 
 
-def _plain(column: pd.Series[Any]) -> list[Any]:
+def _plain(column: pd.Series[Any]) -> list[object]:
     if getattr(column.dtype, "na_value", None) is not pd.NA:
         return column.tolist()
-    values: list[Any] = column.array.to_numpy(dtype=object, na_value=None).tolist()
+    values: list[object] = column.array.to_numpy(dtype=object, na_value=None).tolist()
     return values
 
 
@@ -81,7 +81,7 @@ def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
         return table.frame([])
     rows, counts = _joined(table, [path for _, _, path in parts])
     dtypes = {column.name: column.dtype for column in table.columns}
-    columns: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     for name in rows.column_names:
         values = rows.column(name)
         rows = rows.drop_columns([name])
@@ -93,7 +93,7 @@ def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
     return table.typed(pd.DataFrame(columns, copy=False))
 
 
-def _column(values: pa.ChunkedArray, dtype: str | None) -> Any:
+def _column(values: pa.ChunkedArray, dtype: str | None) -> object:
     """Return a column in pandas' type; a number that is not finite keeps its value, and is not <NA>."""
     if dtype != "Float64":
         return values.to_pandas() if dtype is None else values.to_pandas().astype(dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from harness.analysis.verdict.rules import HOST, SAVED
 from harness.config.experiment import Experiment
@@ -104,7 +103,7 @@ def experiment_of(
     shorter: float,
     *,
     proves: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the content of an experiment file that times some cells of a run, each with changes.
 
     ``shorter``: the length of warm-up and windows as a share of the run's. ``proves``: whether the cells are explained,

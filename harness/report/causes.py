@@ -142,7 +142,7 @@ OF_OTHER_CELLS = frozenset({"grid", "cells", "exclude", "convergence", "checkpoi
 """The sections of a file that timed trials of one of its cells do without."""
 
 
-def pinned(row: Row, experiment: Experiment) -> dict[str, Any]:
+def pinned(row: Row, experiment: Experiment) -> dict[str, object]:
     """Return the section strategy_options with the cell's values of an own strategy's options, which are no axes."""
     content = experiment.strategy_options.model_dump(mode="json", exclude_defaults=True)
     if row.strategy not in content or row.strategy in BUILTIN_TRAITS:

@@ -14,8 +14,7 @@ from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
 from harness.analysis.trials import NOT_STARTED
 from harness.analysis.verdict import Statement
-from harness.analysis.verdict.rules import ENOUGH, FASTER, RANKED_SEEDS, SLOWER, TOO_FEW, WHOLE_WAIT
-from harness.analysis.verdict.trust import GOOD_BLOCKS
+from harness.analysis.verdict.rules import ENOUGH, FASTER, GOOD_BLOCKS, RANKED_SEEDS, SLOWER, TOO_FEW, WHOLE_WAIT
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text
 from harness.report.causes import LEAST_SHARE, because, certain_of, name_of, why_not_better

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Generic, TypeVar
 
 from harness.errors import HarnessError
 from harness.system import sanitize
@@ -25,12 +25,14 @@ from harness.system.process import die_with_parent
 from harness.system.scratch import Scratch
 from harness.system.user_code import CodeVersion
 
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
 POLL_S = 0.05
 OUTPUT_BYTES = 2000
 
 
 @dataclass
-class Child:
+class Child(Generic[Answer]):
     """A process that computes answers. ``end``: how it ended before it gave all of them; '' while it runs."""
 
     process: subprocess.Popen[bytes]
@@ -38,7 +40,7 @@ class Child:
     folder: Path
     end: str = ""
 
-    def answers(self, limit_s: float = inf) -> Iterator[Any]:
+    def answers(self, limit_s: float = inf) -> Iterator[Answer]:
         """Yield the answers until the process has ended, or has given none for the time limit."""
         given, last = 0, time.monotonic()
         while not self.end and time.monotonic() - last <= limit_s:
@@ -56,8 +58,8 @@ class Child:
 
 @contextmanager
 def child_process(
-    function: Callable[[Any], object], arguments: Sequence[object], version: CodeVersion | None, path: Sequence[str]
-) -> Iterator[Child]:
+    function: Callable[[Given], Answer], arguments: Sequence[Given], version: CodeVersion | None, path: Sequence[str]
+) -> Iterator[Child[Answer]]:
     """Call a function with each argument in a new process with this import path, which then imports this version.
 
     At the end of the block the process is killed, with what it started.
@@ -81,7 +83,9 @@ def child_process(
             process.wait()
 
 
-def checked(version: CodeVersion, function: Callable[[Any], object], argument: object) -> tuple[object, list[str]]:
+def checked(
+    version: CodeVersion, function: Callable[[Given], Answer], argument: Given
+) -> tuple[Answer | None, list[str]]:
     """Return the function's value and the messages of a HarnessError, among them the message on changed code."""
     try:
         value = function(argument)

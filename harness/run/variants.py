@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from harness.config.experiment import Experiment
 from harness.config.strategy_traits import NoOptions, StrategyTraits
@@ -16,14 +16,11 @@ from harness.errors import Collected, ExperimentError, WorkloadError
 from harness.launch.ray.session import has_working_dir
 from harness.plan.grid import OwnCode, Variants
 from harness.plan.planner import Plan
-from harness.run.child_process import checked, child_process
+from harness.run.child_process import Answer, Given, checked, child_process
 from harness.system.files import code_hash
 from harness.system.import_path import path_without
 from harness.system.user_code import SHIPPED, CodeVersion
 from harness.train.strategies import load_strategy_class
-
-Argument = TypeVar("Argument")
-Answer = TypeVar("Answer")
 
 
 def own_codes(experiment: Experiment, home: Path) -> Variants:
@@ -84,7 +81,7 @@ def only_version(plan: Plan) -> AbstractContextManager[None]:
 
 
 def in_each(
-    versions: Mapping[str, CodeVersion], function: Callable[[Argument], Answer], arguments: Mapping[str, Argument]
+    versions: Mapping[str, CodeVersion], function: Callable[[Given], Answer], arguments: Mapping[str, Given]
 ) -> dict[str, Answer]:
     """Return the function's value for each variant's argument, from a new process that imports this version.
 

@@ -88,7 +88,7 @@ def plain(value: Any) -> Any:
     return _plain(value, _secret_values())
 
 
-def redact_row(trial: Mapping[str, object]) -> dict[str, Any]:
+def redact_row(trial: Mapping[str, object]) -> dict[str, object]:
     """Redact the free-text columns of a trial."""
     values = _secret_values()
     return {**trial, **{name: _plain(trial[name], values, name) for name in FREE_TEXT if name in trial}}

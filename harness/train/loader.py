@@ -256,7 +256,7 @@ def end_with_trainer(worker: int) -> None:
     die_with_parent()
 
 
-class _Keys(torch.utils.data.Sampler[list[Any]]):
+class _Keys(torch.utils.data.Sampler[list[object]]):
     """The number and the keys of each batch, of the shares of the current pass."""
 
     def __init__(self) -> None:
@@ -370,7 +370,7 @@ class _DigestPickler(pickle.Pickler):
         self.hash = hashlib.sha1(usedforsecurity=False)
         super().__init__(self, protocol=5, buffer_callback=lambda buffer: self.hash.update(buffer.raw()))
 
-    def write(self, data: Any) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         self.hash.update(data)
         return len(data)
 

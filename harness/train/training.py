@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -63,6 +63,18 @@ Mark = Callable[[Phase], None]
 
 def no_mark(point: Phase) -> None:
     """Record nothing: the step is in no window."""
+
+
+class StepValues(NamedTuple):
+    """What a step reports of one rank: detached tensors of one number, which are read after the window.
+
+    The table ``steps`` has a column of each name but ``weight``: the mean over ranks.
+    """
+
+    loss: Tensor
+    """The sum over the rank's share of the batch; in ``steps`` over the weight."""
+    weight: Tensor
+    """The number of samples or tokens in that share."""
 
 
 class Training:
@@ -165,8 +177,8 @@ class Training:
         if self._cell.training.get("warmup_epochs") and self._cell.lr_factor > 1:
             scale_rate(self.optimizer, 1 / self._cell.lr_factor)
 
-    def step(self, batch: object, share: Share, mark: Mark = no_mark) -> tuple[Tensor, Tensor]:
-        """Take an optimizer step; return the sum of this rank's losses and its weight, as detached tensors.
+    def step(self, batch: object, share: Share, mark: Mark = no_mark) -> StepValues:
+        """Take an optimizer step; return what it reports of this rank.
 
         ``batch``: this rank's share, with accumulation an iterable of its micro-batches, each of which is taken after
         the backward pass of the one before. ``mark`` is called at each phase of the step from CLEARED on; FORWARD
@@ -197,7 +209,7 @@ class Training:
             self._after_step(self.unwrapped, self.steps_taken)
         self.steps_taken += 1
         mark(OPTIMIZER)
-        return loss, weight
+        return StepValues(loss, weight)
 
     def _scaled_update(self, scaler: torch.amp.GradScaler) -> None:
         """Update the parameters unless a gradient is not finite: the host reads that once a step, as every user's does.

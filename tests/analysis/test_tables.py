@@ -255,8 +255,8 @@ def test_each_attempt_has_the_quartiles_of_its_timed_steps_in_whatever_order_the
 
 def test_only_the_trials_that_count_are_in_a_cells_steps_and_without_steps_there_are_none() -> None:
     counted = pd.DataFrame({"trial_id": ["a", "b", "c"], "attempt": [2, 1, 1], "cell_id": ["x", "y", "z"]})
-    steps = {cell_id: values.tolist() for cell_id, values in TIMES.of_cells(counted).items()}
+    steps = {cell_id: values.tolist() for cell_id, values in TIMES.of_cells(counted, "step_s").items()}
     assert steps == {"x": [2.0], "y": [4.0, 6.0, 5.0]}
     times = step_times(STEPS.frame([]))
     assert times.by_trial.empty
-    assert times.of_cells(counted) == {}
+    assert times.of_cells(counted, "step_s") == {}

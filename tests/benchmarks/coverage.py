@@ -35,8 +35,8 @@ from harness.analysis.improvements import (
 from harness.analysis.ratios import within
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS, LOOKS_SIGNIFICANCE, deciding_blocks, geometric_mean, holm
 from harness.analysis.stats import SIGNIFICANCE as ALPHA
-from harness.analysis.verdict.trust import GOOD_BLOCKS
-from harness.analysis.verdict.trust import HALFWIDTH as EQUAL_WITHIN
+from harness.analysis.verdict.rules import GOOD_BLOCKS
+from harness.analysis.verdict.rules import HALFWIDTH as EQUAL_WITHIN
 from harness.config.sections import LOOKS
 
 TRUTH = 1.7

@@ -133,8 +133,8 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
     def window(random: np.random.Generator, kind: Any, count: int) -> TimedWindow:
         step_s = 0.02 * random.lognormal(sigma=0.05, size=count)
         phases = {phase: step_s.sum() / len(PHASES) for phase in PHASES}
-        losses, weights = random.lognormal(size=count), np.full(count, 32.0)
-        whole = Window(float(step_s.sum()), step_s, 0.01 * step_s, losses, weights, phases, dict(phases))  # type: ignore[arg-type]
+        values = {"loss": random.lognormal(size=count), "weight": np.full(count, 32.0)}
+        whole = Window(float(step_s.sum()), step_s, 0.01 * step_s, phases, dict(phases), values)  # type: ignore[arg-type]
         return TimedWindow(kind, whole, 32.0 * count)
 
     def measured(stepper: TrialContext, settings: object, **options: object) -> ThroughputMeasurement:

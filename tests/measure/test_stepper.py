@@ -53,7 +53,7 @@ def test_with_accumulation_every_step_takes_its_own_micro_batches(data: str | No
 def alone(step_s: list[float], *, wait_s: float = 0.0, on_gpu: bool = False) -> TimedWindow:
     host = {"wait": 1.0} if on_gpu else {}
     waits = [wait_s] * len(step_s)
-    return TimedWindow("alone", Window(sum(step_s), step_s, waits, [], [], {}, host), 1.0)
+    return TimedWindow("alone", Window(sum(step_s), step_s, waits, {}, host), 1.0)
 
 
 def of_rank(rank: int, windows: list[TimedWindow], first: int) -> tuple[list[WindowRow], list[Seconds]]:

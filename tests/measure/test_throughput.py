@@ -32,7 +32,7 @@ class Stepper:
     def window(self, kind: WindowKind, steps: int) -> TimedWindow:
         step_s = self.step_s if self.steps else self.first_s
         self.steps.append(steps)
-        return TimedWindow(kind, Window(step_s * steps, [step_s] * steps, [0.0] * steps, [], [], {}, {}), 0.0)
+        return TimedWindow(kind, Window(step_s * steps, [step_s] * steps, [0.0] * steps, {}, {}, {"loss": []}), 0.0)
 
 
 def warmed_up(stepper: Any, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:

@@ -108,8 +108,8 @@ def test_losses_are_read_after_the_window_and_not_kept_on_the_device(weight: Any
         return loss, weight()
 
     window = window_of(step, 3, clock=CLOCK, parts=micro_batches)
-    assert (window.losses, window.weights) == ([0.0, 1.0, 2.0], [4.0, 4.0, 4.0])
-    assert all(type(value) is float for value in (*window.losses, *window.weights))
+    assert window.values == {"loss": [0.0, 1.0, 2.0], "weight": [4.0, 4.0, 4.0]}
+    assert all(type(value) is float for values in window.values.values() for value in values)
     assert window.duration_s == 6.0 and sum(window.step_s) == 6.0  # reading them took 1,000
     assert [loss() for loss in kept] == [None] * 3
 
@@ -127,19 +127,19 @@ def test_a_long_window_keeps_few_tensors_on_the_device(monkeypatch: pytest.Monke
         return loss, weight(number)
 
     window = window_of(step, 105, clock=CLOCK)
-    assert (window.losses, window.weights) == ([float(n) for n in range(105)],) * 2
+    assert window.values == {name: [float(n) for n in range(105)] for name in ("loss", "weight")}
     assert most <= 10 and window.duration_s == 0.0 and CLOCK.now == reads + 1000.0  # all losses are read at once
 
 
 def test_losses_that_are_not_finite_are_kept_as_they_are() -> None:
     losses = iter([1.5, float("nan"), float("inf")])
     window = window_of(lambda batch, mark: (torch.tensor(next(losses), dtype=torch.bfloat16), 1), 3)
-    assert [str(loss) for loss in window.losses] == ["1.5", "nan", "inf"]
+    assert [str(loss) for loss in window.values["loss"]] == ["1.5", "nan", "inf"]
 
 
 def test_the_garbage_collector_is_disabled_inside_a_window_and_restored_also_if_a_step_raises() -> None:
     assert gc.isenabled()
-    enabled = window_of(lambda batch, mark: (torch.tensor(float(gc.isenabled())), 1), 2).losses
+    enabled = window_of(lambda batch, mark: (torch.tensor(float(gc.isenabled())), 1), 2).values["loss"]
     assert enabled == [0.0, 0.0] and gc.isenabled()
     with pytest.raises(ZeroDivisionError):
         window_of(lambda batch, mark: 1 / 0, 1)
@@ -317,20 +317,24 @@ def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> Non
     assert len(result.wait_s) == 3
 
 
-def timed(step_s: list[float], wait_s: list[float], losses: list[float]) -> TimedWindow:
-    return TimedWindow("timed", Window(sum(step_s), step_s, wait_s, losses, [1.0] * len(step_s), {}, {}), 1.0)
+def timed(step_s: list[float], wait_s: list[float], losses: list[float], **more: list[float]) -> TimedWindow:
+    values = {"loss": losses, "weight": [2.0] * len(step_s), **more}
+    return TimedWindow("timed", Window(sum(step_s), step_s, wait_s, {}, {}, values), 1.0)
 
 
 def test_of_each_step_the_slowest_rank_the_longest_wait_and_the_means_are_kept() -> None:
     nan = float("nan")
-    first = timed([1.0, 3.0, 2.0], [0.1, nan, 0.5], [1.0, 2.0, 3.0])
-    second = timed([2.0, 1.0, 2.0], [0.3, nan, 0.2], [3.0, 2.0, nan])
+    first = timed([1.0, 3.0, 2.0], [0.1, nan, 0.5], [1.0, 2.0, 3.0], grad_norm=[4.0, 2.0, 0.0])
+    second = timed([2.0, 1.0, 2.0], [0.3, nan, 0.2], [3.0, 2.0, nan], grad_norm=[2.0, 2.0, 1.0])
     kept = of_slowest([step_columns(rank, [window]) for rank, window in enumerate((first, second))])
     assert kept["rank"].tolist() == [1, 0, 0] and kept["step_s"].tolist() == [2.0, 3.0, 2.0]
     assert kept["mean_s"].tolist() == [1.5, 2.0, 2.0] and kept["step"].tolist() == [0, 1, 2]
     np.testing.assert_equal(kept["wait_s"], [0.3, nan, 0.5])
     assert kept["wait_rank"].tolist()[::2] == [1, 0]
-    np.testing.assert_equal(kept["loss"], [2.0, 2.0, nan])  # a loss of one rank that is not finite shows
+    np.testing.assert_equal(kept["loss"], [1.0, 1.0, nan])  # a loss of one rank that is not finite shows
+    assert kept["grad_norm"].tolist() == [3.0, 2.0, 0.5] and "weight" not in kept  # whatever a step reports
+    of_script = TimedWindow("timed", Window(3.0, [1.0, 2.0], [0.0, 0.0], {}, {}), 1.0)
+    assert list(step_columns(0, [of_script])) == ["rank", "window", "step", "warmup", "step_s", "wait_s"]
     assert of_slowest([{}, {}]) == {}
 
 

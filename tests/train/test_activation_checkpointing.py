@@ -126,10 +126,10 @@ def test_replicas_that_share_a_generator_drop_the_same_in_both_passes() -> None:
     for _ in range(5):  # of replicas in threads some draw from each other's state
         stepper = stepper_of(cell, OneFactor())
         share = Share(((0, 0),) * 8, 8, 8)
-        loss, weight = stepper.training.step(stepper.one_batch(), share)
+        taken = stepper.training.step(stepper.one_batch(), share)
         (parameter,) = stepper.training.model.parameters()
         assert parameter.grad is not None
-        assert float(parameter.grad * parameter.detach()) == pytest.approx(float(loss / weight), rel=1e-6)
+        assert float(parameter.grad * parameter.detach()) == pytest.approx(float(taken.loss / taken.weight), rel=1e-6)
 
 
 def test_less_is_kept_for_backward() -> None:

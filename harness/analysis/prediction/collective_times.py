@@ -315,7 +315,7 @@ def recorded_exchanges(lines: Lines, trials: pd.DataFrame) -> pd.DataFrame:
     return EXCHANGES.frame(
         {**cells[cell_id], "trial_id": line["trial_id"], **exchange}
         for cell_id, line in latest.items()
-        for exchange in line["exchanges"]
+        for exchange in line["exchanges"] or ()
     )
 
 

@@ -110,9 +110,10 @@ def families(trials: pd.DataFrame, windows: pd.DataFrame, lines: Lines, times: S
     known = trials["purpose"].fillna("").isin(["", "explain"]) & (trials["kind"] != "convergence")
     ok = known & (trials["outcome"] == "ok") & ~trials["inline"].fillna(False).astype(bool)
     rows = [row for row in rows_of(trials[ok]) if row.device_ids is None and row.per_device_batch_size]
-    names = ("operation", "size_bytes", "ready_s", "needed_s")
     exchanges = {
-        (line["trial_id"], line["attempt"]): tuple(Exchange(*(row[name] for name in names)) for row in found)
+        (line["trial_id"], line["attempt"]): tuple(
+            Exchange(row["operation"], row["size_bytes"], row["ready_s"], row["needed_s"]) for row in found
+        )
         for line in lines
         if (found := line.get("exchanges"))
     }
@@ -135,7 +136,8 @@ def net_step_times(times: StepTimes, on_gpus: Collection[TrialKey]) -> dict[Tria
     On a GPU the host waits while the stream computes: its wait is no part of the stream's step.
     """
     found: dict[TrialKey, Array] = {}
-    for (trial_id, attempt), step_s, wait_s in zip(times.trials, times.step_s, times.wait_s, strict=True):
+    values = zip(times.trials, times.column("step_s"), times.column("wait_s"), strict=True)
+    for (trial_id, attempt), step_s, wait_s in values:
         key = str(trial_id), int(attempt)
         found[key] = step_s if key in on_gpus else step_s - np.nan_to_num(wait_s)
     return found

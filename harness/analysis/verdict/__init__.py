@@ -1,4 +1,4 @@
-"""The verdict of a run: statements that follow from its tables by the rules of ``rules.py`` and ``trust.py``.
+"""The verdict of a run: statements that follow from its tables by the rules of ``rules.py``.
 
 Here: the tables that the rules read, and the statement.
 """

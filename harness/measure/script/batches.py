@@ -37,19 +37,19 @@ def time_loaders(counter: Counter) -> None:
     """Time the iterators of torch's DataLoader and count the indices that each batch was made of."""
     base: Any = dataloader._BaseDataLoaderIter
     fetch, next_index, reset, begin = base.__next__, base._next_index, base._reset, dataloader.DataLoader.__iter__
-    sizes: weakref.WeakKeyDictionary[Any, deque[int]] = weakref.WeakKeyDictionary()
+    sizes: weakref.WeakKeyDictionary[object, deque[int]] = weakref.WeakKeyDictionary()
 
-    def timed_index(iterator: Any) -> Any:
+    def timed_index(iterator: object) -> object:
         index = next_index(iterator)
         if isinstance(index, list | tuple):  # of a batch; loaders with workers draw it before they deliver it
             sizes.setdefault(iterator, deque()).append(len(index))
         return index
 
-    def reset_sizes(iterator: Any, *given: Any, **named: Any) -> Any:
+    def reset_sizes(iterator: object, *given: object, **named: object) -> object:
         sizes.pop(iterator, None)
         return reset(iterator, *given, **named)
 
-    def timed_fetch(iterator: Any) -> Any:
+    def timed_fetch(iterator: dataloader._BaseDataLoaderIter) -> object:
         start = counter.fetching()
         batch = fetch(iterator)
         drawn = sizes.get(iterator)
@@ -58,7 +58,7 @@ def time_loaders(counter: Counter) -> None:
         counter.fetched(start, size if size and not stream else size_of(batch) or size)
         return batch
 
-    def timed_begin(loader: Any) -> Any:
+    def timed_begin(loader: dataloader.DataLoader[object]) -> dataloader._BaseDataLoaderIter:
         start = counter.fetching()
         iterator = begin(loader)
         counter.waited(start)
@@ -110,9 +110,9 @@ def count_datasets(counter: Counter, *, consumes: bool) -> None:
         setattr(iterator, name, _counting(getattr(iterator, name), counter, consumes))
 
 
-def _counting(method: Callable[..., Any], counter: Counter, consumes: bool) -> Callable[..., Batches]:
+def _counting(method: Callable[..., Iterable[object]], counter: Counter, consumes: bool) -> Callable[..., Batches]:
     @functools.wraps(method)
-    def counting(*given: Any, **named: Any) -> Batches:
+    def counting(*given: object, **named: object) -> Batches:
         return Batches(method(*given, **named), counter, consumes=consumes)
 
     return counting

@@ -22,7 +22,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 SPAWNED = (
     "the script starts its ranks itself, by torch.multiprocessing.{name}, but here each rank is a process already, as "
@@ -109,7 +108,7 @@ def _before_open(folder: str, event: str, arguments: tuple[object, ...]) -> None
 def _saving(save: Callable[..., None], folder: str) -> Callable[..., None]:
     """Return torch.save, which opens files in C++, with the same care."""
 
-    def saving(obj: object, f: Any, *given: Any, **named: Any) -> None:
+    def saving(obj: object, f: object, *given: object, **named: object) -> None:
         own_copy(folder, f, whole=False)
         save(obj, f, *given, **named)
 

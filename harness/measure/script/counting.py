@@ -17,7 +17,7 @@ from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -194,7 +194,7 @@ class StepRecorder:
         self._names: list[str] = []
         self._connected = 0
         self._event_device: torch.device | None = None
-        self._counted: Any = None
+        self._counted: weakref.ref[torch.optim.Optimizer] | None = None
         self._evaluation_batches = 0
         self._thread = threading.get_ident()
 

@@ -323,7 +323,6 @@ def result(
     by_rank = [steps for _, steps in gathered]
     known = [each for each in profiles if each] if own else []
     asked = experiment.profiles(trial.purpose, trial.cell.traits) and not end.by_itself
-    rows = joined(by_rank) if settings.keep_steps == "all" else of_slowest(by_rank)
     judged = trial.purpose == "doctor" or not trial.block
     found: TrialFacts = {
         "findings": _findings(experiment, trial, seen, stated, known) if judged else [],
@@ -342,7 +341,7 @@ def result(
         unit=unit,
         steps_s=context.parts["warmup"] + context.parts["windows"],
         windows=tuple(row for own, _ in gathered for row in own),
-        steps={name: values for name, values in rows.items() if name != "loss"},
+        steps=joined(by_rank) if settings.keep_steps == "all" else of_slowest(by_rank),
         facts=found,
         detail=output,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -76,7 +76,7 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _run(function: Callable[..., object], config: dict[str, Any], recorder: StepRecorder) -> None:
+def _run(function: Callable[..., object], config: Mapping[str, object], recorder: StepRecorder) -> None:
     """Call the function; its own errors are raised, unless they come after its last window, and its end is not."""
     try:
         function(config)

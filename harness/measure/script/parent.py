@@ -16,7 +16,6 @@ from itertools import chain, count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -93,7 +92,7 @@ class ScriptProcess:
         with suppress(OSError):  # it has ended, which its next message or its exit code says
             self._connection.send(message)
 
-    def messages(self, timeout_s: float) -> Iterator[Any]:
+    def messages(self, timeout_s: float) -> Iterator[object]:
         """Yield what the process sends within a time; return as soon as it has ended and sent nothing more."""
         until = time.monotonic() + timeout_s
         with suppress(OSError, EOFError):
@@ -154,7 +153,7 @@ class InThread:
     def send(self, message: object) -> None:
         self._connection.send(message)
 
-    def messages(self, timeout_s: float) -> Iterator[Any]:
+    def messages(self, timeout_s: float) -> Iterator[object]:
         """Yield what the loop's thread sends within a time."""
         until = time.monotonic() + timeout_s
         while (left_s := until - time.monotonic()) > 0:

@@ -236,12 +236,11 @@ def judge_reports(
 # -- the functions of libraries that are read
 
 
-def _of_trainer(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
+def _of_trainer(_: object, logs: Values) -> Values:
     """Return the metrics in the logs of Hugging Face's Trainer.
 
     Its last log is a summary: the mean loss of all steps.
     """
-    logs = named["logs"] if "logs" in named else given[4]
     if "train_loss" in logs:  # of the last one alone
         return {}
     kept = {name: value for name, value in logs.items() if not name.endswith(NOISE)}
@@ -250,49 +249,51 @@ def _of_trainer(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
     return kept
 
 
-def _of_lightning(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
+def _of_lightning(connector: Any, metrics: Values) -> Values:
     """Return the metrics that Lightning logs in a fit; its epochs count from 0."""
-    trainer, metrics = given[0].trainer, named["metrics"] if "metrics" in named else given[1]
+    trainer = connector.trainer
     stated = {EPOCH: trainer.current_epoch + 1}
     return {**metrics, **stated} if metrics and trainer.state.fn == "fit" and not trainer.sanity_checking else {}
 
 
-def _of_ray(given: Sequence[Any], named: Mapping[str, Any]) -> Values:
+def _of_ray(_: object, metrics: Values) -> Values:
     """Return the metrics of a call of ray.train.report, which may be the logs of a Trainer."""
-    found: Values = named["metrics"] if "metrics" in named else given[0]
-    return {name: value for name, value in found.items() if not str(name).endswith(NOISE)}
+    return {name: value for name, value in metrics.items() if not str(name).endswith(NOISE)}
 
 
-Read: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Values]
-LIGHTNING = "pytorch.trainer.connectors.logger_connector.logger_connector"
-SOURCES: Sequence[tuple[str, str, str, Read]] = (
-    ("ray.train", "", "report", _of_ray),
-    ("transformers.trainer_callback", "CallbackHandler", "on_log", _of_trainer),
-    (f"lightning.{LIGHTNING}", "_LoggerConnector", "log_metrics", _of_lightning),
-    (f"pytorch_lightning.{LIGHTNING.partition('.')[2]}", "_LoggerConnector", "log_metrics", _of_lightning),
+Read: TypeAlias = Callable[[object, Values], Values]
+LOGGER = "pytorch.trainer.connectors.logger_connector.logger_connector"
+SOURCES: Sequence[tuple[str, str, str, str, int, Read]] = (
+    ("ray.train", "", "report", "metrics", 0, _of_ray),
+    ("transformers.trainer_callback", "CallbackHandler", "on_log", "logs", 4, _of_trainer),
+    (f"lightning.{LOGGER}", "_LoggerConnector", "log_metrics", "metrics", 1, _of_lightning),
+    (f"pytorch_lightning.{LOGGER.partition('.')[2]}", "_LoggerConnector", "log_metrics", "metrics", 1, _of_lightning),
 )
-"""What is read: module, class (empty: a function of the module), function, and how its arguments name metrics."""
+"""What is read: module, class (empty: a function of the module), function, name and position of its argument with the
+metrics, and what takes that one and the first argument."""
 READ = "_read_by_harness"
 
 
 def read_libraries(record: Callable[[Values], None]) -> None:
     """From now on, record what the libraries that are imported by now report."""
-    for module, owner, name, read in SOURCES:
+    for module, owner, name, argument, place, read in SOURCES:
         holder = sys.modules.get(module)
         holder = getattr(holder, owner, None) if owner else holder
         function = getattr(holder, name, None)
         if function is not None and not hasattr(function, READ):
-            setattr(holder, name, _recording(function, read, record))
+            setattr(holder, name, _recording(function, argument, place, read, record))
 
 
-def _recording(function: Callable[..., object], read: Read, record: Callable[[Values], None]) -> Callable[..., object]:
-    """Return the function, which also records what its arguments report."""
+def _recording(
+    function: Callable[..., object], argument: str, place: int, read: Read, record: Callable[[Values], None]
+) -> Callable[..., object]:
+    """Return the function, which also records what its argument of this name, or at this position, reports."""
 
     @functools.wraps(function)
     def recording(*given: Any, **named: Any) -> object:
         values: Values = {}
         with suppress(LookupError, AttributeError, TypeError):  # arguments of another version
-            values = read(given, named)
+            values = read(given[0] if given else None, named[argument] if argument in named else given[place])
         record(values)
         return function(*given, **named)
 

@@ -29,12 +29,12 @@ def profiled_windows(profile: ProfiledSteps) -> list[TimedWindow]:
 
     def window(kind: WindowKind, step_s: float) -> TimedWindow:
         steps, idle_s = PROFILED_STEPS, profile.idle_s
-        duration_s, nothing = steps * step_s, [0.0] * steps
+        duration_s = steps * step_s
         by_host = with_rest({"wait": steps * profile.wait_s}, duration_s)
         phases = by_host if idle_s is None else with_rest({"idle": steps * min(idle_s, profile.wait_s)}, duration_s)
         seconds = [step_s] * steps
         of_host = {} if idle_s is None else by_host
-        return TimedWindow(kind, Window(duration_s, seconds, nothing, nothing, nothing, phases, of_host), 0.0)
+        return TimedWindow(kind, Window(duration_s, seconds, [0.0] * steps, phases, of_host), 0.0)
 
     of_gpu = [] if profile.idle_s is None else [window("phases", profile.step_s)]
     return [window("alone", profile.step_s - profile.exposed_s), *of_gpu]
@@ -87,10 +87,9 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
         seconds = np.diff(np.concatenate([[began], ended[of]])) - pause[of]
         if len(by_device) == last - first:  # a pause is in the stream's time too
             seconds = np.where(pause[of] > 0, seconds, by_device)
-        nothing = [0.0] * (last - first)
         # a GPU may compute while the host waits
         phases = {} if end.facts.gpus else with_rest({"wait": float(waits[of].sum())}, duration)
-        measured = Window(duration, seconds.tolist(), waits[of].tolist(), nothing, nothing, phases, {})
+        measured = Window(duration, seconds.tolist(), waits[of].tolist(), phases, {})
         return TimedWindow(kind, measured, float(samples[of].sum()))
 
     start = edges[0][0]

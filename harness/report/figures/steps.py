@@ -61,7 +61,7 @@ def step_times(results: Results) -> Drawing:
     not_equivalent = not_equivalent_cells(results)
     trials = results.trials[(results.trials["outcome"] == "ok") & (results.trials["kind"] == "throughput")]
     drawn = trials[trials["cell_id"].isin(pd.concat([part["cell_id"] for _, part in facets]))]
-    by_cell = results.step_times.of_cells(drawn)
+    by_cell = results.step_times.of_cells(drawn, "step_s")
     longest_s = [float(part["step_p95_s"].max()) for _, part in facets]
 
     def draw(axes: Axes, part: pd.DataFrame) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.analysis.common import is_no_claim
-from harness.analysis.verdict.trust import NO_CHOICES
+from harness.analysis.verdict.rules import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.row import (
     Row,

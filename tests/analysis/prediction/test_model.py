@@ -79,8 +79,8 @@ def test_what_is_exposed_lies_between_no_and_full_overlap(parts: list[tuple[int,
 def test_steps_are_without_their_wait_for_data_unless_a_gpu_computes_meanwhile() -> None:
     trials = pd.MultiIndex.from_tuples([("waits", 1), ("unknown", 2), ("gpu", 1)])
     steps = [np.array([0.3, 0.2]), np.array([0.5, 0.4]), np.array([0.3, 0.2])]
-    times = StepTimes(trials, steps, [np.array([0.1, 0.0]), np.array([np.nan, np.nan]), np.array([0.25, 0.19])])
-    found = net_step_times(times, {("gpu", 1)})
+    waits = [np.array([0.1, 0.0]), np.array([np.nan, np.nan]), np.array([0.25, 0.19])]
+    found = net_step_times(StepTimes(trials, {"step_s": steps, "wait_s": waits}.__getitem__), {("gpu", 1)})
     assert found["waits", 1] == pytest.approx([0.2, 0.2]) and found["unknown", 2] == pytest.approx([0.5, 0.4])
     assert found["gpu", 1] == pytest.approx([0.3, 0.2])
 

@@ -10,7 +10,7 @@ from harness.analysis.common import Row
 from harness.analysis.doubts import DOUBTS, CountedDoubt
 from harness.analysis.stats import deciding_blocks, look_significance
 from harness.analysis.verdict import Statement
-from harness.analysis.verdict.trust import trust
+from harness.analysis.verdict.rules import trust
 from tests.analysis.verdict.test_rules import AXES, NOTHING, tables
 
 NEAR, WIDE = (100.0, 108.0, 93.0), (100.0, 120.0, 83.0)

@@ -17,7 +17,7 @@ from harness.config.script import column_of
 from harness.measure.script import counting
 from harness.measure.script.counting import EndOfTrial, Finished, Schedule, StepRecorder, WindowsBegun
 from harness.measure.script.reports import (
-    LIGHTNING,
+    LOGGER,
     MOST_NAMES,
     MOST_ROWS,
     Report,
@@ -188,7 +188,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = {
         "ray.train": SimpleNamespace(report=lambda metrics, checkpoint=None: checkpoint),
         "transformers.trainer_callback": SimpleNamespace(CallbackHandler=type("X", (CallbackHandler,), {})),
-        f"lightning.{LIGHTNING}": SimpleNamespace(_LoggerConnector=type("X", (Connector,), {})),
+        f"lightning.{LOGGER}": SimpleNamespace(_LoggerConnector=type("X", (Connector,), {})),
     }
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def test_what_libraries_report_is_read_once_and_their_functions_do_what_they_did
     assert trainer.on_log(None, None, None, logs) == "logged 4"
     trainer.on_log(None, None, None, logs={"eval_loss": 1.0, "eval_runtime": 3.0, "epoch": 1.0})
     trainer.on_log(None, None, None, {"train_loss": 5.0, "train_runtime": 3.0})  # the summary at its end
-    connector = libraries[f"lightning.{LIGHTNING}"]._LoggerConnector
+    connector = libraries[f"lightning.{LOGGER}"]._LoggerConnector
     connector("fit", False).log_metrics({"val_acc": 0.5, "epoch": 4}, step=3)
     connector("fit", True).log_metrics({"val_acc": 0.5})
     connector("test", False).log_metrics({"test_acc": 0.5})
@@ -323,9 +323,9 @@ def test_an_epoch_that_a_later_report_of_a_step_states_is_kept() -> None:
 
 def test_a_trainer_s_summary_and_what_it_times_are_no_metrics(libraries: dict[str, Any]) -> None:
     logs = {"loss": 2.0, "train_runtime": 3.0, "num_input_tokens_seen": 9}  # with include_num_input_tokens_seen
-    assert _of_trainer([], {"logs": logs}) == {"train_loss": 2.0, "num_input_tokens_seen": 9}
-    assert _of_trainer([], {"logs": {"train_loss": 2.0, "train_runtime": 3.0}}) == {}
-    assert _of_ray([{"eval_loss": 1.0, "eval_runtime": 4.0}], {}) == {"eval_loss": 1.0}
+    assert _of_trainer(None, logs) == {"train_loss": 2.0, "num_input_tokens_seen": 9}
+    assert _of_trainer(None, {"train_loss": 2.0, "train_runtime": 3.0}) == {}
+    assert _of_ray(None, {"eval_loss": 1.0, "eval_runtime": 4.0}) == {"eval_loss": 1.0}
 
 
 def test_a_best_loss_that_is_infinite_is_no_divergence() -> None:
