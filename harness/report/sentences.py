@@ -15,6 +15,7 @@ from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
 from harness.analysis.trials import NOT_STARTED
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import ENOUGH, FASTER, GOOD_BLOCKS, RANKED_SEEDS, SLOWER, TOO_FEW, WHOLE_WAIT
+from harness.config.axes import BATCHES
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text
 from harness.report.causes import LEAST_SHARE, because, certain_of, name_of, why_not_better
@@ -105,14 +106,27 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
         yield name, f"{_rate(row, context)}."
     elif _word(ratio, context) != CLEAR:
         if not is_missing(ratio.p_value) and number(ratio.speedup) <= 1:
-            yield _other(row, ratio), f"no gain shown by {name}: {_gain(ratio)} times."
+            yield _other(row, ratio), f"no gain shown by {name}: {_gain(ratio)} times{_larger_batch(ratio, context)}."
     elif number(ratio.speedup) > 1:
         time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
         is_wider = row.facts.devices != ratio.base_devices
         cost = f", for {times(time)} times the device time a sample" if is_wider else ""
         yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}."
     else:
-        yield context.name(ratio.base_id), f"{name} has only {_gain(ratio)} of its throughput."
+        less = f"{name} has only {_gain(ratio)} of its throughput"
+        yield context.name(ratio.base_id), f"{less}{_larger_batch(ratio, context)}."
+
+
+def _larger_batch(ratio: Row, context: Context) -> str:
+    """Return how much faster the base of a ratio is at its best larger batch; empty if that is not clear."""
+    pairs = [one for one in rows_of(context.table("versus")) if one.axis in BATCHES and one.other_id == ratio.base_id]
+    clear = [one for one in pairs if _word(one, context) == CLEAR and number(one.ratio) > 1]
+    best = max(clear, key=lambda one: number(one.ratio), default=None)
+    if best is None:
+        return ""
+    where = plural(ratio.base_devices, "device")
+    ratio_text = with_ends(times, best.ratio, best.low, best.high)
+    return f"; on {where} batch {best.value} is {ratio_text} times as fast"
 
 
 def _not(row: Statement, context: Context) -> Iterator[Said]:

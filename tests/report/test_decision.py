@@ -71,6 +71,17 @@ def test_a_rival_is_not_to_be_used_if_it_is_clearly_slower(change: dict[str, Any
     assert set(found) == {"USE", label} and found[label][0].startswith(said)
 
 
+def test_a_base_that_is_to_be_used_has_its_better_batch_beside_it() -> None:
+    pair = {**CELLS["base"], "axis": "per_device_batch_size", "value": "256", "other_value": "32", "cell_id": "big"}
+    pair |= {"other_id": "base", "ratio": 1.5, "low": 1.3, "high": 1.75, "p_value": 0.001}
+    slower, faster = ({"speedup": 0.7}, "; on 1 device batch 256 is 1.50 (1.30 to 1.75) times as fast.")
+    (said,) = lines(STATED, scaling=[{**RATIO, **slower}], versus=[pair])["USE"]
+    assert said.endswith(f"of its throughput{faster}")
+    for change in ({"p_value": 0.2}, {"ratio": 0.8}, {"other_id": "b"}, {"axis": "compile"}):
+        (said,) = lines(STATED, scaling=[{**RATIO, **slower}], versus=[{**pair, **change}])["USE"]
+        assert said.endswith("of its throughput.")
+
+
 def test_without_a_ratio_the_throughput_is_said() -> None:
     assert lines({**FASTEST, "cell_id": "base"}) == {"USE": [f"{SINGLE}: 1,000 samples/s."]}
 
