@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +47,26 @@ FIRST += ("test_scripts slow", "test_run slow", "test_curves slow", "trained", "
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run fast tests first, then slow ones: a mistake is seen early.
+    """Run fast tests first, then slow ones, and those that need the machine alone last: a mistake is seen early.
 
-    With ``-n`` the tests of a module are in one process, which makes its fixtures once.
+    With ``-n`` the tests of a module are in one process, which makes its fixtures once, and so are all tests that need
+    the machine alone.
     """
     items.sort(key=_order)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
-def _order(item: pytest.Item) -> tuple[bool, int]:
-    """Return what sorts a test: fast, slow by the place of its group in FIRST."""
-    return item.get_closest_marker("slow") is not None, [*FIRST, _group(item)].index(_group(item))
+def _order(item: pytest.Item) -> tuple[bool, bool, int]:
+    """Return what sorts a test: fast, slow by the place of its group in FIRST, alone."""
+    alone, slow = (item.get_closest_marker(name) is not None for name in ("alone", "slow"))
+    return alone, slow, [*FIRST, _group(item)].index(_group(item))
 
 
 def _group(item: pytest.Item) -> str:
     """Return the group of a test: one process runs all tests of a group, one after the other."""
+    if item.get_closest_marker("alone"):
+        return "alone"
     if not item.get_closest_marker("slow"):
         return item.path.stem
     shared = (name for name in SHARED if name in getattr(item, "fixturenames", ()))
@@ -82,6 +87,22 @@ def frozen() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Under pytest-xdist, run no other test beside one that is marked ``alone``.
+
+    The wait is outside of pytest-timeout's limit. The lock is this file's, which every process of a session has.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with Path(__file__).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have the file open still
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from harness.analysis.evidence import foreign_cores
+from harness.analysis.results import Results
+from harness.record.frames import records
 from harness.system.scratch import PREFIX, shared_memory
 
 ROOT = Path(__file__).parents[1]
@@ -157,3 +160,9 @@ def lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def most_foreign_cores(results: Results) -> float:
+    """The most processors that other processes kept busy during a trial, from the recorded columns of its ranks."""
+    trials = results.ranks.groupby(["trial_id", "attempt"])
+    return max((cores for _, ranks in trials if (cores := foreign_cores(records(ranks))) is not None), default=0.0)
