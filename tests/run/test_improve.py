@@ -165,6 +165,7 @@ def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(imp
     assert "training.accumulation: 1 is not confirmed: 1.0" in tried.text
 
 
+@pytest.mark.slow
 def test_a_confirmation_of_too_few_blocks_and_a_setting_that_fails_are_no_gain(
     improved: Callable[..., Improved],
 ) -> None:
