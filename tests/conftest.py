@@ -40,10 +40,9 @@ def silence_unloading() -> None:
 
 SHARED = ("trained", "ray_cluster", "examined")
 """Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
-KILLING = {"test_faults": "faults", "test_killed": "faults", "test_two_nodes": "drivers", "test_interrupted": "drivers"}
-"""The longest modules, in two groups of about the same time. Each looks at its own processes alone."""
-FIRST = (*dict.fromkeys(KILLING.values()), "ray_cluster", "examined", "test_scripts slow", "test_curves slow")
-"""The longest groups of slow tests, which run first, so that no process ends with them."""
+FIRST = ("test_interrupted slow", "test_two_nodes slow", "ray_cluster", "test_faults slow", "examined")
+FIRST += ("test_scripts slow", "test_run slow", "test_curves slow", "trained", "test_variants slow")
+"""The longest groups of slow tests, the longest first, so that no process ends with them."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -71,7 +70,7 @@ def _group(item: pytest.Item) -> str:
     if not item.get_closest_marker("slow"):
         return item.path.stem
     shared = (name for name in SHARED if name in getattr(item, "fixturenames", ()))
-    return KILLING.get(item.path.stem) or next(shared, f"{item.path.stem} slow")
+    return next(shared, f"{item.path.stem} slow")
 
 
 def pytest_collection_finish() -> None:

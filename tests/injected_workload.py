@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 COMPUTE_S = 0.02
-SLOW_S = 0.02
-LOAD_S = 0.005
+SLOW_S = 0.1
+LOAD_S = 0.025
+"""Of a sample. A planted delay of ten steps or more is twice as long as a pause of the machine may be."""
 
 
 class Samples(Dataset[Any]):

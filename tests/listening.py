@@ -10,6 +10,13 @@ import psutil
 LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
 
 
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port of this address that nobody has."""
+    with socket.socket() as free:
+        free.bind((address, 0))
+        return int(free.getsockname()[1])
+
+
 def started_since(before: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """All living processes that this one started, but those before: an earlier test's fork server may live on."""
     known = set(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
+
+from tests.listening import free_port
 
 Fault = Literal["", "503", "cut", "cut answer", "stop"]
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -43,9 +44,7 @@ class Proxy:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[Proxy]:
     """Yield a proxy before an S3 server that has one bucket, ``bucket``."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with (folder / "moto.txt").open("wb") as log:
         server = subprocess.Popen([sys.executable, "-c", SERVER, str(port)], stdout=log, stderr=log)
     try:

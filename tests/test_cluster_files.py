@@ -186,7 +186,7 @@ echo measuring
 mkdir -p results/run
 [ -z "$SETTLED" ] || touch results/run/trials.jsonl
 [ "$CODE" = late ] && trap '' TERM || trap 'exit $CODE' TERM
-for second in 1 2 3 4 5 6; do sleep 0.5; done
+for second in {{1..60}}; do sleep 0.5; done
 """
 NAMES = f"{CALLED}[ $1 != show ] || printf '%s\\n' {platform.node()} n63\n"
 STEP = f"""{CALLED}
@@ -208,7 +208,7 @@ class SlurmJob:
 
     def end(self) -> tuple[int, str, list[str]]:
         """Return the exit code, the output, and what was called."""
-        output, _ = self.process.communicate(timeout=20)
+        output, _ = self.process.communicate(timeout=60)
         return self.process.returncode, output.decode(), (self.folder / "calls").read_text().splitlines()
 
 
@@ -227,8 +227,8 @@ def start_job(
         (folder / "bin" / name).chmod(0o755)
     (folder / "calls").touch()
     text = SCRIPT.read_text()
-    limits = {"$((300 + 5 * SLURM_JOB_NUM_NODES))": start_s, "within $nodes 30": "within $nodes 1"}
-    for limit, short in {**limits, "limit=600": "limit=1", "NOTICE_S=120": "NOTICE_S=31"}.items():
+    limits = {"$((300 + 5 * SLURM_JOB_NUM_NODES))": start_s, "within $nodes 30": "within $nodes 3"}
+    for limit, short in {**limits, "limit=600": "limit=5", "NOTICE_S=120": "NOTICE_S=35"}.items():
         assert limit in text
         text = text.replace(limit, short)
     (folder / "job.sbatch").write_text(text if "SLURMD_NODENAME" not in more else in_pyxis(text))
@@ -348,7 +348,7 @@ def test_a_command_in_a_container_of_pyxis_is_stopped_by_its_step(tmp_path: Path
     options = f"--container-image=/tmp/harness.sqsh --container-mounts={tmp_path}:{tmp_path},/tmp:/tmp"
     steps = [line for line in called if line.startswith("srun ")]
     assert len(steps) == 3 and all(options in step for step in steps)
-    assert ["--overlap" in step for step in steps] == [False, True, True]
+    assert sorted("--overlap" in step for step in steps) == [False, True, True]  # the first starts in the background
     assert code == INTERRUPTED and {"scancel --signal=TERM 7.2", "scontrol requeue 7"} <= {*called}
 
 

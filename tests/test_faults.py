@@ -161,8 +161,8 @@ def test_a_hang_ends_within_the_limit_and_no_process_is_left(done: Run) -> None:
     for fault in FAULTS:
         if fault.outcome == "timeout":
             recovery_s = done.recovery_s(fault)
-            assert recovery_s is None or recovery_s < 1.25 * LIMIT_S + 30
-    wait_for(lambda: not _of_the_run(done), 10, lambda: _of_the_run(done))
+            assert recovery_s is None or recovery_s < 1.25 * LIMIT_S + 120  # with the start of a group
+    wait_for(lambda: not _of_the_run(done), FREED_S, lambda: _of_the_run(done))
 
 
 GIB = 1 << 30
@@ -175,7 +175,7 @@ def test_a_kill_by_the_memory_monitor_is_out_of_memory(tmp_path: Path) -> None:
     (tmp_path / "marks").mkdir()
     content = experiment(tmp_path / "marks")
     grid = {**content["grid"], "workload.fault": ["hog", "none"]}
-    options = {**content["workload_options"], "stop_bytes": 8 * GIB}
+    options = {**content["workload_options"], "stop_bytes": 10 * GIB}
     content = {**content, "grid": grid, "cells": [], "workload_options": options, "convergence": None}
     content["limits"] = {"trial": 60.0, "attempts": 2}  # which filling the memory of a busy machine may take
     # a real limit, 5 GiB above what the host uses now, of which this run and what runs beside it take a part

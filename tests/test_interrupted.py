@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import harness
-from harness.system.process import UNSETTLED
+from harness.system.process import INTERRUPTED, REPEAT_S, UNSETTLED
 from harness.system.scratch import JUST_MADE_S, shared_memory
 from tests.cluster.machines import wait_for
 from tests.processes import Command
@@ -161,10 +161,17 @@ def test_a_second_ctrl_c_exits_at_once(run: Run) -> None:
     (mailbox,) = command.named("ray::Mailbox")
     mailbox.suspend()  # an end in order waits for its answer
     os.killpg(command.process.pid, signal.SIGINT)
-    time.sleep(0.7)
+    time.sleep(REPEAT_S + 0.2)
     assert command.process.poll() is None
-    os.killpg(command.process.pid, signal.SIGINT)
-    command.process.wait(10)
+
+    def ends() -> bool:
+        """Whether it ends at a further signal: two that reach it late, and together, are one."""
+        os.killpg(command.process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.process.wait(2 * REPEAT_S)
+        return command.process.poll() is not None
+
+    wait_for(ends, 30)
     assert command.process.returncode == 130
     with contextlib.suppress(psutil.NoSuchProcess):
         mailbox.resume()
@@ -174,10 +181,11 @@ def test_a_second_ctrl_c_exits_at_once(run: Run) -> None:
 def test_ctrl_c_before_anything_is_measured(run: Run) -> None:
     """While it plans nothing is left; while Ray starts a folder that can go on."""
     command = run.call()
-    time.sleep(2.0)
+    time.sleep(2.0)  # on a slow machine it still imports, which any command may
     command.process.send_signal(signal.SIGINT)
     command.process.wait(ORDERLY_S)
-    assert command.process.returncode == UNSETTLED and "Traceback" not in command.output, command.output
+    assert command.process.returncode in (UNSETTLED, INTERRUPTED), command.output
+    assert "Traceback" not in command.output, command.output
     for number in (signal.SIGINT, signal.SIGTERM):
         command = run.call()
         command.wait_for(lambda command=command: command.is_running("gcs_server"))

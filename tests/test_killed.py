@@ -119,7 +119,8 @@ class Times:
                 seen += [time.monotonic() - began] if result >= (1, 6 * BLOCKS)[len(seen)] else []
             child.join(0.002)
         assert child.exitcode == 0
-        return cls(*seen, time.monotonic() - began)
+        end_s = time.monotonic() - began
+        return cls(*seen, *[end_s] * (2 - len(seen)), end_s)  # if this process was not scheduled meanwhile
 
     def draw(self, killed: Killed) -> float | None:
         """How long the next call may take: while it starts, while it measures, while it reports; in the end, all.
@@ -135,7 +136,7 @@ class Times:
             return chance.uniform(0, self.end_s - self.last_s + self.first_s)
         if chance.random() < 0.2:
             return slower * chance.uniform(0, self.first_s)
-        return slower * self.first_s + chance.expovariate(20 / (self.last_s - self.first_s))
+        return slower * self.first_s + chance.expovariate(20 / max(0.1, self.last_s - self.first_s))
 
 
 def test_forty_kills_lose_and_duplicate_nothing(tmp_path: Path) -> None:

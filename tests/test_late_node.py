@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import harness
+from tests.listening import free_port
 from tests.processes import ROOT, RUN
 from tests.ray_nodes import ended_afterwards, own_variables, start_node
 
 pytestmark = pytest.mark.slow
 
-HEAD, OTHER, PORT = "127.0.0.4", "127.0.0.5", 26379
+HEAD, OTHER = "127.0.0.4", "127.0.0.5"
 EXPERIMENT = """
 name: late
 workload: emulated_compute
@@ -31,18 +32,18 @@ class Head:
     """A head without devices, to which a node of two CPUs may be added."""
 
     def __init__(self, variables: dict[str, str]) -> None:
-        self.variables = {**variables, "PYTHONPATH": str(ROOT)}
-        place = ("--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false")
-        start_node(*place, variables=self.variables)
+        self.variables, self.port = {**variables, "PYTHONPATH": str(ROOT)}, free_port(HEAD)
+        place = ("--head", f"--node-ip-address={HEAD}", f"--port={self.port}", "--num-cpus=0")
+        start_node(*place, "--include-dashboard=false", variables=self.variables)
 
     def add_node(self) -> None:
-        place = (f"--address={HEAD}:{PORT}", f"--node-ip-address={OTHER}", "--num-cpus=2")
+        place = (f"--address={HEAD}:{self.port}", f"--node-ip-address={OTHER}", "--num-cpus=2")
         start_node(*place, variables=self.variables)
 
     def start(self, home: Path, wait_for: str) -> subprocess.Popen[str]:
         """Start a run that waits for nodes; its messages can be read from its output."""
         (home / "late.yaml").write_text(f"{EXPERIMENT}cluster: {{wait_for: {wait_for}}}\n")
-        command = [*RUN, "late.yaml", "--address", f"{HEAD}:{PORT}", "--quiet"]
+        command = [*RUN, "late.yaml", "--address", f"{HEAD}:{self.port}", "--quiet"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command, env=self.variables, cwd=home, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True

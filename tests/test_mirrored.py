@@ -149,7 +149,7 @@ def check_addresses(s3: Proxy) -> None:
 FILE = """
 name: mirrored
 workload: mlp
-grid: {data: synthetic, model: small, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: [8, 16]}
+grid: {data: synthetic, model: small, strategy: [single, ddp], devices: [1, 2], per_device_batch_size: 8}
 throughput: {blocks: 1, twin: false, explain: false, window_seconds: 0.2, warmup_seconds: 0.1}
 equivalence: false
 preflight: false
@@ -168,11 +168,11 @@ def test_a_run_with_ray_sends_each_trial_between_the_trials(s3: Proxy, tmp_path:
     shown = ended(*RUN[:-1], "harness.report", uri, "--local", "elsewhere", cwd=tmp_path)
     assert f"Report: elsewhere/{name}/report.html" in shown.stdout
     lines: list[Any] = harness.load(tmp_path / "elsewhere" / name).lines
-    assert [line["outcome"] for line in lines] == ["ok"] * 6
-    assert len({line["group_id"] for line in lines}) < 6
+    assert [line["outcome"] for line in lines] == ["ok"] * 3
+    assert len({line["group_id"] for line in lines}) < 3
     for line in lines:
         inside = [path for at, path in s3.times if line["started_at"] < at < line["started_at"] + line["trial_s"]]
         assert inside == [], f"sent while {line['trial_id']} was measured"
     ends = sorted(line["started_at"] + line["trial_s"] for line in lines)
     sent = sorted(at for at, path in s3.times if path.startswith("PUT") and path.partition("?")[0].endswith(".json"))
-    assert sum(at < ends[-1] for at in sent) >= 4  # the first trials were there before the last had ended
+    assert sum(at < ends[-1] for at in sent) >= 2  # the first trials were there before the last had ended

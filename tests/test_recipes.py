@@ -160,7 +160,7 @@ def test_the_recipe_trains_on_digits(tmp_path: Path) -> None:
     content["grid"] |= {"data": ["digits"], "model": ["resnet8"], "devices": [1, 2]}
     content |= {"workload_options": {"image_size": 16, "width": 4}, "loader": {"workers": 0}, "device": "cpu"}
     content |= {"throughput": None, "equivalence": False, "limits": {"trial": "3m"}}
-    content["convergence"]["seeds"] = 0
+    content["convergence"]["seeds"], content["launcher"] = 0, "torchrun"
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(content))
     ended(*RUN, file, "--output", tmp_path / "out", "--no-preflight")

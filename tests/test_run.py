@@ -69,6 +69,7 @@ EIGHT_PASSES = """
 name: wasteful
 workload: wasteful:Wasteful
 grid: {per_device_batch_size: [16]}
+launcher: torchrun
 training: {accumulation: 8}
 optimizer: {name: SGD, lr: 0.001}
 throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 3, window_seconds: 0}
@@ -87,8 +88,6 @@ def test_what_slows_a_step_is_tried_confirmed_and_said(tmp_path: Path) -> None:
     (screened, confirmed) = harness.load(run).improvements.to_dict("records")
     assert screened["changes"] == confirmed["changes"] == "training.accumulation: 1"
     assert (confirmed["step"], confirmed["blocks"], confirmed["kept"]) == ("confirmation", 5, True)
-    assert (
-        5 < confirmed["low"] < 8 < confirmed["high"] * 1.6
-    )  # eight passes in place of one, but for the rest of a step
+    assert 2 < confirmed["low"] < 8 < 2 * confirmed["high"]  # one pass in place of eight, but for the rest of a step
     assert "accumulation: 1" in (run / "next.yaml").read_text()
     assert len(list(run.glob("improve/*/*/*/report.html"))) == 2

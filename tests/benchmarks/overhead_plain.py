@@ -27,6 +27,7 @@ from harness.record.folder import RunFolder
 from harness.run.execution import Execution
 from tests.benchmarks.figures import SHORT, UNCHECKED, write_figures
 from tests.benchmarks.plain_ddp import BATCH, STEPS, WARMUP
+from tests.listening import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 def plain_step_s(devices: int) -> float:
     """Seconds a step of the plain script."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={devices}"]
-    port = ["--master-addr=127.0.0.1", "--master-port=29517", str(ROOT / "tests/benchmarks/plain_ddp.py")]
+    port = ["--master-addr=127.0.0.1", f"--master-port={free_port()}", str(ROOT / "tests/benchmarks/plain_ddp.py")]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([*command, *port], env=variables, check=True, capture_output=True, text=True)
     return float(done.stdout.strip().splitlines()[-1])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
-from harness.doctor import speed
+from harness.doctor import speed, validation
 from harness.doctor.examine import DoctorTrialFailed, examine
 from harness.doctor.subject import Subject
 from harness.plan.cell import Cell
@@ -91,6 +91,7 @@ def look_at_builtin(name: str, model: str, strategy: str, rank: int, world_size:
 def main(rank: int, world_size: int, out: Path) -> None:
     """Every workload whose strategy needs this many processes."""
     speed.SECONDS = 0.15  # small nets: this is many batches
+    validation.SECONDS = 5.0  # of which a pause of the machine is a small part
     speed.PAUSE_S = 0.01  # a rank that is slow here stays slow
     pairs: list[tuple[type[Any], str]] = [*HEALTHY, *(pair for pairs in FAULTS.values() for pair in pairs)]
     pairs += [*((script, script.strategy) for script in SCRIPTS), (NeedsMany, "ddp"), (NeedsMany, "single")]

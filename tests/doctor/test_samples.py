@@ -42,11 +42,11 @@ def rows(part: torch.Tensor) -> TensorDataset:
     ],
     ids=["a part", "some", "none", "as arrays", "other labels"],
 )
-def test_equal_values_are_counted(validation: Any, found: Copies) -> None:
+def test_equal_values_are_counted(clock: list[float], validation: Any, found: Copies) -> None:
     assert copies_by_value(rows(ROWS), validation, seed=0) == found
 
 
-def test_a_few_equal_samples_may_be_chance_and_those_of_few_values_too() -> None:
+def test_a_few_equal_samples_may_be_chance_and_those_of_few_values_too(clock: list[float]) -> None:
     assert not Copies(7, 10, 200).is_many and Copies(8, 160, 200).is_many
     assert not Copies(8, 200, 200).is_many and Copies(10, 200, 200).is_many
     assert copies_by_value(rows((ROWS % 2).float()), rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
@@ -195,7 +195,10 @@ def subject_with(data_set: Any, workers: int) -> Subject:
     ("data_set", "workers", "differ", "compared"),
     [(Rows, 2, True, 200), (Rows, 0, False, 0), (OpensLate, 2, False, 200), (Normalised, 2, False, 40)],
 )
-def test_samples_are_compared_between_processes(data_set: type[Any], workers: int, differ: bool, compared: int) -> None:
+def test_samples_are_compared_between_processes(
+    monkeypatch: pytest.MonkeyPatch, data_set: type[Any], workers: int, differ: bool, compared: int
+) -> None:
+    monkeypatch.setattr(data, "MOST_S", 60.0)
     before = torch.get_num_threads()
     torch.set_num_threads(2)  # as a rank may have, and no loader worker has
     with closing(data_set()) as opened:

@@ -212,21 +212,14 @@ def test_without_a_gpu_there_is_one_error(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err == "--device cuda: torch sees no GPU here; allowed: --device cpu\n"
 
 
-TIMED = ("clocks", "speed", "hardware:peak", "planted")
-"""The claims that compare times. On a CPU the others marked ``alone`` may run beside another test."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("timed", [False, pytest.param(True, marks=pytest.mark.alone)], ids=["no speed", "speed"])
-def test_the_acceptance_on_a_cpu(tmp_path: Path, timed: bool) -> None:
-    claims = [claim for claim in CLAIMS if claim.function.startswith(TIMED) == timed]
+def test_the_acceptance_on_a_cpu(tmp_path: Path) -> None:
     asked = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--output", str(tmp_path), "--minutes", "9"]
-    names = [claim.name for claim in claims]
-    done = subprocess.run([*asked, "--only", *names], cwd=runner.ROOT, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(asked, cwd=runner.ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:]
     rows = json.loads((tmp_path / "acceptance.json").read_text())["claims"]
     found = {row["claim"]: row["status"] in ("pass", "measured") for row in rows}
-    assert found == {claim.name: claim.cpu for claim in claims}, rows
+    assert found == {claim.name: claim.cpu for claim in CLAIMS}, rows
 
 
 @pytest.mark.gpu

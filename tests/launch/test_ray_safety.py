@@ -125,7 +125,7 @@ def ended_as(address: str) -> dict[str, tuple[int, str]]:
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     try:
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=90)
     except subprocess.TimeoutExpired:  # the client still retries
         process.kill()
         output, _ = process.communicate()
@@ -161,7 +161,7 @@ def test_a_worker_group_leaves_no_actor_no_reservation_and_no_process(lived: Liv
     assert lived.placement_groups == {"REMOVED"}
     assert lived.free[0] == lived.free[1]
     assert lived.processes
-    _, alive = psutil.wait_procs(lived.processes, timeout=10)
+    _, alive = psutil.wait_procs(lived.processes, timeout=30)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -9,7 +9,8 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from torch.utils.data import TensorDataset
 
 from harness.config.sections import Convergence
 from harness.errors import WorkloadError
+from harness.measure import convergence
 from harness.measure.convergence import COLLECT_STEPS, EpochData, Epochs
 from harness.measure.losses import MOST_RECORDED, StepLosses
+from harness.measure.window import HostTimer, measure_window
 from harness.plan.cell import Cell
 from harness.train import checkpoint, loader
 from harness.train.checkpoint import CheckpointManager
@@ -135,15 +138,20 @@ def test_a_training_that_diverged_keeps_nothing_of_it(tmp_path: Path) -> None:
     assert checkpoint.epochs(tmp_path) == []
 
 
-def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up_and_each_sample_counts_once() -> None:
+def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up_and_each_sample_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
     assert run.rows[0]["samples"] == SAMPLES and run.diverged is None
+    clock = partial(next, count(0.0))  # a second passes from one reading to the next
+    monkeypatch.setattr(convergence, "epoch_marks", lambda devices, parts: HostTimer(clock, micro_batches=parts))
+    monkeypatch.setattr(convergence, "measure_window", partial(measure_window, clock=clock))
     window = epochs_of(CELL, 3).window
     assert (window["window_kind"], window["rank"], window["window"]) == ("epochs", 0, 0)
     assert window["steps"] == 9 and window["weight"] == 3 * SAMPLES
-    phases = ("wait", "copy", "forward", "backward", "optimizer", "rest")
-    assert all(window[f"{phase}_s"] > 0 for phase in phases)
-    assert 0.5 < sum(window[f"{phase}_s"] for phase in phases) / window["duration_s"] <= 1
+    seconds = {"wait": 9, "copy": 9, "forward": 9, "backward": 9, "optimizer": 9, "rest": 18}  # one of each of 9 steps
+    assert {phase: window[f"{phase}_s"] for phase in seconds} == seconds
+    assert sum(seconds.values()) <= window["duration_s"] < sum(seconds.values()) + 9
 
 
 class Cyclic(Noisy):

@@ -277,24 +277,29 @@ def test_each_rank_of_fsdp_has_a_share_and_its_shards() -> None:
     assert 0.75 * 16 * WEIGHT / 4 < two - four < 1.5 * 16 * WEIGHT / 4
 
 
+WORLDS = 5
+
+
 @pytest.mark.slow
 def test_traces_are_within_two_percent_of_real_allocations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a ResNet and a GPT, on one device, in DDP and in fully_shard over gloo; of the GPT with checkpointing too.
 
-    Beside the smallest of five steps in each of two worlds: in others gloo's threads have not yet given up the tensors
-    of an exchange, which in some worlds is so in every step.
+    Beside the smallest of five steps, and of another world if that is beyond: in some steps gloo's threads have not yet
+    given up the tensors of an exchange, which in some worlds, and on a busy machine in more, is so in every step.
     """
     monkeypatch.undo()
     torch.set_num_threads(1)
     real = {name: measured(alone) for name, alone in cells(1).items()}
-    for world in ("first", "second"):
-        (tmp_path / world).mkdir()
-        for name, peaks in json.loads(run_ranks("tests.allocations", 2, tmp_path / world).read_text()).items():
+    planned = {name: estimated(alone) for name, alone in {**cells(1), **cells(2)}.items()}
+    assert len(planned) == 9
+    for world in range(WORLDS):
+        (folder := tmp_path / str(world)).mkdir()
+        for name, peaks in json.loads(run_ranks("tests.allocations", 2, folder).read_text()).items():
             real[name] = [*real.get(name, []), *peaks]
-    planned = {**cells(1), **cells(2)}
-    errors = {name: estimated(planned[name]) / min(peaks) - 1 for name, peaks in real.items()}
-    assert len(errors) == 9
-    assert all(abs(error) <= 0.02 for error in errors.values()), errors
+        errors = {name: planned[name] / min(real[name]) - 1 for name in planned}
+        if all(abs(error) <= 0.02 for error in errors.values()):
+            return
+    raise AssertionError(errors)
 
 
 class Tied(nn.Module):

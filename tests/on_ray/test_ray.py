@@ -131,6 +131,6 @@ def test_a_killed_mailbox_loses_a_trial_and_ends_ranks(ray_cluster: Cluster, mon
                 ray.kill(own)
     launcher.close()
     assert pids
-    wait_for(lambda: not any(map(psutil.pid_exists, pids)), 10, pids)
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)), 30, pids)
     states = {each["state"] for each in placement_group_table().values()}
     assert states == {"REMOVED"}, "no device is held: another run of this process starts at once"

@@ -56,7 +56,7 @@ def test_a_script_for_torchrun_is_measured_on_one_rank_and_on_two_and_named_as_c
 
 def test_a_script_that_hangs_is_named_by_its_own_line_and_leaves_nothing(execute: Execute, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HANGS)
-    results = run(execute, tmp_path / "train.py", grid={**GRID, "devices": 1}, limits={"trial": 8.0})
+    results = run(execute, tmp_path / "train.py", grid={**GRID, "devices": 1}, limits={"trial": 15.0})
     (reason,) = results.trials["reason"]
     assert results.trials["outcome"].tolist() == ["timeout"]
     assert re.search(r"rank 0 in stuck \(train.py:[67]\)$", reason), reason

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +25,7 @@ from harness.report.mlflow_export import (
     tracking_uri,
 )
 from tests.conftest import EXAMPLE, Make
+from tests.listening import free_port
 from tests.run_folders import make_run
 
 pytestmark = pytest.mark.skipif(find_spec("mlflow") is None, reason="needs mlflow")  # which takes seconds to import
@@ -148,10 +148,8 @@ def test_a_target_that_is_none_or_cannot_be_used_is_one_error(
     results: Results, tmp_path: Path, target: str, words: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    result = export_by_command(results, target.replace("PORT", str(port)).replace("FILE", str(tmp_path / "file")))
+    target = target.replace("PORT", str(free_port())).replace("FILE", str(tmp_path / "file"))
+    result = export_by_command(results, target)
     assert result.exit_code == 2 and result.output.count("\n") == 1
     assert re.search(words, result.output)
     assert not any(secret in result.output for secret in SECRETS)

@@ -214,15 +214,16 @@ def test_a_write_error_ends_the_run_and_its_group(plan: Plan, tmp_path: Path, mo
     assert [line["trial_id"] for line in folder.lines() if line["outcome"] == "ok"] == [trial.id for trial in kept]
 
 
-@pytest.mark.slow
 def test_the_wall_limit_ends_at_a_trials_boundary_and_resumes_finish_the_run(
-    make_experiment: Make, tmp_path: Path
+    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No trial is measured twice, though no invocation holds a block."""
-    limited = make_plan(make_experiment(GRID, throughput={"blocks": 2}, limits={"wall": 0.3}), laptop())
+    limited = make_plan(make_experiment(GRID, throughput={"blocks": 2}, limits={"wall": 30.0}), laptop())
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
 
     def slow(trial: Trial, tries: int) -> Outcome:
-        time.sleep(0.12)
+        now[0] += 12.0
         return "ok"
 
     trials, invocations = {t.id for t in limited.trials}, 0

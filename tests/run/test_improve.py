@@ -181,6 +181,7 @@ def test_a_time_that_ends_before_anything_is_compared_is_said(improved: Callable
     )
 
 
+@pytest.mark.slow
 def test_a_confirmation_of_too_few_blocks_and_a_setting_that_fails_are_no_gain(
     improved: Callable[..., Improved],
 ) -> None:

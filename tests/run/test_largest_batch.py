@@ -302,7 +302,8 @@ def test_the_search_ends_near_the_limit_for_any_amount_a_sample(per_sample: floa
     assert noise or one.fits >= min(0.9 * truly - 8, 8 * 4 * 16**9), "as far as the rounds reach"
 
 
-def test_a_round_trains_in_real_processes_and_gives_the_peak_of_each_cell(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_round_trains_and_gives_the_peak_of_each_cell(tmp_path: Path) -> None:
     """In this process: of one rank."""
     grid = {"strategy": "single", "per_device_batch_size": "max", "model": "resnet8", "data": "digits"}
     asked = experiment(grid=grid, hardware={"memory_gb": 64}, workload="image_classification")

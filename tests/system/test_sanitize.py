@@ -77,7 +77,7 @@ def test_a_long_message_costs_no_more_than_its_length(part: str) -> None:
     """A pattern that looks back and forth over it would take minutes."""
     start = time.process_time()
     sanitize.redact_text(part * (100_000 // len(part)))
-    assert time.process_time() - start < 5.0
+    assert time.process_time() - start < 30.0
 
 
 def test_values_of_secret_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
+from itertools import count
 from multiprocessing import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +16,21 @@ import torch
 
 from harness.config.sections import Convergence
 from harness.measure.script import following, loop
-from harness.measure.script.counting import EndOfTrial, Finished, Held, Hold, Progress, Schedule, StepRecorder
+from harness.measure.script.counting import (
+    EndOfTrial,
+    Finished,
+    Held,
+    Hold,
+    Progress,
+    Schedule,
+    StepRecorder,
+    Steps,
+)
 from harness.measure.script.following import Followed, _followed_training
 from harness.measure.script.loop import in_thread
-from harness.measure.script.parent import InThread
+from harness.measure.script.parent import InThread, ScriptFailed
 from harness.train.ranks import Ranks
+from tests.cluster.machines import wait_for
 
 ONE = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 BURST = 1000
@@ -80,6 +94,46 @@ def test_a_training_whose_steps_come_in_bursts_ends_at_its_limit(monkeypatch: py
     thread.join()
 
 
+class Two(Ranks):
+    """Rank 0 of two. ``others``: the steps of the other by now, the next after three seconds; its script takes 60."""
+
+    others: Iterator[int]
+    other = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        if isinstance(value, bool):  # whether the script has ended
+            return [value, self.other == 60]
+        type(self).other = next(self.others)
+        return [value, self.other]
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+STEADY = (10, 20, 30, 40, 50, 60)
+
+
+@pytest.mark.parametrize(
+    ("others", "waits", "fails"),
+    [(STEADY, True, False), (STEADY, False, True), ((10, *[20] * 9), True, True)],
+    ids=["takes steps", "of windows", "takes none"],
+)
+def test_a_rank_that_still_takes_steps_after_another_one_s_end_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, others: Sequence[int], waits: bool, fails: bool
+) -> None:
+    monkeypatch.setattr(following.time, "monotonic", partial(next, count(0.0, 3.0)))
+    monkeypatch.setattr(Two, "others", iter(others), raising=False)
+    unused: Any = None
+    end = Finished(Steps(ended=[0.0] * 60), unused, by_itself=True)
+    process: Any = SimpleNamespace(messages=lambda seconds: [end], exit_code=0)
+    two = Two(0, 2, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
+    if not fails:
+        assert following._to_schedule(process, two, unused, 1.0, waits=waits) == (0, end)
+        return
+    with pytest.raises(ScriptFailed, match=f"until one ended: 60, {others[4]}"):
+        following._to_schedule(process, two, unused, 1.0, waits=waits)
+
+
 def test_a_training_that_is_held_ends_at_most_one_more_step_until_its_last_one_is_named() -> None:
     script, parent = recorder()
     script.step()
@@ -93,6 +147,7 @@ def test_a_training_that_is_held_ends_at_most_one_more_step_until_its_last_one_i
 
     thread = threading.Thread(target=train, daemon=True)
     thread.start()
+    wait_for(lambda: len(script._steps.ended) > 1, 30)
     thread.join(0.2)
     assert thread.is_alive() and len(script._steps.ended) == 2
     script._obey(Schedule(4))

@@ -96,6 +96,7 @@ optimizer: {name: Adam, lr: 0.001}
 throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 2, window_seconds: 0, twin: false,
   explain: false}
 preflight: false
+launcher: torchrun
 """
 
 
