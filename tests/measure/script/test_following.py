@@ -12,9 +12,10 @@ import torch
 
 from harness.config.sections import Convergence
 from harness.measure.script import following, loop
-from harness.measure.script.counting import EndOfTrial, Finished, Held, Hold, Progress, Schedule, StepRecorder
+from harness.measure.script.counting import StepRecorder
 from harness.measure.script.following import Followed, _followed_training
 from harness.measure.script.loop import in_thread
+from harness.measure.script.messages import EndOfTrial, Finished, Held, Hold, Progress, Schedule
 from harness.measure.script.parent import InThread
 from harness.train.ranks import Ranks
 
