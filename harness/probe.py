@@ -22,7 +22,6 @@ class Recorder(Protocol):
     """What records the steps of this process."""
 
     def begin(self) -> None: ...
-    def leave(self) -> None: ...
     def step(self) -> None: ...
     def count(self, samples: float) -> None: ...
     def pause(self) -> None: ...
@@ -44,12 +43,7 @@ def steps(batches: Iterable[T]) -> Iterator[T]:
     for batch in batches:
         if _recorder:
             _recorder.begin()
-        try:
-            yield batch
-        except GeneratorExit:  # the loop was left amid a step
-            if _recorder:
-                _recorder.leave()
-            raise
+        yield batch
         if _recorder:
             _recorder.step()
 

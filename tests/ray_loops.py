@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
+import numpy as np
 import ray
 import ray.data
 import ray.train
@@ -49,3 +51,43 @@ def reads_datasets(config: dict[str, Any]) -> None:
 
 def no_file() -> ray.data.Dataset:
     raise FileNotFoundError("no file numbers.csv")
+
+
+def labelled() -> ray.data.Dataset:
+    x = np.random.default_rng(0).normal(size=(4096, 4)).astype(np.float32)
+    return ray.data.from_items([{"x": row, "labels": int(row.sum() > 0)} for row in x])
+
+
+class Classifier(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.layer(x)
+        return {"logits": logits, "loss": torch.nn.functional.cross_entropy(logits, labels)}
+
+
+def fine_tunes(config: dict[str, Any]) -> None:
+    """Train with Hugging Face's Trainer on Ray Data, as Ray Train's documentation has it."""
+    from ray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
+    from transformers import Trainer, TrainingArguments
+
+    shards = {
+        name: ray.train.get_dataset_shard(name).iter_torch_batches(batch_size=config["batch_size"])
+        for name in ("train", "evaluation")
+    }
+    every = {f"{what}_steps": config["every"] for what in ("logging", "eval", "save")}
+    arguments = TrainingArguments(
+        tempfile.mkdtemp(),
+        max_steps=config["steps"],
+        eval_strategy="steps",
+        save_strategy="steps",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **every,
+    )
+    trainer = Trainer(Classifier(), arguments, train_dataset=shards["train"], eval_dataset=shards["evaluation"])
+    trainer.add_callback(RayTrainReportCallback())
+    prepare_trainer(trainer).train()

@@ -72,9 +72,13 @@ FAILING = {
     "os._exit": ("step(); os._exit(7)", r"ScriptEnded on rank 0: the script's process ended \(exit code 7\)"),
     "killed": ("os.kill(os.getpid(), 9)", r"ScriptEnded on rank 0: the script's process ended \(signal 9\)"),
     "no step": ("print('evaluated')", "ScriptEnded on rank 0: the script ended by itself after 0 steps of an"),
-    "spawn": (
+    "other ranks": (
         "import torch.multiprocessing as mp; mp.spawn(print, nprocs=2)",
-        "SpawnsRanks on rank 0: the script starts its ranks itself, by torch.multiprocessing.spawn",
+        "SpawnsRanks on rank 0: the script starts 2 ranks itself, by torch.multiprocessing.spawn, and this cell has 1",
+    ),
+    "ranks not waited for": (
+        "import torch.multiprocessing as mp; mp.start_processes(print, join=False)",
+        "SpawnsRanks on rank 0: the script starts its ranks itself, by torch.multiprocessing.start_processes with join",
     ),
     "syntax": ("def", "SyntaxError on rank 0: "),
 }
@@ -183,12 +187,91 @@ def test_samples_are_the_loader_s_with_gradients_and_evaluation_can_be_left_out(
     for result in found:
         assert result.outcome == "ok", result.reason
         assert [window["weight"] for window in result.windows if window["window_kind"] == "timed"] == [64.0, 64.0]
-        assert result.unit == "samples" and result.facts["evaluation_batches"] > 0
+        assert result.unit == "samples" and (result.facts["evaluation_batches"] > 0) == (result is whole)
     seen = [" ".join(finding["seen"] for finding in result.facts["findings"]) for result in found]
-    assert ["without gradients" in each for each in seen] == [True, False][: len(found)]
+    assert ["of evaluation" in each for each in seen] == [True, False][: len(found)]
     # 4 steps are 2 epochs: 10 batches of 100 ms without gradients; a pause of the machine is in one window at most
     whole_s, *paused_s = (min(window["duration_s"] for window in result.windows[1:]) for result in found)
     assert whole_s > 1.0 and all(seconds < 1.0 for seconds in paused_s)
+
+
+def test_an_iteration_without_a_backward_pass_is_an_evaluation_also_with_gradients_enabled(tmp_path: Path) -> None:
+    text = """
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.zeros(32, 2))
+        for epoch in range(1000):
+            for (x,) in DataLoader(data, 16):
+                weight.sum().backward()
+            for (x,) in DataLoader(data, 8):  # as in an evaluation that computes without gradients
+                time.sleep(0.01)
+            optimizer.step()
+    """
+    (result,) = results(tmp_path, text)
+    assert result.outcome == "ok", result.reason
+    assert [window["weight"] for window in result.windows[1:]] == [4 * 32.0] * 2
+    (seen,) = [finding["seen"] for finding in result.facts["findings"] if "evaluation" in finding["seen"]]
+    assert seen.startswith(f"{2 * 4 * 4} batches of evaluation")
+
+
+SPAWNS = """
+import torch.distributed as dist, torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, world_size, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    import socket
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world_size = int(sys.argv[1])
+    mp.spawn(train, args=(world_size, port), nprocs=world_size)
+"""
+
+
+def test_what_a_script_spawns_as_its_ranks_is_called_in_those_that_are_there(
+    tmp_path: Path, two_ranks: dict[str, Any]
+) -> None:
+    for sections in ({}, two_ranks):
+        (result,) = results(tmp_path, SPAWNS, arguments="{devices}", **sections)
+        assert result.outcome == "ok", result.reason
+        assert result.facts["connected_ranks"] == sections.get("devices", 1)
+
+
+def test_arguments_of_spawned_ranks_that_cannot_be_pickled_are_one_error(
+    tmp_path: Path, two_ranks: dict[str, Any]
+) -> None:
+    text = "import torch.multiprocessing as mp; mp.spawn(print, (mp.get_context('spawn').SimpleQueue(),), nprocs=2)"
+    found = results(tmp_path, text, **two_ranks)
+    assert "SpawnsRanks on rank 0: the script starts its ranks itself, by torch.multiprocessing.spawn with arg" in (
+        found[0].reason
+    )
+
+
+def test_a_script_with_relative_imports_runs_as_a_module_from_the_folder_of_its_package(tmp_path: Path) -> None:
+    package = tmp_path / "mine" / "training"
+    package.mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").touch()
+    (tmp_path / "mine" / "sizes.py").write_text("BATCH = 8")
+    (tmp_path / "config.txt").write_text("theirs")
+    text = """
+        from ..sizes import BATCH
+        import mine.sizes
+        assert __name__ == "__main__" and __package__ == "mine.training" and BATCH == mine.sizes.BATCH
+        assert open("config.txt").read() == "theirs" and sys.argv[1:] == ["0"]
+        open("config.txt", "w").write("ours")
+        while True: step()
+    """
+    (result,) = results(package, text, arguments="{local_rank}")
+    assert result.outcome == "ok", result.detail
+    assert (tmp_path / "config.txt").read_text() == "theirs"
 
 
 def test_the_probe_s_steps_and_samples_take_the_place_of_the_optimizer_s(tmp_path: Path) -> None:

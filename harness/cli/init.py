@@ -233,8 +233,12 @@ def write_new(contents: Mapping[Path, str]) -> None:
         raise ExperimentError(str(path), [problem]) from None
 
 
+ADDS = ("add_argument", "option")
+"""The methods that add an option to a command line: argparse's, click's."""
 BATCH = re.compile(r"(^|[-_])(batch|bs|bsz)([-_]|$)|batch[-_]?size", re.IGNORECASE)
 EPOCHS = re.compile(r"epochs|n[-_]?iter|max[-_](iters|steps)|num[-_]steps|iterations", re.IGNORECASE)
+LOCAL_RANK = ("--local-rank", "--local_rank")
+"""The option that torch.distributed.launch passes to each rank."""
 MANY = 100_000
 """A number of epochs or steps that no trial reaches: it is ended after its last window."""
 UNKNOWN_BATCH = 32
@@ -252,10 +256,13 @@ class Option(NamedTuple):
 
 
 def options_of(text: str) -> list[Option]:
-    """Return the options that ``add_argument("--name", default=...)`` calls in Python code name; raise SyntaxError."""
+    """Return the options that calls such as ``add_argument("--name", default=...)`` in Python code name.
+
+    Those of click's ``@click.option`` too. Raise SyntaxError.
+    """
     found: dict[str, Option] = {}
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADDS:
             flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
             named = sorted((flag for flag in flags if flag.startswith("-")), key=len)
             constants = {key.arg: key.value.value for key in node.keywords if isinstance(key.value, ast.Constant)}
@@ -278,10 +285,12 @@ def script_text(script: Path, file: Path) -> str:
     batch = next((each for each in options if BATCH.search(each.flag)), None)
     size = batch.default if batch and isinstance(batch.default, int) and batch.default > 0 else UNKNOWN_BATCH
     long = next((each for each in options if EPOCHS.search(each.flag)), None)
-    others = [each for each in options if each not in (batch, long)]
+    rank = next((each for each in options if each.flag in LOCAL_RANK), None)
+    others = [each for each in options if each not in (batch, long, rank)]
     required = [f"{each.flag} VALUE" for each in others if each.required]
     given = [f"{batch.flag} {{per_device_batch_size}}"] if batch else []
     given += [f"{long.flag} {MANY}"] if long else []
+    given += [f"{rank.flag} {{local_rank}}"] if rank else []
     given += required
     lines = [
         f"# How does {script.name} scale? harness plan, doctor and run {file.name}",

@@ -25,8 +25,11 @@ from harness.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 GIVEN = ("devices", "nodes", "device", "per_device_batch_size", "global_batch_size", "strategy", "model", "data")
-GIVEN_PLACEHOLDERS = (*GIVEN, *PLAIN_AXES, "seed", "folder")
-"""The placeholders that every script has; ``folder``: the trial's folder, in which the script runs."""
+GIVEN_PLACEHOLDERS = (*GIVEN, *PLAIN_AXES, "seed", "folder", "local_rank")
+"""The placeholders that every script has; ``folder``: the trial's folder, in which the script runs.
+
+``local_rank``: what torch.distributed.launch passes as --local-rank.
+"""
 OPERATORS: Mapping[type, Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -93,8 +96,9 @@ class Step(Strict):
     """What a step of the script counts as.
 
     ``samples``: of one rank and optimizer step, a number or arithmetic over placeholders; without it those that the
-    DataLoader delivers while gradients are enabled. ``optimizer``: whose steps count, by the order of their first
-    steps. ``pause``: "validation" leaves out the time from a batch without gradients to the next one with gradients.
+    DataLoader delivers while gradients are enabled, in iterations with a backward pass. ``optimizer``: whose steps
+    count, by the order of their first steps. ``pause``: "validation" leaves out the time from a batch without gradients
+    to the next one with gradients.
     """
 
     samples: int | float | Text | None = None

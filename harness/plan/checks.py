@@ -381,7 +381,8 @@ def judge_threads(threads: Sequence[int], workers: int, processors: int, less: t
     busy, ranks = [f"{workers} loader workers"] if workers else [], ""
     if threads:
         busy.insert(0, f"{sum(threads)} computing threads")
-        ranks = f" ({threads[0]} threads in the first of its {len(threads)} rank{'s' * (len(threads) > 1)})"
+        own = f"{threads[0]} thread{'s' * (threads[0] > 1)}"
+        ranks = f" ({own} in the first of its {len(threads)} rank{'s' * (len(threads) > 1)})"
     text = f"{' and '.join(busy)} on a node with {processors} processors{ranks}"
     means = "oversubscribed processors: slower and less regular steps, increasingly so with more ranks"
     return [Finding(THREADS, "warning", text, means, less[0] if sum(threads) > processors else less[1])]

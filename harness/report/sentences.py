@@ -141,7 +141,8 @@ def _open_settings(row: Statement, context: Context) -> Iterator[Said]:
     if ratio and _word(ratio, context) != CLEAR and (is_missing(ratio.p_value) or number(ratio.speedup) > 1):
         either = f"{_other(row, ratio)}, or {context.name(row.cell_id)}"
         yield either, f"{_gain(ratio)} times, {_sure_words(ratio, context)}."
-    if undecided := [one for one in ratios if one in (*row.others, *row.reasons)]:
+    is_slower = ratio is not None and _word(ratio, context) == CLEAR and number(ratio.speedup) <= 1  # and so not used
+    if undecided := [one for one in ratios if one in (*row.others, *row.reasons) and not is_slower]:
         lead = f"{context.short(row.cell_id) or context.name(row.cell_id)}, or another setting"
         yield lead, f"{_with_ratios(undecided, ratios, context)}."
 

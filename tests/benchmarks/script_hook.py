@@ -14,6 +14,7 @@ from multiprocessing import Pipe
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from harness.measure.script.batches import time_loaders
 from harness.measure.script.counting import StepRecorder
 
 ROUNDS, CALLS = 20, 2000
@@ -48,7 +49,7 @@ def main() -> None:
 
     print(f"after an optimizer's step: {microseconds(hooks, CALLS):.2f} us a step")
     plain = microseconds(drain, CALLS)
-    recorder._time_loaders()
+    time_loaders(recorder)
     timed = microseconds(drain, CALLS)
     print(f"a batch of a DataLoader: {plain:.2f} us, with counting {timed:.2f} us: {timed - plain:+.2f} us a batch")
 

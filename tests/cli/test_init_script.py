@@ -22,6 +22,12 @@ parser.add_argument("--amp", action="store_true")
 parser.add_argument("file")
 parser.add_argument("--width", default=WIDTH)
 """
+CLICK = """
+@click.command()
+@click.option("--batch", "batch_size", default=16)
+@click.option("--local_rank", type=int, required=True)
+def main(batch_size, local_rank): ...
+"""
 
 
 def written(folder: Path, text: str, name: str = "train.py") -> Path:
@@ -49,6 +55,13 @@ def test_batch_and_epochs_are_arguments_what_is_required_is_asked_and_the_rest_i
     assert experiment.arguments == ("--batch-size", "{per_device_batch_size}", "--epochs", "100000", "--data", "VALUE")
     assert experiment.grid and experiment.grid.per_device_batch_size == (64,)
     assert "Other options of the script: --lr 0.1; --data; --amp; --width" in file.read_text()
+
+
+def test_options_of_click_are_read_and_a_local_rank_is_that_of_the_rank(tmp_path: Path) -> None:
+    experiment = load_experiment(written(tmp_path, CLICK))
+    assert isinstance(experiment, ScriptExperiment)
+    assert experiment.arguments == ("--batch", "{per_device_batch_size}", "--local_rank", "{local_rank}")
+    assert experiment.grid and experiment.grid.per_device_batch_size == (16,)
 
 
 @pytest.mark.parametrize("name", ["train.py", "3 d-é.py", ".py"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -138,6 +139,33 @@ def test_the_ingest_of_a_loop_is_measured_beside_its_training_and_is_no_speed_of
     assert set(trials["unit"]) == {"samples"} and (timed["weight"] == 4 * 64).all()
     assert results.leaders["options"].tolist() == [{"workload.mode": "train"}]
     assert "ingest" in set(results.verdict["topic"]) and "choice" not in set(results.verdict["topic"])
+
+
+def test_a_trainer_of_hugging_face_over_ray_data_is_measured_as_it_is(execute: Execute) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers, of the extra trainers")
+    datasets = {"train": "tests.ray_loops:labelled", "evaluation": "tests.ray_loops:labelled"}
+    results = loop(
+        execute,
+        "tests.ray_loops:fine_tunes",
+        grid={"devices": 1, "per_device_batch_size": 64},
+        config={"batch_size": "{per_device_batch_size}", "steps": 100_000, "every": 40},
+        datasets=datasets,
+    )
+    assert results.trials["outcome"].tolist() == ["ok"], results.trials["reason"].tolist()
+    timed = results.windows[results.windows["window_kind"] == "timed"]
+    assert (timed["weight"] == 4 * 64).all() and set(results.trials["unit"]) == {"samples"}
+    results = loop(
+        execute,
+        "tests.ray_loops:fine_tunes",
+        grid={"devices": 1, "per_device_batch_size": 64},
+        config={"batch_size": "{per_device_batch_size}", "steps": 24, "every": 8},
+        datasets=datasets,
+        throughput=None,
+        convergence={"seeds": 0},
+    )
+    assert results.trials["outcome"].tolist() == ["ok"], results.trials["reason"].tolist()
+    assert results.epochs["samples"].tolist() == [512, 1024, 1536] and (results.epochs["val_loss"] > 0).all()
 
 
 def test_datasets_that_cannot_be_made_are_a_row(execute: Execute) -> None:

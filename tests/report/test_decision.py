@@ -69,6 +69,8 @@ def test_a_setting_is_to_be_used_if_its_gain_is_clear(change: dict[str, Any], la
 def test_a_rival_is_not_to_be_used_if_it_is_clearly_slower(change: dict[str, Any], label: str, said: str) -> None:
     found = lines({**STATED, **change}, scaling=[RATIO], leaders=RIVALS)
     assert set(found) == {"USE", label} and found[label][0].startswith(said)
+    slower = lines({**STATED, **change}, scaling=[{**RATIO, "speedup": 0.7}], leaders=RIVALS)
+    assert "OPEN" not in slower  # the rivals of a setting that is not to be used
 
 
 def test_a_base_that_is_to_be_used_has_its_better_batch_beside_it() -> None:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import dataloader
 
+T = TypeVar("T")
 METHODS = ("iter_batches", "iter_torch_batches")
 """The methods of a dataset's iterator that deliver batches."""
 NO_BATCHES = "mode: ingest: the loop's dataset delivered no batch to this rank"
@@ -24,47 +28,93 @@ TRAINS = (
 )
 
 
+@dataclass
+class Iteration:
+    """One iteration of a loader: its batches with gradients enabled and their samples.
+
+    ``drawn``: the sizes of batches whose indices are drawn, and which are not delivered yet. ``began``: a mark of the
+    counter at the first of the batches, which it has still if none of them was trained on.
+    """
+
+    drawn: deque[int] = field(default_factory=deque)
+    batches: int = 0
+    samples: float = 0.0
+    began: int | None = None
+
+
 class Counter(Protocol):
-    """What counts batches: its wait for one, its samples, and a step."""
+    """What counts batches: the wait for one, its samples, the end of an iteration, and a step."""
 
     def fetching(self) -> float: ...
-    def fetched(self, start: float, samples: int) -> None: ...
+    def fetched(self, start: float, samples: int, iteration: Iteration) -> None: ...
+    def iterated(self, iteration: Iteration) -> None: ...
     def waited(self, start: float) -> None: ...
     def step(self) -> None: ...
+
+
+_thread = threading.local()
+"""``fetches``: whether a loader of this thread fetches a batch."""
+
+
+def _fetched(counter: Counter, iteration: Iteration, fetch: Callable[[], T], samples_of: Callable[[T], int]) -> T:
+    """Fetch a batch and count it, unless another loader fetches it for a batch of its own.
+
+    A DataLoader's dataset may be Ray Data's batches, as of Hugging Face's Trainer in Ray Train, or another DataLoader.
+    """
+    outermost = not getattr(_thread, "fetches", False)
+    start = counter.fetching() if outermost else 0.0
+    _thread.fetches = True
+    try:
+        batch = fetch()
+    except StopIteration:
+        counter.iterated(iteration)
+        raise
+    finally:
+        _thread.fetches = not outermost
+    samples = samples_of(batch)
+    if outermost:
+        counter.fetched(start, samples, iteration)
+    return batch
 
 
 def time_loaders(counter: Counter) -> None:
     """Time the iterators of torch's DataLoader and count the indices that each batch was made of."""
     base: Any = dataloader._BaseDataLoaderIter
     fetch, next_index, reset, begin = base.__next__, base._next_index, base._reset, dataloader.DataLoader.__iter__
-    sizes: weakref.WeakKeyDictionary[object, deque[int]] = weakref.WeakKeyDictionary()
+    iterations: weakref.WeakKeyDictionary[object, Iteration] = weakref.WeakKeyDictionary()
+
+    def current(iterator: object) -> Iteration:
+        return iterations.get(iterator) or iterations.setdefault(iterator, Iteration())
 
     def timed_index(iterator: object) -> object:
         index = next_index(iterator)
         if isinstance(index, list | tuple):  # of a batch; loaders with workers draw it before they deliver it
-            sizes.setdefault(iterator, deque()).append(len(index))
+            current(iterator).drawn.append(len(index))
         return index
 
-    def reset_sizes(iterator: object, *given: object, **named: object) -> object:
-        sizes.pop(iterator, None)
+    def reset_iteration(iterator: object, *given: object, **named: object) -> object:
+        iterations.pop(iterator, None)
         return reset(iterator, *given, **named)
 
     def timed_fetch(iterator: dataloader._BaseDataLoaderIter) -> object:
-        start = counter.fetching()
-        batch = fetch(iterator)
-        drawn = sizes.get(iterator)
-        stream = iterator._dataset_kind == dataloader._DatasetKind.Iterable  # whose indices are no samples
-        size = drawn.popleft() if drawn else 0
-        counter.fetched(start, size if size and not stream else size_of(batch) or size)
-        return batch
+        iteration = current(iterator)
+
+        def samples_of(batch: object) -> int:
+            stream = iterator._dataset_kind == dataloader._DatasetKind.Iterable  # whose indices are no samples
+            size = iteration.drawn.popleft() if iteration.drawn else 0
+            return size if size and not stream else size_of(batch) or size
+
+        return _fetched(counter, iteration, lambda: fetch(iterator), samples_of)
 
     def timed_begin(loader: dataloader.DataLoader[object]) -> dataloader._BaseDataLoaderIter:
+        if getattr(_thread, "fetches", False):
+            return begin(loader)
         start = counter.fetching()
         iterator = begin(loader)
         counter.waited(start)
         return iterator
 
-    base.__next__, base._next_index, base._reset = timed_fetch, timed_index, reset_sizes
+    base.__next__, base._next_index, base._reset = timed_fetch, timed_index, reset_iteration
     dataloader.DataLoader.__iter__ = timed_begin  # type: ignore[method-assign]
 
 
@@ -80,6 +130,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[object]:
         while self._consumes and torch.is_grad_enabled():
+            _thread.fetches = False  # a DataLoader with this dataset gets no batch
             batches = self._counted()
             if next(batches, batches) is batches:
                 raise ValueError(NO_BATCHES)
@@ -89,15 +140,14 @@ class Batches:
         yield from self._counted()
 
     def _counted(self) -> Iterator[object]:
-        batches = iter(self._batches)
-        while True:
-            start = self._counter.fetching()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self._counter.fetched(start, size_of(batch))
-            yield batch
+        batches, iteration = iter(self._batches), Iteration()
+        with suppress(StopIteration):
+            while True:
+                yield _fetched(self._counter, iteration, lambda: next(batches), size_of)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # Ray's prepare_trainer asks for the class
+        return type(self._batches)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)

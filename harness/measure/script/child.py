@@ -1,14 +1,17 @@
 """The process of one rank of a script: ``-m harness.measure.script.child CONNECTION``, a fresh interpreter.
 
-It installs the hooks and runs the script as ``python SCRIPT ARGUMENTS`` does: in the main thread, as ``__main__``, with
-its own sys.argv and its folder first on the import path.
+It installs the hooks and runs the script as ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS`` does: in the
+main thread, as ``__main__``, with its own sys.argv and its folder first on the import path. What it spawns as its ranks
+is called in this process.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import mmap
 import os
+import pickle
 import runpy
 import shutil
 import signal
@@ -18,26 +21,36 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 
 SPAWNED = (
-    "the script starts its ranks itself, by torch.multiprocessing.{name}, but here each rank is a process already, as "
-    "under torchrun: take that call out and call its function with int(os.environ['LOCAL_RANK'])"
+    "the script starts its ranks itself, by torch.multiprocessing.{name} with {what}, but here each rank is a process "
+    "already, as under torchrun: take that call out and call its function with int(os.environ['LOCAL_RANK'])"
 )
+OTHER_COUNT = (
+    "the script starts {nprocs} ranks itself, by torch.multiprocessing.{name}, and this cell has {count} on each node: "
+    "have it start int(os.environ['LOCAL_WORLD_SIZE']), or as many as {{devices}} in the file's arguments says"
+)
+NEVER = timedelta(days=1000)
+"""The timeout of a rank that waits for the first one; the watchdog ends a trial that hangs."""
 
 
 @dataclass(frozen=True)
 class Start:
     """What a rank's process needs to know.
 
-    ``script``: in the trial's folder, with links to the files of ``source``, the user's folder. ``counter``, ``stack``:
-    the files of the watchdog: of the steps, mapped into memory, and of the stack on SIGUSR1.
+    ``script``: in ``folder``, that of the trial, with links to the files of ``source``, the user's folder. ``module``:
+    its name if ``python -m`` runs it. ``counter``, ``stack``: the files of the watchdog: of the steps, mapped into
+    memory, and of the stack on SIGUSR1.
     """
 
     script: str
+    module: str | None
+    folder: str
     source: str
     arguments: tuple[str, ...]
     optimizer: int
@@ -49,7 +62,7 @@ class Start:
 
 
 class SpawnsRanks(Exception):
-    """The script starts processes for its ranks."""
+    """The script starts processes for its ranks, which cannot be called in those that are there."""
 
 
 def run_script(parent: Connection, start: Start) -> int:
@@ -59,7 +72,8 @@ def run_script(parent: Connection, start: Start) -> int:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     import torch.multiprocessing  # after the fault handler: it takes seconds
 
-    from harness.measure.script.counting import EndOfTrial, StepRecorder
+    from harness.measure.script.counting import StepRecorder
+    from harness.measure.script.messages import EndOfTrial
 
     recorder = StepRecorder(
         parent,
@@ -71,14 +85,16 @@ def run_script(parent: Connection, start: Start) -> int:
     )
     recorder.install()
     for name in ("spawn", "start_processes"):
-        setattr(torch.multiprocessing, name, partial(_refuse, name))
-    folder = Path(start.script).parent
-    sys.addaudithook(partial(_before_open, str(folder)))
-    torch.save = _saving(torch.save, str(folder))
+        setattr(torch.multiprocessing, name, partial(_call_as_rank, start.folder, name))
+    sys.addaudithook(partial(_before_open, start.folder))
+    torch.save = _saving(torch.save, start.folder)
     sys.argv = [start.script, *start.arguments]
-    sys.path[0] = str(folder)
+    sys.path[0] = start.folder
     try:
-        runpy.run_path(start.script, run_name="__main__")
+        if start.module:
+            runpy.run_module(start.module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(start.script, run_name="__main__")
     except EndOfTrial:
         return 0
     except SystemExit as end:
@@ -96,6 +112,7 @@ def run_script(parent: Connection, start: Start) -> int:
     return 0
 
 
+_calls = itertools.count()
 WRITES = os.O_WRONLY | os.O_RDWR
 
 
@@ -135,8 +152,38 @@ def _of_script(error: BaseException, script: str) -> TracebackType | None:
     return trace
 
 
-def _refuse(name: str, *_: object, **__: object) -> None:
-    raise SpawnsRanks(SPAWNED.format(name=name))
+def _call_as_rank(
+    folder: str,
+    name: str,
+    fn: Callable[..., object],
+    args: tuple[object, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    **_: object,
+) -> None:
+    """Call the function that a script spawns as its ranks in this process, which is one of them, with its number.
+
+    All ranks of a node get the arguments of its first one, among which may be a port that was free. Raise SpawnsRanks
+    if the ranks are others than those of the cell, or not waited for, or if the arguments cannot be pickled.
+    """
+    rank, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if nprocs != count:
+        raise SpawnsRanks(OTHER_COUNT.format(name=name, nprocs=nprocs, count=count))
+    if not join:
+        raise SpawnsRanks(SPAWNED.format(name=name, what="join=False"))
+    if count > 1:
+        import torch.distributed as dist
+
+        store = dist.FileStore(f"{folder}/.spawned-{next(_calls)}", count)  # type: ignore[attr-defined]
+        if rank == 0:
+            try:
+                given = pickle.dumps(args)
+            except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+                raise SpawnsRanks(SPAWNED.format(name=name, what="arguments that cannot be pickled")) from error
+            store.set("arguments", given)  # type: ignore[arg-type]  # takes bytes too
+        store.wait(["arguments"], NEVER)
+        args = pickle.loads(store.get("arguments"))
+    fn(rank, *args)
 
 
 def _advance(counter: str | None) -> Callable[[], None]:

@@ -6,16 +6,15 @@ are synchronised only at the edges of the windows.
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import sys
 import threading
 import time
 import weakref
-from array import array
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -23,8 +22,21 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness import probe
-from harness.measure.script.batches import TRAINS, count_datasets, time_loaders
-from harness.measure.script.profiling import ProfiledSteps, StepProfiler
+from harness.measure.script.batches import TRAINS, Iteration, count_datasets, time_loaders
+from harness.measure.script.messages import (
+    EndOfTrial,
+    Facts,
+    Finished,
+    Held,
+    Hold,
+    Profiled,
+    Progress,
+    Raised,
+    Schedule,
+    Steps,
+    WindowsBegun,
+)
+from harness.measure.script.profiling import StepProfiler
 from harness.measure.script.reports import Reports, Values, read_libraries
 from harness.system.process import resident_peak
 
@@ -34,124 +46,6 @@ MOST_EVENTS = 20_000
 """The most CUDA events of a window; the steps of a longer one are timed by the host's clock."""
 ZERO = "ZeroRedundancyOptimizer"
 clock = time.perf_counter
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The timed windows: the step after which the first begins, the steps of each, and their number.
-
-    Without windows, of a training: the step at whose end it ends.
-    """
-
-    start: int
-    steps: int = 0
-    windows: int = 0
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        return tuple(self.start + number * self.steps for number in range(self.windows + 1))
-
-
-def _numbers() -> MutableSequence[float]:
-    return array("d")  # 8 bytes each: a training may have millions
-
-
-@dataclass
-class Steps:
-    """The counted steps: when each ended by the host's clock, its wait for data, its samples, and its pauses.
-
-    ``edges``: the step and the time of each edge of a window, after the device has finished. ``device_s``: seconds of
-    each step from the first edge on by the GPU's stream; empty on a CPU.
-    """
-
-    ended: MutableSequence[float] = field(default_factory=_numbers)
-    wait_s: MutableSequence[float] = field(default_factory=_numbers)
-    samples: MutableSequence[float] = field(default_factory=_numbers)
-    pause_s: MutableSequence[float] = field(default_factory=_numbers)
-    edges: list[tuple[int, float]] = field(default_factory=list)
-    device_s: list[float] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of the script's process at its end.
-
-    ``optimizers``: the class of each, by its first step. ``evaluation_batches``: those that a DataLoader delivered
-    without gradients since the first edge. ``connected``: the size of its process group, 0 without one.
-    ``parameters``: shape and sum of those of the counted optimizer; empty if they may be shards. ``gpus``: those of its
-    parameters, by UUID. ``threads``: torch's computing threads. ``workers``: processes of multiprocessing, as of a
-    DataLoader.
-    """
-
-    optimizers: Sequence[str]
-    evaluation_batches: int
-    connected: int
-    parameters: Sequence[tuple[tuple[int, ...], str]]
-    gpus: Sequence[str]
-    threads: int
-    workers: int
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    resident_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Hold:
-    """Take no further step until the step is named at which the training ends; answered by Held."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """The training waits at the end of this step, or of the next one."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The ends of further steps, by the host's clock, without their pauses."""
-
-    seconds: Sequence[float]
-    count: int
-
-
-@dataclass(frozen=True)
-class WindowsBegun:
-    """The first window begins."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The last window has ended, or the script itself; ``late``: the step at which the first edge was noticed.
-
-    ``reports``: those of a training.
-    """
-
-    steps: Steps
-    facts: Facts
-    by_itself: bool
-    late: int | None = None
-    reports: Reports | None = None
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """The steps after the windows were profiled; None if they were not, as the script ended before."""
-
-    steps: ProfiledSteps | None
-
-
-@dataclass(frozen=True)
-class Raised:
-    """The script raised an exception, or ended with an exit code other than 0."""
-
-    kind: str
-    message: str
-    steps: int
-
-
-class EndOfTrial(SystemExit):
-    """Ends the script after its last counted step."""
 
 
 class StepRecorder:
@@ -185,8 +79,11 @@ class StepRecorder:
         self._next_edge = sys.maxsize
         self._events: list[torch.cuda.Event] = []
         self._wait_s = self._samples = self._pause_s = 0.0
+        self._untrained: list[Iteration] = []
+        self._trained = 0
+        """Counts steps and backward passes: what an evaluation has none of."""
         self._paused_at: float | None = None
-        self._by_probe = self._done = self._sent = self._open = False
+        self._by_probe = self._done = self._sent = False
         self._may_go_on = threading.Event()
         self._may_go_on.set()
         self._late: int | None = None
@@ -201,6 +98,7 @@ class StepRecorder:
     def install(self) -> None:
         """Install the hooks; from a thread, send the steps of the warm-up, or all of a training."""
         register_optimizer_step_post_hook(self._after_optimizer)
+        torch.autograd.backward = self._noting(torch.autograd.backward)  # which Tensor.backward calls
         probe.record_by(self)
         time_loaders(self)
         if self._reports:
@@ -266,16 +164,21 @@ class StepRecorder:
             self._counted = weakref.ref(optimizer)
         self._take()
 
+    def _noting(self, backward: Callable[..., None]) -> Callable[..., None]:
+        """Return torch's backward, which also notes that it ran."""
+
+        @functools.wraps(backward)
+        def noting(*given: object, **named: object) -> None:
+            self._trained += 1
+            backward(*given, **named)
+
+        return noting
+
     def begin(self) -> None:
         """Begin a step that the script marks; from then on the optimizers' do not count."""
-        self._by_probe = self._open = True
-
-    def leave(self) -> None:
-        """End a marked step, which may not be finished."""
-        self._open = False
+        self._by_probe = True
 
     def step(self) -> None:
-        self.leave()
         self._take()
 
     def count(self, samples: float) -> None:
@@ -298,9 +201,7 @@ class StepRecorder:
         """Keep what the script reports of its training; in a trial of its speed nothing."""
         if self._reports is None or not values:
             return
-        validates = self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples)
-        if validates and not self._open:
-            self._samples = 0.0  # of the evaluation, whose batches a Trainer fetches with gradients enabled
+        self._reports.add(values, len(self._steps.ended), self._train_s, self._all_samples)
         self._advance()  # an evaluation between steps is no hang
 
     def _train_s(self) -> float:
@@ -316,11 +217,12 @@ class StepRecorder:
             self.go_on()
         now = clock()
         steps.wait_s.append(self._wait_s)
-        steps.samples.append(self._samples)
+        steps.samples.append(self._trained_samples())
         steps.pause_s.append(self._pause_s)
         steps.ended.append(now)  # last: the other thread reads as many of each as there are ends
-        self._all_samples += self._samples
+        self._all_samples += steps.samples[-1]
         self._wait_s = self._samples = self._pause_s = 0.0
+        self._trained += 1
         self._advance()
         self._may_go_on.wait()
         if len(steps.ended) == 1:
@@ -451,6 +353,7 @@ class StepRecorder:
             peak_bytes=max(peaks, default=None),
             reserved_bytes=max(reserved, default=None),
             resident_bytes=resident,
+            passes=round(self._trained / max(1, len(self._steps.ended))) - 1,  # a step counts too
         )
 
     # -- what a loader delivers
@@ -467,17 +370,43 @@ class StepRecorder:
 
     def waited(self, start: float) -> None:
         """Add a wait for data to the step; an ingest does nothing else."""
-        if not self._ingests and torch.is_grad_enabled() and threading.get_ident() == self._thread:
+        if not self._ingests and self._trains() and threading.get_ident() == self._thread:
             self._wait_s += clock() - start
 
-    def fetched(self, start: float, samples: int) -> None:
-        """Count the batch that was fetched since a time, and its samples if gradients are enabled."""
-        trains = torch.is_grad_enabled()
-        if trains:
+    def fetched(self, start: float, samples: int, iteration: Iteration) -> None:
+        """Count the batch that was fetched since a time, and its samples if it may be trained on."""
+        if self._trains():
+            if iteration.began is None:
+                iteration.began = self._trained
+            iteration.batches += 1
+            iteration.samples += samples
             self._samples += samples
-        else:
+        elif self._paused_at is None:
             self._evaluation_batches += 1
         self.waited(start)
+
+    def iterated(self, iteration: Iteration) -> None:
+        """Note the end of an iteration; one that nothing was trained in may be an evaluation with gradients enabled."""
+        if iteration.began == self._trained:
+            self._untrained.append(iteration)
+            iteration.began = None
+
+    def _trained_samples(self) -> float:
+        """Return the step's samples without those of evaluations.
+
+        What all of them belong to is none: a loader that fetches ahead has ended before its last batch is trained on.
+        """
+        evaluations, self._untrained = self._untrained, []
+        samples = self._samples - sum(each.samples for each in evaluations)
+        if not samples:
+            return self._samples
+        self._evaluation_batches += sum(each.batches for each in evaluations)
+        return samples
+
+    def _trains(self) -> bool:
+        """Return whether batches may be trained on: not without gradients, nor in a pause of the script's thread."""
+        paused = self._paused_at is not None and threading.get_ident() == self._thread
+        return torch.is_grad_enabled() and not paused
 
 
 MOST_PARAMETERS = 50

@@ -19,8 +19,9 @@ from harness.config.values import PlainValue
 from harness.measure.profiles import PROFILED_STEPS
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.child import Start
-from harness.measure.script.counting import (
-    TICK_S,
+from harness.measure.script.counting import TICK_S
+from harness.measure.script.judging import Seen, judge, together
+from harness.measure.script.messages import (
     Finished,
     Held,
     Hold,
@@ -31,7 +32,6 @@ from harness.measure.script.counting import (
     Steps,
     WindowsBegun,
 )
-from harness.measure.script.judging import Seen, judge, together
 from harness.measure.script.parent import (
     COUNTER_VARIABLE,
     END_S,
@@ -40,6 +40,7 @@ from harness.measure.script.parent import (
     ScriptFailed,
     ScriptProcess,
     environment_of,
+    home_of,
     master_address,
     trial_folder,
     visible_gpus,
@@ -84,12 +85,15 @@ def script(context: TrialContext) -> TrialResult:
     assert isinstance(experiment, ScriptExperiment) and experiment.script
     master, gpus = master_address(ranks, trial.cell), visible_gpus(ranks)
     kept = Path(experiment.keep) / trial.id if isinstance(experiment.keep, str) else None
-    with trial_folder(ranks, experiment.script, kept) as folder:
-        values = values_of(trial.cell, trial.seed, folder)
-        stated, source = experiment.stated_samples(values), Path(experiment.script)
+    home, module = home_of(file := Path(experiment.script))
+    with trial_folder(ranks, home, kept) as folder:
+        values = values_of(trial.cell, trial.seed, folder, ranks.local_rank)
+        stated = experiment.stated_samples(values)
         start = Start(
-            script=str(folder / source.name),
-            source=str(source.parent),
+            script=str(folder / file.relative_to(home)),
+            module=module,
+            folder=str(folder),
+            source=str(home),
             arguments=tuple(experiment.command(values)),
             optimizer=experiment.step.optimizer,
             pauses=experiment.step.pause == "validation",
@@ -114,10 +118,10 @@ def script(context: TrialContext) -> TrialResult:
             process.end(0.0)
 
 
-def values_of(cell: Cell, seed: int, folder: Path) -> dict[str, PlainValue]:
+def values_of(cell: Cell, seed: int, folder: Path, local_rank: int) -> dict[str, PlainValue]:
     """Return the values of a script's placeholders."""
     values = {name: cell.axis(name) for name in (*GIVEN, *PLAIN_AXES)}
-    return {**values, **cell.workload_options, "seed": seed, "folder": str(folder)}
+    return {**values, **cell.workload_options, "seed": seed, "folder": str(folder), "local_rank": local_rank}
 
 
 def profiles_of(context: TrialContext, experiment: ScriptExperiment) -> bool:
@@ -357,8 +361,7 @@ def _findings(
     """Return the findings on a script's steps."""
     if experiment.throughput is None:  # examined for trainings alone, which end by themselves
         seen = [replace(each, by_itself=False) for each in seen]
-    paused, examined = experiment.step.pause == "validation", trial.purpose == "doctor"
-    return rows_of(judge(seen, trial.cell, stated, profiles, paused=paused, examined=examined), experiment)
+    return rows_of(judge(seen, trial.cell, stated, profiles, examined=trial.purpose == "doctor"), experiment)
 
 
 def rows_of(findings: Iterable[Finding], experiment: ScriptExperiment) -> list[FindingRow]:

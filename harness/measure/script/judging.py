@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.measure.script.counting import Facts, Finished
+from harness.measure.script.messages import Facts, Finished
 from harness.measure.script.profiling import ProfiledSteps
 from harness.plan.cell import Cell
 from harness.plan.checks import PLACEMENT, SCRIPT, THREADS, Finding, join_names, judge_threads
@@ -62,13 +62,12 @@ def judge(
     stated: float | None,
     profiles: Sequence[ProfiledSteps] = (),
     *,
-    paused: bool = False,
     examined: bool = False,
 ) -> Iterator[Finding]:
     """Yield findings on a script.
 
-    ``stated``: samples of a step and rank by the file, None if counted. ``paused``: whether evaluation is a pause.
-    ``examined``: by the doctor, whose trial has no row of a table for the wait for data.
+    ``stated``: samples of a step and rank by the file, None if counted. ``examined``: by the doctor, whose trial has no
+    row of a table for the wait for data.
     """
     facts, first = [each.facts for each in ranks], ranks[0]
     connected, trained = min(each.connected for each in facts), together(facts)
@@ -85,7 +84,7 @@ def judge(
             "call torch.distributed.init_process_group() and wrap the model, as for torchrun; or set devices: [1]",
         )
     yield from _of_samples(ranks, cell, stated)
-    yield from _of_steps(first, profiles, paused)
+    yield from _of_steps(first, profiles)
     machine = [*_of_machine(ranks, cell)]
     yield from machine
     crowded = any(finding.check == THREADS for finding in machine)
@@ -103,10 +102,11 @@ def judge(
 
 
 def _of_samples(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[Finding]:
-    """Yield a finding if the samples of a step are not known, or not those of the file."""
-    counts = [each.samples for each in ranks]
+    """Yield a finding if the samples of a step are not known, or not those of the file in each backward pass."""
+    counts, passes = [each.samples for each in ranks], ranks[0].facts.passes
     expected = cell.global_batch_size / cell.devices
     wrong = next((count for count in counts if abs(count - expected) > SAME_SIZE * expected), None)
+    accumulates = passes > 1 and all(abs(count - passes * expected) <= SAME_SIZE * count for count in counts)
     if stated is None and not all(counts):
         yield Finding(
             SCRIPT,
@@ -115,12 +115,20 @@ def _of_samples(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iter
             "throughput is in batches of the file, not in samples",
             "state the samples of a rank and step, as step: {samples: '{per_device_batch_size} * 4'}",
         )
+    elif stated is None and accumulates:
+        yield Finding(
+            SCRIPT,
+            "note",
+            f"{passes} backward passes a step, with {expected:.4g} samples each",
+            "gradients are accumulated: the file's batch size is that of a pass, not of a step",
+            "nothing to do: all samples of a step count",
+        )
     elif stated is None and wrong is not None:
         yield Finding(
             SCRIPT,
             "warning",
             f"samples of a step on a rank: {wrong:.4g} by the DataLoader, {expected:.4g} by the file",
-            "labels name another batch size than the script trains with, if it does not accumulate gradients",
+            "labels name another batch size than the script trains with",
             "pass {per_device_batch_size} in arguments, divide by the number of ranks if the script's is the global "
             "batch, or set the grid's batch size to that of the script",
         )
@@ -162,15 +170,16 @@ def _of_machine(ranks: Sequence[Seen], cell: Cell) -> Iterator[Finding]:
         yield from next((each for each in found if each), [])
 
 
-def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps], paused: bool) -> Iterator[Finding]:
+def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps]) -> Iterator[Finding]:
     """Yield findings on what the counted steps of the first rank hold, and on the GPUs' idle time in the profile."""
-    if first.facts.evaluation_batches and not paused:
+    if first.facts.evaluation_batches:
         yield Finding(
             SCRIPT,
             "note",
-            f"{first.facts.evaluation_batches} batches without gradients in the timed windows",
+            f"{first.facts.evaluation_batches} batches of evaluation in the timed windows",
             "evaluation counts as time of training",
-            "leave it out by step: {pause: validation}, or by probe.pause() in the script",
+            "leave it out by probe.pause() in the script, or, if its batches are fetched without gradients, by "
+            "step: {pause: validation}",
         )
     if len(first.facts.optimizers) > 1:
         yield Finding(

@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from harness.config.script import ScriptExperiment
 from harness.measure.scenarios import TrialContext
-from harness.measure.script.counting import EndOfTrial, StepRecorder
+from harness.measure.script.counting import StepRecorder
 from harness.measure.script.following import follow, profiles_of, result, values_of
+from harness.measure.script.messages import EndOfTrial
 from harness.measure.script.parent import InThread, ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.user_code import load_user_function
@@ -34,7 +35,7 @@ def loop(context: TrialContext) -> TrialResult:
     experiment, trial, ranks = context.experiment, context.trial, context.ranks
     assert isinstance(experiment, ScriptExperiment) and experiment.loop
     context.device_failed = True
-    values = values_of(trial.cell, trial.seed, Path())
+    values = values_of(trial.cell, trial.seed, Path(), ranks.local_rank)
     # a batch of an ingest is no step, which may have several
     stated = experiment.stated_samples(values) if trial.cell.traits.trains else None
     ours, theirs = Pipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import socket
@@ -168,9 +169,26 @@ Process = ScriptProcess | InThread
 """What runs the training of a rank, and can be asked to end it."""
 
 
+def home_of(script: Path) -> tuple[Path, str | None]:
+    """Return the folder that a script runs in, and the name as which ``python -m`` runs it; None for ``python FILE``.
+
+    A script with relative imports at its top level is a module, and its folder that of the outermost package.
+    """
+    folder, names = script.parent, [script.stem]
+    try:
+        imports = [each for each in ast.parse(script.read_bytes()).body if isinstance(each, ast.ImportFrom)]
+    except (SyntaxError, ValueError):  # which the script's own start reports
+        imports = []
+    if not (levels := max((each.level for each in imports), default=0)):
+        return folder, None
+    while folder.name and (len(names) <= levels or (folder / "__init__.py").exists()):
+        folder, names = folder.parent, [folder.name, *names]
+    return folder, ".".join(names)
+
+
 @contextmanager
-def trial_folder(ranks: Ranks, script: str, kept: Path | None) -> Iterator[Path]:
-    """Make the folder in which the ranks of a node run, with links to the script's folder; remove it at the end.
+def trial_folder(ranks: Ranks, home: Path, kept: Path | None) -> Iterator[Path]:
+    """Make the folder in which the ranks of a node run, with links to the script's ``home``; remove it at the end.
 
     ``kept``: a folder to make it in, which then stays.
     """
@@ -178,7 +196,7 @@ def trial_folder(ranks: Ranks, script: str, kept: Path | None) -> Iterator[Path]
         own = ""
         if ranks.local_rank == 0:
             root = unused(kept) if kept else stack.enter_context(Scratch())
-            own = str(lay_out(Path(script).parent, root))
+            own = str(lay_out(home, root))
         gathered = ranks.gather((ranks.node_rank, own))
         yield Path(next(folder for node, folder in gathered if node == ranks.node_rank and folder))
 

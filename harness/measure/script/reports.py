@@ -64,15 +64,12 @@ class Reports:
     """The reports since the last row of validation."""
     _last: Report | None = None
 
-    def add(self, given: Values, step: int, clock: Callable[[], float], samples: float) -> bool:
-        """Add a report, at the time that the clock shows once its values are known; return if it is of validation."""
+    def add(self, given: Values, step: int, clock: Callable[[], float], samples: float) -> None:
+        """Add a report, at the time that the clock shows once its values are known."""
         values = dict(self._numbers(given))
         epoch = values.pop(EPOCH, None)
-        if not values:
-            return False
-        report = Report(step, clock(), samples, epoch, values)
-        self.join(report)
-        return _validates(report)
+        if values:
+            self.join(Report(step, clock(), samples, epoch, values))
 
     def join(self, report: Report) -> None:
         """Join a report to those at its step, or begin the next step's."""

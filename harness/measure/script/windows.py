@@ -10,7 +10,7 @@ import numpy as np
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import COLLECTIVES
 from harness.measure.profiles import PROFILED_STEPS
-from harness.measure.script.counting import Finished
+from harness.measure.script.messages import Finished
 from harness.measure.script.parent import ScriptFailed
 from harness.measure.script.profiling import ProfiledSteps
 from harness.measure.stepper import TimedWindow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloader
 
-from harness.measure.script.batches import NO_BATCHES, TRAINS
-from harness.measure.script.counting import EndOfTrial, Finished, Schedule, StepRecorder
+from harness.measure.script import counting
+from harness.measure.script.batches import NO_BATCHES, TRAINS, time_loaders
+from harness.measure.script.counting import StepRecorder
+from harness.measure.script.messages import EndOfTrial, Finished, Schedule
+
+
+class Epochs:
+    """As ray.data.iterator's _IterableFromIterator."""
+
+    def __init__(self, generate: Callable[[], Iterator[object]]) -> None:
+        self.generate = generate
+
+    def __iter__(self) -> Iterator[object]:
+        return self.generate()
 
 
 class DataIterator:
@@ -23,17 +36,39 @@ class DataIterator:
         self.rows, self.epochs = rows, 0
 
     def iter_batches(self, *, batch_size: int) -> Any:
-        outer = self
+        def generate() -> Iterator[object]:
+            self.epochs += 1
+            for first in range(0, self.rows, batch_size):
+                yield {"id": np.arange(first, min(first + batch_size, self.rows))}
 
-        class Epochs:
-            def __iter__(self) -> Iterator[object]:
-                outer.epochs += 1
-                for first in range(0, outer.rows, batch_size):
-                    yield {"id": np.arange(first, min(first + batch_size, outer.rows))}
-
-        return Epochs()
+        return Epochs(generate)
 
     iter_torch_batches = iter_batches
+
+
+class Dataset(IterableDataset[Any]):
+    """As Ray Train gives the batches of a shard to Hugging Face's Trainer: if they are of Ray Data's class."""
+
+    def __init__(self, batches: object) -> None:
+        assert isinstance(batches, Epochs)
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def loader_over(batches: object) -> DataLoader[Any]:
+    return DataLoader(Dataset(batches), batch_size=1, collate_fn=lambda found: found[0])
+
+
+@pytest.fixture
+def timed_loaders(monkeypatch: pytest.MonkeyPatch) -> Callable[[StepRecorder], None]:
+    """time_loaders, which replaces methods of torch's: they are as before after the test."""
+    base: Any = dataloader._BaseDataLoaderIter
+    for name in ("__next__", "_next_index", "_reset"):
+        monkeypatch.setattr(base, name, getattr(base, name))
+    monkeypatch.setattr(DataLoader, "__iter__", DataLoader.__iter__)
+    return time_loaders
 
 
 def recorder(monkeypatch: pytest.MonkeyPatch, *, ingests: bool) -> tuple[StepRecorder, type[DataIterator], Any]:
@@ -87,3 +122,114 @@ def test_an_ingest_of_nothing_or_of_a_loop_that_trains_is_an_error(monkeypatch: 
     with pytest.raises(RuntimeError, match="took an optimizer step"):
         script._after_optimizer(torch.optim.SGD([torch.ones(1)], lr=0.1))
     assert "iter_batches or iter_torch_batches" in TRAINS
+
+
+def test_a_loader_over_ray_data_or_another_loader_counts_its_own_batches_alone(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Callable[[StepRecorder], None]
+) -> None:
+    script, kind, parent = recorder(monkeypatch, ingests=False)
+    timed_loaders(script)
+    rows = DataLoader(TensorDataset(torch.zeros(20, 1)), 5)
+    rebatched = DataLoader(_Rows(rows), 8)
+    now = [0.0]
+    monkeypatch.setattr(counting, "clock", lambda: now.__setitem__(0, now[0] + 1) or now[0])
+    for loader in (loader_over(kind(20).iter_torch_batches(batch_size=8)), rebatched):
+        for _ in loader:
+            script.step()
+    script.finish()
+    steps = parent.recv().steps
+    assert list(steps.samples) == [8, 8, 4] * 2
+    assert max(steps.wait_s) <= 2, "the inner fetch is a part of the outer one"
+
+
+class _Rows(IterableDataset[Any]):
+    def __init__(self, batches: DataLoader[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for (batch,) in self.batches:
+            yield from batch
+
+
+def test_an_ingest_behind_a_loader_consumes_what_the_loader_would_get(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Callable[[StepRecorder], None]
+) -> None:
+    script, kind, parent = recorder(monkeypatch, ingests=True)
+    timed_loaders(script)
+    script._obey(Schedule(start=1, steps=3, windows=1))
+    parent.send("end")
+    with pytest.raises(EndOfTrial):
+        next(iter(loader_over(kind(20).iter_batches(batch_size=8))))
+    *_, end = parent.recv(), parent.recv()
+    assert list(end.steps.samples) == [8, 8, 4, 8]
+
+
+WEIGHT = torch.ones(1, requires_grad=True)
+
+
+def ahead(batches: Any) -> Iterator[Any]:
+    """Fetch each batch before the one before it is trained on, as accelerate's loaders do."""
+    iterator, nothing = iter(batches), object()
+    batch = next(iterator)
+    while batch is not nothing:
+        following = next(iterator, nothing)
+        yield batch
+        batch = following
+
+
+@pytest.mark.parametrize(
+    ("rows", "accumulates", "fetch", "samples"),
+    [
+        (16, 1, iter, [8, 8, 8, 8]),
+        (16, 3, iter, [24, 24]),  # steps with batches of several epochs
+        (16, 1, ahead, [16, 0, 16, 0]),
+        (8, 1, ahead, [8, 8, 8, 8]),  # iterations that end before they are trained on
+    ],
+)
+def test_an_iteration_in_which_nothing_is_trained_on_is_an_evaluation_and_a_report_changes_no_samples(
+    monkeypatch: pytest.MonkeyPatch,
+    timed_loaders: Callable[[StepRecorder], None],
+    rows: int,
+    accumulates: int,
+    fetch: Callable[[Any], Iterator[Any]],
+    samples: list[float],
+) -> None:
+    ours, parent = Pipe()
+    script = StepRecorder(ours, lambda: None, optimizer=0, pauses=False, profiles=False, trains=True)
+    timed_loaders(script)
+    monkeypatch.setattr(torch.autograd, "backward", script._noting(torch.autograd.backward))
+    loader, held_out = (DataLoader(TensorDataset(torch.zeros(size, 1)), 8) for size in (rows, 20))
+    count = 0
+    while len(script._steps.ended) < len(samples):
+        for _ in fetch(loader):
+            count += 1
+            script.report({"val_loss": 1.0})  # before the step of its batch
+            WEIGHT.sum().backward()
+            if count % accumulates == 0:
+                script.step()
+        if accumulates == 1 and rows > 8:
+            for _ in held_out:  # with gradients enabled, as a Trainer's
+                pass
+    script.finish()
+    end = parent.recv()
+    assert list(end.steps.samples) == samples and end.facts.passes == accumulates
+    # the last one is before no step
+    assert end.facts.evaluation_batches == (3 if accumulates == 1 and rows > 8 else 0)
+
+
+def test_batches_of_a_pause_are_neither_trained_on_nor_an_evaluation_in_the_windows(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Callable[[StepRecorder], None]
+) -> None:
+    script, kind, parent = recorder(monkeypatch, ingests=False)
+    timed_loaders(script)
+    loader = DataLoader(TensorDataset(torch.zeros(16, 1)), 8)
+    for _ in loader:
+        script.step()
+        script.pause()
+        assert len([*loader]) == 2
+        with torch.no_grad():
+            assert len([*kind(8).iter_batches(batch_size=8)]) == 1
+        script.go_on()
+    script.finish()
+    end = parent.recv()
+    assert list(end.steps.samples) == [8, 8] and end.facts.evaluation_batches == 0

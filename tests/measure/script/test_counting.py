@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from harness.measure.script import counting
-from harness.measure.script.counting import EndOfTrial, Finished, Schedule, StepRecorder, WindowsBegun
+from harness.measure.script.counting import StepRecorder
+from harness.measure.script.messages import EndOfTrial, Finished, Schedule, WindowsBegun
 
 
 def optimizer() -> torch.optim.Optimizer:

@@ -16,18 +16,10 @@ import torch
 
 from harness.config.sections import Convergence
 from harness.measure.script import following, loop
-from harness.measure.script.counting import (
-    EndOfTrial,
-    Finished,
-    Held,
-    Hold,
-    Progress,
-    Schedule,
-    StepRecorder,
-    Steps,
-)
+from harness.measure.script.counting import StepRecorder
 from harness.measure.script.following import Followed, _followed_training
 from harness.measure.script.loop import in_thread
+from harness.measure.script.messages import EndOfTrial, Finished, Held, Hold, Progress, Schedule, Steps
 from harness.measure.script.parent import InThread, ScriptFailed
 from harness.train.ranks import Ranks
 from tests.cluster.machines import wait_for

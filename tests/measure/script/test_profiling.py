@@ -10,8 +10,9 @@ import torch
 
 from harness.config.strategy_traits import COLLECTIVES
 from harness.measure.profiles import MARK, PROFILED_STEPS, Event
-from harness.measure.script.counting import EndOfTrial, Finished, Profiled, Schedule, StepRecorder, WindowsBegun
+from harness.measure.script.counting import StepRecorder
 from harness.measure.script.loop import _run
+from harness.measure.script.messages import EndOfTrial, Finished, Profiled, Schedule, WindowsBegun
 from harness.measure.script.profiling import STEPS, ProfiledSteps, StepProfiler, seconds_of
 from harness.measure.script.windows import exchange_of, profiled_windows
 from harness.measure.stepper import window_rows

@@ -15,7 +15,8 @@ import torch
 from harness import probe
 from harness.config.script import column_of
 from harness.measure.script import counting
-from harness.measure.script.counting import EndOfTrial, Finished, Schedule, StepRecorder, WindowsBegun
+from harness.measure.script.counting import StepRecorder
+from harness.measure.script.messages import EndOfTrial, Finished, Schedule, WindowsBegun
 from harness.measure.script.reports import (
     LOGGER,
     MOST_NAMES,
@@ -272,17 +273,6 @@ def test_a_report_has_the_seconds_since_the_end_of_the_first_step_without_pauses
     assert found == [(0, 0.0, 0.0), (2, 3.0, 16.0), (3, 5.0, 16.0)]
 
 
-def test_batches_between_a_step_and_a_report_of_validation_are_no_training() -> None:
-    script, parent = recorder()
-    for samples in (8, 100, 8):
-        script.count(samples)
-        if samples < 100:
-            script.step()
-        script.report({"val_loss": 1.0})
-    script.finish()
-    assert [each.samples for each in parent.recv().reports.end()] == [8.0, 16.0]  # at steps 1 and 2
-
-
 def test_a_training_ends_after_the_step_that_follows_its_last_and_a_trial_of_speed_keeps_no_reports() -> None:
     for trains in (True, False):
         script, parent = recorder(trains=trains)
@@ -344,15 +334,13 @@ def test_a_report_inside_a_marked_step_leaves_the_samples_of_that_step(monkeypat
     assert list(parent.recv().steps.samples) == [8.0, 8.0, 8.0]
 
 
-def test_a_marked_step_that_is_left_is_over_and_an_optimizer_of_marked_steps_has_the_devices(
+def test_a_marked_step_that_is_left_is_none_and_an_optimizer_of_marked_steps_has_the_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script, _ = recorder()
     monkeypatch.setattr(probe, "_recorder", script)
     for _ in probe.steps(range(3)):
-        assert script._open
         break
-    assert not script._open
     used = torch.optim.SGD([torch.ones(1)], lr=0.1)
     script._after_optimizer(used)
     assert [*script._optimizers] == [used] and not script._steps.ended

@@ -15,10 +15,19 @@ from harness.config.script import SCRIPT_TRAITS
 from harness.config.sections import Throughput
 from harness.measure.script.batches import size_of
 from harness.measure.script.child import own_copy
-from harness.measure.script.counting import Facts, Finished, Schedule, Steps, digests
+from harness.measure.script.counting import digests
 from harness.measure.script.following import values_of
 from harness.measure.script.judging import Seen, judge, together
-from harness.measure.script.parent import ScriptFailed, environment_of, lay_out, link_tree, unused, visible_gpus
+from harness.measure.script.messages import Facts, Finished, Schedule, Steps
+from harness.measure.script.parent import (
+    ScriptFailed,
+    environment_of,
+    home_of,
+    lay_out,
+    link_tree,
+    unused,
+    visible_gpus,
+)
 from harness.measure.script.profiling import ProfiledSteps
 from harness.measure.script.windows import windows_of
 from harness.plan.cell import Cell
@@ -90,13 +99,24 @@ def having(**facts: Any) -> Finished:
         (HEALTHY, None, []),
         (having(connected=0), None, ["2 ranks with no process group"]),
         (having(connected=1), None, ["2 ranks with a process group of 1 ranks"]),
-        (having(evaluation_batches=3), None, ["3 batches without gradients in the timed windows"]),
+        (having(evaluation_batches=3), None, ["3 batches of evaluation in the timed windows"]),
         (having(optimizers=["Adam", "SGD"]), None, ["optimizers in the order of their first steps: Adam, SGD"]),
         (replace(HEALTHY, by_itself=True), None, ["the script ended by itself after 3 steps"]),
         (three_steps(samples=[0.0] * 3), None, ["3 steps, and no batch from a torch DataLoader"]),
         (three_steps(samples=[0.0] * 3), 4.0, []),
         (
             three_steps(samples=[0.0, 64.0, 64.0]),
+            None,
+            ["samples of a step on a rank: 64 by the DataLoader, 32 by the file"],
+        ),
+        (
+            replace(three_steps(samples=[64.0] * 3), facts=replace(FACTS, passes=2)),
+            None,
+            ["2 backward passes a step, with 32 samples each"],
+        ),
+        (replace(HEALTHY, facts=replace(FACTS, passes=2)), None, []),  # as of two losses
+        (
+            replace(three_steps(samples=[64.0] * 3), facts=replace(FACTS, passes=3)),
             None,
             ["samples of a step on a rank: 64 by the DataLoader, 32 by the file"],
         ),
@@ -162,10 +182,6 @@ def test_gpus_that_run_no_kernel_and_wait_for_no_data_are_bound_by_the_host(
     found = [*judge([Seen.of(HEALTHY)] * 2, CELL, None, profiles)]
     assert [finding.seen.rpartition(": ")[2] for finding in found] == share
     assert all("bound by the host" in finding.means for finding in found)
-
-
-def test_evaluation_that_is_a_pause_needs_no_advice() -> None:
-    assert not [*judge([Seen.of(having(evaluation_batches=3))] * 2, CELL, None, paused=True)]
 
 
 def test_independent_copies_are_an_error_and_one_device_is_none() -> None:
@@ -240,6 +256,28 @@ def test_the_folder_has_the_script_s_files_and_keeps_new_ones(tmp_path: Path) ->
     assert sorted(source.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("text", "packages", "home", "module"),
+    [
+        ("import model", (), "a/b", None),
+        ("def f(:", (), "a/b", None),
+        ("try:\n    from .model import x\nexcept ImportError:\n    from model import x", (), "a/b", None),
+        ("from .model import x", (), "a", "b.train"),
+        ("from . import model", ("a", "a/b"), ".", "a.b.train"),
+        ("from ..model import x", (), ".", "a.b.train"),
+    ],
+)
+def test_a_script_with_relative_imports_is_a_module(
+    tmp_path: Path, text: str, packages: tuple[str, ...], home: str, module: str | None
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    for package in packages:
+        (tmp_path / package / "__init__.py").touch()
+    script = tmp_path / "a/b/train.py"
+    script.write_text(text)
+    assert home_of(script) == (tmp_path / home, module)
+
+
 def test_a_folder_below_the_script_s_own_is_not_linked_into_itself_and_links_are_few(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x")
     for number in range(3):
@@ -298,10 +336,10 @@ def test_a_rank_has_torchrun_s_variables_and_not_those_of_its_parent(monkeypatch
 
 def test_a_program_s_own_value_takes_the_place_of_a_later_axis(tmp_path: Path) -> None:
     for options, value in (({}, "default"), ({"compile_mode": "a"}, "a")):
-        assert values_of(replace(CELL, workload_options=options), 0, tmp_path)["compile_mode"] == value
+        assert values_of(replace(CELL, workload_options=options), 0, tmp_path, 0)["compile_mode"] == value
 
 
 def test_placeholders_are_the_cell_s_axes_its_own_names_the_seed_and_the_folder(tmp_path: Path) -> None:
     cell = replace(CELL, workload_options={"lr": 0.1})
-    expected = {"lr": 0.1, "devices": 2, "global_batch_size": 64, "seed": 3, "folder": str(tmp_path)}
-    assert values_of(cell, 3, tmp_path).items() >= expected.items()
+    expected = {"lr": 0.1, "devices": 2, "global_batch_size": 64, "seed": 3, "folder": str(tmp_path), "local_rank": 1}
+    assert values_of(cell, 3, tmp_path, 1).items() >= expected.items()
