@@ -322,9 +322,8 @@ def _why(row: Statement, context: Context) -> Iterator[Said]:
     """Yield the largest parts of the loss of a cell, and the whole of it, unless a part is not of this loss."""
     certain = certain_of(context.causes[str(row.cell_id)])[:MOST_PARTS]
     waits = [one for one in certain if one.evidence == WHOLE_WAIT]  # of which some is no loss of scaling
-    named = ", ".join(
-        f"{percent(one.facts.share)} {name_of(one)}{because(one, context) if one in waits else ''}" for one in certain
-    )
+    said = [because(one, context) if one in waits or one.subject == "rest" else "" for one in certain]  # why no more
+    named = ", ".join(f"{percent(one.facts.share)} {name_of(one)}{why}" for one, why in zip(certain, said, strict=True))
     ratio, of = context.ratio(row.cell_id), ""
     if ratio and certain and not waits and not is_missing(ratio.efficiency) and number(ratio.efficiency) < 1:
         lost = 1 - number(ratio.efficiency)
