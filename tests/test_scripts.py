@@ -218,7 +218,7 @@ import torch.distributed as dist, torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 def train(rank, world_size, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    assert os.environ["MASTER_PORT"] == str(port)
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -231,6 +231,7 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))  # which the spawned ranks inherit
     world_size = int(sys.argv[1])
     mp.spawn(train, args=(world_size, port), nprocs=world_size)
 """

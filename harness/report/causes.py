@@ -18,7 +18,7 @@ from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
 from harness.plan.cell import MOST_MICRO_BATCH
 from harness.report.row import Row, Scalar, is_missing, number, plural
-from harness.report.sentence import Context, Said
+from harness.report.sentence import MOST_PARTS, Context, Said
 from harness.report.tables.text import percent, with_ends
 
 
@@ -203,6 +203,25 @@ def why_not_better(row: Statement, context: Context) -> Said:
     if row.cell_id == next(cell_id for cell_id, text in advice.items() if text == own):  # the same advice once
         parts.append(own)
     return context.short(row.cell_id), " ".join(parts).strip()
+
+
+def short_causes(row: Statement, context: Context) -> Iterator[Said]:
+    """Yield the largest parts of the loss of a cell, and the whole of it, unless a part is not of this loss."""
+    causes = context.causes[str(row.cell_id)]
+    certain = certain_of(causes)[:MOST_PARTS]
+    waits = [one for one in certain if one.evidence == WHOLE_WAIT]  # of which some is no loss of scaling
+    said = [because(one, context) if one in waits or one.subject == "rest" else "" for one in certain]  # why no more
+    of_loss = not waits and not any(one.subject == HOST for one in certain)
+    named = ", ".join(f"{percent(one.facts.share)} {name_of(one)}{why}" for one, why in zip(certain, said, strict=True))
+    ratio, of = context.ratio(row.cell_id), ""
+    if ratio and certain and of_loss and not is_missing(ratio.efficiency) and number(ratio.efficiency) < 1:
+        lost = round(1 - number(ratio.efficiency), 2)
+        saved = round(-sum(number(one.facts.share) for one in causes if one.code == SAVED), 2)
+        rest = lost + saved - sum(round(number(one.facts.share), 2) for one in certain)  # adds up as it is written
+        more = f"; {percent(rest)} in smaller or uncertain parts" if rest >= LEAST_SHARE else ""
+        more += f"; {percent(saved)} saved" if saved >= LEAST_SHARE else ""
+        of = f", of {percent(lost)} lost{more}"
+    yield context.short(row.cell_id), f"{named or 'no bottleneck is significant'}{of}."
 
 
 def certain_of(causes: Sequence[Statement]) -> list[Statement]:

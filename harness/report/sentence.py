@@ -19,6 +19,8 @@ from harness.report.row import Row, Scalar, is_missing, plain_label, rows_of, te
 
 MOST = 4
 """The most sentences of one topic, and the most cells that a sentence names; the others are in tables/verdict.csv."""
+MOST_PARTS = 3
+"""The most settings, options or causes of one line of the decision."""
 HOLM = "Holm's adjustment"
 HOLM_MEANING = ", which keeps the chance of any false claim at 5 %,"
 

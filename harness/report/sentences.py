@@ -14,11 +14,18 @@ from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
 from harness.analysis.trials import NOT_STARTED
 from harness.analysis.verdict import Statement
-from harness.analysis.verdict.rules import ENOUGH, FASTER, GOOD_BLOCKS, RANKED_SEEDS, SLOWER, TOO_FEW, WHOLE_WAIT
+from harness.analysis.verdict.rules import (
+    ENOUGH,
+    FASTER,
+    GOOD_BLOCKS,
+    RANKED_SEEDS,
+    SLOWER,
+    TOO_FEW,
+)
 from harness.config.axes import BATCHES
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text
-from harness.report.causes import LEAST_SHARE, because, certain_of, name_of, why_not_better
+from harness.report.causes import short_causes, why_not_better
 from harness.report.row import (
     Row,
     cell_label,
@@ -32,15 +39,13 @@ from harness.report.row import (
     setting_without_batch,
     shown_strategy,
 )
-from harness.report.sentence import MOST, Context, Said, Sentence
+from harness.report.sentence import MOST, MOST_PARTS, Context, Said, Sentence
 from harness.report.tables.ratios import pair_label, pair_setting
 from harness.report.tables.text import decimal, duration, percent, speed, with_ends
 from harness.report.tables.trust import INTERVALS, imprecise
 
 times = decimal("{:.2f}")
 seconds = decimal("{:.3g} s")
-MOST_PARTS = 3
-"""The most settings, options or causes of one line of the decision."""
 REASONS: Mapping[str, str] = {
     "differs": "one setting measured twice differs from itself (A/A test; by chance 1 run in 20 does)",
     "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
@@ -52,7 +57,7 @@ CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
 QUIET = (
-    "one setting measured twice does not differ from itself (A/A test); no reason for distrust repeats in every block"
+    "one setting measured twice does not differ from itself (A/A test); no doubt repeats that intervals do not cover"
 )
 INGESTS: Mapping[str, str] = {
     "bottleneck": "the ingest is the bottleneck",
@@ -141,8 +146,8 @@ def _open_settings(row: Statement, context: Context) -> Iterator[Said]:
     if ratio and _word(ratio, context) != CLEAR and (is_missing(ratio.p_value) or number(ratio.speedup) > 1):
         either = f"{_other(row, ratio)}, or {context.name(row.cell_id)}"
         yield either, f"{_gain(ratio)} times, {_sure_words(ratio, context)}."
-    is_slower = ratio is not None and _word(ratio, context) == CLEAR and number(ratio.speedup) <= 1  # and so not used
-    if undecided := [one for one in ratios if one in (*row.others, *row.reasons) and not is_slower]:
+    is_used = ratio is None or is_missing(ratio.p_value) or number(ratio.speedup) > 1
+    if undecided := [one for one in ratios if one in (*row.others, *row.reasons) and is_used]:
         lead = f"{context.short(row.cell_id) or context.name(row.cell_id)}, or another setting"
         yield lead, f"{_with_ratios(undecided, ratios, context)}."
 
@@ -203,9 +208,9 @@ def _with_ratios(ids: Sequence[str], ratios: Mapping[str, Row], context: Context
     known = {shown_strategy(row) for row in ratios.values()}
     leading = {shown_strategy(row) for one, row in context.cells.items() if one in leaders}
     if all(one in ratios for one in ids) and len(known) == len(ratios) and not known & leading:
-        names, leader = [shown_strategy(ratios[one]) for one in ids], "".join(leading) or "the fastest"
+        names, leader = [shown_strategy(ratios[one]) for one in ids], "".join(leading) or "the fastest at its batch"
     else:
-        names, leader = [context.name(one) for one in ids], "the fastest"
+        names, leader = [context.name(one) for one in ids], "the fastest at its batch"
     some = [f"{name}{_share(ratios.get(cell_id), leader, context)}" for cell_id, name in zip(ids, names, strict=True)]
     return "; ".join(some[:MOST]) + _and_more(ids)
 
@@ -318,21 +323,6 @@ def _improved(row: Statement, context: Context) -> Said:
 # -- losses, trust, failures, open questions --------------------------------------------------------------------------
 
 
-def _why(row: Statement, context: Context) -> Iterator[Said]:
-    """Yield the largest parts of the loss of a cell, and the whole of it, unless a part is not of this loss."""
-    certain = certain_of(context.causes[str(row.cell_id)])[:MOST_PARTS]
-    waits = [one for one in certain if one.evidence == WHOLE_WAIT]  # of which some is no loss of scaling
-    said = [because(one, context) if one in waits or one.subject == "rest" else "" for one in certain]  # why no more
-    named = ", ".join(f"{percent(one.facts.share)} {name_of(one)}{why}" for one, why in zip(certain, said, strict=True))
-    ratio, of = context.ratio(row.cell_id), ""
-    if ratio and certain and not waits and not is_missing(ratio.efficiency) and number(ratio.efficiency) < 1:
-        lost = 1 - number(ratio.efficiency)
-        rest = lost - sum(number(one.facts.share) for one in certain)
-        more = f"; {percent(rest)} in smaller or uncertain parts" if rest >= LEAST_SHARE else ""
-        of = f", of {percent(lost)} lost{more}"
-    yield context.short(row.cell_id), f"{named or 'no bottleneck is significant'}{of}."
-
-
 def _trust(row: Statement, context: Context) -> Said:
     """Return the level of trust in one or several settings, with its reasons."""
     lead = row.code.capitalize()
@@ -385,7 +375,8 @@ def _failed(row: Statement, context: Context) -> Said:
     why = next(iter(row.reasons), "")
     if row.code == "preflight":
         where = f" ({_cells_of(row, context)})" if row.cell_id in context.cells else ""
-        return f"Check before the measurement ({row.subject})", f"{why}{where}."
+        more = f"; {len(row.reasons) - 1} more in the table of the preflight" if len(row.reasons) > 1 else ""
+        return f"Check before the measurement ({row.subject})", f"{why}{where}{more}."
     outcome = FAILURES.get(str(row.subject), row.subject)
     return f"{plural(row.n, 'trial')} {outcome}", f"{why} ({_cells_of(row, context)})."
 
@@ -448,7 +439,7 @@ LINES: Mapping[str, Mapping[str, Short]] = {
     "NOT": {"fastest": _not},
     "OPTIONS": {"choice": _options},
     "TARGET": {"training": _whole},
-    "WHY": {"loss": _why, "ingest": _whole},
+    "WHY": {"loss": short_causes, "ingest": _whole},
     "TRIED": {"improved": _whole},
     "SURE": {"trust": _whole, "equivalence": _not_equivalent},
     "OPEN": {"fastest": _open_settings, "open": _whole},

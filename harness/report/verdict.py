@@ -14,6 +14,7 @@ from harness.analysis.verdict.rules import RANKED_SEEDS
 from harness.config.yaml_source import dump, parse_value
 from harness.report.causes import (
     IN_PROGRAM,
+    NOTHING_TO_CHANGE,
     Option,
     certain_of,
     name_of,
@@ -142,10 +143,10 @@ def _proposal(context: Context) -> Proposal | None:
 
 def _why(proposal: Proposal, context: Context) -> str:
     cause = proposal.cause
-    is_largest = cause is certain_of(context.causes[str(cause.cell_id)])[0]
-    largest = "" if is_largest else ", the largest part that an option may reduce"
+    largest = certain_of(context.causes[str(cause.cell_id)])[0]
+    fixed = f"; no option reduces {name_of(largest)}" if largest.subject in NOTHING_TO_CHANGE else ""
     where = f"{proposal.option} for {context.name(cause.cell_id)}, all else as here:"
-    return f"{percent(cause.facts.share)} of the step is {name_of(cause)}{largest}. Compare {where}"
+    return f"{percent(cause.facts.share)} of the step is {name_of(cause)}{fixed}. Compare {where}"
 
 
 def _in_program(context: Context) -> NextStep | None:

@@ -134,8 +134,10 @@ class Improvement:
         self.emit(Note(f"Improve {name}: {plural(len(tried), 'option')} to try, about {most}."))
         if code := self._measure(SCREENING, tried, SCREENING_BLOCKS):
             return code
-        if not any(row.step == SCREENING for row in self._compared()):
-            self.emit(Note(f"Nothing was compared with {name} in the time there was; give --improve more."))
+        if (screened := self._run_of(SCREENING)) and not any(row.step == SCREENING for row in self._compared()):
+            late = (screened.trials["skip_code"] == "time_up").any()
+            why = "in the time there was; give --improve more" if late else "as it failed when it was measured again"
+            self.emit(Note(f"Nothing was compared with {name} {why}."))
             return 0
         helped = self._kept(SCREENING)
         if several := combined(helped):

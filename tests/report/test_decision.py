@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.verdict.rules import HOST as IDLE
 from harness.report.sentences import LINES, MOST_PARTS
 from harness.report.tables.text import NO_BREAK
 from tests.report.test_causes import cause
@@ -69,8 +70,8 @@ def test_a_setting_is_to_be_used_if_its_gain_is_clear(change: dict[str, Any], la
 def test_a_rival_is_not_to_be_used_if_it_is_clearly_slower(change: dict[str, Any], label: str, said: str) -> None:
     found = lines({**STATED, **change}, scaling=[RATIO], leaders=RIVALS)
     assert set(found) == {"USE", label} and found[label][0].startswith(said)
-    slower = lines({**STATED, **change}, scaling=[{**RATIO, "speedup": 0.7}], leaders=RIVALS)
-    assert "OPEN" not in slower  # the rivals of a setting that is not to be used
+    for not_used in ({"speedup": 0.7}, {"speedup": 0.9, "p_value": 0.3}):
+        assert "OPEN" not in lines({**STATED, **change}, scaling=[{**RATIO, **not_used}], leaders=RIVALS)
 
 
 def test_a_base_that_is_to_be_used_has_its_better_batch_beside_it() -> None:
@@ -106,6 +107,11 @@ def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
     assert said == "20 % wrapper overhead, of 33 % lost; 13 % in smaller or uncertain parts."
     (said,) = lines(STATED, cause("wrapper", 0.3, 0.1), scaling=lost)["WHY"]
     assert said == "30 % wrapper overhead, of 33 % lost."
+    saved = (cause("wrapper", 0.2, 0.1), {**cause("threads", -0.12, -0.2), "high": -0.05, "code": "saved"})
+    (said,) = lines(STATED, *saved, scaling=lost)["WHY"]
+    assert said == "20 % wrapper overhead, of 33 % lost; 25 % in smaller or uncertain parts; 12 % saved."
+    (said,) = lines(STATED, cause("wrapper", 0.2, 0.1), cause(IDLE, 0.25, 0.2), scaling=lost)["WHY"]
+    assert said == f"20 % wrapper overhead, 25 % {IDLE}."  # of which other parts may be some
     withheld = {**cause("rest", 0.3, 0.1), "reasons": ("the measured parts miss it by 40 % of the step",)}
     (said,) = lines(STATED, withheld, scaling=lost)["WHY"]
     assert said == "30 % unexplained (the measured parts miss it by 40 % of the step), of 33 % lost."

@@ -94,7 +94,7 @@ def test_blocks_that_decide_what_is_open_come_before_an_option() -> None:
     assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
     assert said(FASTEST, {**EXCHANGE, "low": -0.01}, DECIDED)[0].startswith("Nothing here calls for")
     larger = {**EXCHANGE, "subject": "slowest rank", "value": 0.4, "low": 0.3, "high": 0.5}
-    start = "10 % of the step is exposed communication, the largest part that an option may reduce. Compare"
+    start = "10 % of the step is exposed communication; no option reduces waiting for the slowest rank. Compare"
     assert said(FASTEST, larger, EXCHANGE)[0].startswith(start)
 
 

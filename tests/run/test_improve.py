@@ -165,7 +165,7 @@ def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(imp
     assert "training.accumulation: 1 is not confirmed: 1.0" in tried.text
 
 
-def test_a_time_that_ends_before_anything_is_compared_is_said(improved: Callable[..., Improved]) -> None:
+def test_a_setting_that_nothing_was_compared_with_is_said(improved: Callable[..., Improved]) -> None:
     seen = set[tuple[str, int]]()
 
     def once(cell: Cell, block: int) -> float | None:
@@ -177,7 +177,7 @@ def test_a_time_that_ends_before_anything_is_compared_is_said(improved: Callable
     assert [each.name for each in asked] == ["wasteful", "screening"]
     said = [event.text for event in events if isinstance(event, Note)]
     assert said[-1] == (
-        "Nothing was compared with ddp on 2 devices · batch 64/device in the time there was; give --improve more."
+        "Nothing was compared with ddp on 2 devices · batch 64/device as it failed when it was measured again."
     )
 
 

@@ -25,8 +25,8 @@ from harness.plan.feasibility import IMPOSSIBLE
 
 ENOUGH = 0.95
 """The share of the best throughput that a smaller batch must reach to be preferred."""
-ANSWERED = {*IMPOSSIBLE, "precise", "not_measured", "doctor"}
-"""The reasons to skip that leave no question open: no machine can run it, it is precise, or the failures say why."""
+ANSWERED = {*IMPOSSIBLE, "precise", "not_measured"}
+"""The reasons to skip that leave no question open: no machine can run it, it is precise, or its trial has failed."""
 CUT_SHORT = {"time_up"}
 """The reasons to skip that the same command can take up again on the same machine."""
 RANK = r" on rank \d+: "
@@ -142,9 +142,14 @@ def failures(tables: Tables) -> Iterator[Statement]:
     last = _last_attempts(tables)
     found = tables["findings"]
     errors = found[(found["severity"] == "error") & (found["check"] != SCRIPT)]  # a script's is in equivalence()
-    told = (last["purpose"] == "doctor") & last["cell_id"].isin(errors["cell_id"])  # by its finding, with the place
-    bad = last[~last["outcome"].isin(["ok", "skipped"]) & ~told]
+    bad = last[~last["outcome"].isin(["ok", "skipped"])]
     cause = bad["reason"].str.replace(RANK, ": ", n=1, regex=True)  # one error that several ranks report
+    seen_in = {cell_id: " ".join(rows["seen"].astype(str)) for cell_id, rows in errors.groupby("cell_id")}
+    examined = (bad["purpose"] == "doctor").fillna(False)  # whose error is told by its finding, with the place
+    pairs = zip(bad["cell_id"], cause, examined, strict=True)
+    told = [bool(doctor) and not pd.isna(why) and why in seen_in.get(cell_id, "") for cell_id, why, doctor in pairs]
+    untold = pd.Series([not each for each in told], bad.index, dtype=bool)
+    bad, cause = bad[untold], cause[untold]
     for (outcome, _), rows in bad.groupby(["outcome", cause], sort=False, dropna=False):
         first, *others = dict.fromkeys(rows["cell_id"].astype(str))
         reasons = tuple(map(str, rows["reason"].dropna().unique()))
@@ -153,7 +158,8 @@ def failures(tables: Tables) -> Iterator[Statement]:
         )
     for check, rows in errors.groupby("check", sort=False):
         seen = tuple(dict.fromkeys(rows["seen"].astype(str)))
-        cells = [*dict.fromkeys(rows["cell_id"].dropna().astype(str))]
+        alike = rows[rows["seen"].astype(str) == seen[0]]
+        cells = [*dict.fromkeys(alike["cell_id"].dropna().astype(str))]
         cell_id = next(iter(cells), None)
         yield Statement(
             "failed", "preflight", "preflight", cell_id, (*cells[1:],), n=len(rows), subject=str(check), reasons=seen
@@ -181,6 +187,8 @@ def open_questions(tables: Tables) -> Iterator[Statement]:
     """State the cells that were asked for and could not be run here."""
     last = _last_attempts(tables)
     skipped = last[(last["outcome"] == "skipped") & ~last["skip_code"].isin(ANSWERED | CUT_SHORT)]
+    measured = last["cell_id"][(last["outcome"] == "ok") & (last["kind"] != "diagnostic")]
+    skipped = skipped[(skipped["skip_code"] != "doctor") | skipped["cell_id"].isin(measured)]  # others are incomplete
     for code, rows in skipped.groupby("skip_code", sort=False):
         devices = ", ".join(map(str, sorted({int(value) for value in rows["devices"]})))
         n, reasons = rows["cell_id"].nunique(), (str(rows["reason"].iloc[0]),)

@@ -33,8 +33,9 @@ SPAWNED = (
 )
 OTHER_COUNT = (
     "the script starts {nprocs} ranks itself, by torch.multiprocessing.{name}, and this cell has {count} on each node: "
-    "have it start int(os.environ['LOCAL_WORLD_SIZE']), or as many as {{devices}} in the file's arguments says"
+    "have it start int(os.environ['LOCAL_WORLD_SIZE']), or, on one node, {{devices}} of the file's arguments"
 )
+ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 NEVER = timedelta(days=1000)
 """The timeout of a rank that waits for the first one; the watchdog ends a trial that hangs."""
 
@@ -163,7 +164,7 @@ def _call_as_rank(
 ) -> None:
     """Call the function that a script spawns as its ranks in this process, which is one of them, with its number.
 
-    All ranks of a node get the arguments of its first one, among which may be a port that was free. Raise SpawnsRanks
+    All ranks of a node get the arguments and the address of its first one, with a port that was free. Raise SpawnsRanks
     if the ranks are others than those of the cell, or not waited for, or if the arguments cannot be pickled.
     """
     rank, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -177,12 +178,13 @@ def _call_as_rank(
         store = dist.FileStore(f"{folder}/.spawned-{next(_calls)}", count)  # type: ignore[attr-defined]
         if rank == 0:
             try:
-                given = pickle.dumps(args)
+                given = pickle.dumps((args, {name: os.environ[name] for name in ADDRESS if name in os.environ}))
             except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
                 raise SpawnsRanks(SPAWNED.format(name=name, what="arguments that cannot be pickled")) from error
             store.set("arguments", given)  # type: ignore[arg-type]  # takes bytes too
         store.wait(["arguments"], NEVER)
-        args = pickle.loads(store.get("arguments"))
+        args, address = pickle.loads(store.get("arguments"))
+        os.environ.update(address)
     fn(rank, *args)
 
 

@@ -80,10 +80,10 @@ class StepRecorder:
         self._events: list[torch.cuda.Event] = []
         self._wait_s = self._samples = self._pause_s = 0.0
         self._untrained: list[Iteration] = []
-        self._trained = 0
+        self._batches = self._all_batches = self._trained = 0
         """Counts steps and backward passes: what an evaluation has none of."""
         self._paused_at: float | None = None
-        self._by_probe = self._done = self._sent = False
+        self._by_probe = self._done = self._sent = self._validates = False
         self._may_go_on = threading.Event()
         self._may_go_on.set()
         self._late: int | None = None
@@ -165,11 +165,11 @@ class StepRecorder:
         self._take()
 
     def _noting(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """Return torch's backward, which also notes that it ran."""
+        """Return torch's backward, which also notes that it ran, but not inside another, as of a checkpoint."""
 
         @functools.wraps(backward)
         def noting(*given: object, **named: object) -> None:
-            self._trained += 1
+            self._trained += torch._C._current_graph_task_id() == -1
             backward(*given, **named)
 
         return noting
@@ -196,6 +196,7 @@ class StepRecorder:
             self._pause_s += paused_s
             self._all_pauses_s += paused_s
             self._paused_at = None
+            self._validates = False
 
     def report(self, values: Values) -> None:
         """Keep what the script reports of its training; in a trial of its speed nothing."""
@@ -221,7 +222,9 @@ class StepRecorder:
         steps.pause_s.append(self._pause_s)
         steps.ended.append(now)  # last: the other thread reads as many of each as there are ends
         self._all_samples += steps.samples[-1]
+        self._all_batches += self._batches
         self._wait_s = self._samples = self._pause_s = 0.0
+        self._batches = 0
         self._trained += 1
         self._advance()
         self._may_go_on.wait()
@@ -354,6 +357,7 @@ class StepRecorder:
             reserved_bytes=max(reserved, default=None),
             resident_bytes=resident,
             passes=round(self._trained / max(1, len(self._steps.ended))) - 1,  # a step counts too
+            batches=round(self._all_batches / max(1, len(self._steps.ended))),
         )
 
     # -- what a loader delivers
@@ -363,8 +367,9 @@ class StepRecorder:
         start = clock()
         if self._pauses and threading.get_ident() == self._thread:
             if not torch.is_grad_enabled():
+                self._validates = self._validates or self._paused_at is None
                 self.pause()
-            elif self._paused_at is not None:
+            elif self._validates:  # a pause of the script's own ends by itself
                 self.go_on()
         return start
 
@@ -380,6 +385,7 @@ class StepRecorder:
                 iteration.began = self._trained
             iteration.batches += 1
             iteration.samples += samples
+            self._batches += 1
             self._samples += samples
         elif self._paused_at is None:
             self._evaluation_batches += 1
@@ -400,7 +406,9 @@ class StepRecorder:
         samples = self._samples - sum(each.samples for each in evaluations)
         if not samples:
             return self._samples
-        self._evaluation_batches += sum(each.batches for each in evaluations)
+        untrained = sum(each.batches for each in evaluations)
+        self._evaluation_batches += untrained
+        self._batches -= untrained
         return samples
 
     def _trains(self) -> bool:

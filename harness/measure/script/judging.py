@@ -103,10 +103,10 @@ def judge(
 
 def _of_samples(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[Finding]:
     """Yield a finding if the samples of a step are not known, or not those of the file in each backward pass."""
-    counts, passes = [each.samples for each in ranks], ranks[0].facts.passes
+    counts, passes, batches = [each.samples for each in ranks], ranks[0].facts.passes, ranks[0].facts.batches
     expected = cell.global_batch_size / cell.devices
     wrong = next((count for count in counts if abs(count - expected) > SAME_SIZE * expected), None)
-    accumulates = passes > 1 and all(abs(count - passes * expected) <= SAME_SIZE * count for count in counts)
+    accumulates = 1 < passes == batches and all(abs(count - passes * expected) <= SAME_SIZE * count for count in counts)
     if stated is None and not all(counts):
         yield Finding(
             SCRIPT,

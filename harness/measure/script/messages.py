@@ -54,7 +54,8 @@ class Facts:
     of pauses since the first edge, without gradients or in an iteration that nothing was trained in. ``connected``: the
     size of its process group, 0 without one. ``parameters``: shape and sum of those of the counted optimizer; empty if
     they may be shards. ``gpus``: those of its parameters, by UUID. ``threads``: torch's computing threads.
-    ``workers``: processes of multiprocessing, as of a DataLoader. ``passes``: backward passes a step, rounded.
+    ``workers``: processes of multiprocessing, as of a DataLoader. ``passes``, ``batches``: backward
+    passes, and batches that are trained on, a step, rounded.
     """
 
     optimizers: Sequence[str]
@@ -68,6 +69,7 @@ class Facts:
     reserved_bytes: int | None
     resident_bytes: int | None
     passes: int = 1
+    batches: int = 1
 
 
 @dataclass(frozen=True)

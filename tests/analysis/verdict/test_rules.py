@@ -238,9 +238,12 @@ def test_errors_of_the_doctor_are_failures_and_warnings_are_not() -> None:
     found = one(stated(rules.failures, findings=rows))
     assert (found.code, found.subject, found.reasons) == ("preflight", "loader", ("slow",))
     ended = trial("a1", "error", kind="diagnostic", purpose="doctor")
-    seen = [{**rows[0], "cell_id": "a"}]
-    assert one(stated(rules.failures, ended, findings=seen)).code == "preflight"
-    assert one(stated(rules.failures, ended)).code == "trials"  # no finding says it
+    seen = [{**rows[0], "cell_id": cell_id, "seen": words} for cell_id, words in (("a", "E: bad"), ("b", "E: worse"))]
+    same = {**ended, "reason": "E on rank 1: bad"}
+    found = one(stated(rules.failures, same, findings=seen))
+    assert (found.code, found.cell_id, found.others, found.reasons) == ("preflight", "a", (), ("E: bad", "E: worse"))
+    for other in (ended, {**same, "cell_id": "c"}):  # whose error no finding of the cell says
+        assert [each.code for each in stated(rules.failures, other, findings=seen)] == ["trials", "preflight"]
 
 
 def test_a_run_that_lacks_trials_or_a_result_of_a_cell_is_incomplete() -> None:
@@ -260,6 +263,8 @@ def test_what_the_machine_or_its_memory_left_out_is_open_and_other_skips_are_not
     found = one(stated(rules.open_questions, *few, trial("c1", skip_code="precise", devices=2)))
     assert (found.code, found.n, found.subject) == ("too_few_devices", 2, "4, 8")
     codes = ("time_up", "out_of_memory", "strategy_devices", "doctor")
+    later = (trial("d1", "ok"), trial("d2", skip_code="doctor", devices=2))  # as after a training that diverged
+    assert one(stated(rules.open_questions, *later)).code == "doctor"
     found = one(stated(rules.open_questions, *(trial(f"{code[0]}1", skip_code=code) for code in codes)))
     assert (found.code, found.n, found.reasons) == ("out_of_memory", 1, ("because of skipped",))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloader
 
 from harness.measure.script import counting
@@ -212,15 +213,30 @@ def test_an_iteration_in_which_nothing_is_trained_on_is_an_evaluation_and_a_repo
                 pass
     script.finish()
     end = parent.recv()
-    assert list(end.steps.samples) == samples and end.facts.passes == accumulates
+    assert list(end.steps.samples) == samples and end.facts.passes == end.facts.batches == accumulates
     # the last one is before no step
     assert end.facts.evaluation_batches == (3 if accumulates == 1 and rows > 8 else 0)
 
 
+def test_a_backward_pass_inside_another_is_none_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, _, parent = recorder(monkeypatch, ingests=False)
+    monkeypatch.setattr(torch.autograd, "backward", script._noting(torch.autograd.backward))
+    for _ in range(2):
+        inputs = torch.ones(1, requires_grad=True)
+        for _ in range(3):
+            inputs = checkpoint(torch.sin, inputs, use_reentrant=True)
+        inputs.sum().backward()
+        script.step()
+    script.finish()
+    assert parent.recv().facts.passes == 1
+
+
+@pytest.mark.parametrize("pauses", [False, True])
 def test_batches_of_a_pause_are_neither_trained_on_nor_an_evaluation_in_the_windows(
-    monkeypatch: pytest.MonkeyPatch, timed_loaders: Callable[[StepRecorder], None]
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Callable[[StepRecorder], None], pauses: bool
 ) -> None:
     script, kind, parent = recorder(monkeypatch, ingests=False)
+    script._pauses = pauses  # for evaluation without gradients too
     timed_loaders(script)
     loader = DataLoader(TensorDataset(torch.zeros(16, 1)), 8)
     for _ in loader:

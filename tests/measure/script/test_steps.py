@@ -110,9 +110,14 @@ def having(**facts: Any) -> Finished:
             ["samples of a step on a rank: 64 by the DataLoader, 32 by the file"],
         ),
         (
-            replace(three_steps(samples=[64.0] * 3), facts=replace(FACTS, passes=2)),
+            replace(three_steps(samples=[64.0] * 3), facts=replace(FACTS, passes=2, batches=2)),
             None,
             ["2 backward passes a step, with 32 samples each"],
+        ),
+        (
+            replace(three_steps(samples=[64.0] * 3), facts=replace(FACTS, passes=2)),  # as of two losses of a batch
+            None,
+            ["samples of a step on a rank: 64 by the DataLoader, 32 by the file"],
         ),
         (replace(HEALTHY, facts=replace(FACTS, passes=2)), None, []),  # as of two losses
         (
