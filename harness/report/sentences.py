@@ -14,14 +14,7 @@ from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
 from harness.analysis.trials import NOT_STARTED
 from harness.analysis.verdict import Statement
-from harness.analysis.verdict.rules import (
-    ENOUGH,
-    FASTER,
-    GOOD_BLOCKS,
-    RANKED_SEEDS,
-    SLOWER,
-    TOO_FEW,
-)
+from harness.analysis.verdict.rules import ENOUGH, FASTER, GOOD_BLOCKS, RANKED_SEEDS, SLOWER, TOO_FEW
 from harness.config.axes import BATCHES
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.plan.labels import joined, strategy_text

@@ -14,7 +14,7 @@ from harness.analysis.verdict.rules import RANKED_SEEDS
 from harness.config.yaml_source import dump, parse_value
 from harness.report.causes import (
     IN_PROGRAM,
-    NOTHING_TO_CHANGE,
+    MACHINE,
     Option,
     certain_of,
     name_of,
@@ -144,7 +144,8 @@ def _proposal(context: Context) -> Proposal | None:
 def _why(proposal: Proposal, context: Context) -> str:
     cause = proposal.cause
     largest = certain_of(context.causes[str(cause.cell_id)])[0]
-    fixed = f"; no option reduces {name_of(largest)}" if largest.subject in NOTHING_TO_CHANGE else ""
+    fixed = f"; no option reduces {name_of(largest)}" if largest.subject in MACHINE else ""
+    fixed = "; more of it is unexplained" if largest.subject == "rest" else fixed
     where = f"{proposal.option} for {context.name(cause.cell_id)}, all else as here:"
     return f"{percent(cause.facts.share)} of the step is {name_of(cause)}{fixed}. Compare {where}"
 

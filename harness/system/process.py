@@ -127,16 +127,21 @@ def _exit() -> None:
 
 @contextmanager
 def _listening_thread() -> Iterator[None]:
-    """Receive the signals in a thread too: Python's handlers wait while the main thread runs C++ code of Ray."""
+    """Receive the signals in a thread too: Python's handlers wait while the main thread runs C++ code of Ray.
+
+    The thread ends with the block: a signal that it handled later would count for whatever comes after.
+    """
     heard, woken = socket.socketpair()
     woken.setblocking(False)
     before = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_listen, args=(heard,), daemon=True).start()
+    listener = threading.Thread(target=_listen, args=(heard,), daemon=True)
+    listener.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         woken.close()
+        listener.join()
 
 
 def _listen(heard: socket.socket) -> None:

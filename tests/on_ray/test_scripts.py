@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -145,25 +146,15 @@ def test_a_trainer_of_hugging_face_over_ray_data_is_measured_as_it_is(execute: E
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("needs transformers, of the extra trainers")
     datasets = {"train": "tests.ray_loops:labelled", "evaluation": "tests.ray_loops:labelled"}
-    results = loop(
-        execute,
-        "tests.ray_loops:fine_tunes",
-        grid={"devices": 1, "per_device_batch_size": 64},
-        config={"batch_size": "{per_device_batch_size}", "steps": 100_000, "every": 40},
-        datasets=datasets,
-    )
+    of_both: dict[str, Any] = {"datasets": datasets, "grid": {"devices": 1, "per_device_batch_size": 64}}
+    config = {"batch_size": "{per_device_batch_size}", "steps": 100_000, "every": 40}
+    results = loop(execute, "tests.ray_loops:fine_tunes", config=config, **of_both)
     assert results.trials["outcome"].tolist() == ["ok"], results.trials["reason"].tolist()
     timed = results.windows[results.windows["window_kind"] == "timed"]
     assert (timed["weight"] == 4 * 64).all() and set(results.trials["unit"]) == {"samples"}
-    results = loop(
-        execute,
-        "tests.ray_loops:fine_tunes",
-        grid={"devices": 1, "per_device_batch_size": 64},
-        config={"batch_size": "{per_device_batch_size}", "steps": 24, "every": 8},
-        datasets=datasets,
-        throughput=None,
-        convergence={"seeds": 0},
-    )
+    config |= {"steps": 24, "every": 8}
+    trained = {"throughput": None, "convergence": {"seeds": 0}}
+    results = loop(execute, "tests.ray_loops:fine_tunes", config=config, **trained, **of_both)
     assert results.trials["outcome"].tolist() == ["ok"], results.trials["reason"].tolist()
     assert results.epochs["samples"].tolist() == [512, 1024, 1536] and (results.epochs["val_loss"] > 0).all()
 

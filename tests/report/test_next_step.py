@@ -96,6 +96,8 @@ def test_blocks_that_decide_what_is_open_come_before_an_option() -> None:
     larger = {**EXCHANGE, "subject": "slowest rank", "value": 0.4, "low": 0.3, "high": 0.5}
     start = "10 % of the step is exposed communication; no option reduces waiting for the slowest rank. Compare"
     assert said(FASTEST, larger, EXCHANGE)[0].startswith(start)
+    unexplained = said(FASTEST, {**larger, "subject": "rest"}, EXCHANGE)[0]
+    assert unexplained.startswith("10 % of the step is exposed communication; more of it is unexplained. Compare")
 
 
 def test_of_several_causes_the_largest_is_tried() -> None:

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -65,20 +65,6 @@ def started(*words: str, first: str = "up", **variables: str) -> Iterator[subpro
             process.kill()
 
 
-def sent_until_it_ends(process: subprocess.Popen[Any], number: int, within_s: float = 30.0) -> None:
-    """Send a signal again and again until it ends the process, which the first does not.
-
-    Two of them may come too late, and together, to a process that was not scheduled: they are one then.
-    """
-    sent, until = 0, time.monotonic() + within_s
-    while process.poll() is None and time.monotonic() < until:
-        process.send_signal(number)
-        sent += 1
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(2 * REPEAT_S)
-    assert process.poll() == 130 and sent > 1
-
-
 def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
@@ -107,7 +93,7 @@ def test_a_signal_that_a_wrapper_hands_on_is_the_same_one(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.system.process.time.monotonic", lambda: 1000.0)  # however late the second comes
-    ended = []
+    ended, threads = [], threading.active_count()
     with handle_signals():
         try:
             send(signal.SIGINT)
@@ -115,7 +101,7 @@ def test_a_signal_that_a_wrapper_hands_on_is_the_same_one(
             send(signal.SIGINT)  # ends nothing: so soon it is no second Ctrl-C
             send(signal.SIGTERM)
             ended.append("in order")
-    assert ended == ["in order"]
+    assert ended == ["in order"] and threading.active_count() == threads  # none that would count a signal later
     assert capfd.readouterr().err.count("press Ctrl-C again to quit immediately") == 1
 
 
@@ -157,7 +143,14 @@ def test_an_interruption_while_the_command_is_imported_is_no_traceback(tmp_path:
 def test_a_second_signal_is_handled_while_the_main_thread_is_in_c() -> None:
     with started("-c", STUCK) as process:
         time.sleep(0.5)  # until it is there
-        sent_until_it_ends(process, signal.SIGINT)
+        sent, until = 0, time.monotonic() + 30.0
+        # two signals may come together to a process that was not scheduled: they are one then
+        while process.poll() is None and time.monotonic() < until:
+            process.send_signal(signal.SIGINT)
+            sent += 1
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(2 * REPEAT_S)
+        assert process.poll() == 130 and sent > 1
 
 
 def test_a_closed_stderr_does_not_change_an_interruption() -> None:
