@@ -47,8 +47,8 @@ _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py", "/harness/launch/subgroups.py")
 """Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
 OURS = "/harness/"
-IDLE = "_wait_for_end"
-"""The function in the stack of a rank that waits for a trial of other ranks (launch/subgroups.py)."""
+IDLE = {"_wait_for_end", "wait_for_turn"}
+"""The functions in the stack of a rank that waits for a trial of other ranks (launch/subgroups.py)."""
 TRAINS = ("run_script", "run_group")
 """The function in the stack of the training thread: of a script's process, which the rank's waits for, or of a rank."""
 
@@ -106,15 +106,31 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
 
 def judged(rows: Iterable[TrialResult], group: WorkerGroup, end: GroupEnd, watchdog: Watchdog) -> list[TrialResult]:
     """Return the rows that the end of a group cost, with the evidence of their ranks and what was measured before."""
-    return [despite(lost_if_waiting(explained(row, watchdog), group), end.measured) for row in rows]
+    found = (explained(of_its_trial(row, group, end.verdict.stacks), watchdog) for row in rows)
+    return [despite(lost_if_waiting(row, group), end.measured) for row in found]
+
+
+def of_its_trial(row: TrialResult, group: WorkerGroup, stacks: Mapping[int, str]) -> TrialResult:
+    """Return the row with the trial whose rank failed, of those that ran at once; the driver knows the first of them.
+
+    ``stacks``: of a group that hung. Ranks that wait there for the end of the others have not failed.
+    """
+    turn = next((turn for turn in group.turns() if row.trial_id in [trial.id for trial in turn]), ())
+    ranks = set(training_threads(stacks)) if row.error_rank is None else {row.error_rank}
+    failed = next((trial for trial in turn if ranks and ranks <= {*group.ranks_of(trial)}), None)
+    return replace(row, trial_id=failed.id) if failed else row
 
 
 def lost_if_waiting(row: TrialResult, group: WorkerGroup) -> TrialResult:
-    """Return the row as lost if memory ran out for a rank that waited: the trial is tried again, and its cell too."""
-    ranks = next(group.ranks_of(trial) for trial in group.trials if trial.id == row.trial_id)
-    if row.outcome != "oom" or row.error_rank is None or row.error_rank in ranks:
+    """Return the row as lost if memory ran out for a rank that waited, or beside another trial: it is tried again."""
+    trial = next(trial for trial in group.trials if trial.id == row.trial_id)
+    if row.outcome != "oom" or row.error_rank is None:
         return row
-    return replace(row, outcome="lost", reason=f"{row.reason}, which waited for this trial")
+    if row.error_rank not in group.ranks_of(trial):
+        return replace(row, outcome="lost", reason=f"{row.reason}, which waited for this trial")
+    if len(group.variants) > 1:
+        return replace(row, outcome="lost", reason=f"{row.reason}, beside the processes of other variants")
+    return row
 
 
 def despite(failure: TrialResult, measured: TrialResult | None) -> TrialResult:
@@ -266,7 +282,7 @@ def training_threads(stacks: Mapping[int, str]) -> dict[int, list[Frame]]:
         threads = [_frames(thread) for thread in _THREAD.split("\n" + stack)]
         named = (frames for name in TRAINS for frames in threads if any(frame.name == name for frame in frames))
         frames = next(named, [])
-        if not any(frame.name == IDLE for frame in frames):
+        if not any(frame.name in IDLE for frame in frames):
             found[rank] = frames
     return found
 

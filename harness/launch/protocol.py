@@ -44,14 +44,19 @@ Sent = Message | Measured  # by ranks; launchers keep a Measured, and yield mess
 class Job:
     """The input of a worker group.
 
-    ``import_path``: the folder of the user's code, first on its import path; with variants ``version`` instead.
+    ``import_path``: the folder of the user's code, first on its import path; with variants ``versions``, by name.
     """
 
     experiment: Experiment
     group: WorkerGroup
     threads_per_device: int
     import_path: str | None = None
-    version: CodeVersion | None = None
+    versions: Mapping[str, CodeVersion] = field(default_factory=dict)
+
+    def version_of(self, rank: int) -> CodeVersion | None:
+        """Return the version of the user's code that a rank imports; None without variants."""
+        variant = self.group.variant_of(rank)
+        return self.versions[variant] if variant else None
 
 
 class Launcher(Protocol):

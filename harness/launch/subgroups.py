@@ -1,7 +1,7 @@
-"""A worker group whose trials have different numbers of ranks: a process group for each trial, while other ranks wait.
+"""A worker group whose trials run on some of its ranks: a process group for each trial, while other ranks wait.
 
 Only groups without NCCL have such trials: to connect NCCL again after it was destroyed has an open race (pytorch issue
-119196).
+119196). Ranks of another variant may run a trial of their own at the same time: of both, one computes at a time.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import importlib
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch.distributed as dist
 
 from harness.doctor.gate import SKIP_RULES
-from harness.launch.protocol import Job
+from harness.launch.protocol import Job, Sent
 from harness.plan.trial import Trial
 from harness.system.user_code import is_the_users
 from harness.train.ranks import Cache, Ranks
@@ -29,6 +31,13 @@ from harness.train.ranks import Cache, Ranks
 EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 NEVER = timedelta(days=1000)
 """The timeout of a rank that waits: the driver ends a group that hangs."""
+Send = Callable[[Sent], bool]
+"""Sends to the driver and waits for its answer; False asks the group to stop before its next trial."""
+Work = Callable[[Trial, Ranks, Send, Callable[[], None] | None], bool]
+"""Runs a trial on one of its ranks; the last argument lets the trials that run at once compute, None if there are none.
+
+Returns whether the next trial follows.
+"""
 
 
 class Subgroups:
@@ -46,25 +55,58 @@ class Subgroups:
         self._modules: dict[int, dict[str, ModuleType]] = {}
         self._size = ranks.world_size
 
-    def run(self, trial: Trial, work: Callable[[Ranks], bool], cache: Cache) -> bool:
-        """Run a trial if this rank is one of its ranks, else wait for its end; return whether the next one follows.
+    def run(self, turn: Sequence[Trial], work: Work, send: Send, cache: Cache) -> bool:
+        """Run this rank's trial of those that run at once, and wait for the end of all; return whether more follow.
 
-        ``work``: returns that on each of the trial's ranks. The rules of a doctor trial are known to all ranks then.
+        The rules of a doctor trial are known to all ranks then.
         """
-        members = self._job.group.ranks_of(trial)
-        if self._ranks.rank in members:
-            with self._connected(trial, members) as ranks:
-                goes_on = work(ranks)
-                self._store.set(self._key(trial, self._ranks.rank), "")
+        own = next((trial for trial in turn if self._ranks.rank in self._job.group.ranks_of(trial)), None)
+        if own:
+            members = self._job.group.ranks_of(own)
+            with self._connected(own, members) as ranks:
+                goes_on = self._work(turn, own, partial(work, own, ranks), send)
+                self._store.set(self._key(own, self._ranks.rank), "")
                 if ranks.first:
-                    self._store.wait([self._key(trial, rank) for rank in members], NEVER)
+                    self._store.wait([self._key(own, rank) for rank in members], NEVER)
                     state = pickle.dumps((goes_on, cache.get(SKIP_RULES, [])))
-                    self._store.set(self._key(trial, "end"), state)  # type: ignore[arg-type]  # takes bytes too
-                end = self._wait_for_end(trial)  # no rank disconnects while another still receives
+                    self._store.set(self._key(own, "end"), state)  # type: ignore[arg-type]  # takes bytes too
+                ends = list(map(self._wait_for_end, turn))  # no rank disconnects while another still receives
         else:
-            end = self._wait_for_end(trial)
-        goes_on, cache[SKIP_RULES] = pickle.loads(end)
-        return bool(goes_on)
+            ends = list(map(self._wait_for_end, turn))
+        states = list(map(pickle.loads, ends))
+        cache[SKIP_RULES] = states[-1][1]
+        return all(goes_on for goes_on, _ in states)
+
+    def _work(
+        self, turn: Sequence[Trial], own: Trial, work: Callable[[Send, Callable[[], None] | None], bool], send: Send
+    ) -> bool:
+        """Run this rank's trial; return whether the next one follows.
+
+        For the driver trials follow each other: what a trial sends is held back until those before it have ended.
+        """
+        if len(turn) == 1:
+            return work(send, None)
+        held: list[Sent] = []
+
+        def hold(message: Sent) -> bool:
+            held.append(message)
+            return True
+
+        settings, earlier = self._job.experiment.throughput, turn[: turn.index(own)]
+        windows = settings.windows if settings else 0
+        alternation = Alternation(self._store, self._key(turn[0], "turns"), len(earlier), len(turn), windows)
+        try:
+            alternation.wait_for_turn()
+            goes_on = work(hold if earlier else send, alternation.let_others_run)
+            alternation.leave()
+        except BaseException:
+            alternation.leave(every_rank=True)  # the others may wait for this one in a collective
+            raise
+        finally:
+            for trial in earlier:
+                self._wait_for_end(trial)
+            accepted = all(map(send, held))
+        return goes_on and accepted
 
     def _wait_for_end(self, trial: Trial) -> bytes:
         """Wait for the end of a trial; return whether the next one follows, and the rules of doctor trials, pickled."""
@@ -110,6 +152,41 @@ class Subgroups:
                 del sys.modules[name]
             sys.modules.update(before)
         self._modules[self._size], self._size = before, size
+
+
+class Alternation:
+    """The order in which the trials of several variants compute, on a rank of one of them: in turn, at each window.
+
+    ``store``: torch's. ``place``: of this rank's trial among the ``trials``. ``windows``: the number of timed windows
+    of each.
+    """
+
+    def __init__(self, store: Any, name: str, place: int, trials: int, windows: int) -> None:
+        self._store, self._name, self._place, self._trials, self._windows = store, name, place, trials, windows
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._done = 0
+
+    def let_others_run(self) -> None:
+        """Let each other trial compute once; return when it is this trial's turn again. All of its ranks call it."""
+        self._store.set(self._key(self._place, self._rank, self._done), "")
+        self._done += 1
+        self.wait_for_turn()
+
+    def wait_for_turn(self) -> None:
+        """Wait until every rank of the trial before this one has stopped; the first trial begins at once."""
+        done = self._done - (self._place == 0)
+        if done >= 0:
+            before = (self._place - 1) % self._trials
+            self._store.wait([self._key(before, rank, done) for rank in range(self._size)], NEVER)
+
+    def leave(self, *, every_rank: bool = False) -> None:
+        """Let the other trials compute without this rank's, or without any rank of its trial."""
+        for rank in range(self._size) if every_rank else (self._rank,):
+            for done in range(self._done, self._windows + 2):
+                self._store.set(self._key(self._place, rank, done), "")
+
+    def _key(self, place: int, rank: int, done: int) -> str:
+        return f"{self._name}/{place}/{rank}/{done}"
 
 
 def own_modules(names: Iterable[str]) -> list[str]:

@@ -19,8 +19,8 @@ import torch
 from harness.config.script import ScriptExperiment
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
-from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
-from harness.launch.subgroups import Subgroups
+from harness.launch.protocol import GroupStarted, Job, Measured, TrialStarted
+from harness.launch.subgroups import Send, Subgroups
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.links import run_links_trial
 from harness.measure.scenarios import TrialContext, with_times
@@ -33,6 +33,7 @@ from harness.plan.rows import Outcome, RankFacts, RankPlace, RankRow, TrialFacts
 from harness.plan.run_environment import GroupRank, NodeEnvironment
 from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
 from harness.system import sanitize
+from harness.system.user_code import CodeVersion
 from harness.train.ranks import Cache, Ranks
 
 MOST_DETAIL = 100_000
@@ -55,8 +56,6 @@ FULL_BELOW = 0.03
 """Part of a GPU's memory: if less is free, it is full."""
 CHECKED = "version"
 """The key of a process's cache for the number of ranks for which its version of the user's code was checked last."""
-Send = Callable[[Sent], bool]
-"""Sends to the driver and waits for its answer; False asks the group to stop before its next trial."""
 SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
     "throughput": scenarios.throughput,
     "convergence": scenarios.convergence,
@@ -75,24 +74,26 @@ class TrialFailed(Exception):
 def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], store: Path) -> None:
     """Run the group's trials; raise TrialFailed at the first that fails on this rank.
 
-    ``store``: a file that only this user can open, for a group whose trials have different numbers of ranks.
+    ``store``: a file that only this user can open, for a group whose trials run on some of its ranks.
     """
-    _prepare_process(job)
+    version = job.version_of(ranks.rank)
+    _prepare_process(job, version)
     cache: Cache = {}
     _preload(job, ranks, cache)
     link = _announce(ranks, send)
     subgroups = Subgroups(job, ranks, store) if job.group.is_shared else None
-    for trial in job.group.trials:
 
-        def work(those: Ranks, trial: Trial = trial) -> bool:
-            those = replace(those, devices=_devices_of(trial, ranks))
-            try:
-                return _run(TrialContext(trial, job.experiment, those, advance, cache), job, send, link)
-            except BaseException as error:
-                send(failure(trial.id, ranks.rank, error))
-                raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None
+    def work(trial: Trial, those: Ranks, send: Send, let_others_run: Callable[[], None] | None) -> bool:
+        those = replace(those, devices=_devices_of(trial, ranks))
+        context = TrialContext(trial, job.experiment, those, advance, cache, let_others_run)
+        try:
+            return _run(context, version, send, link)
+        except BaseException as error:
+            send(failure(trial.id, ranks.rank, error))
+            raise TrialFailed(f"{trial.id} on rank {ranks.rank}: {type(error).__name__}") from None
 
-        if not (subgroups.run(trial, work, cache) if subgroups else work(ranks)):
+    for turn in job.group.turns():
+        if not (subgroups.run(turn, work, send, cache) if subgroups else work(turn[0], ranks, send, None)):
             return
 
 
@@ -102,14 +103,14 @@ def _devices_of(trial: Trial, ranks: Ranks) -> tuple[torch.device, ...]:
     return ranks.devices[:1] * place(trial.cell).devices_per_worker if on_cpu else ranks.devices
 
 
-def _run(context: TrialContext, job: Job, send: Send, link: str | None) -> bool:
+def _run(context: TrialContext, version: CodeVersion | None, send: Send, link: str | None) -> bool:
     """Run a trial on its ranks, and report its result; return whether the processes can run another one."""
     trial, ranks = context.trial, context.ranks
     try:
         if not ranks.broadcast(send(TrialStarted(trial.id)) if ranks.first else None):
             return False
-        if job.version and context.cache.get(CHECKED) != ranks.world_size:  # for each size modules are imported anew
-            job.version.check()
+        if version and context.cache.get(CHECKED) != ranks.world_size:  # for each size modules are imported anew
+            version.check()
             context.cache[CHECKED] = ranks.world_size
         result = _run_trial(context, send, link)
     except SkipTrial as skip:
@@ -171,11 +172,11 @@ def _message(error: BaseException) -> str:
         return f"(no message: its __str__ raised {type(worse).__name__})"
 
 
-def _prepare_process(job: Job) -> None:
+def _prepare_process(job: Job, version: CodeVersion | None) -> None:
     """Set the same number of threads for every strategy, and the import path of the user's code."""
     torch.set_num_threads(job.threads_per_device)
-    if job.version:
-        job.version.use()
+    if version:
+        version.use()
     elif job.import_path and job.import_path not in sys.path:
         sys.path.insert(0, job.import_path)
     gc.collect()
@@ -187,10 +188,12 @@ def _preload(job: Job, ranks: Ranks, cache: Cache) -> None:
 
     An error here occurs again in the trial, which records it.
     """
-    if isinstance(job.experiment, ScriptExperiment) or job.group.trials[0].scenario == "links":
+    variant = job.group.variant_of(ranks.rank)
+    first = next(trial for trial in job.group.trials if variant in (trial.cell.variant, None))
+    if isinstance(job.experiment, ScriptExperiment) or first.scenario == "links":
         return  # which need neither workload nor data
     with contextlib.suppress(Exception, SystemExit):
-        TrialContext(job.group.trials[0], job.experiment, ranks, lambda: None, cache).workload()
+        TrialContext(first, job.experiment, ranks, lambda: None, cache).workload()
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler
 
 
@@ -232,7 +235,7 @@ def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResu
     def complete(result: TrialResult) -> TrialResult:
         rows = ranks.gather_to_first(_rank_row(ranks, context.rank_facts))
         result = replace(result, facts={**result.facts, "link": link})
-        return with_times(result, context, started_at, time.perf_counter() - start, rows)
+        return with_times(result, context, started_at, time.perf_counter() - start - context.others_s, rows)
 
     def keep(result: TrialResult) -> None:
         measured = complete(result)

@@ -48,12 +48,23 @@ class TrialContext:
     ranks: Ranks
     advance: Callable[[], None]
     cache: Cache
+    let_others_run: Callable[[], None] | None = None
+    """Lets the trials of other variants compute, with which this one alternates; None if it alternates with none."""
     keep: Callable[[TrialResult], None] = lambda result: None
     """Sends a result that counts if what follows ends the group; all ranks call it."""
     parts: dict[str, float] = field(default_factory=dict)
     rank_facts: RankFacts = field(default_factory=RankFacts)
     device_failed: bool = False
     """Whether a device reported an error that every later call in this process would report again."""
+    others_s: float = 0.0
+    """Seconds in which other trials computed."""
+
+    def alternate(self) -> None:
+        """Let the trials of other variants compute, if there are some; all ranks call it."""
+        if self.let_others_run:
+            start = time.perf_counter()
+            self.let_others_run()
+            self.others_s += time.perf_counter() - start
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -118,7 +129,8 @@ def throughput(context: TrialContext) -> TrialResult:
     setup = _build(context)
     stepper = _stepper(context, setup)
     try:
-        speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribed)
+        between = context.alternate if context.let_others_run else None
+        speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribed, between=between)
     except ScaleDiverged as error:  # the warm-up in fp16 found no loss scale
         context.rank_facts |= setup.of_rank(context)
         return TrialResult(

@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -97,10 +97,13 @@ class ThroughputMeasurement:
     facts: TrialFacts = field(default_factory=TrialFacts)
 
 
-def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool = False) -> ThroughputMeasurement:
+def measure_throughput(
+    stepper: Stepper, settings: Throughput, *, shared: bool = False, between: Callable[[], None] | None = None
+) -> ThroughputMeasurement:
     """Take warm-up rounds, then timed windows; if marking phases costs time, one more window for the phases.
 
-    ``shared``: whether ranks share GPUs. Raises WorkloadError.
+    ``shared``: whether ranks share GPUs. ``between``: called before and after every timed window, and no part of the
+    observed load. Raises WorkloadError.
     """
     ranks = stepper.ranks
     rounds, warm_up = _warm_up(stepper, settings)
@@ -110,7 +113,13 @@ def measure_throughput(stepper: Stepper, settings: Throughput, *, shared: bool =
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
     scale = stepper.training.loss_scale()
     monitor = LoadMonitor(ranks, shared)
-    timed = [stepper.window("timed", steps, detailed=detailed) for _ in range(settings.windows)]
+    timed: list[TimedWindow] = []
+    while len(timed) < settings.windows:
+        if between:
+            monitor.leave_out(between)
+        timed.append(stepper.window("timed", steps, detailed=detailed))
+    if between:
+        monitor.leave_out(between)
     used = monitor.columns(sum(window.weight for window in timed))
     facts = scale_columns(scale, stepper.training.loss_scale(), steps * settings.windows)
     finite = stepper.training.finite(timed[-1].window.values["loss"])
@@ -137,6 +146,13 @@ class LoadMonitor:
         """Observe from now on."""
         self._load = read()
         self._gpus = self._telemetry.read() if self._telemetry else ()
+
+    def leave_out(self, call: Callable[[], None]) -> None:
+        """Call something whose load on the node is not to be observed."""
+        before = read()
+        call()
+        after = read()
+        self._load = {name: value + after[name] - before[name] for name, value in self._load.items()}
 
     def columns(self, samples: float) -> RankFacts:
         """Return the rank's columns; ``samples``: those that it has trained on since ``begin``."""

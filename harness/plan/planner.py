@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -241,18 +241,18 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
         by_key: dict[GroupKey, list[Trial]] = {}
         for trial in in_block:
             cell = trial.cell
-            twin, variant = trial.purpose == "twin", cell.variant or ""  # one process imports one version of a module
+            twin, variants = trial.purpose == "twin", tuple(filter(None, [cell.variant]))
             key = GroupKey(
                 placements[cell],
                 cell.oversubscribed,
                 cell.launcher,
                 cell.backend,
                 twin,
-                variant,
+                variants,
                 variables_of(cell.env),
             )
             by_key.setdefault(key, []).append(trial)
-        by_key = _shared(by_key)
+        by_key = _side_by_side(_shared(by_key))
         keys = sorted(by_key)
         order.shuffle(keys)
         for position, key in enumerate(keys):
@@ -260,11 +260,12 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             order.shuffle(members)
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
-            members.sort(key=_turn)
-            placement, oversubscribe, launcher, backend, _, variant, env = key
+            places = {trial.of_any_version: place for place, trial in reversed([*enumerate(members)])}
+            members.sort(key=lambda trial: (_turn(trial), places[trial.of_any_version]))
+            placement, oversubscribe, launcher, backend, _, variants, env = key
             device, name = members[0].cell.device, f"b{block}-g{position}"
             where = (placement, device, oversubscribe)
-            groups.append(WorkerGroup(name, block, *where, tuple(members), launcher, backend, variant, env))
+            groups.append(WorkerGroup(name, block, *where, tuple(members), launcher, backend, variants, env))
     return tuple(groups)
 
 
@@ -282,7 +283,7 @@ class GroupKey(NamedTuple):
     launcher: str
     backend: str
     twin: bool
-    variant: str
+    variants: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
 
 
@@ -308,6 +309,24 @@ def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial
         joins = hosts and members[0].cell.device == "cpu" and not own_loop
         shared.setdefault(hosts[0] if joins else key, []).extend(members)
     return shared
+
+
+def _side_by_side(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial]]:
+    """Return the trials by worker group, where all variants that one node's CPU slots run alike are in one group.
+
+    Each in processes of its own, as a process imports one version of a module.
+    """
+    alike: dict[GroupKey, list[GroupKey]] = {}
+    for key in sorted(trials):
+        cell = trials[key][0].cell
+        joins = cell.device == "cpu" and key.placement.nodes == 1 and not key.oversubscribed
+        alike.setdefault(key._replace(variants=()) if joins else key, []).append(key)
+    return {
+        keys[0]._replace(variants=tuple(name for key in keys for name in key.variants)): [
+            trial for key in keys for trial in trials[key]
+        ]
+        for keys in alike.values()
+    }
 
 
 def _turn(trial: Trial) -> int:
@@ -362,13 +381,23 @@ def _needs_of_processes(cell: Cell) -> str:
 
 
 def by_placement(group: WorkerGroup) -> Iterator[WorkerGroup]:
-    """Yield a group for each placement of a group's trials, and for A/A twins."""
-    parts: dict[tuple[Placement, bool], list[Trial]] = {}
+    """Yield a group for each placement of a group's trials, for A/A twins, and for each variant."""
+    parts: dict[tuple[Placement, bool, str | None], list[Trial]] = {}
     for trial in group.trials:
-        parts.setdefault((place(trial.cell), trial.purpose == "twin"), []).append(trial)
-    for number, ((placement, _), trials) in enumerate(parts.items()):
+        parts.setdefault((place(trial.cell), trial.purpose == "twin", trial.cell.variant), []).append(trial)
+    for number, ((placement, _, variant), trials) in enumerate(parts.items()):
         name = f"{group.id}.{number}" if number else group.id
-        yield replace(group, id=name, placement=placement, trials=tuple(trials))
+        variants = (variant,) if variant else ()
+        yield replace(group, id=name, placement=placement, trials=tuple(trials), variants=variants)
+
+
+def by_variant(group: WorkerGroup) -> list[WorkerGroup]:
+    """Return a group for each variant of a group's trials."""
+    return [group.keeping(partial(_is_of, name)) for name in group.variants]
+
+
+def _is_of(variant: str, trial: Trial) -> bool:
+    return trial.cell.variant == variant
 
 
 def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:

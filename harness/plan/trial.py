@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -78,12 +79,18 @@ class Trial:
         mark = PURPOSES[self.purpose].mark if self.purpose else ""
         return f"{self.cell.id}-{repeat}{mark}"
 
+    @property
+    def of_any_version(self) -> Trial:
+        """The trial without the version of the user's code that it runs."""
+        return replace(self, cell=replace(self.cell, variant=None, code=None), check_id=None)
+
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """Fresh processes that run trials of one block, and import one variant of the code.
+    """Fresh processes that run trials of one block; each imports one variant of the code.
 
-    A trial of fewer ranks than ``placement`` has workers runs on some of them, while the others wait.
+    A trial of fewer ranks than ``placement`` has workers runs on some of them, while the others wait. Several
+    ``variants`` have that many workers each.
     """
 
     id: str
@@ -95,9 +102,14 @@ class WorkerGroup:
     launcher: str = "ray"
     asked_backend: str = "auto"
     """The option ``backend`` of the trials' strategy; plan/feasibility.py skips a backend that cannot work."""
-    variant: str = ""
+    variants: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     """Environment variables of its processes, which the file names."""
+
+    @property
+    def workers(self) -> int:
+        """The number of its processes."""
+        return self.placement.workers * max(1, len(self.variants))
 
     @property
     def backend(self) -> str:
@@ -108,13 +120,30 @@ class WorkerGroup:
     @property
     def is_shared(self) -> bool:
         """Whether a trial runs on some of the ranks only; each trial then has a process group of its own."""
-        return any(place(trial.cell).workers != self.placement.workers for trial in self.trials)
+        return any(place(trial.cell).workers != self.workers for trial in self.trials)
 
     def ranks_of(self, trial: Trial) -> range:
         """Return the ranks that run a trial: by block other ones, and for the twin of a base others than the base's."""
         size = place(trial.cell).workers
         first = (self.block + (trial.purpose == "twin")) % (self.placement.workers // size) * size
+        first += self._index_of(trial) * self.placement.workers
         return range(first, first + size)
+
+    def _index_of(self, trial: Trial) -> int:
+        """Return the place of a trial's variant among those of the group."""
+        return self.variants.index(str(trial.cell.variant)) if self.variants else 0
+
+    def variant_of(self, rank: int) -> str | None:
+        """Return the variant that a rank imports; None without variants."""
+        return self.variants[rank // self.placement.workers] if self.variants else None
+
+    def turns(self) -> list[tuple[Trial, ...]]:
+        """Return the trials that run at once, in order: one, or a timed one of each variant, whose windows alternate.
+
+        Other load then slows the variants alike.
+        """
+        by_turn = groupby(self.trials, key=lambda trial: trial.of_any_version if trial.timed else trial)
+        return [tuple(trials) for _, trials in by_turn]
 
     def keeping(self, wanted: Callable[[Trial], bool]) -> WorkerGroup:
         """Return the group with the wanted trials only, on as many workers as these need."""
@@ -122,10 +151,12 @@ class WorkerGroup:
         placements = {place(trial.cell) for trial in kept}
         largest = [each for each in placements if all(each.holds(other) for other in placements)]
         twins = any(trial.purpose == "twin" for trial in kept) and any(trial.purpose != "twin" for trial in kept)
-        return replace(self, trials=kept, placement=largest[0] if largest and not twins else self.placement)
+        placement = largest[0] if largest and not twins else self.placement
+        left = {trial.cell.variant for trial in kept}
+        return replace(self, trials=kept, placement=placement, variants=tuple(v for v in self.variants if v in left))
 
     def __str__(self) -> str:
-        variant = f" of {self.variant}" if self.variant else ""
+        variant = " of " * bool(self.variants) + " and of ".join(self.variants)
         variables = "".join(f" {variable_text(name, value)}" for name, value in self.variables)
         by = f" by {self.launcher}" if self.launcher != "ray" else ""
         return f"{self.placement}{by}{variant}{' with' * bool(variables)}{variables}"

@@ -17,7 +17,7 @@ from harness.launch.protocol import ByLauncher, GroupStarted, Launcher, TrialSta
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
-from harness.plan.planner import Plan, by_placement
+from harness.plan.planner import Plan, by_placement, by_variant
 from harness.plan.rows import Circumstances, Outcome
 from harness.plan.run_environment import spent_device_seconds
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
@@ -122,6 +122,8 @@ class Execution:
                     self._record(left.trials[0], TrialResult(left.trials[0].id, "error", ended), left, position=0)
                 if not started:  # those that need fewer ranks may start
                     parts[:1] = by_placement(left)
+                elif len(left.variants) > 1 and self._attempts.total > before:  # what failed is that of one variant
+                    parts[:1] = by_variant(left)
 
     def _wait_for_quiet(self, block: int) -> bool:
         """Wait before a block until the processors of all nodes are idle, at most throughput.wait_for_quiet.

@@ -25,6 +25,7 @@ from harness.launch.failures import (
     from_memory_monitor,
     last_line,
     lost_if_waiting,
+    of_its_trial,
     primary,
 )
 from harness.launch.postmortem import (
@@ -36,14 +37,14 @@ from harness.launch.postmortem import (
     what_it_printed,
 )
 from harness.launch.startup import Registration
-from harness.launch.subgroups import Subgroups
+from harness.launch.subgroups import Alternation, Subgroups
 from harness.launch.supervision import Watchdog
 from harness.launch.worker import failure, outcome_of
-from harness.plan.planner import make_plan
+from harness.plan.planner import by_variant, make_plan
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult
 from harness.system.files import PACKAGE_FOLDER
-from tests.conftest import Make, laptop
+from tests.conftest import Make, experiment_of, laptop, variants
 
 NO_CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 
@@ -230,12 +231,35 @@ def test_memory_that_ran_out_for_a_waiting_rank_is_no_fault_of_the_trial(make_ex
 
 
 def test_a_rank_that_waits_for_a_trial_of_other_ranks_is_not_what_they_wait_for() -> None:
-    assert hasattr(Subgroups, IDLE)
-    idle = WAITS.replace("/x/torch/autograd/graph.py", "/h/subgroups.py").replace("_engine_run_backward", IDLE)
+    assert all(hasattr(Subgroups, name) or hasattr(Alternation, name) for name in IDLE)
+    idle = WAITS.replace("/x/torch/autograd/graph.py", "/h/subgroups.py")
+    idle = idle.replace("_engine_run_backward", min(IDLE))
     (row,) = from_hang(["t"], {0: idle, 1: WAITS, 2: SLEEPS})
     assert row.error_rank == 2 and "rank 0:" in row.detail
     (row,) = from_hang(["t"], {0: idle, 1: WAITS})
     assert row.reason.endswith("; waiting for other ranks: rank 1 in run_group (worker.py:3)")
+
+
+def test_of_variants_that_run_at_once_the_one_fails_whose_rank_does() -> None:
+    """Not the one that the driver takes for the current one; memory that all used together blames none."""
+    settings = {"workload": "own:Own", "variants": {"before": "/before", "after": "/after"}}
+    grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8}
+    experiment = experiment_of(grid, **settings, throughput={"blocks": 1})
+    (group,) = make_plan(experiment, laptop(), variants=variants("before", "after")).groups
+    (turn,) = (turn for turn in group.turns() if turn[0].cell.devices == 2)
+    first, second = turn
+    for trial in turn:
+        for rank in group.ranks_of(trial):
+            assert of_its_trial(TrialResult(first.id, "lost", "died", error_rank=rank), group, {}).trial_id == trial.id
+    unknown = TrialResult(first.id, "timeout", "no step")
+    idle = WAITS.replace("_engine_run_backward", "wait_for_turn")
+    hang = {rank: WAITS if rank in group.ranks_of(second) else idle for rank in range(4)}
+    assert of_its_trial(unknown, group, hang).trial_id == second.id
+    assert of_its_trial(unknown, group, dict.fromkeys(range(4), WAITS)) == unknown == of_its_trial(unknown, group, {})
+    (alone,) = (one for one in by_variant(group) if second in one.trials)
+    for each, outcome in ((group, "lost"), (alone, "oom")):
+        row = TrialResult(second.id, "oom", "killed", error_rank=each.ranks_of(second)[0])
+        assert lost_if_waiting(row, each).outcome == outcome
 
 
 IN_LOSS = f"""Thread 0x1 (most recent call first):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import groupby
 from multiprocessing.queues import Queue
 from pathlib import Path
 
@@ -14,13 +16,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.launch.protocol import Job, Sent
+from harness.launch.protocol import GroupStarted, Job, Sent, TrialStarted
 from harness.launch.subgroups import own_modules
 from harness.launch.worker import run_group
+from harness.plan.grid import OwnCode
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
+from harness.system.files import code_hash
+from harness.system.user_code import CodeVersion
 from harness.train.ranks import Ranks
-from tests.conftest import Make, laptop
+from tests.conftest import Make, experiment_of, laptop
 
 OWN = """
 import os
@@ -82,6 +87,99 @@ class Process:
         return True
 
 
+def messages_of(job: Job, folder: Path) -> Iterator[tuple[int, Sent]]:
+    """Yield what the ranks of a job send, with the rank, until each has ended."""
+    context = multiprocessing.get_context("spawn")
+    sent: Queue[tuple[int, Sent]] = context.Queue()
+    size = job.group.workers
+    processes = [context.Process(target=Process(job, rank, size, folder, sent).run) for rank in range(size)]
+    for process in processes:
+        process.start()
+    try:
+        results = 0
+        while results < len(job.group.trials):
+            rank, message = sent.get(timeout=120)
+            results += isinstance(message, TrialResult)
+            yield rank, message
+            if isinstance(message, TrialResult) and message.outcome != "ok":
+                return
+        for process in processes:
+            process.join(30)
+            assert process.exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
+
+
+ALTERNATING = """
+from pathlib import Path
+
+import torch
+
+VARIANT = Path(__file__).parent.name
+LOG = Path(__file__).parents[1] / "log"
+
+
+class Own:
+    unit = "samples"
+    calls = 0
+
+    def build_model(self):
+        return torch.nn.Linear(4, 1)
+
+    def datasets(self):
+        data = torch.utils.data.TensorDataset(torch.randn(640, 4), torch.randn(640, 1))
+        return data, data
+
+    def loss(self, model, batch):
+        self.calls += 1
+        assert VARIANT != "wrong" or self.calls < 5, "planted"
+        with LOG.open("a") as log:
+            log.write(VARIANT + "\\n")
+        return (model(batch[0]) - batch[1]).square().sum(), torch.tensor(len(batch[0]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["after", "wrong"])
+def test_the_windows_of_two_variants_alternate_and_a_failure_of_one_costs_the_other_nothing(
+    tmp_path: Path, other: str
+) -> None:
+    names = ("before", other)
+    versions = {}
+    for name in names:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "own.py").write_text(ALTERNATING)
+        versions[name] = CodeVersion(name, str(folder), code_hash(folder), ("own",))
+    timed = {"blocks": 1, "windows": 3, "window_steps": 2, "window_seconds": 0, "warmup_steps": 2, "warmup_rounds": 2}
+    experiment = experiment_of(
+        {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8},
+        workload="own:Own",
+        variants={name: str(tmp_path / name) for name in names},
+        optimizer={"name": "SGD", "lr": 0.01},
+        throughput={**timed, "warmup_seconds": 0, "twin": False, "explain": False},
+    )
+    plan = make_plan(experiment, laptop(), variants={name: OwnCode(versions[name], {}) for name in names})
+    group = plan.groups[0].keeping(lambda trial: trial.cell.devices == 2)
+    (turn,) = group.turns()
+    turn = tuple(sorted(turn, key=lambda trial: str(trial.cell.variant)))
+    job = Job(experiment, replace(group, trials=turn), 1, None, versions)
+    assert job.group.workers == 4
+    sent = [message for rank, message in messages_of(job, tmp_path) if not isinstance(message, GroupStarted)]
+    results = {message.trial_id: message for message in sent if isinstance(message, TrialResult)}
+    order = [name for name, _ in groupby((tmp_path / "log").read_text().split())]
+    if other == "after":
+        assert {result.outcome for result in results.values()} == {"ok"}
+        ids = [message.trial_id for message in sent if isinstance(message, TrialStarted | TrialResult)]
+        assert ids == [trial.id for trial in turn for _ in range(2)]  # one after the other, for the driver
+        assert order == ["after", "before"] * 4  # warm-up and three windows
+    else:
+        before, wrong = results.values()
+        assert (before.trial_id, before.outcome) == (turn[0].id, "ok")
+        assert (wrong.trial_id, wrong.outcome) == (turn[1].id, "error") and "planted" in wrong.reason
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("once", [False, True])
 def test_trials_of_one_and_of_two_ranks_share_processes(make_experiment: Make, tmp_path: Path, once: bool) -> None:
@@ -102,19 +200,8 @@ def test_trials_of_one_and_of_two_ranks_share_processes(make_experiment: Make, t
     )
     (group,) = make_plan(experiment, laptop()).groups
     job = Job(experiment, group, 1, str(tmp_path))
-    context = multiprocessing.get_context("spawn")
-    sent: Queue[tuple[int, Sent]] = context.Queue()
-    processes = [context.Process(target=Process(job, rank, 2, tmp_path, sent).run) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found: dict[str, tuple[int, TrialResult]] = {}
-    while len(found) < len(group.trials):
-        rank, message = sent.get(timeout=120)
-        if isinstance(message, TrialResult):
-            found[message.trial_id] = rank, message
-    for process in processes:
-        process.join(30)
-        assert process.exitcode == 0
+    sent = messages_of(job, tmp_path)
+    found = {message.trial_id: (rank, message) for rank, message in sent if isinstance(message, TrialResult)}
     assert {result.outcome for _, result in found.values()} == {"ok"}, [result.reason for _, result in found.values()]
     for trial in group.trials:
         rank, result = found[trial.id]

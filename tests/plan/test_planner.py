@@ -11,7 +11,7 @@ import pytest
 from harness.launch.protocol import process_variables
 from harness.plan.cell import place
 from harness.plan.inventory import Inventory, Node
-from harness.plan.planner import Plan, filter_plan, is_base, make_plan, single_rank_only
+from harness.plan.planner import Plan, by_placement, by_variant, filter_plan, is_base, make_plan, single_rank_only
 from tests.conftest import experiment_of, gpu_cluster, laptop, plan_of, variants
 
 GRID = {"strategy": ["single", "dp", "ddp"], "devices": [1, 2, 4], "per_device_batch_size": [8, 16]}
@@ -190,16 +190,33 @@ def variants_plan(**sections: Any) -> Plan:
     return make_plan(experiment_of(SMALL, **VARIANTS, **sections), laptop(), variants=variants("before", "after"))
 
 
-def test_a_worker_group_imports_one_variant_and_a_block_has_the_groups_of_all() -> None:
-    plan = variants_plan(throughput={"blocks": 8})
-    assert all({trial.cell.variant for trial in group.trials} == {group.variant} for group in plan.groups)
+def test_the_variants_of_a_block_are_in_one_group_each_on_ranks_of_its_own_and_timed_at_once() -> None:
+    plan = variants_plan(diagnostics=True, throughput={"blocks": 8, "twin": True})
+    assert [group.block for group in plan.groups] == list(range(8))
     orders = set()
-    for block in range(8):
-        groups = [group for group in plan.groups if group.block == block]
-        assert {(group.variant, group.placement.workers) for group in groups} == {("before", 2), ("after", 2)}
-        orders.add(tuple(group.variant for group in groups))
-    assert len(orders) > 1
-    assert str(plan.groups[0]).startswith("2 workers with 1 device each of ")
+    for group in plan.groups:
+        assert set(group.variants) == {"before", "after"} and (group.placement.workers, group.workers) == (2, 4)
+        assert sum(map(len, group.turns())) == len(group.trials) and group.is_shared
+        for turn in group.turns():
+            names = [trial.cell.variant for trial in turn]
+            assert sorted(names) == (["after", "before"] if turn[0].timed else names)
+            ranks = [(rank, trial.cell.variant) for trial in turn for rank in group.ranks_of(trial)]
+            assert all(group.variant_of(rank) == name for rank, name in ranks)
+            orders.add((turn[0].timed, *names))
+    assert {(True, "before", "after"), (True, "after", "before")} <= orders
+    assert str(plan.groups[0]) == "2 workers with 1 device each of after and of before"
+
+
+def test_variants_on_gpus_and_what_is_left_of_one_are_groups_of_one_variant() -> None:
+    experiment = experiment_of(SMALL, **VARIANTS, throughput={"blocks": 2})
+    plan = make_plan(experiment, gpu_cluster(), variants=variants("before", "after"))
+    assert all(len(group.variants) == 1 and not group.is_shared for group in plan.groups)
+    (group,) = variants_plan(throughput={"blocks": 1}).groups
+    for one in by_variant(group):
+        (name,) = one.variants
+        assert {trial.cell.variant for trial in one.trials} == {name} and one.workers == 2
+        assert {one.variant_of(rank) for trial in one.trials for rank in one.ranks_of(trial)} == {name}
+    assert all(len(part.variants) == 1 for part in by_placement(group))
 
 
 def test_each_variant_is_examined_and_checked_and_has_bases_and_twins_of_its_own() -> None:

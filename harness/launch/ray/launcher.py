@@ -184,8 +184,8 @@ class RayLauncher:
         yield from judged(_failed_trials(group, end, fit.error, watchdog), group, end, watchdog)
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
-        version = self.versions.get(group.variant)
-        job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path, version)
+        versions = {name: self.versions[name] for name in group.variants}
+        job = Job(self.experiment, group, self.machine.threads_per_device, self.import_path, versions)
         mailbox = self.cluster.mailbox
         datasets = datasets_of(self.experiment, self.import_path)
         trainer = TorchTrainer(
@@ -213,14 +213,14 @@ class RayLauncher:
     def _scaling(self, group: WorkerGroup, nodes: Sequence[Node]) -> ScalingConfig:
         pinned: dict[str, list[dict[str, str]]] = {}
         if len(self.cluster.inventory.nodes) > 1:
-            names = [node.node_id for node in nodes for _ in range(group.placement.workers_per_node)]
+            names = [node.node_id for node in nodes for _ in range(group.workers // group.placement.nodes)]
             pinned["label_selector"] = [{"ray.io/node-id": name} for name in names]
         resources = worker_resources(group, self.machine, nodes)
         if datasets_of(self.experiment, None):
             cores = min(node.cores for node in nodes)
             resources["CPU"] = int(100 * resources["CPU"] * max(0, cores - DATA_CORES) / cores) / 100
         return ScalingConfig(
-            num_workers=group.placement.workers,
+            num_workers=group.workers,
             use_gpu=group.device == "cuda",
             resources_per_worker=resources,
             **pinned,
@@ -317,7 +317,8 @@ def worker_resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]
     """Return what Ray reserves for one worker of a group on these nodes.
 
     One that drives two GPUs, at 4 cores a device: {"CPU": 8, "GPU": 2}. If the GPUs are named, its part of all GPUs of
-    its node, used or not; two workers on GPUs 1 and 2 of a node of 8: {"CPU": 4, "GPU": 4}. One that shares the devices
+    its node, used or not; two workers on GPUs 1 and 2 of a node of 8: {"CPU": 4, "GPU": 4}. One of two variants on the
+    same cores, which compute in turn, at 1 core a device: {"CPU": 0.5}. One that shares the devices
     of its node, of four workers on 2 cores: {"CPU": 0.5}; on 8 cores and 2 GPUs: {"CPU": 2, "GPU": 0.5}.
     """
     placement, on_gpus = group.placement, group.device == "cuda"
@@ -325,9 +326,9 @@ def worker_resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]
     if placement.device_ids:
         return {"CPU": cpus, "GPU": float(nodes[0].gpus // placement.workers)}
     if not group.oversubscribe:
+        cpus = _cpus(cpus / max(1, len(group.variants)))
         return {"CPU": cpus, "GPU": float(placement.devices_per_worker)} if on_gpus else {"CPU": cpus}
-    share = int(100 * min(node.cores for node in nodes) / placement.workers_per_node) / 100
-    cpus = share if share < 1 else int(share)
+    cpus = _cpus(min(node.cores for node in nodes) / placement.workers_per_node)
     gpus = min(node.gpus for node in nodes) if on_gpus else 0
     if not gpus:
         return {"CPU": cpus}
@@ -335,3 +336,8 @@ def worker_resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]
         return {"CPU": cpus, "GPU": float(gpus)}
     ranks = -(-placement.workers_per_node // gpus)  # on the GPU with the most
     return {"CPU": cpus, "GPU": 1.0 if ranks == 1 else int(10_000 / ranks) / 10_000}
+
+
+def _cpus(share: float) -> float:
+    """Return a share of cores as Ray takes it: of more than one no fractions."""
+    return int(100 * share) / 100 if share < 1 else int(share)

@@ -91,7 +91,7 @@ def start_processes(job: Job, deadline: float | None, watchdog: Watchdog) -> Ite
         mailbox = stack.enter_context(closing(SocketMailbox(folder / SOCKET, deadline)))
         output = stack.enter_context(tempfile.TemporaryFile())
         agent = subprocess.Popen(
-            command(job_file, job.group.placement.workers),
+            command(job_file, job.group.workers),
             env={**_variables(job), KEY_VARIABLE: mailbox.key.hex()},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -115,7 +115,7 @@ def command(job_file: Path, workers: int) -> list[str]:
 
 def _variables(job: Job) -> dict[str, str]:
     loopback = interface_of(ADDRESS) or "lo"
-    hidden = job.version.hidden if job.version else ()
+    hidden = {folder for version in job.versions.values() for folder in version.hidden}
     return {
         "GLOO_SOCKET_IFNAME": loopback,  # unless the user has set it
         "NCCL_SOCKET_IFNAME": loopback,
@@ -165,7 +165,8 @@ class TorchrunLauncher:
     def launch(self, group: WorkerGroup, *, deadline: float | None) -> Generator[Message, None, None]:
         if deadline is not None and time.time() >= deadline:
             return
-        job = Job(self.experiment, group, self.threads_per_device, self.import_path, self.versions.get(group.variant))
+        versions = {name: self.versions[name] for name in group.variants}
+        job = Job(self.experiment, group, self.threads_per_device, self.import_path, versions)
         timer = StartupTimer(time.time(), "torchrun")
         watchdog = Watchdog(ask_here, self.experiment.limits.trial, start_s=start_limit_s(1))
         with start_processes(job, deadline, watchdog) as processes:
