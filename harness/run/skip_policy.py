@@ -58,12 +58,14 @@ class SkipPolicy:
         self._refusals += skip_rules(trial.cell, result.facts, self._plan.experiment.allow)
         if trial.purpose == "doctor":
             self._refusals += failed_rules(trial.cell, result)
-        elif (
-            result.outcome == "error" and trial.trains
-        ):  # where other cells raised too: the rest of the kind is not tried
-            key = trial.cell.workload_key
-            raised = [rule for rule in self._refusals if rule.like and rule.workload_key == key]
-            self._refusals += [replace(rule, like=None) for rule in raised]
+        elif result.outcome == "error" and trial.trains:
+            cell, key = trial.cell, trial.cell.workload_key
+            raised = [(rule, rule.like) for rule in self._refusals if rule.like and rule.workload_key == key]
+            # what raised with a smaller batch too is the whole kind, of which no more is tried
+            self._refusals += [
+                replace(rule, like=None if cell.per_device_batch_size < like.per_device_batch_size else cell)
+                for rule, like in raised
+            ]
         self._learn_divergence(trial, result)
         if trial.timed and trial.purpose != "twin":
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
