@@ -106,18 +106,20 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
 
 def judged(rows: Iterable[TrialResult], group: WorkerGroup, end: GroupEnd, watchdog: Watchdog) -> list[TrialResult]:
     """Return the rows that the end of a group cost, with the evidence of their ranks and what was measured before."""
-    found = (explained(of_its_trial(row, group, end.verdict.stacks), watchdog) for row in rows)
+    found = (explained(of_its_trial(row, group, end), watchdog) for row in rows)
     return [despite(lost_if_waiting(row, group), end.measured) for row in found]
 
 
-def of_its_trial(row: TrialResult, group: WorkerGroup, stacks: Mapping[int, str]) -> TrialResult:
+def of_its_trial(row: TrialResult, group: WorkerGroup, end: GroupEnd) -> TrialResult:
     """Return the row with the trial whose rank failed, of those that ran at once; the driver knows the first of them.
 
-    ``stacks``: of a group that hung. Ranks that wait there for the end of the others have not failed.
+    Of a group that hung, ranks that wait for the end of other trials have not failed.
     """
+    finished = {result.trial_id for result in end.finished}
     turn = next((turn for turn in group.turns() if row.trial_id in [trial.id for trial in turn]), ())
-    ranks = set(training_threads(stacks)) if row.error_rank is None else {row.error_rank}
-    failed = next((trial for trial in turn if ranks and ranks <= {*group.ranks_of(trial)}), None)
+    ranks = set(training_threads(end.verdict.stacks)) if row.error_rank is None else {row.error_rank}
+    left = (trial for trial in turn if trial.id not in finished)
+    failed = next((trial for trial in left if ranks and ranks <= {*group.ranks_of(trial)}), None)
     return replace(row, trial_id=failed.id) if failed else row
 
 

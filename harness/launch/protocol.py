@@ -56,7 +56,7 @@ class Job:
     def version_of(self, rank: int) -> CodeVersion | None:
         """Return the version of the user's code that a rank imports; None without variants."""
         variant = self.group.variant_of(rank)
-        return self.versions[variant] if variant else None
+        return self.versions.get(variant) if variant else None  # inline the process has imported it
 
 
 class Launcher(Protocol):

@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from harness.doctor.gate import SKIP_RULES
-from harness.launch.protocol import Job, Sent
+from harness.launch.protocol import Job, Measured, Sent, TrialStarted
 from harness.plan.trial import Trial
 from harness.system.user_code import is_the_users
 from harness.train.ranks import Cache, Ranks
@@ -70,9 +70,9 @@ class Subgroups:
                     self._store.wait([self._key(own, rank) for rank in members], NEVER)
                     state = pickle.dumps((goes_on, cache.get(SKIP_RULES, [])))
                     self._store.set(self._key(own, "end"), state)  # type: ignore[arg-type]  # takes bytes too
-                ends = list(map(self._wait_for_end, turn))  # no rank disconnects while another still receives
+                ends = self._wait_for_ends(turn)  # no rank disconnects while another still receives
         else:
-            ends = list(map(self._wait_for_end, turn))
+            ends = self._wait_for_ends(turn)
         states = list(map(pickle.loads, ends))
         cache[SKIP_RULES] = states[-1][1]
         return all(goes_on for goes_on, _ in states)
@@ -80,33 +80,26 @@ class Subgroups:
     def _work(
         self, turn: Sequence[Trial], own: Trial, work: Callable[[Send, Callable[[], None] | None], bool], send: Send
     ) -> bool:
-        """Run this rank's trial; return whether the next one follows.
-
-        For the driver trials follow each other: what a trial sends is held back until those before it have ended.
-        """
+        """Run this rank's trial; return whether the next one follows."""
         if len(turn) == 1:
             return work(send, None)
-        held: list[Sent] = []
-
-        def hold(message: Sent) -> bool:
-            held.append(message)
-            return True
-
-        settings, earlier = self._job.experiment.throughput, turn[: turn.index(own)]
+        earlier, settings = turn[: turn.index(own)], self._job.experiment.throughput
         windows = settings.windows if settings else 0
         alternation = Alternation(self._store, self._key(turn[0], "turns"), len(earlier), len(turn), windows)
+        sender = Sender(self._store, self._key(turn[0], "refused"), send, partial(self._wait_for_ends, earlier))
         try:
             alternation.wait_for_turn()
-            goes_on = work(hold if earlier else send, alternation.let_others_run)
+            goes_on = work(sender.hold if earlier else sender.send_first, alternation.let_others_run)
             alternation.leave()
         except BaseException:
             alternation.leave(every_rank=True)  # the others may wait for this one in a collective
             raise
         finally:
-            for trial in earlier:
-                self._wait_for_end(trial)
-            accepted = all(map(send, held))
-        return goes_on and accepted
+            sender.release()
+        return goes_on
+
+    def _wait_for_ends(self, trials: Sequence[Trial]) -> list[bytes]:
+        return list(map(self._wait_for_end, trials))
 
     def _wait_for_end(self, trial: Trial) -> bytes:
         """Wait for the end of a trial; return whether the next one follows, and the rules of doctor trials, pickled."""
@@ -154,6 +147,43 @@ class Subgroups:
         self._modules[self._size], self._size = before, size
 
 
+class Sender:
+    """The messages of a trial that runs beside others: for the driver trials follow each other.
+
+    ``refused``: the key of the store for a turn whose first trial may not start. ``wait``: for the trials before it.
+    """
+
+    def __init__(self, store: Any, refused: str, send: Send, wait: Callable[[], object]) -> None:
+        self._store, self._refused, self._send, self._wait = store, refused, send, wait
+        self._held: list[Sent] = []
+
+    def send_first(self, message: Sent) -> bool:
+        """Send a message of the first trial."""
+        accepted = self._send(message)
+        if isinstance(message, TrialStarted) and not accepted:
+            self._store.set(self._refused, "")
+        return accepted
+
+    def hold(self, message: Sent) -> bool:
+        """Keep a message of a later trial; return False if it may not start.
+
+        Once it is measured it lets the trials before it end: its explanation computes after them.
+        """
+        if isinstance(message, TrialStarted) and self._store.check([self._refused]):
+            return False
+        self._held.append(message)
+        if isinstance(message, Measured):
+            self.release()
+        return True
+
+    def release(self) -> None:
+        """Send what is held, after the end of the trials before."""
+        if self._held:
+            self._wait()
+        while self._held:
+            self._send(self._held.pop(0))
+
+
 class Alternation:
     """The order in which the trials of several variants compute, on a rank of one of them: in turn, at each window.
 
@@ -173,11 +203,12 @@ class Alternation:
         self.wait_for_turn()
 
     def wait_for_turn(self) -> None:
-        """Wait until every rank of the trial before this one has stopped; the first trial begins at once."""
-        done = self._done - (self._place == 0)
-        if done >= 0:
-            before = (self._place - 1) % self._trials
-            self._store.wait([self._key(before, rank, done) for rank in range(self._size)], NEVER)
+        """Wait until every rank of the other trials has stopped; the first trial begins at once."""
+        others = (place for place in range(self._trials) if place != self._place)
+        last = ((place, self._done - (place > self._place)) for place in others)
+        keys = [self._key(place, rank, done) for place, done in last if done >= 0 for rank in range(self._size)]
+        if keys:
+            self._store.wait(keys, NEVER)
 
     def leave(self, *, every_rank: bool = False) -> None:
         """Let the other trials compute without this rank's, or without any rank of its trial."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import HarnessError
-from harness.plan.cell import Cell, Placement, place
+from harness.plan.cell import Cell, Placement, int_option, place
 from harness.plan.rows import ExchangeRow, Kind, LinkRow, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
 from harness.system.sanitize import variable_text
 
@@ -140,10 +140,14 @@ class WorkerGroup:
     def turns(self) -> list[tuple[Trial, ...]]:
         """Return the trials that run at once, in order: one, or a timed one of each variant, whose windows alternate.
 
-        Other load then slows the variants alike.
+        Other load then slows the variants alike. Loader workers would compute beside another variant's windows.
         """
-        by_turn = groupby(self.trials, key=lambda trial: trial.of_any_version if trial.timed else trial)
-        return [tuple(trials) for _, trials in by_turn]
+
+        def key(trial: Trial) -> tuple[Trial, Placement]:
+            alone = not trial.timed or int_option(trial.cell.loader, "workers", 0)
+            return trial if alone else trial.of_any_version, place(trial.cell)
+
+        return [tuple(trials) for _, trials in groupby(self.trials, key=key)]
 
     def keeping(self, wanted: Callable[[Trial], bool]) -> WorkerGroup:
         """Return the group with the wanted trials only, on as many workers as these need."""

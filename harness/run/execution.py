@@ -45,6 +45,11 @@ class Attempts:
         """The number of attempts at all trials."""
         return self._recorded.total()
 
+    @property
+    def lost(self) -> int:
+        """The number of attempts that were lost."""
+        return self._lost.total()
+
     def next_number(self, trial_id: str) -> int:
         """Return the number of the next attempt at a trial, from 1."""
         return self._recorded[trial_id] + 1
@@ -115,14 +120,14 @@ class Execution:
                     continue
                 if self._wait_for_quiet(group.block):
                     continue  # no time may be left
-                before = self._attempts.total
+                before, lost = self._attempts.total, self._attempts.lost
                 started = self._launch(left)
                 if self._attempts.total == before and self._startable(left).trials:
                     ended = "the worker group ended without a result and without an error"
                     self._record(left.trials[0], TrialResult(left.trials[0].id, "error", ended), left, position=0)
                 if not started:  # those that need fewer ranks may start
                     parts[:1] = by_placement(left)
-                elif len(left.variants) > 1 and self._attempts.total > before:  # what failed is that of one variant
+                elif len(left.variants) > 1 and self._attempts.lost > lost:  # perhaps memory: each alone
                     parts[:1] = by_variant(left)
 
     def _wait_for_quiet(self, block: int) -> bool:

@@ -121,7 +121,7 @@ def _numbers(plan: Plan) -> list[str]:
     ]
     groups = f"{plural(len(plan.groups), 'worker group')} of fresh processes"
     if any(group.is_shared for group in plan.groups):
-        groups += ", whose ranks wait for trials on fewer of them"
+        groups += ", whose ranks wait for trials on some of them"
     together = (
         f"Together: {plural(len(plan.trials), 'trial')} in {groups}; random order from seed {plan.experiment.seed}."
     )

@@ -59,13 +59,7 @@ class SkipPolicy:
         if trial.purpose == "doctor":
             self._refusals += failed_rules(trial.cell, result)
         elif result.outcome == "error" and trial.trains:
-            cell, key = trial.cell, trial.cell.workload_key
-            raised = [(rule, rule.like) for rule in self._refusals if rule.like and rule.workload_key == key]
-            # what raised with a smaller batch too is the whole kind, of which no more is tried
-            self._refusals += [
-                replace(rule, like=None if cell.per_device_batch_size < like.per_device_batch_size else cell)
-                for rule, like in raised
-            ]
+            self._learn_error(trial.cell)
         self._learn_divergence(trial, result)
         if trial.timed and trial.purpose != "twin":
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
@@ -74,6 +68,17 @@ class SkipPolicy:
         of_cell = trial.trains and trial.purpose != "profile"
         if result.outcome == "oom" and of_cell and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
+
+    def _learn_error(self, cell: Cell) -> None:
+        """Refuse the size of a cell that raised as one of its kind did; the whole kind, if no other had so few samples.
+
+        What raises with a large batch may train with a smaller one.
+        """
+        alike = {rule.like: rule for rule in self._refusals if rule.like and rule.workload_key == cell.workload_key}
+        if alike:
+            smallest = min(alike, key=_samples)
+            like = None if _samples(cell) < _samples(smallest) else cell
+            self._refusals.append(replace(alike[smallest], like=like))
 
     def _learn_divergence(self, trial: Trial, result: TrialResult) -> None:
         key, findings = trial.cell.workload_key, result.facts.get("findings", ())
@@ -132,3 +137,8 @@ def needs_no_less(cell: Cell, other: Cell) -> bool:
     batch = other.per_device_batch_size
     same = replace(cell, per_device_batch_size=batch, global_batch_size=other.global_batch_size, scaling=other.scaling)
     return (cell.per_device_batch_size or 0) >= (batch or 0) and same == other
+
+
+def _samples(cell: Cell) -> float:
+    """Return the samples of a step on each device, of unequal shares their mean."""
+    return cell.global_batch_size / cell.devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from harness.launch.postmortem import (
 )
 from harness.launch.startup import Registration
 from harness.launch.subgroups import Alternation, Subgroups
-from harness.launch.supervision import Watchdog
+from harness.launch.supervision import Ending, GroupEnd, Verdict, Watchdog
 from harness.launch.worker import failure, outcome_of
 from harness.plan.planner import by_variant, make_plan
 from harness.plan.rows import Outcome
@@ -248,14 +248,21 @@ def test_of_variants_that_run_at_once_the_one_fails_whose_rank_does() -> None:
     (group,) = make_plan(experiment, laptop(), variants=variants("before", "after")).groups
     (turn,) = (turn for turn in group.turns() if turn[0].cell.devices == 2)
     first, second = turn
+
+    def ended(stacks: Mapping[int, str] | None = None, finished: tuple[TrialResult, ...] = ()) -> GroupEnd:
+        return GroupEnd(Verdict(Ending.HUNG, stacks or {}), finished, (), first.id)
+
     for trial in turn:
         for rank in group.ranks_of(trial):
-            assert of_its_trial(TrialResult(first.id, "lost", "died", error_rank=rank), group, {}).trial_id == trial.id
+            died = TrialResult(first.id, "lost", "died", error_rank=rank)
+            assert of_its_trial(died, group, ended()).trial_id == trial.id
+            assert of_its_trial(died, group, ended(finished=(TrialResult(trial.id, "ok"),))) == died
     unknown = TrialResult(first.id, "timeout", "no step")
     idle = WAITS.replace("_engine_run_backward", "wait_for_turn")
     hang = {rank: WAITS if rank in group.ranks_of(second) else idle for rank in range(4)}
-    assert of_its_trial(unknown, group, hang).trial_id == second.id
-    assert of_its_trial(unknown, group, dict.fromkeys(range(4), WAITS)) == unknown == of_its_trial(unknown, group, {})
+    assert of_its_trial(unknown, group, ended(hang)).trial_id == second.id
+    for stacks in ({}, dict.fromkeys(range(4), WAITS)):
+        assert of_its_trial(unknown, group, ended(stacks)) == unknown
     (alone,) = (one for one in by_variant(group) if second in one.trials)
     for each, outcome in ((group, "lost"), (alone, "oom")):
         row = TrialResult(second.id, "oom", "killed", error_rank=each.ranks_of(second)[0])

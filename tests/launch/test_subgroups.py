@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import groupby
@@ -16,8 +19,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.launch.protocol import GroupStarted, Job, Sent, TrialStarted
-from harness.launch.subgroups import own_modules
+from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
+from harness.launch.subgroups import Alternation, Sender, own_modules
 from harness.launch.worker import run_group
 from harness.plan.grid import OwnCode
 from harness.plan.planner import make_plan
@@ -173,11 +176,65 @@ def test_the_windows_of_two_variants_alternate_and_a_failure_of_one_costs_the_ot
         assert {result.outcome for result in results.values()} == {"ok"}
         ids = [message.trial_id for message in sent if isinstance(message, TrialStarted | TrialResult)]
         assert ids == [trial.id for trial in turn for _ in range(2)]  # one after the other, for the driver
-        assert order == ["after", "before"] * 4  # warm-up and three windows
+        times = 4 + len(
+            [row for row in results[turn[0].id].windows if (row["window_kind"], row["rank"]) == ("phases", 0)]
+        )
+        assert order == ["after", "before"] * times  # warm-up, three windows, and perhaps one for the phases
     else:
         before, wrong = results.values()
         assert (before.trial_id, before.outcome) == (turn[0].id, "ok")
         assert (wrong.trial_id, wrong.outcome) == (turn[1].id, "error") and "planted" in wrong.reason
+
+
+class FakeStore:
+    """A store of one process, in which nobody waits."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+
+    def set(self, key: str, value: str) -> None:
+        self.keys.add(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return self.keys.issuperset(keys)
+
+
+def test_a_later_trial_is_not_started_if_the_first_may_not_be_and_reports_before_its_explanation() -> None:
+    store, done = FakeStore(), list[object]()
+    sender = Sender(store, "refused", lambda message: done.append(message) or False, lambda: done.append("ended"))
+    started, result = TrialStarted("b"), TrialResult("b", "ok")
+    assert sender.hold(started) and not done
+    assert sender.hold(Measured(result)) and done == ["ended", started, Measured(result)]
+    assert sender.hold(result) and len(done) == 3
+    sender.release()
+    assert done[3:] == ["ended", result]
+    assert not sender.send_first(TrialStarted("a")) and not sender.hold(started)  # the time is up
+    sender.release()
+    assert done[5:] == [TrialStarted("a")]
+
+
+@pytest.mark.parametrize("trials", [2, 3])
+@pytest.mark.parametrize("leaves", [None, 0, 1])
+def test_at_each_time_one_trial_computes_though_another_leaves(trials: int, leaves: int | None, no_group: None) -> None:
+    """Each is a thread, of which the first or second leaves after one window of four."""
+    store = dist.HashStore()
+    order, running = list[int](), threading.Lock()
+
+    def compute(place: int) -> None:
+        alternation = Alternation(store, "turns", place, trials, 4)
+        alternation.wait_for_turn()
+        for _ in range(1 if place == leaves else 4):
+            assert running.acquire(blocking=False), "another computes"
+            order.append(place)
+            time.sleep(0.002)
+            running.release()
+            alternation.let_others_run()
+        alternation.leave()
+
+    with ThreadPoolExecutor(trials) as pool:
+        list(pool.map(compute, range(trials)))
+    left = [place for place in range(trials) if place != leaves]
+    assert order == [*range(trials), *3 * left]
 
 
 @pytest.mark.slow

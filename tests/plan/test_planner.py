@@ -217,6 +217,8 @@ def test_variants_on_gpus_and_what_is_left_of_one_are_groups_of_one_variant() ->
         assert {trial.cell.variant for trial in one.trials} == {name} and one.workers == 2
         assert {one.variant_of(rank) for trial in one.trials for rank in one.ranks_of(trial)} == {name}
     assert all(len(part.variants) == 1 for part in by_placement(group))
+    (loading,) = variants_plan(throughput={"blocks": 1}, loader={"workers": 1}).groups
+    assert all(len(turn) == 1 for turn in loading.turns())  # its workers would compute in another's windows
 
 
 def test_each_variant_is_examined_and_checked_and_has_bases_and_twins_of_its_own() -> None:

@@ -132,6 +132,10 @@ def test_code_that_raises_is_tried_at_other_batches_until_it_raises_there_too(pl
     (as_large,) = {t.cell for t in alone if t.cell.per_device_batch_size == large.cell.per_device_batch_size}
     policy.learn(replace(large, cell=as_large, purpose="explain"), TrialResult("t", "error", "7"))
     assert {t.cell for t in alone if reason_of(policy, t)} == {as_large}  # of smaller batches that says nothing
+    larger = replace(as_large, per_device_batch_size=None, global_batch_size=64, uneven=True)
+    for cell in (larger, as_large):
+        policy.learn(replace(large, cell=cell), TrialResult("t", "error", "7"))
+    assert {t.cell for t in alone if reason_of(policy, t)} == {as_large}
     (single,) = {t.cell for t in plan.trials if t.cell.strategy == "single" and t.cell.per_device_batch_size == 8}
     for outcome, cell, refused in (("ok", None, False), ("error", single, False), ("error", None, True)):
         other = next(trial for trial in of_ddp if trial not in same)
