@@ -101,7 +101,7 @@ PARTS: Mapping[str, Part] = {
     EXCHANGE_CPU: Part(row=COMMUNICATION),
     COLLECTIVES.name: Part(row=COMMUNICATION),
     **{part.name: Part(row=COMMUNICATION) for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
-    "waiting for data": Part(),
+    "waiting for data": Part(row="extra waiting for data"),
     "rest": Part("unexplained", row="unexplained"),
 }
 """The parts by name, in the order in which they are taken from the ideal; a strategy has those that apply to it."""

@@ -49,9 +49,8 @@ REASONS: Mapping[str, str] = {
 CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
-QUIET = (
-    "one setting measured twice does not differ from itself (A/A test); no doubt repeats that intervals do not cover"
-)
+QUIET = "one setting measured twice does not differ from itself (A/A test); no sign of an error that each block repeats"
+SMALLEST = f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput"
 INGESTS: Mapping[str, str] = {
     "bottleneck": "the ingest is the bottleneck",
     "no bottleneck": "the ingest is not the bottleneck",
@@ -93,7 +92,7 @@ def _fastest(row: Statement, context: Context) -> Said:
         f"For lack of blocks not compared with {context.names_of(row.reasons)}." if row.reasons else "",
     ]
     if row.code == "smallest batch":
-        parts.append(f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput {where}.")
+        parts.append(f"{SMALLEST} {where}.")
     return context.name(row.cell_id), " ".join(filter(None, parts))
 
 
@@ -109,7 +108,8 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
         time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
         is_wider = row.facts.devices != ratio.base_devices
         cost = f", for {times(time)} times the device time a sample" if is_wider else ""
-        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}."
+        batch = f". {SMALLEST}" if row.code == "smallest batch" else ""
+        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{batch}."
     else:
         less = f"{name} has only {_gain(ratio)} of its throughput"
         yield context.name(ratio.base_id), f"{less}{_larger_batch(ratio, context)}."

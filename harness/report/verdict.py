@@ -40,6 +40,7 @@ LONGER = 4
 SHORTEST = 0.25
 """Seconds of a window that a number of steps alone set."""
 NOTHING_NEXT = "# The verdict proposes no option to compare.\n"
+MENDED = "Once what failed is mended, --resume measures it."
 MARKUP = re.compile(r"([\\`*_\[\]<>|#~!])")
 BRACKETS = (
     "Numbers in brackets: 95 % intervals over blocks, the repetitions of the grid; of times to a target the range over "
@@ -107,7 +108,8 @@ def next_step(context: Context) -> NextStep:
     others = [line for causes in context.causes.values() for line in smaller_causes(causes, context)]
     if blocks and feasible and blocks.subject == "fixed" and "--add-blocks" not in step.command:
         others.insert(0, f"To decide what is open: {_resume(results)} --add-blocks {blocks.n}")
-    return replace(step, others=tuple(others))
+    mended = f"{MENDED} " * (bool(context.stated("failed")) and "--resume" not in step.command)
+    return replace(step, why=f"{mended}{step.why}", others=tuple(others))
 
 
 def folder_of(results: Results) -> str:

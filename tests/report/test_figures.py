@@ -481,7 +481,7 @@ def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> Non
     doubts = [both if cell == "ddp2x8" else () for cell in scaling["cell_id"]]
     drawings = Drawings(with_tables(full_results(), scaling=scaling.assign(unusual=doubts)))
     for name in ("throughput", "efficiency"):
-        assert " Not steady when the windows began: ddp on 2." in drawings[name].caption
+        assert " Some trials were not steady when they were timed: ddp on 2." in drawings[name].caption
         assert "Not steady" not in full_drawings()[name].caption
 
 

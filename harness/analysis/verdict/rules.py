@@ -17,7 +17,7 @@ from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, wi
 from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, OPEN, SIGNIFICANCE, deciding_blocks, holm, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.waterfall import WORTH_NAMING
-from harness.config.axes import SIZES
+from harness.config.axes import BATCHES, SIZES
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.plan.checks import SCRIPT
 from harness.plan.comparison import backend_of
@@ -34,7 +34,7 @@ RANK = r" on rank \d+: "
 RANKED_SEEDS = 5
 """Trainings are ranked by their time to a target from this number of seeds on, as MLPerf Training asks for."""
 NO_CHOICES = frozenset({*SIZES, "strategy"})
-"""The axes that the other statements are about; every other axis, and every option, is a choice."""
+"""The axes that the other statements are about; every other axis, every option, and at last the batch, is a choice."""
 GOOD_BLOCKS = 5
 HALFWIDTH = EQUAL_WITHIN
 """The half-width of an interval within which two settings are about equal: no further blocks are asked for."""
@@ -320,7 +320,8 @@ def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     In the cells of the leading settings; if none of them has the choice, in the fastest pair on the most devices.
     A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, makes it clear.
     """
-    rows = [row for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES and not pd.isna(row.ratio)]
+    others = NO_CHOICES - {*BATCHES}
+    rows = [row for row in rows_of(tables["versus"]) if row.axis not in others and not pd.isna(row.ratio)]
     rows = [row for row in rows if pd.isna(row.excluded) and not is_no_claim(row)]
 
     def size(row: Row) -> tuple[int, float]:

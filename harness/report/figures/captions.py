@@ -93,7 +93,7 @@ def hatch_note(ids: Iterable[str], rows: pd.DataFrame) -> str:
 def unsteady(rows: pd.DataFrame) -> str:
     """Return a sentence that names the cells whose steps were not steady."""
     names = cells(rows[[any(doubt.name == "no steady state" for doubt in doubts) for doubts in rows["unusual"]]])
-    return f" Not steady when the windows began: {names}." if names else ""
+    return f" Some trials were not steady when they were timed: {names}." if names else ""
 
 
 def left_out(count: int) -> str:

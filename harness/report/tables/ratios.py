@@ -90,7 +90,7 @@ def _ratio_table(
 def pair_label(row: Row) -> str:
     """Return 'ddp x2 / dp (emulated) x2', or 'ddp x2 · bucket_cap_mb=25 / 1': the parts in which both labels differ."""
     placed, first, second, _ = _compared(row)
-    key = first.partition("=")[0] + "="
+    key = "batch " if first.startswith("batch ") else first.partition("=")[0] + "="
     second = second.removeprefix(key) if SEPARATOR not in first + second else second
     return joined(placed, f"{first or 'unset'} / {second or 'unset'}")
 

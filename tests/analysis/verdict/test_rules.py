@@ -414,6 +414,12 @@ def test_sizes_strategies_and_pairs_without_a_claim_are_left_out(change: dict[st
     assert chosen(change) == [] and len(chosen({})) == 1
 
 
+@pytest.mark.parametrize("axis", ["per_device_batch_size", "global_batch_size", "precision"])
+def test_every_other_axis_is_a_choice_the_batch_too(axis: str) -> None:
+    found = one(chosen({"axis": axis, "value": "64", "other_value": "32"}))
+    assert (found.code, found.subject) == (FASTER, f"{axis} 64 / 32")
+
+
 def test_several_differences_are_adjusted() -> None:
     second = {"axis": "training.accumulation", "other_id": "2", "p_value": 0.03}
     assert [found.code for found in chosen({"p_value": 0.03}, second)] == [LEANING, LEANING]
