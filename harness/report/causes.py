@@ -42,6 +42,8 @@ GRAPHS = Option("compile_mode", ("default", "reduce-overhead"))
 """Of a compiled model: CUDA graphs, which the host launches as a whole."""
 WORKERS = (0, 2, 4)
 LOADER = Option("loader.workers", WORKERS)
+IDLE = 0.5
+"""The share of its cores below which a rank that waits for data waits for a disk or a network, not for processors."""
 FIRST_BUCKET_BYTES, GRADIENT_BYTES = 2**20, 4
 """ddp's first bucket, which any size of buckets leaves, and the gradient of a parameter in it."""
 COMPRESSION = Option("ddp.comm_hook", ("none", "bf16_compress"))
@@ -86,7 +88,7 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
     """Return those of some options that a cell may have and that the file does not vary already.
 
     Without what the cell excludes: sizes of buckets, or compression, of a gradient that the first bucket holds, and
-    more loader workers than the ``cores`` of a node.
+    more loader workers than the ``cores`` of a node, if they are given.
     """
     varied = {name for name, values in experiment.option_axes().items() if len(values) > 1}
     varied |= {name for grid in experiment.grids for name, values in grid.options.items() if len(as_axis(values)) > 1}
@@ -303,8 +305,16 @@ def options_in(options: Sequence[Option], cell_id: Scalar, context: Context) -> 
     known = trials.loc[trials["cell_id"] == cell_id, "parameters"]
     cell = Row(cell, parameters=known.max() if len(known) else None)
     nodes = [node for group in context.results.environment.get("groups", []) for node in group["nodes"]]
-    cores = min((node["cores"] for node in nodes if node["cores"]), default=None)
+    cores = None if _is_idle(cell, context) else min((node["cores"] for node in nodes if node["cores"]), default=None)
     return applicable(options, cell, context.results.experiment, cores)
+
+
+def _is_idle(cell: Row, context: Context) -> bool:
+    """Return whether the ranks and loader workers of a cell left most of their cores unused, as beside a slow disk."""
+    trials, ranks = context.table("trials"), context.table("ranks")
+    own = ranks[ranks["trial_id"].isin(trials.loc[trials["cell_id"] == cell.cell_id, "trial_id"])]
+    cores = 1 + number((cell.get("options") or {}).get("loader.workers", 0))
+    return bool(own["own_cpu_s"].sum() < IDLE * cores * own["watched_s"].sum())
 
 
 def smaller_causes(causes: Sequence[Statement], context: Context) -> Iterator[str]:

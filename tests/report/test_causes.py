@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -26,6 +27,7 @@ from harness.report.causes import (
     Option,
     applicable,
     next_experiment,
+    options_in,
     varied_options,
 )
 from harness.report.row import Row
@@ -254,6 +256,21 @@ def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_ho
 def test_a_node_has_cores_for_the_loader_workers_of_its_devices(cores: int, values: tuple[int, ...] | None) -> None:
     found = applicable(ADVICE["waiting for data"], LEADING, experiment(), cores)
     assert [option.values for option in found] == ([values] if values else [])
+
+
+@pytest.mark.parametrize(("used", "workers", "values"), [(0.9, 0, (0, 1)), (0.4, 0, (0, 2, 4)), (0.9, 1, (0, 2, 4))])
+def test_more_workers_than_cores_are_tried_if_ranks_and_workers_leave_their_cores_unused(
+    used: float, workers: int, values: tuple[int, ...]
+) -> None:
+    tables = {
+        "trials": pd.DataFrame({"trial_id": ["t", "u"], "cell_id": ["a", "b"], "parameters": [1, 1]}),
+        "ranks": pd.DataFrame({"trial_id": ["t", "u"], "own_cpu_s": [used, 9.0], "watched_s": [1.0, 1.0]}),
+    }
+    results = SimpleNamespace(environment={"groups": [{"nodes": [{"cores": 2}]}]}, experiment=experiment())
+    cells = {"a": Row(LEADING, cell_id="a", options={"loader.workers": workers})}
+    context: Any = SimpleNamespace(cells=cells, results=results, table=tables.__getitem__)
+    (option,) = options_in(ADVICE["waiting for data"], "a", context)
+    assert option.values == values
 
 
 def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus() -> None:
