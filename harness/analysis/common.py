@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from harness.analysis.stats import Estimate
-from harness.config.axes import BATCHES, CELL_AXES, WORK_AXES
+from harness.config.axes import BATCHES, CELL_AXES, WORK_AXES, batch_axis
 from harness.config.strategy_traits import strategy_order
 from harness.config.values import PlainValue
 from harness.plan.cell import is_wanted
@@ -159,8 +159,7 @@ def ends(estimate: Estimate) -> Values:
 
 
 def order(row: AnyRow) -> tuple[object, ...]:
-    batch = "global_batch_size" if row["scaling"] == "strong" else "per_device_batch_size"
-    names = ("model", "data", "precision", "scaling", batch)
+    names = ("model", "data", "precision", "scaling", batch_axis(row["scaling"]))
     fixed = tuple((pd.isna(row[name]), "" if pd.isna(row[name]) else natural(row[name])) for name in names)
     ids: object = "" if pd.isna(row["device_ids"]) else natural(row["device_ids"])
     return (*fixed, strategy_order(row["strategy"]), row["devices"], row["nodes"], ids, options_text(row["options"]))
@@ -208,8 +207,8 @@ def differing_axes(row: AnyRow, other: AnyRow) -> list[str]:
 
 
 def _content(row: AnyRow, by: frozenset[str]) -> dict[str, object]:
-    following = "per_device_batch_size" if row["scaling"] == "strong" else "global_batch_size"
-    without = {*by, "options", "emulated", "emulated_compute", *(BATCHES if by & {*BATCHES} else (following,))}
+    following = {*BATCHES} if by & {*BATCHES} else {*BATCHES} - {batch_axis(row["scaling"])}
+    without = {*by, "options", "emulated", "emulated_compute", *following}
     options: Mapping[str, PlainValue] = row["options"] or {}
     own = {name for name in options if is_own_option(row, name)} if "strategy" in by else set()
     return {

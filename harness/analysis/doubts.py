@@ -39,8 +39,9 @@ TOO_EFFICIENT = 1.5
 class Doubt(NamedTuple):
     """A reason to distrust a number: in plain words, and its meaning with the threshold.
 
-    ``own`` tests a trial alone, and may return a text that follows the name; ``beside`` against its base's trial. A
-    trial has some columns of its row, the rows of its ``ranks``, and what ``doubts`` adds; None if it is unknown.
+    ``own`` tests a trial alone, and may return a text that follows the name as it is (" 1", ": x"); ``beside`` against
+    its base's trial. A trial has some columns of its row, the rows of its ``ranks``, and what ``doubts`` adds; None if
+    it is unknown.
     ``widens``: it varies from block to block, so that the interval of a ratio has its effect, and is only wider.
     """
 

@@ -50,11 +50,12 @@ class Axis(Meaning):
     """The meaning of an axis, and where it counts.
 
     ``default``: the value of a cell whose file does not give it. ``plain``: a key of a grid whose value a cell takes
-    unchanged. ``named``: files, filters and --by may name it. ``found``: found by the trial, not chosen by its cell.
-    ``work``: cells that differ in it do different work. ``size``: it sets the size of the problem, and is no choice.
+    unchanged. ``named``: files, filters and --by may name it. ``found``: the trial finds it, such as a link; the cell
+    does not choose it. ``work``: cells that differ in it do different work, and are not ranked among each other.
+    ``size``: it sets the size of the problem, and is no choice.
     ``placement``: the devices, which every label names. ``tag``: named beside the strategy in a label if true.
     ``silent``: a label's constants omit its default. ``follows``: the axes with which it may differ since it follows
-    from them. ``later``: it came when cells had ids, of which its default is no part.
+    from them. ``later``: its default is left out of a cell's id, so that cells keep the ids from before the axis.
     """
 
     default: object = None
@@ -211,6 +212,11 @@ SIZES = frozenset(name for name, axis in AXES.items() if axis.size)
 PLAIN_AXES = {name: (kind, AXES[name].default) for name, (kind, _) in declared(TrialAxes).items() if AXES[name].plain}
 """The type and the default of the axes that a cell takes from its grid unchanged."""
 BATCHES = ("global_batch_size", "per_device_batch_size")
+
+
+def batch_axis(scaling: object) -> str:
+    """Return the axis of the batch size that the scaling, weak or strong, holds fixed."""
+    return "global_batch_size" if scaling == "strong" else "per_device_batch_size"
 
 
 def is_option_axis(key: object) -> bool:

@@ -1,4 +1,4 @@
-"""The scenarios of a trial on one rank: timed steps, epochs, or the steps of an equivalence check."""
+"""The scenarios of a trial on one rank: timed steps, a profile, epochs, or the steps of an equivalence check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A timed window: steps between two device syncs, without any observer inside, and the timers of its phases."""
+"""A timed window: steps between two device syncs, and the timers of its phases.
+
+Inside it only the time of points of a step is read, and of phases only if that costs less than MAX_OVERHEAD of a step.
+"""
 
 from __future__ import annotations
 

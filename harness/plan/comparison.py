@@ -25,7 +25,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar, cast, get_args
 
-from harness.config.axes import AXES, BATCHES, CELL_AXES, LATER, LauncherName, PrecisionName, TrialAxes
+from harness.config.axes import AXES, BATCHES, CELL_AXES, LATER, LauncherName, PrecisionName, TrialAxes, batch_axis
 from harness.config.sections import ACCUMULATION
 from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
 from harness.plan.cell import MOST_MICRO_BATCH, Cell, format_gpu_ids, share_of
@@ -151,7 +151,7 @@ def set_ids(axes: Mapping[str, object]) -> SetIds:
     """
     placed = {name for name in CELL_AXES if AXES[name].placement}
     return {
-        "family_id": _digest(axes, placed | {*BATCHES}, axes.get(_batch_axis(axes))),
+        "family_id": _digest(axes, placed | {*BATCHES}, axes.get(batch_axis(axes.get("scaling")))),
         "launchers_id": _digest(axes, {"launcher"}),
     }
 
@@ -238,7 +238,7 @@ def axis_pairs(cells: Iterable[tuple[Axes, Item]], placements: Sequence[str] = (
 
 def varying_axes(cells: Sequence[Axes]) -> list[str]:
     """Return the axes and options that have several values among these cells, without those that only follow others."""
-    batch = {_batch_axis(axes) for axes in cells}
+    batch = {batch_axis(axes.get("scaling")) for axes in cells}
     named = [axis for axis in CELL_AXES if AXES[axis].named and axis not in NOT_COMPARED]
     named = [axis for axis in named if not axis.endswith("batch_size") or axis in batch]
     options = dict.fromkeys(name for axes in cells for name in options_of(axes))
@@ -284,7 +284,7 @@ def _is_compared(axis: str, axes: Axes) -> bool:
     if axis == "strategy":
         return beside_strategies(axes)
     if axis.endswith("batch_size"):
-        return axis == _batch_axis(axes)
+        return axis == batch_axis(axes.get("scaling"))
     return "." not in axis or axis in options_of(axes) or axis_value(axis, axes) is not None
 
 
@@ -292,7 +292,7 @@ def _held_fixed(axis: str, axes: Axes) -> str:
     """Return what cells that are compared along the axis have in common, as text."""
     follow = {axis, "options", *(name for name in CELL_AXES if axis in AXES[name].follows)}
     if axis == "devices":
-        follow |= {"global_batch_size", "per_device_batch_size"} - {_batch_axis(axes)}
+        follow |= {*BATCHES} - {batch_axis(axes.get("scaling"))}
     options = {
         name: value
         for name, value in fixed_options(axes).items()
@@ -300,10 +300,6 @@ def _held_fixed(axis: str, axes: Axes) -> str:
     }
     fixed = {name: _key(axes.get(name)) for name in CELL_AXES if name not in follow}
     return json.dumps([fixed, options], sort_keys=True, default=str)
-
-
-def _batch_axis(axes: Axes) -> str:
-    return "global_batch_size" if axes.get("scaling") == "strong" else "per_device_batch_size"
 
 
 def _key(value: object) -> Hashable:

@@ -331,7 +331,7 @@ def _side_by_side(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list
 
 def _turn(trial: Trial) -> int:
     """Return the sort key of a trial in its worker group."""
-    return PURPOSES[trial.purpose].turn if trial.purpose else int(trial.kind == "convergence")
+    return PURPOSES[trial.purpose].order if trial.purpose else int(trial.kind == "convergence")
 
 
 def bases_first(groups: Iterable[WorkerGroup], blocks: Collection[int]) -> tuple[WorkerGroup, ...]:

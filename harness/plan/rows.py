@@ -285,11 +285,11 @@ class FindingRow(TypedDict):
 class TrialFacts(TypedDict, total=False):
     """Facts of a trial, each known for some kinds of trials only.
 
-    Those without a ``Meaning`` are in its line, and no column: ``shard_units``, fsdp's groups of parameters that are
-    gathered together; ``dtypes`` of weights, gradients, forward pass and loss; ``loss_scale`` after fp16's timed steps;
-    ``busy_s``: seconds of a profiled step in which the least busy GPU runs a kernel, copies or fills;
-    ``distinct_samples`` that an epoch reads, of the doctor; ``diverged_step``, from 1; ``freed_s`` from a failure's
-    first sign on the driver to the end of its worker group.
+    Those without a ``Meaning`` are in its line, and no column unless they are axes too: ``shard_units``, fsdp's groups
+    of parameters that are gathered together; ``dtypes`` of weights, gradients, forward pass and loss; ``loss_scale``
+    after fp16's timed steps; ``busy_s``: seconds of a profiled step in which the least busy GPU runs a kernel, copies
+    or fills; ``distinct_samples`` that an epoch reads, of the doctor; ``diverged_step``, from 1; ``freed_s`` from a
+    failure's first sign on the driver to the end of its worker group.
     """
 
     exchange_s: Annotated[

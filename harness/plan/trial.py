@@ -19,12 +19,12 @@ from harness.system.sanitize import variable_text
 class PurposeTraits(NamedTuple):
     """What the trials of a purpose are.
 
-    ``mark``: in their ids. ``turn``: their place in the order of a worker group; of a throughput trial 0, of a
+    ``mark``: in their ids. ``order``: their place in the order of a worker group; of a throughput trial 0, of a
     training 1. ``label``, ``why``: what they measure, and what for. ``done``: the end of one, in a line of a run.
     """
 
     mark: str
-    turn: int
+    order: int
     label: str
     why: str
     done: str = ""

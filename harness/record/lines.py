@@ -23,7 +23,8 @@ UNCHANGED = (
 def rows_of(result: TrialResult, name: str) -> dict[str, tuple[Table, Columns]]:
     """Return the rows that a trial has, with their table, by the stem of their file in raw/.
 
-    All ranks' steps, a check's update, or the epochs of a training and, in a file of their own, its steps.
+    The steps of timed windows (one row a step, of its slowest rank, unless ``throughput.keep_steps`` is all), a check's
+    update, or the epochs of a training and, in a file of their own, its steps.
     """
     tables = (
         (STEPS, result.steps),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from harness.analysis.verdict.rules import HOST, SAVED
+from harness.config.axes import batch_axis
 from harness.config.experiment import Experiment
 from harness.config.values import PlainValue
 from harness.plan.planner import least_warmup_s
@@ -67,7 +68,7 @@ def candidates(cell_id: str, context: Context, allow: Collection[str] = ()) -> l
     # the same batch in one pass
     once = [] if is_automatic(row) else [Option(ACCUMULATION.axis, (1, _value(row, ACCUMULATION.axis)))]
     offered = options_in([*advised, *OF_STRATEGIES, *once, COMPILE, COMPRESSION, PRECISION], cell_id, context)
-    batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
+    batch = batch_axis(row.scaling)
     offered.append(Option(batch, (2 * row[batch],)))
     found = [
         {option.axis: value}

@@ -10,7 +10,7 @@ from harness.analysis.stats import CLEAR, LEAST_BLOCKS
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import DATA, HOST, NO_INTERVAL, SAVED, UNCLEAR, WHOLE_WAIT
 from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
-from harness.config.axes import BATCHES, LATER, PLAIN_AXES
+from harness.config.axes import BATCHES, LATER, PLAIN_AXES, batch_axis
 from harness.config.experiment import Experiment
 from harness.config.sections import AUTO
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, EXCHANGE_CPU, OWN_COLLECTIVES
@@ -161,7 +161,7 @@ def is_automatic(row: Row) -> bool:
 def grid_of(row: Row, experiment: Experiment) -> dict[str, list[PlainValue]]:
     """Return the grid that holds one cell of an experiment alone."""
     options = row.get("options") or {}
-    batch = "global_batch_size" if row.scaling == "strong" else "per_device_batch_size"
+    batch = batch_axis(row.scaling)
     most = options.get(f"training.{MOST_MICRO_BATCH}")
     axes = ("data", "model", "strategy", "devices", "nodes", batch, *PLAIN_AXES)
     given = {axis: row.get(axis) for axis in axes}
@@ -291,7 +291,7 @@ def options_of(cause: Statement, context: Context) -> list[Option]:
     """Return the options that may reduce a cause, without those that the file varies already."""
     options, cell = ADVICE.get(str(cause.subject), ()), context.cells.get(str(cause.cell_id))
     if cause.subject == HOST and cell is not None:
-        batch = "global_batch_size" if cell.scaling == "strong" else "per_device_batch_size"
+        batch = batch_axis(cell.scaling)
         options = (*options, Option(batch, (cell[batch], 2 * cell[batch])))
     return [] if context.of_program else options_in(options, cause.cell_id, context)
 

@@ -67,7 +67,7 @@ DEVICES = [{"devices": n, "global_batch_size": 10 * n} for n in (1, 4, 2)]
             BATCHES,
             "per_device_batch_size",
             "20/10",
-            "ddp x2 · batch 20/device / batch 10/device",
+            "ddp x2 · batch 20/device / 10/device",
         ),  # the global batch follows
         (DEVICES, "devices", "2/1 4/2 4/1", "ddp x2 / ddp x1"),
     ],

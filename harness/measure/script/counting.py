@@ -80,8 +80,9 @@ class StepRecorder:
         self._events: list[torch.cuda.Event] = []
         self._wait_s = self._samples = self._pause_s = 0.0
         self._untrained: list[Iteration] = []
-        self._batches = self._all_batches = self._trained = 0
-        """Counts steps and backward passes: what an evaluation has none of."""
+        self._batches = self._all_batches = 0
+        self._trained = 0
+        """The steps and backward passes so far, of which an evaluation has none."""
         self._paused_at: float | None = None
         self._by_probe = self._done = self._sent = self._validates = False
         self._may_go_on = threading.Event()
