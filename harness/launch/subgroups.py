@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -92,7 +92,8 @@ class Subgroups:
             goes_on = work(sender.hold if earlier else sender.send_first, alternation.let_others_run)
             alternation.leave()
         except BaseException:
-            alternation.leave(every_rank=True)  # the others may wait for this one in a collective
+            with suppress(RuntimeError):  # of the store, which would hide the failure
+                alternation.leave(every_rank=True)  # the others may wait for this one in a collective
             raise
         finally:
             sender.release()
@@ -165,9 +166,9 @@ class Sender:
         return accepted
 
     def hold(self, message: Sent) -> bool:
-        """Keep a message of a later trial; return False if it may not start.
+        """Keep a message of a later trial until the trials before it have ended; return False if it may not start.
 
-        Once it is measured it lets the trials before it end: its explanation computes after them.
+        A measured trial waits for them here, so that it is explained, and may fail, as the driver's current one.
         """
         if isinstance(message, TrialStarted) and self._store.check([self._refused]):
             return False

@@ -188,10 +188,11 @@ def _preload(job: Job, ranks: Ranks, cache: Cache) -> None:
 
     An error here occurs again in the trial, which records it.
     """
-    variant = job.group.variant_of(ranks.rank)
-    first = next(trial for trial in job.group.trials if variant in (trial.cell.variant, None))
+    first = job.group.trials[0]
     if isinstance(job.experiment, ScriptExperiment) or first.scenario == "links":
         return  # which need neither workload nor data
+    if len(job.group.variants) > 1:
+        return  # of which each has collectives of its own
     with contextlib.suppress(Exception, SystemExit):
         TrialContext(first, job.experiment, ranks, lambda: None, cache).workload()
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler

@@ -221,7 +221,9 @@ class RankFacts(TypedDict, total=False):
     step_p95_s: Annotated[float, Meaning("95th percentile of its timed steps", "s")]
     settings: Annotated[str, Meaning("settings of its process, beside the file's, that change speed or arithmetic")]
     processors: Annotated[str, Meaning("processors that its training thread is pinned to; empty if none")]
-    watched_s: Annotated[float, Meaning("observed time: from the start of the timed windows to their end", "s")]
+    watched_s: Annotated[
+        float, Meaning("observed time: from the start of the timed windows to their end, without other variants", "s")
+    ]
     own_cpu_s: Annotated[float, Meaning("CPU time of this rank and its loader workers in the observed time", "s")]
     node_cpu_s: Annotated[float, Meaning("CPU time of the whole node in the observed time", "s")]
     swapped_bytes: Annotated[int, Meaning("memory swapped on the node in the observed time", "bytes")]
@@ -410,7 +412,8 @@ class TrialLine(TrialColumns, Circumstances):
     """One line of trials.jsonl, which also counts the trial's ranks and windows.
 
     ``error_type``, ``error_rank``: the exception's class, and the rank that failed first; others fail because of it.
-    ``trial_s``: seconds inside the worker group, on rank 0; ``steps_s``: those in steps, a check or an examination.
+    ``trial_s``: seconds inside the worker group, on rank 0, without other variants; ``steps_s``: those in steps, a
+    check or an examination.
     """
 
     outcome: Annotated[Outcome, Meaning("outcome: ok, oom, diverged, error, timeout, lost or skipped")]

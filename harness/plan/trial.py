@@ -160,7 +160,8 @@ class WorkerGroup:
         return replace(self, trials=kept, placement=placement, variants=tuple(v for v in self.variants if v in left))
 
     def __str__(self) -> str:
-        variant = " of " * bool(self.variants) + " and of ".join(self.variants)
+        each = "for each of" if len(self.variants) > 1 else "of"
+        variant = f" {each} {', '.join(self.variants)}" if self.variants else ""
         variables = "".join(f" {variable_text(name, value)}" for name, value in self.variables)
         by = f" by {self.launcher}" if self.launcher != "ray" else ""
         return f"{self.placement}{by}{variant}{' with' * bool(variables)}{variables}"

@@ -305,16 +305,21 @@ def options_in(options: Sequence[Option], cell_id: Scalar, context: Context) -> 
     known = trials.loc[trials["cell_id"] == cell_id, "parameters"]
     cell = Row(cell, parameters=known.max() if len(known) else None)
     nodes = [node for group in context.results.environment.get("groups", []) for node in group["nodes"]]
-    cores = None if _is_idle(cell, context) else min((node["cores"] for node in nodes if node["cores"]), default=None)
-    return applicable(options, cell, context.results.experiment, cores)
+    cores = min((node["cores"] for node in nodes if node["cores"]), default=None)
+    restricted = None if cores is not None and _is_idle(cell, cores, context) else cores
+    return applicable(options, cell, context.results.experiment, restricted)
 
 
-def _is_idle(cell: Row, context: Context) -> bool:
-    """Return whether the ranks and loader workers of a cell left most of their cores unused, as beside a slow disk."""
+def _is_idle(cell: Row, cores: int, context: Context) -> bool:
+    """Return whether the ranks and loader workers of a cell left most of their cores unused, as beside a slow disk.
+
+    ``cores``: of a node.
+    """
     trials, ranks = context.table("trials"), context.table("ranks")
     own = ranks[ranks["trial_id"].isin(trials.loc[trials["cell_id"] == cell.cell_id, "trial_id"])]
-    cores = 1 + number((cell.get("options") or {}).get("loader.workers", 0))
-    return bool(own["own_cpu_s"].sum() < IDLE * cores * own["watched_s"].sum())
+    processes = 1 + number((cell.get("options") or {}).get("loader.workers", 0))
+    used = min(processes, cores * cell.nodes / cell.devices)
+    return bool(own["own_cpu_s"].sum() < IDLE * used * own["watched_s"].sum())
 
 
 def smaller_causes(causes: Sequence[Statement], context: Context) -> Iterator[str]:

@@ -99,8 +99,9 @@ def _fastest(row: Statement, context: Context) -> Said:
 def _use(row: Statement, context: Context) -> Iterator[Said]:
     """Yield the fastest setting if its gain is clear, or nothing is beside it; the base if no gain is shown."""
     ratio, name = context.ratio(row.cell_id), context.name(row.cell_id)
+    batch = f". {SMALLEST}" if row.code == "smallest batch" else ""
     if ratio is None:
-        yield name, f"{_rate(row, context)}."
+        yield name, f"{_rate(row, context)}{batch}."
     elif _word(ratio, context) != CLEAR:
         if not is_missing(ratio.p_value) and number(ratio.speedup) <= 1:
             yield _other(row, ratio), f"no gain shown by {name}: {_gain(ratio)} times{_larger_batch(ratio, context)}."
@@ -108,7 +109,6 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
         time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
         is_wider = row.facts.devices != ratio.base_devices
         cost = f", for {times(time)} times the device time a sample" if is_wider else ""
-        batch = f". {SMALLEST}" if row.code == "smallest batch" else ""
         yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{batch}."
     else:
         less = f"{name} has only {_gain(ratio)} of its throughput"

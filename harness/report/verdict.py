@@ -108,8 +108,8 @@ def next_step(context: Context) -> NextStep:
     others = [line for causes in context.causes.values() for line in smaller_causes(causes, context)]
     if blocks and feasible and blocks.subject == "fixed" and "--add-blocks" not in step.command:
         others.insert(0, f"To decide what is open: {_resume(results)} --add-blocks {blocks.n}")
-    mended = f"{MENDED} " * (bool(context.stated("failed")) and "--resume" not in step.command)
-    return replace(step, why=f"{mended}{step.why}", others=tuple(others))
+    why = f"{MENDED} {step.why}" if "--resume" not in step.command and _is_measured_again(context) else step.why
+    return replace(step, why=why, others=tuple(others))
 
 
 def folder_of(results: Results) -> str:
@@ -127,6 +127,17 @@ def _unfinished(context: Context) -> str:
     if not context.has_measured:
         return "Nothing was measured. Once the causes above are mended, what failed is measured again by:"
     return ""
+
+
+def _is_measured_again(context: Context) -> bool:
+    """Return whether a resume measures what failed; it refuses changed code of variants, and out of memory is final."""
+    results = context.results
+    if results.experiment.variants or any(line["facts"].get("inline") for line in results.lines):
+        return False
+    stated, refused = context.stated("failed"), context.stated("incomplete")
+    return any(
+        (one.code == "trials" and one.subject != "oom") or (one.code == "preflight" and refused) for one in stated
+    )
 
 
 def _proposal(context: Context) -> Proposal | None:

@@ -204,7 +204,7 @@ def test_the_variants_of_a_block_are_in_one_group_each_on_ranks_of_its_own_and_t
             assert all(group.variant_of(rank) == name for rank, name in ranks)
             orders.add((turn[0].timed, *names))
     assert {(True, "before", "after"), (True, "after", "before")} <= orders
-    assert str(plan.groups[0]) == "2 workers with 1 device each of after and of before"
+    assert str(plan.groups[0]) == "2 workers with 1 device each for each of after, before"
 
 
 def test_variants_on_gpus_and_what_is_left_of_one_are_groups_of_one_variant() -> None:

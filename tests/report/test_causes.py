@@ -258,7 +258,9 @@ def test_a_node_has_cores_for_the_loader_workers_of_its_devices(cores: int, valu
     assert [option.values for option in found] == ([values] if values else [])
 
 
-@pytest.mark.parametrize(("used", "workers", "values"), [(0.9, 0, (0, 1)), (0.4, 0, (0, 2, 4)), (0.9, 1, (0, 2, 4))])
+@pytest.mark.parametrize(
+    ("used", "workers", "values"), [(0.9, 0, (0, 1)), (0.4, 0, (0, 2, 4)), (0.9, 1, (0, 1)), (0.4, 1, (0, 2, 4))]
+)
 def test_more_workers_than_cores_are_tried_if_ranks_and_workers_leave_their_cores_unused(
     used: float, workers: int, values: tuple[int, ...]
 ) -> None:

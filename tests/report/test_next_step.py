@@ -45,6 +45,27 @@ def test_a_cause_is_tried_with_a_file_that_runs_once_nothing_is_open() -> None:
     assert next_of(FASTEST, WAITS, DECIDED)["grid"]["loader.workers"] == [0, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("code", "subject", "given", "again"),
+    [
+        ("trials", "error", {}, True),
+        ("trials", "oom", {}, False),  # limits.prune_oom: larger batches are not tried
+        ("preflight", "execution", {}, False),  # of a check that is allowed: its cells were measured
+        ("tables", "noise", {}, False),  # an error of the harness
+        ("trials", "error", {"lines": [{"facts": {"inline": True}}]}, False),
+        ("trials", "error", {"experiment": {"workload": "own:Own", "variants": {"a": "x", "b": "y"}}}, False),
+    ],
+)
+def test_what_failed_is_resumed_once_it_is_mended_if_a_resume_measures_it(
+    code: str, subject: str, given: dict[str, Any], again: bool
+) -> None:
+    failed = {"topic": "failed", "code": code, "cell_id": "a", "subject": subject, "n": 1, "reasons": ("it",)}
+    why, command = said(FASTEST, WAITS, DECIDED, failed, **given)
+    assert why.startswith("Once what failed is mended, --resume measures it. 81 %") == again
+    assert "python -m harness.run" in command and "--resume" not in command
+    assert not said(FASTEST, WAITS, DECIDED, failed, MISSING)[0].startswith("Once")
+
+
 def test_an_improvement_is_confirmed_then_measured_alone_and_its_options_are_tried_once() -> None:
     tried = {"topic": "improved", "cell_id": "a", "n": 4, "wall_s": 200.0, "blocks": 5, "value": 1.2}
     why, command = said(FASTEST, WAITS, DECIDED, {**tried, "code": "unfinished"})

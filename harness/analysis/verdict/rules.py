@@ -34,7 +34,8 @@ RANK = r" on rank \d+: "
 RANKED_SEEDS = 5
 """Trainings are ranked by their time to a target from this number of seeds on, as MLPerf Training asks for."""
 NO_CHOICES = frozenset({*SIZES, "strategy"})
-"""The axes that the other statements are about; every other axis, every option, and at last the batch, is a choice."""
+"""The axes that the other statements are about; every other axis, and every option, is a choice. So is the batch, after
+all others, for which no blocks are asked: about equal batches would ask for them without end."""
 GOOD_BLOCKS = 5
 HALFWIDTH = EQUAL_WITHIN
 """The half-width of an interval within which two settings are about equal: no further blocks are asked for."""
@@ -329,7 +330,7 @@ def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
 
     chosen = {leader.cell_id for leader in leading}
     stated: list[Row] = []
-    for axis in dict.fromkeys(str(row.axis) for row in rows):
+    for axis in sorted(dict.fromkeys(str(row.axis) for row in rows), key=lambda axis: axis in BATCHES):
         mine = [row for row in rows if row.axis == axis]
         stated += [row for row in mine if chosen & {row.cell_id, row.other_id}] or [max(mine, key=size)]
     p_values = holm([None if pd.isna(row.p_value) else float(row.p_value) for row in stated])

@@ -318,8 +318,8 @@ def worker_resources(group: WorkerGroup, machine: Machine, nodes: Sequence[Node]
 
     One that drives two GPUs, at 4 cores a device: {"CPU": 8, "GPU": 2}. If the GPUs are named, its part of all GPUs of
     its node, used or not; two workers on GPUs 1 and 2 of a node of 8: {"CPU": 4, "GPU": 4}. One of two variants on the
-    same cores, which compute in turn, at 1 core a device: {"CPU": 0.5}. One that shares the devices
-    of its node, of four workers on 2 cores: {"CPU": 0.5}; on 8 cores and 2 GPUs: {"CPU": 2, "GPU": 0.5}.
+    same cores, which compute in turn, at 1 core a device: {"CPU": 0.5}. One that shares the devices of its node, of
+    four workers on 2 cores: {"CPU": 0.5}; on 8 cores and 2 GPUs: {"CPU": 2, "GPU": 0.5}.
     """
     placement, on_gpus = group.placement, group.device == "cuda"
     cpus = machine.cpus_per_device * placement.devices_per_worker

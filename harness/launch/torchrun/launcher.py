@@ -171,7 +171,8 @@ class TorchrunLauncher:
         watchdog = Watchdog(ask_here, self.experiment.limits.trial, start_s=start_limit_s(1))
         with start_processes(job, deadline, watchdog) as processes:
             end = yield from supervise(processes, watchdog, timer, group.trials[-1].id)
-            failed = () if processes.mailbox.refused else _failed_trials(group, end, processes)
+            refused = processes.mailbox.refused and not end.failures
+            failed = () if refused else _failed_trials(group, end, processes)
             if failed and end.verdict.ending is Ending.BY_ITSELF:  # else the time of the end is not known
                 watchdog.record_failure()
             yield from judged(failed, group, end, watchdog)
