@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,10 @@ SHARE = {SCREENING: 0.35, COMBINATION: 0.5}
 """The share of the time after which a step starts no further trial; the confirmation has what is left."""
 OF_TRIALS = 0.5
 """The share of a step's time for its trials; the rest is for starts of processes and for reports."""
+OF_BLOCKS = 0.8
+"""The share of a confirmation's time that blocks as long as those of earlier steps may take."""
+MOST_CONFIRMING = 12
+"""The most blocks of a confirmation: its interval is then half as wide as with CONFIRMING_BLOCKS (Student's t)."""
 SHORTEST = 0.1
 """The least time of a trial, as a share of that in the run: fewer candidates are tried instead."""
 LEAST_S = 2.0
@@ -144,7 +149,18 @@ class Improvement:
             if code := self._measure(COMBINATION, [helped[0], *several], SCREENING_BLOCKS):
                 return code
             helped = self._kept(COMBINATION) or helped
-        return self._measure(CONFIRMATION, helped[:1], CONFIRMING_BLOCKS) if helped else 0
+        return self._measure(CONFIRMATION, helped[:1], self._confirming_blocks()) if helped else 0
+
+    def _confirming_blocks(self) -> int:
+        """Return the number of blocks of a confirmation for which there is time, by the worker groups of earlier steps.
+
+        Fixed before any of them is measured: its interval needs no correction.
+        """
+        steps = [run for cell_id, _, run in improving_runs(self.results.folder) if cell_id == self._cell_id]
+        group_s = max((group["whole_s"] for run in steps for group in run.environment["groups"]), default=math.inf)
+        left_s = self._began + self.settings.time - time.time()
+        explained = OF_TRIALS * left_s / (2 * EXPLAINED * self._trial_s)
+        return max(CONFIRMING_BLOCKS, min(MOST_CONFIRMING, int(OF_BLOCKS * left_s / group_s), int(explained)))
 
     def _candidates(self) -> list[Changes]:
         """Return what there is time to try, the most likely first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,11 +123,11 @@ def test_what_helps_is_combined_and_confirmed_and_the_verdict_says_by_how_much(h
         "confirmation": ["ddp.find_unused_parameters: false, training.accumulation: 1"],
     }
     last = table[table["step"] == CONFIRMATION].iloc[0]
-    assert last.blocks == 5 and last.ratio == pytest.approx(2 / 0.9) and last.low > 1
+    assert last.blocks == improve.MOST_CONFIRMING and last.ratio == pytest.approx(2 / 0.9) and last.low > 1
     verdict = make_verdict(results)
     (tried,) = verdict.lines["TRIED"]
     both = "ddp.find_unused_parameters: false, training.accumulation: 1"
-    assert f"{both} is confirmed, clear: 2.22" in tried.text and "in 5 blocks of fresh processes" in tried.text
+    assert f"{both} is confirmed, clear: 2.22" in tried.text and "in 12 blocks of fresh processes" in tried.text
     best = parse_experiment(yaml.safe_load(verdict.next_file), source="next")
     assert best.grids[0].options == {"ddp.find_unused_parameters": False, "training.accumulation": 1}
     assert best.grids[0].devices == (2,) and best.improve is None
@@ -136,7 +137,7 @@ def test_what_helps_is_combined_and_confirmed_and_the_verdict_says_by_how_much(h
 def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_measures_no_twin(helped: Improved) -> None:
     _, (_, screening, _, confirmation), _ = helped
     assert screening.throughput and confirmation.throughput
-    assert (screening.throughput.blocks, confirmation.throughput.blocks) == (2, 5)
+    assert (screening.throughput.blocks, confirmation.throughput.blocks) == (2, 12)
     assert not screening.throughput.traces and not confirmation.throughput.traces
     assert not screening.throughput.twin and not screening.throughput.explain and confirmation.throughput.explain
     assert screening.limits.wall and confirmation.limits.wall
@@ -144,6 +145,24 @@ def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_mea
     assert all(grid.strategy == ("ddp",) for grid in screening.cells)
     bases = [grid.options for grid in confirmation.cells if grid.strategy == ("single",)]
     assert bases == [{}, {"training.accumulation": 1}]  # of the waterfall before and after
+
+
+@pytest.mark.parametrize(
+    ("group_s", "trial_s", "blocks"), [(1.0, 0.1, 12), (30.0, 0.1, 8), (30.0, 5.0, 5), (100.0, 0.1, 5)]
+)
+def test_a_confirmation_has_as_many_blocks_as_there_is_time_for(
+    helped: Improved, monkeypatch: pytest.MonkeyPatch, group_s: float, trial_s: float, blocks: int
+) -> None:
+    """Of the worker groups of the steps before, and with explained trials, as the waterfall needs them."""
+    results, (asked, *_), _ = helped
+    assert asked.improve
+    one = improve.Improvement(Request(Path("x.yaml")), asked, asked.improve, results, print)
+    one._cell_id = "a"
+    one._began = time.time() + 1  # all 300 s are left
+    run = SimpleNamespace(environment={"groups": [{"whole_s": 0.5}, {"whole_s": group_s}]})
+    monkeypatch.setattr(improve, "improving_runs", lambda path: [("a", SCREENING, run)])
+    monkeypatch.setattr(improve.Improvement, "_trial_s", trial_s)
+    assert one._confirming_blocks() == blocks
 
 
 def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(improved: Callable[..., Improved]) -> None:
@@ -162,7 +181,7 @@ def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(imp
     results, asked, _ = improved(lucky)
     assert asked[-1].name == CONFIRMATION
     (tried,) = make_verdict(results).lines["TRIED"]
-    assert "training.accumulation: 1 is not confirmed: 1.0" in tried.text
+    assert "training.accumulation: 1 is not confirmed: 0.97" in tried.text
 
 
 def test_a_setting_that_nothing_was_compared_with_is_said(improved: Callable[..., Improved]) -> None:
