@@ -81,8 +81,8 @@ SCALING = (
         lambda results: ratios.improvements_table(results.improvements),
         "The cell to improve beside the same cell with other options, in worker groups of their own, paired by block. "
         "Screening and combination choose what to measure and claim nothing. The one setting that is left is confirmed "
-        f"in at least {CONFIRMING_BLOCKS} blocks of fresh processes, whose interval is that of one comparison. Each step "
-        "is a run of its own, with its report, in the folder improve/.",
+        f"in at least {CONFIRMING_BLOCKS} blocks of fresh processes, whose interval is that of one comparison. Each "
+        "step is a run of its own, with its report, in the folder improve/.",
         level=3,
     ),
     Section(
