@@ -19,7 +19,7 @@ STEPS = ("screening", "combination", "confirmation")
 """The steps of an improvement, each with a run folder of its own, in their order."""
 SCREENING, COMBINATION, CONFIRMATION = STEPS
 SCREENING_BLOCKS, CONFIRMING_BLOCKS = 2, 5
-"""The number of blocks of screening and combination, and the fewest of a confirmation, each in fresh processes."""
+"""The fewest blocks of screening and combination, and of a confirmation, each in fresh processes."""
 HELPS = 1.01
 """The ratio from which on a change is tried further."""
 

@@ -46,9 +46,13 @@ SHARE = {SCREENING: 0.35, COMBINATION: 0.5}
 OF_TRIALS = 0.5
 """The share of a step's time for its trials; the rest is for starts of processes and for reports."""
 OF_BLOCKS = 0.8
-"""The share of a confirmation's time that blocks as long as those of earlier steps may take."""
-MOST_CONFIRMING = 12
-"""The most blocks of a confirmation: its interval is then half as wide as with CONFIRMING_BLOCKS (Student's t)."""
+"""The share of a step's time that blocks as long as those of earlier steps may take."""
+BLOCKS = {
+    SCREENING: (SCREENING_BLOCKS, 5),
+    COMBINATION: (SCREENING_BLOCKS, 5),
+    CONFIRMATION: (CONFIRMING_BLOCKS, 12),
+}
+"""The fewest and the most blocks of a step. An interval of 12 is half as wide as one of 5 (Student's t)."""
 SHORTEST = 0.1
 """The least time of a trial, as a share of that in the run: fewer candidates are tried instead."""
 LEAST_S = 2.0
@@ -137,7 +141,7 @@ class Improvement:
             return 0
         most = duration(self.settings.time)
         self.emit(Note(f"Improve {name}: {plural(len(tried), 'option')} to try, about {most}."))
-        if code := self._measure(SCREENING, tried, SCREENING_BLOCKS):
+        if code := self._measure(SCREENING, tried):
             return code
         if (screened := self._run_of(SCREENING)) and not any(row.step == SCREENING for row in self._compared()):
             late = (screened.trials["skip_code"] == "time_up").any()
@@ -146,21 +150,28 @@ class Improvement:
             return 0
         helped = self._kept(SCREENING)
         if several := combined(helped):
-            if code := self._measure(COMBINATION, [helped[0], *several], SCREENING_BLOCKS):
+            if code := self._measure(COMBINATION, [helped[0], *several]):
                 return code
             helped = self._kept(COMBINATION) or helped
-        return self._measure(CONFIRMATION, helped[:1], self._confirming_blocks()) if helped else 0
+        return self._measure(CONFIRMATION, helped[:1]) if helped else 0
 
-    def _confirming_blocks(self) -> int:
-        """Return the number of blocks of a confirmation for which there is time, by the worker groups of earlier steps.
+    def _blocks(self, step: str, tried: Sequence[Changes]) -> int:
+        """Return the number of blocks of a step for which there is time, by the worker groups of earlier steps.
 
-        Fixed before any of them is measured: its interval needs no correction.
+        With windows as long as the run's, and in a confirmation with the trials that explain it. Fixed before any is
+        measured: an interval needs no correction for it.
         """
-        steps = [run for cell_id, _, run in improving_runs(self.results.folder) if cell_id == self._cell_id]
-        group_s = max((group["whole_s"] for run in steps for group in run.environment["groups"]), default=math.inf)
-        left_s = self._began + self.settings.time - time.time()
-        explained = OF_TRIALS * left_s / (2 * EXPLAINED * self._trial_s)
-        return max(CONFIRMING_BLOCKS, min(MOST_CONFIRMING, int(OF_BLOCKS * left_s / group_s), int(explained)))
+        fewest, most = BLOCKS[step]
+        runs = [run for cell_id, _, run in improving_runs(self.results.folder) if cell_id == self._cell_id]
+        groups = [group for run in runs or [self.results] for group in run.environment["groups"]]
+        group_s = max((group["whole_s"] for group in groups), default=math.inf)
+        trials = (EXPLAINED if step == CONFIRMATION else 1) * (1 + len(tried))
+        left_s = self._left_s(step)
+        fits = min(OF_BLOCKS * left_s / group_s, OF_TRIALS * left_s / (trials * self._trial_s))
+        return max(fewest, min(most, int(fits)))
+
+    def _left_s(self, step: str) -> float:
+        return self._began + SHARE.get(step, 1.0) * self.settings.time - time.time()
 
     def _candidates(self) -> list[Changes]:
         """Return what there is time to try, the most likely first."""
@@ -174,13 +185,13 @@ class Improvement:
         lines = (line for line in self.results.lines if line["cell_id"] == self._cell_id and line["outcome"] == "ok")
         return max(median([line["trial_s"] or 0.0 for line in lines if line["kind"] == "throughput"]), 0.01)
 
-    def _measure(self, step: str, tried: Sequence[Changes], blocks: int) -> int:
+    def _measure(self, step: str, tried: Sequence[Changes]) -> int:
         """Time the cell to improve beside the same cell with each of some changes.
 
         Return 0, or INTERRUPTED or UNSETTLED, as ``run`` does. A step of the same settings is kept if it is finished,
         and resumed if it is not.
         """
-        left_s = self._began + SHARE.get(step, 1.0) * self.settings.time - time.time()
+        left_s, blocks = self._left_s(step), self._blocks(step, tried)
         trial_s = OF_TRIALS * max(left_s, 0.0) / (blocks * (1 + len(tried)))
         proves = step == CONFIRMATION and EXPLAINED * self._trial_s <= trial_s
         cells: list[tuple[Row, Changes]] = [(self._row, {}), *((self._row, changes) for changes in tried)]

@@ -123,7 +123,7 @@ def test_what_helps_is_combined_and_confirmed_and_the_verdict_says_by_how_much(h
         "confirmation": ["ddp.find_unused_parameters: false, training.accumulation: 1"],
     }
     last = table[table["step"] == CONFIRMATION].iloc[0]
-    assert last.blocks == improve.MOST_CONFIRMING and last.ratio == pytest.approx(2 / 0.9) and last.low > 1
+    assert last.blocks == 12 and last.ratio == pytest.approx(2 / 0.9) and last.low > 1
     verdict = make_verdict(results)
     (tried,) = verdict.lines["TRIED"]
     both = "ddp.find_unused_parameters: false, training.accumulation: 1"
@@ -137,7 +137,7 @@ def test_what_helps_is_combined_and_confirmed_and_the_verdict_says_by_how_much(h
 def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_measures_no_twin(helped: Improved) -> None:
     _, (_, screening, _, confirmation), _ = helped
     assert screening.throughput and confirmation.throughput
-    assert (screening.throughput.blocks, confirmation.throughput.blocks) == (2, 12)
+    assert (screening.throughput.blocks, confirmation.throughput.blocks) == (4, 12)
     assert not screening.throughput.traces and not confirmation.throughput.traces
     assert not screening.throughput.twin and not screening.throughput.explain and confirmation.throughput.explain
     assert screening.limits.wall and confirmation.limits.wall
@@ -148,10 +148,14 @@ def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_mea
 
 
 @pytest.mark.parametrize(
-    ("group_s", "trial_s", "blocks"), [(1.0, 0.1, 12), (30.0, 0.1, 8), (30.0, 5.0, 5), (100.0, 0.1, 5)]
+    ("step", "group_s", "trial_s", "blocks"),
+    [
+        *((CONFIRMATION, 1.0, 0.1, 12), (CONFIRMATION, 30.0, 0.1, 8), (CONFIRMATION, 30.0, 5.0, 5)),
+        *((CONFIRMATION, 100.0, 0.1, 5), (SCREENING, 1.0, 0.1, 5), (SCREENING, 20.0, 0.1, 4), (SCREENING, 1.0, 9.0, 2)),
+    ],
 )
-def test_a_confirmation_has_as_many_blocks_as_there_is_time_for(
-    helped: Improved, monkeypatch: pytest.MonkeyPatch, group_s: float, trial_s: float, blocks: int
+def test_a_step_has_as_many_blocks_as_there_is_time_for(
+    helped: Improved, monkeypatch: pytest.MonkeyPatch, step: str, group_s: float, trial_s: float, blocks: int
 ) -> None:
     """Of the worker groups of the steps before, and with explained trials, as the waterfall needs them."""
     results, (asked, *_), _ = helped
@@ -162,7 +166,7 @@ def test_a_confirmation_has_as_many_blocks_as_there_is_time_for(
     run = SimpleNamespace(environment={"groups": [{"whole_s": 0.5}, {"whole_s": group_s}]})
     monkeypatch.setattr(improve, "improving_runs", lambda path: [("a", SCREENING, run)])
     monkeypatch.setattr(improve.Improvement, "_trial_s", trial_s)
-    assert one._confirming_blocks() == blocks
+    assert one._blocks(step, [{"compile": True}]) == blocks
 
 
 def test_no_gain_is_claimed_of_what_changes_nothing_or_only_in_the_screening(improved: Callable[..., Improved]) -> None:
