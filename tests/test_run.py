@@ -81,13 +81,13 @@ preflight: false
 def test_what_slows_a_step_is_tried_confirmed_and_said(tmp_path: Path) -> None:
     (tmp_path / "wasteful.py").write_text(WASTEFUL)
     (tmp_path / "wasteful.yaml").write_text(EIGHT_PASSES)
-    asked = (*RUN, tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "5m")
+    asked = (*RUN, tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "3m")
     done = ended(*asked)
     assert "TRIED" in done.stdout, done.stdout + done.stderr
     run = next((tmp_path / "results" / "wasteful").glob("*"))
     (screened, confirmed) = harness.load(run).improvements.to_dict("records")
     assert screened["changes"] == confirmed["changes"] == "training.accumulation: 1"
-    assert (confirmed["step"], confirmed["blocks"], confirmed["kept"]) == ("confirmation", 5, True)
+    assert (confirmed["step"], confirmed["kept"]) == ("confirmation", True) and confirmed["blocks"] >= 5
     assert 2 < confirmed["low"] < 8 < 2 * confirmed["high"]  # one pass in place of eight, but for the rest of a step
     assert "accumulation: 1" in (run / "next.yaml").read_text()
     assert len(list(run.glob("improve/*/*/*/report.html"))) == 2

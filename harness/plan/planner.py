@@ -260,9 +260,11 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             order.shuffle(members)
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
-            places = {trial.of_any_version: place for place, trial in reversed([*enumerate(members)])}
-            members.sort(key=lambda trial: (_turn(trial), places[trial.of_any_version]))
+            members.sort(key=_turn)
             placement, oversubscribe, launcher, backend, _, variants, env = key
+            if len(variants) > 1:
+                places = {trial.of_any_version: place for place, trial in reversed([*enumerate(members)])}
+                members.sort(key=lambda trial: places[trial.of_any_version])
             device, name = members[0].cell.device, f"b{block}-g{position}"
             where = (placement, device, oversubscribe)
             groups.append(WorkerGroup(name, block, *where, tuple(members), launcher, backend, variants, env))

@@ -144,7 +144,7 @@ class WorkerGroup:
         """
 
         def key(trial: Trial) -> tuple[Trial, Placement]:
-            alone = not trial.timed or int_option(trial.cell.loader, "workers", 0)
+            alone = len(self.variants) < 2 or not trial.timed or int_option(trial.cell.loader, "workers", 0)
             return trial if alone else trial.of_any_version, place(trial.cell)
 
         return [tuple(trials) for _, trials in groupby(self.trials, key=key)]
