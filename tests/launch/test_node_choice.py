@@ -161,6 +161,8 @@ def test_a_worker_has_all_of_its_devices_and_named_gpus_take_the_whole_node() ->
     assert reserved(Placement(1, 2, 1), 32, 0, oversubscribe=False) == {"CPU": 1}
     assert reserved(Placement(1, 2, 1, (1, 2)), 32, 8, oversubscribe=False) == {"CPU": 4, "GPU": 4.0}
     assert reserved(Placement(1, 1, 2, (1, 2)), 32, 8, oversubscribe=False) == {"CPU": 8, "GPU": 8.0}
+    assert reserved(Placement(1, 2, 1), 2, 0, oversubscribe=False, variants=("a", "b")) == {"CPU": 0.5}
+    assert reserved(Placement(1, 1, 2), 2, 0, oversubscribe=False, variants=("a", "b", "c")) == {"CPU": 0.66}
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,29 @@ def test_a_failure_of_a_group_is_a_row_of_the_trial_that_it_cost(
     assert [(row.trial_id, row.outcome) for row in _failed_trials(group, ended, processes)] == rows
 
 
+def test_a_failure_counts_though_its_trial_was_reported_after_the_deadline(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a variant whose messages were held back, and refused then: its trial had begun before."""
+    experiment = make_experiment({"strategy": "single", "per_device_batch_size": 8}, launcher=["torchrun"])
+    (group, *_) = make_plan(experiment, laptop()).groups
+    failed = TrialResult(group.trials[0].id, "error", "ValueError on rank 0: theirs", error_rank=0)
+    mailbox = SimpleNamespace(refused=True)
+    processes = SimpleNamespace(mailbox=mailbox, output=lambda: "", watchdog=None)
+    monkeypatch.setattr(launcher, "start_processes", lambda job, deadline, watchdog: contextlib.nullcontext(processes))
+    for failures, rows in (((failed,), [failed.reason]), ((), [])):
+        end = GroupEnd(Verdict(Ending.AFTER_FAILURE), (), failures, None)
+        processes.watchdog = SimpleNamespace(connected=True, dead_ranks=None, printed=lambda rank: "", failed_at=None)
+
+        def supervise(*_: Any, end: GroupEnd = end) -> Iterator[Message]:
+            yield from ()
+            return end
+
+        monkeypatch.setattr(launcher, "supervise", supervise)
+        found = TorchrunLauncher(experiment, 1).launch(group, deadline=None)
+        assert [message.reason for message in found if isinstance(message, TrialResult)] == rows
+
+
 def test_a_rank_that_is_gone_while_torchrun_goes_on_ends_the_group_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

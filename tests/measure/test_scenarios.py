@@ -49,6 +49,26 @@ def kinds(result: TrialResult) -> list[str]:
     return [str(window["window_kind"]) for window in result.windows]
 
 
+def test_the_time_of_other_variants_is_no_part_of_a_trial(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def scenario(context: TrialContext) -> TrialResult:
+        passes(1.0)
+        context.alternate()
+        passes(2.0)
+        return TrialResult(context.trial.id, "ok")
+
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(worker, "run_scenario", scenario)
+    for others, trial_s in ((lambda: passes(5.0), 3.0), (None, 3.0)):
+        context = replace(within(), let_others_run=others)
+        assert worker._run_trial(context, lambda message: True, None).trial_s == trial_s
+
+
 def test_warm_up_steps_are_recorded_and_marked(within: Within) -> None:
     result = run_scenario(within())
     warm = [bool(flag) for flag in result.steps["warmup"]]

@@ -100,6 +100,20 @@ def test_usage_is_the_difference_of_two_readings() -> None:
     assert result == {"watched_s": 2.0, "own_cpu_s": 1.5, "node_cpu_s": 3.0, "swapped_bytes": 4}
 
 
+def test_what_others_do_between_windows_is_no_load_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"watched_s": 0.0, "own_cpu_s": 0.0, "node_cpu_s": 0.0, "swapped_bytes": 0.0}
+
+    def use(**more: float) -> None:
+        now.update({name: now[name] + value for name, value in more.items()})
+
+    monkeypatch.setattr(throughput, "read", lambda: dict(now))
+    monitor = throughput.LoadMonitor(ALONE, shared=False)
+    use(watched_s=1.0, own_cpu_s=0.9, node_cpu_s=1.0)
+    monitor.leave_out(lambda: use(watched_s=5.0, node_cpu_s=5.0, swapped_bytes=7))
+    use(watched_s=1.0, own_cpu_s=0.9, node_cpu_s=1.0)
+    assert monitor.columns(1) == {"watched_s": 2.0, "own_cpu_s": 1.8, "node_cpu_s": 2.0, "swapped_bytes": 0.0}
+
+
 def test_cpu_time_of_this_process_is_not_foreign() -> None:
     before = throughput.read()
     end = time.process_time() + 0.2

@@ -89,6 +89,13 @@ def test_without_a_ratio_the_throughput_is_said() -> None:
     assert lines({**FASTEST, "cell_id": "base"}) == {"USE": [f"{SINGLE}: 1,000 samples/s."]}
 
 
+def test_the_smallest_of_batches_that_are_about_as_fast_is_called_that() -> None:
+    smallest = {**STATED, "code": "smallest batch"}
+    for row, ratios in ((smallest, [RATIO]), ({**smallest, "cell_id": "base"}, [])):
+        (said,) = lines(row, scaling=ratios)["USE"]
+        assert said.endswith(". The smallest batch that reaches 95 % of the highest throughput.")
+
+
 def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
     equivalent = {"topic": "equivalence", "code": "equivalent", "value": 0.0, "n": 2}
     unlike = {"topic": "equivalence", "code": "not equivalent", "cell_id": "b", "subject": "other updates"}

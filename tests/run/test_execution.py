@@ -27,7 +27,7 @@ from harness.record.folder import RunFolder
 from harness.run.events import Event, GroupStarting, Note, TrialEnded
 from harness.run.execution import Attempts, Execution
 from harness.run.resume import pending
-from tests.conftest import Make, laptop
+from tests.conftest import Make, laptop, variants
 from tests.run_folders import NODE
 
 GRID = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [8, 16]}
@@ -120,6 +120,19 @@ def test_a_lost_trial_is_tried_again_until_limits_attempts(plan: Plan, tmp_path:
     assert [(row["attempt"], row["outcome"]) for row in rows] == [(1, "lost"), (2, second)]  # limits.attempts is 2
     ended = [event for event in events if isinstance(event, TrialEnded) and event.trial.id == bad.id]
     assert [event.again for event in ended] == [True, False]
+
+
+@pytest.mark.parametrize(("outcome", "in_launches"), [("error", [2, 2, 2]), ("lost", [2, 1, 1, 2])])
+def test_after_a_loss_each_variant_has_a_worker_group_of_its_own(
+    make_experiment: Make, tmp_path: Path, outcome: Outcome, in_launches: list[int]
+) -> None:
+    own = {"workload": "own:Own", "variants": {"before": "/before", "after": "/after"}}
+    experiment = make_experiment(GRID, throughput={"blocks": 2}, **own)
+    plan = make_plan(experiment, laptop(), variants=variants("before", "after"))
+    first = plan.groups[0].trials[0]
+    launcher, _ = execute(plan, tmp_path, lambda trial, tries: outcome if trial == first and tries == 1 else "ok")
+    names = {trial.id: trial.cell.variant for trial in plan.trials}
+    assert [len({names[trial_id] for trial_id in launch}) for launch in launcher.launches] == in_launches
 
 
 def test_after_out_of_memory_as_large_a_batch_of_the_cell_is_skipped_also_after_a_resume(

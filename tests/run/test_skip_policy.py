@@ -141,6 +141,7 @@ def test_code_that_raises_is_tried_at_other_batches_until_it_raises_there_too(pl
         other = next(trial for trial in of_ddp if trial not in same)
         policy.learn(replace(other, cell=cell or other.cell), TrialResult("t", outcome, "7"))
         assert (reason_of(policy, other) is not None) == refused
+    assert all(reason_of(policy, trial) for trial in (*of_ddp, *alone))  # it raised with fewer samples: the whole kind
 
 
 def diverging(plan: Plan, **more: Any) -> tuple[Trial, TrialResult]:

@@ -418,6 +418,8 @@ def test_sizes_strategies_and_pairs_without_a_claim_are_left_out(change: dict[st
 def test_every_other_axis_is_a_choice_the_batch_too(axis: str) -> None:
     found = one(chosen({"axis": axis, "value": "64", "other_value": "32"}))
     assert (found.code, found.subject) == (FASTER, f"{axis} 64 / 32")
+    others = chosen({"axis": axis}, {"axis": "training.accumulation"})
+    assert others[0].subject.startswith("training.accumulation") == (axis != "precision")  # the batch comes last
 
 
 def test_several_differences_are_adjusted() -> None:
