@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +86,18 @@ def test_a_module_is_short_as_its_functions_are_opens_with_a_sentence_and_prints
                 assert length <= MOST_FUNCTION_LINES, f"{name}: {node.name} has {length} lines"
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 assert name in PRINTS, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["import harness", "import sys; sys.path.append(''); import harness"])
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path: Path, how: str) -> None:
+    """As in the folder that holds a clone of this repository, beside a training script."""
+    (tmp_path / "harness").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = f"{how}; print(harness.__file__, harness.load_history.__name__)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.stdout.split() == [str(PACKAGE / "__init__.py"), "load_history"], done.stderr
 
 
 def test_the_top_level_is_as_agreed_and_the_readme_is_short() -> None:

@@ -18,6 +18,8 @@ from harness.run.resume import Lines
 
 DIVERGES = "preflight: divergence, also when tried once: "
 """How the reason begins that a cell is not tried again."""
+RAISES = 2
+"""The trials of a cell after which it is not tried again in this invocation if all raised."""
 
 
 class SkipPolicy:
@@ -40,6 +42,8 @@ class SkipPolicy:
         self._out_of_memory = list(out_of_memory)
         self._refusals: list[SkipRule] = []
         self._failed: set[tuple[Cell, int]] = set()
+        self._raised: dict[Cell, list[str]] = {}
+        self._trained: set[Cell] = set()
         self._diverging: dict[tuple[str, ...], str] = {}
         self._diverged: set[Cell] = set()
         known = {trial.id: trial for trial in plan.trials}
@@ -64,6 +68,11 @@ class SkipPolicy:
         if trial.timed and trial.purpose != "twin":
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
             change((trial.cell, trial.block))
+        if trial.scenario in ("throughput", "convergence"):
+            if result.outcome == "ok":
+                self._trained.add(trial.cell)
+            elif result.outcome == "error":
+                self._raised.setdefault(trial.cell, []).append(result.reason)
         # an examination, or a profile, needs memory that the cell itself does not: it says nothing of the cell
         of_cell = trial.trains and trial.purpose != "profile"
         if result.outcome == "oom" and of_cell and self._plan.experiment.limits.prune_oom:
@@ -95,7 +104,7 @@ class SkipPolicy:
         """Return the result of a trial that is not started, with its reason; None if it is started."""
         if self.end and self.deadline and time.time() >= self.deadline:
             return skipped(trial, SkipReason("time_up", self.end.reason))
-        reason = self._refused(trial) or self._precise_enough(trial)
+        reason = self._refused(trial) or self._raises(trial) or self._precise_enough(trial)
         smaller = next((cell for cell in self._out_of_memory if needs_no_less(trial.cell, cell)), None)
         if not reason and smaller and trial.purpose != "links":
             batch = f"a batch of {smaller.per_device_batch_size} per device of the same cell"
@@ -104,6 +113,13 @@ class SkipPolicy:
             # it would fail again, and end its worker group
             reason = SkipReason("not_measured", "the trial that it profiles has no result in this block")
         return skipped(trial, reason) if reason else None
+
+    def _raises(self, trial: Trial) -> SkipReason | None:
+        """Skip what raised RAISES times and never trained: each time would take the start of a worker group."""
+        raised = self._raised.get(trial.cell, [])
+        if not trial.trains or trial.cell in self._trained or len(raised) < RAISES:
+            return None
+        return SkipReason("not_measured", f"raised in each of {len(raised)} trials, last: {raised[-1]}")
 
     def _refused(self, trial: Trial) -> SkipReason | None:
         if not trial.trains:

@@ -203,6 +203,24 @@ def test_a_resumed_run_does_not_try_it_again(plan: Plan, outcome: Outcome, reaso
     assert reason_of(SkipPolicy(plan, [], list, 0.0, lines), cell) == (REASON if tried else None)
 
 
+def test_what_raises_twice_and_never_trained_is_not_tried_again(plan: Plan) -> None:
+    policy = policy_of(plan)
+    of_ddp = [t for t in plan.trials if t.trains and t.cell.strategy == "ddp" and t.purpose == ""]
+    first, *_ = of_ddp
+    same = [trial for trial in of_ddp if trial.cell == first.cell]
+    for outcome in ("lost", "error"):  # a lost worker says nothing of the cell
+        policy.learn(first, TrialResult(first.id, outcome, "one"))
+        assert {reason_of(policy, trial) for trial in of_ddp} == {None}
+    policy.learn(replace(first, purpose="profile"), TrialResult("p", "error", "of the profile"))
+    assert reason_of(policy, first) is None
+    policy.learn(replace(first, purpose="twin"), TrialResult("t", "error", "two"))
+    assert {trial.id for trial in of_ddp if reason_of(policy, trial)} == {trial.id for trial in same}
+    assert reason_of(policy, first) == "raised in each of 2 trials, last: two"
+    assert reason_of(policy, replace(first, purpose="links")) is None
+    policy.learn(same[-1], TrialResult(same[-1].id, "ok"))
+    assert reason_of(policy, first) is None
+
+
 def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: Make) -> None:
     rule = {"at_least": 3, "at_most": 5, "halfwidth": 0.1}
     plan = make_plan(make_experiment(throughput={"blocks": rule}), laptop())

@@ -21,10 +21,10 @@ from pathlib import Path
 import psutil
 import torch
 
-import harness
 from harness.measure.script.child import Start
 from harness.plan.cell import Cell
 from harness.system import sanitize
+from harness.system.files import PACKAGE_FOLDER
 from harness.system.process import die_with_parent
 from harness.system.scratch import Scratch
 from harness.train.ranks import Ranks
@@ -279,8 +279,7 @@ def environment_of(
         "MKL_NUM_THREADS": torch.get_num_threads(),
     }
     hidden = {*HIDDEN, *ranked}
-    root = str(Path(harness.__file__).parents[1])
-    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), root]
+    path = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(PACKAGE_FOLDER.parent)]
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
     texts = {name: str(value) for name, value in variables.items()}
     return {**inherited, **texts, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
