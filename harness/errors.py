@@ -109,12 +109,14 @@ class Collected:
         self._errors: dict[str, HarnessError] = {}
 
     @contextmanager
-    def also(self) -> Iterator[None]:
-        """Keep a HarnessError that the block raises, instead of raising it."""
+    def also(self, advice: str = "") -> Iterator[None]:
+        """Keep a HarnessError that the block raises, instead of raising it; the last of several with ``advice``."""
         try:
             yield
         except HarnessError as error:
-            self.add(error)
+            *parts, last = error.parts or (error,)
+            for part in (*parts, type(last)(f"{last}{advice}") if advice else last):
+                self.add(part)
 
     def value(self, make: Callable[[], Value]) -> Value | None:
         """Return what ``make`` returns; None if it raises a HarnessError, which is kept."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 __all__ = ["count", "pause", "report", "steps"]
 
 
-class Recorder(Protocol):
-    """What records the steps of this process."""
+class Recorder:
+    """What records the steps of this process; this one records nothing."""
 
     def begin(self) -> None: ...
     def step(self) -> None: ...
@@ -29,41 +29,36 @@ class Recorder(Protocol):
     def report(self, values: Mapping[str, object]) -> None: ...
 
 
-_recorder: Recorder | None = None
+_recorder = Recorder()
 
 
 def record_by(recorder: Recorder | None) -> None:
     """Pass the marks of this process to a recorder; None: to nobody."""
     global _recorder
-    _recorder = recorder
+    _recorder = recorder or Recorder()
 
 
 def steps(batches: Iterable[T]) -> Iterator[T]:
     """Yield the batches of a training loop, each of whose iterations is a step."""
     for batch in batches:
-        if _recorder:
-            _recorder.begin()
+        _recorder.begin()
         yield batch
-        if _recorder:
-            _recorder.step()
+        _recorder.step()
 
 
 def count(samples: float) -> None:
     """Count samples or tokens that this rank has trained on in the current step."""
-    if _recorder:
-        _recorder.count(samples)
+    _recorder.count(samples)
 
 
 @contextmanager
 def pause() -> Iterator[None]:
     """Leave the time of a block out of the time of training."""
-    if _recorder:
-        _recorder.pause()
+    _recorder.pause()
     try:
         yield
     finally:
-        if _recorder:
-            _recorder.go_on()
+        _recorder.go_on()
 
 
 def report(**values: object) -> None:
@@ -72,5 +67,4 @@ def report(**values: object) -> None:
     ``train_loss``, ``val_accuracy`` (a fraction) and so on, and if it is known ``epoch``, how many have been trained.
     Rank 0's are recorded; calls on other ranks are allowed.
     """
-    if _recorder:
-        _recorder.report(values)
+    _recorder.report(values)

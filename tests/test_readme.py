@@ -24,7 +24,7 @@ from harness.plan.planner import make_plan
 from harness.report.html import write_report
 from harness.report.tables.text import NO_BREAK
 from harness.report.verdict import make_verdict
-from harness.run.prepare import check_optimizers, check_workloads
+from harness.run.prepare import check_code, check_optimizers
 from harness.train.workloads import load_class
 from tests.conftest import EXAMPLE, FEW_STEPS, ROOT, experiment_of, laptop
 from tests.run_folders import run_inline
@@ -76,7 +76,7 @@ def test_the_workload_is_short_and_trains(tmp_path: Path, monkeypatch: pytest.Mo
     sections = {"throughput": {**FEW_STEPS, "explain": True}, "convergence": training, **own}
     experiment = experiment_of(grid, diagnostics=True, optimizer={"name": "SGD", "lr": 0.001}, **sections)
     plan = make_plan(experiment, laptop())
-    check_workloads(plan)
+    check_code(plan)
     results = write_report(run_inline(experiment, tmp_path).path)
     done = results.trials[results.trials["trial_id"].isin({trial.id for trial in plan.trials})]
     assert set(done["outcome"]) == {"ok"}, done["reason"].tolist()

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, chdir, nullcontext
 from functools import partial, wraps
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
 
 import typer
@@ -24,7 +23,7 @@ from harness.errors import (
     WriteError,
 )
 from harness.system import sanitize
-from harness.system.files import PACKAGE_FOLDER
+from harness.system.files import PACKAGE_FOLDER, package_version
 from harness.system.process import INTERRUPTED, handle_signals
 from harness.system.sanitize import escape_control
 
@@ -91,15 +90,8 @@ def away_from_current_folder(no_user_code: bool) -> AbstractContextManager[None]
 
 def versions() -> str:
     """Return the versions of the harness, Python, torch and ray; imports none of them."""
-    parts = [f"Python {platform.python_version()}", *(f"{name} {_version(name)}" for name in ("torch", "ray"))]
-    return f"harness {_version('harness')} ({', '.join(parts)})"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+    harness, torch, ray = (package_version(name) or "not installed" for name in ("harness", "torch", "ray"))
+    return f"harness {harness} (Python {platform.python_version()}, torch {torch}, ray {ray})"
 
 
 def parse_assumed(text: str) -> Inventory:
@@ -160,19 +152,16 @@ def parse_target(text: str) -> Target:
     """
     from harness.config.sections import Target
 
-    match = re.fullmatch(r"\s*((?:val|train|reported)_\w{1,80})\s*(<=|>=|=)\s*([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)\s*", text)
-    try:
-        value = float(match[3]) if match else None
-    except ValueError:
-        value = None
-    rises = match is not None and match[1].endswith(("accuracy", "psnr", "iou"))
-    falls = match is not None and match[1].endswith(("loss", "perplexity"))
-    if match is None or value is None or not math.isfinite(value) or (match[2] == "=" and not rises and not falls):
+    number = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?"
+    match = re.fullmatch(rf"\s*((?:val|train|reported)_\w{{1,80}})\s*(<=|>=|=)\s*({number})\s*", text)
+    metric, sign, value = match.groups() if match else ("", "", "nan")
+    rises, falls = metric.endswith(("accuracy", "psnr", "iou")), metric.endswith(("loss", "perplexity"))
+    if not math.isfinite(float(value)) or (sign == "=" and not rises and not falls):
         raise PredictionError(
             f"--target: got {text[:80]!r}; allowed: METRIC=VALUE, such as val_accuracy=0.95 or val_loss<=0.3"
         )
-    at_most = match[2] == "<=" or (match[2] == "=" and falls)
-    return Target(metric=match[1], **{"at_most" if at_most else "at_least": value})
+    at_most = sign == "<=" or (sign == "=" and falls)
+    return Target(metric=metric, **{"at_most" if at_most else "at_least": float(value)})
 
 
 def parse_only(text: str, option: str = "--only") -> dict[str, PlainValue]:

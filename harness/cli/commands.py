@@ -108,21 +108,13 @@ for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 
 
-def main() -> None:
-    """The command ``harness`` with its subcommands."""
-    _quiet_libraries()
-    app(prog_name="harness")
-
-
-def single(name: str) -> None:
-    """Run one command as a program of its own, such as ``python -m harness.run``."""
-    _quiet_libraries()
-    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    program.command()(COMMANDS[name])
-    program()
-
-
-def _quiet_libraries() -> None:
-    """Ignore the warnings of libraries; have matplotlib need no display, or use one if there is one."""
-    warnings.filterwarnings("ignore")
-    os.environ["MPLBACKEND"] = "Agg"
+def run(name: str | None) -> None:
+    """Run the command ``harness``, or one subcommand as a program of its own, such as ``python -m harness.run``."""
+    warnings.filterwarnings("ignore")  # of libraries
+    os.environ["MPLBACKEND"] = "Agg"  # matplotlib needs no display, and uses none if there is one
+    if name is None:
+        app(prog_name="harness")
+    else:
+        program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        program.command()(COMMANDS[name])
+        program()

@@ -292,9 +292,10 @@ def script_text(script: Path, file: Path) -> str:
     given += [f"{long.flag} {MANY}"] if long else []
     given += [f"{rank.flag} {{local_rank}}"] if rank else []
     given += required
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:60]  # the characters that names may have
     lines = [
         f"# How does {script.name} scale? harness plan, doctor and run {file.name}",
-        f"name: {_name(script)}",
+        f"name: {name or 'script'}",
         f"script: {os.path.relpath(script, file.parent)}",
         f"arguments: {' '.join(given)}" if given else "# arguments: --batch-size {per_device_batch_size}",
         "# Each name in braces in arguments is an axis, and its values stand in grid."
@@ -310,8 +311,3 @@ def script_text(script: Path, file: Path) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _name(script: Path) -> str:
-    """Return a name for the experiment, of the characters that names may have."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:60] or "script"

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations, permutations
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import torch
 from harness.measure.telemetry import Handle, Nvml, first
 from harness.plan.run_environment import Adapter, Card, DeviceFacts, Interface, MachineState, NodeEnvironment, Topology
 from harness.system import sanitize
+from harness.system.files import package_version
 
 PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 """NVML's levels of the common ancestor: one switch, several, a host bridge, a NUMA node, beyond it."""
@@ -285,14 +285,6 @@ def cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def package_version(name: str) -> str | None:
-    """Return an installed package's version; None if it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def git_commit(folder: Path) -> str | None:

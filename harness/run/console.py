@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import pandas as pd
 from rich import box
@@ -107,6 +106,18 @@ def rich_table(content: TextTable, title: str) -> Group:
     return Group(Text(escape_control(title), style="bold"), table)
 
 
+def ratio_tables(tables: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, TextTable]]:
+    """Yield the comparisons along axes and of launchers and, of a run that timed nothing else, its links."""
+    versus, parity = main_axes(tables["versus"]), tables["parity"]
+    if len(versus):
+        axes = dict.fromkeys(axis.removeprefix("workload.") for axis in versus["axis"])  # as labels name them
+        yield f"Comparison along {', '.join(axes)}", versus_table(versus, narrow=True)
+    if len(parity):
+        yield "Comparison of launchers", parity_table(parity, narrow=True)
+    if tables["scaling"].empty:
+        yield from links_tables(tables)
+
+
 class Lasting(Console):
     """A console that falls silent if its pipe is closed, as at Ctrl-C: the run goes on to its report."""
 
@@ -166,8 +177,7 @@ class ConsoleSink:
                 self._finish(event)
             case events.DoctorFinished(findings, figures, plan):
                 self._stop()
-                for text in doctor_lines(findings, figures, plan):
-                    self._console.print(text, highlight=False, soft_wrap=True)
+                self._print_texts(doctor_lines(findings, figures, plan))
             case events.Note(text):
                 self._show(text, always=True)
             case _:
@@ -184,8 +194,7 @@ class ConsoleSink:
         else:
             tables, lines = [rich_table(event.table, "Preview")] if event.table else [], [*event.lines]
         self._console.print(*tables, end="\n" * bool(tables))
-        for line in lines:
-            self._say(line)
+        self._say(*lines)
 
     def _follow(self, event: events.Event) -> None:
         if self._left:
@@ -218,8 +227,8 @@ class ConsoleSink:
                 part = "preflight, " if trial.purpose == "doctor" else ""
                 self._show(f"{part}{finding['check']}: {finding['seen']}. {finding['advice']}.")
         if self._verbose or not (self._quiet or (self._live and line["outcome"] == "ok")):
-            done, total = self._done()
-            counted = Text(f"[{done}/{total}] ").append(text)
+            task = self._progress.tasks[0]
+            counted = Text(f"[{int(task.completed)}/{int(task.total or 0)}] ").append(text)
             self._console.print(counted.append(self._time_left()), soft_wrap=True)
         for epoch in epoch_lines(epochs) if self._verbose else ():
             self._show(f"  {epoch}")
@@ -231,66 +240,45 @@ class ConsoleSink:
 
     def _finish(self, event: events.Reported) -> None:
         self._console.print()
-        parts = Parts("terminal")
-        shown = {
-            "scaling table": self._show_scaling,
-            "tables of ratios": self._show_pairs,
-            "count of trials": self._show_trials,
-            "evidence": self._show_evidence,
-            "findings": self._show_findings,
-            "report": lambda event: self._show(f"Report: {event.report}", always=True),
-            "verdict": self._show_verdict,
+        tables, parts = event.tables, Parts("terminal")
+        shown: dict[str, Callable[[], None]] = {
+            "scaling table": lambda: self._print_tables(scaling_by_setting(tables["scaling"])),
+            "tables of ratios": lambda: self._print_tables(ratio_tables(tables)),
+            "count of trials": lambda: self._show_trials(event),
+            "evidence": lambda: self._say(*belief_lines(tables)),
+            "findings": lambda: self._print_texts(finding_lines(tables["findings"])),
+            "report": lambda: self._show(f"Report: {event.report}", always=True),
+            "verdict": lambda: self._show_verdict(event.verdict),
         }
         for name, show in shown.items():
-            parts.make(f"the terminal's {name}", partial(show, event), self._say)
+            parts.make(f"the terminal's {name}", show, self._say)
         if parts.failures:
             RunFolder(event.folder).write_log(parts.log, parts.tracebacks)
 
-    def _show_scaling(self, event: events.Reported) -> None:
-        scaling = event.tables["scaling"]
-        for name, content in scaling_by_setting(scaling) if len(scaling) else []:
-            self._console.print(rich_table(content, name), "")
+    def _print_tables(self, tables: Iterable[tuple[str, TextTable]]) -> None:
+        for title, content in tables:
+            self._console.print(rich_table(content, title), "")
 
-    def _show_pairs(self, event: events.Reported) -> None:
-        versus, parity = main_axes(event.tables["versus"]), event.tables["parity"]
-        if len(versus):
-            axes = dict.fromkeys(axis.removeprefix("workload.") for axis in versus["axis"])  # as labels name them
-            along = f"Comparison along {', '.join(axes)}"
-            self._console.print(rich_table(versus_table(versus, narrow=True), along), "")
-        if len(parity):
-            self._console.print(rich_table(parity_table(parity, narrow=True), "Comparison of launchers"), "")
-        for name, content in links_tables(event.tables) if event.tables["scaling"].empty else []:
-            self._console.print(rich_table(content, name), "")
+    def _print_texts(self, texts: Iterable[Text]) -> None:
+        for text in texts:
+            self._console.print(text, highlight=False, soft_wrap=True)
 
     def _show_trials(self, event: events.Reported) -> None:
         last = event.tables["trials"].drop_duplicates("trial_id", keep="last")
-        self._console.print(
-            f"Trials: {counts(last['outcome'].tolist())}. Wall time with the report: {duration(event.seconds)}.",
-            highlight=False,
-        )
+        seconds = duration(event.seconds)
+        self._say(f"Trials: {counts(last['outcome'].tolist())}. Wall time with the report: {seconds}.")
         if grade := grade_line(event.tables["preview"]):
             self._say(grade)
 
-    def _show_evidence(self, event: events.Reported) -> None:
-        for text in belief_lines(event.tables):
-            self._say(text)
-
-    def _show_findings(self, event: events.Reported) -> None:
-        for text in finding_lines(event.tables["findings"]):
-            self._console.print(text, highlight=False, soft_wrap=True)
-
-    def _show_verdict(self, event: events.Reported) -> None:
-        self._console.print("", verdict_grid(event.verdict))
-        if event.verdict.command:  # last and alone on its line, to be copied
-            text = escape_control(event.verdict.command)
+    def _show_verdict(self, verdict: Verdict) -> None:
+        self._console.print("", verdict_grid(verdict))
+        if verdict.command:  # last and alone on its line, to be copied
+            text = escape_control(verdict.command)
             self._console.print(text, highlight=False, markup=False, soft_wrap=True, style="bold")
 
-    def _say(self, text: str) -> None:
-        self._console.print(escape_control(text), highlight=False, markup=False)
-
-    def _done(self) -> tuple[int, int]:
-        task = self._progress.tasks[0]
-        return int(task.completed), int(task.total or 0)
+    def _say(self, *lines: str) -> None:
+        for line in lines:
+            self._console.print(escape_control(line), highlight=False, markup=False)
 
     def _show(self, text: str, *, always: bool = False, live: bool = True) -> None:
         if always or (not self._quiet and (live or not self._live)):

@@ -41,8 +41,7 @@ def run_doctor(request: Request, experiment: Experiment, emit: Emit) -> int:
     experiment = experiment.model_copy(update={"preflight": True, "checkpoint": None})
     home = request.home
     with ExitStack() as stack:
-        prepared = prepare(request, experiment, stack, emit)
-        whole, ray_cluster = prepared.plan, prepared.ray_cluster
+        whole, ray_cluster, _ = prepare(request, experiment, stack, emit)
         check_runnable(request, whole)
         plan = whole.keeping(lambda trial: trial.purpose == "doctor")
         check_paths(plan, ray_cluster)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.analysis.durations import TimedRun, newest_with, timed_run
 from harness.analysis.preview import estimate_of, preview, savings
@@ -32,39 +31,14 @@ LIMIT_S = 300.0
 """The longest time of one trace, the start of its process included."""
 
 
-class Estimated(NamedTuple):
-    """A plan, or what is left of it, its estimate, and the earlier run that this is from; None if there is none.
-
-    ``spent_device_s``: the device-seconds of the run that is resumed.
-    """
-
-    plan: Plan
-    estimate: Estimate
-    earlier: TimedRun | None
-    spent_device_s: float = 0.0
-
-    def in_full(self, fits: Mapping[str, str]) -> Previewed:
-        """Return the table by part and the sentences, for a dry run; ``fits``: whether cells fit, by their id."""
-        plan, estimate, earlier, spent_device_s = self
-        table = preview_table(preview(estimate, plan.machine.devices), plan.experiment.cost, fits)
-        lines = preview_lines(plan, estimate, earlier, savings(plan, earlier), spent_device_s)
-        return Previewed((*lines, *self._improvement()), table)
-
-    def in_short(self) -> Previewed:
-        """Return the total and its source, for the beginning of a run."""
-        lines = (total_line(self.plan, self.estimate), source_line(self.plan, self.earlier))
-        return Previewed((*lines, *self._improvement()))
-
-    def _improvement(self) -> list[str]:
-        """Return the sentence on the time of ``improve``, which no estimate has."""
-        settings = self.plan.experiment.improve
-        return [f"Then options are tried on the best cell, for at most {duration(settings.time)}."] if settings else []
-
-
-def estimated(request: Request, plan: Plan, resumed: RunFolder | None) -> Estimated:
+def estimated(
+    request: Request, plan: Plan, resumed: RunFolder | None, fits: Mapping[str, str] | None = None
+) -> tuple[Estimate, Previewed]:
     """Return the estimate of what is to be measured, from the run of ``--like`` or the newest one with these cells.
 
-    Raises RunFolderError if ``--like`` names no run, or a damaged one.
+    And what is shown of it: the total and its source, for the beginning of a run; for a dry run, with ``fits``, whether
+    cells fit, by their id, the table by part and all sentences. Raises RunFolderError if ``--like`` names no run, or a
+    damaged one.
     """
     left, spent_device_s = plan, 0.0
     if resumed:
@@ -76,7 +50,13 @@ def estimated(request: Request, plan: Plan, resumed: RunFolder | None) -> Estima
         earlier: TimedRun | None = timed_run(RunFolder.open(request.like))
     else:
         earlier = newest_with(cells, request.output) if cells else None
-    return Estimated(left, estimate_of(left, earlier), earlier, spent_device_s)
+    estimate, settings = estimate_of(left, earlier), plan.experiment.improve
+    then = [f"Then options are tried on the best cell, for at most {duration(settings.time)}."] if settings else []
+    if fits is None:
+        return estimate, Previewed((total_line(left, estimate), source_line(left, earlier), *then))
+    table = preview_table(preview(estimate, left.machine.devices), left.experiment.cost, fits)
+    sentences = preview_lines(left, estimate, earlier, savings(left, earlier), spent_device_s)
+    return estimate, Previewed((*sentences, *then), table)
 
 
 def show_plan(request: Request, experiment: Experiment, emit: Emit) -> int:
@@ -91,7 +71,7 @@ def show_plan(request: Request, experiment: Experiment, emit: Emit) -> int:
             emit(MemoryForecast(found, prepared.plan.labels))
             fits = {cell.id: forecast.verdict for cell, forecast in found.items()}
         if prepared.plan.trials or request.like:
-            emit(estimated(request, prepared.plan, prepared.folder).in_full(fits))
+            emit(estimated(request, prepared.plan, prepared.folder, fits)[1])
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,52 +17,16 @@ from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.launch.torchrun.launcher import TorchrunLauncher
 from harness.plan.planner import Plan, by_placement, by_variant
-from harness.plan.rows import Circumstances, Outcome
+from harness.plan.rows import Circumstances
 from harness.plan.run_environment import spent_device_seconds
 from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.report.tables.text import duration
 from harness.run.events import Emit, GroupReady, GroupStarting, Note, TrialEnded, TrialStarting
-from harness.run.resume import attempts, out_of_memory, pending
+from harness.run.resume import pending
 from harness.run.skip_policy import SkipPolicy
 from harness.run.variants import on_nodes, own_folder_on_nodes
 from harness.system.process import deferred_interrupts
-
-
-class Attempts:
-    """Counts attempts. Only a lost trial is tried again, at most ``most`` times in one invocation.
-
-    ``recorded``: the attempts of earlier invocations, which are numbered on but do not count against ``most``.
-    """
-
-    def __init__(self, recorded: Mapping[str, int], most: int) -> None:
-        self._recorded, self._lost, self._most = Counter(recorded), Counter[str](), most
-        self._settled: set[str] = set()
-
-    @property
-    def total(self) -> int:
-        """The number of attempts at all trials."""
-        return self._recorded.total()
-
-    @property
-    def lost(self) -> int:
-        """The number of attempts that were lost."""
-        return self._lost.total()
-
-    def next_number(self, trial_id: str) -> int:
-        """Return the number of the next attempt at a trial, from 1."""
-        return self._recorded[trial_id] + 1
-
-    def add(self, trial_id: str, outcome: Outcome) -> None:
-        """Count an attempt with its outcome."""
-        self._recorded[trial_id] += 1
-        self._lost[trial_id] += outcome == "lost"
-        if outcome != "lost" or self._lost[trial_id] >= self._most:
-            self._settled.add(trial_id)
-
-    def is_settled(self, trial_id: str) -> bool:
-        """Return whether the trial needs no further attempt in this invocation."""
-        return trial_id in self._settled
 
 
 class Execution:
@@ -83,11 +46,15 @@ class Execution:
         self._quiet: set[int] = set()  # the blocks that were waited for
         self._environment: str | None = None  # of the worker group that runs
         lines = folder.lines()
-        self._attempts = Attempts(attempts(lines), plan.experiment.limits.attempts)
+        self._attempts = Counter({line["trial_id"]: int(line["attempt"]) for line in lines})
+        """The attempts at each trial, of earlier invocations too: they are numbered on."""
+        self._lost = Counter[str]()
+        """The lost attempts of this invocation: only a lost trial is tried again, at most limits.attempts times."""
+        self._settled: set[str] = set()
         devices = plan.machine.devices
         spent = spent_device_seconds(folder.environment(), lines, devices)
         spent += (time.time() - began) * devices if began else 0.0
-        self._policy = SkipPolicy(plan, out_of_memory(plan, lines), folder.lines, spent, lines)
+        self._policy = SkipPolicy(plan, folder.lines, spent, lines)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self.groups = pending(plan, lines)
@@ -120,14 +87,14 @@ class Execution:
                     continue
                 if self._wait_for_quiet(group.block):
                     continue  # no time may be left
-                before, lost = self._attempts.total, self._attempts.lost
+                before, lost = self._attempts.total(), self._lost.total()
                 started = self._launch(left)
-                if self._attempts.total == before and self._startable(left).trials:
+                if self._attempts.total() == before and self._startable(left).trials:
                     ended = "the worker group ended without a result and without an error"
                     self._record(left.trials[0], TrialResult(left.trials[0].id, "error", ended), left, position=0)
                 if not started:  # those that need fewer ranks may start
                     parts[:1] = by_placement(left)
-                elif len(left.variants) > 1 and self._attempts.lost > lost:  # perhaps memory: each alone
+                elif len(left.variants) > 1 and self._lost.total() > lost:  # perhaps memory: each alone
                     parts[:1] = by_variant(left)
 
     def _wait_for_quiet(self, block: int) -> bool:
@@ -158,9 +125,9 @@ class Execution:
     def _startable(self, group: WorkerGroup) -> WorkerGroup:
         """Return the group with the trials that have no final outcome yet, after recording those that are skipped."""
         for trial in group.trials:
-            if not self._attempts.is_settled(trial.id) and (result := self._policy.skipped(trial)):
+            if trial.id not in self._settled and (result := self._policy.skipped(trial)):
                 self._record(trial, result, group, position=None)
-        return group.keeping(lambda trial: not self._attempts.is_settled(trial.id))
+        return group.keeping(lambda trial: trial.id not in self._settled)
 
     def _launch(self, group: WorkerGroup) -> bool:
         """Launch a group once, until it ends by itself or by its first failure; return whether its ranks connected."""
@@ -186,32 +153,27 @@ class Execution:
                     last_message = time.time()  # waiting for the disk is no part of the group's teardown
         finally:  # after an interruption too: what it finished ran in this environment
             with deferred_interrupts():
-                self._remember_group(group, ready, started, start_s, last_message)
+                # the teardown is unknown if a trial was cut short
+                teardown = {} if self.running else {"teardown": time.time() - last_message}
+                self._folder.add_environment(
+                    {
+                        "group_id": group.id,
+                        "invocation": self.invocation,
+                        "placement": str(group),
+                        "started_at": started,
+                        "start_s": start_s,
+                        "whole_s": time.time() - started,
+                        "parts": {**ready.parts, **teardown} if ready else {},
+                        "nodes": list(ready.environments) if ready else [],
+                        "ranks": list(ready.ranks) if ready else [],
+                    }
+                )
         return ready is not None
-
-    def _remember_group(
-        self, group: WorkerGroup, ready: GroupStarted | None, started: float, start_s: float | None, last_message: float
-    ) -> None:
-        # the teardown is unknown if a trial was cut short
-        teardown = {} if self.running else {"teardown": time.time() - last_message}
-        self._folder.add_environment(
-            {
-                "group_id": group.id,
-                "invocation": self.invocation,
-                "placement": str(group),
-                "started_at": started,
-                "start_s": start_s,
-                "whole_s": time.time() - started,
-                "parts": {**ready.parts, **teardown} if ready else {},
-                "nodes": list(ready.environments) if ready else [],
-                "ranks": list(ready.ranks) if ready else [],
-            }
-        )
 
     def _record(self, trial: Trial, result: TrialResult, group: WorkerGroup | None, position: int | None) -> None:
         """Record a trial's result, and emit TrialEnded if a worker group was to run it."""
         circumstances: Circumstances = {
-            "attempt": self._attempts.next_number(trial.id),
+            "attempt": self._attempts[trial.id] + 1,
             "invocation": self.invocation,
             "group_id": group.id if group else None,
             "environment": None if position is None else self._environment,
@@ -221,10 +183,13 @@ class Execution:
             result = replace(result, facts={**result.facts, "estimates": estimates})
         with deferred_interrupts():  # an interruption inside would leave a recorded trial without its event
             line = self._folder.append(trial, result, circumstances)
-            self._attempts.add(trial.id, result.outcome)
+            self._attempts[trial.id] += 1
+            self._lost[trial.id] += result.outcome == "lost"
+            if result.outcome != "lost" or self._lost[trial.id] >= self._plan.experiment.limits.attempts:
+                self._settled.add(trial.id)
             self.running = None if self.running == trial.id else self.running
             if group:
-                again = not self._attempts.is_settled(trial.id)
+                again = trial.id not in self._settled
                 self._emit(TrialEnded(trial, line, again, result.epochs))
         self._policy.learn(trial, result)
 

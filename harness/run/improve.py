@@ -199,8 +199,9 @@ class Improvement:
             cells += self._bases(tried[0])
         shorter = min(1.0, max(trial_s / self._trial_s, SHORTEST))
         content = experiment_of(self.experiment, step, cells, blocks, shorter, proves=proves)
+        wall = max(left_s, LEAST_S)  # of a trial too: one that hangs may not take more than the step
         asked, experiment = self.request.inside(
-            {**content, "limits": self._limits(left_s)},
+            {**content, "limits": {"wall": wall, "trial": min(self.experiment.limits.trial, wall), "attempts": 1}},
             step,
             output=self.results.folder.path / IMPROVE_FOLDER / self._cell_id,
             bases=proves,
@@ -223,11 +224,6 @@ class Improvement:
             return 0
         code = run(asked, experiment, lambda event: self.emit(event) if isinstance(event, SHOWN_EVENTS) else None)
         return code if code in (INTERRUPTED, UNSETTLED) else 0
-
-    def _limits(self, left_s: float) -> dict[str, float]:
-        """Return the limits of a step: a trial that hangs may not take more than the step."""
-        trial_s = min(self.experiment.limits.trial, max(left_s, LEAST_S))
-        return {"wall": max(left_s, LEAST_S), "trial": trial_s, "attempts": 1}
 
     def _bases(self, changes: Changes) -> list[tuple[Row, Changes]]:
         """Return the base of the cell to improve, as it is and with the changes that a base can have."""

@@ -18,20 +18,19 @@ from harness.config.experiment import Experiment
 from harness.config.sections import ACCUMULATION, AUTO, Grid
 from harness.config.values import MAX_BATCH, as_axis
 from harness.errors import ClusterError, ExperimentError
-from harness.measure.environment import package_version
 from harness.plan.cell import MEASURES
 from harness.plan.memory_forecast import available
 from harness.plan.planner import Plan
 from harness.record.folder import RunFolder
 from harness.report.causes import OF_OTHER_CELLS, grid_of
-from harness.report.row import Row, is_missing, plural, rows_of
-from harness.run.events import Emit, Event, Note, Reported
+from harness.report.row import Row, plural, rows_of
+from harness.run.events import Emit, Note
 from harness.run.pipeline import run
 from harness.run.prepare import check_runnable, prepare
 from harness.run.provenance import MOST_FILES
 from harness.run.request import AUTO as NEWEST
 from harness.run.request import Request, check_output
-from harness.system.files import code_hash, replace_text
+from harness.system.files import code_hash, package_version, replace_text
 from harness.system.process import INTERRUPTED, UNSETTLED
 
 Content = dict[str, Any]
@@ -288,19 +287,12 @@ def _round(request: Request, content: Content) -> list[tuple[Row, int | None]]:
     """Train each cell for some steps; return its row, and the largest peak of its ranks if it trained, in bytes."""
     with tempfile.TemporaryDirectory(prefix="harness-") as output:
         asked, experiment = request.inside(content, NAME, output=Path(output), bases=False)
-        folders: list[Path] = []
-
-        def listen(event: Event) -> None:
-            if isinstance(event, Reported):
-                folders.append(event.folder)
-
-        if run(asked, experiment, listen) in (INTERRUPTED, UNSETTLED):
+        if run(asked, experiment, lambda event: None) in (INTERRUPTED, UNSETTLED):
             raise KeyboardInterrupt
-        if not folders:
+        (folder,) = Path(output, NAME).iterdir()
+        results = load(folder)
+        if not results.lines:
             raise ClusterError("max: a round ended before it trained anything; try it as a run with a number: batch 8")
-        results = load(folders[0])
-        peaks: dict[str, int] = {}
-        for rank in rows_of(results.ranks):
-            used = rank.peak_memory_bytes if is_missing(rank.peak_reserved_bytes) else rank.peak_reserved_bytes
-            peaks[rank.trial_id] = max(peaks.get(rank.trial_id, 0), int(used))
-        return [(row, peaks.get(row.trial_id) if row.outcome == "ok" else None) for row in rows_of(results.trials)]
+        used = results.ranks["peak_reserved_bytes"].fillna(results.ranks["peak_memory_bytes"])
+        peaks = used.groupby(results.ranks["trial_id"]).max()
+        return [(row, int(peaks[row.trial_id]) if row.outcome == "ok" else None) for row in rows_of(results.trials)]

@@ -5,21 +5,27 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
+from harness.analysis.results import load
 from harness.config.experiment import Experiment
 from harness.config.script import ScriptExperiment
-from harness.errors import ClusterLostError, RunFolderError, WriteError
+from harness.errors import ClusterLostError, HarnessError, RunFolderError, WriteError
 from harness.launch.protocol import Launcher
 from harness.launch.ray.cluster import Cluster
-from harness.plan.planner import Plan
+from harness.plan.cell import Cell
+from harness.plan.planner import Plan, trace_groups
 from harness.plan.run_environment import Ended, Invocation
-from harness.record.estimate import write_estimate
+from harness.plan.trial import TrialResult
+from harness.record.estimate import Estimate, write_estimate
 from harness.record.folder import RunFolder
 from harness.record.store import open_store
+from harness.report.candidates import best_cell
 from harness.report.html import IncompleteReport, write_report
 from harness.report.row import plural
+from harness.report.sentence import context_of
 from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.dry_run import estimated
@@ -30,7 +36,6 @@ from harness.run.prepare import check_imports, check_paths, check_runnable
 from harness.run.provenance import differences, invocation_facts, source_facts
 from harness.run.request import AUTO, Request, check_output, program, resume_command
 from harness.run.resume import pending
-from harness.run.traces import keep_traces
 from harness.system.process import INTERRUPTED, UNSETTLED, deferred_interrupts
 from harness.system.scratch import sweep
 
@@ -55,25 +60,24 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     if request.store and request.resume in (None, AUTO):  # else the store is read first: has it the run?
         open_store(request.store).check()
     with ExitStack() as stack:
-        request, prepared = prepare_run(request, experiment, stack, emit)
-        plan, ray_cluster = prepared.plan, prepared.ray_cluster
+        request, (plan, ray_cluster, folder) = prepare_run(request, experiment, stack, emit)
         check_runnable(request, plan)
         emit(Planned(plan))
-        expected = estimated(request, plan, prepared.folder) if plan.trials else None
-        if expected:
-            emit(expected.in_short())
+        estimate: Estimate | None = None
+        if plan.trials:
+            estimate, shown = estimated(request, plan, folder)
+            emit(shown)
         check_paths(plan, ray_cluster)
         if plan.experiment.preflight and request.preflight:
             check_imports(plan, ray_cluster, request.home)
         sweep()
-        folder = prepared.folder
         if folder:
             folder.extend(plan.experiment, plan)
         else:
             folder = RunFolder.create(request.output, plan.experiment, plan, request.source_text())
             stack.enter_context(folder.locked())
-            if expected:  # of a run that is resumed it would be the estimate of what is left
-                write_estimate(folder, expected.estimate)
+            if estimate:  # of a run that is resumed it would be the estimate of what is left
+                write_estimate(folder, estimate)
         plan = _keeping_checkpoints(plan, folder, ray_cluster)
         before = _left(plan, folder)
         try:
@@ -232,3 +236,68 @@ def _keeping_checkpoints(plan: Plan, folder: RunFolder, ray_cluster: Cluster | N
     if settings:
         kept = {"checkpoint": settings.model_copy(update={"folder": str(here)})}
     return replace(plan, experiment=experiment.model_copy(update=kept))
+
+
+MOST_BYTES = 20_000_000
+"""Of all traces together. The ranks of both cells have the same share of it."""
+
+
+def keep_traces(plan: Plan, folder: RunFolder, launcher: Launcher, deadline: float | None, emit: Emit) -> None:
+    """Keep the traces of the best cell on several devices and of its base, if the experiment explains its cells.
+
+    In fresh processes, as a profiler may slow what follows it. They are no trials: a failure is a message, and costs
+    the traces alone, unless the cluster is lost or a file cannot be written (ClusterLostError, WriteError). Nothing is
+    profiled if the same cells were, or after ``deadline`` (unix time); what fails replaces no earlier traces.
+    """
+    settings = plan.experiment.throughput
+    scripted = isinstance(plan.experiment, ScriptExperiment)  # whose processes are profiled in their own trials
+    if settings is None or not (settings.explain and settings.traces) or scripted:
+        return
+    if deadline is not None and time.time() >= deadline:
+        return
+    try:
+        cells = _best_and_base(plan, folder)
+        if not cells or folder.traces().keys() == cells.keys():
+            return
+        emit(Note("Profiling the best cell and its base once more, for their traces"))
+        found, failed = _profiled(plan, cells, launcher, deadline)
+        if found:
+            folder.keep_traces(found, instead=found.keys() == cells.keys())
+        if failed:
+            emit(Note(f"No trace of each rank: {failed}"))
+    except (ClusterLostError, WriteError):  # these end the run
+        raise
+    except HarnessError as error:
+        emit(Note(f"No traces: {error}"))
+    except Exception as error:
+        emit(Note(f"No traces: {type(error).__name__}: {error}"))
+
+
+def _best_and_base(plan: Plan, folder: RunFolder) -> dict[str, Cell]:
+    """Return both cells by id; none if no cell leads, or it has no base beside itself."""
+    context = context_of(load(folder.path))
+    ratio = context.ratio(best_cell(context))
+    if ratio is None:
+        return {}
+    cells = {trial.cell.id: trial.cell for trial in plan.trials}
+    return {name: cells[name] for name in (str(ratio.base_id), str(ratio.cell_id)) if name in cells}
+
+
+def _profiled(
+    plan: Plan, cells: Mapping[str, Cell], launcher: Launcher, deadline: float | None
+) -> tuple[dict[str, tuple[bytes, ...]], str]:
+    """Return the traces of each cell that was profiled, by rank, and why some of them are missing."""
+    found: dict[str, tuple[bytes, ...]] = {}
+    failed: dict[str, None] = {}
+    for group in trace_groups(plan, list(cells.values()), MOST_BYTES):
+        of_trial = {trial.id: trial.cell.id for trial in group.trials}
+        with closing(launcher.launch(group, deadline=deadline)) as messages:
+            for message in messages:
+                if isinstance(message, TrialResult):
+                    if message.outcome != "ok":
+                        failed[message.reason] = None
+                        continue
+                    found[of_trial[message.trial_id]] = message.traces
+                    if not all(message.traces):
+                        failed[f"those of some ranks exceed their share of {MOST_BYTES // 10**6} MB"] = None
+    return found, "; ".join(failed)

@@ -9,9 +9,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.common import order
+from harness.analysis.common import grouped, order
 from harness.config.values import GIB, MIB
-from harness.plan.cell import Cell, format_gpu_ids, place
+from harness.plan.cell import format_gpu_ids, place
 from harness.plan.comparison import axes_of
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, REFUSE, WARN
 from harness.plan.planner import Plan, why_trained
@@ -66,10 +66,8 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan.labels.constants:
         lines.append(f"Every cell: {plan.labels.constants}.")
     lines += [*(_numbers(plan) if plan.trials else []), *_loader_lines(plan)]
-    reasons: dict[str, set[Cell]] = {}
-    for skip in plan.skips:
-        reasons.setdefault(skip.reason, set()).add(skip.trial.cell)
-    lines += [f"Skipped: {plural(len(skipped), 'cell')}: {reason}." for reason, skipped in reasons.items()]
+    for reason, skips in grouped(plan.skips, lambda skip: skip.reason).items():
+        lines.append(f"Skipped: {plural(len({skip.trial.cell for skip in skips}), 'cell')}: {reason}.")
     lines += impossible_lines(Counter(each.reason for each in plan.impossible))
     settings, trained = plan.experiment.convergence, {t.cell for t in plan.trials if t.kind == "convergence"}
     if settings and trained:
@@ -207,11 +205,8 @@ def memory_lines(event: MemoryForecast) -> list[str]:
     )
     if any(found.counted for found in forecasts.values()):
         lines.append("Counted: from the sizes of the model and the trace of one device; the strategy is not traced.")
-    reasons: dict[str, list[Cell]] = {}
-    for cell, found in forecasts.items():
-        if found.reason:
-            reasons.setdefault(found.reason, []).append(cell)
-    for reason, cells in reasons.items():
+    untraced = [cell for cell, found in forecasts.items() if found.reason]
+    for reason, cells in grouped(untraced, lambda cell: forecasts[cell].reason).items():
         more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
         lines.append(f"Not traced: {event.labels.of_cell(cells[0])}{more}: {reason}.")
     return lines

@@ -8,8 +8,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -48,8 +49,7 @@ MOST_REASONS = 3
 """The number of reasons in the message that no cell can run."""
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A checked plan, the cluster at the request's address, and the run folder that is resumed."""
 
     plan: Plan
@@ -153,22 +153,14 @@ def import_path(folder: Path) -> Iterator[None]:
 def check_code(plan: Plan) -> None:
     """Raise WorkloadError if the user's code cannot be imported, or does not accept what the experiment asks of it."""
     workloads.load_class(plan.experiment.workload)  # once, if it cannot be imported
-    found = Collected()
-    with found.also():
-        check_workloads(plan)
-    with found.also():
-        check_target(plan.experiment)
-    found.raise_all()
-
-
-def check_workloads(plan: Plan) -> None:
-    """Raise WorkloadError if the workload of some set of parameters cannot be built; data are not read."""
     found, cells = Collected(), dict[tuple[object, ...], Cell]()
     for cell in (trial.cell for trial in plan.trials):
         cells.setdefault((cell.workload, cell.data, cell.model, repr(sorted(cell.workload_options.items()))), cell)
     for cell in cells.values():
         with found.also():
-            workloads.build(cell)
+            workloads.build(cell)  # once for each set of parameters; data are not read
+    with found.also():
+        check_target(plan.experiment)
     found.raise_all()
 
 
@@ -177,7 +169,7 @@ def check_optimizers(plan: Plan) -> None:
     found, cells = Collected(), dict[tuple[str, str], Cell]()
     own = set[str]()  # what the workloads make themselves; those that vary are imported in other processes alone
     for name in () if plan.variants else {trial.cell.workload for trial in plan.trials}:
-        with suppress(WorkloadError):  # which check_workloads() reports
+        with suppress(WorkloadError):  # which check_code() reports
             found_class = workloads.load_class(name)
             own |= {method for method in ("optimizer", "schedule") if callable(getattr(found_class, method, None))}
     advice = {section: _if_names_vary(plan, section) for section in ("optimizer", "schedule")}
@@ -186,14 +178,14 @@ def check_optimizers(plan: Plan) -> None:
     for cell in cells.values():
         model = nn.Linear(1, 1)
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters())  # of a schedule whose optimizer is wrong
-        with found.also(), _advised(advice["optimizer"]):
+        with found.also(advice["optimizer"]):
             optimizer = optimizer if "optimizer" in own else make_optimizer(model, cell.optimizer)
             model(torch.ones(1, 1)).sum().backward()
             try:
                 optimizer.step()
             except Exception as error:
                 raise rejected("optimizer", cell.optimizer, error) from None
-        with found.also(), _advised(advice["schedule"]), warnings.catch_warnings():
+        with found.also(advice["schedule"]), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # an optimizer that failed has taken no step
             schedule = None if "schedule" in own else make_schedule(optimizer, cell.schedule)
             try:
@@ -214,20 +206,6 @@ def _if_names_vary(plan: Plan, section: str) -> str:
         f". The options of {section} hold for each of {', '.join(known)}: give one with other options a grid "
         f"of its own below cells, with {section}.name and its options"
     )
-
-
-@contextmanager
-def _advised(advice: str) -> Iterator[None]:
-    """Add advice to the message of a WorkloadError that the block raises, once if it holds several."""
-    try:
-        yield
-    except WorkloadError as error:
-        if not advice:
-            raise
-        several = Collected()
-        for part in (*error.parts[:-1], WorkloadError(f"{(error.parts or (error,))[-1]}{advice}")):
-            several.add(part)
-        several.raise_all()
 
 
 def check_target(experiment: Experiment) -> None:

@@ -13,10 +13,10 @@ from harness.config.experiment import Experiment
 from harness.config.load import load_experiment
 from harness.config.values import GIB
 from harness.errors import ExperimentError, RunFolderError, cause_of
-from harness.measure.environment import PACKAGES, cpu_model, git_commit, package_version
+from harness.measure.environment import PACKAGES, cpu_model, git_commit
 from harness.plan.planner import Plan
 from harness.plan.run_environment import FileFacts, Invocation, SourceFacts
-from harness.system.files import PACKAGE_FOLDER, code_hash
+from harness.system.files import PACKAGE_FOLDER, code_hash, package_version
 from harness.system.user_code import module_file
 
 MOST_FILES = 2000

@@ -9,7 +9,7 @@ from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
 from harness.doctor.gate import errors
 from harness.errors import ExperimentError, RunFolderError
-from harness.plan.cell import MEASURES, Cell
+from harness.plan.cell import MEASURES
 from harness.plan.planner import Plan, bases_first, codes_of
 from harness.plan.rows import Json, RecordedTrial
 from harness.plan.trial import WorkerGroup
@@ -40,22 +40,6 @@ def pending(plan: Plan, lines: Lines) -> tuple[WorkerGroup, ...]:
     begun = {trial.block for trial in plan.trials if trial.id in settled}
     left = (group.keeping(lambda trial: trial.id not in settled) for group in plan.groups)
     return bases_first([group for group in left if group.trials], begun)
-
-
-def out_of_memory(plan: Plan, lines: Lines) -> list[Cell]:
-    """Return the cells that ran out of memory and are not to be tried again."""
-    if not plan.experiment.limits.prune_oom:
-        return []
-    ids = {line["trial_id"] for line in lines if line["outcome"] == "oom"}
-    return list(dict.fromkeys(t.cell for t in plan.trials if t.id in ids and t.trains and t.purpose != "profile"))
-
-
-def attempts(lines: Lines) -> dict[str, int]:
-    """Return the number of recorded attempts at each trial."""
-    counts: dict[str, int] = {}
-    for line in lines:
-        counts[line["trial_id"]] = max(counts.get(line["trial_id"], 0), int(line["attempt"]))
-    return counts
 
 
 LIMITS = {"limits", "published", "cost", "cluster", "improve", "hardware"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from harness.analysis.sample_size import needed_blocks
@@ -25,21 +25,15 @@ RAISES = 2
 class SkipPolicy:
     """Decides which trials are skipped: no time left, refused by the doctor, precise enough, too little memory.
 
-    ``out_of_memory``: cells that ran out of memory in earlier invocations; ``lines``: their lines. ``read_lines``:
-    returns every recorded line; called when the number of blocks is decided. ``spent_device_s``: the
-    device-seconds of the run so far.
+    ``lines``: those of earlier invocations. ``read_lines``: returns every recorded line; called when the number of
+    blocks is decided. ``spent_device_s``: the device-seconds of the run so far.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        out_of_memory: Iterable[Cell],
-        read_lines: Callable[[], Lines],
-        spent_device_s: float = 0.0,
-        lines: Lines = (),
+        self, plan: Plan, read_lines: Callable[[], Lines], spent_device_s: float = 0.0, lines: Lines = ()
     ) -> None:
         self._plan, self._read_lines = plan, read_lines
-        self._out_of_memory = list(out_of_memory)
+        self._out_of_memory: list[Cell] = []
         self._refusals: list[SkipRule] = []
         self._failed: set[tuple[Cell, int]] = set()
         self._raised: dict[Cell, list[str]] = {}
@@ -50,7 +44,7 @@ class SkipPolicy:
         for line in lines:
             if trial := known.get(line["trial_id"]):
                 result = TrialResult(trial.id, line["outcome"], str(line["reason"]), facts=line["facts"])
-                self._learn_divergence(trial, result)
+                self._learn_of_cell(trial, result)
         self._needed: dict[int, dict[str, int]] = {}  # by the look
         self.end = end_of(plan.experiment, plan.machine.devices, spent_device_s)
         """The limit that ends the run first."""
@@ -64,7 +58,7 @@ class SkipPolicy:
             self._refusals += failed_rules(trial.cell, result)
         elif result.outcome == "error" and trial.trains:
             self._learn_error(trial.cell)
-        self._learn_divergence(trial, result)
+        self._learn_of_cell(trial, result)
         if trial.timed and trial.purpose != "twin":
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
             change((trial.cell, trial.block))
@@ -73,10 +67,6 @@ class SkipPolicy:
                 self._trained.add(trial.cell)
             elif result.outcome == "error":
                 self._raised.setdefault(trial.cell, []).append(result.reason)
-        # an examination, or a profile, needs memory that the cell itself does not: it says nothing of the cell
-        of_cell = trial.trains and trial.purpose != "profile"
-        if result.outcome == "oom" and of_cell and self._plan.experiment.limits.prune_oom:
-            self._out_of_memory.append(trial.cell)
 
     def _learn_error(self, cell: Cell) -> None:
         """Refuse the size of a cell that raised as one of its kind did; the whole kind, if no other had so few samples.
@@ -89,7 +79,12 @@ class SkipPolicy:
             like = None if _samples(cell) < _samples(smallest) else cell
             self._refusals.append(replace(alike[smallest], like=like))
 
-    def _learn_divergence(self, trial: Trial, result: TrialResult) -> None:
+    def _learn_of_cell(self, trial: Trial, result: TrialResult) -> None:
+        """Learn what holds after a resume too: whether the cell diverges, or runs out of memory."""
+        # an examination, or a profile, needs memory that the cell itself does not: it says nothing of the cell
+        of_cell = trial.trains and trial.purpose != "profile"
+        if result.outcome == "oom" and of_cell and self._plan.experiment.limits.prune_oom:
+            self._out_of_memory.append(trial.cell)
         key, findings = trial.cell.workload_key, result.facts.get("findings", ())
         for finding in findings if DIVERGENCE not in allowed_findings(self._plan.experiment.allow) else ():
             if finding["check"] == DIVERGENCE:

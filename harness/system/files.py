@@ -8,6 +8,7 @@ import io
 import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 
@@ -174,3 +175,11 @@ def code_hash(*folders: Path, most: int | None = None) -> str:
             name, data = file.relative_to(folder).as_posix(), file.read_bytes()
             content.update(f"{name}\0{len(data)}\0".encode(errors="surrogateescape") + data)
     return content.hexdigest()[:12]
+
+
+def package_version(name: str) -> str | None:
+    """Return an installed package's version; None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.cli.arguments import exit_code_of
-from harness.cli.commands import app, main
+from harness.cli.commands import app, run
 from harness.config.load import load_experiment
 from harness.errors import ExperimentError
 from harness.plan.planner import make_plan
@@ -236,7 +236,7 @@ def test_a_closed_output_pipe_does_not_end_the_command(
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "argv", ["harness", "run", str(write_experiment(SMALL)), "--dry-run"])
         with pytest.raises(SystemExit) as ended:
-            main()
+            run(None)
         out.write("more")
         out.flush()  # as the interpreter does when it exits
     assert ended.value.code == 0 and capsys.readouterr().err == ""

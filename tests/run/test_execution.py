@@ -25,7 +25,7 @@ from harness.plan.rows import Outcome
 from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.run.events import Event, GroupStarting, Note, TrialEnded
-from harness.run.execution import Attempts, Execution
+from harness.run.execution import Execution
 from harness.run.resume import pending
 from tests.conftest import Make, laptop, variants
 from tests.run_folders import NODE
@@ -99,7 +99,7 @@ def test_all_ok_is_one_launch_a_group_and_one_row_a_trial_with_group_and_positio
     assert all(len(rows) == 1 for rows in outcomes(folder).values()), "a resume repeats the same skips"
 
 
-@pytest.mark.parametrize("outcome", ["error", "timeout"])
+@pytest.mark.parametrize("outcome", ["error", "timeout", "diverged"])
 def test_a_failure_ends_its_group_and_the_rest_runs_in_a_fresh_one(
     plan: Plan, tmp_path: Path, outcome: Outcome
 ) -> None:
@@ -120,6 +120,9 @@ def test_a_lost_trial_is_tried_again_until_limits_attempts(plan: Plan, tmp_path:
     assert [(row["attempt"], row["outcome"]) for row in rows] == [(1, "lost"), (2, second)]  # limits.attempts is 2
     ended = [event for event in events if isinstance(event, TrialEnded) and event.trial.id == bad.id]
     assert [event.again for event in ended] == [True, False]
+    execute(plan, tmp_path, lambda trial, tries: after[tries - 1] if trial.id == bad.id else "ok")  # a resume
+    rows = [row for row in folder.lines() if row["trial_id"] == bad.id]
+    assert [row["attempt"] for row in rows] == ([1, 2] if second == "ok" else [1, 2, 3, 4]), "each invocation has two"
 
 
 @pytest.mark.parametrize(("outcome", "in_launches"), [("error", [2, 2, 2]), ("lost", [2, 1, 1, 2])])
@@ -458,27 +461,3 @@ def test_a_wait_ends_with_the_time_of_the_run_and_says_nothing_of_its_bound(
     (text,) = [event.text for event in events if isinstance(event, Note)]
     assert text == "2.0 cores on laptop busy before block 0: waiting until idle, at most 1 h 00 min."
     assert busy.launches == [] and {row["outcome"] for row in folder.lines()} == {"skipped"}
-
-
-def test_attempts_are_numbered_over_all_invocations() -> None:
-    attempts = Attempts({"a": 2}, most=2)
-    assert (attempts.next_number("a"), attempts.next_number("b"), attempts.total) == (3, 1, 2)
-    attempts.add("b", "lost")
-    assert (attempts.next_number("b"), attempts.total) == (2, 3)
-
-
-FINAL: tuple[Outcome, ...] = ("ok", "oom", "diverged", "error", "timeout", "skipped")
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "settled"),
-    [*(([final], True) for final in FINAL), (["lost"], False), (["lost", "lost"], True), (["lost", "ok"], True)],
-)
-def test_every_outcome_but_lost_is_final_and_lost_has_its_attempts_in_each_invocation(
-    outcomes: list[Outcome], settled: bool
-) -> None:
-    attempts = Attempts({"a": 5}, most=3 if outcomes[-1] == "ok" else 2)
-    assert not attempts.is_settled("a")
-    for outcome in outcomes:
-        attempts.add("a", outcome)
-    assert attempts.is_settled("a") == settled and not attempts.is_settled("b")

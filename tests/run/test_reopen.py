@@ -28,7 +28,8 @@ from harness.plan.comparison import base_cell, comparable
 from harness.plan.planner import Plan, filter_plan, is_base, make_plan
 from harness.record.folder import RunFolder
 from harness.run.provenance import differences, file_to_resume, invocation_facts, source_facts
-from harness.run.resume import OtherMeasuresError, attempts, check_measures, more_blocks, out_of_memory, pending, reopen
+from harness.run.resume import OtherMeasuresError, check_measures, more_blocks, pending, reopen
+from harness.run.skip_policy import SkipPolicy
 from tests.any_experiment import experiments
 from tests.conftest import Make, laptop
 
@@ -225,7 +226,8 @@ def plan(make_experiment: Make) -> Plan:
 
 
 def lines_of(plan: Plan, outcome: str = "ok", keep: Callable[[Any], bool] = lambda trial: True) -> list[dict[str, Any]]:
-    return [{"trial_id": trial.id, "outcome": outcome, "attempt": 1} for trial in plan.trials if keep(trial)]
+    kept = [trial.id for trial in plan.trials if keep(trial)]
+    return [{"trial_id": one, "outcome": outcome, "attempt": 1, "reason": "", "facts": {}} for one in kept]
 
 
 @pytest.mark.parametrize("outcome", [None, "error", "timeout", "lost", "diverged", "skipped"])
@@ -255,13 +257,14 @@ def test_an_error_that_is_allowed_is_not_looked_for_again(plan: Plan, allow: tup
 
 def test_out_of_memory_is_not_retried_unless_configured(plan: Plan) -> None:
     lines: Any = lines_of(plan, "oom")
-    assert pending(plan, lines) == () and {*out_of_memory(plan, lines)} == {trial.cell for trial in plan.trials}
+    assert pending(plan, lines) == () and all(map(SkipPolicy(plan, list, 0.0, lines).skipped, plan.trials))
     limits = plan.experiment.limits.model_copy(update={"prune_oom": False})
     examined = make_plan(plan.experiment.model_copy(update={"preflight": True}), laptop())
     of_doctor: Any = lines_of(examined, "oom", keep=lambda trial: trial.purpose == "doctor")
-    assert of_doctor and out_of_memory(examined, of_doctor) == [], "an examination says nothing of the cell's memory"
+    assert of_doctor, "an examination says nothing of the cell's memory"
+    assert not any(map(SkipPolicy(examined, list, 0.0, of_doctor).skipped, examined.trials))
     free = replace(plan, experiment=plan.experiment.model_copy(update={"limits": limits}))
-    assert pending(free, lines) == free.groups and out_of_memory(free, lines) == []
+    assert pending(free, lines) == free.groups and not any(map(SkipPolicy(free, list, 0.0, lines).skipped, free.trials))
 
 
 @pytest.mark.parametrize(("outcome", "again"), [("oom", 0), ("error", 1), ("lost", 1)])
@@ -271,13 +274,11 @@ def test_a_base_that_failed_costs_no_more_than_itself(plan: Plan, outcome: str, 
     assert len([trial for group in pending(plan, lines) for trial in group.trials]) == again
 
 
-def test_bases_come_first_in_a_block_that_was_begun_and_attempts_are_counted(plan: Plan) -> None:
+def test_bases_come_first_in_a_block_that_was_begun(plan: Plan) -> None:
     begun = next(t for t in plan.trials if t.timed and t.block == 0 and not is_base(t))
     groups = pending(plan, lines_of(plan, keep=lambda trial: trial.id == begun.id))
     assert [is_base(t) for g in groups if g.block == 0 for t in g.trials if t.timed] == [True] * 2 + [False] * 3
     assert [g for g in groups if g.block == 1] == [g for g in plan.groups if g.block == 1]
-    lines = [{"trial_id": "a", "attempt": 1}, {"trial_id": "a", "attempt": 2}, {"trial_id": "b", "attempt": 1}]
-    assert attempts(lines) == {"a": 2, "b": 1}
 
 
 class Resumed:

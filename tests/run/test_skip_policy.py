@@ -8,7 +8,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from harness.plan.cell import Cell
 from harness.plan.planner import Plan, make_plan
 from harness.plan.rows import FindingRow, Outcome, SkipCode, TrialFacts
 from harness.plan.trial import Trial, TrialResult
@@ -23,8 +22,8 @@ def plan(make_experiment: Make) -> Plan:
     return make_plan(make_experiment(grid, preflight=True, throughput={"blocks": 2}), laptop())
 
 
-def policy_of(plan: Plan, *out_of_memory: Cell) -> SkipPolicy:
-    return SkipPolicy(plan, out_of_memory, list)
+def policy_of(plan: Plan, *lines: Any) -> SkipPolicy:
+    return SkipPolicy(plan, list, 0.0, lines)
 
 
 def trial_of(plan: Plan, strategy: str, batch: int, *, purpose: str = "") -> Trial:
@@ -47,11 +46,11 @@ def test_no_trial_starts_after_a_limit(plan: Plan, make_experiment: Make) -> Non
     policy = policy_of(plan)
     assert policy.deadline is None and [trial for trial in plan.trials if policy.skipped(trial)] == []
     limited = make_plan(make_experiment(limits={"device_hours": 1}), laptop())
-    assert SkipPolicy(limited, [], list, 3599.0).skipped(limited.trials[0]) is None
+    assert SkipPolicy(limited, list, 3599.0).skipped(limited.trials[0]) is None
     of_hours = "time is up: limits.device_hours was reached (1 of the whole run; raise it to go on)"
     wall = make_plan(make_experiment(limits={"wall": 1e-9}), laptop())
     for some, spent, text in ((limited, 3600.0, of_hours), (wall, 0.0, "time is up: limits.wall was reached")):
-        policy = SkipPolicy(some, [], list, spent)
+        policy = SkipPolicy(some, list, spent)
         skipped = [policy.skipped(trial) for trial in some.trials]
         assert {(each.reason, each.skip_code) for each in skipped if each} == {(text, "time_up")} and all(skipped)
         assert policy.deadline is not None
@@ -77,7 +76,8 @@ def test_a_cell_that_ran_out_of_memory_is_tried_at_smaller_batches_only(
 def test_links_need_neither_a_cell_that_trains_nor_its_memory(plan: Plan) -> None:
     cell = trial_of(plan, "ddp", 8)
     links = replace(cell, purpose="links")
-    policy = policy_of(plan, cell.cell)  # ran out of memory in an earlier invocation
+    earlier = {"trial_id": cell.id, "outcome": "oom", "reason": "", "facts": {}}
+    policy = policy_of(plan, earlier)
     assert reason_of(policy, cell) and reason_of(policy, trial_of(plan, "ddp", 16)) and reason_of(policy, links) is None
     assert not needs_no_less(cell.cell, trial_of(plan, "ddp", 16).cell)
     policy = policy_of(plan)
@@ -200,7 +200,7 @@ def test_a_resumed_run_does_not_try_it_again(plan: Plan, outcome: Outcome, reaso
         {"trial_id": trial.id, "outcome": "ok", "reason": "", "facts": result.facts},
         {"trial_id": cell.id, "outcome": outcome, "reason": reason, "facts": {}},
     ]
-    assert reason_of(SkipPolicy(plan, [], list, 0.0, lines), cell) == (REASON if tried else None)
+    assert reason_of(policy_of(plan, *lines), cell) == (REASON if tried else None)
 
 
 def test_what_raises_twice_and_never_trained_is_not_tried_again(plan: Plan) -> None:
@@ -231,7 +231,7 @@ def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: M
         pilot = [trial for trial in plan.trials if trial.block < 3]
         return [line(t.cell.id, trial_id=t.id, block=t.block, kind=t.kind, purpose=t.purpose) for t in pilot]  # type: ignore[misc]
 
-    policy = SkipPolicy(plan, (), read_lines)
+    policy = SkipPolicy(plan, read_lines)
     reasons = {trial.block: reason_of(policy, trial) for trial in plan.trials if trial.timed}
     assert [reasons[block] for block in (0, 1, 2)] == [None] * 3
     assert reasons[3] == reasons[4] == "precise enough: 3 blocks suffice for 10 %"

@@ -18,7 +18,7 @@ from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.report.html import trace_links
 from harness.run.events import Event, Note
-from harness.run.traces import MOST_BYTES, keep_traces
+from harness.run.pipeline import MOST_BYTES, keep_traces
 from tests.conftest import laptop
 from tests.run_folders import make_run
 

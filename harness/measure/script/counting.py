@@ -48,7 +48,7 @@ ZERO = "ZeroRedundancyOptimizer"
 clock = time.perf_counter
 
 
-class StepRecorder:
+class StepRecorder(probe.Recorder):
     """Counts the steps of this process, sends them to the parent and ends the script after the last window.
 
     ``optimizer``: the number of the optimizer whose steps count. ``pauses``: whether evaluation is no training time.

@@ -17,7 +17,7 @@ from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.tables.scaling import convergence_table
 from harness.run.execution import Execution
-from harness.run.prepare import check_optimizers, check_target, check_workloads
+from harness.run.prepare import check_code, check_optimizers, check_target
 from harness.train import workloads
 from harness.train.workloads import datasets
 from tests import equivalence
@@ -82,7 +82,7 @@ def test_from_the_file_to_the_tables(workload: str, make_experiment: Make, tmp_p
         convergence={"epochs": 1, "seeds": 0, "target": {"metric": metric, "at_least": 0}, "train_metrics": True},
     )
     plan = make_plan(experiment, laptop())
-    check_workloads(plan)
+    check_code(plan)
     check_optimizers(plan)
     check_target(experiment)
     folder = RunFolder.create(tmp_path, experiment, plan, "test.yaml")
