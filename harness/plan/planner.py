@@ -117,6 +117,8 @@ GROUP_START_S: Mapping[str, float] = {"ray": 7.0, "torchrun": 5.0}
 
 There 7 to 13 s under Ray, 5 to 7 s under torchrun.
 """
+SCRIPT_START_S = 4.0
+"""The least time in which a script starts, imports torch and ends beside its windows: 5 to 7 s on 2 CPU cores."""
 CUDA_WARMUP_S = 5.0
 """Least seconds of warm-up on GPUs: clocks and power limits settle over seconds, which may be thousands of steps."""
 
@@ -162,7 +164,8 @@ class Plan:
         settings = self.experiment.throughput
         if settings is None or not trial.timed:
             return 0.0
-        return least_warmup_s(settings, trial.cell.device) + settings.windows * settings.window_seconds
+        start_s = SCRIPT_START_S if self.experiment.programs else 0.0
+        return start_s + least_warmup_s(settings, trial.cell.device) + settings.windows * settings.window_seconds
 
 
 def least_warmup_s(settings: Throughput, device: str) -> float:

@@ -222,8 +222,9 @@ def short_causes(row: Statement, context: Context) -> Iterator[Said]:
         rest = lost + saved - sum(round(number(one.facts.share), 2) for one in certain)  # adds up as it is written
         more = f"; {percent(rest)} in smaller or uncertain parts" if rest >= LEAST_SHARE else ""
         more += f"; {percent(saved)} saved" if saved >= LEAST_SHARE else ""
+        more += f"; measured one by one, they exceed it by {percent(-rest)}" if -rest >= LEAST_SHARE else ""
         of = f", of {percent(lost)} lost{more}"
-    yield context.short(row.cell_id), f"{named or 'no bottleneck is significant'}{of}."
+    yield context.short(row.cell_id) or context.name(row.cell_id), f"{named or 'no bottleneck is significant'}{of}."
 
 
 def certain_of(causes: Sequence[Statement]) -> list[Statement]:

@@ -44,7 +44,7 @@ REASONS: Mapping[str, str] = {
     "no A/A test": "nothing was measured twice (no A/A test), so that the noise is not known",
     "blocks": f"few blocks, {GOOD_BLOCKS} are better",
     "equivalence": "it is not known whether it trains as one device does",
-    "script": "what its ranks train is not compared with one device",
+    "script": "of a script it is not checked that its ranks train what one device does",
 }
 CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
@@ -245,10 +245,11 @@ def _choice(row: Statement, context: Context) -> Said:
 
 
 def _options(row: Statement, context: Context) -> Iterator[Said]:
-    """Yield a choice of which one value is clearly faster."""
-    if row.code in (FASTER, SLOWER):
+    """Yield which value of a choice is faster, or that it is open."""
+    if row.code != TOO_FEW:
         label, ratio = _pair(row)
-        yield label, f"{ratio}."
+        sure = "" if row.code in (FASTER, SLOWER) else f", {row.code} (p = {row.facts.p_adjusted:.2g})"
+        yield label, f"{ratio}{sure}."
 
 
 def _ingest(row: Statement, context: Context) -> Said:

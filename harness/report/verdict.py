@@ -211,7 +211,8 @@ def _more_blocks(row: Statement, proposal: Proposal | None, context: Context) ->
     why = f"About {more} decide{'s' if blocks == 1 else ''} what is open"
     waits = settings and settings.wait_for_quiet
     if not waits and any("foreign load" in row.doubts for row in rows_of(context.table("trials"))):
-        why += "; throughput.wait_for_quiet may do with fewer, as other programs used the processors during some trials"
+        why += "; fewer on an idle machine, as other programs used the processors during some trials: close them, or "
+        why += "set throughput: {wait_for_quiet: 60s} in a new run"
     if row.subject == "fixed":
         command = f"{_resume(results)} --add-blocks {blocks}"
         return NextStep(f"{why}:", command, proposal.file if proposal else NOTHING_NEXT)

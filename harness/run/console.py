@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import pandas as pd
 from rich import box
@@ -15,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.common import throughput
+from harness.analysis.verdict.rules import RANK
 from harness.plan.labels import Labels
 from harness.plan.planner import Plan
 from harness.plan.rows import RecordedTrial
@@ -31,6 +34,7 @@ from harness.report.tables.trust import belief_lines, finding_rows, summary_line
 from harness.report.verdict import Verdict
 from harness.run import events
 from harness.run.plan_text import memory_lines, memory_table, plan_lines, plan_table
+from harness.run.request import as_started
 from harness.run.time_left import TimeLeft
 from harness.system.sanitize import escape_control
 
@@ -149,6 +153,9 @@ class ConsoleSink:
         self._labels = Labels(())
         self._left: TimeLeft | None = None
         self._now, self._unsent = "", 0
+        self._folder: Path | None = None
+        self._resumed = False
+        self._logs: set[str] = set()  # the reasons of failures whose log was named
         # once a second: the display must not take the cores that are being measured
         display = Live(get_renderable=self._display, console=console, transient=True, refresh_per_second=1)
         self._live = display if live and console.is_terminal and not quiet else None
@@ -165,6 +172,7 @@ class ConsoleSink:
                 self._show_plan(event)
             case events.RunStarted(folder, plan, groups, done, limit_s):
                 self._labels, self._left = plan.labels, TimeLeft(plan, groups, limit_s=limit_s)
+                self._folder, self._resumed = folder, bool(done)
                 trials = sum(len(group.trials) for group in groups)
                 self._progress.reset(self._task, total=trials, visible=True)
                 already = f", {done} already done" * bool(done)
@@ -230,6 +238,10 @@ class ConsoleSink:
             task = self._progress.tasks[0]
             counted = Text(f"[{int(task.completed)}/{int(task.total or 0)}] ").append(text)
             self._console.print(counted.append(self._time_left()), soft_wrap=True)
+        reason, log = re.sub(RANK, ": ", line["reason"]), line["log"]
+        if self._folder and log and line["outcome"] not in ("ok", "skipped") and reason not in self._logs:
+            self._logs.add(reason)
+            self._show(f"  its traceback and output: {self._folder / log}")
         for epoch in epoch_lines(epochs) if self._verbose else ():
             self._show(f"  {epoch}")
 
@@ -267,13 +279,13 @@ class ConsoleSink:
         last = event.tables["trials"].drop_duplicates("trial_id", keep="last")
         seconds = duration(event.seconds)
         self._say(f"Trials: {counts(last['outcome'].tolist())}. Wall time with the report: {seconds}.")
-        if grade := grade_line(event.tables["preview"]):
+        if not self._resumed and (grade := grade_line(event.tables["preview"])):  # which is of the first invocation
             self._say(grade)
 
     def _show_verdict(self, verdict: Verdict) -> None:
         self._console.print("", verdict_grid(verdict))
         if verdict.command:  # last and alone on its line, to be copied
-            text = escape_control(verdict.command)
+            text = escape_control(as_started(verdict.command))
             self._console.print(text, highlight=False, markup=False, soft_wrap=True, style="bold")
 
     def _say(self, *lines: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -278,13 +279,22 @@ def _command(request: Request, more: Mapping[str, str]) -> str:
     return shlex.join([*words, str(request.file), *flags, *given])
 
 
+MODULES = ("run", "doctor", "report")
+"""The commands that are modules of their own: python -m harness.run."""
+
+
 def program(command: str) -> list[str]:
     """Return the words that start a command as this process was started: ``harness run``, or Python with a module."""
     script = sys.argv[0]
     if os.path.basename(script) == "harness":
         return ["harness" if shutil.which("harness") == script else script, command]
     python = "python" if shutil.which("python") == sys.executable else sys.executable
-    return [python, "-m", f"harness.{command}"]
+    return [python, "-m", *([f"harness.{command}"] if command in MODULES else ["harness", command])]
+
+
+def as_started(text: str) -> str:
+    """Return a text whose commands of harness begin with the words that started this process."""
+    return re.sub(r"\bpython -m harness[. ]([a-z]+)", lambda found: shlex.join(program(found[1])), text)
 
 
 def check_no_user_code(experiment: Experiment, file: Path) -> None:

@@ -18,6 +18,7 @@ from harness.run.resume import Lines
 
 DIVERGES = "preflight: divergence, also when tried once: "
 """How the reason begins that a cell is not tried again."""
+TRAININGS = ("throughput", "convergence")
 RAISES = 2
 """The trials of a cell after which it is not tried again in this invocation if all raised."""
 
@@ -41,6 +42,7 @@ class SkipPolicy:
         self._diverging: dict[tuple[str, ...], str] = {}
         self._diverged: set[Cell] = set()
         known = {trial.id: trial for trial in plan.trials}
+        self._cells = len({trial.cell.id for trial in plan.trials if trial.scenario in TRAININGS})
         for line in lines:
             if trial := known.get(line["trial_id"]):
                 result = TrialResult(trial.id, line["outcome"], str(line["reason"]), facts=line["facts"])
@@ -62,7 +64,7 @@ class SkipPolicy:
         if trial.timed and trial.purpose != "twin":
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
             change((trial.cell, trial.block))
-        if trial.scenario in ("throughput", "convergence"):
+        if trial.scenario in TRAININGS:
             if result.outcome == "ok":
                 self._trained.add(trial.cell)
             elif result.outcome == "error":
@@ -92,7 +94,7 @@ class SkipPolicy:
         losses = [float(str(loss)) for loss in result.steps.get("loss", ())] if key in self._diverging else []
         grew = bool(losses) and diverges([losses[0], max(losses)])
         grew |= result.outcome == "diverged" or result.reason.startswith(DIVERGES)
-        if grew and trial.scenario in ("throughput", "convergence"):  # a check takes other steps
+        if grew and trial.scenario in TRAININGS:  # a check takes other steps
             self._diverged.add(trial.cell)
 
     def skipped(self, trial: Trial) -> TrialResult | None:
@@ -110,9 +112,13 @@ class SkipPolicy:
         return skipped(trial, reason) if reason else None
 
     def _raises(self, trial: Trial) -> SkipReason | None:
-        """Skip what raised RAISES times and never trained: each time would take the start of a worker group."""
+        """Skip what raised RAISES times and never trained, or each cell once: every trial takes a group's start."""
         raised = self._raised.get(trial.cell, [])
-        if not trial.trains or trial.cell in self._trained or len(raised) < RAISES:
+        if not trial.trains or not raised or trial.cell in self._trained:
+            return None
+        if not self._trained and len(self._raised) == self._cells:
+            return SkipReason("not_measured", f"every cell raised, this one: {raised[-1]}")
+        if len(raised) < RAISES:
             return None
         return SkipReason("not_measured", f"raised in each of {len(raised)} trials, last: {raised[-1]}")
 

@@ -96,6 +96,9 @@ def test_the_smallest_of_batches_that_are_about_as_fast_is_called_that() -> None
         assert said.endswith(". The smallest batch that reaches 95 % of the highest throughput.")
 
 
+OF_A = "ddp on 8 devices · batch 32/device:"
+
+
 def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
     equivalent = {"topic": "equivalence", "code": "equivalent", "value": 0.0, "n": 2}
     unlike = {"topic": "equivalence", "code": "not equivalent", "cell_id": "b", "subject": "other updates"}
@@ -106,30 +109,35 @@ def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
         scaling=[RATIO],
     )
     assert list(found) == [label for label in LINES if label not in ("NOT", "TARGET", "TRIED")]
-    assert found["OPTIONS"] == ["ddp x8 · bucket_cap_mb=25 / 1: 1.20 times the throughput."]  # only what is clear
-    assert found["WHY"] == ["50 % waiting for data, 20 % unexplained."]
+    option = "ddp x8 · bucket_cap_mb=25 / 1: 1.20 times the throughput"
+    assert found["OPTIONS"] == [f"{option}.", f"{option}, leaning (p = 0.1)."]
+    assert found["WHY"] == [f"{OF_A} 50 % waiting for data, 20 % unexplained."]
     assert [text.partition(":")[0] for text in found["SURE"]] == ["Low", "fsdp on 8 devices · batch 32/device"]
     lost = [{**RATIO, "efficiency": 0.67}]
     (said,) = lines(STATED, cause("wrapper", 0.2, 0.1), scaling=lost)["WHY"]
-    assert said == "20 % wrapper overhead, of 33 % lost; 13 % in smaller or uncertain parts."
+    assert said == f"{OF_A} 20 % wrapper overhead, of 33 % lost; 13 % in smaller or uncertain parts."
+    (said,) = lines(STATED, cause("wrapper", 0.2, 0.1), cause("rest", 0.3, 0.1), scaling=lost)["WHY"]
+    assert said.endswith("of 33 % lost; measured one by one, they exceed it by 17 %.")
     (said,) = lines(STATED, cause("wrapper", 0.3, 0.1), scaling=lost)["WHY"]
-    assert said == "30 % wrapper overhead, of 33 % lost."
+    assert said == f"{OF_A} 30 % wrapper overhead, of 33 % lost."
     saved = (cause("wrapper", 0.2, 0.1), {**cause("threads", -0.12, -0.2), "high": -0.05, "code": "saved"})
     (said,) = lines(STATED, *saved, scaling=lost)["WHY"]
-    assert said == "20 % wrapper overhead, of 33 % lost; 25 % in smaller or uncertain parts; 12 % saved."
+    assert said == f"{OF_A} 20 % wrapper overhead, of 33 % lost; 25 % in smaller or uncertain parts; 12 % saved."
     (said,) = lines(STATED, cause("wrapper", 0.2, 0.1), cause(IDLE, 0.25, 0.2), scaling=lost)["WHY"]
-    assert said == f"20 % wrapper overhead, 25 % {IDLE}."  # of which other parts may be some
+    assert said == f"{OF_A} 20 % wrapper overhead, 25 % {IDLE}."  # of which other parts may be some
     withheld = {**cause("rest", 0.3, 0.1), "reasons": ("the measured parts miss it by 40 % of the step",)}
     (said,) = lines(STATED, withheld, scaling=lost)["WHY"]
-    assert said == "30 % unexplained (the measured parts miss it by 40 % of the step), of 33 % lost."
+    assert said == f"{OF_A} 30 % unexplained (the measured parts miss it by 40 % of the step), of 33 % lost."
     whole, phases = cause("waiting for data", 0.5, 0.4, evidence="figure-phases"), [{"cell_id": "base", "waits": 0.48}]
     (said,) = lines(STATED, whole, cause("wrapper", 0.2, 0.1), scaling=lost, phases=phases)["WHY"]
-    assert said == "50 % waiting for data (48 % on 1 device), 20 % wrapper overhead."
+    assert said == f"{OF_A} 50 % waiting for data (48 % on 1 device), 20 % wrapper overhead."
     assert found["OPEN"] == ["2 cells on 16 devices: this machine has too few; the same file runs on a larger one."]
 
 
 def test_nothing_significant_and_no_more_than_a_few_parts_a_line() -> None:
-    assert lines(STATED, cause("wrapper", 0.2, -0.1), scaling=[RATIO])["WHY"] == ["no bottleneck is significant."]
+    assert lines(STATED, cause("wrapper", 0.2, -0.1), scaling=[RATIO])["WHY"] == [
+        f"{OF_A} no bottleneck is significant."
+    ]
     many = lines(*[{**FASTEST, "cell_id": "base"}] * (MOST_PARTS + 2))["USE"]
     assert len(many) == MOST_PARTS + 1 and many[-1] == "And 2 more, below."
 

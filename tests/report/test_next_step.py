@@ -110,7 +110,7 @@ def test_blocks_that_decide_what_is_open_come_before_an_option() -> None:
     ):
         why, _ = said(FASTEST, UNDECIDED, trials=[{**trial, "doubts": (doubt,)}], experiment=given)
         assert why.startswith(
-            "About 4 more blocks decide what is open" + ("; throughput.wait_for_quiet may" if waits else ":")
+            "About 4 more blocks decide what is open" + ("; fewer on an idle machine" if waits else ":")
         )
     assert said(FASTEST, EXCHANGE)[0].startswith("10 % of the step is exposed communication. Compare ddp.bucket")
     assert said(FASTEST, {**EXCHANGE, "low": -0.01}, DECIDED)[0].startswith("Nothing here calls for")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,20 @@ def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(
     assert lines[-1] == said[0].command and lines[-2].rstrip() == "NEXT        It is small:"
     verdict = [line for line in lines if line.startswith(tuple(by_label))]
     assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "USE", "NEXT"]
+
+
+def test_a_failure_names_its_log_once_a_reason_and_the_command_begins_as_this_one_did(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = [{**line(), "outcome": "error", "reason": f"E on rank {n}: a", "log": f"logs/{n}.txt"} for n in range(2)]
+    failed.append({**failed[0], "reason": "E on rank 0: b", "log": "logs/2.txt"})
+    ended = [TrialEnded(plan.trials[0], each, False) for each in failed]  # type: ignore[arg-type]
+    verdict = Verdict((Sentence("next", "", "", "python -m harness.run --resume r && python -m harness export r"),))
+    monkeypatch.setattr(sys, "argv", ["here/.venv/bin/harness", "run"])
+    reported = Reported(tmp_path, tmp_path / "report.html", {}, verdict, 3.0)
+    output = shown(RunStarted(tmp_path, plan, plan.groups, 0), *ended, reported, width=4000)
+    assert re.findall(rf"  its traceback and output: {tmp_path}/logs/(\d).txt\n", output) == ["0", "2"]
+    assert output.splitlines()[-1] == "here/.venv/bin/harness run --resume r && here/.venv/bin/harness export r"
 
 
 def test_findings_are_in_the_terminal_and_an_error_in_a_table_costs_that_table(tmp_path: Path) -> None:

@@ -221,6 +221,17 @@ def test_what_raises_twice_and_never_trained_is_not_tried_again(plan: Plan) -> N
     assert reason_of(policy, first) is None
 
 
+def test_after_every_cell_raised_none_is_tried_again(plan: Plan) -> None:
+    policy = policy_of(plan)
+    timed = list({t.cell: t for t in plan.trials if t.timed}.values())
+    for trial in timed:
+        assert {reason_of(policy, one) for one in timed} == {None}
+        policy.learn(trial, TrialResult(trial.id, "error", trial.id))
+    assert [reason_of(policy, one) for one in timed] == [f"every cell raised, this one: {one.id}" for one in timed]
+    policy.learn(timed[0], TrialResult(timed[0].id, "ok"))
+    assert {reason_of(policy, one) for one in timed} == {None}
+
+
 def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: Make) -> None:
     rule = {"at_least": 3, "at_most": 5, "halfwidth": 0.1}
     plan = make_plan(make_experiment(throughput={"blocks": rule}), laptop())

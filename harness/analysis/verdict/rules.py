@@ -319,7 +319,8 @@ def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State of each choice that the file varies whether one value is faster than another, all else equal.
 
     In the cells of the leading settings; if none of them has the choice, in the fastest pair on the most devices.
-    A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, makes it clear.
+    A difference is claimed if the p-value of the paired ratio, adjusted by Holm over these statements, makes it clear;
+    what is claimed comes first.
     """
     others = NO_CHOICES - {*BATCHES}
     rows = [row for row in rows_of(tables["versus"]) if row.axis not in others and not pd.isna(row.ratio)]
@@ -341,7 +342,7 @@ def choices(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
             code = FASTER if row.ratio > 1 else SLOWER
         facts, subject = Row(row, p_adjusted=p_value), f"{row.axis} {row.value} / {row.other_value}"
         found.append(Statement("choice", code, "versus", row.cell_id, (row.other_id,), facts, row.blocks, subject))
-    return found
+    return sorted(found, key=lambda one: one.code not in (FASTER, SLOWER))
 
 
 def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
