@@ -203,8 +203,8 @@ import ray
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 from harness.launch.ray import cluster
-from harness.launch.ray.launcher import Fit
-from harness.system.process import handle_signals
+from harness.launch.ray.launcher import give_up
+from harness.system.process import handle_signals, in_thread
 
 def interrupted_by(send, *to):
     try:
@@ -223,10 +223,10 @@ with handle_signals(), cluster.start_embedded(cluster.local_inventory()):
     time.sleep(3)
     print(len(ray.get(kept)))
     for wait_s in (0, 3):  # before its controller exists, and while workers start
-        fit = Fit(TorchTrainer(lambda: time.sleep(60), scaling_config=ScalingConfig(num_workers=1)))
+        fit = in_thread(TorchTrainer(lambda: time.sleep(60), scaling_config=ScalingConfig(num_workers=1)).fit)
         time.sleep(wait_s)
-        fit.give_up()
-        print(fit.ended)  # a thread that outlives Ray uses what Ray has freed
+        give_up(fit)
+        print(fit.done())  # a thread that outlives Ray uses what Ray has freed
 """
 
 

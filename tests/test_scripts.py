@@ -14,7 +14,7 @@ import pytest
 from harness.config.load import parse_experiment
 from harness.launch.inline import InlineLauncher
 from harness.launch.ray import cluster
-from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.launch.torchrun import TorchrunLauncher
 from harness.measure.script.profiling import STEPS
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan

@@ -12,7 +12,7 @@ import torch
 
 from harness.config.strategy_traits import OWN_COLLECTIVES
 from harness.launch.ray import cluster
-from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.launch.torchrun import TorchrunLauncher
 from harness.launch.worker import run_scenario
 from harness.measure.scenarios import TrialContext
 from harness.plan.cell import Placement

@@ -18,9 +18,9 @@ import psutil
 
 from harness.launch.postmortem import ProcessOutput, killed_for_memory, what_it_printed
 from harness.launch.startup import IMPORT_PART, start_limit_s
-from harness.launch.supervision import read_counter
 from harness.plan.inventory import Node
 from harness.system import sanitize, scratch
+from harness.system.process import read_counter
 from harness.system.user_code import CodeVersion
 
 STACK_WAIT_S = 1.0

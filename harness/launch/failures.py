@@ -47,7 +47,7 @@ _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py", "/harness/launch/subgroups.py")
 """Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
 OURS = "/harness/"
-IDLE = {"_wait_for_end", "wait_for_turn"}
+IDLE = {"_wait_for_ends", "wait_for_turn"}
 """The functions in the stack of a rank that waits for a trial of other ranks (launch/subgroups.py)."""
 TRAINS = ("run_script", "run_group")
 """The function in the stack of the training thread: of a script's process, which the rank's waits for, or of a rank."""

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from harness.config.experiment import Experiment
 from harness.launch.protocol import Job, Measured, Message, Sent, TrialStarted
-from harness.launch.rank import devices_of
-from harness.launch.worker import TrialFailed, run_group
+from harness.launch.worker import TrialFailed, devices_of, run_group
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.train.ranks import Ranks
 

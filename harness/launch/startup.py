@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 
@@ -32,18 +31,18 @@ class Registration:
 
     rank: int
     node_id: str
-    pid: int
     counter: str
     """The file of its step counter."""
     stack: str
     """The file that it writes its stack to on SIGUSR1."""
-    created_at: float
-    """When the process was created (unix time)."""
     connected: bool
     """Whether the ranks' process group exists by now."""
     folder: str = ""
     """Its scratch folder, if it has one of its own."""
-    traces: ProcessOutput = field(default_factory=ProcessOutput)
+    pid: int = field(default_factory=os.getpid)
+    created_at: float = field(default_factory=lambda: psutil.Process().create_time())
+    """When the process was created (unix time)."""
+    traces: ProcessOutput = field(default_factory=output_of_this_process)
 
 
 @dataclass(frozen=True)
@@ -55,23 +54,6 @@ class ResourcesRequested:
 
 Received = Sent | Registration | ResourcesRequested
 """A message to the driver: for the run, or for the launcher alone."""
-
-
-def register_process(
-    rank: int, node_id: str, counter: Path, stack: Path, *, connected: bool, folder: str = ""
-) -> Registration:
-    """Return the registration of this process."""
-    return Registration(
-        rank=rank,
-        node_id=node_id,
-        pid=os.getpid(),
-        counter=str(counter),
-        stack=str(stack),
-        created_at=psutil.Process().create_time(),
-        connected=connected,
-        folder=folder,
-        traces=output_of_this_process(),
-    )
 
 
 PARTS = ("resources", "worker start", "process group", "first word")

@@ -100,13 +100,10 @@ class Subgroups:
         return goes_on
 
     def _wait_for_ends(self, trials: Sequence[Trial]) -> list[bytes]:
-        return list(map(self._wait_for_end, trials))
-
-    def _wait_for_end(self, trial: Trial) -> bytes:
-        """Wait for the end of a trial; return whether the next one follows, and the rules of doctor trials, pickled."""
-        self._store.wait([self._key(trial, "end")], NEVER)
-        end: bytes = self._store.get(self._key(trial, "end"))
-        return end
+        """Wait for the end of these trials; return of each whether the next one follows, and the rules, pickled."""
+        keys = [self._key(trial, "end") for trial in trials]
+        self._store.wait(keys, NEVER)
+        return [self._store.get(key) for key in keys]
 
     def _key(self, trial: Trial, what: object) -> str:
         return f"{trial.id}/{what}"

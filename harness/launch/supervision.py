@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import mmap
-import struct
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from harness.launch.protocol import GroupStarted, Measured, Message, Sent, TrialStarted
@@ -22,7 +18,6 @@ DIES_S = 0.1
 Answers = list[Any]
 Ask = Callable[[str, Sequence[tuple[str, object]]], Answers]
 """Sends a question about each (node id, subject) to the nodes' agents; one answer each, None if none arrives."""
-_LAYOUT = struct.Struct("=q")
 TAKE_S = 1.0
 """The timeout of one look at the messages; a message ends it."""
 ENDING_S = 0.05
@@ -148,39 +143,6 @@ class Watchdog:
 
     def _ask(self, question: str, about: Callable[[Registration], object]) -> Answers:
         return self._ask_nodes(question, [(p.node_id, about(p)) for p in self._processes.values()])
-
-
-class StepCounter:
-    """Counts the steps of one process in a file that is mapped into memory. Use as a context manager."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.write_bytes(_LAYOUT.pack(0))
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
-        self._count = memoryview(self._map).cast("q")
-
-    def advance(self) -> None:
-        """Count one more step; about 0.1 microseconds, no system call."""
-        self._count[0] += 1
-
-    def __enter__(self) -> StepCounter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._count.release()
-        self._map.close()
-        self.path.unlink(missing_ok=True)
-
-
-def read_counter(path: Path) -> int | None:
-    """Return the number of steps of the counter's process; None if there is no such counter."""
-    try:
-        return int(_LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])[0])
-    except (OSError, struct.error):
-        return None
 
 
 class RunningGroup(Protocol):

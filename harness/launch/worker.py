@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import gc
 import os
+import signal
 import socket
 import sys
 import time
@@ -20,10 +23,12 @@ from harness.config.script import ScriptExperiment
 from harness.doctor.examine import DoctorTrialFailed, run_doctor_trial
 from harness.doctor.gate import SKIP_RULES, skip_reason
 from harness.launch.protocol import GroupStarted, Job, Measured, TrialStarted
+from harness.launch.startup import Received, Registration
 from harness.launch.subgroups import Send, Subgroups
-from harness.measure import environment, peak_memory, scenarios
+from harness.measure import environment, scenarios
 from harness.measure.links import run_links_trial
-from harness.measure.scenarios import TrialContext, with_times
+from harness.measure.scenarios import TrialContext
+from harness.measure.script.child import COUNTER_VARIABLE, STACK_VARIABLE
 from harness.measure.script.following import script
 from harness.measure.script.loop import loop
 from harness.measure.script.parent import ScriptFailed
@@ -31,8 +36,9 @@ from harness.plan.cell import place
 from harness.plan.known_errors import with_remedy
 from harness.plan.rows import Outcome, RankFacts, RankPlace, RankRow, TrialFacts
 from harness.plan.run_environment import GroupRank, NodeEnvironment
-from harness.plan.trial import SkipTrial, Trial, TrialResult, skipped
+from harness.plan.trial import SkipTrial, Trial, TrialResult, WorkerGroup, skipped
 from harness.system import sanitize
+from harness.system.process import step_counter
 from harness.system.user_code import CodeVersion
 from harness.train.ranks import Cache, Ranks
 
@@ -69,6 +75,61 @@ SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
 
 class TrialFailed(Exception):
     """A trial failed on this rank and was reported. The group ends; fresh processes run the rest."""
+
+
+def run_rank(job: Job, process: Registration, send: Callable[[Received], bool], connect: Callable[[], Ranks]) -> bool:
+    """Register this process, connect it to the other ranks, run the group's trials; return False if refused."""
+    with Path(process.stack).open("w") as stack, step_counter(Path(process.counter)) as advance:
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+        os.environ.update({COUNTER_VARIABLE: process.counter, STACK_VARIABLE: process.stack})
+        try:
+            if not send(process):
+                return False  # the run was given up while this process started
+            ranks = connect()
+            if not process.connected:
+                send(replace(process, connected=True))
+            run_group(job, ranks, send, advance, Path(process.counter).with_name("trials"))
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+    return True
+
+
+def devices_of(
+    group: WorkerGroup, local_rank: int, gpus: Sequence[torch.device], first: int = 0
+) -> tuple[torch.device, ...]:
+    """Return the devices of one worker of a node: the GPUs that are named, or the next of ``gpus`` from the first on.
+
+    A GPU that is shared occurs several times.
+    """
+    count = group.placement.devices_per_worker
+    if group.device == "cpu":
+        return tuple(torch.device("cpu") for _ in range(count))
+    if not gpus:
+        raise RuntimeError("no GPU is visible to torch in this process")
+    if ids := group.placement.ids_of(local_rank):
+        return tuple(gpus_by_number(ids))
+    return tuple(gpus[(first + i) % len(gpus)] for i in range(count))
+
+
+def gpus_by_number(numbers: Sequence[int]) -> list[torch.device]:
+    """Return the GPUs of these numbers of the node, all of which are visible, in whatever order Ray lists them.
+
+    nvidia-smi numbers GPUs by their PCI address. Raise RuntimeError if one is not visible.
+    """
+    places = range(torch.cuda.device_count())
+    by_address = sorted(places, key=_pci_address)
+    if max(numbers) >= len(by_address):
+        raise RuntimeError(
+            f"GPU {max(numbers)} is asked for, but this process sees {len(by_address)} of its node "
+            f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r})"
+        )
+    return [torch.device("cuda", by_address[number]) for number in numbers]
+
+
+def _pci_address(place: int) -> tuple[int, int, int]:
+    properties = torch.cuda.get_device_properties(place)
+    domain, bus, device = (getattr(properties, f"pci_{name}_id") for name in ("domain", "bus", "device"))
+    return domain, bus, device
 
 
 def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], store: Path) -> None:
@@ -234,9 +295,11 @@ def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResu
         )
 
     def complete(result: TrialResult) -> TrialResult:
-        rows = ranks.gather_to_first(_rank_row(ranks, context.rank_facts))
-        result = replace(result, facts={**result.facts, "link": link})
-        return with_times(result, context, started_at, time.perf_counter() - start - context.others_s, rows)
+        rows = tuple(ranks.gather_to_first(_rank_row(ranks, context.rank_facts)))
+        trial_s = time.perf_counter() - start - context.others_s
+        parts = {**context.parts, "other": max(0.0, trial_s - sum(context.parts.values()))}
+        facts: TrialFacts = {**result.facts, "link": link}
+        return replace(result, started_at=started_at, trial_s=trial_s, parts=parts, ranks=rows, facts=facts)
 
     def keep(result: TrialResult) -> None:
         measured = complete(result)
@@ -275,6 +338,7 @@ def _place_of(ranks: Ranks) -> RankPlace:
 def _release() -> None:
     """Free the memory of the last trial, so that the next one starts with the same amount."""
     gc.collect()
-    peak_memory.give_back()
+    with contextlib.suppress(OSError, AttributeError):  # freed pages go back to the system, if the C library can
+        ctypes.CDLL(None).malloc_trim(0)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

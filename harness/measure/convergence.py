@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from harness.config.sections import Convergence
 from harness.errors import WorkloadError
-from harness.measure.losses import Divergence, StepLosses, earliest, first_in
-from harness.measure.stepper import WINDOW_KEYS, TimedWindow, window_rows
+from harness.measure.stepper import WINDOW_KEYS, Divergence, StepLosses, TimedWindow, earliest, first_in, window_rows
 from harness.measure.window import Window, epoch_marks, measure_window, synchronize
 from harness.plan.cell import Cell, int_option
 from harness.plan.rows import Json, WindowRow

@@ -30,7 +30,6 @@ PCIE = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 MOST_NVLINKS = 36
 _SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _READ = 0  # NVML_P2P_CAPS_INDEX_READ
-SYSTEM = Path("/sys")
 
 
 def capture_topology(nvml: Nvml | None = None) -> Topology | None:
@@ -95,13 +94,12 @@ def _captured(nvml: Nvml) -> Topology:
         ],
         "numa": [numa_node_of_bus(bus) for bus in buses],
         "driver": first(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-        "persistence": [first(partial(_persists, nvml, one)) for one in handles],
+        "persistence": [
+            bool(mode) if (mode := first(partial(nvml.nvmlDeviceGetPersistenceMode, one))) is not None else None
+            for one in handles
+        ],
         "cards": [_card(nvml, one) for one in handles],
     }
-
-
-def _persists(nvml: Nvml, handle: Handle) -> bool:
-    return bool(nvml.nvmlDeviceGetPersistenceMode(handle))
 
 
 def _card(nvml: Nvml, handle: Handle) -> Card:
@@ -136,23 +134,21 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def numa_nodes(system: Path = SYSTEM) -> dict[str, str]:
+def numa_nodes(root: Path = Path("/")) -> dict[str, str]:
     """Return the processors of each NUMA node that has some: ``{"0": "0-31", "1": "32-63"}``."""
-    found = {}
-    with suppress(OSError):
-        for folder in sorted((system / "devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-            if processors := (folder / "cpulist").read_text().strip():
-                found[folder.name[4:]] = processors
-    return found
+    folders = sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
+    return {folder.name[4:]: processors for folder in folders if (processors := _read(folder / "cpulist"))}
 
 
-def numa_node_of_bus(bus: str, system: Path = SYSTEM) -> int | None:
+def numa_node_of_bus(bus: str, root: Path = Path("/")) -> int | None:
     """Return the NUMA node of a PCI device by NVML's bus id, ``00000000:18:00.0``; None if it is not known."""
-    with suppress(OSError, ValueError):
-        domain, rest = bus.lower().split(":", 1)
-        number = int((system / f"bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node").read_text())
-        return number if number >= 0 else None  # -1: the firmware has no value
-    return None
+    domain, _, rest = bus.lower().partition(":")
+    return _numa_node(root / f"sys/bus/pci/devices/{int(domain or '0', 16):04x}:{rest}")
+
+
+def _numa_node(device: Path) -> int | None:
+    text = _read(device / "numa_node")
+    return int(text) if text and text.isdecimal() else None  # -1: the firmware has no value
 
 
 INTERNET = (socket.AF_INET, socket.AF_INET6)
@@ -191,14 +187,14 @@ def adapters(root: Path = Path("/")) -> list[Adapter]:
     for device in sorted((root / "sys/class/infiniband").glob("*"), key=lambda path: (len(path.name), path.name)):
         states = {port: (_read(port / "state") or "").partition(": ")[2] for port in sorted(device.glob("ports/*"))}
         port = next((port for port, state in states.items() if state == "ACTIVE"), next(iter(states), device))
-        numa, file = _read(device / "device/numa_node"), files.get(device.name)
+        file = files.get(device.name)
         found.append(
             {
                 "name": device.name,
                 "link_layer": _read(port / "link_layer"),
                 "state": states.get(port) or None,
                 "rate": _read(port / "rate"),
-                "numa": int(numa) if numa and numa.isdecimal() else None,  # -1: the firmware has no value
+                "numa": _numa_node(device / "device"),
                 "has_file": file is not None and (root / "dev/infiniband" / file).exists(),
             }
         )

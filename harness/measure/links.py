@@ -113,31 +113,20 @@ def collectives(ranks: Ranks, backend: str, devices: Sequence[Device]) -> list[l
     """
     device, world_size = ranks.devices[0], ranks.world_size
 
-    def whole(size: int) -> Tensor:
-        return torch.zeros(size // FLOAT_BYTES, device=device)
-
-    def all_reduce(size: int) -> Call:
-        gradient = whole(size)
-        return lambda: dist.all_reduce(gradient)
-
-    def all_gather(size: int) -> Call:
-        parameters = whole(size)
-        shard = parameters.new_zeros(len(parameters) // world_size)
-        return lambda: getattr(dist, ALL_GATHER)(parameters, shard)
-
-    def reduce_scatter(size: int) -> Call:
-        gradient = whole(size)
-        shard = gradient.new_zeros(len(gradient) // world_size)
-        return lambda: getattr(dist, REDUCE_SCATTER)(shard, gradient, op=dist.ReduceOp.AVG)
-
-    by_name: dict[LinkOperation, Callable[[int], Call]] = {
-        "all_reduce": all_reduce,
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
+    calls: dict[LinkOperation, Callable[[Tensor, Tensor], object]] = {
+        "all_reduce": lambda whole, shard: dist.all_reduce(whole),
+        "all_gather": lambda whole, shard: getattr(dist, ALL_GATHER)(whole, shard),
+        "reduce_scatter": lambda whole, shard: getattr(dist, REDUCE_SCATTER)(shard, whole, op=dist.ReduceOp.AVG),
     }
+
+    def prepare(call: Callable[[Tensor, Tensor], object], size: int) -> Call:
+        whole = torch.zeros(size // FLOAT_BYTES, device=device)
+        return partial(call, whole, whole.new_zeros(len(whole) // world_size))
+
     everyone, granule = frozenset(range(world_size)), FLOAT_BYTES * world_size
     return [
-        [Operation(name, backend, everyone, prepare, _tier(*devices), granule)] for name, prepare in by_name.items()
+        [Operation(name, backend, everyone, partial(prepare, call), _tier(*devices), granule)]
+        for name, call in calls.items()
     ]
 
 

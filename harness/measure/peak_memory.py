@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -88,9 +86,3 @@ def of_model(model: nn.Module, workload: Workload) -> ModelBytes:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in map(local_part, tensors))
-
-
-def give_back() -> None:
-    """Return freed pages to the system if the C library can, so that the next peak is the next trial's own."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,22 +14,26 @@ from harness.config.experiment import Experiment
 from harness.measure import peak_memory
 from harness.measure.convergence import EpochData, Epochs
 from harness.measure.explain import Explanation, explain
-from harness.measure.losses import Divergence, ScaleDiverged, earliest, first_in, outcome_columns
 from harness.measure.profiles import measure_collectives, traces_of
 from harness.measure.sketches import measure_by_precision
 from harness.measure.stepper import (
+    Divergence,
+    ScaleDiverged,
     Stepper,
     columns_of,
+    earliest,
+    first_in,
     joined,
     of_all_ranks,
     of_slowest,
+    outcome_columns,
     step_columns,
     step_quantiles,
     step_seconds,
     window_rows,
 )
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
-from harness.plan.rows import RankFacts, RankRow, TrialFacts
+from harness.plan.rows import RankFacts, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager, trained_facts
@@ -93,7 +97,7 @@ class TrialContext:
 class Setup:
     """A trial's training, built on this rank. ``fresh_peak``: whether peak memory counts from after the build.
 
-    ``build_peak_bytes``: the peak of the construction; None if it is not known.
+    ``build_peak_bytes``: the peak of the construction; None if it is not known. ``blank``: a result without figures.
     """
 
     workload: Workload
@@ -101,6 +105,7 @@ class Setup:
     training: Training
     fresh_peak: bool
     build_peak_bytes: int | None
+    blank: TrialResult
 
     def of_rank(self, context: TrialContext) -> RankFacts:
         """Return the rank's columns of memory (its peak, if that is the trial's own) and of process and thread."""
@@ -119,7 +124,8 @@ def _build(context: TrialContext) -> Setup:
     with context.part("build"):
         training = Training(trial.cell, workload, trial.seed, ranks)
     build_peak_bytes = peak_memory.peak(ranks.devices)["peak_memory_bytes"] if fresh else None
-    return Setup(workload, datasets, training, peak_memory.reset_peak(ranks.devices), build_peak_bytes)
+    blank = TrialResult(trial.id, "ok", unit=workload.unit, parameters=training.parameters)
+    return Setup(workload, datasets, training, peak_memory.reset_peak(ranks.devices), build_peak_bytes, blank)
 
 
 def throughput(context: TrialContext) -> TrialResult:
@@ -133,15 +139,8 @@ def throughput(context: TrialContext) -> TrialResult:
         speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribed, between=between)
     except ScaleDiverged as error:  # the warm-up in fp16 found no loss scale
         context.rank_facts |= setup.of_rank(context)
-        return TrialResult(
-            context.trial.id,
-            "diverged",
-            str(error),
-            unit=setup.workload.unit,
-            parameters=setup.training.parameters,
-            steps_s=stepper.spent_s,
-            facts=setup.training.facts,
-        )
+        spent_s, facts = stepper.spent_s, setup.training.facts
+        return replace(setup.blank, outcome="diverged", reason=str(error), steps_s=spent_s, facts=facts)
     context.rank_facts |= {**setup.of_rank(context), **speed.load, **step_quantiles(speed.windows)}
     for part, kind in {"warmup": "warmup", "windows": "timed", "phases": "phases"}.items():
         context.parts[part] = sum(each.window.duration_s for each in speed.windows if each.kind == kind)
@@ -175,15 +174,7 @@ def profile(context: TrialContext) -> TrialResult:
             traces = traces_of(stepper, most_bytes)
         else:
             facts = measure_collectives(context.trial.cell.traits, stepper)
-    return TrialResult(
-        context.trial.id,
-        "ok",
-        unit=setup.workload.unit,
-        parameters=setup.training.parameters,
-        steps_s=stepper.spent_s,
-        facts=facts,
-        traces=traces,
-    )
+    return replace(setup.blank, steps_s=stepper.spent_s, facts=facts, traces=traces)
 
 
 def _stepper(context: TrialContext, setup: Setup) -> Stepper:
@@ -234,11 +225,9 @@ def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement,
     diverged = earliest(first_in(steps["loss"], rank) for rank, steps in enumerate(by_rank))
     settings = context.experiment.throughput
     every = settings is not None and settings.keep_steps == "all"
-    return TrialResult(
-        context.trial.id,
+    return replace(
+        setup.blank,
         **outcome_columns(diverged or (None if speed.finite else Divergence(0)), facts),
-        unit=setup.workload.unit,
-        parameters=training.parameters,
         steps_s=steps_s,
         windows=tuple(row for rows, _ in gathered for row in rows),
         steps=joined(by_rank) if every else of_slowest(by_rank),
@@ -266,11 +255,9 @@ def convergence(context: TrialContext) -> TrialResult:
         "resumed_epoch": epochs.resumed_epoch or None,
         "training_samples": data.samples,
     }
-    return TrialResult(
-        trial.id,
+    return replace(
+        setup.blank,
         **outcome_columns(epochs.diverged, facts),
-        unit=setup.workload.unit,
-        parameters=setup.training.parameters,
         steps_s=spent["epochs"],
         windows=tuple(row for row in ranks.gather_to_first(epochs.window) if row),
         epochs=columns_of(epochs.rows),
@@ -301,12 +288,3 @@ def equivalence(context: TrialContext) -> TrialResult:
         steps_s=context.parts["check"],
         checks=dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)),
     )
-
-
-def with_times(
-    result: TrialResult, context: TrialContext, started_at: float, trial_s: float, ranks: Sequence[RankRow]
-) -> TrialResult:
-    """Return the result with its times and ranks."""
-    known = sum(context.parts.values())
-    parts = {**context.parts, "other": max(0.0, trial_s - known)}
-    return replace(result, started_at=started_at, trial_s=trial_s, parts=parts, ranks=tuple(ranks))

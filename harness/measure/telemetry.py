@@ -139,7 +139,6 @@ class Telemetry:
         self._handles = tuple(handles)
         self._divided = tuple(map(self._is_divided, handles))
         self._own_pids = frozenset(own_pids)
-        self._open = True
 
     def read(self) -> tuple[Reading, ...]:
         """Return one reading per device, each device once, in the rank's order; never raises.
@@ -149,11 +148,9 @@ class Telemetry:
         return tuple(map(self._reading, self._handles, self._divided))
 
     def close(self) -> None:
-        """Shut NVML down; further calls do nothing."""
-        if self._open:
-            self._open = False
-            with suppress(self._nvml.NVMLError):
-                self._nvml.nvmlShutdown()
+        """Shut NVML down."""
+        with suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
 
     def _is_divided(self, handle: Handle) -> bool:
         """Return whether this is a slice of a GPU, or a GPU that is divided into slices."""

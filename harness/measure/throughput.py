@@ -6,7 +6,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -15,8 +15,7 @@ import numpy as np
 import psutil
 
 from harness.config.sections import Throughput
-from harness.measure.losses import rounds_until_unskipped, scale_columns
-from harness.measure.stepper import Stepper, TimedWindow
+from harness.measure.stepper import Stepper, TimedWindow, rounds_until_unskipped, scale_columns
 from harness.measure.telemetry import open_telemetry, summarise
 from harness.measure.window import phases_are_cheap
 from harness.plan.planner import least_warmup_s
@@ -47,11 +46,6 @@ def read() -> dict[str, float]:
     node_cpu_s = sum(getattr(node, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
     swapped_bytes = int(swap.sin + swap.sout)
     return {"watched_s": now, "own_cpu_s": own_cpu_s, "node_cpu_s": node_cpu_s, "swapped_bytes": swapped_bytes}
-
-
-def load_between(before: Mapping[str, float], after: Mapping[str, float]) -> RankFacts:
-    """Return a rank's columns: the time between two readings, and the CPU time and swap used in it."""
-    return cast(RankFacts, {name: after[name] - before[name] for name in after})
 
 
 def is_steady(rounds: Sequence[Sequence[float]]) -> bool:
@@ -157,7 +151,7 @@ class LoadMonitor:
     def columns(self, samples: float) -> RankFacts:
         """Return the rank's columns; ``samples``: those that it has trained on since ``begin``."""
         gpus = self._telemetry.read() if self._telemetry else ()
-        used = load_between(self._load, read())
+        used = cast(RankFacts, {name: now - self._load[name] for name, now in read().items()})
         if self._telemetry:
             used |= summarise(self._gpus, gpus, seconds=used["watched_s"], shared=self._shared, samples=samples)
             self._telemetry.close()
@@ -224,9 +218,8 @@ def _steps_in(seconds: float, pace_s: float) -> int:
 
 
 def pace(step_s: Sequence[float]) -> float:
-    """Return the seconds of a step: the mean of the second half of the last warm-up round.
+    """Return the seconds of a step: the mean of the second half of a warm-up round.
 
     Not the median: several loader workers deliver in bursts, between which most steps wait for nothing.
     """
-    later = list(step_s)[len(step_s) // 2 :]
-    return statistics.fmean(later) if later else 0.0
+    return statistics.fmean(step_s[len(step_s) // 2 :])

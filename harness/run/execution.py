@@ -15,7 +15,7 @@ from harness.doctor.gate import memory_estimates
 from harness.launch.protocol import ByLauncher, GroupStarted, Launcher, TrialStarted
 from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
-from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.launch.torchrun import TorchrunLauncher
 from harness.plan.planner import Plan, by_placement, by_variant
 from harness.plan.rows import Circumstances
 from harness.plan.run_environment import spent_device_seconds

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.launch.ray import private
-from harness.launch.ray.cluster import Cluster, live_nodes
-from harness.launch.ray.node_request import NodeRequest
+from harness.launch.ray.cluster import Cluster, NodeRequest, live_nodes
 from harness.plan.cell import Cell
 from harness.plan.inventory import Inventory
 from harness.plan.node_demand import Bundles, Demand, demand_of, lacking, needed_bundles

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 INTERRUPTED, UNSETTLED = 130, 5
 """Exit codes of a command that was interrupted; 5: before it settled a trial, so that a resume would repeat it."""
@@ -68,6 +74,36 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Do some work in a thread that ends with the process, unlike an executor's; return its result or error to come."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+@contextmanager
+def variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Set the defaults that the environment lacks, and the fixed variables; restore the environment afterwards."""
+    wanted = {**{name: value for name, value in defaults.items() if name not in os.environ}, **fixed}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @dataclass
@@ -181,3 +217,36 @@ def deferred_interrupts() -> Iterator[None]:
         if _state.waiting and not _state.held:
             _state.waiting = False
             raise KeyboardInterrupt
+
+
+STEPS = struct.Struct("=q")
+"""The content of a file in which a process counts its steps."""
+
+
+@contextmanager
+def step_counter(path: Path) -> Iterator[Callable[[], None]]:
+    """Yield a function that counts a step of this process in a new file, which is removed afterwards."""
+    path.write_bytes(STEPS.pack(0))
+    try:
+        yield counting_in(path)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def counting_in(path: Path) -> Callable[[], None]:
+    """Return a function that counts a step in a file, mapped into memory: 0.1 microseconds, no system call."""
+    with path.open("r+b") as file:
+        count = memoryview(mmap.mmap(file.fileno(), STEPS.size)).cast("q")
+
+    def advance() -> None:
+        count[0] += 1
+
+    return advance
+
+
+def read_counter(path: Path) -> int | None:
+    """Return the number of steps of the counter's process; None if there is no such counter."""
+    try:
+        return int(STEPS.unpack(path.read_bytes()[: STEPS.size])[0])
+    except (OSError, struct.error):
+        return None

@@ -16,6 +16,8 @@ import torch.distributed as dist
 # group of all of them, even in a pass on one device
 import torch.distributed.nn.functional
 
+from harness.system.process import variables
+
 T = TypeVar("T")
 Cache = MutableMapping[Hashable, Any]
 """What a process keeps from one trial to the next: data sets, peaks, counts, rules."""
@@ -83,14 +85,9 @@ def connecting_on_use(backend: str) -> Iterator[None]:
     since a collective's ring and tree need about log n for each rank. Only for a ``backend`` with NCCL, beside which
     gloo has the harness's own small messages: with gloo alone connections would fall into the training.
     """
-    name, before = "TORCH_GLOO_LAZY_INIT", os.environ.get("TORCH_GLOO_LAZY_INIT")
-    if "nccl" in backend and before is None:
-        os.environ[name] = "1"
-    try:
+    # the user's own groups are made as ever
+    with variables({"TORCH_GLOO_LAZY_INIT": "1"} if "nccl" in backend else {}):
         yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)  # the user's own groups are made as ever
 
 
 def pinned() -> frozenset[int]:

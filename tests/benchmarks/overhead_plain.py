@@ -21,7 +21,7 @@ from rich.table import Table
 from harness.analysis.stats import geometric_mean
 from harness.config.load import parse_experiment
 from harness.launch.ray import cluster
-from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.launch.torchrun import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution

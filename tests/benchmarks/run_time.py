@@ -27,7 +27,7 @@ from harness.config.load import parse_experiment
 from harness.config.yaml_source import read_mapping
 from harness.launch.protocol import Launcher
 from harness.launch.ray import cluster
-from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.launch.torchrun import TorchrunLauncher
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import WorkerGroup
 from harness.record.folder import RunFolder

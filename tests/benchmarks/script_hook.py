@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from harness.measure.script.batches import time_loaders
+from harness.measure.script.child import Counting
 from harness.measure.script.counting import StepRecorder
 
 ROUNDS, CALLS = 20, 2000
@@ -33,7 +34,7 @@ def microseconds(work: Callable[[], object], calls: int) -> float:
 def main() -> None:
     """Print the cost of each hook in microseconds."""
     ours, _ = Pipe()
-    recorder = StepRecorder(ours, lambda: None, optimizer=0, pauses=True, profiles=False)
+    recorder = StepRecorder(ours, lambda: None, Counting(pauses=True))
     weight = torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
 

@@ -23,7 +23,7 @@ from harness.measure.stepper import TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
 from harness.measure.window import Window
 from harness.plan.planner import Plan
-from harness.plan.trial import WorkerGroup
+from harness.plan.trial import TrialResult, WorkerGroup
 from harness.train.ranks import Ranks
 from tests.benchmarks.scale import PER_NODE
 
@@ -151,12 +151,16 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
 
     held = ("peak_memory_bytes", "peak_reserved_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
     of_rank = {**dict.fromkeys((*held, "resident_bytes", "build_peak_bytes"), 2**30), "settings": "", "processors": ""}
-    setup = SimpleNamespace(workload=SimpleNamespace(unit="samples"), of_rank=lambda context: of_rank)
-    setup.training = SimpleNamespace(parameters=25_000_000, facts={}, compile_s=None)
+    training = SimpleNamespace(parameters=25_000_000, facts={}, compile_s=None)
+
+    def built(context: TrialContext) -> SimpleNamespace:
+        blank = TrialResult(context.trial.id, "ok", unit="samples", parameters=training.parameters)
+        return SimpleNamespace(workload=None, training=training, of_rank=lambda context: of_rank, blank=blank)
+
     for module, replaced in {
         environment: {"capture_environment": captured, "describe_device": described},
         scenarios: {
-            "_build": lambda context: setup,
+            "_build": built,
             "_stepper": lambda context, setup: SimpleNamespace(ranks=context.ranks, trial=context.trial, spent_s=6.0),
             "measure_throughput": measured,
             "_explanation": explained,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from harness.doctor import communication, placement
 from harness.doctor.subject import Subject
 from harness.launch.agent import describe_node
-from harness.launch.rank import gpus_by_number
+from harness.launch.worker import gpus_by_number
 from harness.measure.flops import count_flops, measured_peak
 from harness.train import workloads
 from harness.train.transfer import to_device

@@ -226,8 +226,10 @@ def test_the_limits_of_a_start_grow_with_the_nodes_that_read_the_same_files(
     assert waited[0] == pytest.approx(seconds, abs=1) and max(limits) == 0.4 * seconds
 
     started: list[str | None] = []
-    monkeypatch.setattr(launcher, "Fit", lambda trainer: started.append(os.environ.get(launcher.START_LIMIT)) or 1 / 0)
-    monkeypatch.setattr(launcher.RayLauncher, "_trainer", lambda *given: None)
+    monkeypatch.setattr(
+        launcher, "in_thread", lambda fit: started.append(os.environ.get(launcher.START_LIMIT)) or 1 / 0
+    )
+    monkeypatch.setattr(launcher.RayLauncher, "_trainer", lambda *given: SimpleNamespace(fit=None))
     monkeypatch.setattr(launcher.RayLauncher, "choice", SimpleNamespace(nodes_for=lambda group, deadline: many))
     monkeypatch.setattr(launcher, "_answer", lambda reference: None)
     experiment = make_experiment({"strategy": "single", "devices": 1, "per_device_batch_size": 8})
@@ -422,24 +424,17 @@ def test_without_the_private_argument_the_session_folder_is_named_by_a_variable(
         if "_temp_dir" in arguments:
             raise RuntimeError("Unknown keyword argument(s): _temp_dir")
 
-    @contextmanager
-    def variables(fixed: Any) -> Iterator[None]:
-        with monkeypatch.context() as patch:
-            for name, value in fixed.items():
-                patch.setenv(name, value)
-            yield
-
     def failing(**arguments: Any) -> None:
         raise RuntimeError("no space left")
 
     monkeypatch.setattr(ray, "init", failing)
     with pytest.raises(RuntimeError, match="no space left"):  # no missing name
-        private.init(tmp_path, lambda fixed: pytest.fail("tried again"))
+        private.init(tmp_path)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    private.init(tmp_path, variables, num_cpus=2)
+    private.init(tmp_path, num_cpus=2)
     assert calls == [({"num_cpus": 2, "_temp_dir": str(tmp_path)}, None), ({"num_cpus": 2}, str(tmp_path))]
-    private.init(None, variables, address="head:6379")
+    private.init(None, address="head:6379")
     assert calls[2:] == [({"address": "head:6379"}, None)]
 
 

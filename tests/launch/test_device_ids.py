@@ -17,8 +17,8 @@ from harness.cli.arguments import parse_only
 from harness.config.load import parse_experiment
 from harness.errors import ExperimentError
 from harness.launch.protocol import process_variables
-from harness.launch.rank import devices_of, gpus_by_number
 from harness.launch.ray.launcher import RayLauncher
+from harness.launch.worker import devices_of, gpus_by_number
 from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell
 from harness.plan.feasibility import reason_to_skip

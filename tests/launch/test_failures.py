@@ -321,7 +321,7 @@ def test_a_crash_is_named_with_its_last_line_and_after_a_measurement_costs_its_e
     assert last_line(printed) == "loss (mine.py:12)"
     assert last_line(IN_LOSS) == last_line("") == ""
     watch = Watchdog(lambda question, about: [printed if question == "printed" else False], 8.0)
-    watch.add(Registration(0, "n0", 5, "", "", 0.0, connected=True, traces=ProcessOutput()))
+    watch.add(Registration(0, "n0", "", "", True, pid=5, created_at=0.0, traces=ProcessOutput()))
     row = explained(TrialResult("t", "lost", "terminated", error_rank=0, detail=""), watch)
     assert row.reason == "terminated; last line of the user's code: loss (mine.py:12)"
     failed = TrialResult("t", "lost", "rank 1 died", error_rank=1, detail="trace")
@@ -383,7 +383,7 @@ def test_a_sigkill_is_out_of_memory_where_the_kernel_counted_one(
     watch = Watchdog(ask, 8.0)
     for rank, name in enumerate(("zero", "one")):
         traces = ProcessOutput(kill_counter=name)
-        watch.add(Registration(rank, f"n{rank}", 5 + rank, "", "", 0.0, connected=False, traces=traces))
+        watch.add(Registration(rank, f"n{rank}", "", "", False, pid=5 + rank, created_at=0.0, traces=traces))
     row = explained(TrialResult("t", outcome, reason, error_rank=1, detail="trace"), watch)
     assert row.outcome == becomes and reason in row.reason
     assert row.detail == f"trace\n\nlast output of rank 1:\n{printed}"

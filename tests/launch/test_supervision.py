@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch.mailbox import Mailbox
+from harness.launch.postmortem import ProcessOutput
 from harness.launch.protocol import GroupStarted, Measured, Message, TrialStarted
 from harness.launch.startup import Registration, StartupTimer
 from harness.launch.supervision import (
@@ -20,13 +21,12 @@ from harness.launch.supervision import (
     Ending,
     GroupEnd,
     Received,
-    StepCounter,
     Verdict,
     Watchdog,
-    read_counter,
     supervise,
 )
 from harness.plan.trial import TrialResult
+from harness.system.process import read_counter, step_counter
 
 FAILURE = TrialResult("b", "error", "ValueError on rank 0", error_rank=0)
 
@@ -60,7 +60,7 @@ def watchdog(**limits: float) -> Watchdog:
 
 
 def registration(*, connected: bool) -> Registration:
-    return Registration(0, "n0", 1, "", "", 10.0, connected)
+    return Registration(0, "n0", "", "", connected, pid=1, created_at=10.0, traces=ProcessOutput())
 
 
 def supervised(script: Script, dog: Watchdog) -> tuple[list[Message], GroupEnd]:
@@ -127,11 +127,11 @@ def test_a_group_is_released_if_the_generator_is_closed_or_an_error_occurs(monke
 
 def test_another_process_sees_the_steps(tmp_path: Path) -> None:
     path = tmp_path / "counter"
-    with StepCounter(path) as counter:
+    with step_counter(path) as advance:
         assert read_counter(path) == 0
         for _ in range(5):
-            counter.advance()
-        script = "import sys; from harness.launch.supervision import *; print(read_counter(Path(sys.argv[1])))"
+            advance()
+        script = "import sys; from harness.system.process import *; print(read_counter(Path(sys.argv[1])))"
         done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "5"
     assert read_counter(path) is None

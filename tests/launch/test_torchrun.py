@@ -23,15 +23,16 @@ import psutil
 import pytest
 import torch
 
+from harness.launch import torchrun
 from harness.launch.failures import from_exit
+from harness.launch.mailbox import SocketMailbox
+from harness.launch.postmortem import ProcessOutput
 from harness.launch.protocol import ByLauncher, GroupStarted, Message, TrialStarted
-from harness.launch.rank import devices_of
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
 from harness.launch.supervision import Ending, GroupEnd, Verdict, Watchdog
-from harness.launch.torchrun import launcher
-from harness.launch.torchrun.driver_socket import SocketMailbox
-from harness.launch.torchrun.launcher import Processes, TorchrunLauncher, _failed_trials, ask_here, command
+from harness.launch.torchrun import Processes, TorchrunLauncher, _failed_trials, ask_here, command
+from harness.launch.worker import devices_of
 from harness.plan.cell import Placement
 from harness.plan.comparison import base_cell
 from harness.plan.planner import Plan, make_plan
@@ -194,7 +195,7 @@ def test_a_failure_counts_though_its_trial_was_reported_after_the_deadline(
     failed = TrialResult(group.trials[0].id, "error", "ValueError on rank 0: theirs", error_rank=0)
     mailbox = SimpleNamespace(refused=True)
     processes = SimpleNamespace(mailbox=mailbox, output=lambda: "", watchdog=None)
-    monkeypatch.setattr(launcher, "start_processes", lambda job, deadline, watchdog: contextlib.nullcontext(processes))
+    monkeypatch.setattr(torchrun, "start_processes", lambda job, deadline, watchdog: contextlib.nullcontext(processes))
     for failures, rows in (((failed,), [failed.reason]), ((), [])):
         end = GroupEnd(Verdict(Ending.AFTER_FAILURE), (), failures, None)
         processes.watchdog = SimpleNamespace(connected=True, dead_ranks=None, printed=lambda rank: "", failed_at=None)
@@ -203,7 +204,7 @@ def test_a_failure_counts_though_its_trial_was_reported_after_the_deadline(
             yield from ()
             return end
 
-        monkeypatch.setattr(launcher, "supervise", supervise)
+        monkeypatch.setattr(torchrun, "supervise", supervise)
         found = TorchrunLauncher(experiment, 1).launch(group, deadline=None)
         assert [message.reason for message in found if isinstance(message, TrialResult)] == rows
 
@@ -212,14 +213,14 @@ def test_a_rank_that_is_gone_while_torchrun_goes_on_ends_the_group_after_a_while
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, lives = [0.0], {11: True, 12: True}
-    monkeypatch.setattr(launcher, "runs", lives.__getitem__)
-    monkeypatch.setattr(launcher.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(torchrun, "runs", lives.__getitem__)
+    monkeypatch.setattr(torchrun.time, "monotonic", lambda: now[0])
     unused: Any = None
     group = Processes(Ended(None).agent, unused, unused, unused, {11: 0, 12: 1})
     assert not group.ended and group.left is None
     lives[12] = False
     assert not group.ended and group.left == 1, "torchrun may end the others itself"
-    now[0], lives[11] = launcher.LEFT_S + 1.0, False
+    now[0], lives[11] = torchrun.LEFT_S + 1.0, False
     assert group.ended and group.left == 1
 
 
@@ -227,7 +228,7 @@ def test_torchrun_listens_on_loopback_only() -> None:
     line = command(Path("/dev/shm/harness-x/job"), 2)
     assert line[1:3] == ["-m", "torch.distributed.run"] and "--standalone" not in line  # it opens two stores to all
     assert {"--nnodes=1", "--nproc-per-node=2", "--local-addr=127.0.0.1", "--rdzv-conf=store_type=file"} < set(line)
-    assert line[-3:] == ["-m", "harness.launch.torchrun.entry", "/dev/shm/harness-x/job"]
+    assert line[-3:] == ["-m", "harness.launch.torchrun", "/dev/shm/harness-x/job"]
 
 
 @pytest.mark.parametrize(
@@ -302,7 +303,8 @@ def test_a_mailbox_refuses_connections_without_the_key_late_trials_and_once_clos
 
 
 def process(rank: int, **facts: Any) -> Registration:
-    return Registration(rank, "n0", 100 + rank, f"count-{rank}", f"stack-{rank}", **{"created_at": 0.0, **facts})
+    known = {"pid": 100 + rank, "created_at": 0.0, "traces": ProcessOutput(), **facts}
+    return Registration(rank, "n0", f"count-{rank}", f"stack-{rank}", **known)
 
 
 def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,7 +495,7 @@ def folder_of_a_worker(driver: int) -> Path:
         for child in psutil.Process(driver).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 line = child.cmdline()
-                if child.ppid() != driver and "harness.launch.torchrun.entry" in line:
+                if child.ppid() != driver and "harness.launch.torchrun" in line:
                     return Path(line[-1]).parent
         time.sleep(0.1)
     raise AssertionError("no worker was started in time")

@@ -23,7 +23,7 @@ from harness.config.sections import Convergence
 from harness.errors import WorkloadError
 from harness.measure import convergence
 from harness.measure.convergence import COLLECT_STEPS, EpochData, Epochs
-from harness.measure.losses import MOST_RECORDED, StepLosses
+from harness.measure.stepper import MOST_RECORDED, StepLosses
 from harness.measure.window import HostTimer, measure_window
 from harness.plan.cell import Cell
 from harness.train import checkpoint, loader

@@ -248,11 +248,11 @@ def test_a_group_has_the_links_inside_each_of_its_nodes() -> None:
 def system(tmp_path: Path) -> Path:
     """Two nodes with processors, one with memory alone; a GPU on node 1, and one of which nothing is told."""
     for name, processors in {"node0": "0-31", "node10": "32-63", "node2": ""}.items():
-        folder = tmp_path / "devices/system/node" / name
+        folder = tmp_path / "sys/devices/system/node" / name
         folder.mkdir(parents=True)
         (folder / "cpulist").write_text(f"{processors}\n")
     for bus, node in {"0000:18:00.0": "1", "0001:af:00.0": "-1"}.items():
-        folder = tmp_path / "bus/pci/devices" / bus
+        folder = tmp_path / "sys/bus/pci/devices" / bus
         folder.mkdir(parents=True)
         (folder / "numa_node").write_text(f"{node}\n")
     return tmp_path
@@ -260,7 +260,7 @@ def system(tmp_path: Path) -> Path:
 
 def test_nodes_with_processors_in_their_order(system: Path) -> None:
     assert list(numa_nodes(system).items()) == [("0", "0-31"), ("10", "32-63")]
-    assert numa_nodes(system / "devices") == {}  # another system
+    assert numa_nodes(system / "sys") == {}  # another system
 
 
 @pytest.mark.parametrize(

@@ -478,12 +478,6 @@ def test_settings_are_restored_after_a_failure(monkeypatch: pytest.MonkeyPatch) 
     assert settings() == kept
 
 
-def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(ValueError) as caught:
-        measured_peak(CPU, "fp23")
-    assert str(caught.value) == "precision: got 'fp23'; did you mean 'fp32'? (allowed: bf16, fp16, fp32, tf32)"
-
-
 def test_a_gpu_gets_its_memory_back_once_nothing_refers_to_the_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []

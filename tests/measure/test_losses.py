@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure import losses
-from harness.measure.losses import Divergence, ScaleDiverged, earliest, first_in, outcome_columns
+from harness.measure import stepper
+from harness.measure.stepper import Divergence, ScaleDiverged, earliest, first_in, outcome_columns
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
 
@@ -66,17 +66,17 @@ def scale(value: float, unskipped: int) -> LossScale:
 
 def test_the_warm_up_goes_on_until_twenty_updates_in_a_row_or_two_hundred_steps() -> None:
     steps: Any = Steps(scale(2.0**14, 3), scale(2.0**13, 8), scale(2.0**13, 19), scale(2.0**13, 20))
-    assert len(losses.rounds_until_unskipped(steps, 7, 20)) == 3
+    assert len(stepper.rounds_until_unskipped(steps, 7, 20)) == 3
     assert steps.rounds == [("warmup", 7)] * 3
     steps = Steps(scale(0.5, 0))
     with pytest.raises(ScaleDiverged, match=r"after 200 warm-up steps: .* at a loss scale of 0.5$"):
-        losses.rounds_until_unskipped(steps, 20, 100)
+        stepper.rounds_until_unskipped(steps, 20, 100)
     assert len(steps.rounds) == 5
 
 
 def test_other_precisions_take_no_further_round_and_have_no_columns_of_a_scale() -> None:
     steps: Any = Steps(None)
-    assert losses.rounds_until_unskipped(steps, 5, 5) == [] and losses.scale_columns(None, None, 10) == {}
+    assert stepper.rounds_until_unskipped(steps, 5, 5) == [] and stepper.scale_columns(None, None, 10) == {}
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_other_precisions_take_no_further_round_and_have_no_columns_of_a_scale()
     ],
 )
 def test_skips_follow_from_the_two_scales(before: LossScale, after: LossScale, steps: int, skipped: int) -> None:
-    assert losses.scale_columns(before, after, steps) == {"loss_scale": after.scale, "skipped_updates": skipped}
+    assert stepper.scale_columns(before, after, steps) == {"loss_scale": after.scale, "skipped_updates": skipped}

@@ -169,8 +169,8 @@ def test_fp16_warms_up_until_twenty_updates_and_records_its_loss_scale(within: W
 
 
 def test_fp16_without_a_loss_scale_that_fits_is_diverged(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.measure.losses.UNSKIPPED", 1000)
-    monkeypatch.setattr("harness.measure.losses.MOST_STEPS", 9)
+    monkeypatch.setattr("harness.measure.stepper.UNSKIPPED", 1000)
+    monkeypatch.setattr("harness.measure.stepper.MOST_STEPS", 9)
     result = run_scenario(within(FP16))
     assert result.outcome == "diverged" and not result.windows
     skipped = "updates are still skipped after 9 warm-up steps: gradients overflow float16 at a loss"

@@ -132,7 +132,6 @@ def test_nvml_is_given_back_once_and_also_if_some_devices_are_unknown() -> None:
     assert opened(nvml, 0, 1, uuids=(A, "GPU-ff00")) is None and nvml.users == 1
     found: Any = opened(nvml)
     found.close()
-    found.close()
     assert nvml.users == 1
 
 

@@ -92,14 +92,6 @@ def test_steady_state_is_distinguished_from_warm_up(rounds: list[list[float]], s
     assert is_steady(rounds) is steady
 
 
-def test_usage_is_the_difference_of_two_readings() -> None:
-    result = throughput.load_between(
-        {"watched_s": 1.0, "own_cpu_s": 10.0, "node_cpu_s": 100.0, "swapped_bytes": 5},
-        {"watched_s": 3.0, "own_cpu_s": 11.5, "node_cpu_s": 103.0, "swapped_bytes": 9},
-    )
-    assert result == {"watched_s": 2.0, "own_cpu_s": 1.5, "node_cpu_s": 3.0, "swapped_bytes": 4}
-
-
 def test_what_others_do_between_windows_is_no_load_of_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     now = {"watched_s": 0.0, "own_cpu_s": 0.0, "node_cpu_s": 0.0, "swapped_bytes": 0.0}
 
@@ -115,9 +107,9 @@ def test_what_others_do_between_windows_is_no_load_of_the_trial(monkeypatch: pyt
 
 
 def test_cpu_time_of_this_process_is_not_foreign() -> None:
-    before = throughput.read()
+    monitor = throughput.LoadMonitor(ALONE, shared=False)
     end = time.process_time() + 0.2
     while time.process_time() < end:
         pass
-    result = throughput.load_between(before, throughput.read())
+    result = monitor.columns(1)
     assert min(result["own_cpu_s"], result["node_cpu_s"]) >= 0.15 and result["swapped_bytes"] >= 0

@@ -13,7 +13,7 @@ import harness
 from harness.analysis.doubts import kind_of
 from harness.analysis.results import Results
 from harness.config.experiment import Experiment
-from harness.launch.torchrun.launcher import TorchrunLauncher
+from harness.launch.torchrun import TorchrunLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution

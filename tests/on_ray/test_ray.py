@@ -14,10 +14,10 @@ from ray.util import placement_group_table
 
 from harness.errors import ClusterLostError
 from harness.launch.protocol import GroupStarted, TrialStarted
-from harness.launch.ray import session
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
+from harness.system.process import variables
 from tests.cluster.machines import wait_for
 from tests.conftest import experiment_of
 from tests.on_ray.conftest import TESTS
@@ -29,7 +29,7 @@ QUICK = {"blocks": 1, "warmup_steps": 2, "windows": 2, "window_steps": 4, "windo
 
 def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
     before = dict(os.environ)
-    with session.variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
+    with variables({"RAY_AUTH_TOKEN": "x", "HOME": "elsewhere"}):
         assert os.environ["RAY_AUTH_TOKEN"] == before.get("RAY_AUTH_TOKEN", "x")
         assert os.environ["HOME"] == before["HOME"]
     assert dict(os.environ) == before

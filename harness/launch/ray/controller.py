@@ -19,7 +19,7 @@ from ray.train.backend import Backend, BackendConfig
 
 from harness.launch.agent import interface_of, lead_a_process_group
 from harness.launch.ray import private
-from harness.launch.startup import Registration, ResourcesRequested, register_process
+from harness.launch.startup import Registration, ResourcesRequested
 from harness.system.scratch import Scratch, shared_memory
 
 LOOPBACK = "127.0.0.1"
@@ -81,7 +81,7 @@ def register(*, connected: bool = False) -> Registration:
     """Return the registration of this process."""
     folder = _scratch().path
     rank, node_id = get_context().get_world_rank(), get_runtime_context().get_node_id()
-    return register_process(rank, node_id, folder / "steps", folder / "stack", connected=connected, folder=str(folder))
+    return Registration(rank, node_id, f"{folder}/steps", f"{folder}/stack", connected, str(folder))
 
 
 @cache

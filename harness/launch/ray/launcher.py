@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -26,18 +26,18 @@ from harness.errors import ClusterLostError, WorkloadError
 from harness.launch.failures import blamed, found_dead, from_hang, from_launch, from_memory_monitor, judged, primary
 from harness.launch.mailbox import CLOSED
 from harness.launch.protocol import Job, Message, process_variables
-from harness.launch.rank import devices_of, run_rank
 from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, register, startup_callbacks
 from harness.launch.ray.nodes import NodeChoice, ask_agents, patience
-from harness.launch.ray.session import variables
 from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
+from harness.launch.worker import devices_of, run_rank
 from harness.plan.cell import Placement
 from harness.plan.inventory import Machine, Node
 from harness.plan.rows import Json
 from harness.plan.trial import TrialResult, WorkerGroup
+from harness.system.process import in_thread, variables
 from harness.system.scratch import Scratch
 from harness.system.user_code import CodeVersion, load_user_function
 from harness.train.ranks import Ranks
@@ -58,34 +58,12 @@ GRACE_S = 1.0
 """Time of the other ranks to fail too, after the first failure; then they are killed."""
 
 
-class Fit:
-    """Runs trainer.fit() in a thread, so that the main thread can handle signals and messages."""
-
-    def __init__(self, trainer: TorchTrainer) -> None:
-        self.error: BaseException | None = None
-        self._trainer = trainer
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    @property
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
-    def give_up(self) -> None:
-        """End trainer.fit() wherever it is, since its thread must not outlive Ray."""
-        until = time.monotonic() + GIVEN_UP_S
-        while not self.ended and time.monotonic() < until:
-            private.kill_controllers()
-            self.join(KILL_EVERY_S)
-
-    def _run(self) -> None:
-        try:
-            self._trainer.fit()
-        except BaseException as error:  # SystemExit too, which Ray raises when it is stopped
-            self.error = error
+def give_up(fit: Future[object]) -> None:
+    """End trainer.fit() wherever it is, since its thread must not outlive Ray."""
+    until = time.monotonic() + GIVEN_UP_S
+    while not fit.done() and time.monotonic() < until:
+        private.kill_controllers()
+        wait([fit], KILL_EVERY_S)
 
 
 def free_devices() -> None:
@@ -178,10 +156,11 @@ class RayLauncher:
         _answer(self.cluster.mailbox.open.remote(number, deadline, self.holds))
         watchdog = Watchdog(partial(ask_agents, self.cluster), self.experiment.limits.trial, grace_s=GRACE_S)
         with variables({START_LIMIT: f"{start_limit_s(len(nodes)):.0f}"}):  # which fit() hands to its controller
-            fit = Fit(self._trainer(group, nodes, number))
+            # in a thread, so that the main thread can handle signals and messages
+            running = RayGroup(self.cluster, in_thread(self._trainer(group, nodes, number).fit), watchdog)
             timer = StartupTimer(time.time(), "controller")
-            end = yield from supervise(RayGroup(self.cluster, fit, watchdog), watchdog, timer, group.trials[-1].id)
-        yield from judged(_failed_trials(group, end, fit.error, watchdog), group, end, watchdog)
+            end = yield from supervise(running, watchdog, timer, group.trials[-1].id)
+        yield from judged(_failed_trials(group, end, running.error, watchdog), group, end, watchdog)
 
     def _trainer(self, group: WorkerGroup, nodes: Sequence[Node], number: int) -> TorchTrainer:
         versions = {name: self.versions[name] for name in group.variants}
@@ -249,12 +228,17 @@ class RayGroup:
     """A running fit() and its ranks, as ``supervise`` sees them."""
 
     cluster: Cluster
-    fit: Fit
+    fit: Future[object]
     watchdog: Watchdog
 
     @property
     def ended(self) -> bool:
-        return self.fit.ended
+        return self.fit.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What fit() raised, SystemExit too, which Ray raises when it is stopped; None while it runs."""
+        return self.fit.exception() if self.ended else None
 
     def take(self, timeout_s: float) -> list[Received]:
         messages: list[Received] = _answer(self.cluster.mailbox.take.remote(timeout_s))
@@ -262,29 +246,29 @@ class RayGroup:
 
     def kill(self) -> None:
         self.watchdog.kill()
-        self.fit.join(END_S)
+        wait([self.fit], END_S)
 
     def release(self) -> None:
-        if not self.fit.ended:  # given up: ranks that have not registered yet are refused when they do
+        if not self.ended:  # given up: ranks that have not registered yet are refused when they do
             self.watchdog.kill()
             try:
                 ray.get(self.cluster.mailbox.open.remote(CLOSED, None), timeout=patience())
             except ray.exceptions.GetTimeoutError:  # Ray may be gone, and answers nobody
-                self.fit.join(GIVEN_UP_S)
+                wait([self.fit], GIVEN_UP_S)
             except ray.exceptions.RayError:  # the mailbox alone is gone, or Ray, which frees its devices then
                 with suppress(Exception):  # the loss itself is what is reported
                     self._give_up()
             else:
                 self._give_up()
-        elif self.fit.error:
+        elif self.error:
             self.watchdog.record_failure()
             self.watchdog.kill()  # what the ranks started and left behind
             free_devices()
         self.watchdog.clear()
 
     def _give_up(self) -> None:
-        self.fit.give_up()
-        if self.fit.ended:
+        give_up(self.fit)
+        if self.ended:
             free_devices()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from harness.launch.supervision import Answers
 from harness.plan.cell import Placement
 from harness.plan.inventory import Machine, Node
 from harness.plan.trial import WorkerGroup
-from harness.system.process import interrupted
+from harness.system.process import in_thread, interrupted
 
 ANSWER_S = 15.0
 """Timeout of a node's answer about its processes."""
@@ -45,7 +44,9 @@ def ask_agents(cluster: Cluster, question: str, things: Sequence[tuple[str, obje
     asked = {node: [things[place][1] for place in places] for node, places in by_node.items()}
     given, dead = _answers(cluster, question, asked)
     if dead and not interrupted():  # else Ray itself may be ending
-        replaced = _within(patience(), lambda: cluster.replace_agents(dead)) or []
+        replaced: list[str] = []
+        with suppress(Exception, SystemExit):  # Ray's own requests fail, or never end, once its head is gone
+            replaced = in_thread(lambda: cluster.replace_agents(dead)).result(patience())
         again, dead_again = _answers(cluster, question, {node: asked[node] for node in replaced})
         for node in dead:
             if node not in replaced or node in dead_again:  # a new one that is only slow is asked again
@@ -74,20 +75,6 @@ def _answers(cluster: Cluster, question: str, asked: Mapping[str, list[object]])
         except ray.exceptions.RayError:
             continue
     return given, dead
-
-
-def _within(seconds: float, work: Callable[[], list[str]]) -> list[str] | None:
-    """Return the result; None if the work fails or takes longer, as Ray's own requests do once its head is gone."""
-    given: list[list[str]] = []
-
-    def run() -> None:
-        with suppress(Exception):
-            given.append(work())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return given[0] if given else None
 
 
 @dataclass

@@ -10,9 +10,10 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from harness.system.process import variables
 
 TEMPORARY_FOLDER = "_temp_dir"
 """A private argument of ray.init."""
@@ -60,13 +61,11 @@ def disable_auto_init() -> bool:
     return True
 
 
-def init(
-    folder: Path | None, variables: Callable[[Mapping[str, str]], AbstractContextManager[None]], **arguments: object
-) -> None:
+def init(folder: Path | None, **arguments: object) -> None:
     """Call ray.init with a session folder of our own, if one is given.
 
-    ``variables`` sets environment variables for a block. Without the private argument RAY_TMPDIR names the folder,
-    and Ray makes its own "ray" below it, which costs four characters of a socket's path.
+    Without the private argument RAY_TMPDIR names the folder, and Ray makes its own "ray" below it, which costs four
+    characters of a socket's path.
     """
     import ray
 
@@ -78,7 +77,7 @@ def init(
     except (RuntimeError, TypeError) as error:  # raised before anything is started
         if TEMPORARY_FOLDER not in str(error):
             raise
-        with variables({"RAY_TMPDIR": str(folder)}):
+        with variables({}, {"RAY_TMPDIR": str(folder)}):
             ray.init(**arguments)
 
 

@@ -16,7 +16,7 @@ from types import FrameType, MappingProxyType
 
 from harness.errors import ClusterError
 from harness.launch.ray import private
-from harness.system.process import deferred_interrupts, sigterm_blocked
+from harness.system.process import deferred_interrupts, sigterm_blocked, variables
 
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray for the driver of a job, alone: the job's runtime environment and metadata."""
@@ -72,7 +72,7 @@ def session(folder: Path | None = None, **arguments: object) -> Iterator[None]:
     try:
         try:
             with sigterm_blocked():  # Ray ends a driver whose raylet is gone, at once and without a message
-                private.init(folder, lambda fixed: variables({}, fixed), **quiet, **arguments)
+                private.init(folder, **quiet, **arguments)
         except Exception as error:  # if it does not come up in time, Ray raises no narrower one
             raise ClusterError(f"Ray did not start: {type(error).__name__}: {error}") from error
         except SystemExit:  # Ray's reaction to a SIGTERM until our handler is back
@@ -109,22 +109,6 @@ def as_ray_reads(defaults: Mapping[str, str], fixed: Mapping[str, str] = Mapping
             yield
     finally:
         private.reread_configuration()
-
-
-@contextlib.contextmanager
-def variables(defaults: Mapping[str, str], fixed: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Set the defaults that the environment lacks, and the fixed variables; restore the environment afterwards."""
-    wanted = {**{name: value for name, value in defaults.items() if name not in os.environ}, **fixed}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _handle(handlers: Mapping[signal.Signals, Handler]) -> None:

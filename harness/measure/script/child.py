@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import faulthandler
 import itertools
-import mmap
 import os
 import pickle
 import runpy
 import shutil
 import signal
-import struct
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,6 +25,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 
+from harness.system.process import counting_in
+
 SPAWNED = (
     "the script starts its ranks itself, by torch.multiprocessing.{name} with {what}, but here each rank is a process "
     "already, as under torchrun: take that call out and call its function with int(os.environ['LOCAL_RANK'])"
@@ -36,8 +36,26 @@ OTHER_COUNT = (
     "have it start int(os.environ['LOCAL_WORLD_SIZE']), or, on one node, {{devices}} of the file's arguments"
 )
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+COUNTER_VARIABLE, STACK_VARIABLE = "HARNESS_STEPS_FILE", "HARNESS_STACK_FILE"
+"""Where a rank's process leaves the files of its watchdog: of the steps, and of the stack on SIGUSR1."""
 NEVER = timedelta(days=1000)
 """The timeout of a rank that waits for the first one; the watchdog ends a trial that hangs."""
+
+
+@dataclass(frozen=True)
+class Counting:
+    """What a StepRecorder counts.
+
+    ``optimizer``: the number of the optimizer whose steps count. ``pauses``: whether evaluation is no training time.
+    ``profiles``: whether steps after the windows are profiled. ``trains``: whether the trial is a training, whose
+    reports are kept. ``ingests``: whether batches of Ray Data are consumed without training.
+    """
+
+    optimizer: int = 0
+    pauses: bool = False
+    profiles: bool = False
+    trains: bool = False
+    ingests: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,8 +63,7 @@ class Start:
     """What a rank's process needs to know.
 
     ``script``: in ``folder``, that of the trial, with links to the files of ``source``, the user's folder. ``module``:
-    its name if ``python -m`` runs it. ``counter``, ``stack``: the files of the watchdog: of the steps, mapped into
-    memory, and of the stack on SIGUSR1.
+    its name if ``python -m`` runs it.
     """
 
     script: str
@@ -54,12 +71,7 @@ class Start:
     folder: str
     source: str
     arguments: tuple[str, ...]
-    optimizer: int
-    pauses: bool
-    profiles: bool
-    trains: bool
-    counter: str | None
-    stack: str | None
+    counting: Counting
 
 
 class SpawnsRanks(Exception):
@@ -68,22 +80,17 @@ class SpawnsRanks(Exception):
 
 def run_script(parent: Connection, start: Start) -> int:
     """Run the script with hooks in this process; return the exit code that it asks for."""
-    if start.stack:
-        stack = os.open(start.stack, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    if path := os.environ.pop(STACK_VARIABLE, None):
+        stack = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     import torch.multiprocessing  # after the fault handler: it takes seconds
 
     from harness.measure.script.counting import StepRecorder
     from harness.measure.script.messages import EndOfTrial
 
-    recorder = StepRecorder(
-        parent,
-        _advance(start.counter),
-        optimizer=start.optimizer,
-        pauses=start.pauses,
-        profiles=start.profiles,
-        trains=start.trains,
-    )
+    counter = os.environ.pop(COUNTER_VARIABLE, None)
+    advance = counting_in(Path(counter)) if counter else lambda: None
+    recorder = StepRecorder(parent, advance, start.counting)
     recorder.install()
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, partial(_call_as_rank, start.folder, name))
@@ -186,19 +193,6 @@ def _call_as_rank(
         args, address = pickle.loads(store.get("arguments"))
         os.environ.update(address)
     fn(rank, *args)
-
-
-def _advance(counter: str | None) -> Callable[[], None]:
-    """Return what counts a step in the watchdog's file."""
-    if counter is None:
-        return lambda: None
-    with Path(counter).open("r+b") as file:
-        count = memoryview(mmap.mmap(file.fileno(), struct.calcsize("=q"))).cast("q")
-
-    def advance() -> None:
-        count[0] += 1
-
-    return advance
 
 
 if __name__ == "__main__":

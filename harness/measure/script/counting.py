@@ -22,20 +22,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness import probe
+from harness.measure.script import messages
 from harness.measure.script.batches import TRAINS, Iteration, count_datasets, time_loaders
-from harness.measure.script.messages import (
-    EndOfTrial,
-    Facts,
-    Finished,
-    Held,
-    Hold,
-    Profiled,
-    Progress,
-    Raised,
-    Schedule,
-    Steps,
-    WindowsBegun,
-)
+from harness.measure.script.child import Counting
 from harness.measure.script.profiling import StepProfiler
 from harness.measure.script.reports import Reports, Values, read_libraries
 from harness.system.process import resident_peak
@@ -51,30 +40,16 @@ clock = time.perf_counter
 class StepRecorder(probe.Recorder):
     """Counts the steps of this process, sends them to the parent and ends the script after the last window.
 
-    ``optimizer``: the number of the optimizer whose steps count. ``pauses``: whether evaluation is no training time.
-    ``profiles``: whether steps after the windows are profiled. ``trains``: whether the trial is a training, whose
-    reports are kept. ``ingests``: whether batches of Ray Data are consumed without training. ``advance``: counts a step
-    for the watchdog.
+    ``advance``: counts a step for the watchdog.
     """
 
-    def __init__(
-        self,
-        parent: Connection,
-        advance: Callable[[], None],
-        *,
-        optimizer: int,
-        pauses: bool,
-        profiles: bool,
-        trains: bool = False,
-        ingests: bool = False,
-    ) -> None:
-        self._parent, self._advance, self._optimizer, self._pauses = parent, advance, optimizer, pauses
-        self._profiles, self._ingests = profiles, ingests
-        self._reports = Reports() if trains else None
+    def __init__(self, parent: Connection, advance: Callable[[], None], counting: Counting) -> None:
+        self._parent, self._advance, self._counting = parent, advance, counting
+        self._reports = Reports() if counting.trains else None
         self._all_samples = self._all_pauses_s = 0.0
         self._profiler: StepProfiler | None = None
         self._lock = threading.Lock()
-        self._steps = Steps()
+        self._steps = messages.Steps()
         self._edges: deque[int] = deque()
         self._next_edge = sys.maxsize
         self._events: list[torch.cuda.Event] = []
@@ -124,11 +99,11 @@ class StepRecorder(probe.Recorder):
 
     def _obey(self, message: object) -> bool:
         """Do what the parent says; return whether it says nothing more to this thread."""
-        if isinstance(message, Hold):
+        if isinstance(message, messages.Hold):
             self._may_go_on.clear()  # before the steps are read: who has passed this by now has counted its step
-            self._send(Held(len(self._steps.ended)))
+            self._send(messages.Held(len(self._steps.ended)))
             return False
-        if isinstance(message, Schedule):  # else the end of a training that has ended by itself
+        if isinstance(message, messages.Schedule):  # else the end of a training that has ended by itself
             self._edges = deque(message.edges)
             self._next_edge = message.start
             self._may_go_on.set()
@@ -139,17 +114,19 @@ class StepRecorder(probe.Recorder):
         count = len(self._steps.ended)
         if count > sent:
             ended, paused = self._steps.ended, self._steps.pause_s
-            self._send(Progress([ended[i] - ended[i - 1] - paused[i] for i in range(max(sent, 1), count)], count))
+            self._send(
+                messages.Progress([ended[i] - ended[i - 1] - paused[i] for i in range(max(sent, 1), count)], count)
+            )
         return count
 
     # -- what a step is
 
     def count_datasets(self) -> None:
         """Count the batches of Ray Data too, which is imported by now if it is used."""
-        count_datasets(self, consumes=self._ingests)
+        count_datasets(self, consumes=self._counting.ingests)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if self._ingests:
+        if self._counting.ingests:
             raise RuntimeError(TRAINS)
         if self._by_probe:
             self._optimizers.add(optimizer)  # whose devices are those of the trial
@@ -160,7 +137,7 @@ class StepRecorder(probe.Recorder):
             if first:
                 self._optimizers.add(optimizer)
                 self._names.append(type(optimizer).__name__)
-            if not replaced and not (first and len(self._names) == self._optimizer + 1):
+            if not replaced and not (first and len(self._names) == self._counting.optimizer + 1):
                 return
             self._counted = weakref.ref(optimizer)
         self._take()
@@ -214,7 +191,7 @@ class StepRecorder(probe.Recorder):
     def _take(self) -> None:
         steps = self._steps
         if self._done:
-            raise EndOfTrial(0)
+            raise messages.EndOfTrial(0)
         if self._paused_at is not None:
             self.go_on()
         now = clock()
@@ -236,7 +213,7 @@ class StepRecorder(probe.Recorder):
                 read_libraries(self.report)  # a Trainer that takes steps is imported
         if self._profiler:
             if self._profiler.step(steps.wait_s[-1], steps.pause_s[-1]):
-                self._send(Profiled(self._profiler.end()))
+                self._send(messages.Profiled(self._profiler.end()))
                 self._end()
         elif self._events and len(steps.ended) < self._next_edge:
             self._record(len(steps.ended) - steps.edges[-1][0])
@@ -255,7 +232,7 @@ class StepRecorder(probe.Recorder):
         self._read_events(count - steps.edges[-1][0] if steps.edges else 0)
         if not steps.edges:
             self._evaluation_batches = 0
-            self._send(WindowsBegun())
+            self._send(messages.WindowsBegun())
         goes_on = bool(self._edges) and self._late is None
         if goes_on:
             self._next_edge = self._edges[0]
@@ -271,7 +248,7 @@ class StepRecorder(probe.Recorder):
                 self._record(0)
             return
         self._send_all(by_itself=False)
-        if not self._profiles or self._late is not None:
+        if not self._counting.profiles or self._late is not None:
             self._end()
         self._profiler = StepProfiler(self._devices())
 
@@ -279,7 +256,7 @@ class StepRecorder(probe.Recorder):
         """End the script once no other rank needs it."""
         self._done = True
         self._parent.recv()
-        raise EndOfTrial(0)
+        raise messages.EndOfTrial(0)
 
     def _devices(self) -> list[torch.device]:
         """Return the GPUs of an optimizer's parameters, or the current one; none if CUDA is not used."""
@@ -320,7 +297,7 @@ class StepRecorder(probe.Recorder):
             self._send_all(by_itself=True)
 
     def _send_all(self, *, by_itself: bool) -> None:
-        self._send(Finished(self._steps, self.facts(), by_itself, self._late, self._reports))
+        self._send(messages.Finished(self._steps, self.facts(), by_itself, self._late, self._reports))
         self._sent = True
 
     def fail(self, kind: str, message: str) -> None:
@@ -328,23 +305,23 @@ class StepRecorder(probe.Recorder):
         if self._sent:
             self._not_profiled()
         else:
-            self._send(Raised(kind, message, len(self._steps.ended)))
+            self._send(messages.Raised(kind, message, len(self._steps.ended)))
 
     def _not_profiled(self) -> None:
         """Send that the profile is missing, and stop it: torch may crash at the end of a process that profiles."""
         if not self._done:
             if self._profiler:
                 self._profiler.end()
-            self._send(Profiled(None))
+            self._send(messages.Profiled(None))
 
-    def facts(self) -> Facts:
+    def facts(self) -> messages.Facts:
         """Return what is known of the process now."""
         self._note_group()
         devices = self._devices()
         peaks = [torch.cuda.max_memory_allocated(device) for device in devices]  # before sums of parameters
         reserved = [torch.cuda.max_memory_reserved(device) for device in devices]
         resident = resident_peak()
-        return Facts(
+        return messages.Facts(
             optimizers=self._names,
             evaluation_batches=self._evaluation_batches,
             connected=self._connected,
@@ -366,7 +343,7 @@ class StepRecorder(probe.Recorder):
     def fetching(self) -> float:
         """Return the time; begin or end a pause for evaluation."""
         start = clock()
-        if self._pauses and threading.get_ident() == self._thread:
+        if self._counting.pauses and threading.get_ident() == self._thread:
             if not torch.is_grad_enabled():
                 self._validates = self._validates or self._paused_at is None
                 self.pause()
@@ -376,7 +353,7 @@ class StepRecorder(probe.Recorder):
 
     def waited(self, start: float) -> None:
         """Add a wait for data to the step; an ingest does nothing else."""
-        if not self._ingests and self._trains() and threading.get_ident() == self._thread:
+        if not self._counting.ingests and self._trains() and threading.get_ident() == self._thread:
             self._wait_s += clock() - start
 
     def fetched(self, start: float, samples: int, iteration: Iteration) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +17,12 @@ from harness.config.sections import Convergence, Throughput
 from harness.config.values import PlainValue
 from harness.measure.profiles import PROFILED_STEPS
 from harness.measure.scenarios import TrialContext
-from harness.measure.script.child import Start
+from harness.measure.script import messages
+from harness.measure.script.child import Counting, Start
 from harness.measure.script.counting import TICK_S
 from harness.measure.script.judging import Seen, judge, together
-from harness.measure.script.messages import (
-    Finished,
-    Held,
-    Hold,
-    Profiled,
-    Progress,
-    Raised,
-    Schedule,
-    Steps,
-    WindowsBegun,
-)
 from harness.measure.script.parent import (
-    COUNTER_VARIABLE,
     END_S,
-    STACK_VARIABLE,
     Process,
     ScriptFailed,
     ScriptProcess,
@@ -70,7 +57,7 @@ WAIT_S, LAST_OUTPUT_S = 1.0, 2.0
 class Followed:
     """What the ranks of a script did: this rank's end and profile, and whether the warm-up was steady."""
 
-    end: Finished
+    end: messages.Finished
     load: RankFacts
     steady: bool
     profile: ProfiledSteps | None
@@ -95,18 +82,13 @@ def script(context: TrialContext) -> TrialResult:
             folder=str(folder),
             source=str(home),
             arguments=tuple(experiment.command(values)),
-            optimizer=experiment.step.optimizer,
-            pauses=experiment.step.pause == "validation",
-            profiles=profiles_of(context, experiment),
-            trains=trial.kind == "convergence",
-            counter=os.environ.get(COUNTER_VARIABLE),
-            stack=os.environ.get(STACK_VARIABLE),
+            counting=counting_of(context, experiment),
         )
         plain = experiment.one_rank == "python" and ranks.world_size == 1
         process = ScriptProcess(start, environment_of(ranks, trial.cell, master, gpus, plain=plain), folder)
         try:
             with context.part("script"):
-                followed = follow(process, context, experiment, start.profiles)
+                followed = follow(process, context, experiment, start.counting.profiles)
             with context.part("end of the script"):
                 process.end(END_S)
             return result(context, experiment, followed, stated, process.output())
@@ -124,9 +106,17 @@ def values_of(cell: Cell, seed: int, folder: Path, local_rank: int) -> dict[str,
     return {**values, **cell.workload_options, "seed": seed, "folder": str(folder), "local_rank": local_rank}
 
 
-def profiles_of(context: TrialContext, experiment: ScriptExperiment) -> bool:
-    """Return whether steps after the windows of the trial are profiled."""
-    return context.trial.kind != "convergence" and experiment.profiles(context.trial.purpose, context.trial.cell.traits)
+def counting_of(context: TrialContext, experiment: ScriptExperiment) -> Counting:
+    """Return what is counted in a trial; steps after its windows are profiled, but not those of a training."""
+    trial, step = context.trial, experiment.step
+    trains = trial.kind == "convergence"
+    return Counting(
+        optimizer=step.optimizer,
+        pauses=step.pause == "validation",
+        profiles=not trains and experiment.profiles(trial.purpose, trial.cell.traits),
+        trains=trains,
+        ingests=not trial.cell.traits.trains,
+    )
 
 
 def follow(process: Process, context: TrialContext, experiment: ScriptExperiment, profiles: bool) -> Followed:
@@ -150,27 +140,27 @@ def follow(process: Process, context: TrialContext, experiment: ScriptExperiment
     return Followed(end, load, steady, profile)
 
 
-def _followed_training(process: Process, ranks: Ranks, settings: Convergence) -> Finished:
+def _followed_training(process: Process, ranks: Ranks, settings: Convergence) -> messages.Finished:
     """Follow a training to its own end or its limit; return this rank's end.
 
     It ends at the end of the step after the last one, so that an evaluation after that is reported. Once its seconds
     are over, every rank waits at the end of a step until all know which one is the last.
     """
     if settings.steps:
-        process.send(Schedule(settings.steps + 1))
+        process.send(messages.Schedule(settings.steps + 1))
     until: list[float] = []
 
-    def limit(seconds: list[float], count: int) -> Hold | None:
+    def limit(seconds: list[float], count: int) -> messages.Hold | None:
         if settings.seconds and count and not until:
             until.append(time.monotonic() + settings.seconds)
-        return Hold() if until and time.monotonic() > until[0] else None
+        return messages.Hold() if until and time.monotonic() > until[0] else None
 
     count, end = _to_schedule(process, ranks, limit, WAIT_S, waits=True)
     if end is None:
-        held = _awaited(process, count, Held)
-        counts = ranks.gather(held.count if isinstance(held, Held) else len(held.steps.ended))
-        process.send(Schedule(max(counts) + 1))  # no rank has ended a later step
-        end = held if isinstance(held, Finished) else _awaited(process, count, Finished)
+        held = _awaited(process, count, messages.Held)
+        counts = ranks.gather(held.count if isinstance(held, messages.Held) else len(held.steps.ended))
+        process.send(messages.Schedule(max(counts) + 1))  # no rank has ended a later step
+        end = held if isinstance(held, messages.Finished) else _awaited(process, count, messages.Finished)
     if end.late is not None:  # of a script whose first steps are faster than the message before them
         said = f"rank {ranks.rank} was at step {end.late} before it knew where its training ends"
         raise ScriptFailed("StepsIrregular", f"{said}; raise convergence.steps")
@@ -179,37 +169,37 @@ def _followed_training(process: Process, ranks: Ranks, settings: Convergence) ->
 
 def _followed_windows(
     process: Process, ranks: Ranks, settings: Throughput, *, shared: bool
-) -> tuple[Finished, RankFacts, bool]:
+) -> tuple[messages.Finished, RankFacts, bool]:
     """Follow the warm-up and name the windows; return this rank's end, its load, and whether the warm-up was steady."""
     warm_up = WarmUp(settings, ranks.devices[0].type)
 
-    def windows(seconds: list[float], count: int) -> Schedule | None:
+    def windows(seconds: list[float], count: int) -> messages.Schedule | None:
         if not warm_up.is_over(seconds):
             return None
         steps = window_length(settings, warm_up.pace_s)
-        return Schedule(count + _margin(seconds, TICK_S), steps, settings.windows)
+        return messages.Schedule(count + _margin(seconds, TICK_S), steps, settings.windows)
 
     count, end = _to_schedule(process, ranks, windows, TICK_S)
     monitor = LoadMonitor(ranks, shared, own_pids=[process.pid])
-    begun = _awaited(process, count, WindowsBegun) if end is None else end
-    if isinstance(begun, WindowsBegun):
+    begun = _awaited(process, count, messages.WindowsBegun) if end is None else end
+    if isinstance(begun, messages.WindowsBegun):
         monitor.begin()
-    end = begun if isinstance(begun, Finished) else _awaited(process, count, Finished)
+    end = begun if isinstance(begun, messages.Finished) else _awaited(process, count, messages.Finished)
     if end.late is not None:
         said = f"rank {ranks.rank} was at step {end.late} before it knew that its windows begin"
         raise ScriptFailed("StepsIrregular", f"{said}: its steps are irregular; raise throughput.warmup_steps")
     load = monitor.columns(samples=sum(end.steps.samples))
-    return end, load if isinstance(begun, WindowsBegun) else RankFacts(), ranks.broadcast(warm_up.steady)
+    return end, load if isinstance(begun, messages.WindowsBegun) else RankFacts(), ranks.broadcast(warm_up.steady)
 
 
-def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> ProfiledSteps | None:
+def _profiled(process: Process, steps: messages.Steps, advance: Callable[[], None]) -> ProfiledSteps | None:
     """Wait for the profile of the steps after the windows, which are measured already: a script may fail in it."""
     (first, began), (last, over) = steps.edges[0], steps.edges[-1]
     until = time.monotonic() + min(MOST_PROFILE_S, PROFILE_S + PROFILE_STEPS * (over - began) / (last - first))
     while time.monotonic() < until and process.exit_code is None:
         advance()
         for message in process.messages(WAIT_S):
-            if isinstance(message, Profiled):
+            if isinstance(message, messages.Profiled):
                 return message.steps
     return None
 
@@ -217,11 +207,11 @@ def _profiled(process: Process, steps: Steps, advance: Callable[[], None]) -> Pr
 T = TypeVar("T")
 
 
-def _awaited(process: Process, count: int, kind: type[T]) -> T | Finished:
+def _awaited(process: Process, count: int, kind: type[T]) -> T | messages.Finished:
     """Return the next message of this type, or the end of the script; raise ScriptFailed if it fails before."""
     while True:
         for message in process.messages(WAIT_S):
-            count = message.count if isinstance(message, Progress) else count
+            count = message.count if isinstance(message, messages.Progress) else count
             if isinstance(message, kind):
                 return message
             if end := _end_of(message):
@@ -232,11 +222,11 @@ def _awaited(process: Process, count: int, kind: type[T]) -> T | Finished:
 def _to_schedule(
     process: Process,
     ranks: Ranks,
-    named: Callable[[list[float], int], Schedule | Hold | None],
+    named: Callable[[list[float], int], messages.Schedule | messages.Hold | None],
     tick_s: float,
     *,
     waits: bool = False,
-) -> tuple[int, Finished | None]:
+) -> tuple[int, messages.Finished | None]:
     """Follow the steps until rank 0 names a schedule, or all ranks have ended; return this rank's steps, and end.
 
     ``named``: of rank 0's seconds of steps so far and the most steps of a rank, what is sent to all, once it is known.
@@ -248,7 +238,7 @@ def _to_schedule(
     first_end: float | None = None
     while True:
         for message in process.messages(tick_s):
-            if isinstance(message, Progress):
+            if isinstance(message, messages.Progress):
                 seconds += message.seconds
                 count = message.count
             end = _end_of(message) or end
@@ -277,15 +267,15 @@ def _different(counts: Sequence[int]) -> None:
     raise ScriptFailed("RanksDiffer", f"the ranks took different numbers of steps until one ended: {each}")
 
 
-def _end_of(message: object) -> Finished | None:
+def _end_of(message: object) -> messages.Finished | None:
     """Return the message if it is the end of the script; raise ScriptFailed if it is a failure."""
-    if isinstance(message, Raised):
+    if isinstance(message, messages.Raised):
         before = "" if message.steps else ", before its first optimizer step"
         raise ScriptFailed(message.kind, f"{message.message}{before}")
-    return message if isinstance(message, Finished) else None
+    return message if isinstance(message, messages.Finished) else None
 
 
-def _check(process: Process, end: Finished | None, count: int) -> None:
+def _check(process: Process, end: messages.Finished | None, count: int) -> None:
     """Raise ScriptFailed if the process has ended and sent nothing."""
     code = process.exit_code
     if end is None and code is not None:
@@ -376,7 +366,7 @@ def rows_of(findings: Iterable[Finding], experiment: ScriptExperiment) -> list[F
 def _trained(
     context: TrialContext,
     experiment: ScriptExperiment,
-    end: Finished,
+    end: messages.Finished,
     reports: Reports,
     stated: float | None,
     output: str,

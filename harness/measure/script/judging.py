@@ -76,13 +76,9 @@ def judge(
         seen = f"{len(ranks)} ranks with {group}"
         if connected == cell.devices:
             seen = f"{len(ranks)} ranks whose parameters all differ after {first.steps} steps"
-        yield Finding(
-            SCRIPT,
-            "error",
-            seen,
-            "the ranks train independent copies of the model: their speeds add up, and are no speedup",
-            "call torch.distributed.init_process_group() and wrap the model, as for torchrun; or set devices: [1]",
-        )
+        means = "the ranks train independent copies of the model: their speeds add up, and are no speedup"
+        advice = "call torch.distributed.init_process_group() and wrap the model, as for torchrun; or set devices: [1]"
+        yield Finding(SCRIPT, "error", seen, means, advice)
     yield from _of_samples(ranks, cell, stated)
     yield from _of_steps(first, profiles)
     machine = [*_of_machine(ranks, cell)]
@@ -90,15 +86,14 @@ def judge(
     crowded = any(finding.check == THREADS for finding in machine)
     waits = max(each.waits for each in ranks)
     if examined and waits >= LEAST_PART:
-        yield Finding(
-            SCRIPT,
-            "note" if first.facts.gpus else "warning",
-            f"part of a step in which it waits for data: {100 * waits:.0f} %",
-            "bound by its data, unless a GPU computes meanwhile: throughput and scaling are those of the loader",
+        seen = f"part of a step in which it waits for data: {100 * waits:.0f} %"
+        means = "bound by its data, unless a GPU computes meanwhile: throughput and scaling are those of the loader"
+        advice = (
             "cheaper samples: its processors are oversubscribed already"
             if crowded
-            else "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
+            else "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples"
         )
+        yield Finding(SCRIPT, "note" if first.facts.gpus else "warning", seen, means, advice)
 
 
 def _of_samples(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[Finding]:
@@ -108,30 +103,23 @@ def _of_samples(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iter
     wrong = next((count for count in counts if abs(count - expected) > SAME_SIZE * expected), None)
     accumulates = 1 < passes == batches and all(abs(count - passes * expected) <= SAME_SIZE * count for count in counts)
     if stated is None and not all(counts):
-        yield Finding(
-            SCRIPT,
-            "warning",
-            f"{ranks[0].steps} steps, and no batch from a torch DataLoader",
-            "throughput is in batches of the file, not in samples",
-            "state the samples of a rank and step, as step: {samples: '{per_device_batch_size} * 4'}",
-        )
+        seen = f"{ranks[0].steps} steps, and no batch from a torch DataLoader"
+        means = "throughput is in batches of the file, not in samples"
+        advice = "state the samples of a rank and step, as step: {samples: '{per_device_batch_size} * 4'}"
+        yield Finding(SCRIPT, "warning", seen, means, advice)
     elif stated is None and accumulates:
-        yield Finding(
-            SCRIPT,
-            "note",
-            f"{passes} backward passes a step, with {expected:.4g} samples each",
-            "gradients are accumulated: the file's batch size is that of a pass, not of a step",
-            "nothing to do: all samples of a step count",
-        )
+        seen = f"{passes} backward passes a step, with {expected:.4g} samples each"
+        means = "gradients are accumulated: the file's batch size is that of a pass, not of a step"
+        advice = "nothing to do: all samples of a step count"
+        yield Finding(SCRIPT, "note", seen, means, advice)
     elif stated is None and wrong is not None:
-        yield Finding(
-            SCRIPT,
-            "warning",
-            f"samples of a step on a rank: {wrong:.4g} by the DataLoader, {expected:.4g} by the file",
-            "labels name another batch size than the script trains with",
+        seen = f"samples of a step on a rank: {wrong:.4g} by the DataLoader, {expected:.4g} by the file"
+        means = "labels name another batch size than the script trains with"
+        advice = (
             "pass {per_device_batch_size} in arguments, divide by the number of ranks if the script's is the global "
-            "batch, or set the grid's batch size to that of the script",
+            "batch, or set the grid's batch size to that of the script"
         )
+        yield Finding(SCRIPT, "warning", seen, means, advice)
 
 
 def _of_machine(ranks: Sequence[Seen], cell: Cell) -> Iterator[Finding]:
@@ -139,22 +127,16 @@ def _of_machine(ranks: Sequence[Seen], cell: Cell) -> Iterator[Finding]:
     by_node = [[rank for rank in ranks if rank.node == node] for node in dict.fromkeys(rank.node for rank in ranks)]
     without = [str(number) for number, rank in enumerate(ranks) if not rank.facts.gpus]
     if cell.device == "cuda" and cell.traits.trains and without:
-        yield Finding(
-            PLACEMENT,
-            "error",
-            f"ranks whose parameters are on no GPU: {join_names(without)}",
-            "the script trains on the CPU, and the cell names GPUs",
-            "move the model to the GPU of its LOCAL_RANK; or set device: cpu",
-        )
+        seen = f"ranks whose parameters are on no GPU: {join_names(without)}"
+        means = "the script trains on the CPU, and the cell names GPUs"
+        advice = "move the model to the GPU of its LOCAL_RANK; or set device: cpu"
+        yield Finding(PLACEMENT, "error", seen, means, advice)
     used = [Counter(gpu for rank in own for gpu in set(rank.facts.gpus)) for own in by_node]
     if not cell.oversubscribed and (shared := sorted({gpu for own in used for gpu, count in own.items() if count > 1})):
-        yield Finding(
-            PLACEMENT,
-            "error",
-            f"GPUs with the parameters of several ranks: {join_names(shared)}",
-            "the ranks share these GPUs, and others of the cell are idle",
-            "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), and move the model there",
-        )
+        seen = f"GPUs with the parameters of several ranks: {join_names(shared)}"
+        means = "the ranks share these GPUs, and others of the cell are idle"
+        advice = "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])), and move the model there"
+        yield Finding(PLACEMENT, "error", seen, means, advice)
     if not cell.oversubscribed:
         less = ("leave out torch.set_num_threads: OMP_NUM_THREADS is each rank's part", "reduce num_workers")
         found = (
@@ -173,36 +155,26 @@ def _of_machine(ranks: Sequence[Seen], cell: Cell) -> Iterator[Finding]:
 def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps]) -> Iterator[Finding]:
     """Yield findings on what the counted steps of the first rank hold, and on the GPUs' idle time in the profile."""
     if first.facts.evaluation_batches:
-        yield Finding(
-            SCRIPT,
-            "note",
-            f"{first.facts.evaluation_batches} batches of evaluation in the timed windows",
-            "evaluation counts as time of training",
+        seen = f"{first.facts.evaluation_batches} batches of evaluation in the timed windows"
+        means = "evaluation counts as time of training"
+        advice = (
             "leave it out by probe.pause() in the script, or, if its batches are fetched without gradients, by "
-            "step: {pause: validation}",
+            "step: {pause: validation}"
         )
+        yield Finding(SCRIPT, "note", seen, means, advice)
     if len(first.facts.optimizers) > 1:
-        yield Finding(
-            SCRIPT,
-            "note",
-            f"optimizers in the order of their first steps: {', '.join(first.facts.optimizers)}",
-            "the steps of one of them are counted",
-            "nothing to do if that is a step; else step: {optimizer: 1}, or probe.steps() in the script",
-        )
+        seen = f"optimizers in the order of their first steps: {', '.join(first.facts.optimizers)}"
+        means = "the steps of one of them are counted"
+        advice = "nothing to do if that is a step; else step: {optimizer: 1}, or probe.steps() in the script"
+        yield Finding(SCRIPT, "note", seen, means, advice)
     idle = [(each.idle_s - each.wait_s) / each.step_s for each in profiles if each.idle_s is not None and each.step_s]
     if idle and min(idle) >= LEAST_PART:
-        yield Finding(
-            SCRIPT,
-            "note",
-            f"part of a step in which the GPU runs no kernel and no data is awaited: {100 * min(idle):.0f} %",
-            "bound by the host: it cannot launch kernels as fast as the GPU runs them",
-            "compile the model, use CUDA graphs or a larger batch, and avoid .item() and prints in the step",
-        )
+        seen = f"part of a step in which the GPU runs no kernel and no data is awaited: {100 * min(idle):.0f} %"
+        means = "bound by the host: it cannot launch kernels as fast as the GPU runs them"
+        advice = "compile the model, use CUDA graphs or a larger batch, and avoid .item() and prints in the step"
+        yield Finding(SCRIPT, "note", seen, means, advice)
     if first.by_itself:
-        yield Finding(
-            SCRIPT,
-            "warning",
-            f"the script ended by itself after {first.steps} steps",
-            "its steps count, but there are fewer than the file asks for, and they may not be steady",
-            "let it train longer, for example by its number of epochs: it is ended after the last window",
-        )
+        seen = f"the script ended by itself after {first.steps} steps"
+        means = "its steps count, but there are fewer than the file asks for, and they may not be steady"
+        advice = "let it train longer, for example by its number of epochs: it is ended after the last window"
+        yield Finding(SCRIPT, "warning", seen, means, advice)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 from harness.config.script import ScriptExperiment
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.counting import StepRecorder
-from harness.measure.script.following import follow, profiles_of, result, values_of
+from harness.measure.script.following import counting_of, follow, result, values_of
 from harness.measure.script.messages import EndOfTrial
 from harness.measure.script.parent import InThread, ScriptFailed
 from harness.plan.trial import TrialResult
+from harness.system.process import in_thread
 from harness.system.user_code import load_user_function
 from harness.train.ranks import Ranks, connecting_on_use
-
-T = TypeVar("T")
 
 
 def loop(context: TrialContext) -> TrialResult:
@@ -39,42 +36,22 @@ def loop(context: TrialContext) -> TrialResult:
     # a batch of an ingest is no step, which may have several
     stated = experiment.stated_samples(values) if trial.cell.traits.trains else None
     ours, theirs = Pipe()
-    step, profiles = experiment.step, profiles_of(context, experiment)
-    recorder = StepRecorder(
-        theirs,
-        context.advance,
-        optimizer=step.optimizer,
-        pauses=step.pause == "validation",
-        profiles=profiles,
-        trains=trial.kind == "convergence",
-        ingests=not trial.cell.traits.trains,
-    )
+    counting = counting_of(context, experiment)
+    recorder = StepRecorder(theirs, context.advance, counting)
     recorder.install()  # before the user's module may import a function that is replaced
     function = load_user_function(f"loop {experiment.loop!r}", experiment.loop)
     recorder.count_datasets()
     try:
         with _own_group(ranks) as control, context.part("script"):
-            following = in_thread(lambda: follow(InThread(ours), replace(context, ranks=control), experiment, profiles))
+            following = in_thread(
+                lambda: follow(InThread(ours), replace(context, ranks=control), experiment, counting.profiles)
+            )
             _run(function, experiment.config_of(values), recorder)
             # other ranks may go on for as long as they take steps: the time without one is limits.trial, outside
             followed = following.result()
         return result(context, experiment, followed, stated, "")
     except ScriptFailed as error:
         raise ScriptFailed(error.kind, experiment.worded(str(error))) from error
-
-
-def in_thread(work: Callable[[], T]) -> Future[T]:
-    """Do some work in a thread that ends with the process, unlike an executor's; return its result or error to come."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 def _run(function: Callable[..., object], config: Mapping[str, object], recorder: StepRecorder) -> None:

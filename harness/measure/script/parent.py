@@ -29,9 +29,7 @@ from harness.system.process import die_with_parent
 from harness.system.scratch import Scratch
 from harness.train.ranks import Ranks
 
-COUNTER_VARIABLE, STACK_VARIABLE = "HARNESS_STEPS_FILE", "HARNESS_STACK_FILE"
-"""Where a rank's process leaves the files of its watchdog for the process of its script."""
-HIDDEN = ("TORCHELASTIC_USE_AGENT_STORE", "PYTHONSAFEPATH", "ACCELERATE_TORCH_DEVICE", COUNTER_VARIABLE, STACK_VARIABLE)
+HIDDEN = ("TORCHELASTIC_USE_AGENT_STORE", "PYTHONSAFEPATH", "ACCELERATE_TORCH_DEVICE")
 """Variables of this process that are not for the script."""
 KEPT_BYTES = 100_000
 """The end of the script's output that is kept."""

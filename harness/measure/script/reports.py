@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -77,14 +77,9 @@ class Reports:
         if before and before.step != report.step:
             self._end_step(before)
             before = None
-        if before and _validates(before):  # a second evaluation, or a checkpoint's report, changes no value and no time
-            self._of_step = replace(
-                before,
-                epoch=report.epoch if before.epoch is None else before.epoch,
-                values={**report.values, **before.values},
-            )
-        else:
-            self._of_step = _joined(before, report)
+        # after an evaluation, a second one or a checkpoint's report changes no value and no time
+        earlier, later = (report, before) if before and _validates(before) else (before, report)
+        self._of_step = _joined(earlier, later)
 
     def _end_step(self, report: Report) -> None:
         """Make the rows of a step's reports: until one is of validation, each is a row."""
@@ -196,38 +191,26 @@ def judge_reports(
     own = ranks[chosen]
     others = sorted({name for each in ranks for name in each.names} - {*own.names})
     if others:
-        yield Finding(
-            SCRIPT,
-            "warning",
-            f"reported by other ranks than rank {chosen}, and not by it: {join_names(others)}",
-            "these metrics are not recorded",
-            f"report the same names on rank {chosen}, of all ranks' data",
-        )
+        seen = f"reported by other ranks than rank {chosen}, and not by it: {join_names(others)}"
+        means = "these metrics are not recorded"
+        advice = f"report the same names on rank {chosen}, of all ranks' data"
+        yield Finding(SCRIPT, "warning", seen, means, advice)
     if own.left_out:
-        yield Finding(
-            SCRIPT,
-            "note",
-            f"reported, and no finite number or beyond {MOST_NAMES} names: {join_names(own.left_out)}",
-            "these values are not recorded",
-            "report numbers, such as 0.5 or a tensor with one element",
-        )
+        seen = f"reported, and no finite number or beyond {MOST_NAMES} names: {join_names(own.left_out)}"
+        means = "these values are not recorded"
+        advice = "report numbers, such as 0.5 or a tensor with one element"
+        yield Finding(SCRIPT, "note", seen, means, advice)
     largest = max(((row.get(name) or 0.0, name) for row in rows for name in ACCURACIES), default=(0.0, ""))
     if largest[0] > 1:
-        yield Finding(
-            SCRIPT,
-            "warning",
-            f"{largest[1]} is {largest[0]:.4g}",
-            "an accuracy is a fraction: it is shown as a percentage, times 100",
-            "report correct / total, without a factor of 100",
-        )
+        seen = f"{largest[1]} is {largest[0]:.4g}"
+        means = "an accuracy is a fraction: it is shown as a percentage, times 100"
+        advice = "report correct / total, without a factor of 100"
+        yield Finding(SCRIPT, "warning", seen, means, advice)
     if own.every > 1:
-        yield Finding(
-            SCRIPT,
-            "note",
-            f"over {MOST_ROWS} rows of the learning curve: one in {own.every} is recorded, and the last",
-            "the time to a target may be that of a later report",
-            "report once an evaluation",
-        )
+        seen = f"over {MOST_ROWS} rows of the learning curve: one in {own.every} is recorded, and the last"
+        means = "the time to a target may be that of a later report"
+        advice = "report once an evaluation"
+        yield Finding(SCRIPT, "note", seen, means, advice)
 
 
 # -- the functions of libraries that are read

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, dataloa
 
 from harness.measure.script import counting
 from harness.measure.script.batches import NO_BATCHES, TRAINS, time_loaders
+from harness.measure.script.child import Counting
 from harness.measure.script.counting import StepRecorder
 from harness.measure.script.messages import EndOfTrial, Finished, Schedule
 
@@ -74,7 +75,7 @@ def timed_loaders(monkeypatch: pytest.MonkeyPatch) -> Callable[[StepRecorder], N
 
 def recorder(monkeypatch: pytest.MonkeyPatch, *, ingests: bool) -> tuple[StepRecorder, type[DataIterator], Any]:
     ours, theirs = Pipe()
-    script = StepRecorder(theirs, lambda: None, optimizer=0, pauses=False, profiles=False, ingests=ingests)
+    script = StepRecorder(theirs, lambda: None, Counting(ingests=ingests))
     kind = type("DataIterator", (DataIterator,), {})
     monkeypatch.setitem(sys.modules, "ray.data.iterator", SimpleNamespace(DataIterator=kind))  # type: ignore[arg-type]
     script.count_datasets()
@@ -196,7 +197,7 @@ def test_an_iteration_in_which_nothing_is_trained_on_is_an_evaluation_and_a_repo
     samples: list[float],
 ) -> None:
     ours, parent = Pipe()
-    script = StepRecorder(ours, lambda: None, optimizer=0, pauses=False, profiles=False, trains=True)
+    script = StepRecorder(ours, lambda: None, Counting(trains=True))
     timed_loaders(script)
     monkeypatch.setattr(torch.autograd, "backward", script._noting(torch.autograd.backward))
     loader, held_out = (DataLoader(TensorDataset(torch.zeros(size, 1)), 8) for size in (rows, 20))

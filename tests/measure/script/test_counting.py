@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from harness.measure.script import counting
+from harness.measure.script.child import Counting
 from harness.measure.script.counting import StepRecorder
 from harness.measure.script.messages import EndOfTrial, Finished, Schedule, WindowsBegun
 
@@ -22,7 +23,7 @@ def optimizer() -> torch.optim.Optimizer:
 def recorded(schedule: Schedule, *, counts: int = 0) -> tuple[StepRecorder, Any]:
     """A recorder that knows its schedule and has been told to end, and the parent's connection."""
     ours, theirs = Pipe()
-    recorder = StepRecorder(theirs, lambda: None, optimizer=counts, pauses=False, profiles=False)
+    recorder = StepRecorder(theirs, lambda: None, Counting(optimizer=counts))
     ours.send(schedule)
     recorder._follow()
     ours.send("end")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from multiprocessing import Pipe
@@ -15,10 +14,10 @@ import pytest
 import torch
 
 from harness.config.sections import Convergence
-from harness.measure.script import following, loop
+from harness.measure.script import following
+from harness.measure.script.child import Counting
 from harness.measure.script.counting import StepRecorder
-from harness.measure.script.following import Followed, _followed_training
-from harness.measure.script.loop import in_thread
+from harness.measure.script.following import _followed_training
 from harness.measure.script.messages import EndOfTrial, Finished, Held, Hold, Progress, Schedule, Steps
 from harness.measure.script.parent import InThread, ScriptFailed
 from harness.train.ranks import Ranks
@@ -30,7 +29,7 @@ BURST = 1000
 
 def recorder() -> tuple[StepRecorder, Any]:
     ours, theirs = Pipe()
-    return StepRecorder(theirs, lambda: None, optimizer=0, pauses=False, profiles=False, trains=True), ours
+    return StepRecorder(theirs, lambda: None, Counting(trains=True)), ours
 
 
 def test_the_steps_of_a_training_are_sent_after_its_end_is_named_too() -> None:
@@ -146,20 +145,3 @@ def test_a_training_that_is_held_ends_at_most_one_more_step_until_its_last_one_i
     parent.send("end")
     thread.join(10)
     assert len(script._steps.ended) == 4 and script._late is None
-
-
-def test_a_loop_that_has_ended_waits_for_the_others_without_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float | None] = []
-
-    class Asked(Future[Followed]):
-        def result(self, timeout: float | None = None) -> Followed:
-            waited.append(timeout)
-            return super().result(timeout)
-
-    def fails(*_: object) -> Followed:
-        raise ValueError("of the other thread")
-
-    monkeypatch.setattr(loop, "Future", Asked)
-    with pytest.raises(ValueError, match="of the other thread"):
-        in_thread(fails).result()
-    assert waited == [None]

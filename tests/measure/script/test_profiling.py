@@ -10,6 +10,7 @@ import torch
 
 from harness.config.strategy_traits import COLLECTIVES
 from harness.measure.profiles import MARK, PROFILED_STEPS, Event
+from harness.measure.script.child import Counting
 from harness.measure.script.counting import StepRecorder
 from harness.measure.script.loop import _run
 from harness.measure.script.messages import EndOfTrial, Finished, Profiled, Schedule, WindowsBegun
@@ -75,7 +76,7 @@ def test_steps_of_one_process_have_no_exchange() -> None:
 def profiling_recorder() -> tuple[StepRecorder, Any]:
     """A recorder with one window of two steps after the first, and a profile; and its parent's connection."""
     ours, theirs = Pipe()
-    recorder = StepRecorder(theirs, lambda: None, optimizer=0, pauses=False, profiles=True)
+    recorder = StepRecorder(theirs, lambda: None, Counting(profiles=True))
     ours.send(Schedule(start=1, steps=2, windows=1))
     recorder._follow()
     ours.send("end")

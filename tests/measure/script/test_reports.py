@@ -15,6 +15,7 @@ import torch
 from harness import probe
 from harness.config.script import column_of
 from harness.measure.script import counting
+from harness.measure.script.child import Counting
 from harness.measure.script.counting import StepRecorder
 from harness.measure.script.messages import EndOfTrial, Finished, Schedule, WindowsBegun
 from harness.measure.script.reports import (
@@ -239,7 +240,7 @@ def test_nothing_is_imported_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 def recorder(*, trains: bool = True) -> tuple[StepRecorder, Any]:
     ours, theirs = Pipe()
-    found = StepRecorder(theirs, lambda: None, optimizer=0, pauses=False, profiles=False, trains=trains)
+    found = StepRecorder(theirs, lambda: None, Counting(trains=trains))
     return found, ours
 
 

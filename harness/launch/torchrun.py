@@ -14,30 +14,38 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import IO
 
 import psutil
+import torch
+import torch.distributed as dist
 
 from harness.config.experiment import Experiment
 from harness.launch.agent import NodeAgent, busy_cores, interface_of, runs
 from harness.launch.failures import blamed, died, from_exit, from_hang, judged, primary
+from harness.launch.mailbox import DriverLine, SocketMailbox
 from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
 from harness.launch.supervision import Answers, Ending, GroupEnd, Watchdog, supervise
-from harness.launch.torchrun.driver_socket import SocketMailbox
-from harness.launch.torchrun.entry import ADDRESS, KEY_VARIABLE, SOCKET
+from harness.launch.worker import TrialFailed, devices_of, failure, run_rank
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system import sanitize
 from harness.system.import_path import path_without
 from harness.system.process import die_with_parent
 from harness.system.scratch import Scratch, shared_memory
 from harness.system.user_code import CodeVersion
+from harness.train.ranks import Ranks, connecting_on_use
 
 OUTPUT_BYTES = 20_000
 END_S, POLL_S = 5.0, 0.01
 LEFT_S = 45.0
 """The time that torchrun has to end the ranks after one of them has ended; it waits 30 s for them itself."""
+SOCKET, STORE = "driver", "ranks"
+"""The files beside the job through which the ranks find the driver, and each other."""
+KEY_VARIABLE = "HARNESS_DRIVER_KEY"
+NODE_ID, ADDRESS = "torchrun", "127.0.0.1"
 
 
 @dataclass
@@ -110,7 +118,7 @@ def command(job_file: Path, workers: int) -> list[str]:
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder / 'meeting'}", "--rdzv-conf=store_type=file"]
     here = ["--nnodes=1", f"--rdzv-id={folder.name}", f"--local-addr={ADDRESS}", f"--log-dir={folder / 'logs'}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *here, *rendezvous, f"--nproc-per-node={workers}"]
-    return [*torchrun, "-m", "harness.launch.torchrun.entry", str(job_file)]
+    return [*torchrun, "-m", "harness.launch.torchrun", str(job_file)]
 
 
 def _variables(job: Job) -> dict[str, str]:
@@ -201,3 +209,45 @@ def _failed_trials(group: WorkerGroup, end: GroupEnd, processes: Processes) -> l
 def ask_here(question: str, things: Sequence[tuple[str, object]]) -> Answers:
     """Return the answers of this machine, in place of the agents that Ray has on every node."""
     return list(getattr(NodeAgent(), question)([what for _, what in things]) or [None] * len(things))
+
+
+def main(job_file: Path) -> int:
+    """Run the job's trials on this rank; return the exit code."""
+    die_with_parent()
+    folder, rank = job_file.parent, int(os.environ["RANK"])
+    key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))  # not for the workload's own processes
+    line = DriverLine(folder / SOCKET, key)
+    job: Job = pickle.loads(job_file.read_bytes())  # ours: the folder is closed to others
+    process = Registration(rank, NODE_ID, f"{folder}/steps-{rank}", f"{folder}/stack-{rank}", connected=False)
+    try:
+        return 0 if run_rank(job, process, line.send, lambda: _join(job, folder)) else 1
+    except TrialFailed:
+        return 1
+    except BaseException as error:  # outside of a trial: the driver knows which one was next
+        line.send(failure(job.group.trials[0].id, rank, error))
+        return 1
+
+
+def _join(job: Job, folder: Path) -> Ranks:
+    """Connect the ranks as Ray Train does, but through a file: the store of torchrun listens on every network."""
+    rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    devices = devices_of(job.group, local_rank, gpus, local_rank * job.group.placement.devices_per_worker)
+    if devices[0].type == "cuda" and not job.experiment.programs:
+        torch.cuda.set_device(devices[0])
+    with connecting_on_use(job.group.backend):
+        dist.init_process_group(
+            job.group.backend,
+            store=dist.FileStore(str(folder / STORE), size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=job.experiment.limits.collective_s),
+        )
+    return Ranks(rank, size, local_rank, 0, NODE_ID, ADDRESS, devices)
+
+
+if __name__ == "__main__":
+    exit_code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # torch sometimes aborts in the interpreter's teardown, which would read as a crash

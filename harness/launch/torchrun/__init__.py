@@ -1,1 +1,0 @@
-"""Worker groups as torchrun starts them."""
