@@ -54,7 +54,7 @@ def run_without(packages: tuple[str, ...], script: str, error: str = "ImportErro
 
 
 class Command:
-    """``python -m harness.run ARGUMENTS`` in a session of its own, as a terminal or a batch system gives it.
+    """``python -m harness.run ARGUMENTS`` without figures, in a session of its own, as a terminal or batch job has.
 
     ``temporary``: its folder for temporary files, with a short name: Ray has sockets in it.
     """
@@ -64,7 +64,7 @@ class Command:
         self._seen: set[psutil.Process] = set()
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.run", *map(str, arguments)],
+                [sys.executable, "-m", "tests.without_figures", "harness.run", *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

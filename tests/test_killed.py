@@ -21,7 +21,7 @@ from tests.scripted import TEXT, command
 
 pytestmark = pytest.mark.slow
 
-KILLS, BLOCKS = 40, 8
+KILLS, BLOCKS = 25, 8
 Line = dict[str, Any]
 
 

@@ -81,7 +81,7 @@ preflight: false
 def test_what_slows_a_step_is_tried_confirmed_and_said(tmp_path: Path) -> None:
     (tmp_path / "wasteful.py").write_text(WASTEFUL)
     (tmp_path / "wasteful.yaml").write_text(EIGHT_PASSES)
-    asked = (*RUN, tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "3m")
+    asked = (*RUN, tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "100s")
     done = ended(*asked)
     assert "TRIED" in done.stdout, done.stdout + done.stderr
     run = next((tmp_path / "results" / "wasteful").glob("*"))

@@ -15,6 +15,7 @@ from harness.config.load import parse_experiment
 from harness.launch.inline import InlineLauncher
 from harness.launch.ray import cluster
 from harness.launch.torchrun import TorchrunLauncher
+from harness.measure.script import following
 from harness.measure.script.profiling import STEPS
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
@@ -95,7 +96,10 @@ def test_a_script_that_fails_is_a_row_with_its_own_error(tmp_path: Path, kind: s
     assert said.get(kind, "") in result.detail
 
 
-def test_a_script_is_ended_after_its_last_window_whatever_it_catches(tmp_path: Path) -> None:
+def test_a_script_is_ended_after_its_last_window_whatever_it_catches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "END_S", 1.0)
     (result,) = results(
         tmp_path,
         """

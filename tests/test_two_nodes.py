@@ -34,7 +34,7 @@ EXPERIMENT = """
 name: two
 workload: ray_workload:ConfiguredFault
 grid: {strategy: [single, ddp], devices: [1, 2], nodes: [1, 2], per_device_batch_size: 8}
-throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false}
+throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false, traces: false}
 convergence: {epochs: 1, seeds: [0], only: {strategy: ddp, nodes: 2}}
 optimizer: {name: SGD, lr: 0.01}
 """
@@ -215,7 +215,7 @@ limits: {{trial: 20, attempts: 3}}
 """
 SEED = 0
 """Puts the group on two nodes first, and in it the healthy trial."""
-WAIT_S = 15.0
+WAIT_S = 8.0
 
 
 def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kills the second node

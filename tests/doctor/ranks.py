@@ -22,11 +22,9 @@ from tests.doctor.faulty import FAULTS, HEALTHY, NeedsMany, OneSlowRank
 from tests.doctor.scripts import SCRIPTS
 
 CPU = torch.device("cpu")
-SMALL_AND_MEDIUM = ("conv_stack", "mlp", "segmentation", "padded_sequences", "emulated_compute")
-SIZES = {"image_classification": ("resnet8", "resnet14"), "language_model": ("nano", "micro")}
-SIZES |= dict.fromkeys(SMALL_AND_MEDIUM, ("small", "medium"))
-BUILTIN = [(name, model) for name, models in SIZES.items() for model in models]
-"""The built-in workloads at two sizes."""
+SMALL = ("conv_stack", "mlp", "segmentation", "padded_sequences", "emulated_compute")
+BUILTIN = [("image_classification", "resnet8"), ("language_model", "nano"), *((name, "small") for name in SMALL)]
+"""The built-in workloads, each with a model; a larger one has the same code."""
 TIMED = {("slow rank", "warning"), ("loader throughput", "warning"), ("loader throughput", "note")}
 """Check and severity of the findings that compare times."""
 SHORT = {"padded_sequences": {"longest": 64, "text_bytes": 20_000}}

@@ -14,7 +14,6 @@ from harness.launch.ray import cluster
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import Plan, make_plan
 from harness.record.folder import RunFolder
-from harness.report.html import write_report
 from harness.run.events import Event
 from harness.run.execution import Execution
 
@@ -41,10 +40,8 @@ def execute(ray_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
         events: list[Event] = []
         Execution(plan, folder, launcher, events.append).run()
         launcher.close()
-        write_report(folder.path)
         return harness.load(folder.path), events
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(TESTS))
-        patch.setattr("harness.report.html.FIGURES", {})
         yield run

@@ -17,6 +17,7 @@ from harness.launch.protocol import GroupStarted, TrialStarted
 from harness.launch.ray.cluster import Cluster
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
+from harness.report.html import write_report
 from harness.system.process import variables
 from tests.cluster.machines import wait_for
 from tests.conftest import experiment_of
@@ -35,7 +36,7 @@ def test_the_environment_is_as_it_was_after_an_embedded_cluster() -> None:
     assert dict(os.environ) == before
 
 
-def test_ranks_devices_and_threads_are_recorded(execute: Any, ray_cluster: Cluster) -> None:
+def test_ranks_devices_and_threads_are_recorded(execute: Any, ray_cluster: Cluster, no_figures: None) -> None:
     grid = {"strategy": ["single", "dp", "ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8}
     shared = {"cells": [{"strategy": "ddp", "devices": 4, "per_device_batch_size": 8}], "oversubscribe": True}
     results, _ = execute(experiment_of(grid, workload="ray_workload:ConfiguredFault", throughput=QUICK, **shared))
@@ -65,7 +66,8 @@ def test_ranks_devices_and_threads_are_recorded(execute: Any, ray_cluster: Clust
     shared = ok[ok["oversubscribed"].fillna(False)]
     assert set(zip(shared["strategy"], shared["devices"], strict=True)) == ({("ddp", 4)} if cores < 4 else set())
     assert len(ranks[(ranks["devices"] == 4)]) == 4
-    assert ("oversubscribed" in (results.folder.path / "report.html").read_text()) == (cores < 4)
+    write_report(results.folder.path)
+    assert ("oversubscribed" in results.folder.report.read_text()) == (cores < 4)
 
 
 def small_group(ready: Cluster) -> tuple[Any, Any]:

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from harness.launch.ray.cluster import Cluster
+from harness.launch.torchrun import TorchrunLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.execution import Execution
-from tests.conftest import experiment_of
-from tests.on_ray.conftest import TESTS
+from tests.conftest import ROOT, experiment_of, laptop
 
 pytestmark = pytest.mark.slow
 
@@ -22,24 +21,22 @@ EXACT = ["epoch", "samples", "train_loss", "learning_rate", "val_loss"]
 
 
 def test_a_ddp_training_with_a_killed_worker_resumes_to_the_same_numbers(
-    ray_cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
 ) -> None:
-    from harness.launch.ray.launcher import RayLauncher
-
-    monkeypatch.syspath_prepend(str(TESTS))
+    tests = str(ROOT / "tests")
+    monkeypatch.syspath_prepend(tests)
     kept = tmp_path / "kept"
     grid = {"strategy": "ddp", "devices": 2, "global_batch_size": 16, "workload.kills": [0, 2]}
     sections: dict[str, Any] = {"workload": "ray_workload:Killed", "workload_options": {"folder": str(tmp_path)}}
     sections |= {"schedule": {"name": "MultiStepLR", "milestones": [[2, 4]], "gamma": 0.5}, "limits": {"attempts": 2}}
-    sections |= {"optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9}, "throughput": None}
+    sections |= {"optimizer": {"name": "SGD", "lr": 0.01, "momentum": 0.9}, "throughput": None, "launcher": "torchrun"}
     sections |= {"convergence": {"epochs": 5, "seeds": 0, "only": {"strategy": "ddp"}}}
     experiment = experiment_of(grid, checkpoint={"every": 1, "folder": str(kept)}, **sections)
-    plan = make_plan(experiment, ray_cluster.inventory)
+    plan = make_plan(experiment, laptop())
     folder = RunFolder.create(tmp_path, experiment, plan, "x: y\n")
     for _ in range(2):  # both attempts of the first invocation are killed; the second invocation is --resume
-        launcher = RayLauncher(ray_cluster, experiment, plan.machine, str(TESTS))
+        launcher = TorchrunLauncher(experiment, plan.machine.threads_per_device, tests)
         Execution(plan, folder, launcher, lambda event: None).run()
-        launcher.close()
     results = write_report(folder.path)
     assert "1 training resumed from a checkpoint" in folder.report.read_text()
     ddp = results.trials[results.trials["strategy"] == "ddp"]
