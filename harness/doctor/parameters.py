@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from harness.doctor.facts import Steps, hidden_tensors, name_of
 from harness.doctor.real_steps import STEPS
-from harness.doctor.subject import SMALL, Case, Check, FewBuilds, Subject
+from harness.doctor.subject import SMALL, Case, Check, FewBuilds, Subject, first_found
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding, join_names
 from harness.plan.rows import Severity
@@ -123,19 +122,7 @@ CHECK = Check(
 )
 
 
-@dataclass(frozen=True)
-class Unregistered:
-    """Tensors of the loss that are neither parameters nor buffers of the model."""
-
-    parameters: list[str] = field(default_factory=list)
-    """Names or shapes of each nn.Parameter that is not in model.parameters()."""
-    trained: list[str] = field(default_factory=list)
-    """Plain tensors that want a gradient, in attributes of the model or outside it."""
-    random: list[str] = field(default_factory=list)
-    """Plain tensors in attributes that want no gradient, whose values depend on the seed, as a weight's do."""
-
-
-def observe_loss_parameters(subject: Subject) -> Unregistered:
+def observe_loss_parameters(subject: Subject) -> list[Finding]:
     """Look for the leaves of the loss's graph, and the plain tensors of the model, that no optimizer reaches."""
     model = subject.bare_model()
     hidden = hidden_tensors(model)
@@ -156,7 +143,7 @@ def observe_loss_parameters(subject: Subject) -> Unregistered:
             parameters.append(names[id(leaf)] or f"shape {tuple(leaf.shape)}, created in forward")
         elif name := names[id(leaf)]:
             plain.append(name)
-    return Unregistered(parameters, plain, _random(subject, hidden))
+    return unregistered(parameters, plain, _random(subject, hidden))
 
 
 def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]:
@@ -177,11 +164,16 @@ def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]
     return [name for name, one, again in both if one.shape == again.shape and not torch.equal(one, again)]
 
 
-def judge_loss_parameters(seen: Sequence[Unregistered], case: Case) -> Iterator[Finding]:
+def unregistered(parameters: list[str], trained: list[str], drawn: list[str]) -> list[Finding]:
+    """Return findings on tensors of the loss that are neither parameters nor buffers of the model, by name or shape.
+
+    ``trained``, ``drawn``: plain tensors that want a gradient, and others whose values depend on the seed, as a
+    weight's do.
+    """
     means = "no optimizer updates them, no strategy synchronises them, .to(device) does not move them"
     texts: list[tuple[list[str], Severity, str, str, str]] = [
         (
-            seen[0].parameters,
+            parameters,
             "error",
             "parameters of the loss that are not in model.parameters()",
             f"unregistered parameters: {means}",
@@ -189,23 +181,25 @@ def judge_loss_parameters(seen: Sequence[Unregistered], case: Case) -> Iterator[
             "nn.ModuleList, nn.ModuleDict or nn.ParameterList",
         ),
         (
-            seen[0].trained,
+            trained,
             "error",
             "plain tensors with requires_grad in the loss",
             f"never trained: {means}",
             "make each an nn.Parameter that is an attribute of a module",
         ),
         (
-            seen[0].random,
+            drawn,
             "note",
             "plain tensors with drawn values in the model",
             f"constants: {means}",
             "if it should train, nn.Parameter; if it is constant, register_buffer",
         ),
     ]
-    for names, severity, what, consequence, advice in texts:
-        if names:
-            yield Finding(NAME, severity, f"{what}: {len(names)} ({join_names(names)})", consequence, advice)
+    return [
+        Finding(NAME, severity, f"{what}: {len(names)} ({join_names(names)})", consequence, advice)
+        for names, severity, what, consequence, advice in texts
+        if names
+    ]
 
 
 def _leaves(loss: Tensor) -> Iterator[Tensor]:
@@ -222,4 +216,4 @@ def _leaves(loss: Tensor) -> Iterator[Tensor]:
         waiting += [following for following, _ in node.next_functions]
 
 
-LOSS_PARAMETERS_CHECK = Check(observe_loss_parameters, judge_loss_parameters, stops=True, needs_whole_model=True)
+LOSS_PARAMETERS_CHECK = Check(observe_loss_parameters, first_found, stops=True, needs_whole_model=True)

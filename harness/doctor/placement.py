@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.doctor.facts import hidden_tensors, name_of
-from harness.doctor.subject import SMALL, Case, Check, Subject, describe_error
+from harness.doctor.subject import SMALL, Check, Subject, describe_error, first_found
 from harness.plan.checks import Finding, join_names
 from harness.train.transfer import to_device
 
@@ -25,18 +24,6 @@ BY_NAME = ("no nvidia driver", "not compiled with cuda", "cuda is not available"
 TRANSFER = "batch transfer"
 DEPTH = 4
 """Levels of containers and attributes that are searched for tensors."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The devices in one forward pass on one rank.
-
-    ``mismatch``: an operator whose tensors lie on different devices, in words. ``by_name``: the error of a workload
-    that asks for a device by name.
-    """
-
-    mismatch: str = ""
-    by_name: str = ""
 
 
 class DeviceMismatchMode(TorchDispatchMode):
@@ -60,62 +47,51 @@ class DeviceMismatchMode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def observe(subject: Subject) -> Placement:
-    """Run forward and loss once and record mismatches; without a GPU on the "meta" device, which computes nothing."""
+def observe(subject: Subject) -> list[Finding]:
+    """Run forward and loss once, and report a mismatch; without a GPU on the "meta" device, which computes nothing."""
     try:
         model = subject.built_model()
         real = subject.device.type == "cuda" and subject.whole_model_fits
         stand_in = subject.device if real else torch.device("meta")
         batch = subject.first_samples(SMALL, stand_in)
     except Exception as error:
-        return Placement(by_name=_by_name(error))
+        return _by_name(error)
     hidden = hidden_tensors(model)  # .to() does not move them
     model = subject.on_device(model) if real else model.to(stand_in)
-    by_name = ""
+    found: list[Finding] = []
     with _module_stack(model) as where, DeviceMismatchMode(where) as watch:
         try:
             subject.loss(model, batch)
         except Exception as error:  # many operators cannot run on "meta": the mismatch before the error counts
-            by_name = _by_name(error)
+            found = _by_name(error)
     if watch.found is None:
-        return Placement(by_name=by_name)
+        return found
     module, operator, devices, misplaced = watch.found
     own = "the model's device" if stand_in.type == "meta" else str(stand_in)
     elsewhere = next((device for device in devices if device != str(stand_in)), devices[0])
     tensor = name_of(misplaced, hidden) or "a tensor made in forward"
-    return Placement(f"{tensor} on {elsewhere}, input on {own}: operands of {operator} in {module}")
+    text = f"{tensor} on {elsewhere}, input on {own}: operands of {operator} in {module}"
+    means = "error of the forward pass on a GPU, or a copy between devices in every step"
+    advice = "register the tensor (register_buffer, nn.Parameter, or a submodule in __init__), or create it with "
+    return [_on_a_gpu(NAME, text, means, f"{advice}device=x.device", subject.device)]
 
 
-def judge(seen: Sequence[Placement], case: Case) -> Iterator[Finding]:
-    first = next((rank for rank in seen if rank.mismatch or rank.by_name), Placement())
-    if first.mismatch:
-        yield Finding(
-            NAME,
-            "error" if case.cell.device == "cuda" else "warning",
-            first.mismatch,
-            f"error of the forward pass on a GPU, or a copy between devices in every step{_no_gpu(case.cell.device)}",
-            "register the tensor (register_buffer, nn.Parameter, or a submodule in __init__), or create it with "
-            "device=x.device",
-            stops=True,
-        )
-    elif first.by_name:
-        yield Finding(
-            NAME,
-            "error",
-            f"device named in the workload's code: {first.by_name}",
-            "the workload ignores the device of its rank: it fails without that device, and ranks share it",
-            "remove .cuda() and device='cuda:0': the harness moves model and batch; in forward, use device=x.device",
-            stops=True,
-        )
-
-
-def _no_gpu(device: str) -> str:
-    return "" if device == "cuda" else " (no effect on this machine, which has no GPU)"
-
-
-def _by_name(error: BaseException) -> str:
+def _by_name(error: BaseException) -> list[Finding]:
+    """Return the finding on a workload that asks for a device by name, if this is its error."""
     text = describe_error(error, 160)
-    return text if any(sign in text.lower() for sign in BY_NAME) else ""
+    if not any(sign in text.lower() for sign in BY_NAME):
+        return []
+    means = "the workload ignores the device of its rank: it fails without that device, and ranks share it"
+    advice = "remove .cuda() and device='cuda:0': the harness moves model and batch; in forward, use device=x.device"
+    return [Finding(NAME, "error", f"device named in the workload's code: {text}", means, advice, stops=True)]
+
+
+def _on_a_gpu(check: str, text: str, means: str, advice: str, device: torch.device, *, fails: bool = True) -> Finding:
+    """Return the finding on what fails on a GPU: an error if there is one."""
+    if device.type == "cuda":
+        return Finding(check, "error" if fails else "warning", text, means, advice, stops=True)
+    means += " (no effect on this machine, which has no GPU)"
+    return Finding(check, "warning", text, means, advice, stops=True)
 
 
 @contextmanager
@@ -134,46 +110,29 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
             hook.remove()
 
 
-CHECK = Check(observe, judge, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
+CHECK = Check(observe, first_found, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
 
 
-@dataclass(frozen=True)
-class Moved:
-    """The error of a move, or the tensors that it leaves behind, in words; empty if there are none."""
-
-    error: str = ""
-    left: str = ""
-
-
-def observe_transfer(subject: Subject) -> Moved:
+def observe_transfer(subject: Subject) -> list[Finding]:
+    """Move a batch to the rank's device, without a GPU to the "meta" device, and compare its tensors."""
     batch = subject.first_samples(SMALL, torch.device("cpu"))
     target = torch.device("meta") if subject.device.type == "cpu" else subject.device
+    advice = (
+        "return tensors, lists, tuples, mappings or dataclasses of them from the data set or collate, or give the "
+        "batch a method to(device) that returns it with all its tensors on the device"
+    )
     try:
         moved = to_device(batch, target)
     except Exception as error:
-        return Moved(error=describe_error(error))
+        return [_on_a_gpu(TRANSFER, describe_error(error), "error of every step on a GPU", advice, subject.device)]
     left = [name for name, tensor in _tensors(moved, "batch", DEPTH) if tensor.device.type != target.type]
     before, after = (sum(1 for _ in _tensors(one, "batch", DEPTH)) for one in (batch, moved))
-    if left or after < before:
-        names = join_names(left) or f"{before - after} of {before} tensors are missing"
-        return Moved(left=f"{type(batch).__name__}: after the move, not on the device: {names}")
-    return Moved()
-
-
-def judge_transfer(seen: Sequence[Moved], case: Case) -> Iterator[Finding]:
-    error = next((moved.error for moved in seen if moved.error), "")
-    left = next((moved.left for moved in seen if moved.left), "")
-    means = "error of every step on a GPU" if error else "error of a step on a GPU, unless they belong on the host"
-    if error or left:
-        yield Finding(
-            TRANSFER,
-            "error" if error and case.cell.device == "cuda" else "warning",
-            error or left,
-            means + _no_gpu(case.cell.device),
-            "return tensors, lists, tuples, mappings or dataclasses of them from the data set or collate, or give the "
-            "batch a method to(device) that returns it with all its tensors on the device",
-            stops=True,
-        )
+    if not left and after >= before:
+        return []
+    names = join_names(left) or f"{before - after} of {before} tensors are missing"
+    text = f"{type(batch).__name__}: after the move, not on the device: {names}"
+    means = "error of a step on a GPU, unless they belong on the host"
+    return [_on_a_gpu(TRANSFER, text, means, advice, subject.device, fails=False)]
 
 
 def _tensors(thing: object, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -196,4 +155,4 @@ def _tensors(thing: object, name: str, depth: int) -> Iterator[tuple[str, Tensor
         yield from _tensors(value, inner, depth - 1)
 
 
-TRANSFER_CHECK = Check(observe_transfer, judge_transfer, about=("datasets",))
+TRANSFER_CHECK = Check(observe_transfer, first_found, about=("datasets",))

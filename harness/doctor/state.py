@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from harness.doctor import parameters
-from harness.doctor.facts import OWN, Steps
+from harness.doctor.facts import Steps, digests_of_state
 from harness.doctor.subject import SMALL, Case, Check, Subject
-from harness.measure.sketches import NORMS, PROCESS_GENERATORS, SEEDED_GENERATORS
+from harness.measure.sketches import PROCESS_GENERATORS, SEEDED_GENERATORS
 from harness.plan.checks import Finding, join_names
 from harness.train.loader import value_digest
 
@@ -28,14 +27,18 @@ def observe(subject: Subject) -> dict[str, bool]:
     if not subject.cell.traits.replicates:
         return {}
     model, batch = subject.bare_model(), subject.first_samples(SMALL)
-    before = _state(model)
+    before = _digests(model)
     with torch.no_grad():
         for _ in range(2):
             subject.loss(model, batch)
-    after = _state(model)
+    after = _digests(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    names = sorted(name for name in before.keys() | after.keys() if not _same(before.get(name), after.get(name)))
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     return {name: name in trained for name in names}
+
+
+def _digests(model: nn.Module) -> Mapping[str, str]:
+    return {**digests_of_state(model), **{name: value_digest(value) for name, value in model.named_parameters()}}
 
 
 def judge(seen: Sequence[dict[str, bool]], case: Case) -> Iterator[Finding]:
@@ -51,37 +54,6 @@ def judge(seen: Sequence[dict[str, bool]], case: Case) -> Iterator[Finding]:
                 "return the value from forward and keep it outside the model, or use ddp, where each process has its "
                 "own model",
             )
-
-
-def _state(model: nn.Module) -> Mapping[str, object]:
-    """Return every parameter, buffer and attribute by its full name, except batch statistics, which dp keeps."""
-    state: dict[str, object] = {}
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for name, parameter in module.named_parameters(recurse=False):
-            state[prefix + name] = parameter.detach().clone()
-        if not isinstance(module, NORMS):
-            for name, buffer in module.named_buffers(recurse=False):
-                state[prefix + name] = buffer.detach().clone()
-        for name, value in vars(module).items():
-            if name not in OWN:
-                is_tensor = isinstance(value, Tensor)
-                kept = copy.copy(value) if type(value) in (list, dict, set) else value
-                state[prefix + name] = value.detach().clone() if is_tensor else kept
-    return state
-
-
-def _same(before: object, after: object) -> bool:
-    if isinstance(before, Tensor) and isinstance(after, Tensor):
-        return before.shape == after.shape and torch.equal(before, after)
-    if before is after:
-        return True
-    if isinstance(before, list) and isinstance(after, list):
-        return len(before) == len(after) and all(map(_same, before, after))
-    if isinstance(before, dict) and isinstance(after, dict):
-        return before.keys() == after.keys() and all(_same(before[key], after[key]) for key in before)
-    simple = (int, float, str, bool, set, tuple, type(None))
-    return isinstance(before, simple) and isinstance(after, simple) and before == after
 
 
 CHECK = Check(

@@ -371,6 +371,11 @@ class Check(Generic[T]):
         return self.observe is None or self.needs_peers or self.needs_steps
 
 
+def first_found(seen: Sequence[Sequence[Finding]], case: Case) -> Sequence[Finding]:
+    """Return the findings of the first rank that has any: each rank has judged what it observed."""
+    return next(filter(None, seen), ())
+
+
 def describe_error(error: BaseException, most: int = 300) -> str:
     """Return an exception's type and the first ``most`` characters of its message, on one line, with its place.
 

@@ -14,11 +14,12 @@ from torch.utils.data import TensorDataset, default_collate
 
 from harness.doctor.data import base_indices
 from harness.doctor.real_steps import OtherRanksNeeded, group_of_one
-from harness.doctor.subject import Case, Check, Subject, describe_error
+from harness.doctor.subject import Case, Check, Subject, describe_error, first_found
 from harness.measure.convergence import WholeSet, call_evaluate
 from harness.measure.sketches import drawing
 from harness.plan.checks import Finding, join_names
 from harness.plan.known_errors import remedy
+from harness.plan.rows import Severity
 from harness.train.loader import NoDigest, SeededDataset, value_digest
 from harness.train.workloads import SizedDataset, collate_of, innermost
 
@@ -55,9 +56,6 @@ class Copies:
         return self.found >= max(FEW, SHARE * self.compared)
 
 
-NO_COPIES = Copies()
-
-
 def copies_by_value(train: SizedDataset, validation: SizedDataset, seed: int) -> Copies:
     """Compare samples bit for bit, with their labels; nothing if training samples equal each other too.
 
@@ -72,9 +70,9 @@ def copies_by_value(train: SizedDataset, validation: SizedDataset, seed: int) ->
             seen.add(digest)
             read += 1
     except NoDigest:  # the check of the training samples says so
-        return NO_COPIES
+        return Copies()
     if len(seen) < (1 - OWN_COPIES) * read:
-        return NO_COPIES
+        return Copies()
     return Copies(len(wanted & seen), len(wanted), read)
 
 
@@ -94,28 +92,30 @@ def _in_passes(size: int, passes: int) -> Iterator[int]:
         yield from range(first, size, passes)
 
 
-@dataclass(frozen=True)
-class Validation:
-    """The size of the validation set, and what it shares with the training set."""
-
-    count: int
-    same: bool = False
-    """It is the training set itself."""
-    shared: int = 0
-    """Samples that are in both: known of Subsets of one data set, and of slices of one tensor."""
-    copies: Copies = NO_COPIES
-    """Samples with the values of training samples, if both sets share nothing that is known."""
-
-
-def observe(subject: Subject) -> Validation | None:
-    """Compare both data sets; None if no cell is evaluated, so that the validation set does not matter."""
+def observe(subject: Subject) -> list[Finding]:
+    """Compare both data sets; nothing if no cell is evaluated, so that the validation set does not matter."""
     if not subject.epochs:
-        return None
-    train, validation = subject.datasets[0], subject.datasets[1]
-    found = Validation(len(validation), train is validation, _shared(train, validation))
-    if found.same or found.shared or subject.ranks.rank:  # of the same sets on every rank, one look is enough
-        return found
-    return replace(found, copies=copies_by_value(train, validation, subject.seed))
+        return []
+    train, validation = subject.datasets
+    if not len(validation):
+        means, advice = "no epoch can be evaluated", "return a validation set with samples; check its split and filters"
+        return [Finding(NAME, "error", "size of the validation set: 0 samples", means, advice, stops=True)]
+    shared = ""
+    if train is validation:
+        shared = "the training set itself"
+    elif number := _shared(train, validation):
+        shared = f"{number:,} of its {len(validation):,} samples train too"
+    elif subject.ranks.first:  # of the same sets on every rank, one look is enough
+        copies = copies_by_value(train, validation, subject.seed)
+        if copies.is_many:
+            equal = f"{copies.found:,} of {copies.compared:,} compared samples equal one of"
+            shared = f"{equal} {copies.read:,} training samples"
+    if not shared:
+        return []
+    means = "validation metrics are those of training data: they do not show how well the model does on new data"
+    advice = "split the data, as with torch.utils.data.random_split and a generator with a seed"
+    severity: Severity = "note" if train is validation else "warning"
+    return [Finding(NAME, severity, f"validation set: {shared}", means, advice)]
 
 
 def _shared(train: object, validation: object) -> int:
@@ -137,29 +137,7 @@ def _shared_rows(train: Tensor, validation: Tensor) -> int:
     return int(max(0, min(end, last) - max(start, first)) // row)
 
 
-def judge(seen: Sequence[Validation | None], case: Case) -> Iterator[Finding]:
-    first = seen[0]
-    if first is None:
-        return
-    if not first.count:
-        means, advice = "no epoch can be evaluated", "return a validation set with samples; check its split and filters"
-        yield Finding(NAME, "error", "size of the validation set: 0 samples", means, advice, stops=True)
-        return
-    shared, copies = "", first.copies
-    if first.same:
-        shared = "the training set itself"
-    elif first.shared:
-        shared = f"{first.shared:,} of its {first.count:,} samples train too"
-    elif copies.is_many:
-        equal = f"{copies.found:,} of {copies.compared:,} compared samples equal one of"
-        shared = f"{equal} {copies.read:,} training samples"
-    if shared:
-        means = "validation metrics are those of training data: they do not show how well the model does on new data"
-        advice = "split the data, as with torch.utils.data.random_split and a generator with a seed"
-        yield Finding(NAME, "note" if first.same else "warning", f"validation set: {shared}", means, advice)
-
-
-CHECK = Check(observe, judge, about=("datasets",))
+CHECK = Check(observe, first_found, about=("datasets",))
 
 METRICS = "metrics"
 ADDITIVE = 1e-3

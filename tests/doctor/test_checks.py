@@ -43,7 +43,7 @@ def test_a_row_is_of_the_file_that_judges_and_has_its_name_and_a_faulty_workload
     lacking = {row.name for row in DOCTOR_CHECKS if row.findings not in FAULTS} - OF_NO_FAULTY_WORKLOAD
     assert not lacking, f"tests/doctor/faulty.py: FAULTS has no workload for {lacking}"
     assert [*LOOKS_AT] == [*(row.name for row in DOCTOR_CHECKS), *WITHOUT_RANKS]
-    judges = [check.judge.__module__.rpartition(".")[2] for check in CHECKS]
+    judges = [(check.observe or check.judge).__module__.rpartition(".")[2] for check in CHECKS]
     assert judges == [row.place.partition(".")[0] for row in DOCTOR_CHECKS]
 
 

@@ -392,11 +392,18 @@ def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> Non
 
 
 def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -> None:
-    made = validation.Validation
-    assert not [*validation.judge([None], case()), *validation.judge([made(9)], case())]
-    for seen, severity in ((made(0), "error"), (made(9, same=True), "note"), (made(9, shared=3), "warning")):
-        only(validation.judge([seen], case()), severity)
-    rows, of = torch.zeros(10, 3), TensorDataset
+    rows, of = torch.arange(30.0).view(10, 3), TensorDataset
+    train = of(rows[:8])
+    for held, severity, seen in (
+        (of(rows[:0]), "error", "0 samples"),
+        (train, "note", "the training set itself"),
+        (of(rows[6:]), "warning", "2 of its 4 samples train too"),
+        (of(rows[:8].clone()), "warning", "8 of 8 compared samples equal one of 8 training samples"),
+    ):
+        subject = replace(subject_of(Healthy(), epochs=True), datasets=(train, held))
+        only(validation.observe(subject), severity, seen=seen)
+        assert validation.observe(replace(subject, epochs=False)) == []
+    assert validation.observe(replace(subject, datasets=(train, of(rows[8:])))) == []
     shared = [validation._shared(of(rows[:8]), of(part)) for part in (rows[8:], rows[6:], rows.clone(), rows[:0])]
     assert shared == [0, 2, 0, 0]
 

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from harness.doctor import parameters, placement
 from harness.doctor.facts import hidden_tensors, name_of
-from harness.doctor.subject import Case
+from harness.doctor.subject import Case, first_found
+from harness.plan.checks import Finding
 from tests.doctor.conftest import only
 from tests.doctor.healthy import Graph, Healthy, Net
 from tests.doctor.ranks import cell_for, subject_of
@@ -56,7 +57,7 @@ class Lengths:
         return self
 
 
-def observed(make: Any, device: str = "cpu") -> placement.Moved:
+def observed(make: Any, device: str = "cpu") -> list[Finding]:
     class Workload(Healthy):
         def collate(self, samples: list[Any]) -> Any:
             return make(torch.stack([x for x, _ in samples]))
@@ -78,7 +79,7 @@ def observed(make: Any, device: str = "cpu") -> placement.Moved:
     ids=["tensor", "containers", "namedtuple", "UserDict", "PackedSequence", "dataclass", "without tensors"],
 )
 def test_batches_that_can_be_moved(make: Any) -> None:
-    assert observed(make) == placement.Moved()
+    assert observed(make) == []
 
 
 @pytest.mark.parametrize(
@@ -86,15 +87,13 @@ def test_batches_that_can_be_moved(make: Any) -> None:
     [(Graph, "WorkloadError: batch"), (MovesInPlace, "1 of 1 tensors are missing"), (ForgetsEdges, "batch.edges")],
 )
 def test_batches_that_cannot_be_moved(make: Any, text: str) -> None:
-    seen = observed(make)
-    assert text in seen.error + seen.left
-    only(placement.judge_transfer([placement.Moved(), seen], ON_CPU), "warning", means="no effect on this machine")
+    found = first_found([[], observed(make)], ON_CPU)
+    only(found, "warning", seen=text, means="no effect on this machine")
 
 
 def test_on_a_gpu_a_batch_that_cannot_be_moved_is_an_error_and_one_that_keeps_a_tensor_on_the_host_a_warning() -> None:
-    found = placement.judge_transfer([placement.Moved(left="y"), placement.Moved(error="x")], ON_GPU)
-    assert only(found, "error").seen == "x"
-    assert not [*placement.judge_transfer([placement.Moved()] * 2, ON_GPU)]
+    assert first_found([[], []], ON_GPU) == ()
+    only(observed(Graph, "cuda:0"), "error", seen="WorkloadError: batch", means="error of every step on a GPU")
     made: list[Lengths] = []
 
     def make(x: Tensor) -> Lengths:
@@ -102,9 +101,9 @@ def test_on_a_gpu_a_batch_that_cannot_be_moved_is_an_error_and_one_that_keeps_a_
         return made[0]
 
     seen = observed(make, "cuda:0")
-    assert made[0].moved_to == ["cuda"] and not seen.error and "batch.lengths" in seen.left
-    only(placement.judge_transfer([seen], ON_GPU), "warning", means="unless they belong on the host")
-    only(placement.judge_transfer([observed(Lengths)], ON_CPU), "warning", seen="RuntimeError")
+    assert made[0].moved_to == ["cuda"]
+    only(seen, "warning", seen="batch.lengths", means="unless they belong on the host")
+    only(observed(Lengths), "warning", seen="RuntimeError")
 
 
 class Hoarder(Net):
@@ -144,7 +143,7 @@ def test_a_tensor_in_a_list_is_named_where_devices_meet() -> None:
     workload = Healthy()
     workload.Net = Hoarder
     subject = subject_of(workload)
-    (finding,) = placement.judge([placement.observe(subject)], Case(subject.cell))
+    (finding,) = placement.observe(subject)
     assert finding.seen.startswith("scales[1] (in a plain list) on cpu, input on the model's device: operands of mul")
 
 
@@ -168,5 +167,5 @@ class OfEachStep(OfTheWorkload):
 )
 def test_a_parameter_outside_the_model_is_told_from_one_of_each_step(workload: type[Healthy], where: str) -> None:
     subject = subject_of(workload())
-    (finding,) = parameters.judge_loss_parameters([parameters.observe_loss_parameters(subject)], Case(subject.cell))
+    (finding,) = parameters.observe_loss_parameters(subject)
     assert finding.seen == f"parameters of the loss that are not in model.parameters(): 1 (shape (3,), {where})"

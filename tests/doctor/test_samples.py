@@ -17,7 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 from harness.doctor import data
 from harness.doctor import validation as validation_check
 from harness.doctor.subject import Case, Subject
-from harness.doctor.validation import NO_COPIES, Copies, copies_by_value
+from harness.doctor.validation import Copies, copies_by_value
 from harness.train.ranks import Ranks
 from tests.doctor.conftest import only
 from tests.doctor.healthy import Healthy, Samples
@@ -49,7 +49,7 @@ def test_equal_values_are_counted(clock: list[float], validation: Any, found: Co
 def test_a_few_equal_samples_may_be_chance_and_those_of_few_values_too(clock: list[float]) -> None:
     assert not Copies(7, 10, 200).is_many and Copies(8, 160, 200).is_many
     assert not Copies(8, 200, 200).is_many and Copies(10, 200, 200).is_many
-    assert copies_by_value(rows((ROWS % 2).float()), rows((ROWS[:50] % 2).float()), seed=0) == NO_COPIES
+    assert copies_by_value(rows((ROWS % 2).float()), rows((ROWS[:50] % 2).float()), seed=0) == Copies()
 
 
 @pytest.fixture

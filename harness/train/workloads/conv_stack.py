@@ -8,7 +8,6 @@ that does not scale here will not scale elsewhere. It has no batch statistics an
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -16,20 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads import Datasets
-from harness.train.workloads.datasets import (
-    SYNTHETIC,
-    data_named,
-    read_digits,
-    size_named,
-    split_digits,
-    synthetic_datasets,
-    whole_number,
-)
+from harness.train.workloads import Datasets, datasets
 
 CHANNELS = {"small": (16, 32), "medium": (64, 128), "large": (128, 256, 256)}
 """Channels of the layers between the 3 of input and output: 5,955, 79,107 and 895,747 parameters."""
-NAMES = ("digits", *SYNTHETIC)
+NAMES = ("digits", *datasets.SYNTHETIC)
 SIDES = {"digits": 16}
 NOISE = 0.3
 """Standard deviation of the noise on pixels from 0 to 1: without denoising a loss of 0.09 and a PSNR of 10.5 dB."""
@@ -58,15 +48,15 @@ class ConvStack:
         samples: int = 50_000,
         targets: str = "image",
     ) -> None:
-        self.channels = size_named(model, CHANNELS)
-        self.data = data_named(data, NAMES)
-        self.image_size = whole_number("image_size", image_size or SIDES.get(data, 64), 4096)
-        self.samples = whole_number("samples", samples, 2**40)
+        self.channels = datasets.size_named(model, CHANNELS)
+        self.data = datasets.data_named(data, NAMES)
+        self.image_size = datasets.whole_number("image_size", image_size or SIDES.get(data, 64), 4096)
+        self.samples = datasets.whole_number("samples", samples, 2**40)
         if not isinstance(noise, int | float) or isinstance(noise, bool) or not 0 < noise <= 10:
             raise WorkloadError(f"workload_options.noise: got {noise!r}; allowed: a number above 0, at most 10")
         self.noise = float(noise)
-        if targets not in TARGETS or (targets == "random" and data not in SYNTHETIC):
-            allowed = f"image or, with data {' or '.join(SYNTHETIC)}, random"
+        if targets not in TARGETS or (targets == "random" and data not in datasets.SYNTHETIC):
+            allowed = f"image or, with data {' or '.join(datasets.SYNTHETIC)}, random"
             raise WorkloadError(f"workload_options.targets: got {targets!r} with data {data}; allowed: {allowed}")
         self.random = targets == "random"
 
@@ -78,9 +68,9 @@ class ConvStack:
 
     def datasets(self) -> Datasets:
         if self.data == "digits":
-            train, validation = _clean_digits(self.image_size)
+            train, validation = (images.repeat(1, 3, 1, 1) for images, _ in datasets.read_digits(self.image_size))
             return Noisy(train, self.noise), Noisy(validation, self.noise, fixed=True)
-        return synthetic_datasets(self.draw, self.samples)
+        return datasets.synthetic_datasets(self.draw, self.samples)
 
     def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return an image of random pixels with noise on it, and the image; or a random image and target."""
@@ -119,11 +109,3 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
         # None: torch's default generator, which the harness seeds from (seed, epoch, index)
         generator = torch.Generator().manual_seed(index) if self.fixed else None
         return clean + self.noise * torch.randn(clean.shape, generator=generator), clean
-
-
-@lru_cache(maxsize=4)
-def _clean_digits(image_size: int) -> tuple[Tensor, Tensor]:
-    images, _ = read_digits(image_size)
-    kept, held = split_digits()
-    images = images.expand(-1, 3, -1, -1)
-    return images[kept], images[held]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from harness.errors import WorkloadError, nearest
 from harness.train.workloads import Datasets
@@ -118,49 +118,31 @@ def _noise(pixels: int) -> Tensor:
     return torch.randn(NOISE_STARTS + pixels, generator=torch.Generator().manual_seed(0))
 
 
-class Images(Dataset[tuple[Tensor, int]]):
-    """Images of shape (n, 3, side, side) in memory, with their labels."""
-
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], int(self.labels[index])
-
-
 def load(name: str, source: Source) -> Datasets:
     """Return training and validation data by name, or from a folder with train/ and val/; raise WorkloadError."""
     if name in SYNTHETIC:
         return synthetic_datasets(source.draw, source.synthetic_samples)
     if name == "digits":
-        return _digits(source.image_size)
+        digits = read_digits(source.image_size, standardised=True)
+        train, validation = (TensorDataset(images.repeat(1, 3, 1, 1), labels) for images, labels in digits)
+        return train, validation
     return _cifar10(source) if name == "cifar10" else _folder(Path(name), source)
 
 
 @lru_cache(maxsize=4)
-def _digits(image_size: int) -> Datasets:
-    """Return scikit-learn's digits in three equal channels, standardised."""
-    images, labels = read_digits(image_size)
-    images = ((images - images.mean()) / images.std()).expand(-1, 3, -1, -1).contiguous()
-    kept, held = split_digits()
-    return Images(images[kept], labels[kept]), Images(images[held], labels[held])
+def read_digits(side: int, *, standardised: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Return scikit-learn's 1,797 real 8x8 digits for training, and for validation, always the same 360 of them.
 
-
-def read_digits(image_size: int) -> tuple[Tensor, Tensor]:
-    """Return scikit-learn's 1,797 real 8x8 digits, resized to (1797, 1, side, side), from 0 to 1, and their labels."""
+    Images resized to (n, 1, side, side), from 0 to 1 or standardised over all digits, and labels.
+    """
     table = np.loadtxt(sklearn_datasets() / "data" / "digits.csv.gz", delimiter=",")  # 64 pixels and the label
     images = torch.tensor(table[:, :64], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
     labels = torch.tensor(table[:, 64], dtype=torch.int64)
-    return torch.nn.functional.interpolate(images, size=image_size, mode="bilinear", align_corners=False), labels
-
-
-def split_digits() -> tuple[Tensor, Tensor]:
-    """Return the indices for training and for validation: the same 360 digits are always held out."""
+    images = torch.nn.functional.interpolate(images, size=side, mode="bilinear", align_corners=False)
+    if standardised:
+        images = (images - images.mean()) / images.std()
     order = torch.randperm(DIGITS, generator=torch.Generator().manual_seed(0))
-    return order[DIGITS_VALIDATION:], order[:DIGITS_VALIDATION]
+    return [(images[part], labels[part]) for part in (order[DIGITS_VALIDATION:], order[:DIGITS_VALIDATION])]
 
 
 def sklearn_datasets() -> Path:

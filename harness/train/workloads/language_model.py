@@ -16,19 +16,10 @@ from torch.nn.functional import cross_entropy, gelu, linear, scaled_dot_product_
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads import Datasets
-from harness.train.workloads.datasets import (
-    STDLIB,
-    SYNTHETIC,
-    data_named,
-    read_texts,
-    size_named,
-    synthetic_datasets,
-    whole_number,
-)
+from harness.train.workloads import Datasets, datasets
 
 INITIAL_STD = 0.02
-NAMES = (STDLIB, *SYNTHETIC)
+NAMES = (datasets.STDLIB, *datasets.SYNTHETIC)
 BYTES = 256
 
 
@@ -118,25 +109,25 @@ class LanguageModel:
 
     def __init__(
         self,
-        data: str = STDLIB,
+        data: str = datasets.STDLIB,
         model: str = "nano",
         context: int | None = None,
         text_bytes: int = 2_000_000,
         samples: int = 50_000,
     ) -> None:
-        shape = size_named(model, SHAPES)
-        self.data = data_named(data, NAMES, folder=True)
-        self.shape = replace(shape, context=whole_number("context", context or shape.context, 2**20))
-        self.text_bytes = whole_number("text_bytes", text_bytes, 2**40)
-        self.samples = whole_number("samples", samples, 2**40)
+        shape = datasets.size_named(model, SHAPES)
+        self.data = datasets.data_named(data, NAMES, folder=True)
+        self.shape = replace(shape, context=datasets.whole_number("context", context or shape.context, 2**20))
+        self.text_bytes = datasets.whole_number("text_bytes", text_bytes, 2**40)
+        self.samples = datasets.whole_number("samples", samples, 2**40)
 
     def build_model(self) -> nn.Module:
         return Gpt(self.shape)
 
     def datasets(self) -> Datasets:
-        if self.data in SYNTHETIC:
-            return synthetic_datasets(self.draw, self.samples)
-        train, validation = map(_joined, read_texts(self.data, self.text_bytes))
+        if self.data in datasets.SYNTHETIC:
+            return datasets.synthetic_datasets(self.draw, self.samples)
+        train, validation = map(_joined, datasets.read_texts(self.data, self.text_bytes))
         return self._windows(train, "training"), self._windows(validation, "validation")
 
     def draw(self, index: int, generator: torch.Generator) -> Tensor:

@@ -8,7 +8,6 @@ matrix product, as in users' code: a strategy that works only with torch's own l
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -17,23 +16,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads import Datasets
-from harness.train.workloads.datasets import (
-    SYNTHETIC,
-    data_named,
-    read_digits,
-    size_named,
-    split_digits,
-    synthetic_datasets,
-    whole_number,
-)
+from harness.train.workloads import Datasets, datasets
 
 SIZES = {"small": (20, 200), "medium": (50, 1_250), "large": (100, 5_000)}
 """Side of the image, whose square is the number of inputs, and hidden units: 400 inputs and 200 units (122,410
 parameters), 2,500 and 1,250 (4,702,510), 10,000 and 5,000 (75,060,010)."""
 CLASSES = 10
 TARGETS = ("classes", "inputs")
-NAMES = ("digits", *SYNTHETIC)
+NAMES = ("digits", *datasets.SYNTHETIC)
 
 
 class Dense(nn.Module):
@@ -69,11 +59,11 @@ class Mlp:
         width: int | None = None,
         targets: str = "classes",
     ) -> None:
-        self.side, units = size_named(model, SIZES)
-        self.data = data_named(data, NAMES)
-        self.samples = whole_number("samples", samples, 2**40)
-        self.hidden = [whole_number("width", units if width is None else width, 2**20)]
-        self.hidden *= whole_number("layers", layers, 1000)
+        self.side, units = datasets.size_named(model, SIZES)
+        self.data = datasets.data_named(data, NAMES)
+        self.samples = datasets.whole_number("samples", samples, 2**40)
+        self.hidden = [datasets.whole_number("width", units if width is None else width, 2**20)]
+        self.hidden *= datasets.whole_number("layers", layers, 1000)
         if targets not in TARGETS:
             raise WorkloadError(f"workload_options.targets: got {targets!r}; allowed: {', '.join(TARGETS)}")
         self.reconstructs = targets == "inputs"
@@ -87,8 +77,10 @@ class Mlp:
 
     def datasets(self) -> Datasets:
         if self.data == "digits":
-            return _digits(self.side)
-        return synthetic_datasets(self.draw, self.samples)
+            digits = datasets.read_digits(self.side, standardised=True)
+            train, validation = (TensorDataset(images.flatten(1), labels) for images, labels in digits)
+            return train, validation
+        return datasets.synthetic_datasets(self.draw, self.samples)
 
     def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, int]:
         """Return random numbers and a label."""
@@ -112,12 +104,3 @@ class Mlp:
         rows, labels = batch
         correct = (model(rows).argmax(dim=1) == labels).sum()
         return {"accuracy": (correct, len(labels))}
-
-
-@lru_cache(maxsize=2)
-def _digits(side: int) -> Datasets:
-    images, labels = read_digits(side)
-    rows = images.flatten(1)
-    rows = rows.sub_(rows.mean()).div_(rows.std())
-    kept, held = split_digits()
-    return TensorDataset(rows[kept], labels[kept]), TensorDataset(rows[held], labels[held])

@@ -23,16 +23,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads import Datasets
-from harness.train.workloads.datasets import (
-    STDLIB,
-    SYNTHETIC,
-    data_named,
-    read_texts,
-    size_named,
-    synthetic_datasets,
-    whole_number,
-)
+from harness.train.workloads import Datasets, datasets
 
 TAGS = ("space", "keyword", "name", "number", "string", "comment", "operator")
 _KEYWORDS = frozenset(word.encode() for word in keyword.kwlist)
@@ -47,7 +38,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-NAMES = (STDLIB, *SYNTHETIC)
+NAMES = (datasets.STDLIB, *datasets.SYNTHETIC)
 BYTES = 256
 IGNORED = -100
 """The label of padding: cross_entropy's own default."""
@@ -102,24 +93,24 @@ class PaddedSequences:
 
     def __init__(
         self,
-        data: str = STDLIB,
+        data: str = datasets.STDLIB,
         model: str = "small",
         longest: int = 256,
         text_bytes: int = 500_000,
         samples: int = 50_000,
     ) -> None:
-        self.size = size_named(model, SIZES)
-        self.data = data_named(data, NAMES, folder=True)
-        self.longest = whole_number("longest", longest, 2**20)
-        self.text_bytes = whole_number("text_bytes", text_bytes, 2**40)
-        self.samples = whole_number("samples", samples, 2**40)
+        self.size = datasets.size_named(model, SIZES)
+        self.data = datasets.data_named(data, NAMES, folder=True)
+        self.longest = datasets.whole_number("longest", longest, 2**20)
+        self.text_bytes = datasets.whole_number("text_bytes", text_bytes, 2**40)
+        self.samples = datasets.whole_number("samples", samples, 2**40)
 
     def build_model(self) -> nn.Module:
         return Tagger(self.size)
 
     def datasets(self) -> Datasets:
-        if self.data in SYNTHETIC:
-            return synthetic_datasets(self.draw, self.samples)
+        if self.data in datasets.SYNTHETIC:
+            return datasets.synthetic_datasets(self.draw, self.samples)
         return _passages(self.data, self.text_bytes, self.longest)
 
     def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -207,7 +198,7 @@ class Sequences(Dataset[tuple[Tensor, Tensor]]):
 
 @lru_cache(maxsize=4)
 def _passages(data: str, most_bytes: int, longest: int) -> Datasets:
-    train, validation = (_labelled(data, texts, longest) for texts in read_texts(data, most_bytes))
+    train, validation = (_labelled(data, texts, longest) for texts in datasets.read_texts(data, most_bytes))
     return train, validation
 
 

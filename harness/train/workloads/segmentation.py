@@ -15,21 +15,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, interpolate
 from torch.utils.data import Dataset
 
 from harness.errors import WorkloadError
-from harness.train.workloads import Datasets
-from harness.train.workloads.datasets import (
-    SYNTHETIC,
-    data_named,
-    read_digits,
-    size_named,
-    sklearn_datasets,
-    split_digits,
-    synthetic_datasets,
-    whole_number,
-)
+from harness.train.workloads import Datasets, datasets
 
 WIDTHS = {"small": 8, "medium": 16, "large": 32}
 """Channels of the first layer: 5,457, 21,281 and 84,033 parameters."""
-NAMES = ("digits", *SYNTHETIC)
+NAMES = ("digits", *datasets.SYNTHETIC)
 PHOTOGRAPHS = ("china.jpg", "flower.jpg")
 FOREGROUND = 4 / 16
 """Pixels of a digit above 4 of 16 are its foreground."""
@@ -69,23 +59,23 @@ class Segmentation:
     metric_names = ("iou",)
 
     def __init__(self, data: str = "digits", model: str = "small", image_size: int = 32, samples: int = 50_000) -> None:
-        self.width = size_named(model, WIDTHS)
-        self.data = data_named(data, NAMES)
-        self.image_size = whole_number("image_size", image_size, MOST_SIDE)
+        self.width = datasets.size_named(model, WIDTHS)
+        self.data = datasets.data_named(data, NAMES)
+        self.image_size = datasets.whole_number("image_size", image_size, MOST_SIDE)
         if self.image_size % 2 or self.image_size < DIGIT:
             allowed = f"an even number from {DIGIT} to {MOST_SIDE}"
             raise WorkloadError(f"workload_options.image_size: got {image_size!r}; allowed: {allowed}")
-        self.samples = whole_number("samples", samples, 2**40)
+        self.samples = datasets.whole_number("samples", samples, 2**40)
 
     def build_model(self) -> nn.Module:
         return UNet(self.width)
 
     def datasets(self) -> Datasets:
         if self.data == "digits":
-            photographs, (digits, _), (kept, held) = read_photographs(), read_digits(DIGIT), split_digits()
-            train = Pasted(photographs, digits[kept], self.image_size)
-            return train, Pasted(photographs, digits[held], self.image_size, fixed=True)
-        return synthetic_datasets(self.draw, self.samples)
+            photographs, ((train, _), (validation, _)) = read_photographs(), datasets.read_digits(DIGIT)
+            pasted = Pasted(photographs, train, self.image_size)
+            return pasted, Pasted(photographs, validation, self.image_size, fixed=True)
+        return datasets.synthetic_datasets(self.draw, self.samples)
 
     def draw(self, index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Return an image of random numbers, and a mask of random pixels."""
@@ -143,7 +133,7 @@ def read_photographs() -> Tensor:
     """Return scikit-learn's two photographs, shape (2, 3, 427, 640), from 0 to 1; raise WorkloadError without them."""
     from PIL import Image
 
-    folder = sklearn_datasets() / "images"
+    folder = datasets.sklearn_datasets() / "images"
     try:
         images = [np.asarray(Image.open(folder / name).convert("RGB")) for name in PHOTOGRAPHS]
     except OSError as error:
