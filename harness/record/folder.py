@@ -46,32 +46,13 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    # -- names ------------------------------------------------------------------------------------------------
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def tables(self) -> Path:
-        return self.path / "tables"
-
-    @property
-    def figures(self) -> Path:
-        return self.path / "figures"
+        self.report, self.tables, self.figures = path / "report.html", path / "tables", path / "figures"
+        self._lines, self._environment = path / "trials.jsonl", path / "environment.jsonl"
+        self._plan = path / "plan.json"
 
     def checkpoints(self, folder: str | None) -> Path:
         """Return the folder of this run's checkpoints: below ``folder`` if the experiment names one, else here."""
         return Path(folder) / self.path.name if folder else self.path / "checkpoints"
-
-    @property
-    def _lines(self) -> Path:
-        return self.path / "trials.jsonl"
-
-    @property
-    def _environment(self) -> Path:
-        return self.path / "environment.jsonl"
 
     def _raw(self, name: str) -> Path:
         return self.path / "raw" / f"{name}.parquet"
@@ -138,10 +119,10 @@ class RunFolder:
         """Write the extended experiment and plan; everything planned before stays in the plan."""
         if _resolved(experiment) != _resolved(self.experiment()):
             files.replace_text(self.path / "experiment.resolved.yaml", _resolved(experiment))
-        before = reading.read_object(self.path / "plan.json")
+        before = reading.read_object(self._plan)
         now = merged(before, _planned(plan))
         if now != before:
-            files.replace_text(self.path / "plan.json", json.dumps(now, indent=1))
+            files.replace_text(self._plan, json.dumps(now, indent=1))
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -268,7 +249,7 @@ class RunFolder:
         """Raise RunFolderError if environment.jsonl or plan.json lack what the tables are made from."""
         with reading.naming_file(self._environment):
             reading.validated(reading.ENVIRONMENT, self.environment())
-        with reading.naming_file(self.path / "plan.json"):
+        with reading.naming_file(self._plan):
             reading.validated(reading.PLAN, self.plan())
 
     def write_log(self, name: str, text: str) -> Path:

@@ -15,34 +15,10 @@ from harness.record.schema.table import *
 RAW = (STEPS, EPOCHS, CHECKS, TRAINING_STEPS)
 """The tables whose rows each trial has in files of its own, below raw/."""
 RECORDED = (TRIALS, WINDOWS, RANKS, STEPS, EPOCHS, TRAINING_STEPS, CHECKS)
-DERIVED = (
-    VERDICT,
-    LEADERS,
-    CELLS,
-    SCALING,
-    NOISE,
-    PARITY,
-    VERSUS,
-    IMPROVEMENTS,
-    EQUIVALENCE,
-    WATERFALL,
-    PREDICTION,
-    PHASES,
-    HOST_PHASES,
-    STALLS,
-    CONVERGENCE,
-    PUBLISHED,
-    OUTCOMES,
-    MISSING,
-    PREVIEW,
-    LEDGER,
-    GPUS,
-    DEVICE_MEMORY,
-    LINKS,
-    COLLECTIVES,
-    EXCHANGES,
-    FINDINGS,
-)
+_CONCLUSIONS = (VERDICT, LEADERS, CELLS, SCALING, NOISE, PARITY, VERSUS, IMPROVEMENTS, EQUIVALENCE, WATERFALL)
+_TIMES = (PREDICTION, PHASES, HOST_PHASES, STALLS, CONVERGENCE, PUBLISHED, OUTCOMES, MISSING, PREVIEW, LEDGER)
+DERIVED = (*_CONCLUSIONS, *_TIMES, GPUS, DEVICE_MEMORY, LINKS, COLLECTIVES, EXCHANGES, FINDINGS)
+"""The tables that are computed, in the order of the report."""
 COMPARED = (RUNS, COMPARISON, GATE, HISTORY)
 DESCRIPTION = tuple(column.name for column in CELL_COLUMNS)
 """The names of the columns that describe a cell: its labels and axes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -34,13 +34,11 @@ class Column:
     meaning: str
 
 
-@dataclass(frozen=True)
 class Table:
     """A table: its name, the meaning of one row, and its columns in order."""
 
-    name: str
-    row: str
-    columns: tuple[Column, ...]
+    def __init__(self, name: str, row: str, *columns: Column) -> None:
+        self.name, self.row, self.columns = name, row, columns
 
     @property
     def names(self) -> list[str]:
@@ -140,21 +138,23 @@ def by_name(*rows: type) -> dict[str, Column]:
     return {column.name: column for row in rows for column in columns_of(row)}
 
 
-def column(name: str, dtype: DType, meaning: str, unit: str = "") -> Column:
+def column(dtype: DType, name: str, meaning: str, unit: str = "") -> Column:
+    """Return a column; below, one of each type."""
     return Column(name, dtype, unit, meaning)
 
 
+string, integer, real = partial(column, "string"), partial(column, "Int64"), partial(column, "Float64")
+flag, texts, mapping = partial(column, "boolean"), partial(column, "list"), partial(column, "mapping")
+
+
 UNIT = by_name(RecordedTrial)["unit"]
-P_VALUE = column("p_value", "Float64", "two-sided t test of the mean log ratio, not adjusted; `<NA>` below 3 blocks")
-PRECISE = column(
+P_VALUE = real("p_value", "two-sided t test of the mean log ratio, not adjusted; `<NA>` below 3 blocks")
+PRECISE = flag(
     "precise",
-    "boolean",
     "true if the interval meets throughput.blocks.halfwidth; `<NA>` without a rule, and for the throughput of a cell "
     "whose blocks follow from its ratios",
 )
-PAIRED_THROUGHPUT = column(
-    "throughput_per_s", "Float64", "throughput, geometric mean over the paired blocks", "samples/s"
-)
+PAIRED_THROUGHPUT = real("throughput_per_s", "throughput, geometric mean over the paired blocks", "samples/s")
 
 
 def ends(name: str = "", unit: str = "") -> tuple[Column, ...]:
@@ -162,14 +162,14 @@ def ends(name: str = "", unit: str = "") -> tuple[Column, ...]:
     prefix, of, of_block = (f"{name}_", f" of the {name}", name) if name else ("", "", "value")
     interval = f"of the 95 % confidence interval{of} over blocks; `<NA>` below 3 blocks"
     return (
-        column(f"{prefix}low", "Float64", f"lower end {interval}", unit),
-        column(f"{prefix}high", "Float64", f"upper end {interval}", unit),
-        column(f"{prefix}least", "Float64", f"smallest {of_block} of a block", unit),
-        column(f"{prefix}most", "Float64", f"largest {of_block} of a block", unit),
+        real(f"{prefix}low", f"lower end {interval}", unit),
+        real(f"{prefix}high", f"upper end {interval}", unit),
+        real(f"{prefix}least", f"smallest {of_block} of a block", unit),
+        real(f"{prefix}most", f"largest {of_block} of a block", unit),
     )
 
 
-INTERVAL = (column("blocks", "Int64", "number of blocks in the estimate (n)"), *ends())
+INTERVAL = (integer("blocks", "number of blocks in the estimate (n)"), *ends())
 
 
 def paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
@@ -177,10 +177,10 @@ def paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
     return (
         UNIT,
         PAIRED_THROUGHPUT,
-        column(other_throughput, "Float64", f"throughput of {other}, geometric mean over blocks", "samples/s"),
-        column("ratio", "Float64", f"{ratio}, geometric mean over blocks"),
+        real(other_throughput, f"throughput of {other}, geometric mean over blocks", "samples/s"),
+        real("ratio", f"{ratio}, geometric mean over blocks"),
         *INTERVAL,
-        column("excludes_one", "boolean", "true if the interval does not contain 1; of equal cells 1 in 20 by chance"),
+        flag("excludes_one", "true if the interval does not contain 1; of equal cells 1 in 20 by chance"),
         P_VALUE,
         PRECISE,
     )
@@ -189,12 +189,8 @@ def paired(other_throughput: str, other: str, ratio: str) -> tuple[Column, ...]:
 CELL_ID = by_name(RecordedTrial)["cell_id"]
 AXIS_COLUMNS = columns_of(TrialAxes)
 LABEL_COLUMNS = (
-    column("label", "string", "label of the cell: strategy, devices, and the axes and options that vary in the run"),
-    column(
-        "setting", "string", "part of the label that cells of several strategies can share; empty if nothing varies"
-    ),
-    column(
-        "own_options", "string", "part of the label that only cells of its strategy can have; empty if nothing varies"
-    ),
+    string("label", "label of the cell: strategy, devices, and the axes and options that vary in the run"),
+    string("setting", "part of the label that cells of several strategies can share; empty if nothing varies"),
+    string("own_options", "part of the label that only cells of its strategy can have; empty if nothing varies"),
 )
 CELL_COLUMNS = (*LABEL_COLUMNS, *AXIS_COLUMNS)
