@@ -13,7 +13,7 @@ from pandas.testing import assert_frame_equal
 
 from harness.analysis import phases, trials
 from harness.analysis.results import TABLES, Results, load
-from harness.record import by_rank
+from harness.record import lines
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
 from tests.benchmarks import scale
@@ -52,10 +52,10 @@ def test_no_table_depends_on_how_many_rows_are_held_at_a_time(tmp_path: Path, mo
     make_up_ranks(40, monkeypatch.setattr)
     results = kept("slowest", tmp_path, 4)
     expected = {name: getattr(results, name) for name in TABLES}
-    for module, name in ((by_rank, "MANY"), (phases, "ROWS"), (trials, "ROWS")):
+    for module, name in ((lines, "MANY"), (phases, "ROWS"), (trials, "ROWS")):
         monkeypatch.setattr(module, name, 3)
     few = load(results.folder.path)
-    assert isinstance(few.lines[0]["windows"], by_rank.Rows)
+    assert isinstance(few.lines[0]["windows"], lines.Rows)
     for name, table in expected.items():
         assert_frame_equal(getattr(few, name), table, check_exact=True, obj=name)
 

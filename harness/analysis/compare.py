@@ -15,9 +15,8 @@ from typing import get_args
 import pandas as pd
 
 from harness.analysis.common import AnyRow, is_no_claim, order
-from harness.analysis.history import read_history
+from harness.analysis.history import Metric, read_history, run_columns, side_by_side, started_at
 from harness.analysis.results import Results
-from harness.analysis.run_cells import Metric, run_columns, side_by_side, started_at
 from harness.analysis.run_pairs import Pair, Question, Side, make_side, match, no_shared_cell, unmatched_cells
 from harness.analysis.stats import SIGNIFICANCE, holm, mean_interval
 from harness.config.axes import AXES

@@ -9,9 +9,8 @@ from itertools import product
 from pathlib import Path
 
 from harness.analysis.common import AnyRow, axis_value, content_key, differing_axes, matches
-from harness.analysis.history import EarlierRuns, RunRatio, run_ratio
+from harness.analysis.history import EarlierRuns, Metric, RunCell, RunRatio, run_cells, run_ratio, started_at
 from harness.analysis.results import Results
-from harness.analysis.run_cells import Metric, RunCell, run_cells, started_at
 from harness.config.axes import AXES, NAMED_AXES
 from harness.config.values import PlainValue
 from harness.errors import ComparisonError

@@ -13,8 +13,7 @@ from pydantic import AfterValidator
 from typing_extensions import TypedDict
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.config.values import OptionValue, PlainValue
-from harness.config.variables import SECTION
+from harness.config.values import SECTION, OptionValue, PlainValue
 from harness.errors import closest, nearest
 
 SHARED_SECTIONS = {

@@ -22,6 +22,7 @@ from harness.config.problems import Conflict, describe_errors, raise_conflicts
 from harness.config.published import Published
 from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
 from harness.config.values import (
+    SECTION,
     Axis,
     FilePath,
     Name,
@@ -33,8 +34,8 @@ from harness.config.values import (
     as_axis,
     as_tuple,
     builtin_or_own,
+    problems_of,
 )
-from harness.config.variables import SECTION, problems_of
 
 DeviceRequest = Literal["auto", "cpu", "cuda"]
 MOST_PUBLISHED = 1000

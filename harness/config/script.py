@@ -19,8 +19,19 @@ from harness.config.experiment import Experiment
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.sections import Convergence, Grid, Throughput
 from harness.config.strategy_traits import StrategyTraits, Strict
-from harness.config.values import USER_CLASS, Axis, FilePath, Name, Options, PlainValue, Text, as_axis, as_tuple, leaves
-from harness.config.variables import SECTION
+from harness.config.values import (
+    SECTION,
+    USER_CLASS,
+    Axis,
+    FilePath,
+    Name,
+    Options,
+    PlainValue,
+    Text,
+    as_axis,
+    as_tuple,
+    leaves,
+)
 from harness.errors import nearest
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")

@@ -24,6 +24,7 @@ from harness.config.known_hardware import link_named
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.strategy_traits import BASE_STRATEGY, BUILTIN_TRAITS, Strict
 from harness.config.values import (
+    SECTION,
     USER_CLASS,
     Axis,
     Batch,
@@ -39,7 +40,6 @@ from harness.config.values import (
     as_axis,
     builtin_or_own,
 )
-from harness.config.variables import SECTION
 
 StrategyName = Annotated[Text, BeforeValidator(builtin_or_own(BUILTIN_TRAITS))]
 Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 from harness.config.sections import Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
-from harness.config.variables import variables_of
+from harness.config.values import variables_of
 from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
 from harness.plan.rows import Purpose

@@ -13,8 +13,7 @@ from harness.config.axes import BATCHES
 from harness.config.experiment import Experiment
 from harness.config.sections import Convergence, Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.config.values import PlainValue
-from harness.config.variables import variables_of
+from harness.config.values import PlainValue, variables_of
 from harness.errors import ExperimentError
 from harness.plan import diagnostics
 from harness.plan.cell import Cell, Placement, place, why_none

@@ -23,9 +23,21 @@ from harness.plan.rows import Circumstances, Json, RecordedTrial, TrialLine
 from harness.plan.run_environment import GroupEnvironment, Invocation, RunEnvironment
 from harness.plan.trial import Trial, TrialResult
 from harness.record import reading
-from harness.record.by_rank import FactsByRank, by_rank_name, by_rank_of, gather_by_rank, with_counts
 from harness.record.frames import csv_bytes, gather, in_parquet, read_frame, write_frame
-from harness.record.lines import SCHEMA, line_of, merged, plan_content, raw_name, rows_of, tables_of
+from harness.record.lines import (
+    SCHEMA,
+    FactsByRank,
+    by_rank_name,
+    by_rank_of,
+    gather_by_rank,
+    line_of,
+    merged,
+    plan_content,
+    raw_name,
+    rows_of,
+    tables_of,
+    with_counts,
+)
 from harness.record.schema import RAW, table_of
 from harness.system import files, sanitize
 

@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 from harness.errors import RunFolderError, StoreError
 from harness.plan.rows import Json
-from harness.record.by_rank import by_rank_name
 from harness.record.folder import FOLDERS, RunFolder
-from harness.record.lines import raw_name
+from harness.record.lines import by_rank_name, raw_name
 from harness.record.reading import object_of
 from harness.record.schema import RAW
 from harness.record.store import Store, open_store

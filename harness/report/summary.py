@@ -13,8 +13,7 @@ from harness.analysis.stats import LEAST_BLOCKS, LOOKS_SIGNIFICANCE
 from harness.config.axes import AXES, LATER
 from harness.config.experiment import Experiment
 from harness.config.sections import LOOKS, Throughput
-from harness.config.values import GIB
-from harness.config.variables import SECTION
+from harness.config.values import GIB, SECTION
 from harness.plan.labels import TAGS, joined
 from harness.plan.run_environment import Card, NodeEnvironment, RunEnvironment
 from harness.report.row import plural, rate_unit

@@ -22,8 +22,7 @@ from harness.config.load import load_experiment, parse_experiment
 from harness.config.script import UNUSED_SECTIONS, ScriptExperiment
 from harness.config.sections import Improve
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.config.values import PlainValue, as_axis
-from harness.config.variables import SECTION
+from harness.config.values import SECTION, PlainValue, as_axis
 from harness.config.yaml_source import dump, parse_mapping, parse_value
 from harness.errors import Collected, ExperimentError, HarnessError, RunFolderError
 from harness.launch.ray.session import in_job, is_lost_with_job

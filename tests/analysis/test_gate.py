@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.common import Row, content_key, differing_axes, matches
 from harness.analysis.compare import Condition, exit_code, gate, parse_condition
 from harness.analysis.equivalence import Verdict
-from harness.analysis.run_cells import Metric, RunCell
+from harness.analysis.history import Metric, RunCell
 from harness.analysis.run_pairs import Pair, Question, make_pair
 from harness.config.axes import check_axis
 from harness.plan.comparison import axes_of

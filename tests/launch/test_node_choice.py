@@ -20,12 +20,11 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from harness.errors import ClusterError
 from harness.launch.ray import nodes as ray_nodes
 from harness.launch.ray import private
-from harness.launch.ray.cluster import EXPIRE_S, RENEW_S, NodeRequest
+from harness.launch.ray.cluster import EXPIRE_S, RENEW_S, Bundles, NodeRequest
 from harness.launch.ray.launcher import worker_resources
 from harness.launch.ray.nodes import POLL_S, NodeChoice, types_in_order
 from harness.plan.cell import Placement
 from harness.plan.inventory import Inventory, Machine, Node
-from harness.plan.node_demand import Bundles
 from harness.plan.trial import WorkerGroup
 
 A = [Node(f"a{i}", f"10.0.0.{i}", f"a{i}", 32, 4, "A100") for i in range(3)]

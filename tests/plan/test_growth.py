@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness.plan.inventory import Inventory, Machine, Node
-from harness.plan.node_demand import Demand, cpus_of_a_slot, joint_bundles, lacking, needed_bundles
 from harness.plan.planner import Plan
+from harness.run.growth import Demand, cpus_of_a_slot, joint_bundles, lacking, needed_bundles
 from tests.conftest import plan_of
 
 EMPTY = Inventory((), attached=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.record import by_rank
-from harness.record.by_rank import Rows
+from harness.record import lines
 from harness.record.folder import RunFolder
+from harness.record.lines import Rows
 from tests.conftest import Make
 from tests.run_folders import make_run
 
@@ -37,10 +37,10 @@ def test_trials_of_many_ranks_are_read_as_those_of_few(
     experiment = make_experiment({"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8})
     run = RunFolder(make_run(tmp_path, experiment, lambda cell, block: 100.0))
     few = run.lines()
-    monkeypatch.setattr(by_rank, "MANY", 2)
+    monkeypatch.setattr(lines, "MANY", 2)
     many = run.lines()
     assert any(isinstance(line["windows"], Rows) for line in many) and many == few
-    by_rank.gather_by_rank(tmp_path, few)
-    gathered = (tmp_path / by_rank.GATHERED).read_bytes()
-    by_rank.gather_by_rank(tmp_path, many)
-    assert (tmp_path / by_rank.GATHERED).read_bytes() == gathered
+    lines.gather_by_rank(tmp_path, few)
+    gathered = (tmp_path / lines.GATHERED).read_bytes()
+    lines.gather_by_rank(tmp_path, many)
+    assert (tmp_path / lines.GATHERED).read_bytes() == gathered

@@ -21,10 +21,9 @@ from harness.cli.arguments import BAD_INPUT, exit_code_of
 from harness.errors import HarnessError, RunFolderError, WriteError
 from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult
-from harness.record.by_rank import with_counts
 from harness.record.estimate import Estimate, PartTime, read_estimate, write_estimate
 from harness.record.folder import RunFolder
-from harness.record.lines import SCHEMA
+from harness.record.lines import SCHEMA, with_counts
 from harness.record.schema import RAW, RECORDED
 from harness.report.figures.steps import step_times
 from harness.report.html import write_report

@@ -19,8 +19,8 @@ import pytest
 
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
-from harness.record.by_rank import with_counts
 from harness.record.folder import RunFolder
+from harness.record.lines import with_counts
 from harness.report.html import write_report
 from harness.report.page import SCRIPT, render
 from tests.conftest import Make, laptop

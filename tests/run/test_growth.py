@@ -12,8 +12,8 @@ import pytest
 from harness.config.experiment import Experiment
 from harness.errors import ClusterError
 from harness.launch.ray import private
+from harness.launch.ray.cluster import Bundles
 from harness.plan.inventory import Inventory, Node
-from harness.plan.node_demand import Bundles
 from harness.plan.planner import make_plan
 from harness.run import growth
 from harness.run.events import Event, Note

@@ -23,7 +23,6 @@ from harness.launch.ray.reaper import end_holders, reaper_for
 from harness.launch.ray.session import as_ray_reads, check_reachable, has_working_dir, session
 from harness.launch.startup import IMPORT_PART, start_limit_s
 from harness.plan.inventory import Inventory, Node
-from harness.plan.node_demand import Bundles
 from harness.plan.rows import Json
 from harness.system.files import PACKAGE_FOLDER, python_files
 from harness.system.scratch import Scratch
@@ -61,6 +60,9 @@ _QUIET = {
 The last but two keeps Ray from printing how its processes ended: that is in the trial's row. The next keeps its
 SIGTERM handler, which is in force while it starts, from waiting half a minute. Without the last one Ray has its workers
 yield to every other process (niceness 15), Ray's own among them, which trainings that are started otherwise do not."""
+
+
+Bundles = Sequence[Mapping[str, float]]
 
 
 class NodeRequest:
