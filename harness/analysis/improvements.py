@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,6 @@ from harness.analysis.common import Row, Values, axis_value, by_cell, columns_of
 from harness.analysis.equivalence import Verdicts
 from harness.analysis.ratios import AXES, Paired, paired, ratio_row
 from harness.config.values import PlainValue
-from harness.record.schema import IMPROVEMENTS
 
 STEPS = ("screening", "combination", "confirmation")
 """The steps of an improvement, each with a run folder of its own, in their order."""
@@ -24,55 +22,46 @@ HELPS = 1.01
 """The ratio from which on a change is tried further."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of the improvement of a cell: the trials of its run, the verdicts on them, its wall time in seconds.
+def step_rows(
+    improved_id: str, step: str, trials: pd.DataFrame, checked: Verdicts, wall_s: float, *, finished: bool
+) -> list[Values]:
+    """Return a row of the table IMPROVEMENTS for each setting of a step, the fastest first, those that failed last.
 
-    ``finished``: whether no limit or interruption has left out trials.
+    ``trials``: those of the step's run; ``checked``: the verdicts on them. ``finished``: whether no limit or
+    interruption has left out trials. Without settings that were not measured, or in no block with the cell to improve,
+    for lack of time.
     """
+    timed = rows_of(trials[trials["kind"] == "throughput"].drop_duplicates("cell_id", keep="last"))
+    improved = next((row for row in timed if row.cell_id == improved_id), None)
+    if improved is None:
+        return []
+    cells = by_cell(rows_of(measured(trials)))
+    places, speeds = ("strategy", "devices", "nodes"), ("throughput_per_s", "improved_throughput_per_s")
+    found: list[Values] = []
+    for row in timed:
+        if row is improved or columns_of(row, *places) != columns_of(improved, *places):  # such as their bases
+            continue
+        group = cells.get(row.cell_id, [])
+        pair = paired(group, cells.get(improved_id, []))
+        ratio = ratio_row(pair, speeds, None, checked, group) if pair else columns_of(row, *AXES)
+        reason = _reason(row, pair, confirms=step == CONFIRMATION and finished)
+        if reason or ratio.get("ratio"):
+            named: Values = {"improved_id": improved_id, "step": step, "wall_s": wall_s}
+            found.append({**ratio, **named, "changes": changes_text(changes_of(improved, row)), "reason": reason})
+    found.sort(key=lambda row: -float(row.get("ratio") or 0))
+    for at, ratio in enumerate(found):
+        ratio["kept"] = is_kept(step, ratio, first=at == 0)
+    return found
 
-    improved_id: str
-    name: str
-    trials: pd.DataFrame
-    checked: Verdicts
-    wall_s: float
-    finished: bool
 
-    @property
-    def rows(self) -> list[Values]:
-        """A row of the table IMPROVEMENTS for each setting, the fastest first, those that failed last.
-
-        Without those that were not measured, or in no block with the cell to improve, for lack of time.
-        """
-        timed = rows_of(self.trials[self.trials["kind"] == "throughput"].drop_duplicates("cell_id", keep="last"))
-        improved = next((row for row in timed if row.cell_id == self.improved_id), None)
-        if improved is None:
-            return []
-        cells = by_cell(rows_of(measured(self.trials)))
-        places, speeds = ("strategy", "devices", "nodes"), ("throughput_per_s", "improved_throughput_per_s")
-        found: list[Values] = []
-        for row in timed:
-            if row is improved or columns_of(row, *places) != columns_of(improved, *places):  # such as their bases
-                continue
-            group = cells.get(row.cell_id, [])
-            pair = paired(group, cells.get(self.improved_id, []))
-            ratio = ratio_row(pair, speeds, None, self.checked, group) if pair else columns_of(row, *AXES)
-            if (reason := self._reason(row, pair)) or ratio.get("ratio"):
-                named: Values = {"improved_id": self.improved_id, "step": self.name, "wall_s": self.wall_s}
-                found.append({**ratio, **named, "changes": changes_text(changes_of(improved, row)), "reason": reason})
-        found.sort(key=lambda row: -float(row.get("ratio") or 0))
-        for at, ratio in enumerate(found):
-            ratio["kept"] = is_kept(self.name, ratio, first=at == 0)
-        return found
-
-    def _reason(self, row: Row, pair: Paired) -> str | None:
-        """Return why a setting has no ratio, or is not confirmed; None if it has one, or its trial was not made."""
-        if pair.apart:
-            return pair.apart
-        blocks = len(pair.speeds)
-        if self.name == CONFIRMATION and blocks < CONFIRMING_BLOCKS and self.finished:  # no further call measures more
-            return f"measured in {blocks} of {CONFIRMING_BLOCKS} blocks, its other trials failed"
-        return None if pair or row.outcome in ("ok", "skipped") else str(row.reason)
+def _reason(row: Row, pair: Paired, *, confirms: bool) -> str | None:
+    """Return why a setting has no ratio, or is not confirmed; None if it has one, or its trial was not made."""
+    if pair.apart:
+        return pair.apart
+    blocks = len(pair.speeds)
+    if confirms and blocks < CONFIRMING_BLOCKS:  # no further call measures more
+        return f"measured in {blocks} of {CONFIRMING_BLOCKS} blocks, its other trials failed"
+    return None if pair or row.outcome in ("ok", "skipped") else str(row.reason)
 
 
 def is_kept(step: str, row: Mapping[str, Any], *, first: bool) -> bool:
@@ -82,11 +71,6 @@ def is_kept(step: str, row: Mapping[str, Any], *, first: bool) -> bool:
     if step == CONFIRMATION:
         return bool(row["blocks"] >= CONFIRMING_BLOCKS and row["low"] > 1)
     return bool(row["ratio"] >= HELPS and (first or step == SCREENING))
-
-
-def improvements(steps: Iterable[Step]) -> pd.DataFrame:
-    """Return the table IMPROVEMENTS of the steps of a run's improvements."""
-    return IMPROVEMENTS.frame(row for step in steps for row in step.rows)
 
 
 def changes_of(improved: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, PlainValue]:

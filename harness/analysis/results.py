@@ -16,7 +16,7 @@ from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.evidence import stalls
 from harness.analysis.findings import findings, static_findings, unequal_metrics, with_faulty
 from harness.analysis.hardware import collectives, device_memory, gpus, links
-from harness.analysis.improvements import STEPS, Step, improvements
+from harness.analysis.improvements import STEPS, step_rows
 from harness.analysis.phases import host_phases, ledger, phases
 from harness.analysis.prediction.collective_times import Links, recorded_exchanges
 from harness.analysis.prediction.observed import families
@@ -51,7 +51,7 @@ from harness.record.estimate import read_estimate
 from harness.record.folder import RunFolder
 from harness.record.frames import records
 from harness.record.mirror import on_this_machine
-from harness.record.schema import FINDINGS, RAW, VERDICT, empty_table
+from harness.record.schema import FINDINGS, IMPROVEMENTS, RAW, VERDICT, empty_table
 
 OF_STEPS = tuple(table.name for table in RAW)
 """The recorded tables by step, epoch and check."""
@@ -267,10 +267,12 @@ def _improvements(results: Results) -> pd.DataFrame:
     def wall_s(run: Results) -> float:
         return sum(one.get("wall_s", 0.0) + one.get("report_s", 0.0) for one in run.environment.get("invocations", []))
 
-    runs = improving_runs(results.folder)
-    return improvements(
-        Step(cell_id, name, run.trials, run.verdicts, wall_s(run), not run.folder.why_unfinished)
-        for cell_id, name, run in runs
+    return IMPROVEMENTS.frame(
+        row
+        for cell_id, step, run in improving_runs(results.folder)
+        for row in step_rows(
+            cell_id, step, run.trials, run.verdicts, wall_s(run), finished=not run.folder.why_unfinished
+        )
     )
 
 

@@ -14,7 +14,7 @@ from harness.record.folder import RunFolder
 from harness.record.schema import RAW, empty_table
 from harness.report import summary
 from harness.report.figures import FIGURES, style
-from harness.report.figures.drawing import FILE_KINDS, Area, Drawing, figure_files
+from harness.report.figures.drawing import FILE_KINDS, Drawing, figure_files
 from harness.report.page import Failure, Parts, failed, render
 from harness.report.row import rows_of
 from harness.report.summary import NO_FACTS, facts
@@ -114,7 +114,7 @@ class Picture:
     caption: str = ""
     failure: str = ""
     width: int = 0
-    areas: Sequence[Area] = ()
+    areas: Sequence[tuple[str, str]] = ()
     links: Sequence[tuple[str, str]] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 

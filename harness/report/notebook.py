@@ -28,30 +28,19 @@ class RunResults(Results):
 
 
 class Plots:
-    """The figures of the report, each a method; ``dir`` lists them. The first that is used imports what draws."""
+    """The figures of the report, each a function of no arguments; imports what draws."""
 
     def __init__(self, results: Results) -> None:
-        self._results = results
+        from harness.report.figures import FIGURES
+
+        vars(self).update({name: partial(_draw, draw, results) for name, draw in FIGURES.items()})
 
     def __getattr__(self, name: str) -> Callable[[], Chart]:
-        """Return the function that draws a figure; raises AttributeError, which lists their names."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        from harness.report.figures import FIGURES
-
-        if name not in FIGURES:
-            raise AttributeError(f"no figure {name!r}; {nearest(name, FIGURES)}")
-        return partial(_draw, FIGURES[name], self._results)
-
-    def __dir__(self) -> list[str]:
-        from harness.report.figures import FIGURES
-
-        return [*super().__dir__(), *FIGURES]
+        """Raise AttributeError, which lists the names of the figures."""
+        raise AttributeError(f"no figure {name!r}; {nearest(name, vars(self))}")
 
     def __repr__(self) -> str:
-        from harness.report.figures import FIGURES
-
-        return f"Figures: {', '.join(f'.{name}()' for name in FIGURES)}"
+        return f"Figures: {', '.join(f'.{name}()' for name in vars(self))}"
 
 
 def load(run_folder: str | Path, local: str | Path = "results") -> RunResults:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, PREDICTION, TRAINING_STEPS, VERDICT, WATERFALL
 from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, scaling, steps, style
-from harness.report.figures.drawing import COLOURS, MARKERS, TYPE_SIZE, ByStrategy, Chart, merge_single_rows
+from harness.report.figures.drawing import COLOURS, MARKERS, TYPE_SIZE, Chart, merge_single_rows
 from harness.report.figures.scales import ARROWS
 from harness.report.figures.steps import step_phases
 from harness.report.tables.ratios import versus_table
@@ -233,8 +234,9 @@ def test_colour_means_strategy_in_every_figure_and_its_marker_is_its_own_or_of_a
         assert {one.get_color() for one in marked(drawings[name], "D")} == {COLOURS["ddp"]}, name
     count = len(BUILTIN_TRAITS)
     assert [*COLOURS][:count] == [*MARKERS][:count] == list(BUILTIN_TRAITS)
-    looks = ByStrategy({"ddp": "D"}, ("v", "P"))
-    assert [looks[name] for name in ("mine:A", "ddp", "mine:B", "mine:A")] == ["v", "D", "P", "v"]
+    first, ddp, second, again = (MARKERS[name] for name in ("mine:A", "ddp", "mine:B", "mine:A"))
+    assert first == again != second and not {first, second} & {*BUILTIN_TRAITS, ddp}
+    MARKERS.pop("mine:A"), MARKERS.pop("mine:B")
     markers = [traits.marker for traits in BUILTIN_TRAITS.values()]
     assert len({*markers}) == len(markers), "harness/config/strategy_traits.py: BUILTIN_TRAITS"
 
@@ -686,6 +688,7 @@ def test_the_values_that_show_on_hover_are_those_of_the_table() -> None:
     table = scaling_table(full_results().scaling)
     column = [heading.title for heading in table.columns].index("efficiency")
     shown = [row.cells[column] for row in table.rows if row.kind != "base"]
-    assert sorted(area.text.partition(": ")[2] for area in areas) == sorted(shown)
-    for left, top, width, height in (area.sides for area in areas):
-        assert 0 <= left < left + width <= 1 and 0 <= top < top + height <= 1
+    assert sorted(text.partition(": ")[2] for _, text in areas) == sorted(shown)
+    for css, _ in areas:
+        left, top, width, height = (float(number) / 100 for number in re.findall(r"[-0-9.]+(?=%)", css))
+        assert 0 <= left < left + width <= 1.001 and 0 <= top < top + height <= 1.001

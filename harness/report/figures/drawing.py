@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import matplotlib
 import pandas as pd
@@ -47,20 +48,6 @@ class Mark:
     x_end: float
 
 
-@dataclass(frozen=True)
-class Area:
-    """The text of a mark and its rectangle: left, top, width and height as shares of the figure's."""
-
-    sides: tuple[float, float, float, float]
-    text: str
-
-    @property
-    def style(self) -> str:
-        """The rectangle as CSS, in per cent of the figure."""
-        names = ("left", "top", "width", "height")
-        return ";".join(f"{name}:{100 * share:.1f}%" for name, share in zip(names, self.sides, strict=True))
-
-
 class Chart(Figure):
     """A figure with marks, and its caption in a notebook."""
 
@@ -77,8 +64,8 @@ class Chart(Figure):
         """The marks, in the order of drawing."""
         return []
 
-    def areas(self) -> Iterator[Area]:
-        """Yield the area of each mark; the figure must have been drawn, which lays it out."""
+    def areas(self) -> Iterator[tuple[str, str]]:
+        """Yield the rectangle of each mark as CSS, in per cent of the figure, which has been drawn, and its text."""
         width, height = self.bbox.width, self.bbox.height
         reach = REACH * self.dpi
         for mark in self.marks[:MOST_MARKS]:
@@ -88,7 +75,8 @@ class Chart(Figure):
             left, right = min(x, x_end), max(x, x_end)
             left, right = min(left, (left + right) / 2 - reach), max(right, (left + right) / 2 + reach)
             top, share = 1 - (y + reach) / height, 2 * reach / height
-            yield Area((left / width, top, (right - left) / width, share), mark.text)
+            sides = {"left": left / width, "top": top, "width": (right - left) / width, "height": share}
+            yield ";".join(f"{side}:{100 * part:.1f}%" for side, part in sides.items()), mark.text
 
 
 def mark(axes: Axes, x: float, y: float, text: str, *, x_end: float | None = None) -> None:
@@ -98,25 +86,15 @@ def mark(axes: Axes, x: float, y: float, text: str, *, x_end: float | None = Non
 
 
 Colour = tuple[float, float, float]
-Value = TypeVar("Value")
 Facet = tuple[str, pd.DataFrame]
 """The title and the rows of a panel."""
 
 
-class ByStrategy(dict[str, Value]):
-    """A value for each built-in strategy; others get those of a reserve, in the order in which they are drawn."""
-
-    def __init__(self, values: Mapping[str, Value], reserve: Sequence[Value]) -> None:
-        super().__init__(values)
-        self._reserve = itertools.cycle(reserve)
-
-    def __missing__(self, strategy: str) -> Value:
-        return self.setdefault(strategy, next(self._reserve))
-
-
 PALETTE: Sequence[Colour] = sns.color_palette("colorblind")
-COLOURS = ByStrategy(dict(zip(BUILTIN_TRAITS, PALETTE, strict=False)), PALETTE[len(BUILTIN_TRAITS) :])
-MARKERS = ByStrategy({name: traits.marker for name, traits in BUILTIN_TRAITS.items()}, ("v", "P", "X", "h", "<", ">"))
+RESERVE = cycle(PALETTE[len(BUILTIN_TRAITS) :]), cycle(("v", "P", "X", "h", "<", ">"))
+COLOURS = defaultdict(RESERVE[0].__next__, zip(BUILTIN_TRAITS, PALETTE, strict=False))
+MARKERS = defaultdict(RESERVE[1].__next__, {name: traits.marker for name, traits in BUILTIN_TRAITS.items()})
+"""The colour and marker of each strategy; one of the user's own gets the next of the reserve when it is first drawn."""
 MOST_FACETS = 12
 PANEL = (3.6, 2.5)
 """Width and height of a panel in inches."""
