@@ -54,7 +54,7 @@ def estimate_of(plan: Plan, earlier: TimedRun | None) -> Estimate:
     timed = plan.experiment.throughput
     bound: Bound = "at most" if timed and timed.rule else "about"
     if any(part.basis == "lower bound" for part in parts):  # unknown parts are in no sum
-        bound = "at least"
+        bound = "about" if bound == "at most" else "at least"
     most = max((group.placement.devices for group in plan.groups), default=0)  # groups run one after the other
     devices = plan.machine.devices
     return Estimate(str(earlier.path) if earlier else None, devices, min(most, devices), bound, parts)

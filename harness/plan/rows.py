@@ -140,8 +140,8 @@ Refused = Literal["doctor", "doctor_memory", "model_too_large", "no_shard_units"
 NotAnyMore = Literal["out_of_memory", "precise", "not_measured", "time_up"]
 SkipCode = Literal[ImpossibleCode, TooFew, NotHere, NotTheseData, Refused, NotAnyMore]
 """Why a trial was skipped: its cell cannot run on this machine or data, the doctor found an error, a smaller batch ran
-out of memory, the interval is narrow enough, the trial that it would profile has no result, a limit was reached,
-or --inline runs one rank only. The column ``reason`` has the numbers."""
+out of memory, the interval is narrow enough, its cell raised each time or the trial that it would profile has no
+result, a limit was reached, or --inline runs one rank only. The column ``reason`` has the numbers."""
 WindowKind = Literal["warmup", "timed", "phases", "together", "alone", "epochs"]
 """Only timed windows enter a throughput."""
 Severity = Literal["error", "warning", "note"]

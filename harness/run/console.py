@@ -156,6 +156,7 @@ class ConsoleSink:
         self._folder: Path | None = None
         self._resumed = False
         self._logs: set[str] = set()  # the reasons of failures whose log was named
+        self._skips: set[str] = set()  # the reasons of skipped trials that were shown
         # once a second: the display must not take the cores that are being measured
         display = Live(get_renderable=self._display, console=console, transient=True, refresh_per_second=1)
         self._live = display if live and console.is_terminal and not quiet else None
@@ -219,11 +220,14 @@ class ConsoleSink:
                 self._now = escape_control(self._labels.of_trial(trial))
             case events.TrialEnded():
                 self._show_result(event)
+            case events.Reporting():
+                self._now = "Writing tables, figures and the report"
+                self._show(self._now, live=False)
 
     def _show_result(self, event: events.TrialEnded) -> None:
         """Show a trial's result, and the errors that the doctor found, while the run can be stopped.
 
-        A terminal keeps failures and skipped trials; the live line counts the others.
+        A terminal keeps failures and the first trial that is skipped for a reason; the live line counts the others.
         """
         trial, line, again, epochs = event
         self._progress.advance(self._task, 0 if again else 1)
@@ -234,7 +238,9 @@ class ConsoleSink:
             if finding["severity"] == "error":
                 part = "preflight, " if trial.purpose == "doctor" else ""
                 self._show(f"{part}{finding['check']}: {finding['seen']}. {finding['advice']}.")
-        if self._verbose or not (self._quiet or (self._live and line["outcome"] == "ok")):
+        known = line["outcome"] == "skipped" and line["reason"] in self._skips
+        self._skips.update([line["reason"]] if line["outcome"] == "skipped" else [])
+        if self._verbose or not (known or self._quiet or (self._live and line["outcome"] == "ok")):
             task = self._progress.tasks[0]
             counted = Text(f"[{int(task.completed)}/{int(task.total or 0)}] ").append(text)
             self._console.print(counted.append(self._time_left()), soft_wrap=True)

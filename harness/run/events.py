@@ -94,6 +94,10 @@ class Note(NamedTuple):
     text: str
 
 
+class Reporting(NamedTuple):
+    """Tables, figures and report are being written, which takes seconds."""
+
+
 class Reported(NamedTuple):
     """Tables, figures and report are written."""
 
@@ -124,6 +128,7 @@ Event = (
     | TrialEnded
     | Unsent
     | Note
+    | Reporting
     | Reported
 )
 Emit = Callable[[Event], None]

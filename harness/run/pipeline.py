@@ -29,7 +29,7 @@ from harness.report.sentence import context_of
 from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.dry_run import estimated
-from harness.run.events import Emit, Note, Planned, Reported, RunStarted
+from harness.run.events import Emit, Note, Planned, Reported, Reporting, RunStarted
 from harness.run.execution import Execution, launcher_for, start_ray
 from harness.run.mirroring import mirrored
 from harness.run.prepare import check_imports, check_paths, check_runnable
@@ -176,6 +176,7 @@ def _report(folder: RunFolder, began: float, emit: Emit, code: int) -> int:
         return code
     incomplete: IncompleteReport | None = None
     reporting = time.time()
+    emit(Reporting())
     try:
         results = write_report(folder.path)
     except IncompleteReport as error:

@@ -145,7 +145,9 @@ class SkipPolicy:
         if trial.block < needed:
             return None
         if rule == "decide":
-            return SkipReason("precise", f"decided: after {needed} blocks no comparison of this cell was open")
+            return SkipReason(
+                "precise", f"decided: after {needed} blocks no comparison of this cell was open, batches aside"
+            )
         return SkipReason("precise", f"precise enough: {needed} blocks suffice for {100 * rule.halfwidth:g} %")
 
 

@@ -12,7 +12,7 @@ from harness.config.script import ScriptExperiment, evaluate
 from harness.errors import ExperimentError
 from harness.plan.grid import expand
 from harness.plan.inventory import resolve
-from harness.plan.planner import make_plan
+from harness.plan.planner import SCRIPT_START_S, make_plan
 from tests.conftest import laptop
 
 GRID = {"devices": [1, 2], "per_device_batch_size": [16, 32], "lr": [0.1, 0.2]}
@@ -83,6 +83,8 @@ def test_the_base_is_the_script_itself_on_one_device_and_no_other_trials_than_it
     assert {trial.purpose for trial in plan.trials} == {"", "twin"}
     twins = {trial.cell for trial in plan.trials if trial.purpose == "twin"}
     assert {(cell.devices, cell.strategy) for cell in twins} == {(1, "script")} and len(twins) == 8
+    windowed = make_plan(script(throughput={"blocks": 3, "windows": 2, "window_seconds": 3.0}), laptop(2))
+    assert {*map(windowed.least_trial_seconds, windowed.trials)} == {SCRIPT_START_S + 6.0}
     own = {trial.check_id == trial.cell.id for trial in plan.trials if trial.cell.devices == 2}
     assert own == {True} and {trial.check_id for trial in plan.trials if trial.cell.devices == 1} == {None}
 

@@ -17,7 +17,7 @@ from harness.analysis import trials as trial_tables
 from harness.analysis.ratios import noise, parity, scaling, versus
 from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.plan.trial import Trial
-from harness.record.schema import EQUIVALENCE, FINDINGS
+from harness.record.schema import EQUIVALENCE, FINDINGS, PREVIEW
 from harness.report.sentence import Sentence
 from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
@@ -125,6 +125,25 @@ def test_a_failure_names_its_log_once_a_reason_and_the_command_begins_as_this_on
     output = shown(RunStarted(tmp_path, plan, plan.groups, 0), *ended, reported, width=4000)
     assert re.findall(rf"  its traceback and output: {tmp_path}/logs/(\d).txt\n", output) == ["0", "2"]
     assert output.splitlines()[-1] == "here/.venv/bin/harness run --resume r && here/.venv/bin/harness export r"
+
+
+def test_trials_that_are_skipped_for_one_reason_are_one_line_unless_all_are_asked_for(plan: Plan) -> None:
+    reasons = ["decided", "decided", "too large", "decided"]
+    ended = [
+        TrialEnded(plan.trials[0], {**line(), "outcome": "skipped", "reason": each})  # type: ignore[arg-type]
+        for each in reasons
+    ]
+    assert (shown(*ended).count("decided"), shown(*ended).count("too large")) == (1, 1)
+    assert shown(*ended, verbose=True).count("decided") == 3
+
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_the_estimate_before_a_run_is_no_grade_of_what_a_resume_took(plan: Plan, tmp_path: Path, done: int) -> None:
+    measured = {"part": "measurement", "estimated_s": 80.0, "actual_s": 100.0, "device_hours": 0.25}
+    tables = {"preview": PREVIEW.frame([measured]), "trials": trial_tables.trials([line()], steps_of([line()]))}
+    reported = Reported(tmp_path, tmp_path / "report.html", tables, NO_VERDICT, 3.0)
+    output = shown(RunStarted(tmp_path, plan, plan.groups, done), reported, width=4000)
+    assert "Trials: 1 ok." in output and ("Estimated before the run: 1 min 20 s" in output) == (not done)
 
 
 def test_findings_are_in_the_terminal_and_an_error_in_a_table_costs_that_table(tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ def _level(tables: Tables, leader: Row, base_id: str | None, pairs: Sequence[Pai
         low.append(f"invocations: {found[0]:.2f}, then {found[1]:.2f}")
     low += ["blocks"] if leader.blocks < LEAST_BLOCKS else []
     not_high = ["script"] if any(row.equivalence == "connected" for row in own) else []
-    not_high += ([] if tests else ["no A/A test"]) + (["blocks"] if leader.blocks < GOOD_BLOCKS else [])
+    not_high += ([] if tests else ["no A/A test"]) + (["blocks"] if tables.look and leader.blocks < GOOD_BLOCKS else [])
     return "low" if low else "medium" if not_high else "high", tuple(dict.fromkeys(low or not_high))
 
 

@@ -119,13 +119,14 @@ def _beside_launchers(row: Row) -> str:
 
 
 def main_axes(versus: pd.DataFrame) -> pd.DataFrame:
-    """Return the comparisons that the file is about: of options and other choices, else of strategies, else all.
+    """Return the comparisons that the file is about: of options and other choices, else of strategies, else of batches.
 
     A file that varies a choice, such as a bucket size or a precision, asks about it; strategies stand in most files.
     """
     choices = versus[~versus["axis"].isin(NO_CHOICES)]
     strategies = versus[versus["axis"] == "strategy"]
-    return next((rows for rows in (choices, strategies) if len(rows)), versus)
+    batches = versus[versus["axis"] != "devices"]  # which have a table of their own
+    return next((rows for rows in (choices, strategies, batches) if len(rows)), versus)
 
 
 def leaders_table(leaders: pd.DataFrame) -> TextTable:
