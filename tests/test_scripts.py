@@ -16,10 +16,12 @@ from harness.launch.inline import InlineLauncher
 from harness.launch.ray import cluster
 from harness.launch.torchrun import TorchrunLauncher
 from harness.measure.script import following
+from harness.measure.script.child import COUNTER_VARIABLE, STACK_VARIABLE
 from harness.measure.script.profiling import STEPS
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
+from harness.system.process import read_counter
 from tests.conftest import laptop
 from tests.processes import ROOT
 
@@ -100,9 +102,13 @@ def test_a_script_is_ended_after_its_last_window_whatever_it_catches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "END_S", 1.0)
+    (counter := tmp_path.parent / "steps").write_bytes(bytes(8))
+    monkeypatch.setenv(COUNTER_VARIABLE, str(counter))
+    monkeypatch.setenv(STACK_VARIABLE, str(tmp_path.parent / "stack"))
     (result,) = results(
         tmp_path,
         """
+        assert not [name for name in os.environ if name.startswith("HARNESS_")]
         print("x" * 3_000_000)
         open("made-here.txt", "w").write("x")
         if __name__ == "__main__" and sys.argv[1:] == ["8", "a b"]:
@@ -118,6 +124,7 @@ def test_a_script_is_ended_after_its_last_window_whatever_it_catches(
     kinds = [window["window_kind"] for window in result.windows]
     assert kinds == ["warmup", "timed", "timed"] and {window["steps"] for window in result.windows[1:]} == {4}
     assert result.unit == "batches" and result.facts["optimizers"] == "SGD" and not result.facts["ended_early"]
+    assert (read_counter(counter) or 0) >= 3 + 4 + 4, "the watchdog sees the steps of the script"
     assert 0.005 < result.windows[1]["duration_s"] / 4 < 0.5
     assert len(result.detail) <= 100_000
     assert no_process_is_left() and [path.name for path in tmp_path.iterdir()] == ["train.py"]

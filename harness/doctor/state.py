@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from types import NoneType
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.doctor import parameters
-from harness.doctor.facts import Steps, digests_of_state
+from harness.doctor.facts import OWN, Steps, digests_of_state
 from harness.doctor.subject import SMALL, Case, Check, Subject
 from harness.measure.sketches import PROCESS_GENERATORS, SEEDED_GENERATORS
 from harness.plan.checks import Finding, join_names
@@ -27,18 +29,29 @@ def observe(subject: Subject) -> dict[str, bool]:
     if not subject.cell.traits.replicates:
         return {}
     model, batch = subject.bare_model(), subject.first_samples(SMALL)
-    before = _digests(model)
+    before, objects = _digests(model), _objects(model)
     with torch.no_grad():
         for _ in range(2):
             subject.loss(model, batch)
     after = _digests(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return {name: name in trained for name in names}
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    names |= {name for name, value in _objects(model).items() if name in objects and objects[name] is not value}
+    return {name: name in trained for name in sorted(names)}
 
 
 def _digests(model: nn.Module) -> Mapping[str, str]:
     return {**digests_of_state(model), **{name: value_digest(value) for name, value in model.named_parameters()}}
+
+
+def _objects(model: nn.Module) -> Mapping[str, object]:
+    """Return the attributes that are no data: their digest is that of their type."""
+    return {
+        f"{path}.{name}" if path else name: value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if name not in OWN and not isinstance(value, (Tensor, np.ndarray, Mapping, Sequence, Set, int, float, NoneType))
+    }
 
 
 def judge(seen: Sequence[dict[str, bool]], case: Case) -> Iterator[Finding]:

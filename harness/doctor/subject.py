@@ -372,8 +372,10 @@ class Check(Generic[T]):
 
 
 def first_found(seen: Sequence[Sequence[Finding]], case: Case) -> Sequence[Finding]:
-    """Return the findings of the first rank that has any: each rank has judged what it observed."""
-    return next(filter(None, seen), ())
+    """Return the findings of the first rank with an error, else with any: each rank has judged what it observed."""
+    found = [findings for findings in seen if findings]
+    errors = [findings for findings in found if any(finding.severity == "error" for finding in findings)]
+    return next(iter(errors or found), ())
 
 
 def describe_error(error: BaseException, most: int = 300) -> str:

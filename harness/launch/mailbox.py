@@ -1,4 +1,4 @@
-"""The mailbox of worker groups for the driver. Ray starts an actor of it fast, since it imports no torch."""
+"""The mailbox of worker groups for the driver: an actor of Ray, which starts fast without torch, or behind a socket."""
 
 from __future__ import annotations
 

@@ -94,12 +94,13 @@ def _captured(nvml: Nvml) -> Topology:
         ],
         "numa": [numa_node_of_bus(bus) for bus in buses],
         "driver": first(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-        "persistence": [
-            bool(mode) if (mode := first(partial(nvml.nvmlDeviceGetPersistenceMode, one))) is not None else None
-            for one in handles
-        ],
+        "persistence": [first(partial(_persists, nvml, one)) for one in handles],
         "cards": [_card(nvml, one) for one in handles],
     }
+
+
+def _persists(nvml: Nvml, handle: Handle) -> bool:
+    return bool(nvml.nvmlDeviceGetPersistenceMode(handle))
 
 
 def _card(nvml: Nvml, handle: Handle) -> Card:
@@ -143,7 +144,9 @@ def numa_nodes(root: Path = Path("/")) -> dict[str, str]:
 def numa_node_of_bus(bus: str, root: Path = Path("/")) -> int | None:
     """Return the NUMA node of a PCI device by NVML's bus id, ``00000000:18:00.0``; None if it is not known."""
     domain, _, rest = bus.lower().partition(":")
-    return _numa_node(root / f"sys/bus/pci/devices/{int(domain or '0', 16):04x}:{rest}")
+    with suppress(ValueError):
+        return _numa_node(root / f"sys/bus/pci/devices/{int(domain, 16):04x}:{rest}")
+    return None
 
 
 def _numa_node(device: Path) -> int | None:

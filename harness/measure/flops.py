@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from harness.measure.window import Clock, elapsed_s
@@ -92,11 +91,8 @@ def first_samples(batch: object, count: int) -> object:
 
     Looks into tuples, lists and mappings. A tensor without dimensions counts as one of another length.
     """
-    known = dict(batch) if isinstance(batch, Mapping) else batch  # of mappings, torch's trees know some types alone
-    lengths = {tuple(leaf.shape[:1]) for leaf in tree_leaves(known) if isinstance(leaf, Tensor)}
-    if len(lengths) != 1 or () in lengths:
-        return batch
-    return tree_map_only(Tensor, lambda tensor: tensor[:count], known)
+    lengths = {tuple(tensor.shape[:1]) for tensor in _tensors(batch)}
+    return _cut(batch, count) if len(lengths) == 1 and () not in lengths else batch
 
 
 def _count(workload: Workload, batch: object, device: torch.device, *, without_memory: bool) -> Flops:
@@ -195,6 +191,26 @@ def _raw(formula: Formula) -> Formula:
 
     counted._get_raw = True  # type: ignore[attr-defined]
     return counted
+
+
+def _tensors(batch: object) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(value)
+
+
+def _cut(batch: object, count: int) -> object:
+    if isinstance(batch, Tensor):
+        return batch[:count]
+    if isinstance(batch, Mapping):
+        return {key: _cut(value, count) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        values = [_cut(value, count) for value in batch]
+        make = getattr(batch, "_make", type(batch))  # _make: of a named tuple
+        return make(values)
+    return batch
 
 
 def measured_peak(

@@ -173,7 +173,8 @@ class ConsoleSink:
                 self._show_plan(event)
             case events.RunStarted(folder, plan, groups, done, limit_s):
                 self._labels, self._left = plan.labels, TimeLeft(plan, groups, limit_s=limit_s)
-                self._folder, self._resumed = folder, bool(done)
+                self._resumed = bool(done) if self._folder is None else self._resumed  # later: steps of --improve
+                self._folder = folder
                 trials = sum(len(group.trials) for group in groups)
                 self._progress.reset(self._task, total=trials, visible=True)
                 already = f", {done} already done" * bool(done)
@@ -247,7 +248,7 @@ class ConsoleSink:
         reason, log = re.sub(RANK, ": ", line["reason"]), line["log"]
         if self._folder and log and line["outcome"] not in ("ok", "skipped") and reason not in self._logs:
             self._logs.add(reason)
-            self._show(f"  its traceback and output: {self._folder / log}")
+            self._show(f"  its log: {self._folder / log}")
         for epoch in epoch_lines(epochs) if self._verbose else ():
             self._show(f"  {epoch}")
 

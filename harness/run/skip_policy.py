@@ -20,7 +20,7 @@ DIVERGES = "preflight: divergence, also when tried once: "
 """How the reason begins that a cell is not tried again."""
 TRAININGS = ("throughput", "convergence")
 RAISES = 2
-"""The trials of a cell after which it is not tried again in this invocation if all raised."""
+"""The blocks or seeds of this invocation after which a cell that raised in each, and never trained, is skipped."""
 
 
 class SkipPolicy:
@@ -37,7 +37,7 @@ class SkipPolicy:
         self._out_of_memory: list[Cell] = []
         self._refusals: list[SkipRule] = []
         self._failed: set[tuple[Cell, int]] = set()
-        self._raised: dict[Cell, list[str]] = {}
+        self._raised: dict[Cell, dict[tuple[int, int], str]] = {}  # by block and seed
         self._trained: set[Cell] = set()
         self._diverging: dict[tuple[str, ...], str] = {}
         self._diverged: set[Cell] = set()
@@ -47,6 +47,8 @@ class SkipPolicy:
             if trial := known.get(line["trial_id"]):
                 result = TrialResult(trial.id, line["outcome"], str(line["reason"]), facts=line["facts"])
                 self._learn_of_cell(trial, result)
+                if trial.scenario in TRAININGS and result.outcome == "ok":
+                    self._trained.add(trial.cell)
         self._needed: dict[int, dict[str, int]] = {}  # by the look
         self.end = end_of(plan.experiment, plan.machine.devices, spent_device_s)
         """The limit that ends the run first."""
@@ -67,8 +69,8 @@ class SkipPolicy:
         if trial.scenario in TRAININGS:
             if result.outcome == "ok":
                 self._trained.add(trial.cell)
-            elif result.outcome == "error":
-                self._raised.setdefault(trial.cell, []).append(result.reason)
+            elif result.outcome == "error" and result.error_type:  # else its group did not start
+                self._raised.setdefault(trial.cell, {})[trial.block, trial.seed] = result.reason
 
     def _learn_error(self, cell: Cell) -> None:
         """Refuse the size of a cell that raised as one of its kind did; the whole kind, if no other had so few samples.
@@ -112,15 +114,15 @@ class SkipPolicy:
         return skipped(trial, reason) if reason else None
 
     def _raises(self, trial: Trial) -> SkipReason | None:
-        """Skip what raised RAISES times and never trained, or each cell once: every trial takes a group's start."""
-        raised = self._raised.get(trial.cell, [])
+        """Skip what raised in RAISES blocks and never trained, or each cell in one: a trial takes a group's start."""
+        raised = [*self._raised.get(trial.cell, {}).values()]
         if not trial.trains or not raised or trial.cell in self._trained:
             return None
         if not self._trained and len(self._raised) == self._cells:
             return SkipReason("not_measured", f"every cell raised, this one: {raised[-1]}")
         if len(raised) < RAISES:
             return None
-        return SkipReason("not_measured", f"raised in each of {len(raised)} trials, last: {raised[-1]}")
+        return SkipReason("not_measured", f"raised in {len(raised)} blocks, last: {raised[-1]}")
 
     def _refused(self, trial: Trial) -> SkipReason | None:
         if not trial.trains:

@@ -1,4 +1,4 @@
-"""This Python process: its end with its parent, its garbage collector, Ctrl-C and SIGTERM."""
+"""This Python process: its end with its parent, garbage collector, Ctrl-C and SIGTERM, variables, threads, steps."""
 
 from __future__ import annotations
 

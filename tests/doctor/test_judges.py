@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from harness.plan.cell import Cell
 from harness.plan.checks import join_names
 from harness.train.ranks import Ranks
 from tests.doctor.conftest import only
-from tests.doctor.healthy import Healthy
-from tests.doctor.ranks import CPU, subject_of
+from tests.doctor.healthy import Healthy, Net
+from tests.doctor.ranks import CPU, cell_for, subject_of
 
 RANK = speed.Threads(threads=1, processors=2, node=0, before=1, now=1, started=[])
 
@@ -389,6 +390,36 @@ def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> Non
     assert data.padding_figures([steps(padded=seen)], case()) == {"real tokens in a padded batch": "60 %"}
     only(data.judge_padding([steps(padded=replace(seen, real=20), weights=[20.0])], case()), "note", seen="20 %")
     assert not [*data.judge_padding([steps()], case())]
+
+
+class Keeps(Net):
+    """Keeps in forward what is given: a new object, or parts of what it has."""
+
+    def __init__(self, kept: Callable[[Any, Tensor], Any], first: Any = None) -> None:
+        super().__init__()
+        self.kept, self.last_seen = kept, first
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last_seen = self.kept(self.last_seen, x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kept", "first", "found"),
+    [
+        (lambda before, x: SimpleNamespace(x=x), SimpleNamespace(), True),
+        (lambda before, x: before, SimpleNamespace(), False),
+        (lambda before, x: (x.sum(), x.mean()), None, True),
+        (lambda before, x: {"n": (before or {"n": 0})["n"] + 1}, None, True),
+        (lambda before, x: torch.ones(3), torch.ones(3), False),
+    ],
+    ids=["new object", "same object", "tuple of tensors", "counter in a dict", "equal values"],
+)
+def test_what_forward_keeps_in_an_attribute_is_named_under_dp(kept: Any, first: Any, found: bool) -> None:
+    workload = Healthy()
+    workload.Net = lambda: Keeps(kept, first)  # type: ignore[assignment,misc]
+    subject = subject_of(workload, cell_for("dp", 2), devices=2)
+    assert state.observe(subject) == ({"last_seen": False} if found else {})
 
 
 def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise, repeat
 from typing import Any, NamedTuple
@@ -373,6 +374,8 @@ def test_first_samples_cuts_every_tensor_of_a_batch() -> None:
     assert torch.equal(cut["a"][1][0], rows[:2, 0])
     assert isinstance(cut["b"], Pair) and torch.equal(cut["b"].rows, rows[:2]) and cut["b"].name == "pair"
     assert torch.equal(first_samples(rows, 100), rows)
+    nested = first_samples((UserDict(ids=rows), rows), 2)
+    assert all(torch.equal(part, rows[:2]) for part in (nested[0]["ids"], nested[1]))
     one: Any = torch.tensor(1.0)
     for batch in ((ROWS, torch.ones(5)), [ROWS, one], {"scale": one}, ("no", "tensors")):
         assert first_samples(batch, 2) is batch, "values without a batch dimension"

@@ -123,7 +123,7 @@ def test_a_failure_names_its_log_once_a_reason_and_the_command_begins_as_this_on
     monkeypatch.setattr(sys, "argv", ["here/.venv/bin/harness", "run"])
     reported = Reported(tmp_path, tmp_path / "report.html", {}, verdict, 3.0)
     output = shown(RunStarted(tmp_path, plan, plan.groups, 0), *ended, reported, width=4000)
-    assert re.findall(rf"  its traceback and output: {tmp_path}/logs/(\d).txt\n", output) == ["0", "2"]
+    assert re.findall(rf"  its log: {tmp_path}/logs/(\d).txt\n", output) == ["0", "2"]
     assert output.splitlines()[-1] == "here/.venv/bin/harness run --resume r && here/.venv/bin/harness export r"
 
 

@@ -167,7 +167,7 @@ def test_a_group_without_messages_is_an_error(plan: Plan, tmp_path: Path) -> Non
 
     _, folder = execute(plan, tmp_path, Silent())
     found = outcomes(folder)
-    assert {one for each in found.values() for one in each} == {"error", "skipped"}  # each cell once, then none
+    assert all(found[trial.id] == ["error"] for trial in plan.trials)
 
 
 def test_what_needs_fewer_ranks_is_measured_if_the_whole_group_does_not_start(plan: Plan, tmp_path: Path) -> None:

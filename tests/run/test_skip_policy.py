@@ -203,21 +203,27 @@ def test_a_resumed_run_does_not_try_it_again(plan: Plan, outcome: Outcome, reaso
     assert reason_of(policy_of(plan, *lines), cell) == (REASON if tried else None)
 
 
-def test_what_raises_twice_and_never_trained_is_not_tried_again(plan: Plan) -> None:
+def error(trial: Trial, reason: str) -> TrialResult:
+    return TrialResult(trial.id, "error", reason, error_type="ValueError")
+
+
+def test_what_raises_in_two_blocks_and_never_trained_is_not_tried_again(plan: Plan) -> None:
     policy = policy_of(plan)
     of_ddp = [t for t in plan.trials if t.trains and t.cell.strategy == "ddp" and t.purpose == ""]
-    first, *_ = of_ddp
-    same = [trial for trial in of_ddp if trial.cell == first.cell]
-    for outcome in ("lost", "error"):  # a lost worker says nothing of the cell
-        policy.learn(first, TrialResult(first.id, outcome, "one"))
+    first, second = (trial for trial in of_ddp if trial.cell == of_ddp[0].cell)
+    assert first.block != second.block
+    not_of_the_cell = (TrialResult(first.id, "lost", "one"), TrialResult(first.id, "error", "the group did not start"))
+    for result in (*not_of_the_cell, error(first, "one"), error(first, "again")):
+        policy.learn(first, result)
         assert {reason_of(policy, trial) for trial in of_ddp} == {None}
-    policy.learn(replace(first, purpose="profile"), TrialResult("p", "error", "of the profile"))
-    assert reason_of(policy, first) is None
-    policy.learn(replace(first, purpose="twin"), TrialResult("t", "error", "two"))
-    assert {trial.id for trial in of_ddp if reason_of(policy, trial)} == {trial.id for trial in same}
-    assert reason_of(policy, first) == "raised in each of 2 trials, last: two"
+    policy.learn(replace(first, purpose="twin"), error(first, "of the same block"))
+    policy.learn(replace(second, purpose="profile"), error(second, "of the profile"))
+    assert reason_of(policy, second) is None
+    policy.learn(second, error(second, "two"))
+    assert {trial.id for trial in of_ddp if reason_of(policy, trial)} == {first.id, second.id}
+    assert reason_of(policy, first) == "raised in 2 blocks, last: two"
     assert reason_of(policy, replace(first, purpose="links")) is None
-    policy.learn(same[-1], TrialResult(same[-1].id, "ok"))
+    policy.learn(second, TrialResult(second.id, "ok"))
     assert reason_of(policy, first) is None
 
 
@@ -226,10 +232,19 @@ def test_after_every_cell_raised_none_is_tried_again(plan: Plan) -> None:
     timed = list({t.cell: t for t in plan.trials if t.timed}.values())
     for trial in timed:
         assert {reason_of(policy, one) for one in timed} == {None}
-        policy.learn(trial, TrialResult(trial.id, "error", trial.id))
+        policy.learn(trial, error(trial, trial.id))
     assert [reason_of(policy, one) for one in timed] == [f"every cell raised, this one: {one.id}" for one in timed]
     policy.learn(timed[0], TrialResult(timed[0].id, "ok"))
     assert {reason_of(policy, one) for one in timed} == {None}
+
+
+def test_a_cell_that_trained_in_an_earlier_invocation_is_tried_again(plan: Plan) -> None:
+    trial = trial_of(plan, "ddp", 8)
+    earlier = {"trial_id": trial.id, "outcome": "ok", "reason": "", "facts": {}}
+    policy = policy_of(plan, earlier)
+    for block in range(3):
+        policy.learn(replace(trial, block=block), error(trial, "now"))
+    assert reason_of(policy, trial) is None
 
 
 def test_the_number_of_blocks_is_decided_once_after_the_pilot(make_experiment: Make) -> None:
