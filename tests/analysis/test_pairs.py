@@ -87,6 +87,9 @@ def test_a_file_is_about_its_options_then_its_strategies() -> None:
     both = pd.concat([buckets, strategies], ignore_index=True)
     assert set(main_axes(both)["axis"]) == {"ddp.bucket_cap_mb"}
     assert set(main_axes(strategies)["axis"]) == {"strategy"}
+    sizes = [strategies.assign(axis=axis) for axis in ("devices", "per_device_batch_size")]
+    assert set(main_axes(pd.concat(sizes))["axis"]) == {"per_device_batch_size"}  # devices have a table of their own
+    assert set(main_axes(sizes[0])["axis"]) == {"devices"}
 
 
 def test_pairs_of_gpus_are_compared_with_an_interval_against_one_common_pair() -> None:

@@ -118,6 +118,7 @@ def test_the_estimate_is_a_bound_by_its_rule_and_has_the_devices_that_work_at_on
 ) -> None:
     plan = plan_of(make_experiment, throughput={"blocks": {"at_least": 2, "at_most": 4, "halfwidth": 0.1}})
     assert estimate_of(plan, earlier_of(plan, lambda trial: 1.0)).bound == "at most"
+    assert estimate_of(plan, None).bound == "about"  # trials may take longer, and fewer blocks suffice
     plan = plan_of(make_experiment)
     for power_w, energy_j in ((100.0, 4 * 2 * 2 * 100), (None, None)):
         assert parts_of(plan, earlier_of(plan, lambda trial: 2.0, power_w=power_w))["ddp x2"].energy_j == energy_j

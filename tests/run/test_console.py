@@ -34,6 +34,7 @@ from harness.run.events import (
     TrialStarting,
 )
 from harness.run.plan_text import plan_table
+from harness.run.request import as_started
 from harness.run.time_left import TimeLeft, rounded
 from tests.conftest import Make, gpu_cluster, laptop
 from tests.records import line, steps_of
@@ -125,6 +126,10 @@ def test_a_failure_names_its_log_once_a_reason_and_the_command_begins_as_this_on
     output = shown(RunStarted(tmp_path, plan, plan.groups, 0), *ended, reported, width=4000)
     assert re.findall(rf"  its log: {tmp_path}/logs/(\d).txt\n", output) == ["0", "2"]
     assert output.splitlines()[-1] == "here/.venv/bin/harness run --resume r && here/.venv/bin/harness export r"
+    monkeypatch.setattr(sys, "argv", ["/site/harness/run/__main__.py"])
+    monkeypatch.setattr(sys, "executable", ".venv/bin/python")
+    started = ".venv/bin/python -m harness"
+    assert as_started(verdict.command) == f"{started}.run --resume r && {started} export r"
 
 
 def test_trials_that_are_skipped_for_one_reason_are_one_line_unless_all_are_asked_for(plan: Plan) -> None:

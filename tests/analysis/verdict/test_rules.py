@@ -402,6 +402,11 @@ def test_a_difference_is_claimed_by_its_p_value(change: dict[str, Any], code: st
     assert found.subject == "ddp.bucket_cap_mb 25 / 1"
 
 
+def test_what_is_claimed_comes_first() -> None:
+    first, *others = chosen({"p_value": 0.3}, {"p_value": 0.001}, {"p_value": 0.2})
+    assert first.code == FASTER not in {other.code for other in others}
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -137,8 +137,10 @@ def test_a_choice_and_a_rival_ask_for_blocks_too(table: str) -> None:
 
 def test_a_cell_that_is_compared_with_none_has_nothing_to_decide() -> None:
     alone = [{"cell_id": "a", "base_id": "a"}]
-    (statement,) = trust_in({"cell_id": "a", "blocks": 3}, trials=of_blocks(a=WIDE), scaling=alone)
-    assert statement.n == 0
+    for fixed in (True, False):  # a rule has chosen how many blocks suffice
+        few = {"cell_id": "a", "blocks": 3}
+        (statement,) = trust_in(few, fixed=fixed, trials=of_blocks(a=WIDE), scaling=alone)
+        assert statement.n == 0 and ("blocks" in statement.reasons) == fixed
 
 
 @pytest.mark.parametrize(
