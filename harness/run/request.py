@@ -287,7 +287,8 @@ def program(command: str) -> list[str]:
     script = sys.argv[0]
     if os.path.basename(script) == "harness":
         return ["harness" if shutil.which("harness") == script else script, command]
-    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    python = min(sys.executable, os.path.relpath(sys.executable), key=len)  # .venv/bin/python, as it was typed
+    python = "python" if shutil.which("python") == sys.executable else python
     return [python, "-m", *([f"harness.{command}"] if command in MODULES else ["harness", command])]
 
 

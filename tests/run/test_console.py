@@ -109,7 +109,7 @@ def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(
     lines = shown(
         Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said, lines=by_label), 3.0), width=80
     ).splitlines()
-    assert lines[-1] == said[0].command and lines[-2].rstrip() == "NEXT        It is small:"
+    assert lines[-1] == as_started(said[0].command) and lines[-2].rstrip() == "NEXT        It is small:"
     verdict = [line for line in lines if line.startswith(tuple(by_label))]
     assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "USE", "NEXT"]
 
@@ -127,7 +127,7 @@ def test_a_failure_names_its_log_once_a_reason_and_the_command_begins_as_this_on
     assert re.findall(rf"  its log: {tmp_path}/logs/(\d).txt\n", output) == ["0", "2"]
     assert output.splitlines()[-1] == "here/.venv/bin/harness run --resume r && here/.venv/bin/harness export r"
     monkeypatch.setattr(sys, "argv", ["/site/harness/run/__main__.py"])
-    monkeypatch.setattr(sys, "executable", ".venv/bin/python")
+    monkeypatch.setattr(sys, "executable", str(Path.cwd() / ".venv/bin/python"))
     started = ".venv/bin/python -m harness"
     assert as_started(verdict.command) == f"{started}.run --resume r && {started} export r"
 
