@@ -215,7 +215,7 @@ limits: {{trial: 20, attempts: 3}}
 """
 SEED = 0
 """Puts the group on two nodes first, and in it the healthy trial."""
-WAIT_S = 8.0
+WAIT_S = 15.0
 
 
 def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kills the second node
