@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import pandas as pd
-
-from harness.analysis.common import Lines, Rows, by_cell, measured, rows_of, throughput
+from harness.analysis.common import Lines, Rows, by_cell, measured, rows_of
 from harness.analysis.ratios import paired, with_twins
 from harness.analysis.stats import is_decided, stein_blocks
+from harness.analysis.trials import trial_row
 from harness.config.axes import SIZES
 from harness.config.sections import LOOKS, Rule
 from harness.plan.cell import Cell
@@ -22,9 +21,7 @@ from harness.plan.comparison import (
     wrapped_single_device_cell,
 )
 from harness.plan.trial import Trial
-
-PAIRED = (*("cell_id", "kind", "purpose", "outcome", "inline"), *("block", "invocation", "environment", "device_model"))
-"""The columns of a trial, beside its throughput, that its pairs are made from."""
+from harness.record.schema import TRIALS
 
 
 def needed_blocks(
@@ -48,13 +45,8 @@ def needed_blocks(
             return min(most, stein_blocks(values, rule.halfwidth))
         return most if is_open and not is_decided(values) else pilot
 
-    timed = (line for line in lines if line["block"] is not None and line["block"] < pilot)
-    rows = [
-        {**{name: line.get(name) for name in PAIRED}, "throughput_per_s": speed}
-        for line in timed
-        if (speed := throughput(line["windows"]))
-    ]
-    frame = pd.DataFrame(rows, columns=[*PAIRED, "throughput_per_s"])
+    of_pilot = (line for line in lines if line["block"] is not None and line["block"] < pilot)
+    frame = TRIALS.frame(row for line in of_pilot if (row := trial_row(line))["throughput_per_s"])
     own, twins, means = (by_cell(rows_of(of)) for of in (measured(frame), measured(frame, "twin"), with_twins(frame)))
     cells = {trial.cell for trial in trials if trial.kind == "throughput"}
     needed: dict[str, int] = {}

@@ -41,7 +41,8 @@ class ProcessOptions(Strict):
 class DdpOptions(ProcessOptions):
     """Arguments of DistributedDataParallel, with its defaults. A list is an axis.
 
-    ``comm_hook``: gradients are exchanged in float32 (none), or rounded to bfloat16 or float16 before.
+    ``bucket_cap_mb``: 25 is as without it, where the first bucket has 1 MiB. ``comm_hook``: gradients are exchanged in
+    float32 (none), or rounded to bfloat16 or float16 before.
     """
 
     bucket_cap_mb: Axis[Annotated[int, Field(ge=1, le=100_000)]] = (25,)

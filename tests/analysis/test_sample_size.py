@@ -28,8 +28,8 @@ def plan(make_experiment: Make) -> Plan:
 
 def lines_of(plan: Plan, speed: Callable[[str, int, int], float], blocks: int = 3) -> list[dict[str, Any]]:
     """Return the trials of the first blocks with throughput ``speed(strategy, devices, block)``."""
-    window = {"window_kind": "timed", "window": 0, "duration_s": 1.0}
-    done = {"invocation": 0, "outcome": "ok"}
+    window = {"window_kind": "timed", "window": 0, "rank": 0, "steps": 1, "duration_s": 1.0}
+    done = {"invocation": 0, "outcome": "ok", "facts": {}, "ranks": [{"rank": 0, "device_model": "H100"}]}
     return [
         {**trial_columns(trial), **done, "windows": [{**window, "weight": speed(cell.strategy, cell.devices, block)}]}
         for trial in plan.trials
@@ -65,6 +65,15 @@ def test_a_noisy_cell_needs_more_blocks_and_so_do_its_base_and_wrapper_cell(
 ) -> None:
     needed = by_name(plan, needed_blocks(plan.trials, lines_of(plan, speed), RULE, 3))
     assert needed == {"single1": blocks, "ddp1": blocks, "ddp2": blocks}
+
+
+@pytest.mark.parametrize("kept", [{"ranks": [{"rank": 0, "device_model": "A100"}]}, {"facts": {"inline": True}}])
+def test_blocks_that_form_no_ratio_are_no_pilot(plan: Plan, kept: dict[str, Any]) -> None:
+    lines = lines_of(plan, lambda _, devices, block: 100.0 * devices)
+    assert set(needed_blocks(plan.trials, lines, RULE, 3).values()) == {3}
+    for line in (line for line in lines if line["devices"] == 2):
+        line.update(kept)
+    assert by_name(plan, needed_blocks(plan.trials, lines, RULE, 3))["ddp2"] == 12
 
 
 def test_a_noisy_ratio_of_two_strategies_needs_more_blocks(make_experiment: Make) -> None:

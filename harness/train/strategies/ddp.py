@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.config.strategy_traits import BUILTIN_TRAITS
+from harness.config.strategy_traits import BUILTIN_TRAITS, DdpOptions
 from harness.train.strategies.base import ExchangePoint, Report, WrapContext, Wrapping
 
 Hook = Callable[..., torch.futures.Future[torch.Tensor]]
@@ -25,6 +25,7 @@ HOOKS: Mapping[str, Hook | None] = {
 }
 """How gradients are exchanged: in float32, or rounded before and cast back after."""
 NEWER = "forward_sync_buffers"
+DEFAULT_MB = DdpOptions().bucket_cap_mb[0]
 WITHOUT_BROADCASTS = NEWER if NEWER in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers"
 """The argument that turns the broadcast of buffers off: torch 2.14 deprecates its name before."""
 
@@ -85,6 +86,8 @@ def _wrapped(model: nn.Module, context: WrapContext, hook: Hook | None) -> nn.Mo
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if not arguments.pop("broadcast_buffers", True):
         arguments[WITHOUT_BROADCASTS] = False
+    if arguments.get("bucket_cap_mb") == DEFAULT_MB:  # given, the first bucket would be as large, and sent later
+        del arguments["bucket_cap_mb"]
     device = context.devices[0]
     model = model.to(device)
     wrapped = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **arguments)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from harness.config.strategy_traits import DdpOptions
 from harness.train.precision import Precision
@@ -34,3 +38,33 @@ def test_a_sparse_gradient_is_as_large_as_the_distinct_rows_that_it_has() -> Non
     dense, rows = sorted(reported, key=lambda point: point.kind)
     assert dense == ExchangePoint("bucket", reduce_bytes=4 * 25)  # weights and bias
     assert rows == ExchangePoint("rows", gather_bytes=3 * (8 + 4 * 8))  # three row numbers and rows, of one rank
+
+
+@pytest.mark.usefixtures("no_group")
+@pytest.mark.parametrize("given", [25, 2])
+def test_buckets_are_those_of_distributed_data_parallel_without_the_argument_or_as_given(given: int) -> None:
+    def sizes(wrap: Callable[[nn.Module, Callable[[int], None]], nn.Module]) -> list[int]:
+        exchanged: list[int] = []
+        layers = (nn.Linear(512, 512, bias=False) for _ in range(5))  # of 1 MiB each
+        model = wrap(nn.Sequential(*layers), exchanged.append)
+        model(torch.ones(1, 512)).sum().backward()
+        exchanged.clear()  # buckets are in the order of the first backward pass from the second on
+        model(torch.ones(1, 512)).sum().backward()
+        return exchanged
+
+    def by_hand(model: nn.Module, report: Callable[[int], None]) -> nn.Module:
+        def run(group: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            report(bucket.buffer().nbytes)
+            return default_hooks.allreduce_hook(group, bucket)
+
+        wrapped = DistributedDataParallel(model, **({} if given == 25 else {"bucket_cap_mb": given}))
+        wrapped.register_comm_hook(None, lambda group, bucket: run(group, bucket))
+        return wrapped
+
+    def of_harness(model: nn.Module, report: Callable[[int], None]) -> nn.Module:
+        options: dict[str, Any] = {"bucket_cap_mb": given}
+        context = WrapContext((torch.device("cpu"),), options, lambda model: [], Precision("fp32", "cpu"), 1)
+        return Ddp().observed(model, context, lambda point: report(point.reduce_bytes))
+
+    found = sizes(of_harness)
+    assert found == sizes(by_hand) and len(found) > 1
