@@ -158,8 +158,8 @@ DOUBTS: Mapping[str, Doubt] = {
     "settings of the process": Doubt(
         "the process ran with settings that change its speed",
         "a rank's process ran with settings that change its speed or its arithmetic, and that the experiment file does "
-        "not name: a mode for debugging, a profiler, a variable, parameters of another dtype than the precision's, or "
-        "processors that several ranks are pinned to",
+        "not name: a mode for debugging, a profiler, a variable, parameters of another dtype than the precision's, "
+        "processors that several ranks are pinned to, or torch.compile that found nothing to compile",
         own=_settings,
     ),
     "foreign load": Doubt(

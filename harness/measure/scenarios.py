@@ -93,6 +93,9 @@ class TrialContext:
         return workload, shared.datasets
 
 
+NOTHING_COMPILED = "torch.compile made no graph"
+
+
 @dataclass(frozen=True)
 class Setup:
     """A trial's training, built on this rank. ``fresh_peak``: whether peak memory counts from after the build.
@@ -113,6 +116,7 @@ class Setup:
         peak = peak_memory.peak(ranks.devices) if self.fresh_peak else RankFacts()
         facts: RankFacts = {**peak, "build_peak_bytes": self.build_peak_bytes, **peak_memory.of_state(self.training)}
         settings += [] if context.trial.cell.oversubscribed else crowding(ranks)
+        settings += [NOTHING_COMPILED] if self.training.compiled_nothing else []
         return {**facts, "settings": ", ".join(settings), "processors": ", ".join(map(str, sorted(pinned())))}
 
 

@@ -153,9 +153,13 @@ class Training:
 
     def _compile(self) -> None:
         if self._cell.compile:
+            from torch._dynamo.utils import counters  # takes most of a second
+
             torch.compiler.reset()  # else compilations of earlier trials in this process affect this one's
+            self._graphs_before = counters["stats"]["unique_graphs"]
             mode = self._cell.compile_mode
-            self.model.compile(mode=None if mode == "default" else mode)
+            # inside the wrapper, where dynamo stops: a chain of torch's own layers would not be compiled at all
+            self.strategy.unwrap(self.model).compile(mode=None if mode == "default" else mode)
 
     def observe_exchange(self, report: Report) -> bool:
         """Have further steps report the points of their exchange; return whether the strategy knows them.
@@ -289,9 +293,18 @@ class Training:
         """
         if not self._cell.compile:
             return None
-        from torch._dynamo.utils import compilation_time_metrics  # takes most of a second
+        from torch._dynamo.utils import compilation_time_metrics
 
         return sum(sum(compilation_time_metrics.get(name, ())) for name in COMPILING) or None
+
+    @property
+    def compiled_nothing(self) -> bool:
+        """Whether torch.compile has made no graph of this training's code, as of torch's own layers in fsdp's hooks."""
+        if not self._cell.compile:
+            return False
+        from torch._dynamo.utils import counters
+
+        return bool(counters["stats"]["unique_graphs"] == self._graphs_before)
 
     @property
     def unwrapped(self) -> nn.Module:

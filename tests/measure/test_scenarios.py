@@ -13,10 +13,11 @@ from harness.launch import worker
 from harness.launch.worker import run_scenario
 from harness.measure import environment, peak_memory, scenarios
 from harness.measure.explain import Explanation
-from harness.measure.scenarios import TrialContext
+from harness.measure.scenarios import NOTHING_COMPILED, TrialContext
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.train.ranks import Ranks
+from harness.train.training import Training
 from harness.train.workloads.image_classification import ImageClassification
 from tests.conftest import Make, laptop
 
@@ -97,6 +98,16 @@ def test_the_seconds_of_compiling_are_no_part_of_the_warm_up(within: Within, mon
     assert modes == ["reduce-overhead"] and "compile" not in eager.parts
     run_scenario(within({"compile": True}, {"explain": False}))
     assert modes[1:] == [None]
+
+
+@pytest.mark.parametrize("nothing", [True, False])
+def test_a_cell_of_which_nothing_was_compiled_has_that_setting(
+    nothing: bool, within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "compiled_nothing", nothing)
+    context = within({}, {"explain": False})
+    run_scenario(context)
+    assert (NOTHING_COMPILED in context.rank_facts["settings"].split(", ")) is nothing
 
 
 def test_one_row_a_step_is_recorded_or_every_ranks(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,8 +137,7 @@ class Fsdp(Strategy):
         policy = _policy(reduced)
         norms: list[nn.Module] = [m for m in model.modules() if reduced and isinstance(m, NORMS) and [*m.parameters()]]
         # such a layer may be a unit itself, as in nn.Sequential
-        trained = [unit for unit in context.units(model) if any(p.requires_grad for p in unit.parameters())]
-        units = [unit for unit in trained if unit not in norms]
+        units = [unit for unit in context.units(model) if unit not in norms and [*unit.parameters()]]
         # before sharding, which replaces parameters; torch's default gathers the root's once a step
         of_norms = [(norms, None, reshard is not False)] if norms else []
         of_units = [([unit], reduced, reshard is not False) for unit in units]

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torchvision
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -210,6 +211,48 @@ def test_a_layer_with_statistics_is_sharded_once_and_stays_float32(kind: type[Fl
     losses = [training.step(torch.randn(4, 4), Share((), 4, 4))[0] for _ in range(2)]
     assert bool(torch.isfinite(torch.stack(losses)).all()) and set(seen) == {torch.float32}
     assert training.facts["shard_units"] == 4
+
+
+class FrozenEncoder(FlatList):
+    """The same network, of which only the last layer is trained."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.requires_grad_(False)
+        model.get_submodule("3").requires_grad_(True)
+        return model
+
+
+@pytest.mark.usefixtures("no_group")
+def test_units_without_a_trained_parameter_are_sharded_and_released_after_their_forward_pass() -> None:
+    cell = replace(CELL, devices=1, per_device_batch_size=4, global_batch_size=4)
+    training = training_of(cell, FrozenEncoder())
+    gathered: list[bool] = []
+    training.unwrapped.get_submodule("3").register_forward_pre_hook(
+        lambda *_: gathered.append(not isinstance(training.unwrapped.get_submodule("0").weight, DTensor))
+    )
+    before = [parameter.full_tensor().clone() for parameter in training.model.parameters()]  # type: ignore[attr-defined]
+    for _ in range(2):
+        training.step(torch.randn(4, 4), Share((), 4, 4))
+    after = [parameter.full_tensor() for parameter in training.model.parameters()]  # type: ignore[attr-defined]
+    changed = [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
+    assert gathered == [False, False] and training.facts["shard_units"] == 4
+    assert changed == [parameter.requires_grad for parameter in training.model.parameters()]
+
+
+@pytest.mark.usefixtures("no_group")
+@pytest.mark.filterwarnings("ignore")  # pytest turns those of dynamo into errors
+@pytest.mark.parametrize(("strategy", "nothing"), [("single", False), ("ddp", False), ("fsdp", True)])
+def test_a_chain_of_torch_s_own_layers_is_compiled_inside_ddp_and_not_at_all_by_fsdp(
+    strategy: str, nothing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another backend, since inductor needs a C++ compiler."""
+    compiled = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda model, **_: compiled(model, backend="eager"))
+    cell = replace(CELL, strategy=strategy, devices=1, per_device_batch_size=4, global_batch_size=4, compile=True)
+    training = training_of(cell, FlatList())
+    training.step(torch.randn(4, 4), Share((), 4, 4))
+    assert training.compiled_nothing is nothing
 
 
 class OnMeta(LanguageModel):
